@@ -1,4 +1,4 @@
-"""Renders messages to text by a chat template. Pure functions."""
+"""Renders messages to text with a chat template. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,44 +10,49 @@ from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 Messages = Sequence[Mapping[str, Any]]
-"""Messages, each with a `role` and a `content`, both texts, and optionally keys of MORE."""
+"""Messages. Each has a `role` and a `content`, both strings, and optionally keys of MORE."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 RenderMessages = Callable[[Messages, bool], str]
-"""(messages, whether to open an assistant turn at the end) -> text"""
+"""(messages, whether to open an assistant turn at the end) -> rendered text"""
 
 
 class Render(Protocol):
     """Renders messages to text."""
 
     def __call__(self, messages: Messages, generate: bool, further: Mapping[str, Any] = NOTHING) -> str:
-        """Render `messages`. `generate` opens an assistant turn at the end. `further` are more arguments of the chat template."""
+        """Return the text of `messages`.
+
+        Args:
+            generate: whether to open an assistant turn at the end.
+            further: additional arguments of the chat template.
+        """
         ...
 
 
 MORE = ("tool_calls", "reasoning_content", "tool_call_id", "name")
 """Optional keys of a message, for templates that use them."""
 WRITTEN = MORE[:2]
-"""Optional keys of an assistant's turn, which would be lost in a template that ignores them."""
+"""Optional keys that are part of an assistant's turn. A template that ignores them would lose them."""
 QWEN2_5_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 Template = Literal["native", "chatml", "qwen2_5", "raw"]
 
 
 class TemplateFault(ValueError):
-    """The template refuses these messages. `str()` gives the reason."""
+    """The template rejects the messages. `str()` returns the reason."""
 
 
 def renderer(template: Template, tokenizer: PreTrainedTokenizerBase) -> Render:
     """Return the function that renders messages with `template`. It raises TemplateFault for messages that the template cannot express.
 
     Raises:
-        ValueError: `native`, but the tokenizer has none.
+        ValueError: `template` is `native`, but the tokenizer has no chat template.
     """
     if template == "native" and not tokenizer.chat_template:
         raise ValueError(f"the tokenizer of '{tokenizer.name_or_path}' has no chat template of its own")
     own = {"chatml": chatml, "qwen2_5": qwen2_5, "raw": raw}
-    # A text, or several texts by name.
+    # `chat_template` is a string, or a mapping of several by name.
     lost = {key for key in WRITTEN if template != "native" or key not in str(tokenizer.chat_template)}
 
     def render(messages: Messages, generate: bool, further: Mapping[str, Any] = NOTHING) -> str:
@@ -84,10 +89,10 @@ def raw(messages: Messages, generate: bool) -> str:
 
 
 def render_example(messages: Messages, render: RenderMessages, eos_token: str) -> tuple[str, str]:
-    """Return (prompt, response) as text for a conversation whose last message is the assistant's.
+    """Return the prompt and the response as text, for a conversation whose last message is the assistant's.
 
-    Joined they are the whole conversation. The response ends with what the template ends a turn with, or else with
-    `eos_token`; blanks after the end of the turn are left out, for the policy never gets to write them.
+    Concatenated, the two are the whole conversation. The response ends with the template's end of a turn, or with `eos_token` if the
+    template has none. White space after the end of the turn is left out, because the policy never generates it.
 
     Raises:
         TemplateFault: the template does not render the conversation as a continuation of its prompt.
@@ -103,13 +108,13 @@ def render_example(messages: Messages, render: RenderMessages, eos_token: str) -
 
 
 def render_turns(messages: Messages, render: RenderMessages, eos_token: str) -> list[str]:
-    """Return the conversation in pieces, of which every second is the assistant's: context, turn, context, turn, ...
+    """Return the text in pieces: context, assistant's turn, context, assistant's turn, and so on. The last message is the assistant's.
 
-    Joined they are the prompt and the response of `render_example`, whose last message is the assistant's. Where each turn begins and
-    ends is found by rendering the conversation up to it, without the messages that follow.
+    Concatenated, the pieces are the prompt and the response of `render_example`. The bounds of each turn are found by rendering the
+    conversation up to it, without the messages that follow.
 
     Raises:
-        TemplateFault: the template renders the beginning of the conversation differently once more of it follows.
+        TemplateFault: the template renders the beginning of the conversation differently if more messages follow.
     """
     prompt, response = render_example(messages, render, eos_token)
     pieces, begun = [], 0
@@ -118,8 +123,9 @@ def render_turns(messages: Messages, render: RenderMessages, eos_token: str) -> 
             continue
         before, after = render(messages[:number], True), render(messages[: number + 1], False).rstrip()
         if not (prompt.startswith(before) and prompt.startswith(after) and begun <= len(before) <= len(after)):
-            problem = f"the template renders the assistant's message {number + 1} of {len(messages)} differently once others follow it"
-            raise TemplateFault(f"{problem} (as one that drops earlier thinking), so that it cannot be learnt: loss_on=response")
+            problem = f"the template renders the assistant's message {number + 1} of {len(messages)} differently if others follow it"
+            example = "for example because it drops the thinking of earlier turns"
+            raise TemplateFault(f"{problem}, {example}; the policy cannot learn such a turn: set loss_on=response")
         pieces += [prompt[begun : len(before)], prompt[len(before) : len(after)]]
         begun = len(after)
     return [*pieces, prompt[begun:], response]
@@ -130,6 +136,6 @@ def _native(messages: Messages, generate: bool, tokenizer: PreTrainedTokenizerBa
     try:
         text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=generate, **further)
     except (TemplateError, ValueError, TypeError, KeyError) as error:
-        raise TemplateFault(f"the tokenizer's chat template refuses the messages: {error}") from error
+        raise TemplateFault(f"the tokenizer's chat template rejects the messages: {error}") from error
     assert isinstance(text, str)
     return text

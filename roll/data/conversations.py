@@ -1,4 +1,4 @@
-"""Reads the conversation of a row, for rewards that need the question. Pure functions."""
+"""Reads and tokenises the conversation of a row, for rewards that need the question. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from roll.types import Ints
 
 
 def conversation_of(row: Mapping[str, Any], sources: Sequence[DataConfig]) -> Conversation:
-    """Return the messages that the policy was to answer.
+    """Return the messages that the policy was asked to answer.
 
     Args:
-        sources: the columns of the data sets that the row may be of; the first whose column the row has is taken.
+        sources: settings of the data sets that the row may come from. The first one whose prompt column the row has is used.
 
     Raises:
-        RowFault: the row, which was checked when it was prepared, is of none of them.
+        RowFault: the row fits none of the data sets. This cannot happen for a row that was checked when it was prepared.
     """
     of_row = [columns for columns in sources if row.get(columns.messages or columns.prompt or "") is not None]
     return prompt_conversation(row, (of_row or sources)[0])
 
 
 def question_text(conversation: Conversation) -> str:
-    """Return the user's message; for several turns each with its role. System messages are left out."""
+    """Return the conversation as text: the message alone if there is one, or else every message with its role.
+
+    System messages are left out.
+    """
     turns = [message for message in conversation if message["role"] != "system"]
     if len(turns) == 1:
         return turns[0]["content"]
@@ -37,18 +40,18 @@ def question_text(conversation: Conversation) -> str:
 
 
 def message_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> Callable[[str], Ints]:
-    """Return the function from a user's message to the tokens that a model answers. It raises TemplateFault for a refused message.
+    """Return the function that converts a user's message to the tokens of a prompt. It raises TemplateFault if the template rejects one.
 
     Args:
-        special_tokens: the tokenizer adds those that begin a text, which no template has written.
+        special_tokens: whether the tokenizer adds the special tokens that begin a text. False if the template writes them.
     """
     return lambda message: open_tokens(render([{"role": "user", "content": message}], True), tokenizer, special_tokens)
 
 
 def answered_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> Callable[[Conversation, str], Ints]:
-    """Return the function from a conversation and its response to the tokens of both, as in reward models' training (`prepare_examples`).
+    """Return the function that converts a conversation and its response to tokens, as for training a reward model (`prepare_examples`).
 
-    It raises TemplateFault if the template refuses the conversation.
+    It raises TemplateFault if the template rejects the conversation.
     """
     end = tokenizer.eos_token if isinstance(tokenizer.eos_token, str) else ""
 
@@ -61,7 +64,7 @@ def answered_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special
 
 
 def open_tokens(text: str, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> Ints:
-    """Return the tokens of a text that continues, without those that the tokenizer appends."""
+    """Return the tokens of a text that another one continues, without the special tokens that the tokenizer appends."""
     found = tokenizer(text, add_special_tokens=special_tokens, return_special_tokens_mask=True, verbose=False)
     token_ids: Any = found["input_ids"]
     added: Any = found["special_tokens_mask"]

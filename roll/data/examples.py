@@ -1,4 +1,4 @@
-"""Sets of given responses for the offline pipelines, with the same sources and checks as for prompts."""
+"""Sets of given responses for the offline pipelines. Sources and checks are those of prompts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from roll.errors import DataError, Fault
 from roll.types import Bools, Ints
 
 WORDLESS = "they contain no token to learn"
+"""Fault of examples none of whose tokens enter the loss."""
 Kind = Literal["responses", "turns", "labelled", "pairs"]
-"""Kind of a row: a response, a conversation with all of the assistant's turns to learn, a response with a label, or two
-responses to compare."""
+"""Kind of a row: a response, a conversation in which every turn of the assistant is learnt, a response with a label, or two responses to
+compare."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,13 @@ class Part:
     """Selects a part of a source's rows."""
 
     shares: tuple[float, ...]
-    """Shares of the parts, in any unit."""
+    """Sizes of all parts relative to each other."""
     index: int
     """Index of the selected part."""
     seed: int
 
     def __call__(self, count: int) -> Bools:
-        """Return the rows of this part of `count` rows. The same seed and count give the same parts, and each row is in one of them."""
+        """Return a mask [count] of this part's rows. The same seed and count give the same parts, and each row is in exactly one."""
         bounds = np.rint(np.cumsum((0.0, *self.shares)) / sum(self.shares) * count).astype(np.int64)
         chosen = np.zeros(count, np.bool_)
         chosen[np.random.default_rng(self.seed).permutation(count)[bounds[self.index] : bounds[self.index + 1]]] = True
@@ -48,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Limits:
-    """Lengths of a row in tokens."""
+    """Largest lengths of a row's prompt and of its response, in tokens."""
 
     prompt: int
     response: int
@@ -59,19 +60,19 @@ class ExampleSequence:
     """One conversation of an example."""
 
     token_ids: Ints
-    """[T], the prompt's tokens and then the response's, including the end of the turn."""
+    """[T], the tokens of the prompt, then those of the response, including the end of the turn."""
     response_mask: Bools
-    """[T], True on the tokens to learn: those of the assistant's last response, of all its turns, or all but the first."""
+    """[T], True for the tokens to learn: the assistant's last response, all of its turns, or every token except the first."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """An example of one row."""
+    """One training example. A row gives one, or several if it is a long raw text."""
 
     sequences: tuple[ExampleSequence, ...]
-    """One conversation, or the chosen and the rejected one of a pair."""
+    """One conversation, or the chosen and the rejected conversation of a pair."""
     value: float
-    """A label (1 desirable, 0 not), the margin of a pair, or 0."""
+    """The label (1 for desirable, 0 for not), the margin of a pair, or else 0."""
 
 
 @dataclass(frozen=True)
@@ -81,17 +82,17 @@ class ExampleSet:
     positions: NDArray[np.int64]
     """[examples], position of each example's row in the table."""
     starts: NDArray[np.int64]
-    """[examples], index of the row's token that the example begins with. A long raw text gives several examples."""
+    """[examples], index of the first token of each example in its row. Not 0 only for later examples of a long raw text."""
     too_long: Mapping[str, int]
-    """Number of rows of each file that were dropped because prompt or response exceeds its limit."""
+    """Number of rows of each file that were dropped because their prompt or a response exceeds its limit."""
     wordless: Mapping[str, int]
-    """Number of rows of each file that were dropped because a response has no predicted token.
-    """
+    """Number of rows of each file that were dropped because a response has no token to predict."""
     alike: Mapping[str, int]
-    """Number of pairs of each file with the same response twice. They stay in the set."""
+    """Number of pairs of each file whose two responses are the same. They stay in the set."""
     _longest: int
-    """Number of tokens of an example from raw text."""
+    """Largest number of tokens of an example from raw text."""
     _learn_all: bool
+    """Whether the tokens of the prompt are learnt too."""
     _table: datasets.Dataset = field(repr=False)
 
     def __len__(self) -> int:
@@ -132,19 +133,17 @@ def prepare_examples(
     part: Part | None = None,
     cache_folder: Path | None = None,
 ) -> ExampleSet:
-    """Prepare rows with given responses, or raw `text`, as `prepare_prompts` does.
+    """Prepare rows with given responses, or with raw `text`, as `prepare_prompts` prepares prompts.
 
-    Prompt and responses are tokenised apart, since that is where the policy takes over when it generates. Rows of which the
-    prompt or a response exceeds its limit, or of which nothing can be learnt, are dropped and counted. Raw text
-    is cut into examples of the two limits' sum.
+    Prompts and responses are tokenised separately, as they are when the policy generates. A row is dropped and counted if its prompt or a
+    response exceeds its limit, or if it has no token to learn. Raw text is cut into examples whose length is the sum of the two limits.
 
     Args:
-        learn_all: learn the prompt's tokens too; raw text has no others.
-        part: take these rows alone.
+        learn_all: whether to learn the tokens of the prompt too. For raw text this is always the case.
+        part: the part of the rows to use; None uses all.
 
     Raises:
-        DataError: rows that cannot be used (each fault names `file:row`), nothing is left, or the tokenizer has no
-            end-of-sequence token.
+        DataError: some rows cannot be used (each fault names `file:row`), no row is left, or the tokenizer has no end-of-sequence token.
     """
     if not isinstance(tokenizer.eos_token, str):
         problem = f"the tokenizer of '{tokenizer.name_or_path}' has no end-of-sequence token"
@@ -197,7 +196,10 @@ def _texts(row: Mapping[str, Any], data_args: DataConfig, render: Render | None,
 
 
 def _pieces(positions: NDArray[np.int64], tokens: NDArray[np.int32], longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cut each text into examples of at most `longest` tokens. A last one of a single token is left out, because it is not predicted."""
+    """Cut each text into examples of at most `longest` tokens. Return [examples] row positions and [examples] first tokens.
+
+    A last example of a single token is left out, because the first token of a sequence is not predicted.
+    """
     counts = np.maximum(-(-(tokens[positions].astype(np.int64) - 1) // longest), 1)
     number_in_row = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(positions, counts), number_in_row * longest
@@ -208,11 +210,15 @@ def _least(tokens: NDArray[np.int32]) -> int:
 
 
 def _nothing_left(limits: Limits, least: Limits, too_long: Mapping[str, int], wordless: Mapping[str, int], name: str) -> list[Fault]:
-    """Return the error. `least`: tokens of the shortest prompt and of the shortest response, the longer one of a pair."""
+    """Return the faults of a set without a usable row.
+
+    Args:
+        least: number of tokens of the shortest prompt and of the shortest response. The longer response of a pair counts.
+    """
     if not too_long and not wordless:
-        return [Fault(name, "data_split leaves no row of it for this part", "give the part a larger share, or more rows")]
+        return [Fault(name, "data_split leaves no row of it for this part", "give the part a larger share, or the data set more rows")]
     problem = f"no example fits prompt_length {limits.prompt} and response_length {limits.response}"
     needed = f"the shortest prompt needs at least {least.prompt} tokens, the shortest response {least.response}, template included"
     faults = [Fault(file, f"{problem}; {count} rows", f"raise the lengths: {needed}") for file, count in too_long.items()]
-    remedy = "give rows of a language and a template that the tokenizer knows"
+    remedy = "check that the responses are not empty, and that the tokenizer supports their language and template"
     return [*faults, *(Fault(file, f"{count} rows: {WORDLESS}", remedy) for file, count in wordless.items())]

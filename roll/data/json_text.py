@@ -1,4 +1,4 @@
-"""Parses JSON without losing values. An object with a repeated key is refused; `json` would keep only the last value."""
+"""Parses JSON without losing values. An object with a repeated key is rejected, where `json` would keep only the last value."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ SPACE = re.compile(r"[ \t\n\r]*")
 
 
 class RepeatedKey(ValueError):
-    """An object has a key twice."""
+    """An object has the same key more than once."""
 
 
 def parsed(text: str) -> Any:
-    """Parse a text. Raises ValueError (RepeatedKey among others) or RecursionError."""
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: the text is not JSON, or an object repeats a key (RepeatedKey).
+        RecursionError: the text is nested too deeply.
+    """
     return _ONCE.decode(text)
 
 
 def items(text: str) -> Iterator[Any]:
-    """Yield the items of an array, and a RepeatedKey in place of an item with a repeated key.
+    """Yield the items of a JSON array. In place of an item with a repeated key, yield the RepeatedKey exception.
 
     Raises:
         ValueError: the text is not an array, or is truncated.
-        RecursionError: it is nested too deeply.
+        RecursionError: the text is nested too deeply.
     """
     at = _behind_space(text, 0)
     if text[at : at + 1] != "[":

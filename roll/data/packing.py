@@ -1,7 +1,7 @@
 """Packs ragged sequences into micro-batches for each rank. Pure functions.
 
-Under ZeRO every forward pass is a collective, so all ranks must run the same number of them. `split` decides
-for all ranks at once, by counting, not by communicating.
+Under ZeRO every forward pass is a collective operation, so all ranks must run the same number of forward passes. `split` plans the passes
+of all ranks at once from the sequence lengths, without communication.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from roll.types import Bools, Ints, Sequences, TrainBatch
 Number = TypeVar("Number", np.float32, np.int32)
 
 FILLER = Sequences(np.zeros(2, np.int32), np.array([0, 2], np.int64), np.zeros(2, np.bool_))
-"""The filler: two tokens without a loss, for a rank with fewer micro-batches than others."""
+"""Two tokens outside the loss: the micro-batch of a rank that has fewer micro-batches than others."""
 
 
 def concatenate(token_ids: Sequence[Ints], response_masks: Sequence[Bools]) -> Sequences:
-    """Concatenate sequences."""
+    """Concatenate the given sequences without padding."""
     offsets = np.cumsum([0] + [len(ids) for ids in token_ids], dtype=np.int64)
     return Sequences(np.concatenate(token_ids).astype(np.int32), offsets, np.concatenate(response_masks))
 
 
 def positions(offsets: np.ndarray, indices: Sequence[int]) -> np.ndarray:
-    """Return the token positions of the chosen sequences, in their order."""
+    """Return the token positions of the chosen sequences, in the order of `indices`."""
     return np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in indices])
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Selects some of a batch's sequences with their per-token fields."""
+    """Some of a batch's sequences, and their token spans in the batch."""
 
     sequences: Sequences
-    """The chosen ones."""
+    """The chosen sequences."""
     spans: Sequence[slice]
-    """Spans of the sequences in the batch. Neighbours share a span. Empty for the filler."""
+    """Token spans of the chosen sequences in the batch. Adjacent sequences share a span. Empty for the filler."""
 
     def tokens(self, field: np.ndarray) -> np.ndarray:
-        """Select from a per-token field. The result shares memory with the batch if the sequences are neighbours."""
+        """Return the chosen sequences' part of a per-token field. It shares memory with `field` if the sequences are adjacent."""
         match self.spans:
             case []:
                 return np.zeros(len(self.sequences.token_ids), field.dtype)
@@ -54,7 +54,7 @@ class Selection:
 
 
 def choose(sequences: Sequences, indices: Sequence[int]) -> Selection:
-    """Select sequences by index, in that order. Without an index return the filler."""
+    """Select sequences in the order of `indices`. Select the filler if there are no indices."""
     if not len(indices):
         return Selection(FILLER, [])
     chosen = np.asarray(indices, np.int64)
@@ -68,24 +68,24 @@ def choose(sequences: Sequences, indices: Sequence[int]) -> Selection:
 
 
 def select(sequences: Sequences, indices: Sequence[int]) -> Sequences:
-    """Return the chosen sequences in their order, or the filler for no index."""
+    """Return the chosen sequences in the order of `indices`, or the filler if there are none."""
     return choose(sequences, indices).sequences
 
 
 def select_tokens(field: NDArray[Number], sequences: Sequences, indices: Sequence[int]) -> NDArray[Number]:
-    """Return a per-token field of the chosen sequences, or the filler's zeros for no index."""
+    """Return a per-token field of the chosen sequences, or zeros for the filler if there are no indices."""
     return choose(sequences, indices).tokens(field)
 
 
 def members(examples: Sequence[int], sequences_per_example: int) -> list[int]:
-    """Return the sequences of the chosen examples, in their order."""
+    """Return the sequence indices of the chosen examples, in the order of `examples`."""
     if sequences_per_example == 1:
         return list(examples)
     return [index * sequences_per_example + number for index in examples for number in range(sequences_per_example)]
 
 
 def updates_of(batch: TrainBatch, updates: int) -> list[list[int]]:
-    """Return the sequences of each update in the order of the batch. Examples and episodes are not split over updates."""
+    """Return the sequence indices of each update, in the order of the batch. No example and no episode is split over updates."""
     if batch.episode_of_sequence is None:
         parts = np.array_split(np.arange(batch.example_count), updates)
         return [members(part.tolist(), batch.sequences_per_example) for part in parts]
@@ -95,7 +95,7 @@ def updates_of(batch: TrainBatch, updates: int) -> list[list[int]]:
 
 
 def example_lengths(sequences: Sequences, sequences_per_example: int) -> NDArray[np.int64]:
-    """Return the number of tokens of each example."""
+    """Return the number of tokens of each example, [examples]."""
     return sequences.lengths.reshape(-1, sequences_per_example).sum(axis=1)
 
 
@@ -109,7 +109,7 @@ def response_rows(sequences: Sequences, indices: Sequence[int]) -> NDArray[np.in
 
 
 def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
-    """Return the chosen sequences of a batch, which are whole examples, or the filler for no index."""
+    """Return the chosen sequences of a batch, or the filler if there are no indices. `indices` must cover whole examples."""
     chosen = choose(batch.sequences, indices)
 
     def if_given(field: np.ndarray | None) -> np.ndarray | None:
@@ -135,9 +135,10 @@ def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
 
 @dataclass(frozen=True)
 class Split:
-    """Sequence indices by rank and micro-batch: `ranks[rank][forward]` is a list of indices, perhaps empty."""
+    """Sequence indices of every micro-batch of every rank."""
 
     ranks: tuple[tuple[tuple[int, ...], ...], ...]
+    """`ranks[rank][forward]` holds the indices of one micro-batch. It may be empty."""
 
     @property
     def forwards(self) -> int:
@@ -151,14 +152,14 @@ def split(
     """Distribute sequences over ranks by cost and pack each rank's share into micro-batches.
 
     Args:
-        lengths: tokens of each sequence.
+        lengths: number of tokens of each sequence.
         ranks: number of ranks.
-        token_budget: tokens of a micro-batch; a longer sequence gets one of its own.
+        token_budget: largest number of tokens of a micro-batch. A longer sequence gets a micro-batch of its own.
         attention_cost: see `cost`.
-        sequences_per_example: so many neighbours stay together.
+        sequences_per_example: number of adjacent sequences that stay together.
 
     Returns:
-        Every index exactly once; the same number of micro-batches on every rank (empty ones where a rank has no more).
+        A split with every index exactly once, and the same number of micro-batches on every rank. Some may be empty.
     """
     of_sequence = np.asarray(lengths, np.int64)
     costs = cost(of_sequence, attention_cost).reshape(-1, sequences_per_example).sum(axis=1)
@@ -176,14 +177,17 @@ def split(
 
 
 def cost(lengths: NDArray[np.int64], attention_cost: float) -> NDArray[np.float64]:
-    """Return the cost [N] of sequences in tokens. A token costs 1, and `attention_cost` (`ModelShape`) for each token before it."""
+    """Return the cost [N] of sequences, in units of one token: length + attention_cost x length^2. See `ModelShape`."""
     return lengths + attention_cost * lengths**2
 
 
 def balance(costs: Sequence[float] | np.ndarray, ranks: int) -> list[list[int]]:
-    """Assign sequences in order of falling cost to the rank with the least cost so far. Return each rank's share in ascending order."""
+    """Distribute sequences over ranks: the most expensive first, each to the rank with the smallest total cost so far.
+
+    Return the indices of each rank in ascending order.
+    """
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    lightest = [(0.0, 0, rank) for rank in range(ranks)]  # a heap; among equal loads the rank with fewer sequences, then the first
+    lightest = [(0.0, 0, rank) for rank in range(ranks)]  # a heap; ties go to the rank with fewer sequences, then to the first
     for index, own in dearest_first(costs):
         load, count, rank = lightest[0]
         shares[rank].append(index)
@@ -192,17 +196,26 @@ def balance(costs: Sequence[float] | np.ndarray, ranks: int) -> list[list[int]]:
 
 
 def dearest_first(costs: Sequence[float] | np.ndarray) -> Iterator[tuple[int, float]]:
-    """Yield indices and costs by falling cost, equal ones in their order."""
+    """Yield (index, cost) in order of decreasing cost. Equal costs keep their order."""
     values = np.asarray(costs)
     order = np.argsort(-values, kind="stable")
     return zip(order.tolist(), values[order].tolist(), strict=True)
 
 
 def pack(lengths: Sequence[int] | np.ndarray, indices: Sequence[int], token_budget: int, bins: int) -> list[list[int]]:
-    """Pack sequences by falling length into the emptiest of `bins` bins, or into a new one if none has room in the token budget."""
+    """Pack sequences into bins: the longest first, each into the emptiest bin, or into a new bin if that one would exceed the budget.
+
+    Return the indices of each bin in ascending order.
+
+    Args:
+        lengths: number of tokens of every sequence.
+        indices: the sequences to pack.
+        token_budget: largest number of tokens of a bin with several sequences.
+        bins: number of bins to start with.
+    """
     chosen = np.sort(np.asarray(indices, np.int64))
     packed: list[list[int]] = [[] for _ in range(min(bins, len(chosen)))]
-    emptiest: list[tuple[float, int]] = [(0, number) for number in range(len(packed))]  # a heap: if its first has no room, no other has
+    emptiest: list[tuple[float, int]] = [(0, number) for number in range(len(packed))]  # a heap: if the first bin is full, all are
     for index, length in dearest_first(np.asarray(lengths, np.int64)[chosen]):
         load, number = emptiest[0]
         if packed[number] and load + length > token_budget:

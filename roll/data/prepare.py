@@ -1,6 +1,6 @@
-"""`python -m roll.data.prepare SET [--source FOLDER] [--output FOLDER]`: a public data set as files that the examples read.
+"""`python -m roll.data.prepare SET [--source FOLDER] [--output FOLDER]`: writes a public data set as files that the examples read.
 
-Exit status: 0 done, 2 the set cannot be read or written, 3 it failed, 130 interrupted.
+Exit status: 0 done, 2 the set cannot be read or written, 3 failed otherwise, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from roll.data.public_sets import SETS, AnotherLayout, LeftOut, PreparedRow, Pub
 from roll.errors import DataError, Fault, run_command
 
 TRAIN, VALIDATION, TEST = "train.jsonl", "validation.jsonl", "test.jsonl"
-REPEATED = "that ask what an earlier row asks"
+REPEATED = "with the question of an earlier row"
+"""Reason for leaving a row out. It continues "3 rows"."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,16 @@ class Wish:
     source: str
     """Folder with a copy of the set, or a Hub name."""
     output: Path
+    """Folder to write. It must not exist."""
     validation: int
-    """Number of rows of the training split to hold out."""
+    """Number of rows of the training split to hold out for validation."""
     seed: int
+    """Seed that decides which rows are held out."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The written files."""
+    """Row counts of the written files."""
 
     rows: Mapping[str, int]
     """Number of rows by file."""
@@ -50,7 +53,7 @@ class Prepared:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set that the command line names. Return the exit status."""
+    """Prepare the data set given on the command line. Return the exit status."""
     given = parser().parse_args(argv)
     public = SETS[given.set]
     wish = Wish(given.set, given.source or public.hub_name, given.output or Path("data") / given.set, given.validation, given.seed)
@@ -68,20 +71,20 @@ def parser() -> argparse.ArgumentParser:
         epilog=f"sets:\n{sets}",
     )
     found.add_argument("set", choices=SETS, help="name of the set")
-    found.add_argument("--source", help="folder with a copy of the set, or another Hub name with its splits and columns (the Hub)")
-    found.add_argument("--output", type=Path, help="folder that does not exist yet (data/SET)")
-    found.add_argument("--validation", type=_count, default=256, help="rows of the training split to hold out (256)")
-    found.add_argument("--seed", type=int, default=42, help="decides which rows are held out (42)")
+    found.add_argument("--source", help="folder with a copy of the set, or another Hub name with its splits and columns (default: the Hub)")
+    found.add_argument("--output", type=Path, help="folder to write; it must not exist (default: data/SET)")
+    found.add_argument("--validation", type=_count, default=256, help="number of training rows to hold out (default: 256)")
+    found.add_argument("--seed", type=int, default=42, help="seed that decides which rows are held out (default: 42)")
     return found
 
 
 def prepare(wish: Wish) -> Prepared:
-    """Write `wish.output` completely or not at all. The same source and seed give the same files.
+    """Write the folder `wish.output` atomically. The same source and seed give the same files.
 
-    The test split has priority: rows of the training split with a question of the test split are left out.
+    Rows of the training split whose question is also in the test split are left out.
 
     Raises:
-        DataError: the source cannot be read or has another layout, too few rows are left, or the folder exists or cannot be made.
+        DataError: the source cannot be read or has an unexpected layout, too few rows are left, or the folder exists or cannot be created.
     """
     public = SETS[wish.name]
     with _whole(wish.output) as folder:
@@ -90,7 +93,7 @@ def prepare(wish: Wish) -> Prepared:
         usable, train_left_out = _write(folder / TRAIN, _rows(wish, public, public.train), seen)
         for split, rows, least in ((public.test, tested, 1), (public.train, usable, wish.validation + 1)):
             if rows < least:
-                problem = f"{rows} rows of the split '{split}' can be used, and at least {least} are needed"
+                problem = f"{rows} rows of the split '{split}' can be used, but at least {least} are needed"
                 raise DataError([Fault(wish.source, problem, "give a larger copy of the set, or a smaller --validation")])
         _hold_out(folder, frozenset(random.Random(wish.seed).sample(range(usable), wish.validation)))
     rows = {TRAIN: usable - wish.validation, VALIDATION: wish.validation, TEST: tested}
@@ -98,7 +101,7 @@ def prepare(wish: Wish) -> Prepared:
 
 
 def summary(wish: Wish, prepared: Prepared) -> str:
-    """Return a line for each file, and one for each split with left-out rows."""
+    """Return the summary to print: a line for each file, and one for each reason why rows of a split were left out."""
     public = SETS[wish.name]
     origin = {TRAIN: public.train, VALIDATION: f"{public.train}, drawn with seed {wish.seed}", TEST: public.test}
     lines = [f"{wish.output / file}: {rows:,} row(s) of {wish.source}, split {origin[file]}" for file, rows in prepared.rows.items()]
@@ -108,10 +111,10 @@ def summary(wish: Wish, prepared: Prepared) -> str:
 
 
 def _rows(wish: Wish, public: PublicSet, split: str) -> Iterator[PreparedRow | LeftOut]:
-    """Yield the result of each row of a split, in order.
+    """Yield, for each row of a split in order, the prepared row or the reason why it is left out.
 
     Raises:
-        DataError: the source cannot be read, or a row is not laid out as the set is.
+        DataError: the source cannot be read, or a row does not have the layout of the set.
     """
     from roll.data.sources import find_sources  # Here, so that `--help` does not import datasets.
 
@@ -130,11 +133,14 @@ def _rows(wish: Wish, public: PublicSet, split: str) -> Iterator[PreparedRow | L
             except LeftOut as reason:
                 yield reason
             except AnotherLayout as error:
-                raise DataError([Fault(place, str(error), f"give a copy of {public.hub_name}, as the Hub has it")]) from error
+                raise DataError([Fault(place, str(error), f"give a copy of {public.hub_name} with the layout on the Hub")]) from error
 
 
 def _write(file: Path, rows: Iterator[PreparedRow | LeftOut], seen: set[bytes]) -> tuple[int, Counter[str]]:
-    """Write usable rows with new questions, and add the questions to `seen`. Return their number, and the others by reason."""
+    """Write the usable rows whose question is not in `seen`, and add the questions to it.
+
+    Return the number of written rows, and the number of rows left out by reason.
+    """
     written, left_out = 0, Counter[str]()
     with file.open("w", encoding="utf-8") as lines:
         for row in rows:
@@ -152,7 +158,7 @@ def _write(file: Path, rows: Iterator[PreparedRow | LeftOut], seen: set[bytes]) 
 
 
 def _hold_out(folder: Path, numbers: frozenset[int]) -> None:
-    """Move these lines, counted from 0, from the training file into the validation file."""
+    """Move the lines with these numbers, counted from 0, from the training file to the validation file."""
     whole = (folder / TRAIN).rename(folder / "whole.jsonl")
     train, validation = folder / TRAIN, folder / VALIDATION
     with whole.open(encoding="utf-8") as lines, train.open("w", encoding="utf-8") as rest, validation.open("w", encoding="utf-8") as drawn:
@@ -163,19 +169,19 @@ def _hold_out(folder: Path, numbers: frozenset[int]) -> None:
 
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
-    """Yield a folder beside `out`, which is renamed to `out` at the end, or removed after an error.
+    """Yield a temporary folder next to `out`. It is renamed to `out` at the end, or removed after an error.
 
     Raises:
-        DataError: `out` exists, or there can be no such folder.
+        DataError: `out` exists, or cannot be created.
     """
     if out.exists():
-        raise DataError([Fault("--output", f"'{out}' exists", "give a folder that does not exist, or remove it")])
+        raise DataError([Fault("--output", f"'{out}' exists already", "give a folder that does not exist, or remove this one")])
     aside = out.with_name(f".{out.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
     except OSError as error:
-        problem = f"'{out}' cannot be made: {error}"
+        problem = f"'{out}' cannot be created: {error}"
         raise DataError([Fault("--output", problem, "give a folder in a place that you can write to")]) from error
     try:
         yield aside
@@ -185,7 +191,7 @@ def _whole(out: Path) -> Iterator[Path]:
 
 
 def _count(text: str) -> int:
-    """Parse a whole number of at least 0. Raises ArgumentTypeError for any other text."""
+    """Return the whole number of at least 0 that `text` stands for. Raises ArgumentTypeError for any other text."""
     if text.isdecimal():
         return int(text)
     raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 0")

@@ -1,4 +1,4 @@
-"""Prompts for RL. All rows are checked, rendered and tokenised before training starts, and read from disk afterwards."""
+"""Prompts for RL. All rows are checked, rendered and tokenised before training starts; during training they are read from disk."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class PromptSet:
     """The usable prompts of a data set. Rows stay memory-mapped; a `Prompt` is built on demand."""
 
     names: tuple[str, ...]
-    """Sources of its rows."""
+    """Names of the sources of the rows."""
     domains: tuple[str, ...]
-    """All domains: those of `rewards`, then those only in `environments`."""
+    """All domains: those in `rewards`, then those only in `environments`."""
     positions: NDArray[np.int64]
-    """[prompts], position of each prompt in the table."""
+    """[prompts], position of each prompt's row in the table."""
     domain_index: NDArray[np.int16]
     """[prompts], index into `domains`."""
     too_long: Mapping[str, int]
     """Number of rows of each file that were dropped because their prompt exceeds `prompt_length`."""
     unknown_tags: Mapping[str, int]
-    """Tags that no reward domain includes, each with the number of its prompts. They are scored by `routes.DEFAULT_DOMAIN`."""
+    """Number of prompts by tag, for tags that no reward domain includes. `routes.DEFAULT_DOMAIN` scores these prompts."""
     unknown_domains: Mapping[str, int]
-    """Values of the column `domain` that name no reward domain, with the number of prompts. Their tags decide."""
+    """Number of prompts by `domain`, for values that name no reward domain. The domain of these prompts follows from their tag."""
     _data_args: DataConfig = field(repr=False)
     _table: datasets.Dataset = field(repr=False)
 
@@ -53,11 +53,11 @@ class PromptSet:
 
     @property
     def identity(self) -> str:
-        """See `tables.identity`; the domains tell prompts apart, too."""
+        """See `tables.identity`. It also depends on the domain of each prompt."""
         return identity(self._table, self.positions, np.array(self.domains)[self.domain_index])
 
     def prompt(self, index: int, prompt_id: int) -> Prompt:
-        """Return prompt `index` of the set, 0 <= index < len(self), as draw number `prompt_id` of the run."""
+        """Return the prompt at `index`, 0 <= index < len(self), with the given `prompt_id`."""
         entry = self._table[int(self.positions[index])]
         return Prompt(
             prompt_id=prompt_id,
@@ -77,16 +77,16 @@ def prepare_prompts(
 ) -> PromptSet:
     """Read, check, render and tokenise all rows once. Later calls with the same files and tokenizer read the cache.
 
-    Prompts longer than `prompt_length` tokens are dropped and counted. A row belongs to the reward domain that its column `domain`
-    names, or else to that whose `tag_included` has its tag, or else to `routes.DEFAULT_DOMAIN`, if there is one. Where there is one
-    domain alone, rows without a tag belong to it.
+    Prompts longer than `prompt_length` tokens are dropped and counted. A row belongs to the reward domain in its column `domain`, or else
+    to the domain whose `tag_included` lists its tag, or else to `routes.DEFAULT_DOMAIN` if it exists. If there is only one domain, rows
+    without a tag belong to it.
 
     Args:
-        sections: by domain, the keys of what answers its rows.
-        cache_folder: where prepared tables are kept; a folder `roll` in the cache of `datasets` if not given.
+        sections: the configuration of each domain's reward or environment.
+        cache_folder: folder of the prepared tables; by default the folder `roll` in the cache of `datasets`.
 
     Raises:
-        DataError: rows that cannot be used (each fault names `file:row`), or no prompt is left.
+        DataError: some rows cannot be used (each fault names `file:row`), or no prompt is left.
         ConfigError: two domains claim the same tag.
     """
     routes = Routes(tuple(sections), tag_routes(sections))
@@ -111,11 +111,11 @@ def prepare_prompts(
 
 
 def checked_renderer(data_args: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Render:
-    """Return the renderer of `data_args.template`. Raises DataError if there is none."""
+    """Return the renderer of `data_args.template`. Raises DataError if it is `native` and the tokenizer has no chat template."""
     try:
         return renderer(data_args.template, tokenizer)
     except ValueError as error:
-        remedy = "set it to `chatml`, `qwen2_5` or `raw`, or use a tokenizer that has one"
+        remedy = "set it to `chatml`, `qwen2_5` or `raw`, or use a tokenizer that has a chat template"
         raise DataError([Fault("data_args.template", f"is '{data_args.template}', but {error}", remedy)]) from error
 
 

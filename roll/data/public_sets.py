@@ -1,6 +1,6 @@
-"""The public data sets of `python -m roll.data.prepare`: their places, and a pure function from their rows to ours.
+"""The public data sets of `python -m roll.data.prepare`: their Hub names, and pure functions that convert their rows.
 
-Columns as the sets' pages on the Hub list them.
+The columns are those that the sets' pages on the Hub list.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 BOX = "Reason step by step, and put the final answer within \\boxed{}."
-"""Instruction that Qwen2.5 was trained with in mathematics. `math_rule` reads the box."""
+"""Instruction that Qwen2.5 was trained with for mathematics. `math_rule` reads the answer from the box."""
 CALCULATION = re.compile(r"<<[^<>]*>>")
 """GSM8K's calculator annotations: `48/2 = <<48/2=24>>24`."""
 NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
 MARK = "####"
+"""Mark before the final answer in GSM8K."""
 
 
 class LeftOut(Exception):
-    """A row without anything to learn. The text continues "3 rows"."""
+    """A row without anything to learn. The text is the reason; it continues "3 rows"."""
 
 
 class AnotherLayout(Exception):
-    """A row without the set's layout. The text gives the fault."""
+    """A row that does not have the layout of the set. The text is the fault."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,9 @@ class PreparedRow:
     """A line of a prepared file."""
 
     key: str
-    """The question. Rows with the same key are never in two files."""
+    """The question. Of several rows with the same key only one is written."""
     columns: Mapping[str, Any]
+    """The row to write."""
 
 
 @dataclass(frozen=True)
@@ -42,29 +44,30 @@ class PublicSet:
     hub_name: str
     """`owner/name` or `owner/name:config`."""
     train: str
-    """Training split, of which some rows are held out for validation."""
+    """Name of the training split. Some of its rows are held out for validation."""
     test: str
+    """Name of the test split."""
     convert: Callable[[Mapping[str, Any]], PreparedRow]
     """Converts a row. Raises LeftOut or AnotherLayout."""
     holds: str
-    """The resulting columns, and their pipelines."""
+    """The resulting columns, and the pipelines that read them."""
 
 
 def gsm8k(row: Mapping[str, Any]) -> PreparedRow:
     """Convert a problem of GSM8K (arXiv 2110.14168) to a prompt with its reference answer and a worked solution.
 
-    `ground_truth` is the number behind `####`, without thousands separators. `response` is the solution without the calculator
+    `ground_truth` is the number after `####`, without thousands separators. `response` is the solution without the calculator
     annotations, with the number in a box.
 
     Raises:
-        LeftOut: there is no number behind `####`.
+        LeftOut: there is no number after `####`.
         AnotherLayout: `question` or `answer` is not a text.
     """
     question, answer = _text(row, "question").strip(), _text(row, "answer")
     solution, mark, last = answer.rpartition(MARK)
     number = last.strip().removeprefix("$").replace(",", "")
     if not mark or not NUMBER.fullmatch(number):
-        raise LeftOut(f"without a number behind '{MARK}'")
+        raise LeftOut(f"without a number after '{MARK}'")
     steps = CALCULATION.sub("", solution).strip()
     return PreparedRow(
         question,
@@ -78,17 +81,18 @@ def gsm8k(row: Mapping[str, Any]) -> PreparedRow:
 
 
 def preferences(row: Mapping[str, Any]) -> PreparedRow:
-    """Convert a pair of UltraFeedback (arXiv 2310.01377): the conversation, both responses, and the difference of their scores.
+    """Convert a pair of UltraFeedback (arXiv 2310.01377) to the conversation, both responses, and the difference of their scores.
 
-    `chosen` and `rejected` are whole conversations that differ in the last message, `score_chosen` and `score_rejected` are numbers.
+    `chosen` and `rejected` must be whole conversations that differ only in the last message; `score_chosen` and `score_rejected` must be
+    numbers.
 
     Raises:
-        LeftOut: both responses or both scores are the same, or a response is empty.
-        AnotherLayout: the columns are others.
+        LeftOut: a response is empty, the responses are the same, or the chosen response does not have the higher score.
+        AnotherLayout: the columns are different.
     """
     chosen, rejected = (_messages(row, column) for column in ("chosen", "rejected"))
     if chosen[:-1] != rejected[:-1] or len(chosen) < 2:
-        raise AnotherLayout("'chosen' and 'rejected' are not conversations that differ in their last message alone")
+        raise AnotherLayout("'chosen' and 'rejected' are not conversations that differ only in their last message")
     better, worse = chosen[-1]["content"], rejected[-1]["content"]
     margin = _number(row, "score_chosen") - _number(row, "score_rejected")
     if not better.strip() or not worse.strip():
@@ -96,7 +100,7 @@ def preferences(row: Mapping[str, Any]) -> PreparedRow:
     if better == worse:
         raise LeftOut("with the same response twice")
     if margin <= 0:
-        raise LeftOut("whose chosen response has no higher score")
+        raise LeftOut("whose chosen response does not have the higher score")
     return PreparedRow(repr(chosen[:-1]), {"messages": chosen[:-1], "chosen": better, "rejected": worse, "margin": margin})
 
 
@@ -104,7 +108,7 @@ def conversation(row: Mapping[str, Any]) -> PreparedRow:
     """Convert a conversation whose last message is the assistant's.
 
     Raises:
-        LeftOut: it ends with another message, holds no question, or a message of the user or the assistant is empty.
+        LeftOut: the conversation ends with another message, has no question, or has an empty message that is not the system message.
         AnotherLayout: `messages` is not a list of messages.
     """
     messages = _messages(row, "messages")

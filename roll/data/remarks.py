@@ -1,4 +1,4 @@
-"""Warnings about rows that were left out, or that have nothing to learn."""
+"""Warnings about rows that were left out, or that name no reward domain."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from roll.data.routes import DEFAULT_DOMAIN
 
 LOG = logging.getLogger(__name__)
 MOST_NAMED = 20
-"""Number of tags that a warning names, those with the most rows first."""
+"""Largest number of tags in a warning. Those with the most rows come first."""
 
 
 def remark(counts: Mapping[str, int], what: str) -> None:
-    """Warn about so many rows of each file. `what` continues "3 of its rows"."""
+    """Log a warning for each file. `counts` is the number of rows by file; `what` continues "3 of its rows"."""
     for file, count in counts.items():
         LOG.warning("%s: %d of its rows %s", file, count, what)
 
 
 def remark_routes(prompts: PromptSet) -> None:
-    """Warn about prompts that do not name a reward domain of this run."""
+    """Log warnings about prompts whose tag or domain names no reward domain of this run."""
     names = ", ".join(prompts.names)
     if prompts.unknown_tags:
         text = "%s: no reward domain includes the tag of %d rows (%s); they are scored by %s"
         LOG.warning(text, names, sum(prompts.unknown_tags.values()), _counted(prompts.unknown_tags), DEFAULT_DOMAIN)
     if prompts.unknown_domains:
-        text = "%s: the column 'domain' of %d rows names no reward domain (%s); their tags decide"
+        text = "%s: the column 'domain' of %d rows names no reward domain (%s); their tags decide which one scores them"
         LOG.warning(text, names, sum(prompts.unknown_domains.values()), _counted(prompts.unknown_domains))
 
 

@@ -16,11 +16,11 @@ from roll.registry import nearest
 from roll.types import Bools
 
 DEFAULT_DOMAIN = "math_rule"
-"""Name of the reward domain for rows that name none, as in ROLL."""
+"""Name of the reward domain of rows that name no domain, as in ROLL."""
 
 
 class Label(NamedTuple):
-    """The columns of a row that decide its domain."""
+    """The values of a row's two columns that decide its domain; None for an empty one."""
 
     domain: str | None
     tag: str | None
@@ -31,12 +31,12 @@ class Routes:
     """Maps labels to reward domains."""
 
     domains: tuple[str, ...]
-    """All domains: those of `rewards`, then those only in `environments`."""
+    """All domains: those in `rewards`, then those only in `environments`."""
     of_tag: Mapping[str, str]
-    """Return the domain of each tag."""
+    """Domain of each tag."""
 
     def labels(self, domains: NDArray, tags: NDArray) -> Sequence[Label]:
-        """Return [rows] labels from the two columns, whose values are texts or None."""
+        """Return the labels [rows] of a table from its columns of domains and tags, whose values are strings or None."""
         return [Label(*pair) for pair in zip(domains.tolist(), tags.tolist(), strict=True)]
 
     def domain_index(self, label: Label) -> int:
@@ -45,7 +45,7 @@ class Routes:
         return self.domains.index(found) if found else -1
 
     def is_default(self, label: Label) -> bool:
-        """Whether the row goes to `DEFAULT_DOMAIN` because it names no existing domain, and there are several."""
+        """Whether only `DEFAULT_DOMAIN` can take the row, because neither its domain nor its tag leads to an existing domain."""
         return self._named(label) is None
 
     def _named(self, label: Label) -> str | None:
@@ -56,7 +56,7 @@ class Routes:
         return self.domains[0] if len(self.domains) == 1 else None
 
     def faults(self, labels: Sequence[Label], usable: Bools, tag_column: str) -> list[tuple[int, RowFault]]:
-        """Yield position and fault of each usable row without a domain."""
+        """Return the position and the fault of each usable row that belongs to no domain."""
         if DEFAULT_DOMAIN in self.domains:
             return []
         wrong = [place for place, label in enumerate(labels) if usable[place] and self.domain_index(label) < 0]
@@ -69,7 +69,7 @@ class Routes:
             hint = nearest(label.tag, list(self.of_tag))
             reason, problem = "tag without a domain", f"no reward domain includes the tag '{label.tag}'{hint}"
         known = ", ".join(sorted(self.of_tag))
-        remedy = f"name it in the `tag_included` of a reward, or set the row's '{tag_column}' to one of: {known}"
+        remedy = f"list its tag in the `tag_included` of a reward, or set the row's '{tag_column}' to one of: {known}"
         return RowFault(reason, problem, f"{remedy}; a domain `{DEFAULT_DOMAIN}` takes all other rows")
 
 
@@ -84,7 +84,7 @@ def tag_routes(sections: Mapping[str, RewardConfig | EnvironmentConfig]) -> dict
     for domain, section in sections.items():
         for tag in section.tag_included or (domain,):
             if routes.setdefault(tag, domain) != domain:
-                remedy = "a tag belongs to one domain; name it in one `tag_included` only"
+                remedy = "a tag can belong to one domain only; remove it from one of the two `tag_included`"
                 problem = f"claims the tag '{tag}', as does the domain '{routes[tag]}'"
                 place = "environments" if isinstance(section, EnvironmentConfig) else "rewards"
                 faults.append(Fault(f"{place}.{domain}.tag_included", problem, remedy))

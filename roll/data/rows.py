@@ -1,4 +1,4 @@
-"""Reads the conversation of a row, or raises the row's fault. Pure functions."""
+"""Reads the conversation of a row, and raises RowFault if the row cannot be used. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.registry import nearest
 from roll.types import FP32_MAX
 
 ROLES = ("system", "user", "assistant", "tool")
-MISSING_REMEDY = "fill it in, or name the column that holds it: in data_args, for an evaluation by --prompt or --messages"
+MISSING_REMEDY = "fill it in, or name the right column: in data_args, or for an evaluation with --prompt or --messages"
 TEST_CASES, GROUND_TRUTH = "test_cases", "ground_truth"
 TOOLS, TEMPLATE_ARGUMENTS = "tools", "chat_template_kwargs"
 Conversation = list[dict[str, Any]]
@@ -25,17 +25,18 @@ class RowFault(Exception):
     def __init__(self, reason: str, problem: str, remedy: str) -> None:
         super().__init__(problem)
         self.reason = reason
-        """A short description without the row's values, by which the report counts rows."""
+        """A short description without values of the row. The report counts faulty rows by it."""
         self.problem, self.remedy = problem, remedy
 
 
 def read_row(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
-    """Return the row with its JSON texts parsed, as in ROLL's files.
+    """Return the row with its JSON texts parsed. ROLL's files have JSON text in these columns.
 
-    These are the messages, `test_cases`, and a `ground_truth` that is an object. Any other text in `ground_truth` is the answer itself.
+    The columns are the messages, `test_cases`, and `ground_truth` if its text is a JSON object. Any other text in `ground_truth` is the
+    answer itself.
 
     Raises:
-        RowFault: `test_cases` is a text that is not JSON, or the messages are a text that is not JSON of messages.
+        RowFault: the text of `test_cases` is not JSON, or the text of the messages is not a JSON list of messages.
     """
     done = dict(row)
     if isinstance(done.get(TEST_CASES), str) and done[TEST_CASES].strip():
@@ -49,7 +50,7 @@ def read_row(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
 
 
 def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row's arguments for the chat template: `tools`, and each key of `chat_template_kwargs`. JSON texts are parsed.
+    """Return a row's arguments for the chat template: `tools`, and the keys of `chat_template_kwargs`. JSON texts are parsed.
 
     Raises:
         RowFault: `tools` is not a list of objects, or `chat_template_kwargs` is not an object.
@@ -61,7 +62,8 @@ def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     if others and not isinstance(others, dict):
         remedy = f"make '{TEMPLATE_ARGUMENTS}' an object such as {{\"enable_thinking\": false}}"
         raise RowFault(f"'{TEMPLATE_ARGUMENTS}' is not an object", f"'{TEMPLATE_ARGUMENTS}' is {_shown(others)}", remedy)
-    given = {key: value for key, value in (others or {}).items() if value is not None}  # Arrow adds the keys of all rows to each row
+    # Arrow gives each row the keys of all rows; keys that a row lacks are null.
+    given = {key: value for key, value in (others or {}).items() if value is not None}
     return {**given, **({TOOLS: tools} if tools else {})}
 
 
@@ -69,22 +71,22 @@ def prompt_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conver
     """Return the messages that the policy should answer.
 
     Raises:
-        RowFault: a column is missing, of a wrong type or empty, or the last message is the assistant's.
+        RowFault: a column is missing, empty or of the wrong type, or the last message is not one that the policy can answer.
     """
     if data_args.messages is None:
         return _prompt(row, data_args)
     conversation = _messages(row, data_args.messages)
     if conversation[-1]["role"] not in ("user", "tool"):
         problem = f"'{data_args.messages}' ends with a message of the role '{conversation[-1]['role']}'"
-        raise RowFault("messages end with the wrong role", problem, "end the list with the user's message that the policy is to answer")
+        raise RowFault("messages end with the wrong role", problem, "end the list with the user's message that the policy should answer")
     return conversation
 
 
 def example_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
-    """Return the messages of an SFT example. The last is the assistant's, which is learnt.
+    """Return the messages of an SFT example. The last message is the assistant's, which is learnt.
 
     Raises:
-        RowFault: as `prompt_conversation`, or the last message is not the assistant's.
+        RowFault: a column is missing, empty or of the wrong type, or the last message is not the assistant's.
     """
     if data_args.messages is None:
         assert data_args.response is not None, "the configuration was checked"
@@ -92,20 +94,20 @@ def example_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conve
     conversation = _messages(row, data_args.messages)
     if conversation[-1]["role"] != "assistant":
         problem = f"'{data_args.messages}' ends with a message of the role '{conversation[-1]['role']}'"
-        raise RowFault("messages end with the wrong role", problem, "end the list with the assistant's message that is to be learnt")
+        raise RowFault("messages end with the wrong role", problem, "end the list with the assistant's message to be learnt")
     if len(conversation) == 1:
-        raise RowFault("messages without a prompt", f"'{data_args.messages}' holds the response alone", "put the user's message before it")
+        raise RowFault("messages without a prompt", f"'{data_args.messages}' holds only the response", "put the user's message before it")
     return conversation
 
 
 def pair_conversations(row: Mapping[str, Any], data_args: DataConfig) -> tuple[Conversation, Conversation]:
-    """Return one prompt with the preferred response and with the other one.
+    """Return two conversations with the same prompt: one with the chosen response, and one with the rejected response.
 
-    A response is a text, or a list whose last message is the assistant's. Without a column for the prompt both lists are whole
-    conversations that differ in that message alone.
+    With a column for the prompt, each response is a text, or a list with one message of the assistant. Without such a column, both
+    columns of responses hold whole conversations that differ only in their last message, the assistant's.
 
     Raises:
-        RowFault: as `prompt_conversation`, or a response is invalid.
+        RowFault: see `prompt_conversation`; or a response is invalid.
     """
     assert data_args.chosen is not None and data_args.rejected is not None, "the configuration was checked"
     columns = (data_args.chosen, data_args.rejected)
@@ -116,11 +118,11 @@ def pair_conversations(row: Mapping[str, Any], data_args: DataConfig) -> tuple[C
     chosen, rejected = (_messages(row, column, may_be_empty=True) for column in columns)
     if chosen[:-1] != rejected[:-1]:
         problem = f"'{columns[0]}' and '{columns[1]}' differ in more than their last message"
-        raise RowFault("a pair of two prompts", problem, "let both begin with the same conversation, or give it in a column of its own")
+        raise RowFault("a pair of two prompts", problem, "make both begin with the same conversation, or put it into its own column")
     for column, conversation in zip(columns, (chosen, rejected), strict=True):
         if len(conversation) == 1 or conversation[-1]["role"] != "assistant":
             problem = f"'{column}' is not a conversation that ends with the assistant's message"
-            raise RowFault("a pair without a prompt", problem, "give the whole conversation, or name the prompt's column")
+            raise RowFault("a pair without a prompt", problem, "give the whole conversation, or name the column of the prompt in data_args")
     return chosen, rejected
 
 
@@ -128,7 +130,7 @@ def labelled_conversation(row: Mapping[str, Any], data_args: DataConfig) -> tupl
     """Return a conversation that ends with the assistant's message, and whether that message is desirable.
 
     Raises:
-        RowFault: as `example_conversation`, or the label is neither true nor false.
+        RowFault: see `example_conversation`; or the label is neither true nor false.
     """
     assert data_args.label is not None, "the configuration was checked"
     label = _column(row, data_args.label)
@@ -141,7 +143,7 @@ def labelled_conversation(row: Mapping[str, Any], data_args: DataConfig) -> tupl
 
 
 def number(row: Mapping[str, Any], column: str) -> float:
-    """Return a column's number. Raises RowFault if there is none that fp32 can hold."""
+    """Return the number in a column. Raises RowFault if it is missing, not a number, or outside the range of fp32."""
     value = _column(row, column)
     # A number that fp32 cannot hold would become infinite in the loss.
     if isinstance(value, bool) or not isinstance(value, int | float) or not -FP32_MAX <= value <= FP32_MAX:
@@ -150,7 +152,7 @@ def number(row: Mapping[str, Any], column: str) -> float:
 
 
 def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
-    """Return the assistant's message in a column: a text, which may be empty, or a list with this message only."""
+    """Return the assistant's message in a column. The column holds a text, which may be empty, or a list with that one message."""
     value = _column(row, column)
     if isinstance(value, str):
         return {"role": "assistant", "content": value}
@@ -158,7 +160,7 @@ def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         problem = f"'{column}' holds {len(messages)} messages, the last of the role '{messages[-1]['role']}'"
         remedy = (
-            "make it a text, or a list of one message of the assistant; if the pairs are whole conversations, name no column of the prompt"
+            "make it a text, or a list with one message of the assistant; for pairs of whole conversations, set no column for the prompt"
         )
         raise RowFault("a response of other messages", problem, remedy)
     return messages[0]
@@ -171,7 +173,7 @@ def _prompt(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
 
 
 def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -> Conversation:
-    """Return the messages of a column. `may_be_empty` allows an answer without text, for a turn that ends at once."""
+    """Return the messages in a column. `may_be_empty` allows a message of the assistant without text: a turn that ends at once."""
     messages = _column(row, column)
     if isinstance(messages, str):
         messages = _from_json(messages, column)
@@ -194,7 +196,7 @@ def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[
         raise RowFault("malformed message", f"{place} has the role {_shown(role)}", remedy)
     if isinstance(content, list) and (seen := _pictures(content)):
         problem = f"{place} has a part of the type '{seen[0]}': training on images and video is not supported"
-        raise RowFault("images or video", problem, "leave such rows out, or say in words what is shown")
+        raise RowFault("images or video", problem, "remove such rows, or describe the images in words")
     if not isinstance(content, str):
         raise RowFault("malformed message", f"{place} has a {type(content).__name__} as content: {_shown(content)}", remedy)
     if not content.strip() and role != "system" and not (may_be_empty and role == "assistant"):
@@ -203,22 +205,22 @@ def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[
 
 
 def _pictures(parts: Sequence[Any]) -> list[str]:
-    """Return the types of a message's parts that are not text."""
+    """Return the types of all parts of a message that are images or video."""
     types = [str(part.get("type")) for part in parts if isinstance(part, dict)]
     return [kind for kind in types if kind.startswith(("image", "video"))]
 
 
 def _from_json(text: str, column: str) -> Any:
-    """Parse the JSON text of a column. Raises RowFault if it is not JSON."""
+    """Return the value of a column's JSON text. Raises RowFault if the text is not JSON."""
     try:
         return parsed(text)
     except (ValueError, RecursionError) as error:
-        remedy = f"make '{column}' a list, or JSON text of one"
+        remedy = f"make '{column}' a list, or the JSON text of a list"
         raise RowFault(f"'{column}' is not JSON", f"'{column}' is text that is not JSON ({error}): {_shown(text)}", remedy) from error
 
 
 def _object_or_text(text: str) -> dict[str, Any] | str:
-    """Parse a text that is a JSON object with keys. `{}` and `{1, 2}` stay texts, because they are answers: sets in mathematics."""
+    """Return the object if the text is a JSON object with keys, or else the text. `{}` and `{1, 2}` are answers: sets in mathematics."""
     try:
         found = parsed(text)
     except (ValueError, RecursionError):
@@ -227,7 +229,7 @@ def _object_or_text(text: str) -> dict[str, Any] | str:
 
 
 def _optional(row: Mapping[str, Any], column: str) -> Any:
-    """Return the value of a column, parsed if it is JSON text. None if it is missing or empty."""
+    """Return the value of a column, parsed if it is JSON text; None if it is missing or empty."""
     value = row.get(column)
     if isinstance(value, str):
         return _from_json(value, column) if value.strip() else None
@@ -235,7 +237,7 @@ def _optional(row: Mapping[str, Any], column: str) -> Any:
 
 
 def text_of(row: Mapping[str, Any], column: str) -> str:
-    """Return a text that is not blank. Raises RowFault if the column has none."""
+    """Return the text in a column. Raises RowFault if it is missing, not a text, or blank."""
     text = _column(row, column)
     if not isinstance(text, str):
         raise RowFault(f"'{column}' is not text", f"'{column}' is a {type(text).__name__}: {_shown(text)}", f"make '{column}' a string")

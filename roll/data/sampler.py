@@ -1,6 +1,7 @@
-"""Draws rows, deterministically from the seed, and exactly restorable from a small state.
+"""Draws rows deterministically from a seed.
 
-A draw depends on the seed, the domain and the position alone, so the state is a position for each stream.
+A draw depends only on the seed, the domain and the position. The state, from which a sampler can be restored exactly, is therefore just
+the position of each stream.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from roll.types import Prompt
 
 
 class Shuffle:
-    """An endless stream over [0, size): a fresh permutation each epoch."""
+    """An endless stream of indices in [0, size): a new permutation in each epoch."""
 
     def __init__(self, size: int, seed: int, name: str = "") -> None:
-        assert size > 0, "a stream over nothing never ends"
+        assert size > 0, "a stream needs at least one index"
         self.size = size
         self.position = 0
         """Number of draws so far, over all epochs."""
@@ -32,11 +33,11 @@ class Shuffle:
 
     @property
     def epoch(self) -> int:
-        """Number of completed passes."""
+        """Return the number of completed epochs."""
         return self.position // self.size
 
     def draw(self) -> int:
-        """The next index."""
+        """Return the next index."""
         if self._epoch != self.epoch:
             self._epoch = self.epoch
             self._order = np.random.default_rng([*self._key, self._epoch]).permutation(self.size)
@@ -54,12 +55,18 @@ class Shuffle:
 class PromptSampler:
     """Draws prompts over epochs.
 
-    Without shares each epoch is one shuffle of all prompts. With them every draw goes to the domain that lags its share most,
-    so that after any number of draws each domain is within a prompt or so of its share.
+    Without shares, each epoch is one shuffle of all prompts. With shares, every draw goes to the domain that is furthest behind its share,
+    so that after any number of draws each domain is within about one prompt of its share.
     """
 
     def __init__(self, prompts: Prompts, seed: int, domain_interleave_probs: Mapping[str, float] | None = None) -> None:
-        """Raises DataError if the shares name an unknown or empty domain, leave one out, or are all 0."""
+        """
+        Args:
+            domain_interleave_probs: share of each domain among the draws; None draws all prompts equally often.
+
+        Raises:
+            DataError: the shares name an unknown or empty domain, leave out a domain, or are all 0.
+        """
         self._prompts = prompts
         self._shares = None if domain_interleave_probs is None else _shares(prompts, domain_interleave_probs)
         if self._shares is None:
@@ -70,12 +77,12 @@ class PromptSampler:
 
     @property
     def drawn(self) -> int:
-        """Number of prompts drawn so far, which is the next prompt's `prompt_id`."""
+        """Return the number of prompts drawn so far. It is the `prompt_id` of the next prompt."""
         return sum(stream.position for stream in self._streams.values())
 
     @property
     def epochs(self) -> float:
-        """Number of draws so far, in passes over the whole set."""
+        """Return the number of draws so far, divided by the size of the set."""
         return self.drawn / len(self._prompts)
 
     def draw(self, count: int) -> list[Prompt]:
@@ -83,11 +90,11 @@ class PromptSampler:
         return [self._next() for _ in range(count)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, JSON-able."""
+        """Return the position as JSON-serialisable values."""
         return {"streams": {name: stream.state_dict() for name, stream in self._streams.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly at `state_dict`, which needs the same rows, seed and shares."""
+        """Restore a position of `state_dict`. Rows, seed and shares must be the same."""
         for name, stream in self._streams.items():
             stream.load_state_dict(state["streams"][name])
 
@@ -108,30 +115,30 @@ class ExampleSampler:
         self._stream = Shuffle(size, seed)
 
     def draw(self, count: int) -> list[int]:
-        """Draw the indices of the next `count` examples. A batch may span two epochs."""
+        """Return the indices of the next `count` examples. A batch may span two epochs."""
         return [self._stream.draw() for _ in range(count)]
 
     def ahead(self, count: int) -> list[int]:
-        """Return the next `count` draws without drawing."""
+        """Return the indices of the next `count` draws without drawing them."""
         copy = ExampleSampler(self._stream.size, self._seed)
         copy.load_state_dict(self.state_dict())
         return copy.draw(count)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, JSON-able."""
+        """Return the position as JSON-serialisable values."""
         return {"stream": self._stream.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly at `state_dict`, which needs the same rows and seed."""
+        """Restore a position of `state_dict`. Rows and seed must be the same."""
         self._stream.load_state_dict(state["stream"])
 
 
 def _shares(prompts: Prompts, probabilities: Mapping[str, float]) -> dict[str, float]:
-    """Return the positive shares of domains, scaled to the sum 1."""
+    """Return the positive shares, scaled so that they sum to 1. Raises DataError as `PromptSampler` does."""
     place = "data_args.domain_interleave_probs"
     rows = {name: int(np.count_nonzero(prompts.domain_index == index)) for index, name in enumerate(prompts.domains)}
     faults = [
-        Fault(f"{place}.{name}", f"names no reward domain{nearest(name, rows)}", f"name some of: {', '.join(rows)}")
+        Fault(f"{place}.{name}", f"names no reward domain{nearest(name, rows)}", f"use only: {', '.join(rows)}")
         for name in probabilities
         if name not in rows
     ]
@@ -141,7 +148,7 @@ def _shares(prompts: Prompts, probabilities: Mapping[str, float]) -> dict[str, f
         if share > 0 and rows.get(name) == 0
     ]
     faults += [
-        Fault(place, f"leaves out the domain '{name}', which has {count} prompts", "give it a share; 0 draws none of them")
+        Fault(place, f"leaves out the domain '{name}', which has {count} prompts", "give it a share; 0 leaves its prompts out")
         for name, count in rows.items()
         if count and name not in probabilities
     ]

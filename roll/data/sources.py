@@ -1,7 +1,7 @@
 """Sources of rows: JSON, JSONL, Parquet and Arrow files, folders of them, and data sets of the Hub.
 
-A source hands out its rows one by one as JSON text, each with its number, so that a report can say `file:row`
-and a reward sees the row exactly as its author wrote it (Arrow would unify types over rows and turn dates into timestamps).
+A source yields its rows one by one as JSON text, each with its number. Reports can therefore name `file:row`, and a reward sees the row
+exactly as its author wrote it. Arrow would unify types over rows and turn dates into timestamps.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ LOG = logging.getLogger(__name__)
 
 SUFFIXES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 NOT_READ = {".csv", ".tsv", ".gz", ".bz2", ".xz", ".zst", ".zip"}
-"""Suffixes of other files that may contain rows."""
+"""Suffixes of files that may contain rows but are not supported."""
 ROWS_AT_ONCE = 1000
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
 
 @dataclass(frozen=True)
 class RawRow:
-    """One row as read. Either `text` is a JSON object, or `problem` says why it is not."""
+    """One row of a source, as it was read."""
 
     number: int
-    """Number of the row, from 1. In JSONL the line number."""
+    """Number of the row, counted from 1; in JSONL the line number."""
     text: str
+    """JSON text of the row, an object. Empty if there is a problem."""
     problem: str = ""
+    """Why the row is not a JSON object. Empty if it is one."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Source:
     """Name in reports: the file's path, or the Hub name."""
     kind: Literal["json", "parquet", "arrow", "table"]
     stamp: str
-    """Identity of the rows: path, size and modification time of the source's files."""
+    """Text that changes when the rows do: path, size and modification time of the source's files."""
     table: datasets.Dataset | None = None
     """Rows of a source of kind `table`, memory-mapped."""
 
@@ -74,12 +76,12 @@ class Source:
 
 
 def find_sources(file_name: str | Sequence[str], split: str) -> list[Source]:
-    """Resolve the names of `data_args.file_name` in order. A folder's files are sorted by path.
+    """Return the sources of the names in `data_args.file_name`, in order. The files of a folder are sorted by path.
 
     A name that is neither a file nor a folder is looked up on the Hub, as `owner/name` or `owner/name:config`.
 
     Raises:
-        DataError: with a fault for each name that leads nowhere.
+        DataError: some names lead to no rows; there is one fault for each.
     """
     names = [file_name] if isinstance(file_name, str) else list(file_name)
     sources: list[Source] = []
@@ -116,7 +118,7 @@ def _file(path: Path) -> Source:
 
 
 def _folder(path: Path, split: str) -> list[Source]:
-    """Return the folder's files of `split`, by their names as on the Hub (`train-0.parquet`, `test/a.jsonl`)."""
+    """Return the folder's files of `split`. File names show the split as on the Hub (`train-0.parquet`, `test/a.jsonl`)."""
     plain = glob.escape(str(path))
     try:
         by_split = DataFilesDict.from_patterns(get_data_patterns(plain), base_path=plain)
@@ -130,12 +132,12 @@ def _folder(path: Path, split: str) -> list[Source]:
         remedy = f"set data_args.split to one of: {', '.join(sorted(usable))}"
         raise DataError([Fault(str(path), f"has no files of the split '{split}'", remedy)])
     if others := [Path(file).name for file in by_split[split] if Path(file).suffix in NOT_READ]:
-        LOG.warning("%s: files of kinds that are not read are left out: %s", path, ", ".join(sorted(others)))
+        LOG.warning("%s: files of unsupported kinds are left out: %s", path, ", ".join(sorted(others)))
     return [_file(Path(file) if path.is_absolute() else Path(os.path.relpath(file))) for file in usable[split]]
 
 
 def _saved(path: Path, split: str) -> Source:
-    """Read a folder of `save_to_disk`, with one data set or several splits."""
+    """Return the source of a folder that `save_to_disk` wrote. The folder holds one data set, or several splits."""
     folder = path
     if (path / "dataset_dict.json").exists():
         folder, splits = path / split, sorted(state.parent.name for state in path.glob("*/state.json"))
@@ -149,11 +151,11 @@ def _saved(path: Path, split: str) -> Source:
     except IndexError as error:  # from `datasets`, for a set without rows
         raise DataError([Fault(str(folder), "has no rows", "give a source with at least one row")]) from error
     except (OSError, ValueError) as error:
-        raise DataError([_unreadable(str(folder), f"is not a whole saved data set: {error}")]) from error
+        raise DataError([_unreadable(str(folder), f"is not a complete saved data set: {error}")]) from error
 
 
 def _check_stream(path: Path) -> None:
-    """Check the files of a saved data set without reading rows. Raises ValueError if one is incomplete."""
+    """Check a file of a saved data set without reading its rows. Raises ValueError if the file is incomplete."""
     with pyarrow.memory_map(str(path)) as mapped:
         for _ in _stream_batches(ipc.open_stream(mapped), mapped):
             pass
@@ -164,7 +166,7 @@ def _hub(name: str, split: str) -> Source:
     try:
         loaded = datasets.load_dataset(hub_name, configuration or None, split=split)
     except Exception as error:  # The client raises a dozen types of errors: network, name, format.
-        problem = f"is neither a local path nor a data set that the Hub provides: {type(error).__name__}: {error}"
+        problem = f"is not a local path, and cannot be loaded from the Hub: {type(error).__name__}: {error}"
         remedy = f"check the name (`owner/name` or `owner/name:config`), the split ('{split}') and the network, or give a path"
         raise DataError([Fault(name, problem, remedy)]) from error
     return _table(name, loaded)
@@ -177,7 +179,7 @@ def _table(name: str, table: datasets.Dataset) -> Source:
 
 
 def _json_rows(path: Path) -> Iterator[RawRow]:
-    """Read a JSON array of objects, or one object a line. The first character decides, not the suffix."""
+    """Yield the rows of a JSON array of objects, or of a file with one object per line. The first character decides, not the suffix."""
     with path.open("rb") as file:
         first = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
         file.seek(0)
@@ -195,7 +197,7 @@ def _json_rows(path: Path) -> Iterator[RawRow]:
 
 
 def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Read a Parquet file, or an Arrow file in either format."""
+    """Yield the rows of a Parquet file, or of an Arrow file in the stream or the file format."""
     if path.suffix == ".parquet":
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(ROWS_AT_ONCE):
@@ -210,15 +212,15 @@ def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
         else:
             batches = _stream_batches(reader, mapped)
         for batch in batches:
-            batch.validate(full=True)  # otherwise altered offsets would be followed to any place in memory
+            batch.validate(full=True)  # otherwise corrupt offsets could lead to a read from anywhere in memory
             yield from batch.to_pylist()
 
 
 def _stream_batches(reader: ipc.RecordBatchStreamReader, mapped: pyarrow.MemoryMappedFile) -> Iterator[pyarrow.RecordBatch]:
-    """Read an Arrow stream up to its end-of-stream marker. pyarrow itself would accept a file that is cut between batches.
+    """Yield the batches of an Arrow stream, and check that it is complete. pyarrow itself accepts a file cut off between two batches.
 
     Raises:
-        ValueError: there is no such mark, or more behind it.
+        ValueError: the end-of-stream marker is missing, or is not at the end of the file.
     """
     while True:
         before = mapped.tell()
@@ -229,7 +231,7 @@ def _stream_batches(reader: ipc.RecordBatchStreamReader, mapped: pyarrow.MemoryM
     if mapped.tell() == before:
         raise ValueError("it ends between two batches, without the end-of-stream marker: the file is truncated")
     if mapped.tell() < mapped.size():
-        raise ValueError(f"it goes on for {mapped.size() - mapped.tell()} bytes after its end-of-stream marker")
+        raise ValueError(f"it has {mapped.size() - mapped.tell()} bytes after its end-of-stream marker")
 
 
 def _parsed(number: int, line: bytes) -> RawRow:
@@ -269,4 +271,4 @@ def _plain(value: Any) -> str | float:
 
 
 def _unreadable(place: str, problem: str) -> Fault:
-    return Fault(place, problem, f"give a whole file of a known kind ({', '.join(SUFFIXES)}), a folder of such files or a Hub name")
+    return Fault(place, problem, f"give a complete file of a supported kind ({', '.join(SUFFIXES)}), a folder of such files or a Hub name")

@@ -1,7 +1,7 @@
-"""Prepared tables: rows that were read, checked, rendered and tokenised once, on disk as memory-mapped Arrow.
+"""Prepared tables: rows that were read, checked, rendered and tokenised once, and are memory-mapped Arrow files on disk.
 
-A table's folder in the cache is named by a fingerprint of all that went into it, so a changed file, template or tokenizer
-never meets an old table. It appears by one rename while a lock is held: a reader sees a whole table or none.
+The name of a table's folder in the cache is a fingerprint of everything that went into the table, so that a changed file, template or
+tokenizer gives a new table. The folder is created by an atomic rename while a lock is held: readers see a complete table or none.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ COLUMNS = {"template", "messages", "prompt", "response", "text", "chosen", "reje
 DOMAIN = "domain"
 """Column with a row's reward domain."""
 REPORTED_ROWS = 20
+"""Largest number of faulty rows that an error names."""
 ROWS_OF_ONE_KIND = 3
-"""Number of rows to name if every row has the same fault."""
+"""The same if every row has the same fault."""
 BATCH_ROWS = 1000
 SHORTEST_CUT = 1 << 20
-"""Number of characters up to which every text is tokenised whole."""
+"""Length in characters up to which every text is tokenised whole."""
 CHARACTERS_OF_TOKEN = 64
 """Characters per token, more than the average of any useful text."""
 LOCK_SECONDS = 3600.0
-"""Seconds to wait for another process that prepares the same rows."""
+"""Longest wait for another process that prepares the same rows, in seconds."""
 
 RAW = datasets.Features(
     {
@@ -78,25 +79,31 @@ PREPARED = datasets.Features(
         "remedy": datasets.Value("string"),
     }
 )
-"""`digest` is the XXH3 of `row`; `token_ids` are the prompt's and then those of the response and of a second, rejected one;
-`pieces` are the tokens of each of `Texts.pieces` and of the response, empty where there are none; `value` is a label or a margin;
-`alike` is true of a pair of one response twice;
-`text` is the rendered prompt; `reason` is empty for a row without fault."""
+"""Columns of a prepared table:
+
+- `digest`: the XXH3 hash of `row`.
+- `token_ids`: the tokens of the prompt, the response and the rejected response, concatenated.
+- `pieces`: the number of tokens of each of `Texts.pieces` and of the response; empty if the prompt has no pieces.
+- `alike`: whether the two responses of a pair are the same.
+- `value`: the label or the margin.
+- `text`: the rendered prompt.
+- `reason`, `problem`, `remedy`: the row's fault; empty for a row without one.
+"""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of a row, which are tokenised separately."""
+    """The texts of a row. They are tokenised separately."""
 
     prompt: str
     response: str = ""
-    """Empty in RL."""
+    """The response, or the chosen response of a pair. Empty in RL."""
     rejected: str = ""
-    """The other response of a pair."""
+    """The rejected response of a pair."""
     value: float = 0.0
-    """Label or margin of the row's responses."""
+    """Label of the response, or margin of the pair."""
     pieces: tuple[str, ...] = ()
-    """The prompt in pieces, each tokenised by itself: context, an assistant's turn, context, ..., context. None to take it whole."""
+    """The prompt in pieces that are tokenised separately: context, assistant's turn, context, ..., context. Empty to tokenise it whole."""
 
 
 ReadTexts = Callable[[Mapping[str, Any]], Texts]
@@ -105,18 +112,18 @@ ReadTexts = Callable[[Mapping[str, Any]], Texts]
 
 @dataclass(frozen=True)
 class Preparation:
-    """Turns rows into tokens. Sent to the tokenising processes."""
+    """Converts rows to tokens. Must be picklable, because it is sent to the tokenising processes."""
 
     texts: ReadTexts
     tokenizer: PreTrainedTokenizerBase
     special_tokens: bool
-    """Whether the tokenizer adds its own tokens (BOS) before a prompt. A chat template has already written them."""
+    """Whether the tokenizer adds its special tokens (BOS) before a prompt. False if a chat template has written them already."""
     data_args: DataConfig
     cut: int | None = None
-    """See `cut_of`; None tokenises every text whole."""
+    """See `cut_of`. None tokenises every text whole."""
 
     def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        """Convert a batch of RAW rows to PREPARED ones."""
+        """Convert a batch of RAW rows to PREPARED rows."""
         records = [self._record(row, problem) for row, problem in zip(batch["row"], batch["problem"], strict=True)]
         prompts = self._tokenised([record["text"] for record in records], self.special_tokens)
         in_pieces = self._in_pieces([record.pop("pieces") for record in records])
@@ -139,7 +146,7 @@ class Preparation:
             return record | {
                 "reason": "not a JSON object",
                 "problem": problem,
-                "remedy": "make each row one JSON object, each key of it once",
+                "remedy": "make each row one JSON object without repeated keys",
             }
         row = json.loads(row_text)
         record |= {name: None if row.get(column) in (None, "") else str(row[column]) for name, column in self._named_columns().items()}
@@ -150,7 +157,7 @@ class Preparation:
         except RowFault as fault:
             record |= {"reason": fault.reason, "problem": fault.problem, "remedy": fault.remedy}
         except TemplateFault as fault:
-            record |= {"reason": "template refuses the messages", "problem": str(fault), "remedy": "change the row, or data_args.template"}
+            record |= {"reason": "template rejects the messages", "problem": str(fault), "remedy": "change the row, or data_args.template"}
         return record
 
     def _named_columns(self) -> dict[str, str]:
@@ -163,7 +170,8 @@ class Preparation:
         return [[next(first), *(next(later) for _ in pieces[1:])] if pieces else [] for pieces in prompts]
 
     def _tokenised(self, texts: list[str], special_tokens: bool) -> list[list[int]]:
-        """Return the tokens of a text. A text longer than `cut` gives only its beginning, if that already exceeds the limit."""
+        """Return the tokens of each text. If the first `cut` characters of a text exceed the limit already, return only their tokens."""
+
         if self.cut is None or all(len(text) <= self.cut for text in texts):
             return self._all_tokens(texts, special_tokens)
         found = self._all_tokens([text[: self.cut] for text in texts], special_tokens)
@@ -186,12 +194,19 @@ class Preparation:
 
 
 def cut_of(limit: int) -> int:
-    """Return the number of characters at which to cut texts of so many tokens. Limits up to 16,384 share a cut, and so a table."""
+    """Return the number of characters that suffices to see whether a text exceeds `limit` tokens.
+
+    All limits up to 16,384 give the same number, and thus share a prepared table.
+    """
     return max(SHORTEST_CUT, 1 << (limit * CHARACTERS_OF_TOKEN - 1).bit_length())
 
 
 def left_open(token_ids: list[int], added: list[int]) -> list[int]:
-    """Return a text's tokens without those that the tokenizer appended (EOS), because more text follows."""
+    """Return a text's tokens without the special tokens (EOS) that the tokenizer appended. Changes both lists in place.
+
+    Args:
+        added: for each token, 1 if the tokenizer added it, or else 0.
+    """
     while added and added.pop():
         token_ids.pop()
     return token_ids
@@ -200,10 +215,10 @@ def left_open(token_ids: list[int], added: list[int]) -> list[int]:
 def prepared_table(sources: Sequence[Source], preparation: Preparation, purpose: str, cache_folder: Path | None) -> datasets.Dataset:
     """Return the PREPARED rows of all sources, from the cache if possible. Rows with a fault are included and marked.
 
-    Any number of processes may ask for the same table at once; one builds it and the others wait.
+    Any number of processes may request the same table at once: one builds it, and the others wait.
 
     Raises:
-        DataError: a source cannot be read, there is no row at all, or nothing can be written into the cache.
+        DataError: a source cannot be read, there is no row at all, or the cache cannot be written.
         RollError: another process held the lock for longer than LOCK_SECONDS.
     """
     root = cache_folder or Path(HF_DATASETS_CACHE) / "roll"
@@ -216,13 +231,13 @@ def prepared_table(sources: Sequence[Source], preparation: Preparation, purpose:
     except LockHeld as error:
         raise RollError(f"{folder}.lock: another process has held it for {LOCK_SECONDS:.0f} s to prepare the same data") from error
     except OSError as error:
-        remedy = "make room there, or set HF_DATASETS_CACHE to a folder that can be written to"
-        raise DataError([Fault(str(root), f"the prepared rows cannot be kept there: {error}", remedy)]) from error
+        remedy = "free space there, or set HF_DATASETS_CACHE to a folder that you can write to"
+        raise DataError([Fault(str(root), f"the prepared rows cannot be written there: {error}", remedy)]) from error
     return datasets.concatenate_datasets([datasets.Dataset.from_file(str(file)) for file in sorted(folder.glob("rows*.arrow"))])
 
 
 def fingerprint(sources: Sequence[Source], preparation: Preparation, purpose: str) -> str:
-    """Return a table's name, from its rows, columns, template and tokenizer."""
+    """Return the name of a table: a digest of its sources, columns, template and tokenizer."""
     tokenizer = preparation.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
     vocabulary = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
@@ -242,10 +257,13 @@ def fingerprint(sources: Sequence[Source], preparation: Preparation, purpose: st
 
 
 def check_rows(table: datasets.Dataset, sources: Sequence[Source], further: Sequence[tuple[int, RowFault]] = ()) -> None:
-    """Raise DataError if any row has a fault: its own, or one of `further` (position in the table, fault).
+    """Raise DataError if any row has a fault.
 
-    The first REPORTED_ROWS rows are named, or ROWS_OF_ONE_KIND where all rows have one fault in common; a last fault counts all of them by
-    reason.
+    The error names the first REPORTED_ROWS faulty rows, or the first ROWS_OF_ONE_KIND if every row has the same fault. If there are more,
+    a last fault counts all of them by reason.
+
+    Args:
+        further: faults in addition to those in the table, each with the position of its row.
     """
     reasons = np.asarray(column(table, "reason"), dtype=object)
     positions = np.flatnonzero(reasons != "")
@@ -261,7 +279,7 @@ def check_rows(table: datasets.Dataset, sources: Sequence[Source], further: Sequ
         summary = ", ".join(f"{count} x {reason}" for reason, count in counts.most_common())
         names = ", ".join(source.name for source in sources)
         problem = f"{counts.total()} of {len(table)} rows cannot be used: {summary}"
-        remedy = "all have the same fault, so data_args may not fit the file" if alike else "mend or remove them"
+        remedy = "all have the same fault, so data_args may not fit the file" if alike else "fix or remove them"
         faults.append(Fault(names, problem, f"{remedy}; the first {len(faults)} are named above"))
     raise DataError(faults)
 
@@ -273,14 +291,15 @@ def row_place(table: datasets.Dataset, position: int, sources: Sequence[Source])
 
 
 def column(table: datasets.Dataset, name: str) -> NDArray[Any]:
-    """Read one column, [rows], and nothing else of the table."""
+    """Return one column of a table, [rows], without reading the others."""
     return table.data.column(name).to_numpy()
 
 
 def identity(table: datasets.Dataset, positions: NDArray[np.int64], *further: NDArray[Any]) -> str:
-    """Return a name of the rows at `positions`, in order, from their number and a digest of contents and lengths in tokens.
+    """Return a text that identifies the rows at `positions`: their number, and a digest of their contents and token counts in order.
 
-    `further` is what else tells them apart, [rows] each.
+    Args:
+        further: other arrays to include in the digest, [positions] each.
     """
     parts = [column(table, name)[positions] for name in ("digest", "prompt_tokens", "response_tokens", "rejected_tokens")]
     found = xxhash.xxh3_64()
@@ -290,7 +309,7 @@ def identity(table: datasets.Dataset, positions: NDArray[np.int64], *further: ND
 
 
 def count_by_file(table: datasets.Dataset, positions: NDArray[np.int64], sources: Sequence[Source]) -> dict[str, int]:
-    """Return the number of the rows at `positions` by source, without sources that have none."""
+    """Return the number of rows at `positions` by source. Sources without such a row are left out."""
     counts = np.bincount(column(table, "file")[positions], minlength=len(sources))
     return {source.name: int(count) for source, count in zip(sources, counts, strict=True) if count}
 
@@ -301,7 +320,7 @@ def _stored_fault(table: datasets.Dataset, position: int) -> RowFault:
 
 
 def _build(folder: Path, sources: Sequence[Source], preparation: Preparation) -> None:
-    """Write the table beside `folder` and rename it. The holder of the lock owns the temporary folder and may clear it."""
+    """Write the table to a temporary folder next to `folder`, then rename it. The caller must hold the lock."""
     site = folder.with_suffix(".building")
     shutil.rmtree(site, ignore_errors=True)
     (site / "table").mkdir(parents=True)

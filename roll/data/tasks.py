@@ -1,4 +1,4 @@
-"""Seeds as rows, for environments that make their own tasks, and several sets of rows as one."""
+"""Prompts for environments that generate their own tasks from seeds, and the concatenation of several sets of prompts."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from numpy.typing import NDArray
 from roll.types import Prompt
 
 SEED = "seed"
-"""Column with the seed from which the environment makes the task."""
+"""Column with the seed from which the environment generates the task."""
 FIRST_HELD_OUT = 1 << 30
 """First seed of held-out tasks, above all training seeds."""
 
 
 class Prompts(Protocol):
-    """Prompts by their number."""
+    """A sequence of prompts."""
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """All domains of the run."""
+        """Return all domains of the run."""
         ...
 
     @property
     def domain_index(self) -> NDArray[np.int16]:
-        """[prompts], index into `domains`."""
+        """Return the domain of each prompt, [prompts], as an index into `domains`."""
         ...
 
     @property
     def identity(self) -> str:
-        """Return a name of the prompts in their order."""
+        """Return a text that identifies the prompts and their order. A resumed run must have the same."""
         ...
 
     def __len__(self) -> int: ...
 
     def prompt(self, index: int, prompt_id: int) -> Prompt:
-        """Return prompt `index`, 0 <= index < len(self), as draw number `prompt_id` of the run."""
+        """Return the prompt at `index`, 0 <= index < len(self), with the given `prompt_id`."""
         ...
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """Implements `Prompts`: tasks that environments make from seeds. The policy's prompt is known after the environment's reset."""
+    """Implements `Prompts`: tasks that environments generate from seeds. Prompts are empty: the environment's reset returns the text."""
 
     domains: tuple[str, ...]
     counts: Mapping[str, int]
     """Number of tasks by domain."""
     first: int = 0
-    """Seed of the first one of each domain."""
+    """Seed of the first task of each domain."""
 
     @property
     def domain_index(self) -> NDArray[np.int16]:
@@ -81,7 +81,7 @@ class Joined:
     """Implements `Prompts`: concatenates several sets."""
 
     sets: Sequence[Prompts]
-    """`parts` are one or more sets with the same domains."""
+    """One or more sets with the same domains."""
 
     @property
     def domains(self) -> tuple[str, ...]:

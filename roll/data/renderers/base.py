@@ -1,4 +1,4 @@
-"""The token side of a conversation."""
+"""Protocol of renderers, which convert conversations to tokens and back."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Parsed:
     """A parsed turn of the policy."""
 
     message: Mapping[str, Any]
-    """Message for `Environment.step`: role, content, `tool_calls` with JSON text for arguments, `reasoning_content` if any."""
+    """Message for `Environment.step`: role, content, `tool_calls` with arguments as JSON text, and `reasoning_content` if there is any."""
     malformed: Sequence[str] = ()
-    """Texts of unreadable tool calls."""
+    """Texts of the tool calls that could not be parsed."""
 
 
 class ChatRenderer(Protocol):
@@ -26,23 +26,22 @@ class ChatRenderer(Protocol):
     """Token ids that end a turn. The engine must stop on them."""
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Ints:
-        """Return the tokens of a whole conversation, with an opened assistant's turn at the end.
+        """Return the tokens of a whole conversation, with an assistant turn opened at the end.
 
         Raises:
-            TemplateFault: the format cannot express these messages, or the calls of tools in it cannot be read.
+            TemplateFault: the format cannot express the messages, or there are tools and tool calls in this format cannot be parsed.
         """
         ...
 
     def bridge(self, before: Ints, sampled: Ints, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Ints | None:
-        """Return the tokens after `before` and `sampled`: the end of the turn if `sampled` lacks it, `messages`, and the opened next turn.
+        """Return the tokens that continue `before` and `sampled`; None if there is no safe continuation.
 
-        Returns:
-            None if no safe bridge exists.
+        They are the end of the sampled turn, if `sampled` lacks it, the `messages`, and the start of the next assistant turn.
         """
         ...
 
     def parse(self, sampled: Ints, tools: Sequence[Mapping[str, Any]]) -> Parsed:
-        """Parse the sampled tokens."""
+        """Return the message that the sampled tokens express."""
         ...
 
     def text(self, token_ids: Ints) -> str:

@@ -1,8 +1,9 @@
-"""Renders and continues conversations by any chat template that allows it.
+"""Renders and continues conversations with any chat template that allows it.
 
-Nothing is known of the template but what it writes. A conversation is rendered whose assistant says a word that occurs nowhere else; what
-follows that word up to the opened next turn is the bridge. It is safe where the template writes what came before in the same way when
-more follows, and ends a turn with a special token:
+Nothing is known about the template except the text it produces. To find the bridge, the tokens that continue a sampled turn, a probe
+conversation is rendered in which the assistant's message is a word that occurs nowhere else. The bridge is the text after that word, up to
+and including the start of the next assistant turn. It is safe if the template renders earlier messages in the same way when more follow,
+and ends a turn with a special token:
 
     <|im_start|>user\\nprobe<|im_end|>\\n<|im_start|>assistant\\nprobe<|im_end|>\\n<|im_start|>user\\nnew<|im_end|>\\n<|im_start|>assistant\\n
                                                                   └─────────────────────── bridge ───────────────────────────┘
@@ -31,16 +32,19 @@ class Ending:
     """The template's end of an assistant's turn."""
 
     mark: str
-    """Special token that the policy samples last."""
+    """Special token that ends the turn. The policy samples it last."""
     after: str
-    """Blanks after it."""
+    """White space that the template writes after the mark."""
 
 
 class TemplateRenderer:
-    """A `ChatRenderer` for a chat template. `check` says whether the template allows it."""
+    """A `ChatRenderer` for a chat template. `check` raises if the template does not allow it."""
 
     def __init__(self, encoder: Encoder, render: RenderTurns, eos_token_id: int | None) -> None:
-        """Raises TemplateFault if the template cannot render a conversation, or marks no end of a turn."""
+        """
+        Raises:
+            TemplateFault: the template cannot render a conversation, or ends a turn without a special token.
+        """
         self._encoder, self._render_text = encoder, render
         opened = render([ASKED], (), True)
         self._thinks = THINK in opened and THOUGHT not in opened[opened.rfind(THINK) :]
@@ -63,7 +67,7 @@ class TemplateRenderer:
         """See `ChatRenderer`.
 
         Raises:
-            TemplateFault: the template refuses the messages, or there are tools and its calls cannot be read.
+            TemplateFault: the template rejects the messages, or there are tools and its tool calls cannot be parsed.
         """
         if tools and self.no_calls:
             raise TemplateFault(self.no_calls)
@@ -72,7 +76,7 @@ class TemplateRenderer:
         return render_tokens(self._encoder, self._render_text, messages, tools)
 
     def bridge(self, before: Ints, sampled: Ints, messages: Messages, tools: Tools) -> Ints | None:
-        """See `ChatRenderer`. None also if the template refuses these messages."""
+        """See `ChatRenderer`. Return None also if the template rejects the messages."""
         if not messages or any(message["role"] == "assistant" for message in messages):
             return None
         try:
@@ -85,7 +89,7 @@ class TemplateRenderer:
         return ints(ids[1:] if closed else ids)
 
     def parse(self, sampled: Ints, tools: Tools) -> Parsed:
-        """See `ChatRenderer`. A tag that is a special token only counts if that token was sampled."""
+        """See `ChatRenderer`. A tag that is a special token counts only if the token itself was sampled, not the same text."""
         said = sampled[:-1] if len(sampled) and int(sampled[-1]) in self.stop_token_ids else sampled
         guard = guard_for([self._encoder.decode(said)])
         written = read_turn(self._encoder.decode_guarded(said, guard), self._thinks)
@@ -107,21 +111,26 @@ class TemplateRenderer:
         return self._encoder.decode(token_ids)
 
     def check(self) -> None:
-        """Raise TemplateFault if no bridge over a user's message is safe, or the tokens differ from those of the tokenizer itself."""
+        """Check that a conversation can be continued.
+
+        Raises:
+            TemplateFault: there is no safe bridge over a user's message, or the encoder's tokens differ from the tokenizer's.
+        """
         self._following([ASKED], ())
         whole = self._render_text([ASKED, {"role": "assistant", "content": PROBE}, ASKED], (), True)
         if not whole.startswith(self._render_text([ASKED], (), True)):
-            raise TemplateFault("it writes the prompt of a turn differently once the turn follows it")
+            raise TemplateFault("it renders the prompt of a turn differently once the turn follows it")
         self._encoder.check(whole)
 
     def _following(self, messages: Messages, tools: Tools) -> tuple[Ending, str, str]:
-        """Return (end of the previous turn, text from its last token to the opened next turn, guard in that text)."""
+        """Return the end of the previous turn, the text from its last token to the start of the next turn, and the guard in that text."""
         guard, guarded = self._encoder.guarded_messages(messages)
         history = _history(guarded)
         ended = self._render_text(history, tools, False)
         whole = self._render_text([*history, *guarded], tools, True)
         if not whole.startswith(ended):
-            raise TemplateFault("it writes a turn of the assistant differently once more follows it (as one that drops earlier thinking)")
+            example = "for example because it drops the thinking of earlier turns"
+            raise TemplateFault(f"it renders a turn of the assistant differently once more follows it, {example}")
         ending = self._endings.get("tool_calls" in history[-1])
         if ending is None:
             raise TemplateFault(self.no_calls)
@@ -136,17 +145,17 @@ class TemplateRenderer:
         raise TemplateFault("it ends a turn of the assistant without a special token")
 
     def _moving(self) -> str | None:
-        """Return why a conversation with a system message cannot be continued. None if it can, or if the template refuses it."""
+        """Return why a conversation with a system message cannot be continued; None if it can, or if the template rejects it."""
         begun = [SYSTEM, ASKED]
         try:
             later = self._render_text([*begun, {"role": "assistant", "content": PROBE}, ASKED], (), True)
             follows = later.startswith(self._render_text(begun, (), True))
         except TemplateFault:
             return None
-        return None if follows else "its chat template moves the system message when more follows: tell it in the user's message"
+        return None if follows else "its chat template moves the system message when more follows: put that text into the user's message"
 
     def _unreadable(self) -> str | None:
-        """Return why the template's calls cannot be read back, None if they can."""
+        """Return why the tool calls that the template renders cannot be parsed again; None if they can."""
         messages = [ASKED, calling([CALL, CALL])]
         opened, written = self._render_text(messages[:1], TOOLS, True), self._render_text(messages, TOOLS, False)
         turn = written[len(opened) :] if written.startswith(opened) else written[written.rfind(ASKED["content"]) :]
@@ -155,7 +164,7 @@ class TemplateRenderer:
 
 
 def _history(messages: Messages) -> list[Mapping[str, Any]]:
-    """Return a conversation that `messages` may follow, with a call for each tool answer among them."""
+    """Return a conversation that `messages` can follow. It has a tool call for each tool answer at the beginning of `messages`."""
     answers: list[Mapping[str, Any]] = []
     for message in messages:
         if message["role"] != "tool":

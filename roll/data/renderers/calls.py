@@ -22,20 +22,20 @@ class Written:
     """A parsed turn of the policy."""
 
     reasoning: str | None
-    """Text between the tags of thinking, None without them."""
+    """Text of the thinking; None without thinking."""
     content: str
     """The remaining text, without the calls."""
     calls: Sequence[Mapping[str, Any]]
-    """Calls, each with a `name` and `arguments`, an object."""
+    """Tool calls, each with a `name` and with `arguments`, an object."""
     malformed: Sequence[str]
-    """Texts of unreadable calls."""
+    """Texts of the tool calls that could not be parsed."""
 
 
 def read_turn(text: str, thinks: bool) -> Written:
-    """Parse a turn's text.
+    """Return the parts of a turn's text.
 
     Args:
-        thinks: the text begins inside thinking, because the prompt has opened it.
+        thinks: whether the text begins inside the thinking, because the prompt already contains its opening tag.
     """
     reasoning, said = None, text
     if thinks or text.lstrip().startswith(THINK):
@@ -59,7 +59,7 @@ def read_turn(text: str, thinks: bool) -> Written:
 
 
 def _one_call(text: str) -> tuple[Mapping[str, Any] | None, str, str]:
-    """Return (the call or None, its text, the rest) of a text that begins after an opening tag."""
+    """Return the call or None, the text of the call, and the remaining text. `text` begins after an opening tag."""
     try:
         begun = len(text) - len(text.lstrip())
         found, end = DECODER.raw_decode(text, begun)
@@ -67,14 +67,14 @@ def _one_call(text: str) -> tuple[Mapping[str, Any] | None, str, str]:
         if after.startswith(CLOSE) and is_call(found):
             return found, text[:end], after.removeprefix(CLOSE)
     except (ValueError, RecursionError):
-        pass  # other texts are returned unchanged
+        pass  # not a call: its text is returned as it is
     ends = [at for at in (text.find(CLOSE), text.find(OPEN)) if at >= 0]
     end = min(ends, default=len(text))
     return None, text[:end].strip(), text[end:].removeprefix(CLOSE)
 
 
 def is_call(found: Any) -> bool:
-    """Whether a JSON value names a tool and its arguments, in texts that UTF-8 can encode."""
+    """Whether a JSON value is a tool call: an object with a `name` and with `arguments`, which UTF-8 can encode."""
     if not (isinstance(found, dict) and isinstance(found.get("name"), str) and found["name"] and isinstance(found.get("arguments"), dict)):
         return False
     try:
@@ -85,4 +85,4 @@ def is_call(found: Any) -> bool:
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(f"JSON has no {name}")
+    raise ValueError(f"{name} is not JSON")

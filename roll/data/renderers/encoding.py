@@ -1,8 +1,8 @@
 """Tokenises rendered text so that no text of a message becomes a special token.
 
-A chat template writes special tokens as text, and a tokenizer reads each back. What a user, a tool or an environment says may hold the same
-text: `guarded` breaks it with a character that occurs nowhere else, `Encoder.encode` leaves that character out again, and reads as special
-tokens only what was not broken.
+A chat template writes special tokens as text, which the tokenizer converts to tokens. A message of a user, a tool or an environment may
+contain the same text. `guarded` breaks such text with a guard: a character that occurs nowhere else. `Encoder.encode` converts only
+unbroken text to special tokens, and removes the guard from the rest.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from roll.data.renderers.templates import Messages, RenderTurns, Tools
 from roll.types import Ints
 
 PRIVATE = range(0xF0000, 0xFFFFE)
-"""Code points for private use, which Unicode assigns to no character."""
+"""Code points for private use, to which Unicode assigns no character."""
 OPENINGS = ("<|", "<｜")
 """Prefixes of most special tokens, including those that the tokenizer does not list as special."""
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""Tags that have a meaning in the policy's own text, whether or not the template writes them."""
+"""Tags that have a meaning in the policy's own text, even if the template does not contain them."""
 
 
 class Encoder:
     """Converts text to tokens and back, for one tokenizer.
 
     Attributes:
-        marks: the special tokens by their text: those that the tokenizer calls so, those that look so, and those that the template writes.
+        marks: token id of each special token by its text. An added token counts as special if the tokenizer marks it as special, if it
+            looks like a special token or is one of TAGS, or if the template contains it.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
@@ -66,11 +67,11 @@ class Encoder:
         """Return the tokens of `text`.
 
         Args:
-            guard: the character of `guarded`, to be left out.
-            first: nothing comes before it.
+            guard: the character that `guarded` inserted, which is left out.
+            first: whether the text begins a sequence.
 
         Raises:
-            TemplateFault: the tokenizer makes a special token of plain text.
+            TemplateFault: the tokenizer converts plain text to a special token.
         """
         pieces, marks = self._any.split(text), self._any.findall(text)
         ids: list[int] = []
@@ -84,16 +85,16 @@ class Encoder:
                 backend = self._first if first and not number else self._later
                 found = backend.encode(plain, add_special_tokens=False).ids
                 if not self._forbidden.isdisjoint(found):
-                    raise TemplateFault(f"the tokenizer makes a special token of a part of the text {plain[:80]!r}")
+                    raise TemplateFault(f"the tokenizer converts a part of the plain text {plain[:80]!r} to a special token")
                 ids += found
             if number < len(marks):
                 ids.append(self._added[marks[number]])
         return ids
 
     def check(self, text: str) -> None:
-        """Raise TemplateFault if the tokenizer itself gives a text without guard other tokens."""
+        """Raise TemplateFault if the tokens of `encode` differ from the tokenizer's own for this text."""
         if self._whole.encode(text, add_special_tokens=False).ids != self.encode(text):
-            raise TemplateFault(f"its tokenizer reads {text!r} differently when the special tokens in it are taken apart from the text")
+            raise TemplateFault(f"its tokenizer tokenises {text!r} differently if plain text and special tokens are encoded separately")
 
     def decode(self, token_ids: Ints | Sequence[int]) -> str:
         """Return the text of tokens, including special ones."""
@@ -102,7 +103,7 @@ class Encoder:
         return text
 
     def decode_guarded(self, token_ids: Ints | Sequence[int], guard: str) -> str:
-        """Return the text of tokens. The text of a special token only stands for that token; elsewhere `guard` breaks it."""
+        """Return the text of tokens. Text that looks like a special token but is not that token is broken with `guard`."""
         special = {number: mark for mark, number in self.marks.items()}
         parts: list[str] = []
         run: list[int] = []
@@ -118,18 +119,18 @@ class Encoder:
         return "".join(parts)
 
     def guarded(self, text: str, guard: str) -> str:
-        """Insert `guard` after the first character of whatever looks like a special token."""
+        """Insert `guard` after the first character of everything that looks like a special token."""
         while (found := self._mark.search(text)) and found.end() - found.start() > 1:
             text = self._mark.sub(lambda mark: mark[0][0] + guard + mark[0][1:], text)
         return text
 
     def guarded_messages(self, messages: Messages) -> tuple[str, list[dict[str, Any]]]:
-        """Return (a guard, the messages with it)."""
+        """Return a guard for the messages, and the messages guarded with it."""
         guard = guard_for([json.dumps(list(messages), ensure_ascii=False)])
         return guard, [self.guarded_message(message, guard) for message in messages]
 
     def guarded_message(self, message: Mapping[str, Any], guard: str) -> dict[str, Any]:
-        """Guard all texts of a message, unless it is the assistant's: its texts are the policy's own."""
+        """Return the message with all its texts guarded. A message of the assistant is returned unchanged: its text is the policy's own."""
         if message["role"] == "assistant":
             return dict(message)
         return {key: value if key == "role" else self._guarded_value(value, guard) for key, value in message.items()}
@@ -143,7 +144,7 @@ class Encoder:
 
 
 def render_tokens(encoder: Encoder, render: RenderTurns, messages: Messages, tools: Tools) -> Ints:
-    """Return the tokens of a whole conversation, with an opened assistant's turn at the end."""
+    """Return the tokens of a whole conversation, with an assistant turn opened at the end."""
     guard, guarded = encoder.guarded_messages(messages)
     return ints(encoder.encode(render(guarded, tools, True), guard))
 
@@ -155,17 +156,17 @@ def guard_for(texts: Iterable[str]) -> str:
 
 
 def ints(token_ids: Sequence[int]) -> Ints:
-    """As an array."""
+    """Return token ids as an array."""
     return np.asarray(token_ids, np.int32)
 
 
 def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern for any of the texts, which matches nothing if there are none."""
+    """Return a pattern that matches any of the texts. Without texts it matches nothing."""
     return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or "(?!)")
 
 
 def _plain(backend: Tokenizer, added: Mapping[str, int], first: bool) -> Tokenizer:
-    """Return a copy of a tokenizer without added tokens."""
+    """Return a copy of the tokenizer without added tokens. `first` is whether it encodes the beginning of a sequence."""
     description = json.loads(backend.to_str())
     description["added_tokens"] = []
     description["post_processor"] = description["truncation"] = description["padding"] = None
@@ -179,7 +180,7 @@ def _plain(backend: Tokenizer, added: Mapping[str, int], first: bool) -> Tokeniz
 
 
 def _not_first(step: dict[str, Any] | None) -> None:
-    """Keep SentencePiece's space before the first word at the start of a text only."""
+    """Change a pre-tokenizer in place so that it does not prepend SentencePiece's space, which belongs at the start of a sequence only."""
     for inner in (step or {}).get("pretokenizers", ()):
         _not_first(inner)
     if step and step.get("prepend_scheme") == "first":

@@ -1,4 +1,4 @@
-"""Chooses the renderer of a model's conversations."""
+"""Chooses the renderer for a model's conversations."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from roll.data.renderers.encoding import Encoder
 from roll.data.renderers.templates import template_text, turns_renderer
 from roll.errors import BadInput, Fault
 
-REMEDY = "choose data_args.template: chatml or qwen2_5 (the tokenizer must have <|im_start|> and <|im_end|>), or a model whose template can"
+REMEDY = "set data_args.template to chatml or qwen2_5 (the tokenizer must have <|im_start|> and <|im_end|>), or use another model"
 
 
 def chat_renderer(tokenizer: PreTrainedTokenizerBase, model_path: str | Path, template: str) -> ChatRenderer:
-    """Return the renderer of a model's conversations over several turns.
+    """Return the renderer for a model's conversations over several turns.
 
     Args:
-        model_path: the model's folder.
-        template: as `data_args.template`.
+        model_path: folder of the model.
+        template: value of `data_args.template`.
 
     Raises:
         BadInput: a conversation in this format cannot be continued from its tokens.
@@ -37,6 +37,6 @@ def chat_renderer(tokenizer: PreTrainedTokenizerBase, model_path: str | Path, te
         renderer = TemplateRenderer(encoder, render, eos if isinstance(eos, int) else None)
         renderer.check()
     except ValueError as error:
-        problem = f"the model '{model_path}' cannot play several turns with the template '{template}': {error}"
+        problem = f"the model '{model_path}' cannot play episodes of several turns with the template '{template}': {error}"
         raise BadInput([Fault("environments", problem, REMEDY)]) from error
     return renderer

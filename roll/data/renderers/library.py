@@ -1,7 +1,7 @@
-"""Renders families of models that the library `renderers` supports: ends of turns, continuations and tool calls.
+"""Renderer for the model families that the library `renderers` supports.
 
-The library reimplements published chat templates. To check that it matches this model's, some conversations must give the same tokens
-by the template and by the library. Whole conversations are rendered by the template; the library continues and reads them.
+The library reimplements published chat templates. It is used only if some trial conversations give the same tokens with the library and
+with the model's own template. The template renders whole conversations; the library continues conversations and parses turns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from roll.data.renderers.templates import Messages, RenderTurns, Tools, template
 from roll.types import Ints
 
 GUARD = "\U000f0000\U000f0001\U000f0002"
-"""Guard, see `encoding`. It is removed from texts."""
+"""Guard that breaks special tokens in messages; see `encoding`. It is removed when text is encoded."""
 FAMILIES: Mapping[str, Sequence[str]] = {
     "qwen2": ("deepseek-r1",),
     "qwen3": ("qwen3", "prime-qwen3"),
@@ -48,11 +48,12 @@ FAMILIES: Mapping[str, Sequence[str]] = {
 }
 """Names of the library's candidate renderers by `model_type` of config.json."""
 FURTHER: Mapping[str, Sequence[Mapping[str, Any]]] = {"llama-3": ({}, {"date_string": time.strftime("%d %b %Y")})}
-"""Further arguments of some renderers. Llama 3.2's template writes the date."""
+"""Alternative arguments of some renderers, tried in turn. Llama 3.2's template writes the date."""
 REFUSALS = (AssertionError, AttributeError, ImportError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError, ValueError)
-"""Errors of the library for a tokenizer without its tokens, or for an unsupported message."""
+"""Errors of the library if the tokenizer lacks a token that it needs, or if a message is not supported."""
 SAID: Mapping[str, Any] = {"role": "assistant", "content": PROBE}
 ANSWER: Mapping[str, Any] = {"role": "tool", "content": "Fed.", "tool_call_id": "call00000", "name": TOOL}
+# Trial conversations that the library and the template must render alike.
 TRIALS: Sequence[tuple[Messages, Tools]] = (
     ([ASKED], ()),
     ([SYSTEM, ASKED, SAID, ASKED], ()),
@@ -62,7 +63,7 @@ TRIALS: Sequence[tuple[Messages, Tools]] = (
 
 
 class FamilyRenderer:
-    """A `ChatRenderer` by the library. The policy's thinking of earlier turns stays in place."""
+    """A `ChatRenderer` that uses the library. The policy's thinking in earlier turns is kept."""
 
     def __init__(self, encoder: Encoder, render: RenderTurns, library: Renderer) -> None:
         self._encoder, self._render_text, self._library = encoder, render, library
@@ -74,7 +75,7 @@ class FamilyRenderer:
         return render_tokens(self._encoder, self._render_text, messages, tools)
 
     def bridge(self, before: Ints, sampled: Ints, messages: Messages, tools: Tools) -> Ints | None:
-        """See `ChatRenderer`. None also if the library would change sampled tokens."""
+        """See `ChatRenderer`. Return None also if the library would change sampled tokens."""
         new: list[Any] = [template_message(self._encoder.guarded_message(message, GUARD)) for message in messages]
         known = [*before.tolist(), *sampled.tolist()]
         try:
@@ -104,7 +105,7 @@ class FamilyRenderer:
         return self._encoder.decode(token_ids)
 
     def follows(self) -> bool:
-        """Whether the library and the template give the same tokens, and the template's calls can be read back."""
+        """Whether the library and the template give the same tokens, and the library can parse the template's tool calls."""
         agreed = 0
         for messages, tools in TRIALS:
             try:
@@ -133,7 +134,7 @@ class FamilyRenderer:
 
 
 class _Tokens:
-    """The tokenizer for the library, without special tokens in texts of others."""
+    """The tokenizer as the library sees it. It does not convert guarded text to special tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, encoder: Encoder) -> None:
         self._tokenizer, self._encoder = tokenizer, encoder
@@ -156,7 +157,7 @@ class _Tokens:
 def family_renderer(
     tokenizer: PreTrainedTokenizerBase, encoder: Encoder, render: RenderTurns, model_path: str | Path
 ) -> FamilyRenderer | None:
-    """Return the library's renderer for a model's folder, None if none follows the model's own chat template."""
+    """Return the renderer of the library that matches the model's own chat template; None if there is none."""
     for library in _candidates(_Tokens(tokenizer, encoder), _model_type(Path(model_path))):
         renderer = FamilyRenderer(encoder, render, library)
         if renderer.follows():
@@ -187,7 +188,7 @@ def _plain(tools: Tools) -> list[Any] | None:
 
 
 def _read(call: ParsedToolCall) -> dict[str, str] | None:
-    """Return name and arguments in OpenAI's format, None if they are unreadable."""
+    """Return the name and the arguments of a call in OpenAI's format; None if the call could not be parsed."""
     arguments = call.arguments
     if isinstance(arguments, str):
         try:

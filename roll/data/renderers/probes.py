@@ -1,4 +1,4 @@
-"""Conversations that probe a chat template. Their words occur in no template."""
+"""Messages for probing a chat template. Their words occur in no template."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from roll.data.renderers.templates import Messages, Tools
 
 PROBE = "Quokka"
-"""Text of the assistant in probes of the text around it."""
+"""Text of the assistant's message in a probe. It marks the position of the message in the rendered text."""
 ASKED: Mapping[str, Any] = {"role": "user", "content": "Wombat"}
 SYSTEM: Mapping[str, Any] = {"role": "system", "content": "Be brief."}
 TOOL = "wallaby"
@@ -30,7 +30,7 @@ TOOLS: Tools = [
 
 
 def calling(calls: Sequence[Mapping[str, Any]], answers: Messages = ()) -> dict[str, Any]:
-    """Return the assistant's message with the tool calls that `answers` belong to."""
+    """Return an assistant's message with the given tool calls. If `answers` follow, their ids and names replace those of the calls."""
     named = [
         {
             "id": (answers[number].get("tool_call_id") if number < len(answers) else None) or f"call{number:05d}",

@@ -1,4 +1,4 @@
-"""Renders messages to text by chat templates with tools: the tokenizer's own, and ours."""
+"""Renders messages and tools to text with a chat template: the tokenizer's own, or one of roll's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roll.data.chat import QWEN2_5_SYSTEM, TemplateFault
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 
-# Qwen2.5's published template. SYSTEM is the system message of a conversation that has none.
+# Qwen2.5's published template. SYSTEM stands for the system message of conversations that have none.
 CHATML_TOOLS = """\
 {%- set system = messages[0].content if messages[0].role == 'system' else SYSTEM %}
 {%- if tools or system or messages[0].role == 'system' %}
@@ -53,24 +53,24 @@ class RenderTurns(Protocol):
     """Renders messages to text."""
 
     def __call__(self, messages: Messages, tools: Tools, generate: bool) -> str:
-        """Render `messages`. `generate` opens an assistant turn at the end.
+        """Return the text of `messages`. `generate` opens an assistant turn at the end.
 
         Raises:
-            TemplateFault: the template refuses the messages, or does not write a part of them.
+            TemplateFault: the template rejects the messages, or would leave a part of them out.
         """
         ...
 
 
 def template_text(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
-    """The Jinja text that `template` stands for. Of several that a tokenizer has by name, all.
+    """Return the Jinja source of `template`. If the tokenizer has several templates by name, return all of them concatenated.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such template, or it has no source.
     """
     if template in OWN:
         return OWN[template]
     if template != "native":
-        raise ValueError(f"the template '{template}' does not say where a turn ends")
+        raise ValueError(f"the template '{template}' does not mark the end of a turn")
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer has no chat template of its own")
     own = tokenizer.chat_template
@@ -78,7 +78,7 @@ def template_text(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
 
 
 def turns_renderer(tokenizer: PreTrainedTokenizerBase, template: str) -> RenderTurns:
-    """The function that renders with `template`, of which `template_text` has a text."""
+    """Return the function that renders messages with `template`. Raises ValueError as `template_text` does."""
     chosen, writes_calls = OWN.get(template), "tool_calls" in template_text(tokenizer, template)
 
     def render(messages: Messages, tools: Tools, generate: bool) -> str:
@@ -94,7 +94,7 @@ def turns_renderer(tokenizer: PreTrainedTokenizerBase, template: str) -> RenderT
                 chat_template=chosen,
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
-            raise TemplateFault(f"the chat template refuses the messages: {error}") from error
+            raise TemplateFault(f"the chat template rejects the messages: {error}") from error
         assert isinstance(rendered, str)
         return rendered
 
@@ -102,7 +102,7 @@ def turns_renderer(tokenizer: PreTrainedTokenizerBase, template: str) -> RenderT
 
 
 def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: with a content, and with the arguments of calls as an object where OpenAI has JSON text."""
+    """Return a message as templates expect it: always with a content, and with the arguments of tool calls as objects, not JSON text."""
     calls = [{**call, "function": {**call["function"], "arguments": _object(call)}} for call in message.get("tool_calls") or ()]
     return {**message, "content": message.get("content") or "", **({"tool_calls": calls} if calls else {})}
 

@@ -139,7 +139,7 @@ def test_examples_beyond_either_limit_are_dropped_and_counted(
     ("row", "problem"),
     [
         ({"messages": MESSAGES[:1]}, "ends with a message of the role 'user'"),
-        ({"messages": MESSAGES[1:]}, "'messages' holds the response alone"),
+        ({"messages": MESSAGES[1:]}, "'messages' holds only the response"),
         ({"messages": [MESSAGES[0], {"role": "assistant", "content": ""}]}, "item 1 (role 'assistant') has no text"),
     ],
 )

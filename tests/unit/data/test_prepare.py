@@ -55,7 +55,7 @@ def test_the_reference_answer_is_a_number_that_its_own_solution_is_right_by(end:
 
 @pytest.mark.parametrize("answer", ["no mark 5", "Count.\n####", "Count.\n#### five", "Count.\n#### 5 apples", "Count.\n#### 1/2"])
 def test_a_problem_without_a_number_is_left_out(answer: str) -> None:
-    with pytest.raises(LeftOut, match="without a number behind '####'"):
+    with pytest.raises(LeftOut, match="without a number after '####'"):
         gsm8k({"question": "How many?", "answer": answer})
 
 
@@ -77,8 +77,8 @@ def changed(column: str, content: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (pair_row(2), "whose chosen response has no higher score"),
-        (pair_row(1) | {"score_chosen": 1.0}, "whose chosen response has no higher score"),
+        (pair_row(2), "whose chosen response does not have the higher score"),
+        (pair_row(1) | {"score_chosen": 1.0}, "whose chosen response does not have the higher score"),
         (changed("chosen", "No."), "with the same response twice"),
         (changed("rejected", " "), "with an empty response"),
     ],
@@ -108,7 +108,7 @@ def test_conversations_end_with_an_answer() -> None:
         ("gsm8k", {"problem": "x", "answer": "#### 1"}, "there is no column 'question'; the row has: problem, answer"),
         ("gsm8k", {"question": "x", "answer": 5}, "'answer' is not a text"),
         ("ultrafeedback", pair_row(1) | {"chosen": "text"}, "'chosen' is not a list of messages"),
-        ("ultrafeedback", pair_row(1) | {"chosen": pair_row(3)["chosen"]}, "differ in their last message alone"),
+        ("ultrafeedback", pair_row(1) | {"chosen": pair_row(3)["chosen"]}, "differ only in their last message"),
         ("ultrafeedback", pair_row(1) | {"score_chosen": None}, "there is no column 'score_chosen'"),
         ("capybara", {"messages": [{"from": "human", "value": "x"}]}, "'messages' holds a message without a text as 'role' and 'content'"),
     ],
@@ -164,9 +164,9 @@ def test_what_repeats_or_stands_in_the_test_split_is_left_out_and_told(tmp_path:
         f"{out}/train.jsonl: 2 row(s) of {tmp_path}/copy, split train",
         f"{out}/validation.jsonl: 2 row(s) of {tmp_path}/copy, split train, drawn with seed 42",
         f"{out}/test.jsonl: 2 row(s) of {tmp_path}/copy, split test",
-        "left out of the split train: 2 row(s) that ask what an earlier row asks",
-        "left out of the split train: 1 row(s) without a number behind '####'",
-        "left out of the split test: 1 row(s) that ask what an earlier row asks",
+        "left out of the split train: 2 row(s) with the question of an earlier row",
+        "left out of the split train: 1 row(s) without a number after '####'",
+        "left out of the split test: 1 row(s) with the question of an earlier row",
     ]
     assert [row["ground_truth"] for row in lines(out / TEST)] == ["7", "8"]
 
@@ -186,10 +186,10 @@ def test_what_repeats_or_stands_in_the_test_split_is_left_out_and_told(tmp_path:
         (
             ["gsm8k", "--source", "copy", "--validation", "40"],
             "copy",
-            "40 rows of the split 'train' can be used, and at least 41",
+            "40 rows of the split 'train' can be used, but at least 41",
             "smaller",
         ),
-        (["gsm8k", "--source", "copy", "--output", "there/file/out"], "--output", "cannot be made", "you can write to"),
+        (["gsm8k", "--source", "copy", "--output", "there/file/out"], "--output", "cannot be created", "you can write to"),
     ],
 )
 def test_what_cannot_be_prepared_is_refused_and_leaves_no_file(

@@ -204,7 +204,7 @@ def test_a_cache_that_cannot_be_made_is_named(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
 ) -> None:
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(DataError, match="cache/roll: the prepared rows cannot be kept there: .*\n.*HF_DATASETS_CACHE"):
+    with pytest.raises(DataError, match="cache/roll: the prepared rows cannot be written there: .*\n.*HF_DATASETS_CACHE"):
         prepare_prompts(arguments(write_jsonl([{"prompt": "One?"}])), tokenizer, 100, one_domain, tmp_path / "cache" / "roll")
 
 
@@ -215,7 +215,7 @@ def test_a_full_disk_is_named(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ArrowWriter, "finalize", full)
-    with pytest.raises(DataError, match="cache: the prepared rows cannot be kept there: .*No space left"):
+    with pytest.raises(DataError, match="cache: the prepared rows cannot be written there: .*No space left"):
         prepare_prompts(arguments(write_jsonl([{"prompt": "One?"}])), tokenizer, 100, one_domain, tmp_path / "cache")
 
 

@@ -101,7 +101,7 @@ def test_json_nested_without_end_cannot_be_read(chat: ChatRenderer, tokenizer: P
     assert list(chat.parse(tokens(tokenizer, f"<tool_call>{deep}"), TOOLS).malformed) == [deep]
 
 
-@pytest.mark.parametrize(("template", "why"), [("raw", "where a turn ends"), ("native", "no chat template")])
+@pytest.mark.parametrize(("template", "why"), [("raw", "does not mark the end of a turn"), ("native", "no chat template")])
 def test_a_format_that_cannot_be_continued_is_refused(tokenizer: PreTrainedTokenizerBase, template: str, why: str) -> None:
     with pytest.raises(BadInput, match=why):
         chat_renderer(tokenizer, "tiny", template)

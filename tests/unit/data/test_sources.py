@@ -49,7 +49,7 @@ def test_files_of_a_folder_that_are_not_read_are_told_of(tmp_path: Path, caplog:
     for name in ("a.jsonl", "b.jsonl.gz", "c.csv", "README.md"):
         (tmp_path / name).write_text(json.dumps(ROWS[0]))
     assert [Path(name).name for name, *_ in read(str(tmp_path))] == ["a.jsonl"]
-    assert caplog.messages == [f"{tmp_path}: files of kinds that are not read are left out: b.jsonl.gz, c.csv"]
+    assert caplog.messages == [f"{tmp_path}: files of unsupported kinds are left out: b.jsonl.gz, c.csv"]
 
 
 def test_a_relative_folder_names_relative_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

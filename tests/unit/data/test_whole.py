@@ -47,14 +47,14 @@ def test_an_arrow_stream_that_is_cut_between_batches_is_refused(tmp_path: Path, 
     assert len(rows_of(path)) == 40
     whole = path.read_bytes()
     path.write_bytes(whole[: ends[left - 1] if left else ends[0] - (ends[1] - ends[0])])
-    with pytest.raises(DataError, match=r"rows.arrow: is not a readable arrow file: .*\n.*give a whole file"):
+    with pytest.raises(DataError, match=r"rows.arrow: is not a readable arrow file: .*\n.*give a complete file"):
         rows_of(path)
 
 
 def test_two_arrow_streams_in_one_file_are_refused(tmp_path: Path) -> None:
     stream(path := tmp_path / "rows.arrow")
     path.write_bytes(2 * path.read_bytes())
-    with pytest.raises(DataError, match="it goes on for [0-9]+ bytes after its end-of-stream marker"):
+    with pytest.raises(DataError, match="it has [0-9]+ bytes after its end-of-stream marker"):
         rows_of(path)
 
 
@@ -65,7 +65,7 @@ def test_a_saved_data_set_of_which_a_file_is_cut_is_refused(tmp_path: Path) -> N
     ends = stream(file)
     assert len(rows_of(folder)) == 40
     file.write_bytes(file.read_bytes()[: ends[1]])
-    with pytest.raises(DataError, match="saved: is not a whole saved data set: it ends between two batches"):
+    with pytest.raises(DataError, match="saved: is not a complete saved data set: it ends between two batches"):
         rows_of(folder)
 
 

@@ -294,7 +294,7 @@ def test_where_the_bound_is_hit_dropped_groups_fill_the_batch_up(caplog: pytest.
         assert rollouts.metrics() == {"sampling/drawn_groups": 8, "sampling/dropped_groups": 4, "sampling/dropped_tokens": 48}
 
     asyncio.run(run())
-    assert "keeps 1 of 8 drawn groups, and the step has room for 4" in caplog.text
+    assert "kept 1 of 8 drawn groups, but a step has 4" in caplog.text
 
 
 def test_dynamic_sampling_keeps_the_ratio_in_flight_and_repeats_from_a_saved_position() -> None:
