@@ -1,6 +1,5 @@
-"""Every key of an experiment, typed and described. `docs/configuration.md` is generated from this room.
+"""Defines every key of an experiment, with type and description. `docs/configuration.md` is generated from this package.
 
-Keys and defaults follow ROLL where ROLL has them. A checked config is frozen; nothing is filled in behind
-the user's back, so a field that is None means "derived in the plan", and its description says from what.
-Imports neither torch nor ray, so that a dry run is instant.
+Keys and defaults follow ROLL if ROLL has the key. A checked configuration is frozen. A field that is None is not filled in: its value is
+derived in the plan, and its description says how. The package imports neither torch nor ray, so that a dry run is fast.
 """

@@ -1,4 +1,4 @@
-"""Building blocks of the schema: a strict, frozen section, numbers with bounds, names and paths."""
+"""Building blocks of the schema: a strict, frozen base class, and types for bounded numbers, names and paths."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 LARGEST_COUNT = 2**31 - 1
-"""Largest value of whole numbers whose key has no bound of its own. torch and vLLM keep many of them in 32 bits."""
+"""Default upper bound of integers. torch and vLLM store many of them in 32 bits."""
 LARGEST_NUMBER = 1e12
 SMALLEST_NUMBER = 1e-30
-"""Smallest and largest magnitude of other numbers except 0. Smaller ones are 0 in 32 bits."""
+"""Default bounds of the magnitude of floats other than 0. Smaller magnitudes would be close to underflow in fp32."""
 LARGEST_SIZE = 10**15
-"""Bytes or elements."""
+"""Upper bound of sizes in bytes or elements."""
 MOST_RANKS = 1024
-"""Largest number of workers of a role and of devices of a run. A larger number is more likely a typing error."""
+"""Upper bound of the workers of a role and of the devices of a run. A larger number is probably a typing error."""
 LONGEST_PATH, LONGEST_PART = 2048, 255
-"""Largest number of bytes of a path and of one name in it. Linux allows 4095 bytes, and the run's files are below `output_dir`."""
+"""Largest length in bytes of a path, and of one name in it. Linux allows 4095 bytes, and a run appends names of files to `output_dir`."""
 LONGEST_NAME = 128
 NAME = r"^[A-Za-z0-9_-]+$"
-"""Pattern of texts that become parts of names of files, processes and metrics."""
+"""Pattern of names that become part of the names of files, processes and metrics."""
 
 
 def _not_tiny(value: float) -> float:
@@ -34,7 +34,7 @@ def _whole(value: Any) -> Any:
 
 
 def variable_text(value: Any) -> Any:
-    """Return a number as the text of an environment variable, and everything else unchanged."""
+    """Return a number as text, for an environment variable, and any other value unchanged."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -54,23 +54,23 @@ NonNegativeFloat = Annotated[float, Field(ge=0, le=LARGEST_NUMBER), AfterValidat
 Fraction = Annotated[float, Field(ge=0, le=1), AfterValidator(_not_tiny)]
 BelowOne = Annotated[float, Field(ge=0, lt=1), AfterValidator(_not_tiny)]
 Large = Annotated[int, Field(ge=0, le=LARGEST_SIZE), BeforeValidator(_whole)]
-"""A whole number that may be written as YAML's `1e8`, which is a float."""
+"""An integer that may also be written as `1e8`, which YAML parses as a float."""
 Ranks = Annotated[int, Field(gt=0, le=MOST_RANKS)]
-"""Processes, or devices of one process."""
+"""A number of processes, or of devices per process."""
 Seconds = Annotated[float, Field(ge=0.1, le=1e7)]
-"""A deadline."""
+"""A timeout in seconds."""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-"""Seed in NumPy's range."""
+"""A random seed in the range of NumPy."""
 Name = Annotated[str, Field(pattern=NAME, max_length=LONGEST_NAME)]
 PathText = Annotated[str, AfterValidator(_path)]
-"""A path, or a name that may be one."""
+"""A path, or a name that may also be a path."""
 
 
 VariableText = Annotated[str, BeforeValidator(variable_text)]
-"""Value of an environment variable. A number is taken as YAML reads it: 0x10 is 16."""
+"""Value of an environment variable. Numbers are first parsed by YAML: 0x10 becomes 16."""
 
 
 class StrictConfig(BaseModel):
-    """A block of the configuration: strict types, no unknown keys, frozen."""
+    """Base class of all blocks of the configuration: strictly typed, frozen, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

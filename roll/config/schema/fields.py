@@ -1,4 +1,4 @@
-"""The schema as a tree: finds the keys of a place, and the places of a key."""
+"""Navigates the schema as a tree: finds the keys at a path, and the paths of a key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 ANY_NAME = "<name>"
-"""Stands for the free key of a mapping: `rewards.<name>.timeout`."""
+"""Placeholder for a user-chosen key of a mapping: `rewards.<name>.timeout`."""
 DISCRIMINATOR = "strategy_name"
 
 
@@ -23,11 +23,11 @@ class Key:
     path: tuple[str, ...]
     field: FieldInfo
     section: type[BaseModel]
-    """The block that holds it."""
+    """The block that contains the key."""
 
 
 def members(annotation: object) -> tuple[object, ...]:
-    """Return the alternatives of a type: those of a union without None. `Annotated` is unwrapped."""
+    """Return the members of a union without None, or the type itself. `Annotated` is unwrapped."""
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
         return members(typing.get_args(annotation)[0])
@@ -37,7 +37,7 @@ def members(annotation: object) -> tuple[object, ...]:
 
 
 def sections(annotation: object) -> tuple[tuple[type[BaseModel], bool], ...]:
-    """Return the blocks of a type, each with whether it is under a free key (`dict[str, Block]`)."""
+    """Return the blocks in a type. Each comes with a flag that is true if the block is a value of a mapping (`dict[str, Block]`)."""
     found: list[tuple[type[BaseModel], bool]] = []
     for part in members(annotation):
         if isinstance(part, type) and issubclass(part, BaseModel):
@@ -57,9 +57,9 @@ def walk(section: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[Key]
 
 
 def section_at(root: type[BaseModel], place: Sequence[str | int], values: Any) -> type[BaseModel] | None:
-    """Return the schema's block at a place of `values`, None if there is none.
+    """Return the block of the schema at a path in `values`, or None if the schema has no block there.
 
-    Among the variants of a union, the one whose `strategy_name` stands in `values` is taken.
+    The `strategy_name` in `values` selects the member of a union.
     """
     section: type[BaseModel] | None = root
     keyed = False
@@ -87,12 +87,12 @@ def _variant(blocks: Sequence[type[BaseModel]], values: Any) -> type[BaseModel] 
 
 
 def homes(root: type[BaseModel], name: str) -> list[str]:
-    """Return the paths of keys with this name in the schema."""
+    """Return the paths of all keys with this name."""
     return list(dict.fromkeys(".".join(key.path) for key in walk(root) if key.path[-1] == name))
 
 
 def dotted(place: Sequence[str | int]) -> str:
-    """`actor_train.data_args.file_name[0]`."""
+    """Return a path as text: `actor_train.data_args.file_name[0]`."""
     text = ""
     for step in place:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step

@@ -1,11 +1,11 @@
-"""Names of other programs' backends and keys in ROLL's files."""
+"""Backends and keys in files of ROLL that roll does not support, with replacements."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 TRAINS = "use deepspeed_train, with strategy_config: ${deepspeed_zero3} and ../config/deepspeed_zero3@_here_ in `defaults`"
-SCORES = "use hf_infer, or deepspeed_infer with strategy_config: ${deepspeed_zero3} for a model that one GPU does not hold"
+SCORES = "use hf_infer, or deepspeed_infer with strategy_config: ${deepspeed_zero3} for a model that does not fit on one GPU"
 STRATEGIES: Mapping[str, tuple[str, str]] = {
     "megatron_train": ("Megatron", TRAINS),
     "megatron_infer": ("Megatron", SCORES),
@@ -13,7 +13,7 @@ STRATEGIES: Mapping[str, tuple[str, str]] = {
     "fsdp2_infer": ("FSDP2", SCORES),
     "sglang": ("SGLang", "use vllm"),
 }
-"""By name of a strategy, the backend that roll does not have, and its replacement."""
+"""By strategy name, the backend that roll does not support, and its replacement."""
 
 SHARDED = "use ZeRO-3, tensor_parallel or sequence_parallel_size"
 REMOVED = "remove it; docs/deepspeed.md lists what is supported"
@@ -25,7 +25,7 @@ MEGATRON_KEYS: Mapping[str, str] = {
     "virtual_pipeline_model_parallel_size": SHARDED,
     "expert_model_parallel_size": SHARDED,
     "expert_tensor_parallel_size": SHARDED,
-    "use_distributed_optimizer": "ZeRO shares the optimizer out from stage 1 on; remove it",
+    "use_distributed_optimizer": "remove it; ZeRO shards the optimizer states from stage 1 on",
     "overlap_grad_reduce": "use zero_optimization: {overlap_comm: ...}",
     "overlap_param_gather": "use zero_optimization: {overlap_comm: ...}",
     "recompute_granularity": "use model_args.gradient_checkpointing",
@@ -43,4 +43,4 @@ MEGATRON_KEYS: Mapping[str, str] = {
     "optimizer_cpu_offload": "use zero_optimization: {offload_optimizer: {device: cpu}}",
     "optimizer_offload_fraction": "use zero_optimization: {offload_optimizer: {device: cpu}}",
 }
-"""Keys of Megatron's `strategy_config`, with replacements in DeepSpeed's."""
+"""Keys of Megatron's `strategy_config`, with their replacements in that of DeepSpeed."""

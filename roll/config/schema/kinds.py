@@ -1,4 +1,4 @@
-"""The kinds of values of other programs' settings, which are checked before they are passed on."""
+"""Kinds of values in the settings of other programs, which are checked before they are passed on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kind:
-    """The values that a key accepts."""
+    """The set of values that a key accepts."""
 
     said: str
     holds: Callable[[Any], bool]
@@ -33,7 +33,7 @@ BLOCK = Kind("a block of keys", lambda value: isinstance(value, Mapping))
 
 
 def one_of(*names: str) -> Kind:
-    """One of some words."""
+    """Return the kind that accepts one of several words."""
     return Kind(f"{', '.join(names[:-1])} or {names[-1]}", lambda value: value in names)
 
 

@@ -1,4 +1,4 @@
-"""The type of a key that names a method: text in the file, a `Method` in the configuration."""
+"""The type of a key that names a method: a string in the file, a `Method` in the checked configuration."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from roll.algorithms.methods.base import Method, is_path
 from roll.algorithms.methods.kinds import Kind
 
 NO_METHOD = "no_method"
-"""Type of the error of an unknown name."""
+"""Type of pydantic's error for an unknown name."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """Stands in `Annotated` beside `Method`: the methods that the key may name.
+    """Annotation of a `Method` in `Annotated`: the methods that the key may name.
 
-    The context of a validation holds by key the methods of the user's with their traits; one that is not there has the usual traits.
+    The validation context maps keys to the user's own methods and their traits. A user's method that is not in it gets default traits.
     """
 
     kind: Kind

@@ -1,4 +1,4 @@
-"""Keys of rewards that a model gives: a judge that writes its verdict, or a classifier whose score is the reward."""
+"""Keys of rewards computed by a model: a judge that generates a verdict, or a classifier whose score is the reward."""
 
 from __future__ import annotations
 
@@ -12,61 +12,62 @@ from roll.config.schema.model import GeneratingConfig, ModelConfig
 
 JUDGE, SCORER = "llm_judge", "reward_model"
 MODEL_REWARDS = (JUDGE, SCORER)
-"""Rewards that are not functions."""
+"""Names of the rewards that are computed by a model."""
 ServingStrategy = Annotated[VllmStrategyConfig | HfInferStrategyConfig, Field(discriminator="strategy_name")]
 
 
 class JudgeSamplingConfig(GeneratingConfig):
-    """How a judge's answers are sampled."""
+    """Sampling parameters of a judge."""
 
-    max_new_tokens: PositiveInt = Field(512, description="Longest answer in tokens.")
-    temperature: NonNegativeFloat = Field(0.0, description="Softmax temperature; 0 is greedy.")
-    num_return_sequences: PositiveInt = Field(1, description="Answers to each response; the reward is the mean of their verdicts.")
+    max_new_tokens: PositiveInt = Field(512, description="Longest answer of the judge in tokens.")
+    temperature: NonNegativeFloat = Field(0.0, description="Softmax temperature; 0 is greedy decoding.")
+    num_return_sequences: PositiveInt = Field(1, description="Number of answers per response. The reward is the mean of their verdicts.")
 
 
 class ModelRewardKeys(StrictConfig):
     """Keys of a domain whose reward is `llm_judge` or `reward_model`."""
 
-    model_args: ModelConfig | None = Field(None, description="`llm_judge`, `reward_model`: the model that is served in the run.")
-    strategy_args: ServingStrategy | None = Field(None, description="The backend that serves it.")
+    model_args: ModelConfig | None = Field(None, description="`llm_judge`, `reward_model`: the model that this run serves.")
+    strategy_args: ServingStrategy | None = Field(None, description="The backend that serves the model.")
     device_mapping: tuple[NonNegativeInt, ...] | None = Field(
-        None, description="Its GPUs, as of any role. Without it the model runs on the CPU, in `world_size` workers."
+        None, description="GPUs of the model, as for a role. If not given, it runs on the CPU in `world_size` workers."
     )
-    generating_args: JudgeSamplingConfig | None = Field(None, description="`llm_judge`: sampling of its answers.")
+    generating_args: JudgeSamplingConfig | None = Field(None, description="`llm_judge`: sampling parameters of its answers.")
     template: Literal["native", "chatml", "qwen2_5", "raw"] = Field(
-        "native", description="Chat template of a model that is served in the run, as of `data_args`."
+        "native", description="Chat template of a model that this run serves; see `template` of `data_args`."
     )
     max_tokens_per_microbatch: PositiveInt | None = Field(
-        None, description="`reward_model` with `hf_infer`: token budget of one forward pass; see the roles' key."
+        None, description="`reward_model` with `hf_infer`: token budget of one micro-batch; see this key of the roles."
     )
-    infer_batch_size: PositiveInt = Field(1, description="`reward_model` with `hf_infer`: sequences behind the default of that budget.")
+    infer_batch_size: PositiveInt = Field(1, description="`reward_model` with `hf_infer`: batch size in the default of that budget.")
     judge_model_type: Literal["inference", "api"] | None = Field(
-        None, description="`llm_judge`, required: a model that is served in the run, or one behind a URL."
+        None, description="`llm_judge`, required: a model that this run serves (`inference`), or one behind a URL (`api`)."
     )
     judge_prompt: PathText | None = Field(
         None,
-        description="The judge's prompt: `same_answer`, `score`, or a text file with `{question}`, `{response}` and `{reference}` "
-        "in it; `score` if not given.",
+        description="Prompt of the judge: `same_answer`, `score`, or a text file with `{question}`, `{response}` and `{reference}`. "
+        "`score` if not given.",
     )
     judge_pattern: str | None = Field(
         None,
-        description="Regular expression that finds the verdict in the answer: the group of its last match, a number, yes or no; without "
-        'a group a match is 1, and none 0. If not given: the word "yes" with a `judge_prompt`, else `Score: x` of 10.',
+        description="Regular expression for the verdict. The group of its last match in the answer is a number, yes or no; without a "
+        'group, a match is 1 and no match 0. If not given: the word "yes" if `judge_prompt` is set, otherwise `Score: x` out of 10.',
     )
     judge_max_score: PositiveFloat | None = Field(
         None,
-        description="The number is divided by this; one above it or below 0 is no verdict. If not given, the number is the reward.",
+        description="Largest score: the number is divided by it, and a number above it or below 0 is no verdict. If not given: 10 for "
+        "`Score: x`; otherwise the number is the reward.",
     )
     judge_api_url: str | None = Field(
-        None, description="`api`: base of an OpenAI-compatible API (`https://host/v1`), or the whole address of its chat completions."
+        None, description="`api`: base URL of an OpenAI-compatible API (`https://host/v1`), or the full URL of its chat completions."
     )
-    judge_model_name: str | None = Field(None, description="`api`: the model's name there.")
-    judge_api_key_env: str | None = Field(None, description="`api`: environment variable that holds the key; none is sent if not given.")
-    judge_timeout: Seconds = Field(60.0, description="`api`: deadline of one request, in seconds.")
-    judge_retries: NonNegativeInt = Field(5, le=1000, description="`api`: further attempts after a request that failed temporarily.")
-    judge_concurrency: PositiveInt = Field(32, le=65536, description="`api`: concurrent requests.")
+    judge_model_name: str | None = Field(None, description="`api`: name of the model in the API.")
+    judge_api_key_env: str | None = Field(None, description="`api`: environment variable with the API key; no key is sent if not given.")
+    judge_timeout: Seconds = Field(60.0, description="`api`: timeout of one request, in seconds.")
+    judge_retries: NonNegativeInt = Field(5, le=1000, description="`api`: number of retries of a request that failed temporarily.")
+    judge_concurrency: PositiveInt = Field(32, le=65536, description="`api`: number of concurrent requests.")
     judge_max_calls: PositiveInt | None = Field(
         None,
-        description="`api`: most requests, with retries, until the run ends or resumes or the calling process is replaced. "
-        "Further responses get no verdict.",
+        description="`api`: budget of requests, retries included; further responses get no verdict. The count restarts if the run resumes "
+        "or the calling process is replaced.",
     )

@@ -1,4 +1,4 @@
-"""The pipelines, and the configuration of any one of them."""
+"""The pipelines by name, and the union of their configurations."""
 
 from __future__ import annotations
 

@@ -37,36 +37,40 @@ from roll.config.schema.roles import (
 
 
 class OverlongBufferConfig(StrictConfig):
-    """Soft punishment of long responses (DAPO). Names as in verl."""
+    """Soft penalty for long responses (DAPO). The key names are those of verl."""
 
-    len: PositiveInt = Field(description="The reward falls linearly over this many tokens before the limit.")
-    penalty_factor: PositiveFloat = Field(1.0, description="How much lower the reward is at the limit.")
+    len: PositiveInt = Field(description="Number of tokens before the length limit over which the reward falls linearly.")
+    penalty_factor: PositiveFloat = Field(1.0, description="Amount by which the reward is lowered at the length limit.")
 
 
 class DynamicSamplingConfig(StrictConfig):
-    """Groups whose rewards are all equal are dropped, and others are drawn in their place (DAPO)."""
+    """Dynamic sampling (DAPO): groups whose rewards are all equal are dropped and replaced by newly drawn groups."""
 
     max_num_gen_batches: PositiveInt = Field(
         3,
-        description="Largest number of groups drawn for a step, in multiples of `rollout_batch_size`; then dropped ones fill up the step.",
+        description="Largest number of groups drawn for a step, in multiples of `rollout_batch_size`. At the limit, dropped groups fill up "
+        "the step.",
     )
 
 
 class WeightSyncConfig(StrictConfig):
-    """How weights travel from the trainer to the engine."""
+    """Weight sync: how weights are sent from the trainer to the engine."""
 
     lora: Literal["adapter", "merged"] = Field(
-        "adapter", description="With LoRA: send the adapter alone, or the whole model with the adapter merged in (generates faster)."
+        "adapter",
+        description="With LoRA: send only the adapter (`adapter`), or the whole model with the adapter merged in (`merged`), "
+        "which makes generation faster.",
     )
     bucket_mib: PositiveInt = Field(
-        512, le=1 << 20, description="Weights are gathered and sent in buckets of at most so many MiB (one tensor at least)."
+        512,
+        le=1 << 20,
+        description="Largest size in MiB of the buckets in which weights are gathered and sent. A bucket holds at least one tensor.",
     )
     kv_cache: Literal["keep", "recompute"] | None = Field(
         None,
-        description="Whether responses that are unfinished at a weight sync keep their KV cache. "
-        "`keep` goes on at once, with keys and values "
-        "of older weights; `recompute` computes them with the new ones. If not given, `keep` where generation runs ahead of training "
-        "and the engine stays on its devices.",
+        description="KV cache of responses that are unfinished at a weight sync. `keep` continues at once with keys and values of the old "
+        "weights; `recompute` recomputes them with the new weights. If not given: `keep` if generation runs ahead of training and the "
+        "engine stays on its devices, otherwise `recompute`.",
     )
 
 
@@ -75,191 +79,219 @@ class RlvrConfig(ExperimentConfig):
 
     pipeline: Literal["rlvr"] = Field("rlvr", description=NAMES)
 
-    max_steps: PositiveInt = Field(description="Steps of the loop.")
-    save_steps: NonNegativeInt = Field(0, description="Checkpoint every so many steps, and at the end; 0 saves at the end only.")
-    rollout_batch_size: PositiveInt = Field(64, description="Prompts of one step.")
-    num_return_sequences_in_group: PositiveInt = Field(1, description="Samples of each prompt.")
+    max_steps: PositiveInt = Field(description="Number of training steps.")
+    save_steps: NonNegativeInt = Field(0, description="Steps between checkpoints; 0 saves only at the end of the run.")
+    rollout_batch_size: PositiveInt = Field(64, description="Number of prompts per step.")
+    num_return_sequences_in_group: PositiveInt = Field(1, description="Number of responses sampled per prompt.")
     async_generation_ratio: NonNegativeFloat = Field(
-        0.0, le=1000, description="How many steps generation may run ahead of training; 0 is synchronous."
+        0.0, le=1000, description="Number of steps that generation may run ahead of training, fractions allowed; 0 is synchronous."
     )
     rollout_window: PositiveInt | None = Field(
         None,
-        description="A step takes the first prompts to finish among so many, a multiple of `rollout_batch_size`, and leaves slow ones for "
-        "later steps. If not given it is one batch: prompts are used in the order in which they were drawn.",
+        description="Number of prompts, a multiple of `rollout_batch_size`, among which a step takes those that finish first; slow prompts "
+        "are left for later steps. If not given: `rollout_batch_size`, so that prompts are used in the order in which they were drawn.",
     )
     max_running_samples: PositiveInt | None = Field(
         None,
-        description="Samples that all engines together generate at a time; others wait until one ends. If not given, each engine starts "
-        "with its `max_num_seqs`, and gets a fifth fewer after a step in which it preempted samples because its KV cache was full.",
+        description="Largest number of responses that all engines together generate at a time; further ones wait. If not given, each "
+        "engine starts at its `max_num_seqs`. The limit falls by a fifth after a step with preemptions for lack of KV cache, and rises "
+        "again when the cache has room.",
     )
-    ppo_epochs: PositiveInt = Field(1, description="Passes over a step's samples.")
+    ppo_epochs: PositiveInt = Field(1, description="Number of passes over the responses of a step.")
 
     dynamic_sampling: DynamicSamplingConfig | None = Field(
-        None, description="Replace groups whose rewards are all equal; without this block none is replaced."
+        None, description="Replace groups whose rewards are all equal. Without this block, no group is replaced."
     )
 
     adv_estimator: Annotated[Method[EstimatorTraits], Named(KINDS["adv_estimator"])] = Field(
         ESTIMATORS["grpo"], description="Advantage estimator; see docs/algorithms.md."
     )
     adv_estimator_args: dict[str, Any] = Field(
-        default_factory=dict, description="Keys of an estimator of your own, named as `package.module:Name`."
+        default_factory=dict, description="Keyword arguments of your own estimator, if `adv_estimator` is `package.module:Name`."
     )
     gamma: Fraction = Field(
         1.0,
-        description="Discount of later tokens' rewards; with `step_reinforce` of later turns'.",
+        description="Discount factor of later rewards: per token, or per turn with `step_reinforce`; 1 does not discount.",
     )
-    lambd: Fraction = Field(0.95, description="GAE's lambda: 1 uses the rewards only, 0 the critic's estimates only.")
+    lambd: Fraction = Field(
+        0.95, description="Lambda of GAE, between high variance (1: full returns) and high bias (0: one-step estimates of the critic)."
+    )
     value_clip: PositiveFloat | None = Field(
-        None, description="The critic's values are clipped to this distance from those before the step; without it they are not clipped."
+        None,
+        description="Largest change of the critic's values within a step; larger changes are clipped in its loss. If not given, no clip.",
     )
-    critic_warmup: NonNegativeInt = Field(0, description="Steps at the start in which the critic alone learns.")
+    critic_warmup: NonNegativeInt = Field(0, description="Number of steps at the start in which only the critic is trained.")
     norm_mean_type: Literal["batch", "group", "domain", "running"] | None = Field(
         None,
-        description="Subtract the mean reward of the batch, of the group, of the domain's responses in the step, or of all steps so far; "
-        "with `step_reinforce` the mean return of the turns of the batch, the group or the domain.",
+        description="Subtract the mean reward over the step (`batch`), the group, the domain's responses in the step, or all steps so far "
+        "(`running`). `step_reinforce` uses the returns of turns and has no `running`. If not given, no mean is subtracted.",
     )
     norm_std_type: Literal["batch", "group", "domain", "running"] | None = Field(
-        None, description="The same choice for the standard deviation to divide by."
+        None, description="Divide by the standard deviation over the same choice of sets. If not given, rewards are not divided."
     )
-    episode_reward_weight: NonNegativeFloat = Field(1.0, description="Weight of an episode's advantage over its group.")
-    step_reward_weight: NonNegativeFloat = Field(1.0, description="Weight of a turn's advantage over those taken in the same state.")
-    step_reward_gamma: Fraction = Field(0.95, description="Discount of later turns' rewards in the returns by which turns are compared.")
+    episode_reward_weight: NonNegativeFloat = Field(1.0, description="Weight of the advantage of an episode relative to its group.")
+    step_reward_weight: NonNegativeFloat = Field(1.0, description="Weight of the advantage of a turn relative to turns in the same state.")
+    step_reward_gamma: Fraction = Field(0.95, description="Discount factor per turn in the returns of turns that are compared.")
     gigpo_std: bool = Field(True, description="Divide both advantages by the standard deviation of the compared values.")
-    pass_k: Annotated[int, Field(ge=2)] = Field(4, description="k of pass@k: the number of samples of which one should be right.")
-    whiten_advantages: bool = Field(False, description="Bring the advantages of a step's response tokens to mean 0 and variance 1.")
-    reward_clip: PositiveFloat | None = Field(None, description="Clip rewards to this magnitude.")
-    advantage_clip: PositiveFloat | None = Field(None, description="Clip advantages to this magnitude.")
-    max_len_mask: bool = Field(False, description="Leave truncated responses out of the loss.")
-    error_max_len_clip: bool = Field(False, description="Leave wrong responses that are too long out of the loss.")
-    error_max_len_threshold: PositiveInt | None = Field(
-        None, description="A response is too long from this many tokens on, and wrong if its reward is not above 0."
+    pass_k: Annotated[int, Field(ge=2)] = Field(
+        4, description="k of pass@k: the number of responses of which at least one should be right."
     )
-    overlong_buffer: OverlongBufferConfig | None = Field(None, description="Lower the reward of responses that approach the length limit.")
-    difficulty_mask: bool = Field(False, description="Leave the responses to too hard and too easy prompts out of the loss.")
+    whiten_advantages: bool = Field(
+        False, description="Normalise the advantages of all response tokens of a step to mean 0 and variance 1."
+    )
+    reward_clip: PositiveFloat | None = Field(None, description="Clip rewards to [-c, c]. If not given, no clip.")
+    advantage_clip: PositiveFloat | None = Field(None, description="Clip advantages to [-c, c]. If not given, no clip.")
+    max_len_mask: bool = Field(False, description="Exclude truncated responses from the loss.")
+    error_max_len_clip: bool = Field(False, description="Exclude responses that are both wrong and too long from the loss.")
+    error_max_len_threshold: PositiveInt | None = Field(
+        None,
+        description="With `error_max_len_clip`: a response with at least this many tokens is too long. It is wrong if its reward is at "
+        "most 0.",
+    )
+    overlong_buffer: OverlongBufferConfig | None = Field(None, description="Lower the rewards of responses that approach the length limit.")
+    difficulty_mask: bool = Field(False, description="Exclude responses to prompts that are too hard or too easy from the loss.")
     difficulty_low_threshold: Number = Field(0.0, description="A prompt is too hard if its group's mean reward is at most this.")
     difficulty_high_threshold: Number = Field(1.0, description="A prompt is too easy if its group's mean reward is at least this.")
     difficulty_loss_weight: bool = Field(
-        False, description="Weigh a response's loss by its prompt's difficulty, 1 less the group's mean reward: 0.5 (easy) to 2 (hard)."
+        False,
+        description="Weight the loss of a response from 0.5 (easy prompt) to 2 (hard). Difficulty is 1 minus the mean reward of the group.",
     )
     length_loss_weight: bool = Field(
-        False, description="Weigh a response's loss by its length: 1.5 for the step's shortest to 0.5 for its longest."
+        False, description="Weight the loss of a response by its length: from 1.5 for the shortest of the step to 0.5 for the longest."
     )
 
     policy_loss: Annotated[Method[PolicyLossTraits], Named(KINDS["policy_loss"])] = Field(
-        POLICY_LOSSES["ppo"], description="The loss's policy term; see docs/algorithms.md."
+        POLICY_LOSSES["ppo"], description="Policy term of the loss; see docs/algorithms.md."
     )
     policy_loss_args: dict[str, Any] = Field(
-        default_factory=dict, description="Keys of a policy loss of your own, named as `package.module:Name`."
+        default_factory=dict, description="Keyword arguments of your own policy loss, if `policy_loss` is `package.module:Name`."
     )
     pg_clip: PositiveFloat = Field(0.2, description="The ratio is clipped to [1 - c, 1 + c]; `gmpo` clips the log-ratio to [-c, c].")
-    pg_clip_low: PositiveFloat | None = Field(None, description="Lower clip; `pg_clip` if not given.")
-    pg_clip_high: PositiveFloat | None = Field(None, description="Upper clip; `pg_clip` if not given.")
+    pg_clip_low: PositiveFloat | None = Field(None, description="c of the lower bound; `pg_clip` if not given.")
+    pg_clip_high: PositiveFloat | None = Field(None, description="c of the upper bound; `pg_clip` if not given.")
     dual_clip_loss: PositiveFloat | bool = Field(
-        False, description="Bound the loss of tokens with a negative advantage at this multiple of it; `true` means 3."
+        False,
+        description="Dual clip: bound the loss of a token with a negative advantage A at -c A. `true` means c = 3; `false`, no bound.",
     )
     sapo_positive_temperature: PositiveFloat = Field(
-        1.0, description="How fast the gradient of a token with an advantage above 0 falls as its ratio leaves 1."
+        1.0, description="Tokens with a positive advantage: the higher, the faster the gradient falls as the ratio moves away from 1."
     )
-    sapo_negative_temperature: PositiveFloat = Field(1.05, description="The same for the other tokens.")
+    sapo_negative_temperature: PositiveFloat = Field(1.05, description="The same for all other tokens.")
     dppo_divergence: Literal["tv", "kl"] = Field(
-        "tv", description="Divergence of the policy from the one that sampled, estimated from the sampled token: total variation, or KL."
+        "tv", description="Divergence between behaviour policy and policy, estimated from the sampled token: total variation (`tv`) or KL."
     )
     dppo_threshold: PositiveFloat | None = Field(
         None,
-        description="A token that has moved further than this in the direction of its advantage is left out of the loss. "
-        "If not given: 0.15 for `tv`, 0.05 for `kl`.",
+        description="A token is excluded from the loss if its probability has moved in the direction of its advantage by a divergence "
+        "above this. If not given: 0.15 for `tv`, 0.05 for `kl`.",
     )
     topr_positive_weight: NonNegativeFloat = Field(1.0, description="Weight of tokens with an advantage of at least 0.")
     topr_negative_weight: NonNegativeFloat = Field(1.0, description="Weight of tokens with a negative advantage.")
-    clip_cov_ratio: Fraction = Field(2e-4, description="Share of a step's response tokens whose gradient is left out.")
-    clip_cov_low: Number = Field(1.0, description="Those tokens are drawn from tokens with a covariance above this.")
-    clip_cov_high: Number = Field(5.0, description="And below this.")
-    kl_cov_ratio: Fraction = Field(2e-4, description="Share of a step's response tokens that are penalised.")
-    kl_cov_coef: NonNegativeFloat = Field(1.0, description="Weight of the penalty.")
+    clip_cov_ratio: Fraction = Field(
+        2e-4, description="Fraction of the response tokens of a step that are drawn at random and get no policy term."
+    )
+    clip_cov_low: Number = Field(1.0, description="Lower bound on the covariance of the tokens that are drawn.")
+    clip_cov_high: Number = Field(5.0, description="Upper bound on the covariance of the tokens that are drawn.")
+    kl_cov_ratio: Fraction = Field(
+        2e-4, description="Fraction of the response tokens of a step, those with the largest covariance, that get a penalty."
+    )
+    kl_cov_coef: NonNegativeFloat = Field(1.0, description="Weight of the penalty on the change of a token's log-prob.")
     off_policy_mask_threshold: PositiveFloat | None = Field(
         None,
-        description="Leave tokens with a negative advantage out of the policy term where their sequence's mean of log(sampled / present "
-        "probability) is above this, in nats; without it no token is left out.",
+        description="Exclude tokens with a negative advantage from the policy term if the mean of log(behaviour / current probability) "
+        "over their sequence is above this, in nats. If not given, no token is excluded.",
     )
     loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field(
-        "seq-mean-token-mean", description="How token losses are aggregated to one number, over all ranks and micro-batches of an update."
+        "seq-mean-token-mean",
+        description="How token losses are reduced to one number, over all ranks and micro-batches of an update; see docs/algorithms.md.",
     )
     loss_scale_factor: PositiveFloat | None = Field(
-        None, description="Tokens that `seq-mean-token-sum-norm` divides a sequence's sum by; `response_length` if not given."
+        None, description="`seq-mean-token-sum-norm`: number of tokens to divide the sum of a sequence by; `response_length` if not given."
     )
-    entropy_loss_coef: Number = Field(0.0, description="Weight of the entropy bonus.")
+    entropy_loss_coef: Number = Field(0.0, description="Weight of the entropy bonus, which is subtracted from the loss; 0 adds none.")
 
     behaviour_log_probs: Literal["engine", "trainer", "on_policy"] | None = Field(
         None,
-        description="Log-probs that the loss's ratios are taken against: `engine` keeps those of sampling, `trainer` recomputes them by a "
-        "forward pass before a step's first update, `on_policy` takes the update's own (one update a step). "
-        "If not given: `engine`, or `trainer` where `top_p`, `top_k` or `repetition_penalty` change what is sampled from.",
+        description="Old log-probs in the ratios of the loss: those of sampling (`engine`), those of a forward pass before the step's "
+        "first update (`trainer`), or those of the update itself (`on_policy`, for one update per step). "
+        "If not given: `engine`, or `trainer` if `top_p`, `top_k` or `repetition_penalty` change the sampling distribution.",
     )
     mismatch_correction: Annotated[Method[CorrectionTraits], Named(KINDS["mismatch_correction"])] = Field(
-        NO_CORRECTION, description="Weigh or reject tokens by the trainer's probability over the engine's; see docs/algorithms.md."
+        NO_CORRECTION, description="Weight or reject tokens by the ratio of trainer to engine probability; see docs/algorithms.md."
     )
     mismatch_correction_args: dict[str, Any] = Field(
-        default_factory=dict, description="Keys of a correction of your own, named as `package.module:Name`."
+        default_factory=dict, description="Keyword arguments of your own correction, if `mismatch_correction` is `package.module:Name`."
     )
-    mismatch_cap: PositiveFloat | None = Field(None, description="Largest weight of the correction; its own default if not given.")
+    mismatch_cap: PositiveFloat | None = Field(
+        None, description="Largest weight of the correction; the default of the correction if not given."
+    )
     mismatch_low: NonNegativeFloat | None = Field(
-        None, description="Ratios below this are rejected; the correction's own default if not given."
+        None, description="Tokens or sequences with a ratio below this are rejected; the default of the correction if not given."
     )
     mismatch_high: PositiveFloat | None = Field(
-        None, description="Ratios above this are rejected; the correction's own default if not given."
+        None, description="Tokens or sequences with a ratio above this are rejected; the default of the correction if not given."
     )
 
-    use_kl_loss: bool = Field(False, description="Add the KL from the reference as a term of the loss.")
-    kl_loss_coef: NonNegativeFloat = Field(0.0, description="Its weight.")
+    use_kl_loss: bool = Field(False, description="Add the KL divergence from the reference to the loss.")
+    kl_loss_coef: NonNegativeFloat = Field(0.0, description="Weight of the KL term in the loss. Required with `use_kl_loss`.")
     kl_loss_type: Literal["k1", "k2", "k3", "k1+", "k3+"] = Field(
-        "k3", description="Its estimator (Schulman, 2020); with `+` it has the gradient of k2, which is the KL's own."
+        "k3",
+        description="KL estimator in the loss (Schulman, 2020). `k1+` and `k3+` have the gradient of `k2`, which on policy is the "
+        "gradient of the KL.",
     )
     kl_loss_importance: bool | None = Field(
         None,
-        description="Weigh it by the ratio of the policy to the one that sampled, which makes its gradient exact off policy. If not given: "
-        "`true` where `async_generation_ratio` is above 0 or a step makes several updates.",
+        description="Weight the KL term of each token by the ratio of policy to behaviour policy, which corrects its gradient off policy. "
+        "If not given: `true` if `async_generation_ratio` is above 0 or a step has several updates.",
     )
-    add_token_level_kl: bool = Field(False, description="Subtract the KL to the reference from the reward, token by token.")
-    init_kl_coef: NonNegativeFloat = Field(0.0, description="Its weight; the first step's if `target_kl` is given.")
-    kl_penalty: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="Its estimator.")
+    add_token_level_kl: bool = Field(False, description="Subtract the KL divergence from the reference from the reward of each token.")
+    init_kl_coef: NonNegativeFloat = Field(
+        0.0, description="Weight of the KL in the reward; with `target_kl`, its value in the first step."
+    )
+    kl_penalty: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="KL estimator in the reward.")
     target_kl: PositiveFloat | None = Field(
-        None, description="Adapt its weight so that the KL comes to this many nats a token; constant if not given."
+        None, description="Adapt the weight of the KL in the reward to reach this mean KL, in nats per token. If not given, it is constant."
     )
-    kl_horizon: PositiveInt = Field(10000, description="Responses over which the weight adapts.")
+    kl_horizon: PositiveInt = Field(10000, description="Number of responses over which the weight adapts to `target_kl`; larger is slower.")
 
     distill_loss_coef: PositiveFloat = Field(
-        1.0, description="With a `teacher`: weight of the divergence from it in the loss, beside the policy term."
+        1.0, description="With a teacher: weight in the loss of the divergence from the teacher, which is added to the policy term."
     )
     divergence: Literal["forward_kl", "reverse_kl", "jsd"] = Field(
         "reverse_kl",
-        description="Divergence of the policy from the teacher on each sampled token, over the whole vocabulary: KL(teacher, policy), "
-        "KL(policy, teacher), or Jensen-Shannon.",
+        description="Divergence between teacher and policy at each sampled token: KL(teacher, policy) (`forward_kl`), KL(policy, teacher) "
+        "(`reverse_kl`), or Jensen-Shannon (`jsd`).",
     )
-    jsd_beta: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="`jsd`: weight of the teacher in the mixture.")
-    distill_temperature: PositiveFloat = Field(1.0, description="Both models' logits are divided by it before they are compared.")
+    jsd_beta: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="`jsd`: weight of the teacher in the mixture distribution.")
+    distill_temperature: PositiveFloat = Field(
+        1.0, description="Temperature that divides the logits of both models before they are compared."
+    )
     distill_top_k: PositiveInt | None = Field(None, description=TOP_K)
 
     weight_sync: WeightSyncConfig = Field(
         default_factory=lambda: WeightSyncConfig.model_validate({}), description="How weights are sent from the trainer to the engines."
     )
-    actor_train: ActorTrainConfig = Field(description="The policy that learns.")
-    actor_infer: ActorInferConfig = Field(description="The policy that generates.")
+    actor_train: ActorTrainConfig = Field(description="The policy in training.")
+    actor_infer: ActorInferConfig = Field(description="The policy in the inference engines, which generates the rollouts.")
     reference: ReferenceConfig | None = Field(
-        None, description="The policy of the KL terms. Without this block and with LoRA it is `actor_train` with its adapter off."
+        None,
+        description="The reference policy of the KL terms. With LoRA the block may be omitted: `actor_train` without its adapter is used.",
     )
     teacher: ReferenceConfig | None = Field(
-        None, description="The model whose distributions the policy learns on its own responses; it must have the policy's tokenizer."
+        None,
+        description="On-policy distillation: the model to imitate on the policy's own responses. It must use the tokenizer of the policy.",
     )
     teachers: dict[Name, DomainTeacherConfig] = Field(
         default_factory=dict,
-        description="Several teachers in place of `teacher`, each with the keys of that role and its `domains`. They need `distill_top_k`.",
+        description="Several teachers by name instead of `teacher`, each with the keys of that role and `domains`. Requires "
+        "`distill_top_k`.",
     )
-    critic: CriticConfig | None = Field(None, description="The value function; `gae` needs it, and nothing else uses it.")
+    critic: CriticConfig | None = Field(None, description="The value function. Required by `adv_estimator: gae`; not used otherwise.")
     rewards: dict[Name, RewardConfig] = Field(
-        default_factory=dict, description="Reward of each domain; domains with an environment need none, because it gives rewards itself."
+        default_factory=dict, description="Reward of each domain, by the name of the domain. Domains in `environments` are not listed here."
     )
     environments: dict[Name, EnvironmentConfig] = Field(
-        default_factory=dict, description="Environments, by domain, in which the policy acts for several turns; see docs/agents.md."
+        default_factory=dict, description="Environments for multi-turn episodes, by the name of the domain; see docs/agents.md."
     )
     gateway: GatewayConfig = Field(
         default_factory=lambda: GatewayConfig.model_validate({}),
@@ -267,12 +299,12 @@ class RlvrConfig(ExperimentConfig):
     )
     sequence_length: PositiveInt | None = Field(
         None,
-        description="Longest episode in an environment, in tokens: the first observation and all turns with their answers. "
-        "`prompt_length + response_length` if not given.",
+        description="Longest episode in an environment, in tokens: the first observation, all turns and all further observations. "
+        "If not given: `prompt_length + response_length`.",
     )
-    validation: ValidationConfig | None = Field(None, description="Held-out prompts.")
+    validation: ValidationConfig | None = Field(None, description="Held-out prompts, evaluated every `eval_steps`.")
 
     @property
     def domains(self) -> dict[str, RewardConfig | EnvironmentConfig]:
-        """The environment of each domain, if it has one, or else its reward."""
+        """Return the environment of each domain, or its reward if it has no environment."""
         return {**self.rewards, **self.environments}

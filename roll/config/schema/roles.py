@@ -1,4 +1,4 @@
-"""Roles, and the keys that all experiments have."""
+"""Keys of the roles, and the keys that all experiments share."""
 
 from __future__ import annotations
 
@@ -35,103 +35,113 @@ SET_NAME = r"^[A-Za-z0-9_.-]+$"
 
 
 class RoleConfig(StrictConfig):
-    """A group of Ray actors that do one job on a set of devices."""
+    """A role: a group of Ray actors that do one job on a set of devices."""
 
-    model_args: ModelConfig = Field(default_factory=lambda: ModelConfig.model_validate({}), description="The model.")
-    strategy_args: StrategyConfig = Field(description="The backend.")
+    model_args: ModelConfig = Field(default_factory=lambda: ModelConfig.model_validate({}), description="The model of the role.")
+    strategy_args: StrategyConfig = Field(description="The backend that runs the model, and its settings.")
     device_mapping: tuple[NonNegativeInt, ...] | None = Field(
-        None, description="GPUs of the role, counted over all nodes: a list, or `list(range(0,16))`. Without it the role runs on the CPU."
+        None,
+        description="GPUs of the role, numbered across all nodes: a list, or `list(range(0,16))`. If not given, the role runs on the CPU.",
     )
-    world_size: PositiveInt | None = Field(None, description="Workers of a role that runs on the CPU; 1 if not given.")
+    world_size: PositiveInt | None = Field(None, description="Number of workers of a role that runs on the CPU; 1 if not given.")
     max_tokens_per_microbatch: PositiveInt | None = Field(
         None,
-        description="Token budget of one forward pass; sequences are packed up to it. "
-        "If not given: the role's batch size times `prompt_length + response_length`, or times `sequence_length` with environments.",
+        description="Token budget of one micro-batch, into which sequences are packed. Lower it if memory runs out. If not given: "
+        "the batch size of the role times `prompt_length + response_length`, or times `sequence_length` with environments.",
     )
-    infer_batch_size: PositiveInt = Field(1, description="Sequences behind the default token budget of a log-prob pass.")
-    system_envs: dict[str, VariableText] = Field(default_factory=dict, description="Environment variables of the role's processes.")
+    infer_batch_size: PositiveInt = Field(
+        1, description="Batch size in the default of `max_tokens_per_microbatch`, for roles that only compute log-probs."
+    )
+    system_envs: dict[str, VariableText] = Field(
+        default_factory=dict, description="Environment variables of the role's processes, in addition to those of all workers."
+    )
 
 
 class LearnerConfig(RoleConfig):
-    """A model that learns."""
+    """A model in training."""
 
-    strategy_args: DeepSpeedTrainStrategyConfig = Field(description="The backend.")
-    training_args: TrainingConfig = Field(default_factory=lambda: TrainingConfig.model_validate({}), description="Optimizer and batch.")
+    strategy_args: DeepSpeedTrainStrategyConfig = Field(description="The backend that trains the model, and its settings.")
+    training_args: TrainingConfig = Field(
+        default_factory=lambda: TrainingConfig.model_validate({}), description="Optimizer, learning-rate schedule and batch size."
+    )
 
 
 class CriticConfig(LearnerConfig):
-    """The value function of `adv_estimator: gae`: a model with a head of one number."""
+    """The value function of `adv_estimator: gae`: a model with a scalar head."""
 
 
 class ActorTrainConfig(LearnerConfig):
-    """The policy that learns."""
+    """The policy in training."""
 
-    data_args: DataConfig | None = Field(None, description="The prompts; not needed where environments make their own tasks (`rows`).")
+    data_args: DataConfig | None = Field(
+        None, description="The training prompts; not needed if environments make their own tasks (`rows`)."
+    )
 
 
 class RowsTrainConfig(ActorTrainConfig):
-    """A model that learns from given rows."""
+    """A model that is trained on given rows."""
 
-    data_args: DataConfig = Field(description="The rows with their responses.")
+    data_args: DataConfig = Field(description="The training rows, which contain the responses.")
 
 
 class ActorInferConfig(RoleConfig):
-    """The policy that generates."""
+    """The policy in the inference engines."""
 
     strategy_args: Annotated[VllmStrategyConfig | HfInferStrategyConfig, Field(discriminator="strategy_name")] = Field(
-        description="The backend."
+        description="The backend that generates, and its settings."
     )
     generating_args: GeneratingConfig = Field(
-        default_factory=lambda: GeneratingConfig.model_validate({}), description="Sampling of rollouts."
+        default_factory=lambda: GeneratingConfig.model_validate({}), description="Sampling parameters of rollouts."
     )
 
 
 class ReferenceConfig(RoleConfig):
-    """The policy that KL terms compare with."""
+    """A frozen model that scores sequences: the reference policy or a teacher."""
 
     strategy_args: Annotated[HfInferStrategyConfig | DeepSpeedInferStrategyConfig, Field(discriminator="strategy_name")] = Field(
-        description="The backend."
+        description="The backend that runs the model, and its settings."
     )
 
 
 class DomainTeacherConfig(ReferenceConfig):
-    """A teacher of some domains."""
+    """A teacher for some of the domains."""
 
-    domains: tuple[Name, ...] = Field(min_length=1, description="The domains whose responses it teaches.")
+    domains: tuple[Name, ...] = Field(min_length=1, description="Domains whose responses this teacher evaluates.")
 
 
 class FilterBoundsConfig(StrictConfig):
-    """Bounds of a filter of groups."""
+    """Bounds of a domain's filter of groups."""
 
-    threshold_down: Number | None = Field(None, description="`mean_filter`: a group whose mean reward is not above this is replaced.")
-    threshold_up: Number | None = Field(None, description="`mean_filter`: a group whose mean reward is not below this is replaced.")
+    threshold_down: Number | None = Field(None, description="`mean_filter`: replace a group if its mean reward is at most this.")
+    threshold_up: Number | None = Field(None, description="`mean_filter`: replace a group if its mean reward is at least this.")
     std_threshold: Number | None = Field(
-        None, description="`std_filter`: a group whose rewards have a standard deviation not above this is replaced."
+        None, description="`std_filter`: replace a group if the standard deviation of its rewards is at most this."
     )
 
 
 class QueryFilterConfig(StrictConfig):
     """A filter of a domain's groups.
 
-    Others are drawn in place of those that it refuses, as by `dynamic_sampling`.
+    Rejected groups are replaced by newly drawn groups, like with `dynamic_sampling`.
     """
 
     type: Literal["no_filter", "mean_filter", "std_filter"] = Field(
-        "no_filter", description="Filter by the mean or by the standard deviation of a group's rewards, or keep every group of the domain."
+        "no_filter",
+        description="Filter by the mean or the standard deviation of a group's rewards. `no_filter` keeps every group of the domain.",
     )
     filter_args: FilterBoundsConfig = Field(
-        default_factory=lambda: FilterBoundsConfig.model_validate({}), description="The filter's bounds."
+        default_factory=lambda: FilterBoundsConfig.model_validate({}), description="Bounds of the filter."
     )
 
 
 class ServedConfig(RoleConfig):
-    """A model that gives rewards. Made of the keys of its domain; see `derived/reward_roles.py`."""
+    """A model that computes rewards. Built from the keys of its domain; see `derived/reward_roles.py`."""
 
-    strategy_args: ServingStrategy = Field(description="The backend.")
+    strategy_args: ServingStrategy = Field(description="The backend that serves the model.")
 
 
 class JudgeConfig(ServedConfig):
-    """A model that writes verdicts."""
+    """A judge: a model that generates verdicts."""
 
 
 class ScorerConfig(ServedConfig):
@@ -139,166 +149,179 @@ class ScorerConfig(ServedConfig):
 
 
 class RewardPartConfig(StrictConfig):
-    """One of the rewards that a domain adds up."""
+    """One part of a domain's reward, which is a weighted sum."""
 
-    reward: str | None = Field(None, description="Name of the reward function; the part's own name if not given.")
+    reward: str | None = Field(None, description="Name of the reward function; the name of the part if not given.")
     reward_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
-    group: bool = Field(False, description="The function is given all responses to a prompt at once.")
-    weight: Number = Field(1.0, description="Factor of the part in the sum.")
-    failed_value: Number = Field(0.0, description="The part's value for a response from which it could read no answer.")
+    group: bool = Field(False, description="Call the function once per prompt with all its responses, instead of once per response.")
+    weight: Number = Field(1.0, description="Weight of the part in the sum.")
+    failed_value: Number = Field(0.0, description="Value of the part for a response in which it finds no answer.")
 
 
 class RewardConfig(ModelRewardKeys):
-    """One domain's reward: a function, or a sum of several, run in processes that can be ended; or a model."""
+    """One domain's reward: a function or a weighted sum of functions, run in worker processes, or a model."""
 
-    reward: str | None = Field(None, description="Name of the reward function; the domain's own name if not given.")
+    reward: str | None = Field(None, description="Name of the reward function; the name of the domain if not given.")
     reward_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
-    group: bool = Field(False, description="The function is given all responses to a prompt at once.")
+    group: bool = Field(False, description="Call the function once per prompt with all its responses, instead of once per response.")
     parts: dict[Name, RewardPartConfig] = Field(
-        default_factory=dict, description="Rewards by name that are added up, in place of `reward`."
+        default_factory=dict, description="Several reward functions by name, instead of `reward`. The reward is their weighted sum."
     )
     normalise: Literal["none", "group"] = Field(
         "none",
-        description="`group` brings each part to mean 0 and standard deviation 1 within the group before it is weighted and added up.",
+        description="`group` normalises each part to mean 0 and standard deviation 1 within the group before the sum; only with `parts`.",
     )
     tag_included: tuple[str, ...] | None = Field(
-        None, description="Values of the `tag` column that this domain scores; the domain's name if not given."
+        None, description="Values of the `tag` column whose rows belong to this domain; the name of the domain if not given."
     )
-    world_size: Ranks = Field(1, description="Worker processes; of a model on the CPU its engines.")
-    concurrency: PositiveInt = Field(1, le=65536, description="Calls of an `async def` reward that run side by side in one process.")
-    timeout: Seconds = Field(10.0, description="Deadline of one call of a reward, in seconds.")
+    world_size: Ranks = Field(1, description="Number of worker processes, or of engines if the reward is a model on the CPU.")
+    concurrency: PositiveInt = Field(1, le=65536, description="Number of concurrent calls of an `async def` reward in one process.")
+    timeout: Seconds = Field(10.0, description="Timeout of one call of a reward function, in seconds.")
     memory_gib: PositiveFloat = Field(
         8.0,
         le=65536,
-        description="Memory that a process of a reward may allocate, and that it and the processes it started may hold together. "
-        "A call that needs more has no verdict.",
+        description="Memory limit in GiB of a reward process, alone and together with its child processes. A call that needs more gets no "
+        "verdict.",
     )
-    max_processes: PositiveInt = Field(256, le=65536, description="Most processes that a reward may have: its own and all that it started.")
+    max_processes: PositiveInt = Field(
+        256, le=65536, description="Largest number of processes of a reward process: itself and all its descendants."
+    )
     failed_value: Number = Field(
         0.0,
-        description="Reward of a response from which no answer could be read. One whose reward crashed, timed out or was unavailable "
-        "is not trained on.",
+        description="Reward of a response in which no answer is found. A response whose reward crashed, timed out or was unavailable is "
+        "not trained on.",
     )
     system_envs: dict[str, VariableText] = Field(default_factory=dict, description="Environment variables of the worker processes.")
     query_filter_config: QueryFilterConfig | None = Field(
-        None, description="Which groups of this domain are replaced; if not given, those that `dynamic_sampling` replaces."
+        None, description="Filter that selects which groups of this domain are replaced; `dynamic_sampling` decides if not given."
     )
 
 
 class ValidationSetConfig(StrictConfig):
-    """A set of held-out prompts, of several."""
+    """One of several sets of held-out prompts."""
 
-    data_args: DataConfig | None = Field(None, description="Its prompts.")
+    data_args: DataConfig | None = Field(None, description="The prompts of the set.")
     rows: dict[Name, PositiveInt] = Field(
         default_factory=dict,
-        description="Number of tasks by domain, for environments that make their own tasks; their seeds differ from those of training.",
+        description="Number of tasks per domain, for environments that make their own tasks. Their seeds differ from the training seeds.",
     )
     generating_args: GeneratingConfig | None = Field(
-        None, description="How they are answered; as `validation.generating_args` if not given."
+        None, description="Sampling parameters of this set; `validation.generating_args` if not given."
     )
 
 
 class HeldOut(NamedTuple):
-    """One set of held-out prompts, with all that holds for it."""
+    """One set of held-out prompts and its settings."""
 
     data_args: DataConfig | None
     rows: Mapping[str, int]
-    """Tasks that environments make themselves, by domain."""
+    """Number of tasks per domain that environments make themselves."""
     generating_args: GeneratingConfig
 
 
 class ValidationConfig(StrictConfig):
-    """Held-out prompts, answered every `eval_steps`.
+    """Held-out prompts, evaluated every `eval_steps`.
 
-    One set, or several.
+    Either one set, or several sets by name.
     """
 
     data_args: DataConfig | None = Field(None, description="The held-out prompts of a single set.")
     rows: dict[Name, PositiveInt] = Field(
-        default_factory=dict, description="Number of tasks of a single set, by domain; for environments that make their own tasks."
+        default_factory=dict, description="Number of tasks per domain of a single set, for environments that make their own tasks."
     )
     generating_args: GeneratingConfig = Field(
-        default_factory=lambda: GeneratingConfig.model_validate({}), description="Sampling in validation."
+        default_factory=lambda: GeneratingConfig.model_validate({}), description="Sampling parameters in validation."
     )
     name: str = Field("validation", pattern=SET_NAME, description="Name of a single set in the metrics: `val/<name>/pass@1`.")
     sets: dict[Annotated[str, Field(pattern=SET_NAME)], ValidationSetConfig] = Field(
-        default_factory=dict, description="Several sets by name, in place of `data_args` and `name`."
+        default_factory=dict, description="Several sets by name, instead of `data_args`, `rows` and `name`."
     )
 
     def named_sets(self) -> dict[str, HeldOut]:
-        """Return the prompts of each validation set and its sampling, by name."""
+        """Return the prompts and sampling parameters of each validation set, by name."""
         alone = {self.name: HeldOut(self.data_args, self.rows, self.generating_args)} if self.data_args or self.rows else {}
         several = {name: HeldOut(one.data_args, one.rows, one.generating_args or self.generating_args) for name, one in self.sets.items()}
         return alone | several
 
     def places(self) -> dict[str, str]:
-        """Return the path of each set's block in the configuration, by name."""
+        """Return the configuration path of each validation set, by name."""
         return {name: f"validation.sets.{name}" if name in self.sets else "validation" for name in self.named_sets()}
 
 
 class DeadlinesConfig(StrictConfig):
-    """Seconds after which a wait ends in an error that names who is late."""
+    """Timeouts in seconds, after which a wait ends with an error that names the late worker."""
 
-    start: Seconds = Field(900.0, description="A role's start: processes, imports, model, engine.")
-    rollout: Seconds = Field(3600.0, description="The samples of one prompt; waiting for the engine counts.")
-    train: Seconds = Field(3600.0, description="A training step, or a pass for log-probs.")
+    start: Seconds = Field(900.0, description="Start of a role: its processes, imports, model and engine.")
+    rollout: Seconds = Field(3600.0, description="Generating all responses to one prompt, including the wait for an engine.")
+    train: Seconds = Field(3600.0, description="One training step, or one forward pass for log-probs.")
     collective: Seconds | None = Field(
-        None, description="A collective operation (NCCL, gloo) between the ranks of a role; half of `train` if not given."
+        None, description="One collective operation (NCCL, gloo) between the ranks of a role; half of `train` if not given."
     )
     weight_sync: Seconds = Field(300.0, description="Each bucket of a weight sync, and each move of a role onto or off its GPUs.")
     checkpoint: Seconds = Field(1800.0, description="Writing or reading a checkpoint.")
-    shutdown: Seconds = Field(30.0, description="Orderly shutdown of a role; after it the role's processes are killed.")
+    shutdown: Seconds = Field(30.0, description="Orderly shutdown of a role, after which its processes are killed.")
 
 
 class ExperimentConfig(StrictConfig):
-    """What all pipelines have in common."""
+    """Keys that all pipelines share."""
 
-    exp_name: str = Field(description="Name of the run.", pattern=SET_NAME, max_length=LONGEST_NAME)
-    seed: Seed = Field(42, description="Seed of all random choices: sampling of prompts and of tokens, LoRA's initialisation.")
+    exp_name: str = Field(description="Name of the run, for trackers and reports.", pattern=SET_NAME, max_length=LONGEST_NAME)
+    seed: Seed = Field(42, description="Random seed: order of prompts, sampling of tokens and LoRA initialisation.")
     deterministic: bool = Field(
         False,
-        description="Use torch's deterministic algorithms in the processes that train or score, so that the same inputs give the same "
-        "bits. An operation that has none ends the run with its name.",
+        description="Use torch's deterministic algorithms in the processes that train or score, so that equal inputs give bitwise equal "
+        "results. The run ends with an error at an operation without a deterministic algorithm.",
     )
-    output_dir: PathText = Field(description="The run folder, used exactly as given.")
-    pretrain: PathText = Field(description="Folder or Hub name of the policy's starting point.")
+    output_dir: PathText = Field(
+        description="The run folder, used exactly as given. Metrics, checkpoints and the exported model are written here."
+    )
+    pretrain: PathText = Field(
+        description="Folder or Hub name of the model to start from. Every role uses it unless its `model_args` name another."
+    )
     roll_defaults: bool = Field(
-        False, description="Use ROLL v0.2.1's defaults for keys that are not given, except `reward_clip` and `ipo`."
+        False, description="Use the defaults of ROLL v0.2.1 for keys that are not given, except `reward_clip` and `ipo`."
     )
-    dry_run: bool = Field(False, description="Print the plan and end.")
+    dry_run: bool = Field(False, description="Check the configuration, print the plan and exit.")
     save_at_end: bool = Field(
-        True, description="Write a checkpoint and export the policy when the run ends; `false` writes neither, for benchmarks."
+        True, description="Write a checkpoint and export the model at the end of the run. `false` writes neither, for benchmarks."
     )
     keep_checkpoints: PositiveInt = Field(
-        2, description="Number of checkpoints to keep; older ones are removed once a newer one is complete."
+        2, description="Number of checkpoints to keep. Older ones are deleted once a newer one is complete."
     )
     max_restarts: NonNegativeInt = Field(
         3,
-        description="Most restarts in a run of the roles that learn, and those that they ask, from the last checkpoint, "
-        "after a process of theirs died, was stopped or made no progress; 0 ends the run with the first loss.",
+        description="Largest number of restarts from the last checkpoint in one run, after a process of a trained role, a reference or a "
+        "teacher died, was stopped or made no progress. 0 ends the run at the first such loss.",
     )
-    eval_steps: NonNegativeInt = Field(0, description="Validate every so many steps, before the first and after the last; 0 never.")
+    eval_steps: NonNegativeInt = Field(
+        0, description="Steps between validations, which also run before the first and after the last step; 0 disables them."
+    )
     resume_from_checkpoint: PathText = Field(
-        "auto", description="`auto` (the newest complete checkpoint of `output_dir`), `never`, or a checkpoint's folder."
+        "auto", description="Checkpoint to start from: `auto` (newest complete one in `output_dir`), `never`, or a checkpoint folder."
     )
     track_with: str | tuple[str, ...] = Field(
         "tensorboard",
-        description="Trackers beside `metrics.jsonl`: `tensorboard`, `wandb`, `swanlab`, `mlflow`, `trackio`, `none`, or several.",
+        description="Tracker, or list of trackers, in addition to `metrics.jsonl`: `tensorboard`, `wandb`, `swanlab`, `mlflow`, "
+        "`trackio`, or `none`.",
     )
     tracker_kwargs: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="Further keyword arguments of each tracker, by its name."
+        default_factory=dict, description="Additional keyword arguments per tracker: `{wandb: {project: NAME}}`."
     )
-    num_gpus_per_node: Ranks = Field(8, description="GPUs of one node: global device d is device d % n of node d // n.")
+    num_gpus_per_node: Ranks = Field(
+        8, description="Number n of GPUs per node: device d of a `device_mapping` is GPU d % n of node d // n."
+    )
     gpu_memory_gib: PositiveFloat | None = Field(
-        None, description="Memory of one GPU; the plan then checks whether its estimate fits, and warns if not."
+        None, description="Memory of one GPU in GiB. If given, the plan warns when its memory estimate exceeds it."
     )
     time_sharing: bool = Field(
         True,
-        description="Roles on the same GPUs take turns on them: each leaves for host memory when another needs the room. "
-        "`false` keeps all of them there, which is faster where memory allows.",
+        description="Roles on the same GPUs take turns: each moves to host memory when another needs its GPU memory. `false` keeps all of "
+        "them in GPU memory, which is faster if they fit.",
     )
-    prompt_length: PositiveInt = Field(1024, description="Longest prompt in tokens; longer rows are dropped and counted.")
-    response_length: PositiveInt = Field(1024, description="Longest response in tokens; in an environment, the longest turn.")
-    max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this global norm.")
-    system_envs: dict[str, VariableText] = Field(default_factory=dict, description="Environment variables of every worker.")
-    deadlines: DeadlinesConfig = Field(default_factory=lambda: DeadlinesConfig.model_validate({}), description="Deadlines of all waits.")
+    prompt_length: PositiveInt = Field(
+        1024, description="Longest prompt in tokens. Rows with a longer prompt are dropped, and their number is logged."
+    )
+    response_length: PositiveInt = Field(1024, description="Longest response in tokens, or longest turn in an environment.")
+    max_grad_norm: PositiveFloat = Field(1.0, description="Gradient clipping: largest global norm of the gradients.")
+    system_envs: dict[str, VariableText] = Field(default_factory=dict, description="Environment variables of all workers.")
+    deadlines: DeadlinesConfig = Field(default_factory=lambda: DeadlinesConfig.model_validate({}), description="Timeouts of all waits.")

@@ -1,4 +1,4 @@
-"""Removes secrets from a configuration and from texts: values of keys with telling names, and passwords in URLs."""
+"""Removes secrets from a configuration and from texts: values of keys that are named like secrets, and passwords in URLs."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 HIDDEN = "***"
 NAMES = re.compile(r"token(?!i[sz]|s|_level)|key|secret|password|passwd|credential", re.IGNORECASE)
-"""Parts of the names of secret keys. `TOKENIZERS_PARALLELISM` and numbers of tokens are not secret."""
+"""Matches names of keys with secret values. `TOKENIZERS_PARALLELISM` and numbers of tokens are not secret."""
 LOGIN = "login_kwargs"
-"""Block of SwanLab's settings that is secret as a whole."""
+"""Block of SwanLab's settings of which every value is secret."""
 NOT_SECRET = ("judge_api_key_env",)
-"""Keys of the schema whose value is a variable's name."""
+"""Keys of the schema that match `NAMES` although their value is only the name of an environment variable."""
 PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^/\s:@]*:)(?P<password>[^/\s@]+)@", re.IGNORECASE)
 """Matches the password in a URL, between the user and the host."""
 SHORTEST = 6
-"""Least number of characters of a secret to search for in texts. Shorter ones occur in many words."""
+"""Smallest length of a secret that is searched for in texts. Shorter strings occur in many words."""
 
 
 def is_secret(key: object) -> bool:
-    """Whether the key of a text marks it as secret."""
+    """Whether a key's name marks a string value as secret."""
     return isinstance(key, str) and key not in NOT_SECRET and NAMES.search(key) is not None
 
 
 def redacted(tree: Any) -> Any:
-    """Return a copy of blocks, lists and values without secrets. Numbers stay, such as numbers of tokens."""
+    """Return a copy of a tree of blocks, lists and values without its secrets. Numbers are kept, such as numbers of tokens."""
     if isinstance(tree, Mapping):
         return {key: HIDDEN if value and _hides(key, value) else redacted(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -40,17 +40,17 @@ def _hides(key: object, value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Secrets:
-    """The secrets of a run, for removal from texts of other programs."""
+    """The secrets of a run, to be removed from the output of other programs."""
 
     values: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, *trees: Any) -> Secrets:
-        """Return all secrets in blocks, lists and values."""
+        """Collect the secrets in trees of blocks, lists and values."""
         return cls(frozenset(secret for tree in trees for secret in _secrets(tree) if len(secret) >= SHORTEST))
 
     def hide(self, text: str) -> str:
-        """Remove the secrets from a text, the longest first, because one may contain another."""
+        """Return the text without the secrets. The longest is removed first, because one secret may contain another."""
         for secret in sorted(self.values, key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
         return PASSWORD.sub(rf"\g<before>{HIDDEN}@", text)
