@@ -1,4 +1,4 @@
-"""Tables of a campaign of faults: by kind, by phase, what a failure costs, and the effective training time that follows."""
+"""Tables of a campaign of faults: by kind, by phase, by run, the cost of a failure, and the resulting effective training time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.pipeline.restarts import BACK_OFF_SECONDS
 FAILURE_EVERY = 3600.0
 """Seconds between two failures of a cluster of 64 GPUs."""
 STEP = 60.0
-"""Seconds of a step there."""
+"""Seconds of a step on that cluster."""
 ENGINES = 32
 """Number of engines, one on each of 32 GPUs. The trainer has the other 32."""
 ENGINE_SHARE = 0.5
@@ -24,25 +24,25 @@ SAVE_STEPS = 10
 """Assumed number of steps between two checkpoints."""
 COSTLY = (Kind.ENGINE, Kind.CORE, *TRAINER_SIDE, *ENDS_RUN)
 SLACK = 10.0
-"""Allowed seconds of a failure beyond a cold start, to notice it and to back off."""
+"""Allowed seconds of a failure in addition to a cold start, for noticing it and for the back-off."""
 
 
 def is_good(outcome: Mapping[str, Any]) -> bool:
-    """Whether a run took all its steps, equals the undisturbed one, and had no false alarms."""
+    """Whether a run completed all its steps, equals the undisturbed run, and had no false alarms."""
     return outcome["statuses"][-1] == 0 and not outcome["unequal"] and not outcome["false_alarms"]
 
 
 def markdown(outcomes: Sequence[Mapping[str, Any]]) -> str:
-    """All tables."""
+    """Return all tables."""
     faults = [one | {"outcome": outcome} for outcome in outcomes for one in outcome["injected"]]
     parts = [by_kind(faults), by_phase(faults), of_runs(outcomes), costs(faults), effective(faults)]
     return "\n\n".join(parts) + "\n"
 
 
 def by_kind(faults: Sequence[Mapping[str, Any]]) -> str:
-    """Return a line for each kind of fault."""
+    """Return the table with a row for each kind of fault."""
     lines = [
-        "| fault | injected | noticed, s: median, most | healed, s: median, most | steps taken again: mean, most | run ended first |",
+        "| fault | injected | noticed, s: median, largest | healed, s: median, largest | repeated steps: mean, largest | run ended first |",
         "|---|---|---|---|---|---|",
     ]
     kinds = defaultdict(list)
@@ -65,23 +65,23 @@ def by_kind(faults: Sequence[Mapping[str, Any]]) -> str:
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """Median and most."""
+    """Return the median and the largest."""
     return f"{statistics.median(seconds):.1f}, {max(seconds):.1f}" if seconds else "-"
 
 
 def by_phase(faults: Sequence[Mapping[str, Any]]) -> str:
-    """Return the number of faults in each phase. A fault together with another counts in its actual phase."""
+    """Return the table of faults by phase. A fault that was injected together with another counts in its actual phase."""
     counts: dict[str, int] = defaultdict(int)
     for one in faults:
-        for phase in one["phases"] or ["between two"]:
+        for phase in one["phases"] or ["between two phases"]:
             counts[phase] += 1
     return "| phase | faults |\n|---|---|\n" + "\n".join(f"| {phase} | {count} |" for phase, count in sorted(counts.items()))
 
 
 def of_runs(outcomes: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each run."""
+    """Return the table with a row for each run."""
     lines = [
-        "| run | placement | faults | no moment | attempts | restarts of the trainer's side | false alarms | unequal | seconds |",
+        "| run | placement | faults | not injected | exit statuses | restarts of the trainer's side | false alarms | unequal metrics | seconds |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for outcome in outcomes:
@@ -94,21 +94,21 @@ def of_runs(outcomes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cost(one: Mapping[str, Any]) -> float | None:
-    """Return the seconds that a separate fault cost: until the current step was logged, beyond a usual step."""
+    """Return the seconds that a fault cost: until the current step was logged, minus a usual step. None if another fault overlaps."""
     if one["caught_up"] is None or any(overlap(one, other) for other in one["outcome"]["injected"] if other["at"] != one["at"]):
         return None
     return one["caught_up"] - one["at"] - one["outcome"]["usual_step"]
 
 
 def overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether another fault caused a start of an engine, the trainer's side or the run at the same time."""
+    """Whether another fault caused a restart of an engine, the trainer's side or the run at the same time."""
     end = other["healed"] or float("inf")
     return other["fault"]["kind"] in COSTLY and other["at"] < one["caught_up"] and end > one["at"]
 
 
 def costs(faults: Sequence[Mapping[str, Any]]) -> str:
-    """Return the cost of separate failures beside the allowed cost."""
-    lines = ["| failure | seconds: median, most | may cost | more than that |", "|---|---|---|---|"]
+    """Return the table of the cost of failures that overlap no other, compared with the allowed cost."""
+    lines = ["| failure | seconds: median, largest | allowed | above the allowed |", "|---|---|---|---|"]
     groups = {
         "engine": ((Kind.ENGINE, Kind.CORE), "cold start + 10 s + the rest of the trainer's step"),
         "rank": (TRAINER_SIDE, "cold start + 10 s + the steps since the checkpoint"),
@@ -122,14 +122,14 @@ def costs(faults: Sequence[Mapping[str, Any]]) -> str:
 
 
 def allowed(one: Mapping[str, Any]) -> float:
-    """Return the allowed seconds of a failure. A campaign waits longer before a restart than a run with a failure an hour."""
+    """Return the allowed seconds of a failure, with the longer back-off that the frequent failures of a campaign cause."""
     outcome = one["outcome"]
     repeated = max(0.0, one["back_off"] - BACK_OFF_SECONDS[0])
     return outcome["cold_start"] + SLACK + repeated + (1 + one["steps_lost"]) * outcome["usual_step"]
 
 
 def effective(faults: Sequence[Mapping[str, Any]]) -> str:
-    """Return the share of effective training time on 64 GPUs, from measurements here and assumptions about them."""
+    """Return a sentence on the effective training time on 64 GPUs, from these measurements and the assumptions above."""
     notice = {
         name: statistics.mean([one["noticed"] - one["at"] for one in faults if one["fault"]["kind"] in kinds and one["noticed"]] or [SLACK])
         for name, kinds in {"engine": (Kind.ENGINE, Kind.CORE), "trainer": TRAINER_SIDE}.items()
@@ -138,8 +138,9 @@ def effective(faults: Sequence[Mapping[str, Any]]) -> str:
     rank = notice["trainer"] + SLACK + STARTS["trainer"] + SAVE_STEPS / 2 * STEP
     share = 1 - (ENGINE_SHARE * engine + (1 - ENGINE_SHARE) * rank) / FAILURE_EVERY
     return (
-        f"Effective training time on 64 GPUs, half of them engines, steps of {STEP:.0f} s, a checkpoint every {SAVE_STEPS} steps, "
-        f"a failure every {FAILURE_EVERY:.0f} s, cold starts of {STARTS['engine']:.0f} s (engine) and {STARTS['trainer']:.0f} s (trainer), "
-        f"noticed after {notice['engine']:.1f} s and {notice['trainer']:.1f} s as measured here: an engine's failure costs {engine:.1f} s, "
-        f"a rank's {rank:.0f} s, {100 * share:.1f}% of the time trains."
+        f"Effective training time on 64 GPUs, half of them engines, with steps of {STEP:.0f} s, a checkpoint every {SAVE_STEPS} steps and "
+        f"a failure every {FAILURE_EVERY:,.0f} s. Cold starts of {STARTS['engine']:.0f} s (engine) and {STARTS['trainer']:.0f} s (trainer) "
+        f"are assumed; failures are noticed after {notice['engine']:.1f} s and {notice['trainer']:.1f} s, as measured here. "
+        f"An engine's failure then costs {engine:.1f} s and a rank's failure {rank:.0f} s, "
+        f"and **{100 * share:.1f}%** of the time is spent on training."
     )

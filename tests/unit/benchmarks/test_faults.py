@@ -117,12 +117,13 @@ def test_the_table_says_what_was_measured(outcome: dict[str, Any]) -> None:
     text = fault_table.markdown([outcome])
     assert "| kill engine | 1 | 2.0, 2.0 | 40.0, 40.0 | 0.0, 0 | 0 |" in text
     assert "| stop trainer rank | 1 | 12.0, 12.0 | 60.0, 60.0 | 1.0, 1 | 0 |" in text
-    assert "| train | 1 |" in text and "| between two | 1 |" in text
+    assert "| train | 1 |" in text and "| between two phases | 1 |" in text
     assert "| 0 | one engine | 2 | 0 | 0 | 1 | 0 | 0 | 300 |" in text
     assert "| engine | 40.0, 40.0 | cold start + 10 s + the rest of the trainer's step | 0 of 1 |" in text
     assert "| rank | 60.0, 60.0 | cold start + 10 s + the steps since the checkpoint | 1 of 1 |" in text
     # (2 + 120) / 32 s of an engine, 12 + 10 + 180 + 5 x 60 s of a rank, half of each in an hour.
-    assert f"an engine's failure costs 3.8 s, a rank's 502 s, {100 * (1 - (122 / 32 + 502) / 2 / 3600):.1f}% of the time trains" in text
+    share = f"**{100 * (1 - (122 / 32 + 502) / 2 / 3600):.1f}%** of the time is spent on training"
+    assert f"An engine's failure then costs 3.8 s and a rank's failure 502 s, and {share}" in text
 
 
 def test_what_two_failures_at_once_cost_is_of_neither(outcome: dict[str, Any]) -> None:
