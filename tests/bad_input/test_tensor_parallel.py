@@ -43,7 +43,12 @@ CASES = [
     ([*SOUND, f"+{DEEPSPEED}.tensor_parallel.autotp_sise=2"], f"{BLOCK}.autotp_sise", "did you mean 'autotp_size'", "remove it"),
     ([f"+{DEEPSPEED}.pipeline={{stages: 2}}"], "strategy_config.pipeline", "PipelineModule", "use ZeRO-3, tensor_parallel"),
     ([f"+{DEEPSPEED}.expert_parallel={{enabled: true}}"], "strategy_config.expert_parallel", "finds no experts", "use ZeRO-3"),
-    ([f"+{DEEPSPEED}.autotp_size=2"], "strategy_config.autotp_size", "block of its own", "tensor_parallel: {autotp_size"),
+    (
+        [f"+{DEEPSPEED}.autotp_size=2"],
+        "strategy_config.autotp_size",
+        "belongs in the block tensor_parallel",
+        "tensor_parallel: {autotp_size",
+    ),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The keys of DeepSpeed 0.19's configuration: those that are passed on, and those that are refused, with the reason."""
+"""Keys of the configuration of DeepSpeed 0.19: those that are passed on, and those that are refused, with the reason."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from roll.config.schema.kinds import BLOCK, COUNT, FLAG, NUMBER, PRECISION, SIZE
 from roll.errors import Fault
 from roll.registry import nearest
 
-STAGES = "DeepSpeed reads it of a PipelineModule, a list of layers, alone: of transformers' models it ignores it, and trains without stages"
-EXPERTS = "DeepSpeed's AutoEP finds no experts in a model as it is given here, ignores the block, and every rank keeps all of them"
-OTHER_PROGRAM = "it is a key of Accelerate, which starts nothing here"
+STAGES = "DeepSpeed reads it only for a PipelineModule (a list of layers); for a transformers model it ignores it and trains without stages"
+EXPERTS = "DeepSpeed's AutoEP finds no experts in models as roll loads them: it ignores the block, and every rank keeps all experts"
+OTHER_PROGRAM = "it is a key of Accelerate, which roll does not use"
 TENSORS = "use tensor_parallel: {autotp_size: ...}"
 SHARD = "use ZeRO-3, tensor_parallel or sequence_parallel_size"
-SHARDS_AT_LOAD = ("with stage 3 a model is always sharded as it loads", "stage says the rest")
-TRACKERS = ("metrics have trackers of their own", "use track_with")
+SHARDS_AT_LOAD = ("with stage 3 a model is always sharded as it loads", "zero_optimization.stage is enough")
+TRACKERS = ("roll has its own trackers", "use track_with")
 
 REFUSED: Mapping[str, tuple[str, str]] = {
     "pipeline": (STAGES, SHARD),
     "pipeline_parallel_size": (STAGES, SHARD),
     "expert_parallel": (EXPERTS, SHARD),
-    "autotp_size": ("it stands in a block of its own", TENSORS),
+    "autotp_size": ("it belongs in the block tensor_parallel", TENSORS),
     "tensor_parallel_size": ("that is vLLM's key", TENSORS),
-    "optimizer": ("the role makes its optimizer", "use training_args.optimizer, learning_rate, weight_decay, adam_beta1, ..."),
-    "scheduler": ("the role makes its schedule", "use training_args.lr_scheduler_type and warmup_steps"),
+    "optimizer": ("the role creates its optimizer", "use training_args.optimizer, learning_rate, weight_decay, adam_beta1, ..."),
+    "scheduler": ("the role creates its schedule", "use training_args.lr_scheduler_type and warmup_steps"),
     "tensorboard": TRACKERS,
     "wandb": TRACKERS,
     "comet": TRACKERS,
@@ -48,37 +48,37 @@ REFUSED: Mapping[str, tuple[str, str]] = {
             "disable_allgather",
             "seq_parallel_communication_data_type",
         ),
-        ("it is not passed on to DeepSpeed: roll has not been tested with it", "docs/deepspeed.md lists the keys that have been tested"),
+        ("it is not passed on to DeepSpeed, because roll has not been tested with it", "docs/deepspeed.md lists the supported keys"),
     ),
-    "amp": ("model_args.dtype says the precision", "set that to fp16 or bf16"),
-    "torch_autocast": ("model_args.dtype says the precision", "set that to fp16 or bf16"),
+    "amp": ("model_args.dtype sets the precision", "set model_args.dtype to fp16 or bf16"),
+    "torch_autocast": ("model_args.dtype sets the precision", "set model_args.dtype to fp16 or bf16"),
     "zero_stage": (OTHER_PROGRAM, "use zero_optimization: {stage: ...}"),
     "zero3_init_flag": SHARDS_AT_LOAD,
-    "zero3_save_16bit_model": ("the model is always exported whole, in its dtype", "see save_at_end"),
+    "zero3_save_16bit_model": ("the whole model is always exported, in its dtype", "see save_at_end"),
     "offload_optimizer_device": (OTHER_PROGRAM, "use zero_optimization: {offload_optimizer: {device: ...}}"),
     "offload_param_device": (OTHER_PROGRAM, "use zero_optimization: {offload_param: {device: ...}}"),
     "offload_optimizer_nvme_path": (OTHER_PROGRAM, "use zero_optimization: {offload_optimizer: {nvme_path: ...}}"),
     "offload_param_nvme_path": (OTHER_PROGRAM, "use zero_optimization: {offload_param: {nvme_path: ...}}"),
     "deepspeed_multinode_launcher": (OTHER_PROGRAM, "see docs/clusters.md"),
-    "deepspeed_config": (OTHER_PROGRAM, "put DeepSpeed's own blocks here"),
+    "deepspeed_config": (OTHER_PROGRAM, "put the blocks of DeepSpeed's configuration here"),
 }
-"""Refused keys at the top level: reason and replacement."""
+"""Refused keys at the top level, with reason and remedy."""
 
-OLD_OFFLOAD = ("DeepSpeed has it no more", "use offload_optimizer: {device: cpu, pin_memory: true}, and offload_param alike")
+OLD_OFFLOAD = ("DeepSpeed has removed it", "use offload_optimizer: {device: cpu, pin_memory: true}, and offload_param likewise")
 OLD_SHARDS = ("DeepSpeed 0.19 has removed it", "zero_hpz_partition_size keeps a second copy of the weights on each host")
-FP32_MASTER = ("master weights and optimizer states are fp32 here", "to save their memory, offload them or share them out over more ranks")
+FP32_MASTER = ("master weights and optimizer states are fp32 here", "to save their memory, offload them or shard them over more ranks")
 ZERO_REFUSED: Mapping[str, tuple[str, str]] = {
     "cpu_offload": OLD_OFFLOAD,
     "cpu_offload_param": OLD_OFFLOAD,
     "cpu_offload_use_pin_memory": OLD_OFFLOAD,
     "mics_shard_size": OLD_SHARDS,
     "mics_hierarchical_params_gather": OLD_SHARDS,
-    "zeropp_loco_param": ("DeepSpeed 0.19 has removed it", "zero_quantized_gradients quantises without it"),
-    "legacy_stage1": ("DeepSpeed has that stage 1 no more", "stage: 1 is its successor"),
-    "elastic_checkpoint": ("a checkpoint goes to another number of ranks as a universal one", "see `python -m roll.export`"),
-    "zenflow": ("it comes with an optimizer of its own", "use offload_optimizer"),
-    "save_muon_momentum_buffer_in_memory": ("it belongs to DeepSpeed's Muon", "training_args.optimizer: muon is torch's"),
-    "stage3_module_granularity_threshold": ("the first backward pass was seen to fail with it", "leaf_module names modules one by one"),
+    "zeropp_loco_param": ("DeepSpeed 0.19 has removed it", "zero_quantized_gradients works without it"),
+    "legacy_stage1": ("DeepSpeed has removed this implementation of stage 1", "stage: 1 uses its successor"),
+    "elastic_checkpoint": ("a checkpoint moves to another number of ranks in the universal format", "see `python -m roll.export`"),
+    "zenflow": ("it requires its own optimizer", "use offload_optimizer"),
+    "save_muon_momentum_buffer_in_memory": ("it belongs to DeepSpeed's Muon", "training_args.optimizer: muon uses torch's Muon"),
+    "stage3_module_granularity_threshold": ("the first backward pass failed with it in tests", "use leaf_module, which lists the modules"),
     "zero3_init_flag": SHARDS_AT_LOAD,
     "zero3_init": SHARDS_AT_LOAD,
 }
@@ -101,7 +101,7 @@ ZERO: Mapping[str, Kind] = dict.fromkeys(
     ),
     COUNT,
 ) | {"reduce_bucket_size": SIZE, "zero_hpz_partition_size": SIZE, "leaf_module": BLOCK}  # fmt: skip
-"""Keys of `zero_optimization` beyond those of the schema (`deepspeed/runtime/zero/config.py`), with their kinds."""
+"""Keys of `zero_optimization` that are not in the schema (`deepspeed/runtime/zero/config.py`), with their kinds."""
 BF16: Mapping[str, Kind] = {"enabled": FLAG, "immediate_grad_update": FLAG, "check_grad_overflow": FLAG}
 BF16_REFUSED: Mapping[str, tuple[str, str]] = {"bf16_master_weights_and_grads": FP32_MASTER, "bf16_optimizer_states": FP32_MASTER}
 FP16: Mapping[str, Kind] = {
@@ -115,8 +115,8 @@ FP16: Mapping[str, Kind] = {
 }
 FP16_REFUSED: Mapping[str, tuple[str, str]] = {
     "fp16_master_weights_and_grads": FP32_MASTER,
-    "auto_cast": ("inputs are tokens, and nothing is to be cast", "model_args.dtype says the precision"),
-    "opt_level": ("it belongs to Apex", "model_args.dtype says the precision"),
+    "auto_cast": ("inputs are token ids, which cannot be cast", "model_args.dtype sets the precision"),
+    "opt_level": ("it is an option of Apex", "model_args.dtype sets the precision"),
 }
 AIO: Mapping[str, Kind] = {
     "block_size": SIZE,
@@ -126,8 +126,8 @@ AIO: Mapping[str, Kind] = {
     "overlap_events": FLAG,
 }
 AIO_REFUSED: Mapping[str, tuple[str, str]] = {
-    "thread_count": ("DeepSpeed 0.19 reads it no more", "use intra_op_parallelism"),
-    "use_gds": ("nothing here was run with it", "libaio moves what is swapped"),
+    "thread_count": ("DeepSpeed 0.19 no longer reads it", "use intra_op_parallelism"),
+    "use_gds": ("roll has not been tested with it", "libaio is used for swapping"),
 }
 DATA_TYPES: Mapping[str, Kind] = {"grad_accum_dtype": PRECISION}
 BLOCKS: Mapping[str, tuple[Mapping[str, Kind], Mapping[str, tuple[str, str]]]] = {
@@ -137,15 +137,15 @@ BLOCKS: Mapping[str, tuple[Mapping[str, Kind], Mapping[str, tuple[str, str]]]] =
     "aio": (AIO, AIO_REFUSED),
     "data_types": (DATA_TYPES, {}),
 }
-"""For each block, the kinds of its keys, and the refused keys."""
+"""By block, the kinds of its keys and its refused keys."""
 
 
 def block_faults(
     where: str, given: Mapping[str, Any], kinds: Mapping[str, Kind], refused: Mapping[str, tuple[str, str]]
 ) -> Iterator[Fault]:
-    """Return faults of keys that DeepSpeed does not know or that are refused, and of values of another kind.
+    """Yield faults of unknown keys, refused keys and values of the wrong kind.
 
-    `auto` may stand for each: it means DeepSpeed's own choice.
+    The value `auto`, DeepSpeed's own choice, is valid for every key.
     """
     for key, value in given.items():
         said = str(value).lower() if isinstance(value, bool) else repr(value)
@@ -154,7 +154,7 @@ def block_faults(
             yield Fault(f"{where}.{key}", f"{said}, but {why}", f"remove it; {instead}")
         elif key not in kinds:
             near = nearest(key, list(kinds))
-            remedy = "write it so, or remove it" if near else f"the block takes {', '.join(kinds)}"
+            remedy = "correct the name, or remove the key" if near else f"known keys of this block: {', '.join(kinds)}"
             yield Fault(f"{where}.{key}", f"unknown key, with the value {said}{near}", remedy)
         elif value != "auto" and not kinds[key].holds(value):
             yield Fault(f"{where}.{key}", f"{said} is not allowed", f"give {kinds[key].said}, or auto for DeepSpeed's own choice")
