@@ -1,4 +1,4 @@
-"""Reads the answer in a response, and the reference answer in a row. Pure functions."""
+"""Extracts the answer from a response, and the reference answer from a row of the data. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 BOXED = "\\boxed{"
 SIGN = re.compile(r"\\boxed\{|\\(?!\\boxed\{).|[{}]", re.DOTALL)
-"""A brace, the beginning of a box, or an escape. An escaped brace does not count."""
+"""Matches a brace, the start of a box, or an escaped character. Escaped braces do not count as braces."""
 
 
 def final_text(response: str) -> str:
-    """Return the stripped text after the last `</think>`, the whole response if there is none."""
+    """Return the stripped text after the last `</think>`. If that text is empty, return the whole response, stripped."""
     return response.rpartition("</think>")[2].strip() or response.strip()
 
 
 def last_boxed(text: str) -> str | None:
-    """Return the content of the last complete, non-empty `\\boxed{...}` with balanced braces, None if there is none."""
+    """Return the content of the last complete, non-empty `\\boxed{...}` with balanced braces, or None if there is no such box."""
     last, content = -1, None
-    opened: list[int] = []  # starts of the contents of open boxes; -1 for other open braces
+    opened: list[int] = []  # for each open brace: where the content starts if the brace opens a box, else -1
     for sign in SIGN.finditer(text):
         if sign[0] != "}":
             if sign[0] in ("{", BOXED):
@@ -31,10 +31,12 @@ def last_boxed(text: str) -> str | None:
 
 
 def ground_truth(row: Mapping[str, Any]) -> str:
-    """Return the row's `ground_truth`, else its `answer`. Of a worked solution that ends in `#### answer` (GSM8K), return that answer.
+    """Return the reference answer: the row's `ground_truth`, or its `answer` if it has no `ground_truth`.
+
+    If the column holds a worked solution that ends in `#### answer` (GSM8K), return the text after `####`.
 
     Raises:
-        ValueError: the row has neither, or it is not a text or a number.
+        ValueError: the row has neither column, or the value is neither a string nor a number.
     """
     column = "ground_truth" if row.get("ground_truth") is not None else "answer"
     value = row.get(column)

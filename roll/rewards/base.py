@@ -1,4 +1,4 @@
-"""The interface of rewards: functions of a prompt, its response or responses, and the data set's row, found by name."""
+"""The interface of reward functions, and their lookup by name."""
 
 from __future__ import annotations
 
@@ -16,21 +16,26 @@ from roll.registry import Registry, nearest
 from roll.rewards.parts import RewardPart
 
 RewardFunction = Callable[..., Any]
-"""Called as `reward(prompt: Prompt, response: str, row: Mapping[str, Any], **reward_args)`; returns a `RewardResult`, or a number.
+"""Called as `reward(prompt: Prompt, response: str, row: Mapping[str, Any], **reward_args)`; returns a `RewardResult` or a number.
 
-If `rewards.<domain>.group` is true, it gets the sequence of a prompt's responses in place of one, and returns a sequence with a result
-for each. It may be a `def` or an `async def`. It may raise, hang or crash: it runs in a process of its own (see process.py), and
-the outcome is recorded.
+If `rewards.<domain>.group` is true, the function receives all responses to a prompt instead of one, and returns a sequence with one result
+for each response. It may be a `def` or an `async def`. It may raise, hang or crash without harm to the run: it runs in a separate process
+(see process.py), and the outcome is recorded.
 """
 
 REWARDS: Registry[RewardFunction] = Registry("reward")
 
 
 def load_reward(name: str, place: str = "reward") -> RewardFunction:
-    """Return the reward function `name`, which `roll/rewards/<name>.py` registers. `package.module:function` names any other.
+    """Return the reward function called `name`.
+
+    A plain name refers to a function that `roll/rewards/<name>.py` registers. `package.module:function` refers to any other function.
+
+    Args:
+        place: the configuration key that errors report.
 
     Raises:
-        ConfigError: there is no such function, or its module cannot be imported; `place` is the key to report.
+        ConfigError: there is no such function, or its module cannot be imported.
     """
     module_name, _, function_name = name.partition(":")
     if not function_name and not name.isidentifier():
@@ -40,7 +45,7 @@ def load_reward(name: str, place: str = "reward") -> RewardFunction:
     except ModuleNotFoundError as error:
         raise ConfigError([Fault(place, f"no reward is named '{name}': {error}", _remedy(name))]) from error
     except Exception as error:
-        raise ConfigError([Fault(place, f"'{name}' cannot be imported: {type(error).__name__}: {error}", "mend the module")]) from error
+        raise ConfigError([Fault(place, f"'{name}' cannot be imported: {type(error).__name__}: {error}", "fix the module")]) from error
     reward: RewardFunction | None = getattr(module, function_name, None) if function_name else REWARDS.get(name)
     if reward is None or not callable(reward):
         raise ConfigError([Fault(place, f"no reward is named '{name}': {module.__name__} has no such function", _remedy(name))])
@@ -49,38 +54,38 @@ def load_reward(name: str, place: str = "reward") -> RewardFunction:
 
 @dataclass(frozen=True)
 class RewardTraits:
-    """Traits of a reward, set by `declares` of `roll.algorithms.methods.base`."""
+    """Traits of a reward function, set by `declares` of `roll.algorithms.methods.base`."""
 
     needs_service: bool = False
-    """Whether it calls a model or a server, which might not be running yet. It is then not called on a row before the run starts."""
+    """Whether the function calls a model or a server. If so, the check before the run skips it: the service may not be running yet."""
 
 
 def traits_of(reward: RewardFunction) -> RewardTraits:
-    """Its declared traits."""
+    """Return the declared traits of a reward function, or the defaults if it declares none."""
     traits = declared(reward)
     return traits if isinstance(traits, RewardTraits) else RewardTraits()
 
 
 def reward_of(part: RewardPart) -> RewardFunction:
-    """Return the function of a part.
+    """Return the reward function of a part.
 
     Raises:
-        ConfigError: it is not found, or does not take its `reward_args`.
+        ConfigError: the function is not found, or does not accept the part's `reward_args`.
     """
     reward = load_reward(part.reward, f"{part.place}.reward")
     try:
         inspect.signature(reward).bind(None, [] if part.group else "", {}, **part.reward_args)
     except TypeError as error:
-        takes = f"the function takes {inspect.signature(reward)}"
+        takes = f"the function accepts {inspect.signature(reward)}"
         raise ConfigError([Fault(f"{part.place}.reward_args", f"does not fit '{part.reward}': {error}", takes)]) from error
     return reward
 
 
 def rewards_of(domain: str, parts: tuple[RewardPart, ...], concurrency: int) -> list[RewardFunction]:
-    """Return the functions of a domain.
+    """Return the reward functions of a domain.
 
     Raises:
-        ConfigError: one of them cannot be used, or `concurrency` is above 1 and none of them can run concurrently.
+        ConfigError: a function cannot be used, or `concurrency` is above 1 and no function is asynchronous.
     """
     rewards = [reward_of(part) for part in parts]
     if concurrency > 1 and not any(map(is_async, rewards)):
@@ -90,4 +95,4 @@ def rewards_of(domain: str, parts: tuple[RewardPart, ...], concurrency: int) -> 
 
 def _remedy(name: str) -> str:
     known = known_rewards()
-    return f"name one of {', '.join(known)}{nearest(name, known)}, or a function of yours as `package.module:function`"
+    return f"name one of {', '.join(known)}{nearest(name, known)}, or your own function as `package.module:function`"

@@ -1,4 +1,4 @@
-"""Calls a model behind a URL by OpenAI's chat-completions protocol. Requests are retried and counted. A failure never ends a run."""
+"""Calls a model behind a URL with OpenAI's chat-completions protocol. Requests are retried and counted. A failure never ends a run."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from roll.types import Sampling
 LOG = logging.getLogger(__name__)
 COMPLETIONS = "/chat/completions"
 MOST_SAID = 20
-"""Number of different causes of failures in the log."""
+"""Largest number of distinct failure causes to log."""
 Sleep = Callable[[float], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class ApiModel:
-    """A model behind a URL, and the settings of its calls."""
+    """A model behind a URL, and the settings for calling it."""
 
     url: str
-    """The API's base (`https://host/v1`), or the whole address with `/chat/completions`."""
+    """The API's base URL (`https://host/v1`), or the full address that ends in `/chat/completions`."""
     model: str
     key: str | None = field(repr=False)
     """Bearer token, or None."""
     sampling: Sampling
     seconds: float
-    """Deadline of one request."""
+    """Deadline of one request, in seconds."""
     retries: int
-    """Number of further attempts after a temporary failure."""
+    """Number of retries after a transient failure."""
     concurrency: int
     """Largest number of concurrent requests."""
     max_calls: int | None
-    """Largest number of requests in the whole run, including retries. None means no bound."""
+    """Largest number of requests in the whole run, including retries. None means no limit."""
     seed: int
-    """Seed of the jitter between attempts."""
+    """Seed of the random jitter in the wait before a retry."""
 
     @property
     def address(self) -> str:
-        """Return the address of requests."""
+        """Return the URL that requests are sent to."""
         base = self.url.rstrip("/")
         return base if base.endswith(COMPLETIONS) else base + COMPLETIONS
 
     @property
     def longest_seconds(self) -> float:
-        """Seconds in which a message has a reply after its turn began."""
+        """Return the largest number of seconds from the first attempt of a request to its reply or failure."""
         return (self.retries + 1) * self.seconds + longest_wait(self.retries)
 
     def body(self, message: str) -> dict[str, Any]:
-        """Return the request for a user's message. Fields outside OpenAI's protocol are only sent if they change something."""
+        """Return the JSON body of a request with one user message. Optional fields are sent only if they differ from their defaults."""
         sampling = self.sampling
         body: dict[str, Any] = {
             "model": self.model,
@@ -75,7 +75,7 @@ class ApiModel:
 
 
 class ApiChat:
-    """Implements `Chat`. For use from one asyncio event loop; must be closed."""
+    """A `Chat` that calls a model behind a URL. Must be used from a single asyncio event loop, and closed after use."""
 
     def __init__(self, model: ApiModel, sleep: Sleep = asyncio.sleep, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._model, self._sleep = model, sleep
@@ -88,17 +88,17 @@ class ApiChat:
         self._client = httpx.AsyncClient(headers=headers, limits=limits, timeout=model.seconds, transport=transport)
 
     async def start(self) -> None:
-        """See `Chat`. Nothing to prepare: only a call shows whether the URL answers."""
+        """Do nothing: only a request can show whether the URL answers."""
 
     async def ask(self, message: str) -> Reply:
-        """See `Chat`. Waits its turn, and then at most `ApiModel.longest_seconds`."""
+        """See `Chat`. Waits until fewer than `concurrency` requests are in flight, and then at most `ApiModel.longest_seconds`."""
         async with self._turns:
             return await self._attempts(self._model.body(message))
 
     async def _attempts(self, body: dict[str, Any]) -> Reply:
         for attempt in range(1, self._model.retries + 2):
             if self._model.max_calls is not None and self._calls >= self._model.max_calls:
-                return self._failed(f"judge_max_calls, {self._model.max_calls}, is used up; responses that need a call get no verdict")
+                return self._failed(f"judge_max_calls ({self._model.max_calls}) is used up; responses that need a call get no verdict")
             self._calls += 1
             reply = await self._request(body)
             if isinstance(reply, Reply):
@@ -111,7 +111,7 @@ class ApiChat:
 
     async def _request(self, body: dict[str, Any]) -> Reply | Refusal:
         try:
-            # httpx bounds each read. This bounds a server that sends single bytes slowly.
+            # httpx limits each read, but not the whole request: a server may send single bytes slowly.
             async with asyncio.timeout(self._model.seconds):
                 response = await self._client.post(self._model.address, json=body)
         except (TimeoutError, httpx.TimeoutException):
@@ -121,7 +121,7 @@ class ApiChat:
         return read_reply(response.status_code, response.headers, response.content)
 
     def _failed(self, why: str) -> Reply:
-        """Log each cause once, up to MOST_SAID of them. Every result's note has its cause."""
+        """Return a failed reply. Each distinct cause is logged once, up to MOST_SAID causes; the result's note always has the cause."""
         if why not in self._said and len(self._said) < MOST_SAID:
             self._said.add(why)
             LOG.warning("no verdict: %s", why)

@@ -1,4 +1,4 @@
-"""Reads a chat server's response, and decides when to retry. Pure functions."""
+"""Parses the response of a chat server, and decides when to retry. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from typing import Any
 from roll.rewards.judge import Reply
 
 TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""HTTP statuses after which the same request may succeed."""
+"""HTTP statuses after which a retry of the same request may succeed."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0
-"""Seconds before the second attempt, and the most before any."""
+"""Seconds before the first retry, and the largest number of seconds before any retry."""
 SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A request without an answer."""
+    """A failed request."""
 
     why: str
     again: bool
-    """Whether to retry."""
+    """Whether to retry the request."""
     after: float | None = None
-    """Seconds that the server asks to wait."""
+    """Seconds to wait before a retry, as requested by the server."""
 
 
 def wait_seconds(attempt: int, after: float | None, random: Random) -> float:
-    """Return the seconds before the next attempt, after `attempt` failed ones (1 or more).
+    """Return the seconds to wait after `attempt` failed attempts (1 or more).
 
-    The wait doubles each time, up to `LONGEST_WAIT`. A random factor of 0.5 to 1 spreads requests that failed together.
-    It is at least what the server asks for, within the same bound.
+    The wait doubles each time, up to `LONGEST_WAIT`. A random factor of 0.5 to 1 spreads out requests that failed together.
+    If the server requests a longer wait (`after`), that wait is used, also up to `LONGEST_WAIT`.
     """
     longest = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(attempt - 1, 30))
     return min(LONGEST_WAIT, max(longest * random.uniform(0.5, 1.0), after or 0.0))
 
 
 def longest_wait(retries: int) -> float:
-    """Return the largest sum of waits between `retries + 1` attempts, in seconds."""
+    """Return the largest total wait between `retries + 1` attempts, in seconds."""
     return retries * LONGEST_WAIT
 
 
 def read_reply(status: int, headers: Mapping[str, str], body: bytes, now: datetime | None = None) -> Reply | Refusal:
-    """Parse an HTTP response of the chat-completions protocol. `now` is the present time, for a date in `Retry-After`."""
+    """Parse an HTTP response of the chat-completions protocol. `now` is the current time; a date in `Retry-After` is relative to it."""
     if status in TRANSIENT:
         return Refusal(f"status {status}: {_message(body)}", again=True, after=_retry_after(headers.get("retry-after"), now))
     if status != 200:
@@ -57,24 +57,24 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, now: dateti
         usage = said.get("usage") or {}
         counts = [int(usage.get(key) or 0) for key in ("prompt_tokens", "completion_tokens")]
     except (ValueError, KeyError, TypeError, AttributeError):
-        return Refusal(f"the response is not that of a chat completion: {_shown(body)}", again=True)
+        return Refusal(f"the response is not a chat completion: {_shown(body)}", again=True)
     if not answers:
         return Refusal("the response has no choices", again=True)
     return Reply(answers, counts[0], counts[1])
 
 
 def _content(message: Mapping[str, Any]) -> str:
-    """Return the text of a message. Servers send None for an empty one, and some send parts."""
+    """Return the text of a message. Servers send null for an empty text, and some send a list of parts."""
     content = message["content"]
     if isinstance(content, list):
         return "".join(part["text"] for part in content if part.get("type") == "text")
     if content is not None and not isinstance(content, str):
-        raise TypeError("content is neither a text nor a list")
+        raise TypeError("content is neither a string nor a list")
     return content or ""
 
 
 def _retry_after(value: str | None, now: datetime | None) -> float | None:
-    """Return seconds from a number or a date, None if it is neither."""
+    """Return the seconds that a `Retry-After` header (a number or a date) specifies, or None if it is neither."""
     if value is None:
         return None
     try:
@@ -90,7 +90,7 @@ def _retry_after(value: str | None, now: datetime | None) -> float | None:
 
 
 def _message(body: bytes) -> str:
-    """Return the error's own message, if the body has one in OpenAI's form."""
+    """Return the error message if the body has OpenAI's error format, else the start of the body."""
     try:
         error = json.loads(body)["error"]
         return _shown((error["message"] if isinstance(error, dict) else str(error)).encode())

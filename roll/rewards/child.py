@@ -1,16 +1,16 @@
-"""A process that computes rewards: `python -m roll.rewards.child DESCRIPTOR PARENT`. Started, watched and ended by process.py.
+"""A process that computes rewards: `python -m roll.rewards.child DESCRIPTOR PARENT`. process.py starts, monitors and ends it.
 
     process.py                                         child
-      ── Assignment ─────────────────────────────────▶  imports what it needs
+      ── Assignment ─────────────────────────────────▶  imports the rewards
       ◀─────────────────────────────────────── Ready ──
       ── [(number, part, prompt, responses, seals)] ─▶
-      ◀── Answer ── ..  to each call as soon as it is known
+      ◀── Answer ── ..  one for each call, as soon as the call ends
 
-A call has one response; a call of a group reward has all responses of the group. The calls of one entry are numbered from its number on.
-Calls start in the order in which they arrive; if `concurrency` calls run side by side, they end in any order. If a function, a class or a
-module was replaced during a call, that call is the last one: the process ends, and the remaining calls start in a new process.
+A call scores one response, or all responses of the group if it is a call of a group reward. The calls of one entry have consecutive numbers
+that start at the entry's number. Calls start in the order in which they arrive; concurrent calls end in any order. If a call replaces a
+function, a class or a module, the process ends after that call, and the remaining calls run in a new process.
 
-The socket has a descriptor of its own, so output that rewards print does not reach it.
+The socket is separate from stdout and stderr, so it never carries output that a reward function prints.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from roll.types import Prompt, RewardResult
 
 
 class _Call(NamedTuple):
-    """One call of a function."""
+    """One call of a reward function."""
 
     number: int
     seal: int
@@ -48,9 +48,9 @@ class _Call(NamedTuple):
     reward_args: Mapping[str, Any]
 
     def begin(self) -> Any:
-        """Call the function. The value of an `async def` must be awaited."""
+        """Call the function and return its value. The value of an `async def` must still be awaited."""
         prompt, asked = self.prompt, self.responses if self.group else self.responses[0]
-        own = Prompt(prompt.prompt_id, prompt.token_ids, prompt.text, prompt.domain, self.row)  # `replace` would cost twice as much
+        own = Prompt(prompt.prompt_id, prompt.token_ids, prompt.text, prompt.domain, self.row)  # `replace` would take twice as long
         return self.function(own, asked, self.row, **self.reward_args)
 
     def results(self, returned: Any) -> list[RewardResult]:
@@ -87,9 +87,9 @@ def _in_turn(
         for call in _calls(request, assignment.parts, functions):
             try:
                 results = call.results(call.begin())
-            except BaseException as error:  # also sys.exit() of a reward must not end the process
+            except BaseException as error:  # sys.exit() in a reward function must not end the process either
                 results = call.failed(error)
-            if os.getpid() != own:  # this process was forked by the reward
+            if os.getpid() != own:  # this is a process that the reward function forked
                 os._exit(0)
             replaced = definitions.replaced()
             connection.sendall(answer_message(call.number, call.seal, results, replaced))
@@ -121,7 +121,7 @@ async def _side_by_side(
             task = asyncio.create_task(run(call))
             running.add(task)
             task.add_done_callback(running.discard)
-    os._exit(0)  # The parent is gone: also end tasks that do not react to cancellation.
+    os._exit(0)  # The parent is gone. A normal exit would wait for tasks that ignore cancellation.
 
 
 async def _awaited(call: _Call, seconds: float) -> list[RewardResult]:
@@ -132,14 +132,14 @@ async def _awaited(call: _Call, seconds: float) -> list[RewardResult]:
             results = call.results(await returned if is_async(call.function) else returned)
     except BaseException as error:
         results = call.failed(error)
-    # A result that arrives after the deadline counts as timed out.
+    # A call that ends after the deadline has timed out, whatever its result.
     return [timed_out(seconds)] * len(call.responses) if deadline.expired() else results
 
 
 def _calls(request: Sequence[Entry], parts: Sequence[RewardPart], functions: Sequence[RewardFunction]) -> Iterator[_Call]:
     for first, index, prompt, responses, seals in request:
         part, function = parts[index], functions[index]
-        # a reward's changes to the row or its arguments must not reach the next call
+        # each call gets its own copy: changes that a reward function makes to its row or arguments must not affect the next call
         asked = pickle.dumps((prompt.row, part.reward_args), pickle.HIGHEST_PROTOCOL)
         for number, own in enumerate([responses] if part.group else ([response] for response in responses)):
             row, reward_args = pickle.loads(asked)

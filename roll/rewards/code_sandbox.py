@@ -1,4 +1,4 @@
-"""Does the program in the response pass its tests? It runs in a sandbox, and its process never sees a test's expected output."""
+"""A reward for programs that pass their tests. Programs run in a sandbox, in a process that never sees a test's expected output."""
 
 from __future__ import annotations
 
@@ -34,23 +34,27 @@ def code_sandbox(
     disk_mib: int = 64,
     output_mib: int = 4,
 ) -> RewardResult:
-    """Return the share of the row's cases that the program passes; UNPARSABLE without a program, UNAVAILABLE without a sandbox.
+    """Return the share of the row's test cases that the program in the response passes.
+
+    The outcome is UNPARSABLE if the response has no program, and UNAVAILABLE if no sandbox can run.
 
     Args:
-        cases: whether all are run, or none after the first that fails.
-        sandbox: `bubblewrap`, the address of a SandboxFusion server, or `none`: with the files and the network of this machine.
-        python: interpreter whose packages the program may import; this process's one, with the standard library alone, if not given.
-        cpu_seconds: of each case.
-        wall_seconds: of all cases together; the section's `timeout` has to be longer.
-        memory_mib: address space of the program.
-        disk_mib: of its /tmp.
-        output_mib: that a case may write.
+        cases: `all` runs every case; `first_failure` stops after the first case that fails.
+        sandbox: `bubblewrap`, the address of a SandboxFusion server, or `none` to run programs unisolated, with the files and the
+            network of this machine.
+        python: Path of a Python interpreter; programs may import its packages. By default programs run with roll's own interpreter and
+            may import only the standard library.
+        cpu_seconds: CPU time limit of each case.
+        wall_seconds: Wall-clock limit of all cases together. `timeout` of the domain must be longer.
+        memory_mib: Limit of the program's address space.
+        disk_mib: Size of the program's /tmp.
+        output_mib: Limit of the output of each case.
 
     Raises:
-        ValueError: the row's cases cannot be read, or an argument is unknown.
+        ValueError: the row's cases cannot be read, or `sandbox` has an unknown value.
     """
     if sandbox not in (BUBBLEWRAP, NO_SANDBOX) and not sandbox.startswith(SERVER):
-        raise ValueError(f"sandbox is '{sandbox}', and not {BUBBLEWRAP}, {NO_SANDBOX} or the address of a server, http://...")
+        raise ValueError(f"sandbox is '{sandbox}'; it must be {BUBBLEWRAP}, {NO_SANDBOX} or the address of a server (http://...)")
     wanted = cases_of(row)
     text = final_text(response)
     program = text if wanted.kind == "text" else program_of(text)
@@ -71,7 +75,7 @@ def code_sandbox(
 
 
 def verdict(outcomes: Iterator[Outcome], cases: Cases, until_first: bool) -> RewardResult:
-    """Return the result of these outcomes. They are compared with the expected ones here, outside the sandbox."""
+    """Return the result for the outcomes of a program's cases. Outputs are compared with the expected ones here, outside the sandbox."""
     total = len(cases.inputs) or len(cases.tests)
     passed, late, spent, note, uncompiled = 0, 0, 0.0, "", 0.0
     with closing(outcomes):  # type: ignore[type-var]
@@ -95,7 +99,7 @@ def _same(output: bytes, expected: str) -> bool:
 
 
 def describe(outcome: Outcome) -> str:
-    """Why a case failed."""
+    """Return the reason why a case failed."""
     why = {
         Ending.OK: "wrong output",
         Ending.FAILED: "failed",

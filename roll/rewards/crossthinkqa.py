@@ -1,4 +1,4 @@
-"""Did the response choose the right letter, and in a box? Short and repetitive responses are penalised."""
+"""A reward for multiple choice: right letter, given in a box. Short and repetitive responses are penalised."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VALUES = {
     "strict": {(True, True): 1.0, (True, False): -1.0, (False, True): -1.0, (False, False): -1.0},
     "soft": {(True, True): 1.0, (True, False): 0.5, (False, True): -0.5, (False, False): -1.0},
 }
-"""Values by reward type, and by whether the choice is right and boxed."""
+"""Reward by `reward_type` and (whether the choice is right, whether it is boxed)."""
 
 
 @REWARDS.register("crossthinkqa")
@@ -30,19 +30,24 @@ def crossthinkqa(
     reward_type: Literal["loose", "strict", "soft"] = "soft",
     response_length_penalty_coef: float = 0.0,
 ) -> RewardResult:
-    """Return the choice's value by `reward_type`, plus the penalty for repetition, plus the coefficient times that for a short response.
+    """Return the sum of the reward for the choice, the penalty for repetition and the weighted penalty for a short response.
 
-    The choice is the first capital letter of the last `\\boxed{...}`, else of what follows the last "answer is"; without one the response
-    is wrong. It is read from what follows the last `</think>`; penalties are of the whole response.
+    The choice is the first capital letter in the last `\\boxed{...}`. If there is no box, it is the first capital letter after the last
+    "answer is". A response without a choice is wrong. Only the text after the last `</think>` is searched for the choice, but the
+    penalties apply to the whole response.
+
+    Args:
+        reward_type: Scale of the reward for the choice, see VALUES. `loose` ignores the box, `strict` requires it, and `soft` gives half.
+        response_length_penalty_coef: Weight of the penalty for a short response.
 
     Raises:
-        ValueError: the row's `ground_truth` has no letter, or the reward type is unknown.
+        ValueError: the reference answer has no capital letter, or `reward_type` is unknown.
     """
     if reward_type not in VALUES:
-        raise ValueError(f"reward_type is '{reward_type}', and not one of {', '.join(VALUES)}")
+        raise ValueError(f"reward_type is '{reward_type}'; it must be one of {', '.join(VALUES)}")
     reference = CAPITAL.search(ground_truth(row))
     if reference is None:
-        raise ValueError("the row's 'ground_truth' has no letter of a choice")
+        raise ValueError("the row's reference answer ('ground_truth' or 'answer') has no capital letter that names a choice")
     text = final_text(response)
     boxed = last_boxed(text)
     at = text.lower().rfind(LED_IN)

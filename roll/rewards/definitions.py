@@ -1,4 +1,4 @@
-"""Detects whether a call of a reward replaced a definition in its modules. The next call must then run in another process."""
+"""Detects whether a call of a reward function replaced a definition. The next call must then run in another process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CODE = attrgetter("__code__")
 
 
 class _Namespace(NamedTuple):
-    """Names in a module or class, with their values."""
+    """The functions, classes and modules that a module or class holds, by name."""
 
     name: str
     variables: Mapping[str, Any]
@@ -24,14 +24,17 @@ class _Namespace(NamedTuple):
 
 
 class Definitions:
-    """Functions, classes and modules by their names, as they are when this is made.
+    """A snapshot of functions, classes and modules by name, taken when this object is created.
 
-    Looked at are those of the rewards' modules, those of others that are not installed, with the methods of their classes, and builtins.
-    Values that are none of these, as a cache or a model that is loaded at the first call, may change.
+    It covers the modules of the reward functions, all other modules that are not installed packages (including the methods of their
+    classes), and `builtins`. Other values, such as a cache or a model that is loaded at the first call, may change freely.
     """
 
     def __init__(self, own: Iterable[str]) -> None:
-        """`own` are the names of the rewards' modules."""
+        """
+        Args:
+            own: names of the modules of the reward functions.
+        """
         names = {"builtins", *own}
         loaded = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
         modules = [module for module in loaded if module.__name__ in names or _is_users(module)]
@@ -41,7 +44,7 @@ class Definitions:
         self._codes = [function.__code__ for function in functions]
 
     def replaced(self) -> str:
-        """Return the first name with another value or none, empty if there is none."""
+        """Return the first name whose definition was replaced or deleted since the snapshot, or an empty string."""
         for space in self._namespaces:
             try:
                 if space.look(space.variables) == space.held:
@@ -78,7 +81,7 @@ def _namespace(name: str, variables: Mapping[str, Any], items: Iterable[tuple[st
 
 
 def _is_definition(value: Any) -> bool:
-    if getattr(value, "__module__", "") == "typing":  # replaces the __init__ of protocols' classes when they are first used
+    if getattr(value, "__module__", "") == "typing":  # `typing` itself replaces the __init__ of a Protocol's subclass at its first use
         return False
     return callable(value) or isinstance(value, ModuleType | property | staticmethod | classmethod)
 

@@ -1,4 +1,4 @@
-"""Is the response literally the reference answer?"""
+"""A reward for responses that are literally the reference answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from roll.types import Prompt, RewardResult
 
 @REWARDS.register("exact_match")
 def exact_match(prompt: Prompt, response: str, row: Mapping[str, Any], *, ignore_case: bool = False) -> RewardResult:
-    """Return 1 if the text after `</think>` (else the whole response) equals the reference, apart from blanks around both; else 0.
+    """Return 1 if the response equals the reference answer, else 0.
+
+    Only the text after the last `</think>` counts, or the whole response if that text is empty. White space around both is ignored.
+
+    Args:
+        ignore_case: Compare without regard to case.
 
     Raises:
         ValueError: the row has no reference answer.

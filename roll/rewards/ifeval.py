@@ -1,4 +1,4 @@
-"""Does the response keep to the instruction of its row? The checks of IFEval (arXiv 2311.07911), in its strict reading."""
+"""A reward for responses that follow the row's instruction: the checks of IFEval (arXiv 2311.07911), in its strict variant."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from roll.types import Prompt, RewardResult
 CHECKS: Mapping[str, Callable[..., bool]] = {
     name: check for module in (words, layout, whole) for name, check in vars(module).items() if name.startswith(("verify_", "validate_"))
 }
-"""Checks by name in the RLVR-IFeval data set."""
+"""Check functions by their names in the RLVR-IFeval data set."""
 NUMBERS, LISTS = ("N", "i"), ("keyword_list", "forbidden_words", "options")
 
 
 @REWARDS.register("ifeval")
 def ifeval(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
-    """Return 1 if the text after the last `</think>` follows the instruction, else 0; 0 for an empty text.
+    """Return 1 if the text after the last `</think>` follows the instruction, else 0. An empty text gets 0.
 
-    The row's `ground_truth` is a JSON object, as text or as such: `func_name` and the check's arguments; keys that are null do not count.
+    The row's `ground_truth` is a mapping, or its JSON text. It has `func_name`, the name of a check, and the arguments of that check.
+    Keys whose value is null are ignored.
 
     Raises:
-        ValueError: it cannot be read, names no check, or has not the check's arguments.
+        ValueError: `ground_truth` cannot be read, does not name a check, or lacks an argument of the check.
     """
     name, arguments = instruction_of(row)
     text = response.rpartition("</think>")[2].strip()
@@ -34,7 +35,7 @@ def ifeval(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResul
 
 
 def instruction_of(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return name and arguments of a row's check.
+    """Return the name and the arguments of a row's check.
 
     Raises:
         ValueError: see `ifeval`.
@@ -43,12 +44,12 @@ def instruction_of(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     try:
         found = json.loads(written) if isinstance(written, str) else written
     except ValueError as error:
-        raise ValueError(f"the row's 'ground_truth' is no JSON: {error}") from error
+        raise ValueError(f"the row's 'ground_truth' is not JSON: {error}") from error
     if not isinstance(found, Mapping):
         raise ValueError(f"the row's 'ground_truth' is a {type(found).__name__}, not an object with 'func_name'")
     name = found.get("func_name")
     if not isinstance(name, str) or name not in CHECKS:
-        raise ValueError(f"'ground_truth' names the check {name!r}; there are {', '.join(sorted(CHECKS))}")
+        raise ValueError(f"'ground_truth' names the unknown check {name!r}; known checks: {', '.join(sorted(CHECKS))}")
     needed = [parameter for parameter in inspect.signature(CHECKS[name]).parameters if parameter != "text"]
     missing = [key for key in needed if found.get(key) is None]
     if missing:
@@ -67,4 +68,4 @@ def _argument(key: str, value: Any) -> Any:
             return int(value)
     elif isinstance(value, str):
         return value
-    raise ValueError(f"the {key} of 'ground_truth' is {value!r}")
+    raise ValueError(f"the {key} of 'ground_truth' is {value!r}, which has the wrong type")

@@ -1,4 +1,4 @@
-"""A judge: asks a model about each response and reads the verdict in its answer. Repeated questions are answered from memory."""
+"""LLM as a judge: queries a model about each response and parses the verdict from its answer. Repeated queries are cached."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from roll.rewards.judging import AnswerPattern, JudgeTemplate, verdict
 from roll.types import Metrics, Prompt, RewardOutcome, RewardResult
 
 ANSWERS_KEPT = 1 << 16
-"""Number of a domain's latest answers in memory."""
+"""Number of cached replies of a domain."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """Result of one call of a model."""
+    """Result of one call of the judge's model."""
 
     answers: tuple[str, ...] = ()
-    """As many answers as requested, or none if the model could not be reached."""
+    """The sampled answers. Empty if the call failed."""
     prompt_tokens: int = 0
     answer_tokens: int = 0
     failure: str = ""
-    """Why there is no answer."""
+    """Why the call failed; empty if it succeeded."""
 
 
 class Chat(Protocol):
-    """A model that answers a user's message."""
+    """A model that answers a user message."""
 
     async def ask(self, message: str) -> Reply:
-        """Return the model's answers. If the model cannot be reached, the reply has a `failure`."""
+        """Return the model's answers. A failure is reported as `Reply.failure`, not raised."""
         ...
 
 
 class Judge:
-    """The verdicts of one domain. For use from one asyncio event loop."""
+    """Judges the responses of one domain. Must be used from a single asyncio event loop."""
 
     def __init__(
         self, template: JudgeTemplate, pattern: AnswerPattern, chat: Chat, question: Callable[[Prompt], str], failed_value: float
     ) -> None:
         """
         Args:
-            chat: one model with one way of sampling: a message has one reply.
-            question: what the policy was asked, as text.
-            failed_value: of a response without a verdict.
+            chat: the judge's model. Its sampling settings must not change, because replies are cached by message.
+            question: returns the question that a prompt put to the policy, as text.
+            failed_value: value of a result without a verdict.
         """
         self._template, self._pattern, self._chat = template, pattern, chat
         self._question, self._failed_value = question, failed_value
@@ -57,11 +57,11 @@ class Judge:
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
         """Return one result for each response, in order. All are judged concurrently.
 
-        UNPARSABLE where the answer cannot be read, UNAVAILABLE where there is none. A row without the reference answer that the
-        template needs is CRASHED.
+        The outcome is UNPARSABLE if the judge's answer cannot be parsed, and UNAVAILABLE if the call of the model failed. It is CRASHED if
+        the template needs a reference answer and the row has none.
 
         Raises:
-            RollError: what the model's group raised.
+            RollError: the workers of the judge's model failed.
         """
         try:
             reference = ground_truth(prompt.row) if self._template.needs_reference else ""
@@ -80,7 +80,7 @@ class Judge:
         return result if result.outcome == RewardOutcome.SCORED else self._failed(result.outcome, result.note)
 
     async def _reply(self, message: str) -> Reply:
-        """Return the model's reply, or its present or earlier reply to the same message. Failures are not remembered."""
+        """Return the model's reply. A message that was sent before, or is in flight, is not sent again. Failures are not cached."""
         key = sha256(message.encode()).digest()
         task = self._replies.get(key)
         if task is not None:
@@ -109,7 +109,10 @@ class Judge:
         return RewardResult(self._failed_value, outcome, note=note)
 
     def take_counts(self) -> Metrics:
-        """Return counts since the last call: `asked`, `remembered`, `unavailable`, `prompt_tokens` and `answer_tokens`."""
+        """Return and reset the counts since the last call.
+
+        They are `asked` (calls of the model), `remembered` (cache hits), `unavailable`, `prompt_tokens` and `answer_tokens`.
+        """
         counts = {name: float(count) for name, count in self._counts.items()}
         self._counts = dict.fromkeys(self._counts, 0)
         return counts

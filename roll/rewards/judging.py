@@ -1,4 +1,4 @@
-"""Builds a judge's prompt, and reads its answer. Pure functions."""
+"""Builds the judge's prompt, and parses its answer. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from roll.types import RewardOutcome, RewardResult
 PLACEHOLDER = re.compile(r"\{(question|response|reference)\}")
 YES = r"(?i)\byes\b"
 SCORE = r"(?i)\bscore:?[\s*]*:?[\s*]*(\d+(?:\.\d+)?)"
-"""`Score: 8`, also where asterisks make it bold."""
+"""Matches `Score: 8`, also with the asterisks of bold text."""
 SCORE_OF = 10.0
 WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
-"""Words that a pattern's group may match in place of a number."""
+"""Words that a pattern's group may match instead of a number, with their values."""
 SEARCHED_CHARACTERS = 20_000
-"""Number of characters at the end of an answer that the pattern is searched in."""
+"""Number of characters at the end of an answer to search for the pattern."""
 NOTE_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
 class JudgeTemplate:
-    """A text with the placeholders `{question}`, `{response}` and `{reference}`. All other braces stand for themselves."""
+    """A text with the placeholders `{question}`, `{response}` and `{reference}`. All other braces are literal."""
 
     text: str
 
@@ -35,24 +35,24 @@ class JudgeTemplate:
         return "reference" in PLACEHOLDER.findall(self.text)
 
     def filled(self, question: str, response: str, reference: str) -> str:
-        """Return the text for one response. Placeholders in inserted texts are not filled."""
+        """Return the text with its placeholders filled in. Placeholders within the inserted texts are left as they are."""
         values = {"question": question, "response": response, "reference": reference}
         return PLACEHOLDER.sub(lambda found: values[found[1]], self.text)
 
 
 @dataclass(frozen=True)
 class AnswerPattern:
-    """Settings for reading a verdict in a judge's answer."""
+    """Settings for parsing the verdict from a judge's answer."""
 
     pattern: str
-    """If it has a group, the last match's group is the verdict, a number or one of `WORDS`. Without a group a match is 1 and no match is
-    0.
+    """Regular expression. If it has a group, the verdict is the group of the last match: a number or one of `WORDS`. If it has none, the
+    verdict is 1 for a match and 0 for no match.
     """
     max_score: float | None = None
-    """Divisor of the number. A larger number is not a verdict. None means the number itself."""
+    """Largest valid number; the verdict is the number divided by it. If None, the verdict is the number itself."""
 
     def read(self, answer: str) -> float | None:
-        """Return the verdict, None if the answer has none. Text before `</think>` does not count."""
+        """Return the verdict, or None if the answer has none. Text before `</think>` is ignored."""
         text = final_text(answer)[-SEARCHED_CHARACTERS:]
         if not text:
             return None
@@ -77,14 +77,17 @@ class AnswerPattern:
 
 
 def answer_pattern(pattern: str | None, max_score: float | None, named_template: bool) -> AnswerPattern:
-    """Return a domain's settings. Without a pattern: "yes" if a template was named, else `Score: x` of 10."""
+    """Return the settings of a domain.
+
+    Without a pattern, the judge must answer "yes" or "no" if `named_template` is true, else `Score: x` with x at most `max_score` (10).
+    """
     if pattern is not None:
         return AnswerPattern(pattern, max_score)
     return AnswerPattern(YES) if named_template else AnswerPattern(SCORE, max_score or SCORE_OF)
 
 
 def verdict(answers: Sequence[str], pattern: AnswerPattern) -> RewardResult:
-    """Return the mean of the readable verdicts, UNPARSABLE if there is none."""
+    """Return the mean of the verdicts that can be parsed, or UNPARSABLE if none can."""
     note = "judge: " + " ".join(final_text(answers[0]).split())[-NOTE_CHARACTERS:] if answers else ""
     values = [value for answer in answers if (value := pattern.read(answer)) is not None]
     if not values:

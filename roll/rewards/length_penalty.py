@@ -1,4 +1,4 @@
-"""A penalty for a response that is too short or too long, to be added to any domain's reward."""
+"""A penalty for responses that are too short or too long, for use as a part of any domain's reward."""
 
 from __future__ import annotations
 
@@ -22,9 +22,17 @@ def length_penalty(
     too_long: int | None = None,
     most: float = MOST,
 ) -> RewardResult:
-    """Return 0 for a length from `enough` to `long` characters with thoughts, and `most` (at most 0) below `short` and from `too_long` on.
+    """Return a penalty for the length of the response in characters, including its thinking.
 
-    On lines between them. Without `long` and `too_long` no response is too long; with `short` and `enough` 0 none is too short.
+    The penalty is 0 from `enough` to `long` characters, `most` below `short` and from `too_long` on, and linear in between. Without `long`
+    and `too_long` no response is too long. With `short` and `enough` set to 0 no response is too short.
+
+    Args:
+        short: Below this length the penalty is `most`.
+        enough: From this length on a response is not too short.
+        long: Up to this length a response is not too long.
+        too_long: From this length on the penalty is `most`.
+        most: The largest penalty, a number that is not positive.
 
     Raises:
         ValueError: an argument is out of bounds.
@@ -32,11 +40,12 @@ def length_penalty(
     check_penalty(most)
     if not 0 <= short <= enough or (long is None) != (too_long is None):
         raise ValueError(
-            f"short {short}, enough {enough}, long {long}, too_long {too_long}: the first two must rise, the others come together"
+            f"short {short}, enough {enough}, long {long}, too_long {too_long}: short must be from 0 to enough; "
+            "give long and too_long together or not at all"
         )
     penalty = shortness(len(response), short, enough, most)
     if long is not None and too_long is not None:
         if not enough <= long <= too_long:
-            raise ValueError(f"enough {enough}, long {long} and too_long {too_long} must rise")
+            raise ValueError(f"enough {enough}, long {long} and too_long {too_long} must be in ascending order")
         penalty += excess(len(response), long, too_long, most)
     return RewardResult(penalty)

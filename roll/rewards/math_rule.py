@@ -1,4 +1,4 @@
-"""Is the response's final answer mathematically equal to the reference answer? Judged by math-verify."""
+"""A reward for responses whose final answer is mathematically equal to the reference answer, as judged by math-verify."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from roll.rewards.answers import final_text, ground_truth, last_boxed
 from roll.rewards.base import REWARDS
 from roll.types import Prompt, RewardOutcome, RewardResult
 
-# math-verify warns once that its alarm-based timeouts are off. They are: late processes are ended from outside.
+# math-verify warns once that its alarm-based timeouts are off. They are off on purpose: process.py ends calls that time out.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,6})?")
-"""Numbers for which math-verify's verdict is exact: it rounds to 6 decimals and computes with 15 digits."""
+"""Numbers that are compared exactly here, which gives the same verdict as math-verify: it rounds to 6 decimals and uses 15 digits."""
 MARKED = re.compile(r"\\boxed|\\\(|\\\[|(?<!\\)\$.+(?<!\\)\$", re.DOTALL)
-"""A reference that marks its own mathematics. A single dollar sign is money."""
+"""Matches a reference answer that already marks its mathematics. A single dollar sign is a currency."""
 THIN_SPACE = re.compile(r"(?<=\d)\\,(?=\d{3}(?!\d))")
-"""Separates thousands in some texts."""
+"""Thin space (`\\,`) as a thousands separator."""
 PERCENT = re.compile(r"(.*[\d)}])\s*\\?%", re.DOTALL)
 SEARCHED_CHARACTERS = 4000
-"""Number of characters at the end to search for an answer outside a box. The time of math-verify's search grows with its square."""
+"""Number of characters at the end of a response to search for an answer that is not boxed. The search time of math-verify is quadratic."""
 
 
 @REWARDS.register("math_rule")
 def math_rule(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
-    """Return 1 for the right answer, 0 for a wrong one, UNPARSABLE without an answer.
+    """Return 1 for the right answer, 0 for a wrong one, and UNPARSABLE for a response without an answer.
 
-    The answer is the last `\\boxed{...}` of what follows `</think>` (of the whole response where nothing does), or else
-    the last mathematical expression there. The reference is the row's `ground_truth`, else its `answer`.
+    The answer is the last `\\boxed{...}` after the last `</think>`. If nothing follows `</think>`, the whole response is searched. If there
+    is no box, the answer is the last mathematical expression. The reference is the row's `ground_truth`, else its `answer`.
 
     Raises:
         ValueError: the row has no reference answer.
@@ -48,7 +48,7 @@ def math_rule(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardRe
 
 
 def judge(reference: str, answer: str) -> RewardResult:
-    """Return math-verify's verdict. `answer` is a text to search, or a result of `as_latex`."""
+    """Return math-verify's verdict. `answer` is a text to search for an answer, or a return value of `as_latex`."""
     written = reference if MARKED.search(reference) else as_latex(reference)
     expected = parse(written, parsing_timeout=None)  # type: ignore[arg-type]  # None turns the alarm off
     if not expected:
@@ -60,7 +60,10 @@ def judge(reference: str, answer: str) -> RewardResult:
 
 
 def as_latex(answer: str) -> str:
-    """Write an answer so that math-verify recognises it: in a box, or as a percentage. Drop a full stop, thin spaces and `°`."""
+    """Return an answer as LaTeX that math-verify recognises: in a box, or as a percentage.
+
+    A final full stop and thin spaces are removed, and `°` becomes `^\\circ`.
+    """
     if answer.endswith(".") and not answer.endswith(".."):
         answer = answer[:-1]
     answer = THIN_SPACE.sub("", answer.replace("°", "^\\circ"))

@@ -16,16 +16,16 @@ from roll.types import Prompt, RewardOutcome, RewardResult, TurnReward
 NUMBER = r"\d++(?:,\d{3})*+(?:\.\d+)?+"
 OPERATOR = r"(?:[-+*/×÷·−]|\\times|\\cdot|\\div)"
 SAID = re.compile(rf"=\s*(-?\s*{NUMBER})(?![\w^%\\]|[ \t]*{OPERATOR})")
-"""A right side that is only a number."""
+"""Matches an equals sign and a right side that is only a number."""
 EXPRESSION = re.compile(rf"(?<![\w.])[(-]*{NUMBER}(?:[ \t)]*{OPERATOR}[ \t(-]*{NUMBER})+[\s)]*$")
-"""A left side, up to the equals sign."""
+"""Matches a left side, up to the equals sign."""
 OPEN = re.compile(rf"({OPERATOR}|[\^}}\]])$")
-"""Text that an expression cannot begin after, such as `x +`."""
+"""Matches text after which no expression can begin, such as `x +`."""
 BULLETS = ("-", "*", "+")
 LONGEST = 200
-"""Largest number of characters of a judged left side."""
+"""Largest number of characters in a left side that is judged."""
 MARGIN = 20
-"""Characters that the searched window has beyond the longest left side, so that a longer one is recognised as too long."""
+"""Characters that the search window has in addition to `LONGEST`, so that a left side that is too long is recognised."""
 SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "×": "*", "·": "*", "÷": "/", "−": "-", ",": ""}
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 LARGEST_SHARE = 0.5
@@ -33,21 +33,21 @@ LARGEST_SHARE = 0.5
 
 @REWARDS.register("math_steps")
 def math_steps(prompt: Prompt, response: str, row: Mapping[str, Any], *, share: float = 0.2) -> RewardResult:
-    """Return `math_rule`'s verdict on the answer, 1 or 0, less `share`.
+    """Return the verdict of `math_rule` on the answer (1 or 0), minus `share`, plus the rewards of the equations.
 
-    Each correct equation adds its part of `share`, and each wrong one subtracts as much. So the reward is above 0 for a right answer and
-    not above 0 for a wrong one, whatever its equations are. An equation such as `3 * (4 + 5) = 27` ends a turn; what follows the last one
-    is a turn too. Without any the verdict alone counts. Equations are judged as they stand: a true one that does not help earns its part
-    as well.
+    With n equations, each correct one adds share / n, and each wrong one subtracts share / n. So the reward is positive for a right answer
+    and never positive for a wrong one, whatever the equations are. Each equation, such as `3 * (4 + 5) = 27`, ends a turn; the text after
+    the last equation is a turn too. A response without equations, or without an answer, gets the verdict alone. Each equation is judged on
+    its own: a correct one earns its reward even if it does not contribute to the answer.
 
     Args:
-        share: of all equations together, at least 0 and below 0.5.
+        share: Total weight of the equations, at least 0 and below 0.5.
 
     Raises:
         ValueError: the row has no reference answer, or `share` is out of bounds.
     """
     if not 0 <= share < LARGEST_SHARE:
-        raise ValueError(f"share is {share}, and must be at least 0 and below {LARGEST_SHARE}")
+        raise ValueError(f"share is {share}; it must be at least 0 and below {LARGEST_SHARE}")
     verdict = math_rule(prompt, response, row)
     judged = judge_equations(response)
     if verdict.outcome is not RewardOutcome.SCORED or not judged:
@@ -60,7 +60,8 @@ def math_steps(prompt: Prompt, response: str, row: Mapping[str, Any], *, share: 
 
 
 def judge_equations(text: str) -> list[tuple[int, bool]]:
-    """Yield the end of each equation of numbers with an operation on its left, and whether it holds. Others are left out."""
+    """Return (index of the end, whether it is correct) of each equation that has an arithmetic expression on its left and a number on its
+    right. Other equations are left out."""
     judged = []
     for said in SAID.finditer(text):
         window = text[max(said.start() - LONGEST - MARGIN, 0) : said.start()]
@@ -77,10 +78,10 @@ def judge_equations(text: str) -> list[tuple[int, bool]]:
 
 
 def _holds(left: str, right: str) -> bool | None:
-    """Whether both sides are the same number, or the right one is the left one rounded to its digits. None if it cannot be computed."""
+    """Return whether the left side, rounded to the decimals of the right side, equals the right side. None if it cannot be computed."""
     for sign, plain in SIGNS.items():
         left, right = left.replace(sign, plain), right.replace(sign, plain)
-    left = left[max(left.count("(") - left.count(")"), 0) :]  # brackets around the whole equation close after it
+    left = left[max(left.count("(") - left.count(")"), 0) :]  # opening brackets that close only after the equation
     try:
         worth = _value(ast.parse(left.strip(), mode="eval").body)
     except (SyntaxError, ZeroDivisionError, RecursionError):
@@ -91,7 +92,7 @@ def _holds(left: str, right: str) -> bool | None:
 
 
 def _value(node: ast.expr) -> Fraction:
-    """Compute an expression. Raises SyntaxError for anything but numbers, signs and the four operations."""
+    """Compute an expression. Raises SyntaxError for anything except numbers, minus signs and the four arithmetic operations."""
     match node:
         case ast.Constant(value=int() | float()):
             return Fraction(ast.unparse(node))

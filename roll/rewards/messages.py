@@ -1,8 +1,8 @@
-"""Messages between a process of rewards and its parent, each preceded by its length.
+"""Messages between a reward process and its parent, each preceded by its length.
 
-The parent sends pickles. The child runs code of the user's, so what it says is JSON, which is read as plain values, bounded and checked one
-by one: nothing that is written to its socket runs in the parent. Each call has a seal, a number that cannot be guessed. A verdict counts
-once, and only with the seal of a call that has begun.
+The parent sends pickles. The child runs the user's code and is not trusted, so it sends JSON, which the parent decodes to plain values and
+checks one by one: nothing that is written to the socket can run in the parent. Each call has a seal, a number that cannot be guessed. A
+verdict is accepted only once, and only with the seal of a call that has begun.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ OUTCOMES = {outcome.value: outcome for outcome in RewardOutcome}
 _scanned: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # pyright: ignore[reportAttributeAccessIssue]
 _quoted = json.encoder.encode_basestring_ascii
 Entry = tuple[int, int, Prompt, Sequence[str], Sequence[int]]
-"""Number of the first call, number of the part, data to score, and the seals of the calls."""
+"""Number of the first call, index of the part, prompt, responses, and the seals of the calls."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The work of a child."""
+    """The first message to a child: the rewards that it computes, and its limits."""
 
     domain: str
     parts: tuple[RewardPart, ...]
     concurrency: int
     timeout: float
-    """Deadline in seconds of each call. The child enforces it for asynchronous calls, the parent for all."""
+    """Deadline of each call in seconds. The parent enforces it for all calls, and the child too for asynchronous ones."""
     memory_bytes: int
-    """Bytes that a process may allocate."""
+    """Largest number of bytes that the process may allocate."""
 
 
 @dataclass(frozen=True)
@@ -46,23 +46,23 @@ class Ready:
     """A child's first message, before any call."""
 
     faults: tuple[Fault, ...]
-    """Faults. If there are any, the process ends."""
+    """Faults of the configuration. If there are any, the process ends."""
     traits: tuple[RewardTraits, ...] = ()
-    """Traits of each part."""
+    """Traits of the reward function of each part."""
     ends_calls: bool = False
-    """Whether it ends late calls itself, as long as its event loop runs."""
+    """Whether the child itself ends calls that exceed the deadline, as long as its event loop is not blocked."""
 
 
 class Answer(NamedTuple):
-    """The outcome of a call, with values as the child sent them."""
+    """The outcome of a call. The results are not yet decoded."""
 
     number: int
     """Number of the call."""
     seal: int
     results: list[Any]
-    """See `results_of`."""
+    """Encoded results; `results_of` decodes them."""
     replaced: str
-    """The function, class or module that was replaced during the call, if any. The child then ends."""
+    """Name of a function, class or module that was replaced during the call, after which the child ends. Empty if there is none."""
 
 
 def ready_message(ready: Ready) -> bytes:
@@ -72,7 +72,7 @@ def ready_message(ready: Ready) -> bytes:
 
 
 def answer_message(number: int, seal: int, results: Sequence[RewardResult], replaced: str) -> bytes:
-    """Encode an answer as the child sends it. There is one for each response, and `json.dumps` would take twice as long."""
+    """Encode an answer as the child sends it. Not with `json.dumps`, which takes twice as long: there is an answer for each response."""
     said = ",".join(map(_said, results))
     return framed(f"[{number},{seal},[{said}],{_quoted(replaced)}]".encode())
 
@@ -84,7 +84,7 @@ def _said(result: RewardResult) -> str:
 
 
 def read_ready(body: bytes, parts: int) -> Ready:
-    """Decode `Ready` of a child with so many parts. Raises Garbled."""
+    """Decode the `Ready` of a child that computes this number of parts. Raises Garbled if it is malformed."""
     try:
         faults, needs_service, ends_calls = json.loads(body)
         ready = Ready(
@@ -100,7 +100,7 @@ def read_ready(body: bytes, parts: int) -> Ready:
 
 
 def read_answer(body: bytes) -> Answer:
-    """Decode an answer without its results. Raises Garbled."""
+    """Decode an answer, except its results. Raises Garbled if it is malformed."""
     try:
         text = body.decode()
         (number, seal, results, replaced), end = _scanned(text, 0)
@@ -112,7 +112,7 @@ def read_answer(body: bytes) -> Answer:
 
 
 def results_of(said: list[Any], responses: Sequence[str]) -> list[RewardResult]:
-    """Decode the results in an answer, one for each response. Raises Garbled."""
+    """Decode the results in an answer, one for each response. Raises Garbled if they are malformed."""
     try:
         return [_result(len(response), *one) for one, response in zip(said, responses, strict=True)]
     except (ValueError, TypeError, KeyError, OverflowError) as error:
@@ -137,7 +137,7 @@ def _turns(turns: Any, characters: int) -> tuple[TurnReward, ...]:
 
 
 def _number(value: Any) -> float:
-    if (type(value) is float or type(value) is int) and -FP32_MAX <= value <= FP32_MAX:  # nan is not
+    if (type(value) is float or type(value) is int) and -FP32_MAX <= value <= FP32_MAX:  # false for nan
         return float(value)
     raise ValueError("number")
 

@@ -1,4 +1,4 @@
-"""Did the response choose the right letter?"""
+"""A reward for multiple choice: the letter of the right choice."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 
 @REWARDS.register("multiple_choice")
 def multiple_choice(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
-    """Return 1 for the right letter, 0 for another one, UNPARSABLE if the response chooses none.
+    """Return 1 for the right letter, 0 for another letter, and UNPARSABLE for a response without a choice.
 
-    The choice is read from the last `\\boxed{...}`, else from the last "answer is B" or "Answer: (B)", else from a last
-    line that is a letter or begins as a choice does ("B) because"). The reference is the row's `ground_truth`, else its `answer`.
+    The choice is read from the last `\\boxed{...}`, else from the last "answer is B" or "Answer: (B)", else from the last line, if that is
+    a letter or begins with one as in "B) because". The reference is the row's `ground_truth`, else its `answer`.
 
     Raises:
         ValueError: the row has no reference answer.

@@ -1,4 +1,4 @@
-"""A reward of 0, for runs that learn only from the reference: on-policy distillation."""
+"""A reward that is always 0, for runs that learn only from a reference model: on-policy distillation."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from roll.types import Prompt, RewardResult
 
 @REWARDS.register("no_reward")
 def no_reward(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
-    """0 for every response."""
+    """Return 0 for every response."""
     return RewardResult(0.0)

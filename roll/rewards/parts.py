@@ -1,4 +1,4 @@
-"""The parts of a domain's reward, and their sum. Pure functions."""
+"""The parts of a domain's reward, and their weighted sum. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ import numpy as np
 from roll.algorithms.moments import standardise
 from roll.types import FP32_MAX, NO_VERDICT, RewardOutcome, RewardResult, TurnReward
 
-if TYPE_CHECKING:  # the processes of rewards do without the schema
+if TYPE_CHECKING:  # reward processes do not import the schema
     from roll.config.schema.roles import RewardConfig
 
 
 @dataclass(frozen=True)
 class RewardPart:
-    """One reward function of a domain, and its weight."""
+    """One reward function of a domain, with its arguments and weight."""
 
     place: str
-    """Its block of the configuration."""
+    """Key path of its block in the configuration."""
     name: str
-    """Name among the domain's parts, empty if the domain has one reward."""
+    """Name of the part; empty if the domain has a single reward instead of parts."""
     reward: str
-    """Name of the function."""
+    """Name of the reward function."""
     reward_args: Mapping[str, Any]
     group: bool
-    """Whether it is called once for all responses to a prompt."""
+    """Whether the function is called once for all responses to a prompt."""
     weight: float
     failed_value: float
-    """Value for an outcome other than SCORED."""
+    """Value of a result whose outcome is not SCORED."""
 
 
 def parts_of(domain: str, section: RewardConfig) -> tuple[RewardPart, ...]:
-    """Return the reward functions of a domain: one, or those that it adds up."""
+    """Return the parts of a domain's reward. A domain without `parts` has exactly one."""
     place = f"rewards.{domain}"
     if not section.parts:
         return (RewardPart(place, "", section.reward or domain, section.reward_args, section.group, 1.0, section.failed_value),)
@@ -46,11 +46,14 @@ def parts_of(domain: str, section: RewardConfig) -> tuple[RewardPart, ...]:
 
 
 def summed(parts: Sequence[RewardPart], results: Sequence[Sequence[RewardResult]]) -> list[RewardResult]:
-    """Return each response's result from those of the parts, [parts][responses]: the sum of weight times value.
+    """Return one result for each response: the sum of weight times value over the parts.
 
-    A part without a verdict leaves the sum without one, and a sum that fp32 cannot hold is CRASHED. An UNPARSABLE part counts with its
-    `failed_value`, and the sum is then UNPARSABLE. `parts` holds each part's value under its name, and its own parts as `name/part`. Turns
-    end where a turn of any part ends.
+    If a part has no verdict, the sum has none either. A sum that overflows fp32 is CRASHED. An UNPARSABLE part counts with its
+    `failed_value`, and the sum is then UNPARSABLE. `RewardResult.parts` has the value of each part under the part's name, and the part's
+    own parts as `name/part`. The sum has a turn end wherever a part has one.
+
+    Args:
+        results: of the parts, [parts][responses].
     """
     if parts[0].name:
         return [_sum(parts, of_one) for of_one in zip(*results, strict=True)]
@@ -70,9 +73,9 @@ def _sum(parts: Sequence[RewardPart], results: Sequence[RewardResult]) -> Reward
         for turn in result.turns:
             turns[turn.end] += part.weight * turn.value
     value = sum(part.weight * values[part.name] for part in parts)
-    if worst is None and not all(abs(number) <= FP32_MAX for number in (value, *turns.values())):  # nor where one is nan
+    if worst is None and not all(abs(number) <= FP32_MAX for number in (value, *turns.values())):  # also true if a number is nan
         return RewardResult(
-            0.0, RewardOutcome.CRASHED, values, f"the weighted sum of the parts, {value}, or of their turns is more than fp32 can hold"
+            0.0, RewardOutcome.CRASHED, values, f"the weighted sum of the parts ({value}) or of their turns is too large for fp32"
         )
     return RewardResult(
         value=value,
@@ -84,13 +87,14 @@ def _sum(parts: Sequence[RewardPart], results: Sequence[RewardResult]) -> Reward
 
 
 def normalised(weights: Mapping[str, float], results: Sequence[RewardResult]) -> list[RewardResult]:
-    """Replace the values of a group's results by the sum of weight times (value - mean) / (std + 1e-6) of each part.
+    """Return a group's results with each value replaced by the sum over the parts of weight times (value - mean) / (std + 1e-6).
 
-    Mean and standard deviation (n - 1) are the group's, of the responses with a verdict; others stay as they are. A part whose values
-    are all equal adds 0. `parts` keeps the values themselves. Source: GDPO, arXiv 2601.05242, before its norm over the batch.
+    The mean and the standard deviation (n - 1) of a part are taken over the responses of the group that have a verdict. Results without a
+    verdict are not changed. A part whose values are all equal adds 0. `RewardResult.parts` keeps the original values.
+    Source: GDPO, arXiv 2601.05242, without its final normalisation over the batch.
 
     Args:
-        weights: of each part; every result has its value in `parts`.
+        weights: Weight of each part. Every result has the part's value in `parts`.
     """
     judged = [index for index, result in enumerate(results) if result.outcome not in NO_VERDICT]
     one_group, sums = np.zeros(len(judged), np.int32), np.zeros(len(judged))

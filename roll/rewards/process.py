@@ -1,11 +1,13 @@
-"""Reward functions in a process that can be killed: they cannot hang, crash or block the run.
+"""Runs reward functions in a separate process that can be killed, so that they cannot hang, crash or block the run.
 
-The child (child.py) makes one call at a time, or `concurrency` side by side; groups that wait are sent to it together. A call that is not
-over by its deadline costs the child, unless the child itself could end it; the child is killed and replaced, and goes on with the calls
-that are left. Of several calls that were under way each is made once more, alone, which tells whose fault it was. So is the only one, if
-somebody else killed or stopped the child. A child is lost, too, if it holds more memory or more processes than it may, or if it says what
-is not the answer to a call that it has begun. A child is a fresh interpreter, never a fork of this process, and imports nothing but what
-its rewards need.
+The child process (child.py) makes one call at a time, or up to `concurrency` calls concurrently. Waiting groups are sent to it together.
+
+A child is replaced if it dies. It is killed and replaced in three cases: a call exceeds its deadline and the child does not end it itself;
+the child and its descendants exceed their limit of memory or processes; or the child sends a message that does not answer a call in
+progress. The new child continues with the remaining calls. If several calls were in progress, each is repeated alone to find the one at
+fault. A single call is also repeated, once, if something outside roll killed or stopped the child.
+
+A child is a fresh interpreter, never a fork of this process, and imports only the modules that its rewards need.
 """
 
 from __future__ import annotations
@@ -33,32 +35,32 @@ from roll.types import Prompt, RewardResult
 LOG = logging.getLogger(__name__)
 CHILD = "roll.rewards.child"
 MOST_AHEAD = 32
-"""Number of groups that are sent together, so that neither the child nor this process waits for each result."""
+"""Largest number of groups that are sent together, so that neither process has to wait for the other after each result."""
 LINGER = 0.005
-"""Seconds for which a result waits for other expected ones."""
+"""Seconds to wait for further results after the first, so that they are processed together."""
 
 
 class RewardProcessFailed(RollError):
-    """The process of a reward did not start."""
+    """A reward process did not start."""
 
 
 @dataclass(eq=False)
 class _Group:
-    """Responses to score."""
+    """The responses to one prompt, to be scored."""
 
     prompt: Prompt
     responses: Sequence[str]
     results: dict[int, list[Any]]
-    """One `RewardResult` for each response, by the part's number. None until it is known."""
+    """By the index of the part: one `RewardResult` for each response, None until it is known."""
     missing: int
-    """Number of missing results."""
+    """Number of results that are not known yet."""
     done: asyncio.Future[None]
-    """Cancelled together with the call that waits for it."""
+    """Set when all results are known. Cancelled if the waiting caller is cancelled."""
 
 
 @dataclass(eq=False)
 class _Batch:
-    """Calls of one part for neighbouring responses of a group: one each, or one for all if the part compares the group."""
+    """Calls of one part for consecutive responses of a group: one call for each response, or one for all if it is a group reward."""
 
     group: _Group
     part: int
@@ -66,12 +68,13 @@ class _Batch:
     end: int
     """Index after the last response."""
     calls: int
+    """Number of calls."""
     number: int = 0
-    """Number of the first call after the calls are sent. The others follow."""
+    """Number of the first call, once the calls are sent. The other calls have the numbers after it."""
     seals: Sequence[int] = ()
-    """Seals of the calls after they are sent."""
+    """Seals of the calls, once they are sent."""
     was_disturbed: bool = False
-    """Whether somebody killed or stopped the child during the call. The next time the response is blamed."""
+    """Whether something outside roll killed or stopped the child during the call. If that happens again, the call fails."""
 
     def responses(self, number: int) -> Sequence[str]:
         """Return the responses of a call."""
@@ -79,7 +82,7 @@ class _Batch:
         return self.group.responses[begin : begin + (self.end - self.begin) // self.calls]
 
     def settle(self, number: int, results: list[RewardResult]) -> None:
-        """Note the result of a call."""
+        """Store the results of a call."""
         group, begin = self.group, self.begin + number - self.number
         group.results[self.part][begin : begin + len(results)] = results
         group.missing -= len(results)
@@ -88,16 +91,16 @@ class _Batch:
 
 
 class RewardProcess:
-    """Scores the responses of one domain. For use from one asyncio event loop.
+    """Scores the responses of one domain. Must be used from a single asyncio event loop.
 
-    Linux ends the child when the thread that started it ends, so the loop's thread must outlive this.
+    Linux ends the child when the thread that started it ends, so the thread of the event loop must outlive this object.
     """
 
     def __init__(self, domain: str, section: RewardConfig, start_seconds: float) -> None:
         """
         Args:
-            section: of the domain.
-            start_seconds: in which the child must have started and imported its rewards.
+            section: the domain's block of the configuration.
+            start_seconds: deadline for the child to start and to import its rewards.
         """
         self._section, self._start_seconds = section, start_seconds
         self._parts = parts_of(domain, section)
@@ -112,44 +115,44 @@ class RewardProcess:
         self._serving: asyncio.Task[None] | None = None
         self._waiting: deque[_Group] = deque()
         self._queue: deque[_Batch] = deque()
-        """Batches to send first: of groups that are not new, and those that a lost child had not begun."""
+        """Batches to send before new groups: the rest of groups that were partly sent, and calls that a lost child had not begun."""
         self._alone: deque[_Batch] = deque()
-        """Calls that were in progress, among others, when a child was lost. They are repeated alone."""
+        """Calls that were in progress when a child was lost. Each is repeated alone."""
         self._sent: dict[int, _Batch] = {}
-        """Unanswered calls of the child by number, in the order of their start."""
+        """Calls sent to the child and not yet answered, by number, in the order in which they start."""
         self._begun: dict[int, float] = {}
-        """Time at which the first `concurrency` of them began, or a little later."""
+        """Start times of the calls in progress (the first `concurrency` of `_sent`), by number. They may be slightly late, never early."""
         self._number = 0
 
     async def start(self) -> tuple[RewardTraits, ...]:
-        """Start the child, so that a reward that cannot be loaded is known before training.
+        """Start the child, so that a reward function that cannot be loaded is reported before training.
 
         Returns:
-            What each part declares.
+            The declared traits of each part.
 
         Raises:
-            ConfigError: a reward is not found, does not take its `reward_args` or cannot run side by side.
-            RewardProcessFailed: the child died or was late.
+            ConfigError: a reward function is not found, does not accept its `reward_args`, or cannot run concurrently as configured.
+            RewardProcessFailed: the child died or did not start in time.
         """
         async with self._turn:
             await self._started()
             return self._ready.traits
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
-        """Return one result for each response, in order: the sum of the parts if there are several.
+        """Return one result for each response, in order. If the domain has parts, it is their weighted sum.
 
-        The deadline, `timeout` of the section, holds for each call by itself. A result whose outcome is not SCORED has
-        the section's `failed_value`.
+        The deadline (`timeout` of the domain) applies to each call separately. Results that are not SCORED count with `failed_value`;
+        see `summed`.
 
         Raises:
-            RewardProcessFailed: a child could not be replaced.
-            RollError: this is closed.
+            RewardProcessFailed: a lost child could not be replaced.
+            RollError: the process is closed.
         """
         results = await self.results(prompt, responses, range(len(self._parts)))
         return summed(self._parts, results)
 
     async def results(self, prompt: Prompt, responses: Sequence[str], parts: Sequence[int]) -> list[list[RewardResult]]:
-        """Return the results of some parts, by number: [parts][responses]. Raises as `score` does."""
+        """Return the results of the parts with these indices, [parts][responses]. Raises the same errors as `score`."""
         self._check_open()
         blank = {part: [None] * len(responses) for part in parts}
         group = _Group(prompt, responses, blank, len(parts) * len(responses), asyncio.get_running_loop().create_future())
@@ -170,7 +173,7 @@ class RewardProcess:
             self._child.wake()
 
     def _forget(self, group: _Group) -> None:
-        """End calls without a waiter. Concurrent calls are not affected and do not wait for this."""
+        """End the running call of a group whose caller is gone. With `concurrency` above 1 the call just runs on: it delays no other."""
         first = next(iter(self._sent.values()), None)
         if self._section.concurrency == 1 and first and first.group is group and self._child is not None:
             self._child.end_process()
@@ -179,7 +182,7 @@ class RewardProcess:
         """Kill the child. Calls of `score` in progress raise RollError."""
         self._closed = True
         if self._child is not None:
-            self._child.end_process()  # waiters are told of its end
+            self._child.end_process()  # this also wakes the task that waits for its messages
         async with self._turn:
             self._end()
 
@@ -206,7 +209,7 @@ class RewardProcess:
 
     async def _some(self) -> None:
         """Send calls, and process at least one answer or the loss of the child."""
-        # a child that has died is only replaced after its calls were dealt with
+        # a child that has died is replaced only after its unanswered calls are processed
         child = self._child if self._sent and self._child else await self._started()
         seconds = self._section.timeout + (CANCEL_SECONDS if self._ready.ends_calls else 0.0)
         loop = asyncio.get_running_loop()
@@ -229,13 +232,13 @@ class RewardProcess:
         except ChildDied as died:
             self._lose(crashed(str(died)), child.was_killed())
         except Garbled as garbled:
-            self._lose(crashed(f"its process wrote an invalid verdict: {garbled}"))
+            self._lose(crashed(f"its process sent an invalid verdict: {garbled}"))
 
     def _take(self, answer: Answer, now: float) -> str:
-        """Note the outcome of a call. Returns the name that was replaced during it, or an empty text.
+        """Store the results of a call. Return the name of a definition that was replaced during the call, or an empty string.
 
         Raises:
-            Garbled: it is none that may be answered now, or the answer is not whole.
+            Garbled: the answer is malformed, or does not belong to a call in progress.
         """
         number = answer.number
         if number not in self._begun:
@@ -248,7 +251,7 @@ class RewardProcess:
         return answer.replaced
 
     def _taken(self) -> list[_Batch]:
-        """Return the calls to send now. A child that makes one call at a time reads nothing meanwhile, so the next ones wait."""
+        """Return the calls to send now. A child that makes one call at a time reads no messages during a call, so later calls wait."""
         if self._alone:
             return [] if self._sent else [self._alone.popleft()]
         concurrency, taken, count, groups = self._section.concurrency, [], len(self._sent), 0
@@ -269,7 +272,7 @@ class RewardProcess:
         return [_Batch(group, part, 0, count, 1 if self._parts[part].group else count) for part in group.results]
 
     def _entry(self, batch: _Batch) -> Entry:
-        """Return the message of a batch, which counts as sent."""
+        """Register a batch as sent, and return its message."""
         batch.number = self._number
         self._number += batch.calls
         batch.seals = new_seals(batch.calls)
@@ -281,7 +284,10 @@ class RewardProcess:
             self._begun.setdefault(number, now)
 
     def _lose(self, result: RewardResult, disturbed: bool = False) -> None:
-        """Requeue the work of a lost child, whose running call gets this result. `disturbed` says that somebody else ended the child."""
+        """End a lost child. Its running call gets this result, and its other calls are queued again.
+
+        Several running calls are repeated alone. So is a single one if `disturbed`: something outside roll killed or stopped the child.
+        """
         self._check_open()
         self._end()
         self._begin(asyncio.get_running_loop().time())
@@ -294,12 +300,12 @@ class RewardProcess:
             batch.settle(batch.number, [result] * (batch.end - batch.begin))
 
     def _part_with(self, replaced: str) -> None:
-        """Requeue the unanswered calls of a child in which a definition was replaced."""
+        """End a child in which a definition was replaced, and queue its unanswered calls again."""
         if replaced not in self._told:
             self._told.add(replaced)
             LOG.warning(
-                "rewards.%s: a reward replaced %s. The next call begins in a new process, and so after each call that does it; "
-                "let the reward restore what it replaces",
+                "rewards.%s: a reward function replaced %s. After each such call the next one runs in a new process, which is slow; "
+                "let the function restore what it replaces",
                 self._assignment.domain,
                 replaced,
             )
@@ -307,13 +313,13 @@ class RewardProcess:
         self._put_back()
 
     def _put_back(self) -> None:
-        """Return the unanswered calls of a child that is gone."""
+        """Queue the unanswered calls of an ended child again."""
         self._queue.extendleft(reversed([_one(batch, number) for number, batch in self._sent.items()]))
         self._begun.clear()
         self._sent.clear()
 
     async def _started(self) -> Child:
-        """Return the child. Start one if there is none."""
+        """Return the child, started if necessary."""
         if self._child is not None and self._child.alive():
             return self._child
         self._end()
@@ -326,9 +332,9 @@ class RewardProcess:
         except BaseException as error:
             self._end()
             if isinstance(error, TimeoutError):
-                raise RewardProcessFailed(f"the reward's process was not ready after {self._start_seconds:g} s") from error
+                raise RewardProcessFailed(f"the reward process was not ready after {self._start_seconds:g} s") from error
             if isinstance(error, ChildDied | Garbled):
-                raise RewardProcessFailed(f"the reward's process did not start: {error}") from error
+                raise RewardProcessFailed(f"the reward process did not start: {error}") from error
             raise
         if self._ready.faults:
             self._end()
@@ -336,7 +342,7 @@ class RewardProcess:
         return self._child
 
     def _end(self) -> None:
-        """End the child, if there is one, and close the socket to it. Nobody may be waiting for it."""
+        """End the child, if there is one, and close its socket. No task may be waiting for a message from it."""
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
@@ -346,13 +352,13 @@ class RewardProcess:
 
 
 def _one(batch: _Batch, number: int) -> _Batch:
-    """One call of a sent batch."""
+    """Return one call of a sent batch as a batch."""
     begin = batch.begin + number - batch.number
     return replace(batch, begin=begin, end=begin + (batch.end - batch.begin) // batch.calls, calls=1, number=number, seals=())
 
 
 def _fail(done: asyncio.Future[None], error: BaseException) -> None:
-    """Raise an error in all waiters."""
+    """Make the waiting caller raise an error."""
     if done.done():
         return
     if isinstance(error, asyncio.CancelledError):

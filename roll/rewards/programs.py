@@ -1,4 +1,4 @@
-"""Reads the program in a response, and its cases in a row. Pure functions."""
+"""Extracts the program from a response, and its test cases from a row of the data. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from roll.rewards.sandbox.program import Job
 FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 PYTHON = ("python", "python3", "py")
 SHORT_CHARACTERS = 4000
-"""Largest number of characters of a text without a fence that counts as a program."""
+"""Largest number of characters of a text without a code fence that counts as a program."""
 KINDS = ("input", "assert", "pytest", "check_based", "text")
 
 
 @dataclass(frozen=True)
 class Cases:
-    """A row's cases."""
+    """The test cases of a row."""
 
     kind: str
     """One of KINDS."""
     inputs: tuple[bytes, ...]
+    """Standard input of each case, for the kind `input`."""
     expected: tuple[str, ...]
-    """Expected output of a script for each input, stripped."""
+    """Expected output for each input, stripped."""
     tests: tuple[tuple[str, str, str], ...]
-    """For other kinds: the code before the program, the test's code, and the name that a `check` is called with, or an empty text."""
+    """For the other kinds: code to put before the program, the test's code, and the name of the function to pass to `check`, or ''."""
 
 
 def program_of(text: str) -> str | None:
-    """Return the last fenced block of Python; if no block names a language, the last one; without blocks, a short text itself.
+    """Return the program in a text, or None if there is none.
 
-    Return None if there is no program, or only one in another language.
+    The program is the last fenced block marked as Python, or the last block if no block names a language. If there are no blocks, it is the
+    whole text, provided that it is short. Programs in other languages are ignored.
     """
     fences = FENCE.findall(text)
     python = [body for language, body in fences if language.lower() in PYTHON]
@@ -48,14 +50,14 @@ def program_of(text: str) -> str | None:
 
 
 def cases_of(row: Mapping[str, Any]) -> Cases:
-    """Return the cases of a row.
+    """Return the test cases of a row.
 
     Raises:
-        ValueError: they cannot be read. The message names the column and the fault.
+        ValueError: the cases cannot be read. The message names the column and the fault.
     """
     kind = row.get("case_type")
     if kind not in KINDS:
-        raise ValueError(f"the row's 'case_type' is {kind!r}, and not one of {', '.join(KINDS)}")
+        raise ValueError(f"the row's 'case_type' is {kind!r}; it must be one of {', '.join(KINDS)}")
     listed = _listed(row.get("test_cases"))
     if kind == "input":
         inputs = tuple(_text(case, "stdin", index).encode() for index, case in enumerate(listed))
@@ -76,10 +78,10 @@ def cases_of(row: Mapping[str, Any]) -> Cases:
 
 
 def one_assert_each(check: str) -> list[str]:
-    """Split a function `check` into one text for each `assert` directly in it. Each is a case.
+    """Return a copy of the code for each `assert` directly in its function `check`, without the other ones. Each copy is a test case.
 
     Raises:
-        ValueError: it is not Python, or has no such function.
+        ValueError: the code is not valid Python, or has no function `check`.
     """
     try:
         tree = ast.parse(check)
@@ -100,7 +102,7 @@ def one_assert_each(check: str) -> list[str]:
 
 
 def job_of(cases: Cases, program: str) -> Job:
-    """Return the sandbox's job. For a `text`, the program is the response itself."""
+    """Return the job for the sandbox. For the kind `text`, `program` is the text of the response."""
     if cases.kind == "input":
         return Job(program, "input", cases.inputs)
     kind = {"check_based": "check", "text": "text"}.get(cases.kind, "assert")

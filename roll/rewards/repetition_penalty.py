@@ -1,4 +1,4 @@
-"""A penalty for repeating oneself, to be added to any domain's reward."""
+"""A penalty for responses that repeat themselves, for use as a part of any domain's reward."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from roll.types import Prompt, RewardResult
 
 @REWARDS.register("repetition_penalty")
 def repetition_penalty(prompt: Prompt, response: str, row: Mapping[str, Any], *, ngram: int = NGRAM, most: float = MOST) -> RewardResult:
-    """Return `most` (at most 0) times the share of repeated n-grams of words in the response, including thoughts.
+    """Return `most` times the share of word n-grams in the response, including its thinking, that repeat an earlier one.
+
+    Args:
+        ngram: Number of words of an n-gram.
+        most: The largest penalty, a number that is not positive.
 
     Raises:
         ValueError: an argument is out of bounds.
     """
     check_penalty(most)
     if ngram < 1:
-        raise ValueError(f"ngram is {ngram}, and must be at least 1")
+        raise ValueError(f"ngram is {ngram}; it must be at least 1")
     return RewardResult(repetition(response, ngram, most))

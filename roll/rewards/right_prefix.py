@@ -1,4 +1,4 @@
-"""How far does the response agree with the reference answer, character by character?"""
+"""A reward for the length of the prefix that a response shares with the reference answer."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from roll.types import Prompt, RewardResult, TurnReward
 
 @REWARDS.register("right_prefix")
 def right_prefix(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
-    """Return 1 for the reference answer, otherwise the share of the reference that the response begins with, less 1.
+    """Return 1 if the response is the reference answer. Otherwise return the matched share of the reference minus 1.
 
-    Each character is a turn. A right one earns its share, the first wrong one -1, and what follows it nothing. A response that
-    ends too early pays with its last character.
+    The matched share is the length of the common prefix divided by the length of the reference. Each character is a turn: a matching one
+    earns its share of the reference, the first wrong one earns -1, and the characters after it earn nothing. If the response ends too
+    early, its last character earns an additional -1.
 
     Raises:
         ValueError: the row has no reference answer, or an empty one.

@@ -1,4 +1,4 @@
-"""A reward model: the score of a conversation that ends with the response."""
+"""A reward model as the reward of a domain: it scores a conversation that ends with the response."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ class Classifier(Protocol):
     """A model that scores sequences of tokens."""
 
     async def scores(self, sequences: Sequence[Ints]) -> Sequence[float]:
-        """The score of each."""
+        """Return the score of each sequence."""
         ...
 
 
 class Scorer:
-    """The rewards of one domain. For use from one asyncio event loop."""
+    """Scores the responses of one domain. Must be used from a single asyncio event loop."""
 
     def __init__(self, classifier: Classifier, encode: Callable[[Prompt, str], Ints], context: int, failed_value: float) -> None:
         """
         Args:
-            encode: from a prompt and a response to the tokens of the whole, up to that at which the score is read; raises ValueError
-                for a conversation that the model's chat template refuses.
-            context: the most tokens that the model can read.
-            failed_value: of a response without a verdict.
+            encode: returns the tokens of a prompt with its response, up to the token at which the score is read. Raises ValueError
+                if the model's chat template rejects the conversation.
+            context: largest number of tokens that the model accepts.
+            failed_value: value of a result without a verdict.
         """
         self._classifier, self._encode = classifier, encode
         self._context, self._failed_value = context, failed_value
         self._encodes = asyncio.Lock()  # tokenizers are not thread-safe
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
-        """Return one result for each response, in order: the model's score.
+        """Return one result for each response, in order, with the model's score.
 
-        UNAVAILABLE for what is too long for the model, CRASHED for what its chat template refuses.
+        The outcome is UNAVAILABLE if the conversation is too long for the model, and CRASHED if the model's chat template rejects it.
 
         Raises:
-            RollError: what the model's group raised.
+            RollError: the workers of the reward model failed.
         """
         async with self._encodes:
             encoded = await asyncio.to_thread(lambda: [self._encoded(prompt, response) for response in responses])
@@ -48,12 +48,12 @@ class Scorer:
         return [tokens if isinstance(tokens, RewardResult) else RewardResult(next(scores)) for tokens in encoded]
 
     def _encoded(self, prompt: Prompt, response: str) -> Ints | RewardResult:
-        """Return the tokens to score, or why there are none."""
+        """Return the tokens to score, or a result with the reason why they cannot be scored."""
         try:
             tokens = self._encode(prompt, response)
         except ValueError as error:
             return RewardResult(self._failed_value, RewardOutcome.CRASHED, note=str(error)[:NOTE_CHARACTERS])
         if len(tokens) <= self._context:
             return tokens
-        note = f"what the reward model is to score has {len(tokens)} tokens, and its context {self._context}"
+        note = f"the conversation has {len(tokens)} tokens, but the context of the reward model is {self._context}"
         return RewardResult(self._failed_value, RewardOutcome.UNAVAILABLE, note=note)

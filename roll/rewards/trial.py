@@ -1,4 +1,4 @@
-"""Calls every reward function once before anything starts, so that its faults are reported before the roles start."""
+"""Calls every reward function once before the run starts its roles, so that faults are reported early."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from roll.types import NO_VERDICT, Prompt, RewardOutcome, RewardResult
 
 
 async def trial(sections: Mapping[str, RewardConfig], firsts: Mapping[str, Prompt], start_seconds: float) -> list[Fault]:
-    """Import the reward functions of every domain, and call those that need no service with an empty response.
+    """Import the reward functions of every domain, and call each with an empty response, except those that need a service.
 
     Args:
-        sections: by domain.
-        firsts: a prompt of each domain that has any; those of others are imported alone.
+        sections: configuration of the rewards, by domain.
+        firsts: one prompt of each domain that has rows. The functions of other domains are only imported.
         start_seconds: deadline for a process to import its functions.
 
     Returns:
-        What is wrong with any of them.
+        The faults of all domains.
     """
     found = await asyncio.gather(*(_domain(name, section, firsts.get(name), start_seconds) for name, section in sections.items()))
     return [fault for faults in found for fault in faults]
@@ -44,7 +44,7 @@ async def _domain(domain: str, section: RewardConfig, prompt: Prompt | None, sta
     except ConfigError as error:
         return list(error.faults)
     except RewardProcessFailed as error:
-        return [Fault(f"rewards.{domain}", str(error), "mend the module of the reward, or raise deadlines.start")]
+        return [Fault(f"rewards.{domain}", str(error), "fix the module of the reward, or raise deadlines.start")]
     finally:
         await process.close()
 
@@ -53,8 +53,8 @@ def _fault(domain: str, part: RewardPart, result: RewardResult, prompt: Prompt, 
     tried = f"'{part.reward}', called with an empty response to the first row of its domain,"
     columns = f"the row has the columns {', '.join(map(str, prompt.row))}"
     problem, remedy = {
-        RewardOutcome.CRASHED: (f"{tried} fails: {result.note}", f"mend the function; {columns}"),
-        RewardOutcome.TIMED_OUT: (f"{tried} gives no verdict within {seconds:g} s", f"make it faster, or raise rewards.{domain}.timeout"),
-        RewardOutcome.UNAVAILABLE: (f"{tried} can give no verdict: {result.note}", "provide what it needs on this machine"),
+        RewardOutcome.CRASHED: (f"{tried} fails: {result.note}", f"fix the function; {columns}"),
+        RewardOutcome.TIMED_OUT: (f"{tried} returns no verdict within {seconds:g} s", f"make it faster, or raise rewards.{domain}.timeout"),
+        RewardOutcome.UNAVAILABLE: (f"{tried} cannot reach a verdict: {result.note}", "provide what it needs on this machine"),
     }[result.outcome]
     return Fault(f"{part.place}.reward", problem, remedy)

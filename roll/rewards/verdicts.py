@@ -1,4 +1,4 @@
-"""Converts the return value or error of a reward function to a result."""
+"""Converts the return value or the exception of a reward function to a `RewardResult`."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from roll.system.raised import NOTE_CHARACTERS, raised_where
 from roll.types import FP32_MAX, RewardOutcome, RewardResult, TurnReward
 
 MOST_NOTE = 2000
-"""Largest number of characters of a result's note."""
+"""Largest number of characters in a result's note. A longer note is truncated."""
 MOST_PARTS, MOST_PART_NAME = 64, 100
-"""Largest number of a result's parts, and of characters in a part's name. A result beyond them is CRASHED."""
+"""Largest number of parts of a result, and of characters in a part's name. A result that exceeds one of them is CRASHED."""
 
 
 def verdict(returned: Any, response: str) -> RewardResult:
-    """Return the result of one response from the function's value: a result, or a number. Anything else is CRASHED, with a note."""
+    """Return the result of one response. The function must have returned a `RewardResult` or a number, else the result is CRASHED."""
     if isinstance(returned, RewardResult):
         return _whole(returned, len(response))
     if not isinstance(returned, Real | np.bool_):
         return crashed(f"returned a {type(returned).__name__}, not a RewardResult or a number: {_shown(returned)}")
     try:
         return RewardResult(_number("returned", returned))
-    except Exception as error:  # also errors of a number of the user's own class
+    except Exception as error:  # a number of a user-defined class may raise anything
         return crashed(str(error))
 
 
 def verdicts(returned: Any, responses: Sequence[str]) -> list[RewardResult]:
-    """Return the results of a group from the function's value: a sequence of results or numbers, one for each response."""
+    """Return the results of a group. The function must have returned a sequence with one `RewardResult` or number for each response."""
     try:
         several = list(returned)
     except TypeError:
@@ -45,12 +45,12 @@ def verdicts(returned: Any, responses: Sequence[str]) -> list[RewardResult]:
 
 
 def raised(error: BaseException, caller: str) -> RewardResult:
-    """Return CRASHED with the exception and its place in the user's code. `caller` is the file that called the function."""
+    """Return a CRASHED result that names the exception and its line in the user's code. `caller` is the file that called the function."""
     return crashed(raised_where(error, caller))
 
 
 def crashed(note: str) -> RewardResult:
-    """Return the result of a failed function."""
+    """Return the result of a call that failed."""
     return RewardResult(0.0, RewardOutcome.CRASHED, note=note[:NOTE_CHARACTERS])
 
 
@@ -62,7 +62,8 @@ def timed_out(seconds: float) -> RewardResult:
 def _whole(result: RewardResult, characters: int) -> RewardResult:
     try:
         if len(result.parts) > MOST_PARTS or any(len(str(name)) > MOST_PART_NAME for name in result.parts):
-            raise ValueError(f"it has {len(result.parts)} parts; there may be {MOST_PARTS}, with names of {MOST_PART_NAME} characters")
+            allowed = f"at most {MOST_PARTS} are allowed, with names of at most {MOST_PART_NAME} characters"
+            raise ValueError(f"it has {len(result.parts)} parts; {allowed}")
         return RewardResult(
             value=_number("its value is", result.value),
             outcome=RewardOutcome(result.outcome),
@@ -70,7 +71,7 @@ def _whole(result: RewardResult, characters: int) -> RewardResult:
             note=str(result.note)[:MOST_NOTE],
             turns=_turns(result.turns, characters) if result.turns and result.outcome == RewardOutcome.SCORED else (),
         )
-    except Exception as error:  # also errors of values of the user's own classes
+    except Exception as error:  # values of user-defined classes may raise anything
         return crashed(f"returned a malformed RewardResult: {error}")
 
 
@@ -82,7 +83,7 @@ def _number(what: str, number: Any) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{what} {value}, which is not finite")
     if abs(value) > FP32_MAX:
-        raise ValueError(f"{what} {value}, which fp32 cannot hold")
+        raise ValueError(f"{what} {value}, which is too large for fp32")
     return value
 
 
@@ -94,5 +95,6 @@ def _turns(turns: Sequence[TurnReward], characters: int) -> tuple[TurnReward, ..
     checked = tuple(TurnReward(operator.index(turn.end), _number("its reward of a turn is", turn.value)) for turn in turns)
     ends = [0, *(turn.end for turn in checked), characters + 1]
     if any(later <= earlier for earlier, later in pairwise(ends)):
-        raise ValueError(f"its turns end at {', '.join(map(str, ends[1:-1]))} of {characters} characters, which do not rise within them")
+        found = f"its turns end at {', '.join(map(str, ends[1:-1]))} of {characters} characters"
+        raise ValueError(f"{found}; the ends must be in ascending order and within the response")
     return checked

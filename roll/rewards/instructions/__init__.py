@@ -1,1 +1,1 @@
-"""The checks of IFEval (arXiv 2311.07911): does a text keep to an instruction that can be verified? Its strict reading."""
+"""The checks of IFEval (arXiv 2311.07911), strict variant: each checks whether a text follows a verifiable instruction."""

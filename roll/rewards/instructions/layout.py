@@ -1,4 +1,4 @@
-"""Instructions about paragraphs, sections, lists and marks."""
+"""Checks of instructions about paragraphs, sections, lists and markup."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import re
 from collections.abc import Sequence
 
 DIVIDER = re.compile(r"\s?(?:\*\*\*|\* \* \*)\s?")
-"""Text between paragraphs: IFEval asks for `***`, the RLVR-IFeval data set for `* * *`."""
+"""Divider between paragraphs: `***` in IFEval, `* * *` in the RLVR-IFeval data set."""
 PLACEHOLDER = re.compile(r"\[.*?\]")
 STARRED, DASHED = re.compile(r"^\s*\*[^\*].*$", re.MULTILINE), re.compile(r"^\s*-.*$", re.MULTILINE)
 TITLE = re.compile(r"<<[^\n]+>>")
 HIGHLIGHT, DOUBLE = re.compile(r"\*[^\n\*]*\*"), re.compile(r"\*\*[^\n\*]*\*\*")
 FIRST_WORD = re.compile(r"""'*"*([^.,?!'"]*)""")
 POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
-"""The usual markers, also with spaces within."""
+"""Patterns of the usual markers, which may contain spaces."""
 SIX_STARS = "******"
 
 
 def verify_paragraph_count(text: str, N: int) -> bool:
-    """N paragraphs between dividers. Only the text before the first and after the last divider may be empty."""
+    """Return whether dividers separate N paragraphs. Only the text before the first and after the last divider may be empty."""
     parts = [part.strip() for part in DIVIDER.split(text)]
     if not all(parts[1:-1]):
         return False
@@ -26,7 +26,7 @@ def verify_paragraph_count(text: str, N: int) -> bool:
 
 
 def validate_paragraphs(text: str, N: int, first_word: str, i: int) -> bool:
-    """N paragraphs between empty lines, the one at position i, from 1, with this first word."""
+    """Return whether empty lines separate N paragraphs, and paragraph number i (from 1) begins with `first_word`."""
     paragraphs = text.split("\n\n")
     count = sum(1 for paragraph in paragraphs if paragraph.strip())
     if not 1 <= i <= count or not (paragraph := paragraphs[i - 1].strip()):
@@ -36,44 +36,44 @@ def validate_paragraphs(text: str, N: int, first_word: str, i: int) -> bool:
 
 
 def verify_postscript(text: str, postscript_marker: str) -> bool:
-    """The marker of a postscript occurs, in any case."""
+    """Return whether the marker of a postscript occurs, ignoring case."""
     marker = postscript_marker.strip()
     return re.search(POSTSCRIPTS.get(marker, re.escape(marker.lower())), text.lower()) is not None
 
 
 def validate_placeholders(text: str, N: int) -> bool:
-    """At least N placeholders in square brackets."""
+    """Return whether there are at least N placeholders in square brackets."""
     return len(PLACEHOLDER.findall(text)) >= N
 
 
 def verify_bullet_points(text: str, N: int) -> bool:
-    """Exactly N lines that begin with `-`, or with one `*`."""
+    """Return whether exactly N lines begin with `-` or a single `*`."""
     return len(STARRED.findall(text)) + len(DASHED.findall(text)) == N
 
 
 def validate_title(text: str) -> bool:
-    """A title in double angle brackets, which is not empty."""
+    """Return whether there is a non-empty title in double angle brackets."""
     return any(title.lstrip("<").rstrip(">").strip() for title in TITLE.findall(text))
 
 
 def validate_choice(text: str, options: Sequence[str]) -> bool:
-    """One of the options occurs."""
+    """Return whether one of the options occurs."""
     return any(option in text.strip() for option in options)
 
 
 def validate_highlighted_sections(text: str, N: int) -> bool:
-    """At least N parts between stars that are not empty. A part between double stars counts twice, as in IFEval."""
+    """Return whether there are at least N non-empty parts between asterisks. As in IFEval, a part between double asterisks counts twice."""
     single = sum(1 for part in HIGHLIGHT.findall(text) if part.strip("*").strip())
     return single + sum(1 for part in DOUBLE.findall(text) if part.removeprefix("**").removesuffix("**").strip()) >= N
 
 
 def validate_sections(text: str, N: int, section_splitter: str) -> bool:
-    """At least N sections, each begun by the splitter and a number."""
+    """Return whether there are at least N sections that begin with the splitter and a number."""
     return len(re.findall(rf"\s?{re.escape(section_splitter.strip())}\s?\d+\s?", text)) >= N
 
 
 def validate_two_responses(text: str) -> bool:
-    """Two different responses with six stars between them."""
+    """Return whether there are two different responses, separated by six asterisks."""
     parts = [part.strip() for part in text.split(SIX_STARS)]
     responses = [part for part in parts if part]
     return all(parts[1:-1]) and len(responses) == 2 and responses[0] != responses[1]

@@ -1,4 +1,4 @@
-"""Instructions about a whole response: its language, case, beginning, end and format."""
+"""Checks of instructions about a whole response: its language, case, beginning, end and format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FENCES = ("```json", "```Json", "```JSON", "```")
 
 
 def language_of(text: str) -> str | None:
-    """Return the language's code (ISO 639-1) by langdetect, deterministic for a text. None if it cannot be detected."""
+    """Return the language's code (ISO 639-1) that langdetect finds, or None if it finds none. Deterministic."""
     DetectorFactory.seed = 0  # otherwise langdetect is random
     try:
         return detect(text)
@@ -20,22 +20,22 @@ def language_of(text: str) -> str | None:
 
 
 def validate_response_language(text: str, language: str) -> bool:
-    """It is in this language. A text whose language cannot be detected passes."""
+    """Return whether the text is in this language. A text whose language cannot be detected passes."""
     return language_of(text) in (language, None)
 
 
 def validate_uppercase(text: str) -> bool:
-    """It is English, in capital letters only."""
+    """Return whether all letters are capitals and the language is English or cannot be detected."""
     return text.isupper() and language_of(text) in (ENGLISH, None)
 
 
 def validate_lowercase(text: str) -> bool:
-    """It is English, in lower-case letters only."""
+    """Return whether all letters are lower-case and the language is English or cannot be detected."""
     return text.islower() and language_of(text) in (ENGLISH, None)
 
 
 def validate_json_format(text: str) -> bool:
-    """All of it is JSON, in a fence or without one."""
+    """Return whether the whole text is JSON, with or without a code fence."""
     body = text.strip()
     for fence in FENCES:
         body = body.removeprefix(fence)
@@ -47,16 +47,16 @@ def validate_json_format(text: str) -> bool:
 
 
 def validate_repeat_prompt(text: str, original_prompt: str) -> bool:
-    """It begins with the prompt, in any case."""
+    """Return whether the text begins with the prompt, ignoring case."""
     return text.strip().lower().startswith(original_prompt.strip().lower())
 
 
 def validate_end(text: str, end_phrase: str) -> bool:
-    """It ends with the phrase, in any case, possibly before quotation marks."""
+    """Return whether the text ends with the phrase, ignoring case and quotation marks around the text."""
     return text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
 
 
 def validate_quotation(text: str) -> bool:
-    """It stands between double quotation marks."""
+    """Return whether the whole text is in double quotation marks."""
     stripped = text.strip()
     return len(stripped) > 1 and stripped.startswith('"') and stripped.endswith('"')

@@ -1,4 +1,4 @@
-"""Instructions about words and letters. Texts that an instruction names are taken literally."""
+"""Checks of instructions about words and letters. Words in an instruction are matched literally, not as patterns."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from roll.rewards.instructions.sentences import sentences
 
 WORD = re.compile(r"\w+")
 TOKEN = re.compile(r"\w(?:[\w'.&/-]*\w)?")
-"""A word with the marks that join its parts: a hyphenated one counts once."""
+"""A word, including marks that join its parts, so that a hyphenated word counts once."""
 TOLERANCE = 10
-"""`around` is within a tenth of the number, and at least 1. IFEval has no such relation; the data sets that use its checks do."""
+"""`around` allows a difference of a tenth of the number, or of 1 if that is more. IFEval itself has no such relation, but data sets that
+use its checks do."""
 
 
 def holds(count: int, quantifier: str, number: int) -> bool:
-    """Whether a count has this relation to the number.
+    """Return whether a count has the relation `quantifier` to the number.
 
     Raises:
-        ValueError: the relation is unknown.
+        ValueError: the quantifier is unknown.
     """
     match quantifier.strip().lower():
         case "at least":
@@ -41,40 +42,40 @@ def _occurrences(word: str, text: str) -> int:
 
 
 def verify_keywords(text: str, keyword_list: Sequence[str]) -> bool:
-    """Each occurs, in any case, also as a part of a word."""
+    """Return whether every keyword occurs, ignoring case, possibly within another word."""
     return all(_occurrences(keyword, text) for keyword in keyword_list)
 
 
 def verify_keyword_frequency(text: str, word: str, N: int) -> bool:
-    """It occurs N times, in any case, also as a part of a word."""
+    """Return whether the word occurs exactly N times, ignoring case. Occurrences within other words count."""
     return _occurrences(word, text) == N
 
 
 def validate_forbidden_words(text: str, forbidden_words: Sequence[str]) -> bool:
-    """None occurs as a word, in any case."""
+    """Return whether no forbidden word occurs as a whole word, ignoring case."""
     return not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in forbidden_words)
 
 
 def verify_letter_frequency(text: str, letter: str, N: int) -> bool:
-    """The letter occurs N times, in any case."""
+    """Return whether the letter occurs exactly N times, ignoring case."""
     return text.lower().count(letter.strip().lower()) == N
 
 
 def validate_word_constraint(text: str, N: int, quantifier: str) -> bool:
-    """The number of words."""
+    """Return whether the number of words has the relation `quantifier` to N."""
     return holds(len(WORD.findall(text)), quantifier, N)
 
 
 def verify_sentence_constraint(text: str, N: int, quantifier: str) -> bool:
-    """The number of sentences."""
+    """Return whether the number of sentences has the relation `quantifier` to N."""
     return holds(len(sentences(text)), quantifier, N)
 
 
 def validate_frequency_capital_words(text: str, N: int, quantifier: str) -> bool:
-    """The number of words in capital letters only."""
+    """Return whether the number of words that are all in capitals has the relation `quantifier` to N."""
     return holds(sum(token.isupper() for token in TOKEN.findall(text)), quantifier, N)
 
 
 def validate_no_commas(text: str) -> bool:
-    """There is no comma."""
+    """Return whether the text has no comma."""
     return "," not in text

@@ -152,7 +152,7 @@ def test_calls_are_bounded_and_that_is_said_once(caplog: pytest.LogCaptureFixtur
     assert [bool(reply.answers) for reply in replies] == [True, True, False, False, False, False]
     assert len(server.bodies) == 3, "a retry is a call"
     assert [record.getMessage() for record in caplog.records if record.name.startswith("roll")] == [
-        "no verdict: judge_max_calls, 3, is used up; responses that need a call get no verdict"
+        "no verdict: judge_max_calls (3) is used up; responses that need a call get no verdict"
     ]
 
 

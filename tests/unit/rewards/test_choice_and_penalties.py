@@ -35,7 +35,7 @@ def test_penalties_are_added() -> None:
 
 @pytest.mark.parametrize(("arguments", "truth"), [({"reward_type": "hard"}, "B"), ({}, "three")])
 def test_what_crossthinkqa_cannot_judge(arguments: dict[str, Any], truth: str) -> None:
-    with pytest.raises(ValueError, match="reward_type is 'hard'|has no letter"):
+    with pytest.raises(ValueError, match="reward_type is 'hard'|has no capital letter"):
         crossthinkqa(PROMPT, RIGHT, {"ground_truth": truth}, **arguments)
 
 

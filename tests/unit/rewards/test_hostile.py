@@ -53,7 +53,7 @@ def test_what_a_reward_writes_on_its_socket_neither_runs_nor_decides(hostile: Pa
     assert [result.value for result in results[::2]] == [2.0] * (len(FORGERIES) + 1)
     for failed, why in zip(results[1::2], FORGERIES.values(), strict=True):
         assert (failed.value, failed.outcome) == (-1.0, RewardOutcome.CRASHED)
-        assert failed.note.startswith("its process wrote an invalid verdict: ") and why in failed.note
+        assert failed.note.startswith("its process sent an invalid verdict: ") and why in failed.note
     assert not (hostile / "ran").exists()
 
 
@@ -75,7 +75,7 @@ def test_what_a_reward_replaces_does_not_reach_the_next_response(reward: str, ca
     results = scored(*between_others(["own function", *REPLACED]), reward=reward)
     assert [result.value for result in results] == [2.0, *[5.0, 2.0] * (len(REPLACED) + 1)]
     assert len(caplog.messages) == len(set(caplog.messages)) == 4  # a function under one name is named once
-    assert all(message.startswith("rewards.act: a reward replaced ") for message in caplog.messages)
+    assert all(message.startswith("rewards.act: a reward function replaced ") for message in caplog.messages)
 
 
 @pytest.mark.parametrize("reward", ["hostile_rewards:act", "hostile_rewards:act_beside"])
@@ -133,14 +133,14 @@ def test_processes_that_stay_behind_a_call_are_bounded_too() -> None:
     [
         (10**400, "returned an integer that is too large for a float"),
         (float("nan"), "returned nan, which is not finite"),
-        (1e39, "returned 1e+39, which fp32 cannot hold"),
+        (1e39, "returned 1e+39, which is too large for fp32"),
         (RewardResult(10**400), "returned a malformed RewardResult: its value is an integer that is too large for a float"),
         (
             RewardResult(1.0, parts={str(number): 0.0 for number in range(MOST_PARTS + 1)}),
             "returned a malformed RewardResult: it has 65 parts",
         ),
         (RewardResult(1.0, parts={"x" * 101: 0.0}), "returned a malformed RewardResult: it has 1 parts"),
-        (RewardResult(1.0, parts={"a": -1e39}), "returned a malformed RewardResult: its part 'a' is -1e+39, which fp32 cannot hold"),
+        (RewardResult(1.0, parts={"a": -1e39}), "returned a malformed RewardResult: its part 'a' is -1e+39, which is too large for fp32"),
     ],
 )
 def test_a_value_beyond_bounds_is_no_verdict(returned: Any, note: str) -> None:

@@ -69,10 +69,10 @@ def test_no_answer_keeps_to_nothing() -> None:
 @pytest.mark.parametrize(
     ("truth", "fault"),
     [
-        ("{", "no JSON"),
+        ("{", "is not JSON"),
         ("[1]", "is a list"),
         (None, "is a NoneType"),
-        ('{"func_name": "validate_commas"}', "names the check 'validate_commas'; there are validate_choice,"),
+        ('{"func_name": "validate_commas"}', "names the unknown check 'validate_commas'; known checks: validate_choice,"),
         ('{"func_name": "validate_end", "end_phrase": null}', "has no end_phrase for the check validate_end"),
         ('{"func_name": "verify_bullet_points", "N": "two"}', "the N of 'ground_truth' is 'two'"),
         ('{"func_name": "validate_word_constraint", "N": 2, "quantifier": "nearly"}', "quantifier 'nearly' is unknown"),

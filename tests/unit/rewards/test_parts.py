@@ -66,7 +66,7 @@ def test_a_sum_that_fp32_cannot_hold_is_no_verdict(values: tuple[float, float]) 
     parts = parts_of("d", RewardConfig.model_validate({"parts": {"a": {"weight": 10.0}, "b": {"weight": 10.0}}}))
     (result,) = summed(parts, [[RewardResult(value)] for value in values])
     assert (result.value, result.outcome) == (0.0, RewardOutcome.CRASHED)
-    assert "more than fp32 can hold" in result.note
+    assert "is too large for fp32" in result.note
 
 
 def by_hand(group: Sequence[Sequence[float]], weights: Sequence[float], judged: Sequence[bool]) -> list[float]:

@@ -263,9 +263,9 @@ def test_a_child_that_dies_or_is_late_at_the_start(tmp_path: Path) -> None:
         async with process(start_seconds, reward=name):
             pytest.fail("started")
 
-    with pytest.raises(RewardProcessFailed, match="^the reward's process did not start: .* status 9"):
+    with pytest.raises(RewardProcessFailed, match="^the reward process did not start: .* status 9"):
         run(go("dying_rewards:reward", limits.START))
-    with pytest.raises(RewardProcessFailed, match="^the reward's process was not ready after 1 s"):
+    with pytest.raises(RewardProcessFailed, match="^the reward process was not ready after 1 s"):
         run(go("late_rewards:reward", limits.EXPIRY))
 
 

@@ -117,7 +117,7 @@ def test_every_domain_s_fault_is_said_at_once_with_its_place_in_the_user_s_code(
         line = next(number for number, text in enumerate(MODULE.splitlines(), 1) if text.endswith(f"# {name}"))
         tried_on = f"'tried_rewards:{name}', called with an empty response to the first row of its domain, fails:"
         assert fault == Fault(
-            f"rewards.{name}.reward", f"{tried_on} {said} ({module}, line {line})", "mend the function; the row has the columns base"
+            f"rewards.{name}.reward", f"{tried_on} {said} ({module}, line {line})", "fix the function; the row has the columns base"
         )
 
 
@@ -126,8 +126,8 @@ def test_every_domain_s_fault_is_said_at_once_with_its_place_in_the_user_s_code(
     [
         ({"reward": "tried_rewards:nothing"}, "returned a NoneType, not a RewardResult or a number: None"),
         ({"reward": "tried_rewards:exits"}, "the process ended itself with status 4"),
-        ({"reward": "tried_rewards:hangs", "timeout": limits.EXPIRY}, f"gives no verdict within {limits.EXPIRY:g} s"),
-        ({"reward": "tried_rewards:unavailable"}, "can give no verdict: namespaces are off"),
+        ({"reward": "tried_rewards:hangs", "timeout": limits.EXPIRY}, f"returns no verdict within {limits.EXPIRY:g} s"),
+        ({"reward": "tried_rewards:unavailable"}, "cannot reach a verdict: namespaces are off"),
         ({"reward": "tried_rewards:sound", "group": True}, "fails: AssertionError"),
         ({"reward": "tried_rewards:sound", "concurrency": 2}, "is a plain function"),
         ({"reward": "tried_rewards:keyed"}, "missing a required argument: 'least'"),
