@@ -81,7 +81,8 @@ def by_phase(faults: Sequence[Mapping[str, Any]]) -> str:
 def of_runs(outcomes: Sequence[Mapping[str, Any]]) -> str:
     """Return the table with a row for each run."""
     lines = [
-        "| run | placement | faults | not injected | exit statuses | restarts of the trainer's side | false alarms | unequal metrics | seconds |",
+        "| run | placement | faults | not injected | exit statuses | restarts of the trainer's side | false alarms "
+        "| unequal metrics | seconds |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for outcome in outcomes:
