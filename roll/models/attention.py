@@ -1,9 +1,9 @@
 """Attention over packed sequences through transformers' attention interface.
 
-The model is given `cu_seq_lens_q` and `max_length_q` as keyword arguments; no token attends to another sequence.
-On CUDA the kernel is torch's variable-length FlashAttention, which takes bf16 and fp16. On the CPU, and in fp32,
-the rows are laid side by side for the length of one kernel call: with causal attention a right-padded row needs no
-mask, and short sequences cost what they are, not the square of the micro-batch.
+The caller passes `cu_seq_lens_q` and `max_length_q` to the model as keyword arguments. Tokens attend only within their own sequence.
+On CUDA, bf16 and fp16 use torch's variable-length FlashAttention. On the CPU, and in fp32, the packed row is unpacked into one padded row
+per sequence during the kernel call. With causal attention, right padding needs no mask, and the cost per sequence grows with the square of
+the longest sequence instead of the square of the micro-batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PACKED = "roll_packed"
 
 
 def register() -> str:
-    """Register the packed kernel in transformers. Return the name for `attn_implementation`."""
+    """Register the packed kernel in transformers, and return its name for `attn_implementation`."""
     AttentionInterface.register(PACKED, over_ranks(packed_attention))
     return PACKED
 
@@ -39,19 +39,23 @@ def packed_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each packed sequence.
+    """Compute causal attention within each packed sequence.
 
     Args:
         query: [1, heads, T, D].
         key, value: [1, key-value heads, T, D].
-        cu_seq_lens_q: int32 [N + 1], where each sequence starts and the last one ends.
-        max_length_q: tokens of the longest sequence.
+        cu_seq_lens_q: int32 [N + 1], start of each sequence, and the end of the last one.
+        max_length_q: Number of tokens of the longest sequence.
 
     Returns:
         [1, T, heads, D] and None (no attention weights).
+
+    Raises:
+        ValueError: a sequence is longer than the model's sliding window.
     """
     if sliding_window is not None and max_length_q > sliding_window:
-        raise ValueError(f"sequences of {max_length_q} tokens exceed the model's sliding window of {sliding_window}: not supported")
+        problem = f"sequences of {max_length_q} tokens exceed the model's sliding window of {sliding_window}"
+        raise ValueError(f"{problem}: shorten prompt_length and response_length, or set model_args.attn_implementation to fa2")
     if query.is_cuda and query.dtype != torch.float32:
         q, k, v = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
         offsets, longest = cu_seq_lens_q, max_length_q
@@ -74,7 +78,7 @@ def packed_attention(
 
 
 def positions(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """Return the sequence index and the position within the sequence, both [T], of every packed token."""
+    """Return the sequence index and the position within the sequence of every packed token, [T] each."""
     lengths = offsets.diff()
     rows = torch.repeat_interleave(torch.arange(len(lengths), device=offsets.device), lengths, output_size=tokens)
     columns = torch.arange(tokens, device=offsets.device) - offsets[:-1][rows]

@@ -1,7 +1,7 @@
 """Divergence from a teacher over the whole vocabulary, computed from hidden states as `head.py` computes log-probs.
 
-Logits of student and teacher are formed for a fixed number of tokens at a time, compared, and dropped; the backward pass forms them
-again. Between processes and in memory a teacher is its hidden states [S, H], or its top k, not its logits [S, V].
+The logits of student and teacher are computed for a fixed number of tokens at a time, compared, and freed. The backward pass recomputes
+them. A teacher's output is sent and stored as hidden states [S, H] or as its top k tokens, never as logits [S, V].
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from roll.models.head import add_product, logits_of
 from roll.models.teacher_top import TeacherTop, in_buckets
 
 Compare = Callable[[Tensor, Tensor], Tensor]
-"""Maps fp32 logits [K, R] of the student and the teacher's output for the same tokens [K, ...] to nats [K]."""
+"""Function from the student's fp32 logits [K, R] and the teacher's output for the same tokens [K, ...] to divergences [K], in nats."""
 TENSORS = 8
-"""Number of tensors of the logits' size that a comparison needs. Log-probs need two."""
+"""Number of logit-sized tensors that a comparison keeps in memory. Log-probs need two."""
 
 
 def chunked_divergence(hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, measure: Divergence) -> Tensor:
-    """Return nats [S] of `measure` between hidden @ weight.T and the teacher's logits. Differentiable in hidden and weight.
+    """Return the divergences [S], in nats, between hidden @ weight.T and the teacher's logits. Differentiable in hidden and weight.
 
-    Where one output matrix has more rows than the other, filled up to a round number, both distributions are those over the rows
-    that both have.
+    If one output matrix has more rows, because it is padded to a round number, both distributions are restricted to the rows that both
+    matrices have.
 
     Args:
         hidden: [S, H].
@@ -45,7 +45,9 @@ def chunked_divergence(hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, t
 
 
 def chunked_top_divergence(hidden: Tensor, weight: Tensor, encoded: Tensor, top: TeacherTop, measure: Divergence) -> Tensor:
-    """Return nats [S] of `measure` over the teacher's top k tokens and all others as one. Differentiable in hidden and weight.
+    """Return the divergences [S], in nats, over k + 1 categories: the teacher's top k tokens, and all other tokens together.
+
+    Differentiable in hidden and weight.
 
     Args:
         hidden: [S, H].
@@ -66,7 +68,7 @@ class _ChunkedDivergence(torch.autograd.Function):
         out = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         for part in chunks(len(hidden), len(weight)):
             out[part] = compare(logits_of(hidden[part], weight[:rows]), teacher[part])
-        # The weight is kept by reference, not saved: under ZeRO-3 its storage is gathered anew for the backward pass.
+        # Keep a reference to the weight instead of saving it, because ZeRO-3 gathers its storage again for the backward pass.
         ctx.weight, ctx.compare, ctx.rows = weight, compare, rows
         ctx.save_for_backward(hidden, teacher)
         return out
@@ -92,6 +94,6 @@ class _ChunkedDivergence(torch.autograd.Function):
 
 
 def chunks(tokens: int, vocabulary: int) -> list[slice]:
-    """Return the number of tokens whose logits are formed and compared at a time."""
+    """Split the tokens into slices. The logits of one slice are computed and compared at a time."""
     size = max(16, head_tokens(vocabulary) * 2 // TENSORS)
     return [slice(start, start + size) for start in range(0, tokens, size)]

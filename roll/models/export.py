@@ -1,4 +1,4 @@
-"""Writes a policy as a folder for transformers, PEFT and vLLM."""
+"""Writes a policy as a folder that transformers, PEFT and vLLM can load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMAT = {"format": "pt"}
 
 
 def write_model(folder: Path, buckets: Iterator[Mapping[str, Tensor]], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write a Hugging Face folder: one safetensors file for each bucket, and their index."""
+    """Write a Hugging Face model folder with one safetensors file per bucket, an index, the configuration and the tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     where: dict[str, str] = {}
     total = 0
@@ -28,17 +28,17 @@ def write_model(folder: Path, buckets: Iterator[Mapping[str, Tensor]], model: Pr
         total += sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    # The text model of a model with vision lacks the name by which engines find its code.
+    # The text model of a multimodal model has no `architectures`, which engines need to find the model class.
     model.config.architectures = model.config.architectures or [type(model).__name__]
     model.config.save_pretrained(folder)
     if model.can_generate() and model.generation_config is not None:  # a reward model has none
-        # Not save_pretrained, which refuses a temperature without do_sample. Published models have that.
+        # save_pretrained refuses a temperature without do_sample, which some published models have.
         model.generation_config.to_json_file(folder / GENERATION_CONFIG_NAME)
     tokenizer.save_pretrained(folder)
 
 
 def write_adapter_folder(folder: Path, tensors: Mapping[str, Tensor], model: object, tokenizer: PreTrainedTokenizerBase) -> None:
-    """A PEFT folder."""
+    """Write a PEFT adapter folder with the adapter's weights and configuration, and the tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / "adapter_model.safetensors", metadata=FORMAT)
     (folder / "adapter_config.json").write_text(adapter_config(model))
@@ -46,7 +46,7 @@ def write_adapter_folder(folder: Path, tensors: Mapping[str, Tensor], model: obj
 
 
 def adapter_config(model: object) -> str:
-    """Return PEFT's `adapter_config.json` of the model's adapter."""
+    """Return the content of PEFT's `adapter_config.json` for the model's adapter."""
     assert isinstance(model, PeftModel)
     description = model.peft_config["default"].to_dict() | {"inference_mode": True}
     return json.dumps(description, indent=2, sort_keys=True, default=_plain) + "\n"

@@ -1,4 +1,4 @@
-"""Model FLOPs of training and peak FLOP/s of devices, whose ratio is the model FLOPs utilisation (MFU)."""
+"""Model FLOPs of training and peak FLOP/s of GPUs. Achieved FLOP/s divided by peak FLOP/s is the model FLOPs utilisation (MFU)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ DENSE_BF16_PEAKS: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"L40S"}), 362e12),
     (frozenset({"L4"}), 121e12),
 )
-"""Words of a GPU's name, and its dense bf16 FLOP/s in NVIDIA's data sheet. More special names come first."""
+"""Words in a GPU's name, and its dense bf16 FLOP/s from NVIDIA's data sheet. More specific names come first."""
 
 
 def dense_bf16_peak(device_name: str) -> float | None:
-    """Return the FLOP/s of a GPU by its CUDA name. None for an unknown one and for a part of one (MIG)."""
+    """Return the peak FLOP/s of a GPU by its CUDA name. None for unknown GPUs and MIG slices."""
     words = set(re.findall(r"\w+", device_name))
     return next((peak for known, peak in DENSE_BF16_PEAKS if known <= words and "MIG" not in words), None)
 
@@ -34,22 +34,22 @@ def dense_bf16_peak(device_name: str) -> float | None:
 class TrainingFlops:
     """Model FLOPs of forward and backward passes over packed sequences.
 
-    Counted for each token are two operations a parameter forwards, two for the gradient of what it multiplies, and two for the
-    gradient of the parameter itself, if it learns: 6 N where all N learn (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Added
-    is causal attention (Chowdhery et al. 2022, arXiv:2204.02311, appendix B, halved, for no token attends to later ones). Recomputation
-    is not counted, because it is not work of the model.
+    For each token, a parameter costs two FLOPs in the forward pass and two for the gradient of its input. A trained parameter costs two
+    more for its own gradient. If all N parameters are trained, this is 6 N (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Attention
+    is added as in Chowdhery et al. 2022, arXiv:2204.02311, appendix B, but halved because it is causal. Recomputed activations do not
+    count, because model FLOPs exclude them.
     """
 
     parameters: int
-    """Number of all parameters, including an adapter's."""
+    """Number of all parameters, including those of an adapter."""
     trained: int
-    """Parameters that learn."""
+    """Number of trained parameters."""
     attending: float = 0.0
-    """FLOP of one token's attention to another in a forward pass. 0 leaves attention out."""
+    """FLOPs of one token's attention to one other token in a forward pass. 0 leaves attention out."""
 
     def of(self, lengths: ArrayLike) -> float:
-        """Return the FLOP of one forward and backward pass over sequences of these lengths, [N] in tokens."""
+        """Return the FLOPs of one forward and backward pass over sequences of the given lengths, [N] in tokens."""
         tokens = np.asarray(lengths, np.float64)
         products = (4 * self.parameters + 2 * self.trained) * tokens.sum()
-        # Half of the pairs. Each of attention's two products has two operands, both with a gradient.
+        # A causal mask leaves half of the pairs. The backward pass costs twice the forward pass, because both operands have a gradient.
         return float(products + 3 * self.attending * (tokens**2).sum() / 2)

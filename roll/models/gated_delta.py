@@ -1,8 +1,8 @@
-"""The gated delta rule over packed sequences (Yang et al., Gated Delta Networks, 2024), for Qwen3.5's hybrids.
+"""The gated delta rule over packed sequences (Yang et al., Gated Delta Networks, 2024), for the hybrid models of Qwen3.5.
 
-Such a layer passes a state from token to token, and its convolution reads the tokens before: both must start anew with each sequence.
-The kernels of flash-linear-attention take packed sequences, on GPUs and in 16 bits. Without the package, in fp32 and on the CPU each
-sequence is a row of its own in a call of transformers' chunked rule.
+A gated-delta layer passes a state from token to token, and its convolution reads the preceding tokens. Both must be reset at the start of
+each sequence. The kernels of flash-linear-attention accept packed sequences, but only on GPUs and in 16-bit precision. Without the package,
+in fp32 or on the CPU, each sequence becomes a separate row in a call of transformers' chunked rule.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from roll.models.attention import positions
 from roll.models.layers import decoder_layers
 
 CHUNK = 64
-"""Number of tokens in a chunk of transformers' rule, which pads the last chunk of a sequence with zeros."""
+"""Number of tokens in a chunk of transformers' rule. The rule pads the last chunk of a sequence with zeros."""
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Query, key [1, T, heads, K], value [1, T, heads, V], log of the decay and beta [1, T, heads], int32 offsets [N + 1]: [1, T, heads, V]."""
+"""(query, key [1, T, heads, K], value [1, T, heads, V], log decay, beta [1, T, heads], int32 offsets [N + 1]) -> [1, T, heads, V]."""
 Convolution = Callable[[Tensor, Tensor, str, Tensor], Tensor]
-"""Row [1, T, C], weight [C, W], the activation's name, int32 offsets [N + 1]: [1, T, C]."""
+"""(row [1, T, C], weight [C, W], name of the activation, int32 offsets [N + 1]) -> [1, T, C]."""
 
 
 @dataclass(frozen=True)
 class DeltaKernels:
-    """Kernels for a layer's state and convolution."""
+    """Kernels for the delta rule and the convolution of a layer."""
 
     rule: Rule
     convolution: Convolution
 
 
 def has_delta_layers(config: PreTrainedConfig) -> bool:
-    """Whether a model is a hybrid whose linear attention `packed_delta` computes."""
+    """Return whether a model is a hybrid with linear attention that `packed_delta` supports."""
     text = config.get_text_config()
     return text.model_type in HYBRIDS and LINEAR in (getattr(text, "layer_types", None) or ())
 
 
 def delta_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the gated-delta mixers in the order of the layers."""
+    """Return the gated-delta modules, in the order of the layers."""
     return [mixer for layer in decoder_layers(model) if isinstance(mixer := getattr(layer, "linear_attn", None), nn.Module)]
 
 
 def pack_delta_layers(model: PreTrainedModel) -> None:
-    """Let a hybrid's layers start anew with each packed sequence. Other models stay as they are."""
+    """Make the gated-delta layers of a hybrid reset their state at the start of each packed sequence. Other models are not changed."""
     if not has_delta_layers(model.config):
         return
     for layer in delta_layers(model):
@@ -62,7 +62,7 @@ def pack_delta_layers(model: PreTrainedModel) -> None:
 
 
 def as_forward(chosen: Callable[[Tensor], DeltaKernels]) -> Callable[..., Tensor]:
-    """Run `packed_delta` as a layer's method, with the kernels for its input."""
+    """Return `packed_delta` as a forward method of a layer. `chosen` returns the kernels for the layer's input."""
 
     def forward(layer: nn.Module, hidden_states: Tensor, *, cu_seq_lens_q: Tensor, **_: Any) -> Tensor:
         return packed_delta(layer, hidden_states, cu_seq_lens_q, chosen(hidden_states))
@@ -71,7 +71,7 @@ def as_forward(chosen: Callable[[Tensor], DeltaKernels]) -> Callable[..., Tensor
 
 
 def kernels(layer: nn.Module) -> Callable[[Tensor], DeltaKernels]:
-    """Return the choice of kernels for a layer's input: flash-linear-attention takes 16 bits on a GPU and nothing else."""
+    """Return a function that chooses kernels by the layer's input: flash-linear-attention in 16 bits on a GPU, otherwise plain torch."""
     rule = inspect.unwrap(import_module(type(layer).__module__).torch_chunk_gated_delta_rule)
     plain = uncompiled(partial(rule_by_chunks, rule), convolution_by_shifts)
     if not torch.cuda.is_available() or find_spec("fla") is None:
@@ -84,16 +84,18 @@ def kernels(layer: nn.Module) -> Callable[[Tensor], DeltaKernels]:
 
 
 def uncompiled(rule: Rule, convolution: Convolution) -> DeltaKernels:
-    """Kernels that compiled layers call uncompiled, because they depend on the sequences' starts or are compiled already."""
+    """Return kernels that are excluded from torch.compile, because they depend on sequence boundaries or are already compiled."""
     return DeltaKernels(cast(Rule, torch.compiler.disable(rule)), cast(Convolution, torch.compiler.disable(convolution)))
 
 
 def packed_delta(layer: Any, hidden: Tensor, offsets: Tensor, with_: DeltaKernels) -> Tensor:
-    """`Qwen3_5GatedDeltaNet.forward` of transformers, without a cache, over packed sequences.
+    """Compute transformers' `Qwen3_5GatedDeltaNet.forward` over packed sequences, without a cache.
 
     Args:
+        layer: The gated-delta module.
         hidden: [1, T, H].
-        offsets: int32 [N + 1], where each sequence starts and the last one ends.
+        offsets: int32 [N + 1], start of each sequence, and the end of the last one.
+        with_: The kernels to use.
 
     Returns:
         [1, T, H].
@@ -106,7 +108,7 @@ def packed_delta(layer: Any, hidden: Tensor, offsets: Tensor, with_: DeltaKernel
     if copies > 1:
         query, key = query.repeat_interleave(copies, dim=2), key.repeat_interleave(copies, dim=2)
     value = value.reshape(1, tokens, -1, layer.head_v_dim)
-    # In fp32: in 16 bits the exponential may overflow.
+    # In fp32, because the exponential may overflow in 16-bit precision.
     decay = -layer.A_log.float().exp() * nn.functional.softplus(layer.in_proj_a(hidden).float() + layer.dt_bias)
     read = with_.rule(query, key, value, decay, layer.in_proj_b(hidden).sigmoid(), offsets)
     gate = layer.in_proj_z(hidden).reshape(-1, layer.head_v_dim)
@@ -116,9 +118,9 @@ def packed_delta(layer: Any, hidden: Tensor, offsets: Tensor, with_: DeltaKernel
 def rule_by_chunks(
     rule: Callable[..., tuple[Tensor, Any]], query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, offsets: Tensor
 ) -> Tensor:
-    """Make a `Rule` from one without packing: sequences with the same number of chunks are the rows of a call.
+    """Apply a rule without support for packing as a `Rule`. Each call processes all sequences with the same number of chunks, as rows.
 
-    It is given no token more than it would fill up itself. What fills a row up follows its last token, so nothing reads it.
+    A row is padded only to whole chunks, as the rule would do itself. Padding follows a row's last token, so it does not affect outputs.
     """
     lengths = offsets.diff()
     chunks = (lengths + CHUNK - 1) // CHUNK
@@ -136,7 +138,7 @@ def rule_by_chunks(
 
 
 def convolution_by_shifts(row: Tensor, weight: Tensor, activation: str, offsets: Tensor) -> Tensor:
-    """A causal depthwise `Convolution`: the weighted sum, in fp32, of a token's row and the rows before it in its sequence."""
+    """Compute a causal depthwise `Convolution` in fp32: the weighted sum of a token's row and the preceding rows of its sequence."""
     tokens, width = row.shape[1], weight.shape[1]
     _, columns = positions(offsets, tokens)
     values, weights = row.float(), weight.float()
@@ -148,7 +150,7 @@ def convolution_by_shifts(row: Tensor, weight: Tensor, activation: str, offsets:
 
 
 def fused_rule(kernel: Callable[..., tuple[Tensor, Any]]) -> Rule:
-    """The `Rule` of flash-linear-attention's `chunk_gated_delta_rule`."""
+    """Return flash-linear-attention's `chunk_gated_delta_rule` as a `Rule`."""
 
     def rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, offsets: Tensor) -> Tensor:
         return kernel(query, key, value, g=decay, beta=beta, use_qk_l2norm_in_kernel=True, cu_seqlens=offsets)[0]
@@ -157,7 +159,7 @@ def fused_rule(kernel: Callable[..., tuple[Tensor, Any]]) -> Rule:
 
 
 def fused_convolution(kernel: Callable[..., tuple[Tensor, Any]]) -> Convolution:
-    """The `Convolution` of flash-linear-attention's `causal_conv1d`."""
+    """Return flash-linear-attention's `causal_conv1d` as a `Convolution`."""
 
     def convolve(row: Tensor, weight: Tensor, activation: str, offsets: Tensor) -> Tensor:
         return kernel(row, weight, activation=activation, cu_seqlens=offsets)[0]

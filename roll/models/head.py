@@ -1,10 +1,10 @@
-"""Log-probs and entropy from hidden states, without a tokens-by-vocabulary tensor.
+"""Log-probs and entropy from hidden states, without a tensor of shape [tokens, vocabulary].
 
-The head's product is formed for a fixed number of logits at a time, reduced to two numbers a token, and dropped. The
-backward pass forms it again, except the last part, with which it starts. Memory grows with neither micro-batch nor
-vocabulary. Logits are accumulated and reduced in fp32 even if weights are bf16, because this decides the difference between
-trainer and engine. On CUDA the passes over the logits are compiled: two reads in the forward pass, one read and one
-bf16 write in the backward pass.
+Logits are computed in chunks of a fixed number of logits, reduced to a few numbers per token, and freed. The backward pass recomputes
+them, except for the last chunk, which is kept and processed first. So memory grows neither with the micro-batch nor with the vocabulary.
+Logits are accumulated and reduced in fp32 even if weights are bf16, because this precision determines how closely the trainer's log-probs
+match the engine's. On CUDA, the passes over the logits are compiled: the forward pass reads them twice, and the backward pass reads them
+once and writes bf16 once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from roll.config.plan.memory import head_tokens
 class LogProbHead(nn.Module):
     """Replaces a causal model's `lm_head` and shares its weight.
 
-    It is a module, so its call triggers ZeRO-3's hooks: the sharded weight is whole while it is used, in the
-    forward pass and again in the backward pass.
+    Because it is a module, calling it triggers ZeRO-3's hooks, which gather the sharded weight during the forward pass and again during
+    the backward pass.
     """
 
     def __init__(self, lm_head: nn.Linear) -> None:
@@ -41,18 +41,17 @@ class LogProbHead(nn.Module):
         temperature: float = 1.0,
         more: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Any:
-        """Return logits [..., V] of hidden [..., H], as `nn.Linear` does; with targets the pair (log_probs, entropy).
-
-        With `more` and without targets, only the value of `more`.
+        """Return log-probs and entropies of the targets, or logits without targets.
 
         Args:
-            hidden: [T, H] when targets are given.
-            targets: [T] token ids for log-probs.
-            temperature: logits are divided by it.
-            more: another function of hidden states and weight, called while the weight is whole.
+            hidden: [T, H], or [..., H] without targets.
+            targets: [T], token ids whose log-probs to return.
+            temperature: Divisor of the logits.
+            more: Another function of the hidden states and the weight, called while the weight is gathered.
 
         Returns:
-            fp32 [T] natural-log probability of each target, fp32 [T] entropy in nats, and the value of `more`.
+            With targets: log-probs fp32 [T] (natural log) and entropies fp32 [T] (nats), followed by the result of `more` if given.
+            Without targets: the result of `more` if given, otherwise logits [..., V] as `nn.Linear` returns them.
         """
         if targets is None:
             return nn.functional.linear(hidden, self.weight) if more is None else more(hidden, self.weight)
@@ -61,7 +60,7 @@ class LogProbHead(nn.Module):
 
 
 def chunked_log_probs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return log softmax(hidden @ weight.T / temperature) at the targets, and its entropy. Both are differentiable.
+    """Return log softmax(hidden @ weight.T / temperature) at the targets, and the entropy of the softmax. Both are differentiable.
 
     Args:
         hidden: [T, H].
@@ -75,7 +74,7 @@ def chunked_log_probs(hidden: Tensor, weight: Tensor, targets: Tensor, temperatu
 
 
 def logits_of(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Return fp32 hidden @ weight.T, accumulated in fp32."""
+    """Return hidden @ weight.T in fp32, accumulated in fp32."""
     if weight.dtype == torch.float32:
         return hidden @ weight.t()
     if weight.is_cuda:
@@ -84,7 +83,7 @@ def logits_of(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right to the fp32 `total`. Products are accumulated in fp32 for operands of any dtype."""
+    """Add left @ right to the fp32 tensor `total` in place. Products of any dtype are accumulated in fp32."""
     if left.dtype == torch.float32:
         total.addmm_(left, right)
     elif left.is_cuda:
@@ -94,7 +93,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def token_statistics(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-prob of the target, log of the partition sum, and entropy, fp32 [T] each, of fp32 `logits` [T, V] times `scale`."""
+    """Return the target's log-prob, the log partition function and the entropy, fp32 [T] each, for the logits fp32 [T, V] times `scale`."""
     scaled = logits * scale
     largest = scaled.amax(dim=-1, keepdim=True)
     shifted = scaled - largest
@@ -116,7 +115,7 @@ def logit_gradient(
     scale: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return the gradient [T, V] of the logits, rounded to `dtype`: d log p_y = onehot(y) - p; d entropy = -p (log p + entropy)."""
+    """Return the gradient [T, V] of the logits in `dtype`, from d log p_y = onehot(y) - p and d entropy = -p (log p + entropy)."""
     log_p = logits * scale - log_z[:, None]
     slope = -grad_log_probs[:, None]
     if grad_entropy is not None:
@@ -127,12 +126,12 @@ def logit_gradient(
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function compiled into one kernel at its first call."""
+    """Return the function wrapped in torch.compile. Each function is wrapped only once."""
     return torch.compile(function)
 
 
 def _fused(function: Callable[..., Any], logits: Tensor, *rest: Any) -> Any:
-    """Call a pure function of a chunk. On CUDA it is compiled for this vocabulary and any number of tokens."""
+    """Call a pure function on a chunk. On CUDA it is compiled for this vocabulary size and any number of tokens."""
     if not logits.is_cuda:
         return function(logits, *rest)
     for tensor in (logits, *rest):
@@ -142,7 +141,7 @@ def _fused(function: Callable[..., Any], logits: Tensor, *rest: Any) -> Any:
 
 
 def _chunks(tokens: int, vocabulary: int) -> list[slice]:
-    """Return the chunks, the incomplete one first: the last one, whose logits are kept, then has the most tokens."""
+    """Return the chunks. An incomplete chunk comes first, so that the last chunk, whose logits are kept, is a full one."""
     size = head_tokens(vocabulary)
     return [slice(max(0, end - size), end) for end in range(tokens % size or size, tokens + 1, size)]
 
@@ -155,15 +154,15 @@ class _ChunkedLogProbs(torch.autograd.Function):
         log_z = torch.empty_like(log_probs)
         logits = None
         for part in _chunks(len(hidden), len(weight)):
-            logits = None  # before the next chunk's are formed
+            logits = None  # free them before the next chunk's logits are computed
             logits = logits_of(hidden[part], weight)
             log_probs[part], log_z[part], entropy[part] = _fused(token_statistics, logits, targets[part], 1 / temperature)
         ctx.last_logits = logits if any(ctx.needs_input_grad) else None
-        # The weight is kept by reference, not saved: under ZeRO-3 its storage is gathered anew for the backward pass.
+        # Keep a reference to the weight instead of saving it, because ZeRO-3 gathers its storage again for the backward pass.
         ctx.weight = weight
         ctx.temperature = temperature
         ctx.save_for_backward(hidden, targets, log_z, entropy)
-        # An entropy that no loss uses has None as its gradient, which saves computing with zeros.
+        # If no loss uses the entropy, its gradient is None instead of zeros, which saves computation.
         ctx.set_materialize_grads(False)
         return log_probs, entropy
 
@@ -184,5 +183,5 @@ class _ChunkedLogProbs(torch.autograd.Function):
             torch.mm(grad_logits, weight, out=grad_hidden[part])
             if grad_weight is not None:
                 add_product(grad_weight, grad_logits.t(), hidden[part])
-            del grad_logits  # before the next chunk's logits are formed
+            del grad_logits  # free it before the next chunk's logits are computed
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None

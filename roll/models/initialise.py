@@ -1,6 +1,6 @@
-"""Random weights for a model's configuration: `python -m roll.models.initialise FOLDER OUT [--seed N]`.
+"""Creates random weights for a model's configuration: `python -m roll.models.initialise FOLDER OUT [--seed N]`.
 
-A run starts from weights on the disk, so that all of its roles have the same and a run that resumes has them again.
+A run always starts from weights on disk, so that all of its roles, and a resumed run, load the same weights.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from roll.models.load import DTYPES, load_tokenizer, unreadable
 
 
 def initialise(source: str, out: Path, seed: int, dtype: str, trust_remote_code: bool = False) -> None:
-    """Write a model with random weights, as its class draws them, and its tokenizer. The folder appears when it is whole.
+    """Write a model with random weights, initialised by its class, and its tokenizer. The folder appears only when it is complete.
 
     Args:
-        source: Folder or Hub name with a config.json and a tokenizer; weights are not read.
-        dtype: `fp32`, `bf16` or `fp16`: of the weights that are written.
+        source: Folder or Hub name with a config.json and a tokenizer. Its weights are not read.
+        out: The folder to write.
+        dtype: Precision of the written weights: `fp32`, `bf16` or `fp16`.
 
     Raises:
         ConfigError: `out` exists, or the configuration cannot be read.
         DataError: the tokenizer cannot be read.
     """
     if out.exists():
-        raise ConfigError([Fault("OUT", f"'{out}' exists", "give a folder that does not, or remove it")])
+        raise ConfigError([Fault("OUT", f"'{out}' already exists", "give a folder that does not exist, or remove this one")])
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
@@ -47,10 +48,10 @@ def initialise(source: str, out: Path, seed: int, dtype: str, trust_remote_code:
 
 
 def main() -> int:
-    """Write the model that the command line names. Return 0, or 2 if its configuration cannot be used."""
+    """Run the command line. Return 0, or 2 if the configuration or the tokenizer cannot be used."""
     parser = argparse.ArgumentParser(prog="python -m roll.models.initialise", description=__doc__)
-    parser.add_argument("folder", help="folder or Hub name with config.json and a tokenizer")
-    parser.add_argument("out", type=Path, help="the folder to write")
+    parser.add_argument("folder", help="folder or Hub name with a config.json and a tokenizer")
+    parser.add_argument("out", type=Path, help="folder to write, which must not exist")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32")
     parser.add_argument("--trust-remote-code", action="store_true")

@@ -18,29 +18,29 @@ from roll.models.sequence_parallel import Attention, over_ranks
 FLASH = "roll_flash"
 FUSED = {"rope": True, "rms_norm": True, "swiglu": True}
 PLAIN = {"cross_entropy": False, "fused_linear_cross_entropy": False}
-"""Options of Liger. Its losses would replace the head of `models.head`."""
+"""Liger options that stay off, because Liger's losses would replace the head of `models.head`."""
 
 
 def register_flash() -> str:
-    """Register flash-attn's kernel in transformers. Return the name for `attn_implementation`.
+    """Register flash-attn's kernel in transformers, and return its name for `attn_implementation`.
 
     Raises:
-        ConfigError: the package is not installed, or was built for another torch.
+        ConfigError: the package is not installed, or was built for another version of torch.
     """
     try:
         kernel = import_module("flash_attn").flash_attn_varlen_func
     except ImportError as error:
         problem = f"fa2, but the package flash-attn cannot be imported: {error}"
-        remedy = "install a build for this torch, or use auto: torch has a packed kernel of its own"
+        remedy = "install a build of flash-attn for this version of torch, or use auto, which selects torch's own packed kernel"
         raise ConfigError([Fault("model_args.attn_implementation", problem, remedy)]) from error
     AttentionInterface.register(FLASH, over_ranks(flash_attention(kernel)))
     return FLASH
 
 
 def flash_attention(kernel: Callable[..., Tensor]) -> Attention:
-    """`models.attention.packed_attention` by flash-attn's `flash_attn_varlen_func`, which also supports sliding windows.
+    """Return `models.attention.packed_attention` based on flash-attn's `flash_attn_varlen_func`, which also supports sliding windows.
 
-    The function is at hand: compiled layers cannot import it.
+    The kernel is an argument, because compiled layers cannot import it.
     """
 
     def attend(
@@ -69,16 +69,16 @@ def apply_liger(model: PreTrainedModel) -> None:
     """Replace norms, MLPs and the rotary embedding of a loaded model by Liger's.
 
     Raises:
-        ConfigError: there is no GPU, the package is not installed, or it does not know the model's type.
+        ConfigError: there is no GPU, the package is not installed, or it does not support the model's type.
     """
     kind = model.config.model_type
     if not torch.cuda.is_available():
-        raise _no_liger("there is no GPU for its kernels", "remove the key, or run on a GPU")
+        raise _no_liger("there is no GPU, which its kernels need", "remove the key, or run on a GPU")
     if find_spec("liger_kernel") is None:
         raise _no_liger("the package liger-kernel is not installed", "install it, or remove the key")
     apply = getattr(import_module("liger_kernel.transformers"), f"apply_liger_kernel_to_{kind}", None)
     if apply is None:
-        raise _no_liger(f"liger-kernel has nothing for models of type {kind}", "remove the key")
+        raise _no_liger(f"liger-kernel does not support models of type {kind}", "remove the key")
     known = inspect.signature(apply).parameters
     apply(model=model, **{name: wish for name, wish in (FUSED | PLAIN).items() if name in known})
 

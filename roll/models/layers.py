@@ -1,4 +1,4 @@
-"""Decoder layers: recomputes some in the backward pass, and compiles them."""
+"""Prepares decoder layers for activation checkpointing and compilation."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 
 def decoder_layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
-    """Return the model's layers, first to last."""
+    """Return the model's decoder layers, first to last."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def prepare_checkpointing(causal: PreTrainedModel, is_lora: bool) -> None:
-    """Prepare the model for recomputing layers. `checkpoint_first` sets how many.
+    """Enable activation checkpointing. `checkpoint_first` then sets the number of recomputed layers.
 
-    ZeRO-3 leaves empty parameters behind after a forward pass, and torch's check that the recomputation saved the
-    same shapes takes that for a fault (the error that LoRA with ZeRO-3 is known for). The re-entrant form makes no
-    such check; it needs an input with a gradient, which a frozen embedding does not give of itself.
+    Uses the re-entrant form, because the other form checks that recomputed tensors have the same shapes as the saved ones. ZeRO-3
+    empties parameters after a forward pass, which fails this check (a known error of LoRA with ZeRO-3). The re-entrant form needs
+    an input with a gradient, so with LoRA, whose embedding is frozen, the inputs are made to require one.
     """
     causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
     if is_lora:
@@ -32,16 +32,16 @@ def prepare_checkpointing(causal: PreTrainedModel, is_lora: bool) -> None:
 
 
 def on_host() -> torch.autograd.graph.save_on_cpu:
-    """Keeps tensors that are saved for the backward pass in host memory."""
+    """Return a context manager that keeps the tensors saved for the backward pass in host memory."""
     return torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())
 
 
 def keep_inputs(causal: PreTrainedModel, hooks: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Let hooks for saved tensors keep the inputs of recomputed layers until the backward pass. Call `prepare_checkpointing` first."""
+    """Apply hooks for saved tensors to the inputs of recomputed layers. Call `prepare_checkpointing` first."""
 
     def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*inputs: Any, **keywords: Any) -> Any:
-            # A re-entrant checkpoint saves its inputs and nothing else.
+            # A re-entrant checkpoint saves only its inputs.
             with hooks():
                 return function(*inputs, **keywords)
 
@@ -52,20 +52,19 @@ def keep_inputs(causal: PreTrainedModel, hooks: Callable[[], AbstractContextMana
 
 
 def checkpoint_first(causal: PreTrainedModel, count: int) -> None:
-    """Recompute the first `count` layers only: the last layers' activations are used and freed first."""
+    """Recompute only the first `count` layers, because the backward pass uses and frees the activations of the last layers first."""
     for number, layer in enumerate(decoder_layers(causal)):
         layer.gradient_checkpointing = number < count
 
 
 def compile_layers(causal: PreTrainedModel) -> None:
-    """Replace the layers' forward methods by compiled ones. All layers of a class share the code, for any number of tokens.
+    """Replace the layers' forward methods by compiled ones. All layers of a class share compiled code for any number of tokens.
 
-    The forward alone is compiled. What is hooked to a layer's call, checkpointing and ZeRO-3's gathering of
-    parameters, stays outside.
+    Only the forward method is compiled. Hooks on the layer's call, such as checkpointing and ZeRO-3's parameter gathering, are not.
     """
     layers = decoder_layers(causal)
     for block in (block for layer in layers for block in layer.children()):
-        # PEFT's adapters of fused experts change their module's class in each call, so dynamo would compile it anew each time.
+        # PEFT's adapters of fused experts change the class of their module in each call, so dynamo would recompile it each time.
         if any(isinstance(module, ParamWrapper) for module in block.modules()):
             block.forward = torch.compiler.disable(block.forward)
     compiled = {kind: torch.compile(kind.forward, dynamic=True) for kind in {type(layer) for layer in layers}}

@@ -1,4 +1,4 @@
-"""Loads a causal language model for packed sequences, with or without a LoRA adapter."""
+"""Loads causal language models for packed sequences, with or without a LoRA adapter."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ class PackedInputs:
     token_ids: Tensor
     """[T] int64"""
     position_ids: Tensor
-    """[T] int64, counted from 0 in each sequence."""
+    """[T] int64, positions within each sequence, starting at 0."""
     cu_seq_lens: Tensor
-    """[N + 1] int32"""
+    """[N + 1] int32, start of each sequence, and the end of the last one."""
     max_length: int
     """Number of tokens of the longest sequence."""
     scored: Tensor
-    """[S] int64: positions t > 0 of the tokens whose log-probs or values are requested. Each is predicted at t - 1."""
+    """[S] int64, positions t > 0 of the tokens to score. Token t is predicted from the state at t - 1."""
     temperature: float = 1.0
-    """Divides the logits."""
+    """Divisor of the logits."""
     teacher_states: Tensor | None = None
-    """fp32 [S, H'], states from which a teacher predicts the scored tokens, or those of this rank's share. None without a teacher."""
+    """fp32 [S, H'], the teacher's output for the scored tokens, or only for those of this rank's share. None without a teacher."""
     share: TokenShare | None = None
-    """The tokens that this rank runs through the layers, if other ranks run the rest. T is then a multiple of their number: the padding
-    is a sequence of its own, without scored tokens."""
+    """The tokens that this rank runs through the layers, with sequence parallelism. T is then padded to a multiple of the number of ranks.
+    The padding is a separate sequence without scored tokens."""
 
 
 class PackedModel(nn.Module):
-    """A causal transformer that reads packed sequences. Subclasses define the outputs.
+    """A causal transformer over packed sequences. Subclasses define the outputs.
 
-    A forward pass takes `PackedInputs` and returns a tuple of tensors [S], the first of which is what scoring asks for.
+    The forward pass accepts `PackedInputs` and returns a tuple of tensors with one row per scored token. Scoring uses the first one.
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
@@ -63,16 +63,20 @@ class PackedModel(nn.Module):
 
     @property
     def causal(self) -> PreTrainedModel:
-        """The transformers model, without the adapter around it, if any."""
+        """Return the transformers model, without its adapter wrapper if there is one."""
         causal = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
         assert isinstance(causal, PreTrainedModel)
         return causal
 
     def hidden(self, inputs: PackedInputs) -> Tensor:
-        """Return the last layer's normalised states [T, H]. State t has read the tokens up to t. With a share, only those of its tokens."""
+        """Return the normalised states of the last layer, [T, H], or only those of the rank's share. State t depends on tokens up to t.
+
+        Raises:
+            ValueError: a sequence is too long for packing; see `longest_packable`.
+        """
         if self._longest is not None and inputs.max_length > self._longest:
-            rope = f"sequences of {inputs.max_length} tokens exceed the {self._longest} up to which the model's rotary embedding is fixed"
-            raise ValueError(f"{rope}: not supported")
+            problem = f"sequences of {inputs.max_length} tokens exceed the {self._longest} up to which the model can be packed"
+            raise ValueError(f"{problem}, because its rotary embedding depends on the length: shorten prompt_length and response_length")
         mine = slice(None) if inputs.share is None else inputs.share.tokens
         return self.causal.base_model(
             input_ids=inputs.token_ids[mine][None],
@@ -86,12 +90,12 @@ class PackedModel(nn.Module):
         ).last_hidden_state[0]
 
     def of_scored(self, inputs: PackedInputs, back: int, say: Callable[[Tensor, slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Return `say` of the states that lie `back` tokens before the scored ones, [S] each.
+        """Return the outputs of `say`, [S] each, for the states `back` tokens before the scored tokens.
 
-        It is given states [K, H] and which of the scored tokens they are for: all, or those of this rank's share.
+        `say` is called with states [K, H] and the slice of the scored tokens that they belong to: all, or those of this rank's share.
         """
         share, hidden = inputs.share, self.hidden(inputs)
-        # index_select, whose backward pass adds rows without sorting them first, as that of indexing does
+        # Unlike indexing, index_select does not sort the rows in its backward pass.
         if share is None:
             return say(hidden.index_select(0, inputs.scored - back), slice(None))
         rows = share.rows(back)
@@ -107,7 +111,10 @@ class PackedPolicy(PackedModel):
         return self.scored(inputs)
 
     def scored(self, inputs: PackedInputs, more: Callable[[Tensor, Tensor], Tensor] | None = None) -> tuple[Tensor, ...]:
-        """Return the same and `more` of the hidden states, [S, H] or those of this rank's share, and the output matrix [V, H]."""
+        """Return the outputs of `forward`, followed by the result of `more` if given.
+
+        `more` is called with hidden states [S, H], or those of this rank's share, and the output matrix [V, H].
+        """
         head = self.causal.get_output_embeddings()
         assert isinstance(head, LogProbHead)
         targets = inputs.token_ids[inputs.scored]
@@ -115,10 +122,10 @@ class PackedPolicy(PackedModel):
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model's folder or Hub name.
+    """Load the tokenizer from a model folder or Hub name.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the tokenizer cannot be read.
     """
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -127,7 +134,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
 
 def check_readable(path: str) -> None:
-    """Read the headers of a local model's weights, so that a broken file is found before anything starts.
+    """Read the headers of a local model's weight files, to find broken files before anything starts. Do nothing for a Hub name.
 
     Raises:
         DataError: a file is missing or cannot be read.
@@ -142,7 +149,7 @@ def check_readable(path: str) -> None:
             files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
         if not files and not list(folder.glob("*.bin")):
             problem = f"the model '{path}' cannot be read: it holds no weights (*.safetensors)"
-            remedy = f"give a folder with weights, or draw random ones: python -m roll.models.initialise {path} OUT, and pretrain=OUT"
+            remedy = f"give a folder with weights, or create random ones (python -m roll.models.initialise {path} OUT) and set pretrain=OUT"
             raise DataError([Fault("pretrain", problem, remedy)])
         for file in files:
             with safe_open(file, "pt"):
@@ -152,11 +159,11 @@ def check_readable(path: str) -> None:
 
 
 def load_causal_model(path: str, model_args: ModelConfig, packed: bool = True) -> PreTrainedModel:
-    """Load the model in the given precision; with `packed`, ready for `PackedPolicy`.
+    """Load the model in the precision of `model_args`. With `packed`, prepare it for `PackedPolicy`.
 
     Raises:
-        DataError: the weights or their configuration cannot be read, or it cannot read packed sequences.
-        ConfigError: a kernel is asked for that this machine has not.
+        DataError: the weights or the configuration cannot be read, or the model does not support packed sequences.
+        ConfigError: a requested kernel is not available on this machine.
     """
     model = pretrained(AutoModelForCausalLM, path, model_args, packed)
     if packed:
@@ -167,10 +174,9 @@ def load_causal_model(path: str, model_args: ModelConfig, packed: bool = True) -
 
 
 def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **more: Any) -> Any:
-    """Load a folder by the `from_pretrained` of an Auto class. `more` are further arguments of it.
+    """Load a folder or Hub name with `kind.from_pretrained`, where `kind` is an Auto class. `more` are further arguments.
 
-    Raises:
-        As `load_causal_model`.
+    Raises the same errors as `load_causal_model`.
     """
     implementation = "sdpa"
     if packed:
@@ -186,7 +192,7 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
     except KeyError as error:
         if error.args != (implementation,):
             raise
-        raise DataError([unfit(path, OWN_ATTENTION)]) from error  # transformers looks the kernel up in a table of its own
+        raise DataError([unfit(path, OWN_ATTENTION)]) from error  # the model looks up attention implementations in its own table
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError([unreadable(path, "model", error)]) from error
     model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -202,9 +208,9 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Switch off the dropout of all layers. An adapter that is added later has its own dropout.
+    """Switch off dropout in all layers. An adapter that is added later has its own dropout.
 
-    Ratios compare log-probs of several passes, which dropout would make differ.
+    Ratios compare log-probs of several passes, and dropout would make these passes differ.
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -214,8 +220,8 @@ def disable_dropout(model: nn.Module) -> None:
 def restore_frequencies(model: PreTrainedModel) -> None:
     """Restore the fp32 frequencies of rotary embeddings.
 
-    DeepSpeed makes every tensor that a model creates while ZeRO-3 shards it one of the model's precision. Rounded to bf16 a frequency
-    is off by up to 0.2%, and the angle of a token at position 600 by up to a radian.
+    While ZeRO-3 shards a model during loading, DeepSpeed casts every tensor that the model creates to the model's precision. In bf16 a
+    frequency is off by up to 0.2%, and the angle of a token at position 600 by up to a radian.
     """
     for module in model.modules():
         frequencies = getattr(module, "inv_freq", None)
@@ -225,7 +231,7 @@ def restore_frequencies(model: PreTrainedModel) -> None:
 
 
 def load_policy(path: str, model_args: ModelConfig, seed: int) -> PackedPolicy:
-    """Load the policy, with a new LoRA adapter if `lora_target` is set. Raises as `load_causal_model`."""
+    """Load the policy, with a new LoRA adapter if `lora_target` is set. Raises the same errors as `load_causal_model` and `add_lora`."""
     model = load_causal_model(path, model_args)
     return PackedPolicy(add_lora(model, model_args, seed) if model_args.lora_target else model)
 
@@ -234,7 +240,7 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
     """Wrap the model in a PEFT LoRA adapter with the same initial values on every rank.
 
     Raises:
-        ConfigError: a name in `lora_target` is that of no linear layer, which PEFT passes over if another one is.
+        ConfigError: a name in `lora_target` matches no linear layer. PEFT alone would ignore it if another name matches.
     """
     assert model_args.lora_target is not None
     targets = [name.strip() for name in model_args.lora_target.split(",")]
@@ -243,7 +249,7 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
         if lost := [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in linear)]:
             known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
             problem = f"the model has no linear layer named {' or '.join(lost)} that can be adapted"
-            raise ConfigError([Fault("model_args.lora_target", problem, f"known: {known}; or all-linear")])
+            raise ConfigError([Fault("model_args.lora_target", problem, f"use all-linear, or names of this list: {known}")])
     set_seed(seed)
     return get_peft_model(
         model,
@@ -258,14 +264,14 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
 
 
 def unfit(path: str, why: str) -> Fault:
-    """Return the error for a model that cannot read packed sequences."""
-    remedy = "take a model whose layers attend, and whose logits are those of its output matrix: Qwen, Llama, Mistral"
+    """Return the fault of a model that does not support packed sequences."""
+    remedy = "use a model with standard attention layers and without changes to its logits, such as Qwen, Llama or Mistral"
     return Fault("pretrain", f"the model '{path}' cannot be used: {why}", remedy)
 
 
 def unreadable(path: str, what: str, error: Exception) -> Fault:
-    """Return the error for a model or tokenizer that cannot be loaded."""
+    """Return the fault of a model or tokenizer that cannot be loaded."""
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    where = "" if Path(path).exists() else " (there is no such folder here, and it could not be had from the Hub)"
+    where = "" if Path(path).exists() else " (there is no such folder here, and it could not be loaded from the Hub)"
     problem = f"the {what} '{path}' cannot be read{where}: {first_line}"
     return Fault("pretrain", problem, "give the folder or Hub name of a causal language model")

@@ -1,4 +1,4 @@
-"""Converts ragged numpy sequences into a model's inputs, and outputs back."""
+"""Converts ragged numpy sequences into model inputs, and model outputs back into numpy arrays."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def packed_inputs(
     teacher_states: Floats | None = None,
     over: SequenceGroup | None = None,
 ) -> PackedInputs:
-    """Return the micro-batch on `device`. The first token of a sequence is not predicted and must not be in the mask.
+    """Return the micro-batch as model inputs on `device`. The response mask must not contain the first token of a sequence.
 
     Args:
-        over: the ranks that share its tokens out, if any do.
+        teacher_states: [S, H'], the teacher's output for the response tokens.
+        over: The ranks that split the tokens of the micro-batch, with sequence parallelism.
     """
     assert not sequences.response_mask[sequences.offsets[:-1]].any(), "the first token of a sequence cannot be a response token"
     scored, share = np.flatnonzero(sequences.response_mask), None
@@ -44,7 +45,7 @@ def packed_inputs(
 
 
 def filled_up(sequences: Sequences, multiple: int) -> Sequences:
-    """Pad the number of tokens to a multiple. The padding is a sequence of its own and enters no loss."""
+    """Pad the number of tokens to a multiple. The padding is a separate sequence outside the response mask."""
     missing = -len(sequences.token_ids) % multiple
     if not missing:
         return sequences
@@ -53,18 +54,18 @@ def filled_up(sequences: Sequences, multiple: int) -> Sequences:
 
 
 def to_device(values: np.ndarray, device: str) -> Tensor:
-    """Copy to the device. Copies to CUDA use pinned memory, so that the host does not wait."""
+    """Copy an array to the device. Copies to CUDA use pinned memory, so that the host does not wait."""
     tensor = torch.from_numpy(np.ascontiguousarray(values))
     return tensor.pin_memory().to(device, non_blocking=True) if device == "cuda" else tensor.to(device)
 
 
 def scored_only(field: Floats, sequences: Sequences, device: str) -> Tensor:
-    """Return a per-token field at the response tokens, fp32 [S] on `device`."""
+    """Return the values of a per-token field [T] at the response tokens, fp32 [S] on `device`."""
     return to_device(field[sequences.response_mask].astype(np.float32, copy=False), device)
 
 
 def spread(values: Tensor, sequences: Sequences) -> Floats:
-    """Expand values [S] of the response tokens to [T], 0 elsewhere."""
+    """Return an array [T] with the values [S] at the response tokens and 0 elsewhere."""
     out = np.zeros(len(sequences.token_ids), np.float32)
     out[sequences.response_mask] = values.float().cpu().numpy()
     return out

@@ -1,4 +1,4 @@
-"""Finds the routers of a mixture of experts, and adds a load-balancing loss on their choices."""
+"""Finds the routers of a mixture of experts, and adds a load-balancing loss on their outputs."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from transformers import PreTrainedModel
 from roll.algorithms.load_balancing import load_balancing
 
 RECORDED = "router_logits"
-"""Key under which transformers declares the router class of a model family."""
+"""Key under which transformers declares the router class of a model family in `_can_record_outputs`."""
 
 
 def router_modules(causal: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the routers by name. Empty for a dense model, and for a family whose routers are not declared to transformers."""
+    """Return the routers by name. Empty for a dense model, and for a model family that does not declare its routers to transformers."""
     if (recorded := _recorded(causal)) is None:
         return {}
     return {name: module for name, module in causal.named_modules() if isinstance(module, recorded.target_class)}
 
 
 def _recorded(causal: PreTrainedModel) -> Any:
-    """Return transformers' `OutputRecorder` of router logits, with the router class and the index of its output; None if there is none."""
+    """Return transformers' `OutputRecorder` of router logits, or None. It holds the router class and the index of the logits."""
     found = (getattr(causal.base_model, "_can_record_outputs", None) or {}).get(RECORDED)
     return found if hasattr(found, "target_class") else None
 
 
 def balanced_routers(causal: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the routers to which `RouterLoss` applies: those of families for which transformers has this loss as well.
+    """Return the routers to which `RouterLoss` applies, by name: those of model families for which transformers implements this loss.
 
-    The routers of DeepSeek and GLM choose by sigmoids and balance by a bias. In a few families the logits are not the first output.
+    Excluded are DeepSeek and GLM, whose routers use sigmoids and a balancing bias, and a few families whose routers do not return the
+    logits as their first output.
     """
     has_loss = hasattr(sys.modules[type(causal).__module__], "load_balancing_loss_func")
     found = router_modules(causal) if has_loss and getattr(_recorded(causal), "index", None) == 0 else {}
@@ -40,8 +41,8 @@ def balanced_routers(causal: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def expert_blocks(causal: PreTrainedModel) -> set[type[nn.Module]]:
-    """Classes of the modules that hold a router and its experts."""
-    # PEFT wraps a router; the block is the parent of the outermost wrapper.
+    """Return the classes of the modules that contain a router and its experts."""
+    # PEFT may wrap a router. The block is the parent of the outermost wrapper.
     owners = {name.removesuffix(".base_layer").rpartition(".")[0] for name in router_modules(causal)}
     return {type(causal.get_submodule(owner)) for owner in owners}
 
@@ -49,30 +50,30 @@ def expert_blocks(causal: PreTrainedModel) -> set[type[nn.Module]]:
 class WithGradientOf(torch.autograd.Function):
     """Returns a tensor unchanged and adds a scalar loss to the backward pass.
 
-    A layer whose activations are recomputed first runs without gradients, so a loss that is stored there could not be differentiated later.
-    Source: `MoEAuxLossAutoScaler` of Megatron-LM.
+    With activation checkpointing, the first forward pass of a layer runs without gradients, so a loss stored there could not be
+    differentiated later. Source: `MoEAuxLossAutoScaler` of Megatron-LM.
     """
 
     @staticmethod
     def forward(ctx: Any, passed: Tensor, loss: Tensor) -> Tensor:
-        """Return `passed`; in the backward pass the scalar `loss` gets the gradient 1."""
+        """Return `passed`. In the backward pass, the scalar `loss` gets a gradient of 1."""
         ctx.like = loss.detach()
         return passed.view_as(passed)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the unchanged gradient of `passed`, and 1 for the loss."""
+        """Return the unchanged gradient for `passed`, and 1 for the loss."""
         return gradients[0], torch.ones_like(ctx.like)
 
 
 class RouterLoss:
-    """Adds the auxiliary loss of every router to the backward pass, and keeps its metrics.
+    """Adds the auxiliary loss of every router to the backward pass, and collects its metrics.
 
-    The loss of a micro-batch is the mean of `load_balancing` over the routers. A pass without gradients is ignored.
+    The loss of a micro-batch is the mean of `load_balancing` over the routers. Passes without gradients are ignored.
     """
 
     def __init__(self, routers: Mapping[str, nn.Module]) -> None:
-        """Add hooks to the routers. Each has `top_k` and returns logits [T, E] and then the weights of the chosen experts."""
+        """Add hooks to the routers. Each must have `top_k` and return logits [T, E], followed by the weights of the chosen experts."""
         self._count = len(routers)
         self._weight: Tensor | None = None
         self._seen: list[tuple[Tensor, Tensor]] = []
@@ -80,7 +81,7 @@ class RouterLoss:
             router.register_forward_hook(self._ran)
 
     def begin(self, weight: Tensor | None) -> None:
-        """Start a micro-batch. The scalar `weight` scales its auxiliary loss; with None the loss is only measured."""
+        """Start a micro-batch. The scalar `weight` scales its auxiliary loss. With None, the loss is measured but not added."""
         self._weight = weight
         self._seen.clear()
 
@@ -95,7 +96,7 @@ class RouterLoss:
         return (logits, WithGradientOf.apply(scores, loss * (self._weight / self._count)), *rest)
 
     def end(self) -> dict[str, Tensor]:
-        """End the micro-batch after its backward pass; return its scalar metrics, means over the routers."""
+        """End the micro-batch after its backward pass. Return its scalar metrics, averaged over the routers."""
         losses, loads = zip(*self._seen, strict=True)
         self._seen.clear()
         return {"router/aux_loss": torch.stack(losses).mean(), "router/load_max": torch.stack(loads).mean()}

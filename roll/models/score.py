@@ -1,4 +1,4 @@
-"""A reward model: one score for each sequence, from the state at its last token."""
+"""A reward model: one score per sequence, computed from the state at its last token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roll.types import Bools, Ints
 
 
 class PackedScores(PackedValues):
-    """A model whose forward pass returns the score of the text up to each chosen token, the last one of its sequence."""
+    """A model whose forward pass returns the score of each sequence. `inputs.scored` marks the last token of each sequence."""
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
         """Return fp32 [S] scores at `inputs.scored`."""
@@ -22,7 +22,7 @@ class PackedScores(PackedValues):
 
 
 def load_scores(path: str, model_args: ModelConfig, seed: int) -> PackedScores:
-    """Load the model with its head. The head of a language model is new and starts at 0. Raises as `load_causal_model`."""
+    """Load a reward model for training. The head of a language model is new and starts at 0. See `load_values` for the errors."""
     scores = PackedScores(load_values(path, model_args, seed).model)
     scores.causal.config.pad_token_id = pad_token(path, model_args)
     return scores
@@ -32,17 +32,18 @@ def load_reward_model(path: str, model_args: ModelConfig) -> PackedScores:
     """Load a trained reward model.
 
     Raises:
-        DataError: as `load_causal_model`, or it is not a reward model: it has no head, or several labels.
+        DataError: the model is not a reward model, because it has no head or several labels; or see `load_causal_model`.
+        ConfigError: see `load_causal_model`.
     """
     check_reward_model(path, model_args)
     return PackedScores(load_value_model(path, model_args, new_head=False))
 
 
 def check_reward_model(path: str, model_args: ModelConfig) -> None:
-    """Read a model's configuration.
+    """Check that a model's configuration is that of a classifier with one label.
 
     Raises:
-        DataError: it cannot be read, or says that the model is not a classifier with one label.
+        DataError: the configuration cannot be read, or has another number of labels.
     """
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code)
@@ -54,7 +55,7 @@ def check_reward_model(path: str, model_args: ModelConfig) -> None:
 
 
 def pad_token(path: str, model_args: ModelConfig) -> int | None:
-    """Return the padding token of the model, or of its tokenizer."""
+    """Return the id of the padding token of the model or, if it has none, of its tokenizer."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code)
     if config.pad_token_id is not None:
         return config.pad_token_id
@@ -62,9 +63,9 @@ def pad_token(path: str, model_args: ModelConfig) -> int | None:
 
 
 def scored_token(token_ids: Ints, pad: int | None) -> Bools:
-    """Mark [T] the token at which transformers' sequence classification reads the score: the last one that is not padding.
+    """Mark [T] the token at which transformers' sequence classification reads the score: the last token that is not padding.
 
-    If the padding token also ends responses, that is the token before the end.
+    If the padding token is also the end-of-sequence token, this is the token before the end. It is never the first token.
     """
     found = np.flatnonzero(token_ids != pad) if pad is not None else np.arange(len(token_ids))
     where = int(found[-1]) if len(found) else len(token_ids) - 1

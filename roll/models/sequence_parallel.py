@@ -1,8 +1,8 @@
 """Sequence parallelism: splits the tokens of a packed row over the ranks of a replica (Jacobs et al., DeepSpeed-Ulysses, 2023).
 
-Each of P ranks runs its share of the tokens through the layers. Around attention heads are exchanged for tokens: every rank attends
-with its share of the heads over the whole row. The outputs of the model's head are gathered again, so that every rank
-has the loss of the whole micro-batch. A rank has the gradients of its own tokens, whose sum over the ranks is the gradient.
+Each of P ranks runs its share of the tokens through the layers. For attention, an all-to-all exchanges tokens for heads, so that each rank
+computes its share of the heads over the whole row. The outputs of the model's head are gathered, so that every rank computes the
+loss of the whole micro-batch. Each rank has the gradients from its own tokens, and their sum over the ranks is the full gradient.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ from transformers import PreTrainedConfig
 from roll.config.derived.model_shape import uneven_heads
 
 Attention = Callable[..., tuple[Tensor, None]]
-"""Attention function as transformers calls it: module, query, key, value [1, heads, T, D], mask, and keywords. Returns [1, T, heads, D]."""
+"""Attention function in transformers' interface: (module, query, key, value [1, heads, T, D], mask, keywords) -> [1, T, heads, D], None."""
 ATTENTION = {"full_attention", "sliding_attention"}
-"""Types of layers in which tokens interact only by attention."""
+"""Types of layers in which tokens interact only through attention."""
 BY_LENGTH = ("dynamic", "longrope")
-"""Rotary embeddings that depend on the row's length."""
+"""Types of rotary embeddings that depend on the length of the row."""
 
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """The ranks that share a packed row, from the view of one of them."""
+    """The group of ranks that split a packed row, as seen by one of them."""
 
     name: str
     """Name of the process group."""
     rank: int
-    """Rank of this process among them."""
+    """Rank of this process in the group."""
     size: int
+    """Number of ranks in the group."""
 
     @property
     def process_group(self) -> torch.distributed.ProcessGroup:
+        """Return the process group."""
         return _named(self.name)
 
 
@@ -54,29 +56,29 @@ class TokenShare:
 
     group: SequenceGroup
     width: int
-    """Number of tokens of each rank's share. The row has the length of all shares together."""
+    """Number of tokens in each rank's share. The row has `width * group.size` tokens."""
     scored: NDArray[np.int64]
-    """[S], ascending positions in the row of the requested tokens."""
+    """[S], ascending positions of the scored tokens in the row."""
 
     @property
     def tokens(self) -> slice:
-        """This rank's, of the row."""
+        """Return this rank's slice of the tokens in the row."""
         return slice(self.group.rank * self.width, (self.group.rank + 1) * self.width)
 
     def counts(self, back: int) -> list[int]:
-        """Return, by rank, the number of requested tokens whose hidden state, `back` tokens before them, is in its share."""
+        """Return, for each rank, the number of scored tokens for which the state `back` tokens earlier is in the rank's share."""
         edges = np.arange(self.group.size + 1) * self.width
         return np.diff(np.searchsorted(self.scored - back, edges)).tolist()
 
     def rows(self, back: int) -> slice:
-        """Return this rank's slice of the requested tokens."""
+        """Return this rank's slice of the scored tokens; see `counts`."""
         counts = self.counts(back)
         start = sum(counts[: self.group.rank])
         return slice(start, start + counts[self.group.rank])
 
 
 def not_shared_out(config: PreTrainedConfig, size: int) -> str | None:
-    """Return why a model's tokens cannot be split over `size` ranks, None if they can."""
+    """Return why a model's tokens cannot be split over `size` ranks, or None if they can."""
     text = config.get_text_config()
     heads, keys = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     if why := uneven_heads(heads, keys, size):
@@ -85,13 +87,13 @@ def not_shared_out(config: PreTrainedConfig, size: int) -> str | None:
         return f"the model has layers of {', '.join(sorted(others))}, which pass states from token to token"
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     if (kind := rope.get("rope_type")) in BY_LENGTH:
-        return f"the model's rotary embedding ({kind}) follows the longest position, of which each rank would see another"
+        return f"the model's rotary embedding ({kind}) depends on the longest position, which would differ between ranks"
     return None
 
 
 @torch.library.custom_op("roll::all_to_all", mutates_args=(), schema="(Tensor parts, str group) -> Tensor")
 def all_to_all(parts: Tensor, group: str) -> Tensor:
-    """Send part r of [P, ...] to rank r of this process group. Return the parts from all ranks. An operator, for compiled layers."""
+    """Send part r of [P, ...] to rank r of the process group, and return the parts from all ranks. A custom op, for compiled layers."""
     received = torch.empty_like(parts)
     torch.distributed.all_to_all_single(received, parts, group=_named(group))
     return received
@@ -114,7 +116,7 @@ all_to_all.register_autograd(_send_back, setup_context=_remember)
 
 
 def over_ranks(kernel: Attention) -> Attention:
-    """Return the same attention with a keyword `over`: the ranks that the tokens of query, key and value are split over."""
+    """Return the attention function with an additional keyword `over`: the ranks over which query, key and value tokens are split."""
 
     def attend(
         module: nn.Module,
@@ -137,7 +139,7 @@ def over_ranks(kernel: Attention) -> Attention:
 def to_heads(query: Tensor, key: Tensor, value: Tensor, over: SequenceGroup) -> Sequence[Tensor]:
     """Exchange a share of the tokens with all heads, [1, heads, T / P, D], for all tokens with a share of the heads, [1, heads / P, T, D].
 
-    Fewer key-value heads than ranks are copied, so that every rank has the one that its query heads use.
+    If there are fewer key-value heads than ranks, they are copied, so that every rank has the key-value head of its query heads.
     """
     copies = max(1, over.size // key.shape[1])
     laid = [query, *(part.repeat_interleave(copies, dim=1) if copies > 1 else part for part in (key, value))]
@@ -148,15 +150,15 @@ def to_heads(query: Tensor, key: Tensor, value: Tensor, over: SequenceGroup) -> 
 
 
 def to_tokens(out: Tensor, over: SequenceGroup) -> Tensor:
-    """Exchange attention's output for all tokens with a share of the heads, [1, T, heads / P, D], for [1, T / P, heads, D]."""
+    """Exchange attention outputs of all tokens for a share of the heads, [1, T, heads / P, D], for [1, T / P, heads, D]."""
     shares = out[0].unflatten(0, (over.size, -1)).contiguous()
     return all_to_all(shares, over.name).transpose(0, 1).flatten(1, 2)[None]
 
 
 def gather(values: Sequence[Tensor], counts: Sequence[int], over: SequenceGroup) -> tuple[Tensor, ...]:
-    """Gather each rank's fp32 [K] values into [S] on every rank, where K is the rank's number in `counts`. Differentiable.
+    """Gather fp32 values [K] of each rank into [S] on every rank, where K is the rank's entry in `counts`. Differentiable.
 
-    Every rank then computes the same loss, and keeps the gradient of its own values.
+    Every rank then computes the same loss, and receives the gradient of its own values.
     """
     if not sum(counts):
         return tuple(values)
@@ -167,7 +169,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, counts: list[int], over: SequenceGroup, *values: Tensor) -> tuple[Tensor, ...]:
         ctx.start, ctx.end = sum(counts[: over.rank]), sum(counts[: over.rank + 1])
-        # A value that no loss uses has None as its gradient, which saves computing with zeros.
+        # If no loss uses an output, its gradient is None instead of zeros, which saves computation.
         ctx.set_materialize_grads(False)
         mine = torch.zeros(len(values), max(counts), dtype=torch.float32, device=values[0].device)
         for row, part in zip(mine, values, strict=True):

@@ -1,4 +1,4 @@
-"""The two models of distillation: a teacher that returns its last hidden states or its top k, and a student that is compared with them."""
+"""The models of distillation: a teacher that returns its last hidden states or its top k tokens, and a student compared with it."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 class PackedTeacher(PackedModel):
-    """A model whose forward pass returns the states that predict chosen tokens."""
+    """A model whose forward pass returns the last hidden states that predict the scored tokens."""
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
-        """Return states [S, H] before the output matrix, of the token before each of `inputs.scored`."""
+        """Return the last hidden states [S, H] of the tokens before `inputs.scored`."""
         return (self.hidden(inputs).index_select(0, inputs.scored - 1),)
 
 
 class PackedTopTeacher(PackedModel):
-    """A model whose forward pass returns its most probable tokens instead of the log-probs of chosen ones."""
+    """A model whose forward pass returns the most probable tokens instead of log-probs of the scored tokens."""
 
     def __init__(self, model: PreTrainedModel, top: TeacherTop) -> None:
         super().__init__(model)
         self.top = top
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
-        """Return fp32 [S, width], see `TeacherTop.encode`. Logits are formed for a few tokens at a time."""
+        """Return fp32 [S, width], see `TeacherTop.encode`. Logits are computed for a few tokens at a time."""
         head = self.causal.get_output_embeddings()
         assert isinstance(head, LogProbHead)
 
@@ -52,7 +52,7 @@ class PackedTopTeacher(PackedModel):
                 out[part] = self.top.encode(logits_of(hidden[part], weight[: self.top.rows]))
             return out
 
-        # One call of the head: under ZeRO-3 every rank gathers its weight once, for any number of tokens.
+        # Call the head only once, so that with ZeRO-3 every rank gathers its weight once, for any number of tokens.
         return (head(self.hidden(inputs).index_select(0, inputs.scored - 1), more=say),)
 
 
@@ -64,7 +64,7 @@ class PackedTopStudent(PackedPolicy):
         self.top, self.measure = top, measure
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor, ...]:
-        """As of `PackedStudent`."""
+        """Return the same outputs as `PackedStudent.forward`. `inputs.teacher_states` is the teacher's encoded top k."""
         encoded = inputs.teacher_states
         if encoded is None:
             return super().forward(inputs)
@@ -72,16 +72,16 @@ class PackedTopStudent(PackedPolicy):
 
 
 class PackedStudent(PackedPolicy):
-    """A policy that also returns the divergence from a teacher, given the teacher's states."""
+    """A policy that also returns the divergence from a teacher, given the teacher's last hidden states."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, teacher_weight: Tensor, measure: Divergence) -> None:
-        """`teacher_weight`: the teacher's output matrix [V, H]."""
+        """`teacher_weight` is the teacher's output matrix [V, H]."""
         super().__init__(model)
         self.register_buffer("teacher_weight", teacher_weight, persistent=False)
         self.measure = measure
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor, ...]:
-        """Return fp32 [S] log-probs, entropies and divergences, in nats, at `inputs.scored`."""
+        """Return log-probs, entropies and divergences at `inputs.scored`, fp32 [S] each, in nats. Without a teacher, no divergences."""
         states = inputs.teacher_states
         if states is None:
             return super().forward(inputs)
@@ -96,12 +96,15 @@ class PackedStudent(PackedPolicy):
 def load_student(
     path: str, model_args: ModelConfig, seed: int, teacher: str, names: Sequence[str], dtype: str, measure: Divergence
 ) -> PackedStudent:
-    """Load the policy, and its teacher's output matrix from the folder or Hub name `teacher`. Raises as `load_causal_model`."""
+    """Load the policy, and the output matrix of its teacher from the folder or Hub name `teacher`.
+
+    Raises the same errors as `load_policy` and `read_tensor`.
+    """
     return PackedStudent(load_policy(path, model_args, seed).model, read_tensor(teacher, names).to(DTYPES[dtype]), measure)
 
 
 def student_loader(teacher: str, teacher_args: ModelConfig, measure: Divergence) -> Callable[[str, ModelConfig, int], PackedStudent]:
-    """Return `load_student` with its facts about the teacher, for another process.
+    """Return `load_student` with its arguments about the teacher already bound, so that it can be sent to another process.
 
     Raises:
         DataError: the teacher's configuration cannot be read.
@@ -111,12 +114,12 @@ def student_loader(teacher: str, teacher_args: ModelConfig, measure: Divergence)
 
 
 def load_top_student(path: str, model_args: ModelConfig, seed: int, top: TeacherTop, measure: Divergence) -> PackedTopStudent:
-    """Load the policy. It needs no weights of the teacher. Raises as `load_causal_model`."""
+    """Load the policy. It needs no weights of the teacher. Raises the same errors as `load_policy`."""
     return PackedTopStudent(load_policy(path, model_args, seed).model, top, measure)
 
 
 def _without_weights(path: str, trust_remote_code: bool) -> tuple[Any, Any]:
-    """Load a model's configuration, and build the model without memory.
+    """Load a model's configuration, and build the model on the meta device, without allocating its weights.
 
     Raises:
         DataError: the configuration cannot be read.
@@ -130,12 +133,20 @@ def _without_weights(path: str, trust_remote_code: bool) -> tuple[Any, Any]:
 
 
 def output_rows(path: str, trust_remote_code: bool) -> int:
-    """Return the number of rows of a model's output matrix. Raises as `_without_weights`."""
+    """Return the number of rows of a model's output matrix.
+
+    Raises:
+        DataError: the configuration cannot be read.
+    """
     return len(_without_weights(path, trust_remote_code)[1].get_output_embeddings().weight)
 
 
 def output_names(path: str, trust_remote_code: bool) -> list[str]:
-    """Return possible names of the output matrix in a model's checkpoint: its own, and the embedding's if the two are tied."""
+    """Return possible names of the output matrix in a model's weight files: its own name, and that of the embedding if they are tied.
+
+    Raises:
+        DataError: the configuration cannot be read.
+    """
     config, model = _without_weights(path, trust_remote_code)
     found: list[Any] = [model.get_output_embeddings()]
     if config.get_text_config().tie_word_embeddings:
@@ -148,7 +159,7 @@ def read_tensor(path: str, names: Sequence[str]) -> Tensor:
     """Load the first tensor with one of these names from the safetensors files of a folder or Hub name.
 
     Raises:
-        DataError: there is none.
+        DataError: no file has such a tensor.
     """
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     index = cached_file(path, INDEX, **quiet)
@@ -158,7 +169,7 @@ def read_tensor(path: str, names: Sequence[str]) -> Tensor:
         if file is None:
             continue
         with safe_open(file, "pt") as tensors:
-            if name in tensors.keys():  # noqa: SIM118  it is no mapping
+            if name in tensors.keys():  # noqa: SIM118  safe_open does not support `in`
                 return tensors.get_tensor(name)
-    problem = f"'{path}' holds no safetensors file with {' or '.join(names)}"
-    raise DataError([Fault("teacher.model_args.model_name_or_path", problem, "save the model as safetensors: save_pretrained")])
+    problem = f"'{path}' has no safetensors file with the tensor {' or '.join(names)}"
+    raise DataError([Fault("teacher.model_args.model_name_or_path", problem, "save the model as safetensors with save_pretrained")])

@@ -1,9 +1,10 @@
-"""A teacher's k most probable tokens, and all others as one, which it may send instead of hidden states.
+"""The top-k output of a teacher, which it can send instead of hidden states: its k most probable tokens, and all other tokens as one.
 
-Both distributions are summed into k + 1 categories, so their divergence is never above the whole one (data processing), grows with k, and
-is the whole one where k is the vocabulary. Of KL(P, Q) the tail's mass P(tail) times KL(P, Q given the tail) is missing, of KL(Q, P)
-Q(tail) times KL(Q, P given the tail). Renormalising over the top k, or leaving the tail out, does not see how much the student gives to the
-tail. Source: SDPO, arXiv 2601.20802, and TA-OPD, arXiv 2608.14728.
+Both distributions are reduced to k + 1 categories: the top k tokens and the tail. By the data-processing inequality, the divergence of the
+reduced distributions is at most the full divergence. It grows with k, and equals the full divergence if k is the size of the vocabulary.
+KL(P || Q) loses the term P(tail) KL(P || Q given the tail), and KL(Q || P) loses Q(tail) KL(Q || P given the tail). In contrast,
+renormalising over the top k tokens, or ignoring the tail, would not penalise the probability that the student assigns to the tail.
+Source: SDPO, arXiv 2601.20802, and TA-OPD, arXiv 2608.14728.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 EXACT = 1 << 24
-"""fp32 holds whole numbers up to this, token ids among them."""
+"""Largest n such that fp32 represents all integers from 0 to n exactly. Token ids are sent as fp32."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,9 @@ class TeacherTop:
     count: int
     """k, at most `rows`."""
     rows: int
-    """Rows that both output matrices have: the tokens over which both distributions are taken."""
+    """Number of rows that both output matrices have. The distributions are over these tokens."""
     temperature: float
-    """Logits are divided by it."""
+    """Divisor of the logits."""
 
     def __post_init__(self) -> None:
         assert 0 < self.count <= self.rows <= EXACT, f"top {self.count} of {self.rows}"
@@ -37,20 +38,24 @@ class TeacherTop:
         return 2 * self.count + (self.count < self.rows)
 
     def encode(self, logits: Tensor) -> Tensor:
-        """Encode logits [K, rows] as fp32 [K, width]: descending log-probs of the top k, that of all others as one (if any), and ids."""
+        """Encode logits [K, rows] as fp32 [K, width].
+
+        A row has the descending log-probs of the top k tokens, the log-prob of all other tokens together (if any), and the top k token ids.
+        """
         log_probs = (logits / self.temperature).log_softmax(-1)
         token_ids = log_probs.topk(self.count).indices
         return torch.cat([in_buckets(log_probs, token_ids).float(), token_ids.float()], -1)
 
     def decode(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probs [K, k + 1], or [K, k] if k is `rows`, and int64 ids [K, k]."""
+        """Return log-probs [K, k + 1], or [K, k] if k equals `rows`, and token ids int64 [K, k]."""
         return encoded[:, : -self.count], encoded[:, -self.count :].long()
 
 
 def in_buckets(log_probs: Tensor, token_ids: Tensor) -> Tensor:
-    """Log-probs [K, k + 1] of the given tokens [K, k] and of all others of log-probs [K, V] as one; [K, k] where there are no others.
+    """Reduce log-probs [K, V] to log-probs [K, k + 1] of the given tokens [K, k] and of all other tokens together.
 
-    The others are added up, not taken from 1: that is exact for a tail of any size.
+    If there are no other tokens, the result is [K, k]. The probabilities of the other tokens are summed instead of subtracting from 1,
+    which is accurate for a tail of any size.
     """
     chosen = log_probs.gather(-1, token_ids)
     if token_ids.shape[-1] == log_probs.shape[-1]:

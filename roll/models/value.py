@@ -1,4 +1,4 @@
-"""A causal transformer with a scalar head: the values of a critic, the scores of a reward model."""
+"""A causal transformer with a scalar head, for the values of a critic and the scores of a reward model."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ HEAD = "score"
 
 
 class ValueHead(nn.Module):
-    """A linear map of hidden states to one number, without a bias. Its arithmetic is fp32, whatever its weight is.
+    """A linear map from hidden states to one number, without a bias. It computes in fp32, for weights of any precision.
 
-    Being a module, its call triggers ZeRO-3's hooks, so that the sharded weight is whole while it is used.
+    Because it is a module, calling it triggers ZeRO-3's hooks, which gather the sharded weight while it is used.
     """
 
     def __init__(self, weight: nn.Parameter) -> None:
-        """`weight`: [1, H]."""
+        """`weight` is [1, H]."""
         super().__init__()
         self.weight = weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return fp32 [K] of hidden [K, H]."""
+        """Return fp32 [K] for hidden states [K, H]."""
         return nn.functional.linear(hidden.float(), self.weight.float())[:, 0]
 
 
 class PackedValues(PackedModel):
-    """A model whose forward pass returns the value of the state before each chosen token."""
+    """A model whose forward pass returns the value before each scored token."""
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
-        """Return the expected return fp32 [S] before each token at `inputs.scored`, from the hidden state of the token before it."""
+        """Return the expected return before each token at `inputs.scored`, fp32 [S], from the hidden state of the preceding token."""
         return self.values(inputs, back=1)
 
     def values(self, inputs: PackedInputs, back: int) -> tuple[Tensor]:
-        """Return the head's output fp32 [S] for the states `back` tokens before each of `inputs.scored`."""
+        """Return the head's output, fp32 [S], for the states `back` tokens before `inputs.scored`."""
         head = getattr(self.causal, HEAD)
         assert isinstance(head, ValueHead)
         (values,) = self.of_scored(inputs, back, lambda states, _: (head(states),))
@@ -49,13 +49,14 @@ class PackedValues(PackedModel):
 
 
 def load_value_model(path: str, model_args: ModelConfig, new_head: bool = True) -> PreTrainedModel:
-    """Load the model with a `ValueHead`, as transformers' `...ForSequenceClassification` with one label.
+    """Load the model with a `ValueHead`, as a transformers `...ForSequenceClassification` model with one label.
 
-    A folder that has such a head, a reward model's, keeps it. In that of a language model it is missing and starts at 0: every
-    value is 0 at first, and the layers below learn from the second update on. Without `new_head` it is refused.
+    The head of a reward model is kept. A language model has no head, so a new one is created with a weight of 0: all values start at 0,
+    and the layers below learn from the second update on. If `new_head` is false, a model without a head is refused.
 
     Raises:
-        As `load_causal_model`.
+        DataError: the model has no head and `new_head` is false; or see `load_causal_model`.
+        ConfigError: see `load_causal_model`.
     """
     kind, more = AutoModelForSequenceClassification, with_one_label(path, model_args)
     model, found = pretrained(kind, path, model_args, packed=True, output_loading_info=True, **more)
@@ -65,14 +66,14 @@ def load_value_model(path: str, model_args: ModelConfig, new_head: bool = True) 
         weight = torch.zeros(1, model.config.get_text_config().hidden_size)
     else:
         weight = whole(getattr(model, HEAD).weight)
-    # ZeRO-3 lets no two precisions train beside each other, and PEFT's adapters are fp32.
+    # ZeRO-3 requires all trained parameters to have the same precision, and PEFT's adapters are fp32.
     dtype = torch.float32 if model_args.lora_target else DTYPES[model_args.dtype]
     setattr(model, HEAD, ValueHead(nn.Parameter(weight.to(dtype))))
     return model
 
 
 def with_one_label(path: str, model_args: ModelConfig) -> dict[str, Any]:
-    """Arguments of `from_pretrained`; of a hybrid that also sees they ask for a classifier on its text model.
+    """Return arguments of `from_pretrained` for a classifier with one label. For a multimodal hybrid, they select its text model.
 
     Raises:
         DataError: the configuration cannot be read.
@@ -89,13 +90,13 @@ def with_one_label(path: str, model_args: ModelConfig) -> dict[str, Any]:
 
 
 def no_reward_model(path: str, why: str) -> Fault:
-    """Return the error for a model that is no reward model."""
-    remedy = "give a sequence classifier with one label: what `pipeline: reward_model` exported, or one of the Hub"
+    """Return the fault of a model that is not a reward model."""
+    remedy = "give a sequence classifier with one label: the export of `pipeline: reward_model`, or a model from the Hub"
     return Fault("model_args.model_name_or_path", f"'{path}' is not a reward model: {why}", remedy)
 
 
 def whole(parameter: nn.Parameter) -> Tensor:
-    """Copy a parameter. Collective if ZeRO-3 sharded it during loading."""
+    """Return a copy of the whole parameter. Collective if ZeRO-3 has sharded the parameter."""
     if not hasattr(parameter, "ds_id"):
         return parameter.detach().clone()
     sharded: Any = parameter
@@ -106,7 +107,10 @@ def whole(parameter: nn.Parameter) -> Tensor:
 
 
 def load_values(path: str, model_args: ModelConfig, seed: int) -> PackedValues:
-    """Load the value model. With `lora_target`, only a new LoRA adapter and the head are trained. Raises as `load_causal_model`."""
+    """Load the value model. With `lora_target`, only a new LoRA adapter and the head are trained.
+
+    Raises the same errors as `load_causal_model` and `add_lora`.
+    """
     model = load_value_model(path, model_args)
     if not model_args.lora_target:
         return PackedValues(model)

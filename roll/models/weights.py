@@ -1,4 +1,4 @@
-"""A policy's parameters under the names of checkpoints and engines, optionally with the adapter merged in."""
+"""A policy's parameters under the names that checkpoints and engines use, optionally with the adapter merged in."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ADAPTER = "default"
 
 
 class WeightView:
-    """Names, parameters and tensors of a model that may be sharded by ZeRO-3 and may have a LoRA adapter.
+    """A view of a model's names, parameters and tensors. The model may be sharded by ZeRO-3 and may have a LoRA adapter.
 
-    Specifications can be had at any time. Tensors can be read only while the parameters behind them are gathered.
+    Specifications are available at any time. Tensors can be read only while their parameters are gathered.
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
@@ -32,17 +32,17 @@ class WeightView:
                 self._model[name.replace(".base_layer", "")] = parameter
         for name, module in causal.named_modules():
             if isinstance(module, LoraLinear | ParamWrapper):
-                # Wrappers of several parameters of one module, as of fused experts, are nested.
+                # If several parameters of one module are adapted, as for fused experts, their wrappers are nested.
                 adapted = module.parameter_name if isinstance(module, ParamWrapper) else "weight"
                 self._layers[f"{name}.{adapted}".replace(".base_layer", "")] = module
         self._adapter = {name.replace(f".{ADAPTER}.", "."): parameter for name, parameter in model.named_parameters() if ".lora_" in name}
 
     def model_specs(self) -> list[TensorSpec]:
-        """Describe all tensors of the model, in its order."""
+        """Return the specifications of all tensors of the model, in the model's order."""
         return [self._spec(name, parameter) for name, parameter in self._model.items()]
 
     def adapter_specs(self) -> list[TensorSpec]:
-        """Describe the adapter's tensors under PEFT's names."""
+        """Return the specifications of the adapter's tensors, under PEFT's names."""
         return [self._spec(name, parameter) for name, parameter in self._adapter.items()]
 
     def model_parameters(self, names: Sequence[str]) -> list[nn.Parameter]:
@@ -59,11 +59,11 @@ class WeightView:
         return [self._adapter[name] for name in names]
 
     def model_tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return the named tensors, W + (alpha / r) B A for adapted layers. Valid while the parameters are gathered."""
+        """Return the named tensors, merged as W + (alpha / r) B A for adapted layers. The parameters must be gathered."""
         return {name: self._merged(name) for name in names}
 
     def adapter_tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return the adapter's tensors. Valid while the parameters are gathered."""
+        """Return the named tensors of the adapter. The parameters must be gathered."""
         return {name: self.tensor(self._adapter[name]) for name in names}
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ class WeightView:
         return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
     def tensor(self, parameter: nn.Parameter) -> Tensor:
-        """Return the whole of a gathered parameter."""
+        """Return the whole tensor of a gathered parameter."""
         return parameter.detach()
 
     def _merged(self, name: str) -> Tensor:
@@ -80,7 +80,7 @@ class WeightView:
             return weight
         layer = self._layers[name]
         down, up = (part[ADAPTER].get_parameter("weight").detach().float() for part in (layer.lora_A, layer.lora_B))
-        # In fp32 and rounded once, because merging in bf16 would lose most of a small adapter. PEFT also rounds the product.
+        # Merge in fp32 and round once, because merging in bf16 would lose most of a small adapter. PEFT also rounds the product B A.
         if weight.dim() == 3:
             assert isinstance(layer, ParamWrapper)
             change = layer.scaling[ADAPTER] * expert_changes(down, up, len(weight))
@@ -94,11 +94,12 @@ class WeightView:
 
 
 def expert_changes(down: Tensor, up: Tensor, experts: int) -> Tensor:
-    """Return B A of each of E experts, [E, out, in], from PEFT's matrices for all experts.
+    """Return B A for each of E experts, [E, out, in], from PEFT's matrices for all experts.
 
     Args:
-        down: [E r, in], A: the experts one after another.
-        up: [out, r E], B: the experts alternate.
+        down: [E r, in], the matrices A, ordered by expert.
+        up: [out, r E], the matrices B, with the experts interleaved.
+        experts: E.
     """
     a = down.view(experts, -1, down.shape[1])
     b = up.view(up.shape[0], -1, experts).permute(2, 0, 1)

@@ -130,7 +130,7 @@ def test_a_target_that_no_adapter_would_take_is_refused(targets: str, lost: str,
     (fault,) = refused.value.faults
     assert fault.place == "model_args.lora_target"
     assert f"named {lost} that" in fault.problem
-    assert fault.remedy == "known: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj; or all-linear"
+    assert fault.remedy == "use all-linear, or names of this list: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
 
 
 def test_a_target_may_name_its_block_too(tiny_model: Path) -> None:
