@@ -146,7 +146,7 @@ def table_of(runs: Sequence[Run], steps: int) -> str:
     """Return Markdown with a line for each recipe, best first, with mean and sample standard deviation over its seeds."""
     by_recipe = {name: [run for run in runs if run.recipe == name] for name in sorted({run.recipe for run in runs})}
     order = sorted(by_recipe, key=lambda name: -statistics.mean(run.end for run in by_recipe[name]))
-    lines = [f"| recipe | before | after {steps} steps | gain | seeds | seconds a run |", "|---|---|---|---|---|---|"]
+    lines = [f"| recipe | before | after {steps} steps | gain | seeds | seconds per run |", "|---|---|---|---|---|---|"]
     for name in order:
         ends = [100 * run.end for run in by_recipe[name]]
         starts = [100 * run.start for run in by_recipe[name]]
