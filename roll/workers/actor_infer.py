@@ -1,6 +1,6 @@
-"""The role that generates: its engines as a pool for the scheduler, and one by one for the weight sync.
+"""The role that generates: one pool of engines for the scheduler, and separate engines for the weight sync.
 
-Requests of a dead engine start again at another one: from the prompt, with the same seeds.
+If an engine dies, its requests start again on another engine, from the prompt and with the same seeds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Request:
     """A request for samples of one prompt. Some of them may still wait for an engine."""
 
     number: int
-    """Order of arrival; the first request has the lowest number."""
+    """Position in the order of arrival, starting at 0."""
     token_ids: Ints
     sampling: Sampling
     seed: int | None
@@ -46,21 +46,21 @@ class _Request:
 
 @dataclass(eq=False)
 class _Share:
-    """Samples of a request that one engine draws."""
+    """Samples of a request that are assigned to one engine."""
 
     request: _Request
     engine: int
     first: int
-    """Number of the first sample; the others follow without a gap."""
+    """Number of the first sample. The numbers are consecutive."""
     left: set[int]
-    """Numbers of the samples that have not ended."""
+    """Numbers of the unfinished samples."""
 
 
 class ActorInfer:
     """Facade of the `actor_infer` group."""
 
     takes_weights: ClassVar[bool] = True
-    """A restarted engine accepts requests after its first weight sync."""
+    """Whether a restarted engine must wait for a weight sync before it accepts requests."""
 
     def __init__(
         self, group: WorkerGroup[GenerateStrategy], running: Running, rollout_seconds: float, sync_seconds: float, start_seconds: float
@@ -68,18 +68,18 @@ class ActorInfer:
         self._group, self._running = group, running
         self._rollout_seconds, self._sync_seconds = rollout_seconds, sync_seconds
         self._asked = 0
-        self._samples = self._ended_samples = 0  # counts since the last time that no request was open
+        self._samples = self._ended_samples = 0  # counted since the engines were last idle
         self._open: set[_Request] = set()
         self._waiting: deque[_Request] = deque()
-        self._homes: WeakKeyDictionary[Session, int] = WeakKeyDictionary()  # by session, the engine of its last request
+        self._homes: WeakKeyDictionary[Session, int] = WeakKeyDictionary()  # the engine of each session's last request
         self.pool = EnginePool(group, start_seconds, self.takes_weights, self._engines_changed)
 
     async def generate(
         self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
-        """Samples of one prompt, as they end. Those that no engine has room for wait; the first to ask is the first to be served.
+        """Yield the samples of one prompt as they finish. Samples wait in order of arrival until an engine has room for them.
 
-        Requests of one session go to one engine, unless it is dead or full.
+        Requests of one session go to the same engine, unless it is dead or full.
         """
         request = _Request(self._asked, token_ids, sampling, seed, list(range(sampling.samples)), session)
         self._asked += 1
@@ -133,18 +133,18 @@ class ActorInfer:
                 self._waiting.popleft()
 
     async def _run(self, share: _Share) -> None:
-        """Let an engine draw some samples of a request. If it dies, unfinished samples are assigned to another engine."""
+        """Generate some samples of a request on an engine. If the engine dies, queue the unfinished ones for another engine."""
         try:
             await self._draw(share)
         except WorkerDied:
-            self._draw_anew(share)
+            self._requeue(share)
         except WorkerLate as error:
             if share.request.was_late:
                 share.request.ended.put_nowait(error)
                 return
             share.request.was_late = True
             self.pool.report_late(share.engine, error)
-            self._draw_anew(share)
+            self._requeue(share)
         except Exception as error:
             share.request.ended.put_nowait(error)
 
@@ -170,7 +170,7 @@ class ActorInfer:
             raise await self.pool.explained(engine, process, error) from error
         raise RollError(f"{self._group.role} rank {engine} ended without {len(share.left)} of {count} samples")
 
-    def _draw_anew(self, share: _Share) -> None:
+    def _requeue(self, share: _Share) -> None:
         """Queue the unfinished samples for another engine."""
         request = share.request
         if not request.waiting:
@@ -178,13 +178,13 @@ class ActorInfer:
         request.waiting = sorted({*request.waiting, *share.left})
 
     def _leave(self, share: _Share, task: asyncio.Task[None]) -> None:
-        """Free the room of a cancelled share, also if it had not started."""
+        """Free the room of a cancelled share, even if it had not started."""
         if share.left:
             self._running.leave(share.engine, len(share.left))
             self._place()
 
     async def pause(self) -> None:
-        """Stop all engines in the middle of their responses, until the next sync; see `GenerateStrategy.pause`."""
+        """Pause all engines in the middle of their responses until the next sync; see `GenerateStrategy.pause`."""
         await self.pool.each(self._sync_seconds, GenerateStrategy.pause)
 
     @property
@@ -194,7 +194,7 @@ class ActorInfer:
 
     @property
     def progress(self) -> str:
-        """Progress of the current samples, as ended and requested since the engines were last idle; empty while they are idle."""
+        """Text with the finished and requested responses since the engines were last idle; empty while they are idle."""
         return f"{self._ended_samples} of {self._samples} responses" if self._open else ""
 
     @property
@@ -203,7 +203,7 @@ class ActorInfer:
         return [SyncedEngine(self.pool, self._group.role, number, self._sync_seconds) for number in range(len(self._group))]
 
     async def activity(self) -> list[EngineActivity]:
-        """Return the activity of each engine since the last call; a dead one has none. The limit of running samples adapts to it."""
+        """Return the activity of each engine since the last call, zeros for dead engines. Adapt the limit of running samples to it."""
         activities = await self.pool.each(LOOK_SECONDS, GenerateStrategy.activity)
         self._running.heed(activities)
         self._place()
@@ -217,24 +217,24 @@ class ActorInfer:
         return bounds | {"engine/queued_samples": float(waiting)} | health
 
     async def offload(self, discard: bool) -> int | None:
-        """See `ColocatedRole`. Restarts in progress are awaited first."""
+        """See `ColocatedRole`. Waits for restarts in progress first."""
         await self.pool.leave_devices()
         await self.pool.each(self._sync_seconds, GenerateStrategy.offload, discard)
         return await self._group.held_bytes()
 
     async def onload(self, level: Level) -> None:
-        """See `ColocatedRole`. Dead engines restart when the others are onloaded whole."""
+        """See `ColocatedRole`. Dead engines restart once the others are completely onloaded."""
         await self.pool.each(self._sync_seconds, GenerateStrategy.onload, level is Level.WHOLE)
         if level is Level.WHOLE:
             self.pool.come_back()
 
     async def close(self) -> None:
-        """Cancel restarts of engines. Nothing is generated afterwards."""
+        """Cancel restarts and probes of engines. Call it when nothing more is to be generated."""
         await self.pool.close()
 
 
 class SyncedEngine:
-    """Implements `roll.weight_sync.sync.Engine`: one rank of the group."""
+    """Implements `roll.weight_sync.sync.Engine` for one rank of the group."""
 
     def __init__(self, pool: EnginePool, role: str, number: int, seconds: float) -> None:
         self._pool, self._number, self._seconds = pool, number, seconds
@@ -270,5 +270,5 @@ class SyncedEngine:
 
 
 def unbroken(numbers: list[int]) -> list[int]:
-    """Return the leading numbers that follow each other without a gap."""
+    """Return the longest prefix of consecutive numbers."""
     return [number for place, number in enumerate(numbers) if number == numbers[0] + place]

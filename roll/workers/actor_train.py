@@ -1,4 +1,4 @@
-"""Facades of the roles that are trained, the policy among them."""
+"""Facades of the trained roles, including the policy."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainShape:
-    """Splits a step's sequences into updates and forward passes."""
+    """Settings that determine how a step's sequences are split into updates and forward passes, and how losses are computed."""
 
     updates: int
     """Number of optimizer updates in one pass over a step's sequences."""
     epochs: int
     """Number of passes over a step's sequences."""
     token_budget: int
-    """Token budget of one forward pass."""
+    """Largest number of tokens in one forward pass."""
     loss_agg_mode: str
     temperature: float
     loss_scale: float = 1.0
     """Number of tokens that `seq-mean-token-sum-norm` divides by."""
     attention_cost: float = 0.0
-    """Attention cost of the model (`ModelShape`). With 0 sequences are balanced by their tokens alone."""
+    """Attention cost of the model (`ModelShape`). If 0, sequences are balanced by their numbers of tokens alone."""
     flops: TrainingFlops | None = None
-    """Counts the model's operations. None if its shape is unknown or it does not compute in 16 bits."""
+    """Counts the model's FLOPs. None if the model's shape is unknown or its dtype is fp32."""
 
 
 class Learner:
@@ -65,7 +65,7 @@ class Learner:
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
         """Run the updates of one step. Return means over the step's response tokens, all ranks and updates.
 
-        The number of updates is fixed: where rewards gave no verdict on some responses, updates are smaller, not fewer.
+        The number of updates is fixed. If some responses have no verdict, updates become smaller, not fewer.
         """
         shape = self._shape
         batch = replace(batch, token_selection=loss.token_selection(batch))
@@ -77,21 +77,21 @@ class Learner:
         return merge(await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.train_step, arguments))
 
     async def evaluate(self, batch: TrainBatch, loss: Loss) -> list[TrainResult]:
-        """Return the loss's metrics on a held-out batch, by replica. `merge` averages them."""
+        """Return the loss's metrics on a held-out batch, one result for each replica. `merge` averages them."""
         replicas = micro_batches_of(batch, range(len(batch)), self._group.replicas, self._shape)
         arguments = [(micro_batches, loss, self._shape.temperature) for micro_batches in replicas]
         return await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.evaluate, arguments)
 
     async def save(self, folder: Path) -> None:
-        """Write the state that `load` needs to continue exactly."""
+        """Write the training state, so that training continues exactly after `load`."""
         await self._group.within(self._save_seconds).all(TrainStrategy.save, folder)
 
     async def load(self, folder: Path) -> None:
-        """Restore the state that `save` wrote."""
+        """Restore the training state that `save` wrote."""
         await self._group.within(self._save_seconds).all(TrainStrategy.load, folder)
 
     async def offload(self, discard: bool) -> int | None:
-        """See `ColocatedRole`. Keeps all weights, because nobody else has them."""
+        """See `ColocatedRole`. Always keeps the weights, because no other role has them."""
         await self._group.within(self._sync_seconds).all(TrainStrategy.offload)
         return await self._group.held_bytes()
 
@@ -112,7 +112,7 @@ class ActorTrain(Learner):
         sync_seconds: float,
         save_seconds: float,
     ) -> None:
-        """`folder` lies in this host's shared memory. Files of weight syncs are written there."""
+        """`folder` is in this host's shared memory. Files for the weight sync are written there."""
         super().__init__(group, shape, train_seconds, sync_seconds, save_seconds)
         self._folder = folder
         self._senders: Ranks[BucketSender] | None = None
@@ -132,11 +132,11 @@ class ActorTrain(Learner):
         return {"throughput/mfu": self._shape.epochs * flops.of(sequences.lengths) / (seconds * peak * len(group))}
 
     async def log_probs(self, sequences: Sequences) -> Floats:
-        """Return natural-log probs [T] of the response tokens under the present policy, 0 elsewhere."""
+        """Return the natural log-probs [T] of the response tokens under the current policy, 0 for other tokens."""
         return await self._score(sequences, adapter=True)
 
     async def ref_log_probs(self, sequences: Sequences) -> Floats:
-        """Return natural-log probs [T] without the LoRA adapter, which are those of the policy before training."""
+        """Return the natural log-probs [T] without the LoRA adapter, that is, under the policy before training."""
         return await self._score(sequences, adapter=False)
 
     async def _score(self, sequences: Sequences, adapter: bool) -> Floats:
@@ -146,7 +146,7 @@ class ActorTrain(Learner):
         return gather_tokens(sequences, split, results)
 
     async def free_address(self) -> tuple[str, int]:
-        """Return rank 0's address and a free port there."""
+        """Return the address of rank 0's host and a free port there."""
         return await self._group.free_address(self._sync_seconds)
 
     async def open_routes(self, routes: Routes, rendezvous: Rendezvous | None) -> None:
@@ -161,20 +161,20 @@ class ActorTrain(Learner):
         """See `Sender`."""
         try:
             await asyncio.to_thread(cut_off, rendezvous)
-        except RuntimeError as error:  # rank 0 is gone, as the next call on it says
-            LOG.info("the broadcast at %s:%d cannot be cut off: %s", rendezvous.address, rendezvous.port, error)
+        except RuntimeError as error:  # rank 0 has died; the next call on it reports that
+            LOG.info("the broadcast at %s:%d could not be aborted: %s", rendezvous.address, rendezvous.port, error)
 
     @property
     def _sending(self) -> Calls[BucketSender]:
-        assert self._senders is not None, "weights are sent by routes that were not opened"
+        assert self._senders is not None, "weights cannot be sent before open_routes"
         return self._senders.within(self._sync_seconds)
 
     async def tensors(self) -> list[TensorSpec]:
-        """Describe the tensors of the whole model."""
+        """Return descriptions of all tensors of the model."""
         return await self._sending.one(0, BucketSender.tensors)
 
     async def send_bucket(self, names: Sequence[str], slot: int) -> Bucket | DeviceBucket:
-        """Gather some tensors over all ranks into a bucket for the engines."""
+        """Gather the named tensors from all ranks into a bucket for the engines."""
         if any(route.transport is Transport.FILE for route in self._routes.to.values()):
             path = self._folder / f"bucket{slot}.safetensors"
             return of_rank_0(await self._sending.all(BucketSender.write_bucket, names, path))
@@ -186,29 +186,29 @@ class ActorTrain(Learner):
         await self._sending.all(BucketSender.empty_buckets)
 
     async def send_adapter(self) -> Adapter:
-        """Gather the adapter over all ranks: into a folder, or by value for engines on other hosts."""
+        """Gather the adapter from all ranks. It is written to a folder, or sent by value if any engine is on another host."""
         is_seen = self._group.is_here(0) and all(route.same_host for route in self._routes.to.values())
         folder = self._folder if is_seen else None
         return of_rank_0(await self._sending.all(BucketSender.write_adapter, folder))
 
     async def export(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face or PEFT folder."""
+        """Export the policy to a Hugging Face or PEFT folder."""
         await self._group.within(self._save_seconds).all(TrainStrategy.export, folder)
 
 
 def bucket_sender(strategy: TrainStrategy, rank: Rank) -> BucketSender:
-    """Build the sender of weights on one rank of the trainer."""
+    """Return the sender of weights for one rank of the trainer."""
     return BucketSender(strategy, rank.rank, torch.device(rank.device))
 
 
 def of_rank_0(said: Sequence[T | None]) -> T:
-    """Return what rank 0 wrote. The other ranks only take part."""
-    assert said[0] is not None, "rank 0 wrote nothing"
+    """Return the result of rank 0. The other ranks only take part in the collectives."""
+    assert said[0] is not None, "rank 0 returned nothing"
     return said[0]
 
 
 def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
-    """Merge the ranks' buckets into one with the handles of all buffers.
+    """Merge the ranks' buckets into one that has the handles of all buffers.
 
     Raises:
         WeightSyncError: the ranks gathered different weights.
@@ -219,9 +219,9 @@ def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
 
 
 def micro_batches_of(batch: TrainBatch, update: Sequence[int], replicas: int, shape: TrainShape) -> list[list[MicroBatch]]:
-    """Return the micro-batches of one update, by replica. Examples are not split. Loss weights are fixed here, before anything is split.
+    """Return the micro-batches of one update by replica. Examples are never split. Loss weights are computed before the split.
 
-    An update without sequences, in a step with fewer sequences than updates, runs the filler on all replicas.
+    A step with fewer sequences than updates has updates without sequences. All replicas run the filler for them.
     """
     chosen = packing.take(batch, update)
     if not len(update):
@@ -237,7 +237,7 @@ def micro_batches_of(batch: TrainBatch, update: Sequence[int], replicas: int, sh
 
 
 def merge(results: Sequence[TrainResult]) -> Metrics:
-    """Turn the replicas' sums into means: over all response tokens, or over the tokens, sequences or pairs that count."""
+    """Turn the replicas' sums into means: over all response tokens, or over the tokens, sequences or pairs that were counted."""
     metrics = dict(results[0].scalars)
     if tokens := sum(result.tokens for result in results):
         for name in {name for result in results for name in result.sums}:

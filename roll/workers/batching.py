@@ -1,12 +1,12 @@
-"""Batches the calls of many tasks on one process into two calls of Ray.
+"""Batches many tasks' calls on one process into two Ray calls.
 
     driver                                           process
-      calls of one turn of the event loop ──post──▶  a task for each call
-      ◀──────────────── collect ── what has come out since the last one
+      calls of one event-loop iteration ───post───▶  a task for each call
+      ◀──────────────── collect ── answers since the last collect
 
-A call of Ray costs both processes about a millisecond of CPU time, more than all else that is done for a prompt. An answer waits for others
-for `LINGER` at most, and not at all once nothing else is under way; so a process is asked at most 50 times a second, whatever it does.
-A method that is an asynchronous generator answers with each item as it comes.
+A Ray call costs both processes about a millisecond of CPU time, more than all other work for a prompt. An answer therefore waits up to
+`LINGER` seconds for further answers, unless no other call is in flight. This limits a process to about 50 `collect` calls per second.
+A method that is an asynchronous generator answers with each item as it arrives.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import Any, Protocol
 from roll.workers.wire import decoded, encoded
 
 LINGER = 0.02
-"""Seconds for which the first answer waits for others."""
+"""Time in seconds for which the first answer waits for others."""
 KNOWN = {"roll", "torch", "ray", *sys.stdlib_module_names}
-"""Packages whose errors are sent as objects. Importing vLLM for one of its errors would block the driver for seconds."""
+"""Packages whose exceptions are sent as objects. Importing vLLM to load one of its exceptions would block the driver for seconds."""
 MOST_BYTES = 8 << 20
-"""Largest size in bytes of answers that are sent together. The last answer may exceed it."""
+"""Largest total size in bytes of the answers to one `collect`. The last answer may exceed it."""
 
 Answers = list[tuple[int, bytes, bool]]
-"""Encoded answers, each with the number of its call, and whether it is the last of it. An answer is a result, and None or a `Failure`;
-the end of a stream has no bytes."""
+"""For each answer: the number of its call, the encoded answer, and whether it is the last one of its call. An encoded answer is a pair of
+a result and None, or of None and a `Failure`. The end of a stream is empty."""
 
 
 class Failure(Exception):
-    """An error of a call in the process, on the driver's side. `str()` is its traceback."""
+    """An exception that a call raised in the process, as seen by the driver. `str()` returns its traceback."""
 
     def __init__(self, cause: Exception, text: str) -> None:
         super().__init__(text)
@@ -48,16 +48,16 @@ class Remote(Protocol):
     """The driver's interface to the process. Methods raise Ray's error if the process has died."""
 
     def post(self, calls: list[bytes]) -> object:
-        """Begin calls."""
+        """Start some calls."""
         ...
 
     async def collect(self) -> Answers:
-        """Wait for at least one answer."""
+        """Wait for at least one answer, and return all that have arrived."""
         ...
 
 
 class BatchedCaller:
-    """The driver's side. For use in one event loop."""
+    """The driver's side of batched calls. For use in one event loop."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
@@ -67,14 +67,17 @@ class BatchedCaller:
         self._collecting: asyncio.Task[None] | None = None
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> asyncio.Future[Any]:
-        """Return a call's result, or raise its `Failure`, or Ray's error if the process has died. A cancelled call is dropped."""
+        """Start a call and return a future of its result. The future raises `Failure`, or Ray's error if the process has died.
+
+        If the future is cancelled, the answer is dropped.
+        """
         number, future = self._send(method, arguments), asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         future.add_done_callback(lambda _: self._waiting.pop(number, None))
         return future
 
     def stream(self, method: str, arguments: tuple[Any, ...]) -> Stream:
-        """Yield the items of an asynchronous generator as they arrive. A closed stream is dropped."""
+        """Start an asynchronous generator and return the stream of its items. Items that arrive after `Stream.close` are dropped."""
         number = self._send(method, arguments)
         stream = self._waiting[number] = Stream(lambda: self._waiting.pop(number, None))
         return stream
@@ -99,7 +102,7 @@ class BatchedCaller:
 
     async def _collect(self) -> None:
         try:
-            while self._waiting:  # answered calls are removed, otherwise the process would be asked once too often
+            while self._waiting:  # answered calls are removed at once, so that no superfluous collect is sent
                 for number, answer, last in await self._remote.collect():
                     waiting = self._waiting.pop(number, None) if last else self._waiting.get(number)
                     if isinstance(waiting, Stream):
@@ -118,7 +121,7 @@ class BatchedCaller:
 
 
 class Stream:
-    """Items from the process, taken one by one. Raises as a call does."""
+    """Items from the process, returned one at a time. Raises the same exceptions as a call."""
 
     def __init__(self, forget: Callable[[], object]) -> None:
         self._forget = forget
@@ -126,26 +129,26 @@ class Stream:
         self._news = asyncio.Event()
 
     def put(self, answer: bytes) -> None:
-        """Add an item. The last one has no bytes, or is a failure."""
+        """Add an encoded item. The last one is empty or a failure."""
         self._come.append(answer)
         self._news.set()
 
     def fail(self, error: Exception) -> None:
-        """Nothing more will come."""
+        """Add an exception, which ends the stream."""
         self._come.append(error)
         self._news.set()
 
     @property
     def has_come(self) -> bool:
-        """Whether `next` has an item or the end."""
+        """Whether an item or the end of the stream has arrived, so that `next` may be called."""
         return bool(self._come)
 
     async def wait(self) -> None:
-        """Wait for an item or the end."""
+        """Wait for an item or the end of the stream."""
         await self._news.wait()
 
     def next(self) -> tuple[Any] | None:
-        """Return the next item in a tuple, None at the end."""
+        """Return the next item as a 1-tuple, or None at the end of the stream."""
         come = self._come.popleft()
         if not self._come:
             self._news.clear()
@@ -164,10 +167,10 @@ class Stream:
 
 
 def _opened(answer: bytes) -> tuple[Any, Exception | None]:
-    """Return a result, or the error in its place."""
+    """Decode an answer: a result and None, or None and the error."""
     try:
         return decoded(answer)
-    except Exception as error:  # the driver cannot import the classes of the result
+    except Exception as error:  # for example, the driver cannot import a class of the result
         return None, error
 
 
@@ -180,10 +183,10 @@ def _settle(future: asyncio.Future[Any], answer: bytes) -> None:
 
 
 class BatchedServer:
-    """The process's side. For use in one event loop."""
+    """The process's side of batched calls. For use in one event loop."""
 
     def __init__(self, method: Callable[[str], Callable[..., Coroutine[Any, Any, Any] | AsyncGenerator[Any, None]]]) -> None:
-        """`method` returns a method by its name."""
+        """`method` returns the method of a given name."""
         self._method = method
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way = 0
@@ -235,7 +238,7 @@ class BatchedServer:
 
 
 def portable(error: Exception, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> Exception:
-    """Return the error, or only its text if it cannot be pickled or loading it would import an engine."""
+    """Return the error, or a RuntimeError with its text if it cannot be pickled or is not from a package in `KNOWN`."""
     if type(error).__module__.partition(".")[0] not in KNOWN:
         return RuntimeError(f"{type(error).__name__}: {error}")
     try:

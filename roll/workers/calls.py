@@ -1,8 +1,8 @@
-"""Typed calls on the ranks of a group. Methods are named through their protocol, so that type checkers see arguments and result.
+"""Typed calls on the ranks of a group. Methods are passed as attributes of their protocol, so that arguments and results are type-checked.
 
     await group.within(seconds).all(GenerateStrategy.load_bucket, bucket)
 
-What travels to a rank is the method's name and its arguments. Methods that return at once and coroutines are called alike.
+Only the method's name and its arguments are sent to a rank. Plain methods and coroutines are called in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Ranks(ABC, Generic[S]):
     """Processes that run the same strategy, in rank order."""
 
     replica_size: int = 1
-    """Number of neighbouring ranks that work on the same sequences."""
+    """Number of consecutive ranks that work on the same sequences."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -34,31 +34,31 @@ class Ranks(ABC, Generic[S]):
         """Call a method on some ranks, each with its own arguments. Return the results in the order of `arguments`.
 
         Raises:
-            WorkerFailed: with the first root cause, or naming the ranks that are late.
+            WorkerFailed: a rank failed or was late. The error has the root cause, or the numbers of the late ranks.
         """
 
     @property
     def replicas(self) -> int:
-        """Number of replicas that work is distributed over. Each consists of `replica_size` neighbouring ranks, which do the same work."""
+        """Number of replicas, over which work is distributed. Each has `replica_size` consecutive ranks, which do the same work."""
         return len(self) // self.replica_size
 
     def within(self, seconds: float) -> Calls[S]:
-        """Return calls with a deadline. Each raises as `run` does."""
+        """Return the interface for calls with this deadline. They raise the same errors as `run`."""
         return Calls(self, seconds)
 
     @property
     def batched(self) -> Ranks[S]:
-        """Return the same ranks for many concurrent calls, which are batched if that is cheaper."""
+        """The same ranks, for many concurrent calls, which are batched if that is cheaper."""
         return self
 
     @property
     def paced(self) -> Ranks[S]:
-        """Return the same ranks for calls of similar length. A call without progress ends before its deadline."""
+        """The same ranks, for calls of similar duration. A call that takes far longer than earlier ones fails before its deadline."""
         return self
 
 
 class Calls(Generic[S]):
-    """Calls on ranks with one deadline."""
+    """Calls on ranks, all with the same deadline."""
 
     def __init__(self, ranks: Ranks[S], seconds: float) -> None:
         self._ranks, self._seconds = ranks, seconds
@@ -80,30 +80,30 @@ class Calls(Generic[S]):
         *arguments: P.args,
         **named: P.kwargs,
     ) -> R:
-        """Call a method on one rank."""
+        """Call a method on one rank and return its result."""
         return (await self._ranks.run(method.__name__, {rank: positional(method, arguments, named)}, self._seconds))[0]
 
     async def each(
         self, method: Callable[[S, *Ts], Coroutine[Any, Any, R]] | Callable[[S, *Ts], R], arguments: Sequence[tuple[*Ts]]
     ) -> list[R]:
-        """Call a method on every rank with that rank's arguments. Return the results in rank order."""
+        """Call a method on every rank, each with its own arguments. Return the results in rank order."""
         by_rank = dict(zip(range(len(self._ranks)), arguments, strict=True))
         return await self._ranks.run(method.__name__, by_rank, self._seconds)
 
     async def each_replica(
         self, method: Callable[[S, *Ts], Coroutine[Any, Any, R]] | Callable[[S, *Ts], R], arguments: Sequence[tuple[*Ts]]
     ) -> list[R]:
-        """Call a method on every rank with its replica's arguments. Return the results of each replica's first rank."""
+        """Call a method on every rank with the arguments of its replica. Return the results of the first rank of each replica."""
         size = self._ranks.replica_size
         return firsts(await self.each(method, to_ranks(arguments, size)), size)
 
 
 def positional(method: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments in the order of a method's parameters, without `self`."""
+    """Return all arguments as positional ones, in the order of the method's parameters, without `self`."""
     if not named:
         return tuple(arguments)
     bound = inspect.signature(method).bind(None, *arguments, **named)
-    assert not bound.kwargs, f"{method.__qualname__} takes arguments by name alone"
+    assert not bound.kwargs, f"{method.__qualname__} has keyword-only parameters"
     return bound.args[1:]
 
 

@@ -1,4 +1,4 @@
-"""Joins or starts the Ray cluster of a run, and leaves nothing behind."""
+"""Joins or starts the Ray cluster of a run, and removes all traces of it at the end."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ from roll.workers.placement import gpu_counts
 
 LOG = logging.getLogger(__name__)
 RECORD = ".held"
-"""Suffix of files in a run's folder of shared memory that list its processes' other shared memory."""
+"""Suffix of files in a run's shared-memory folder. They list the other shared-memory files of its processes."""
 GRACE = 5.0
-"""Seconds that Ray's processes get to end by themselves."""
+"""Time in seconds that Ray's processes have to exit before they are killed."""
 HEADS = ("gcs_server", "raylet")
-"""Names of the processes that Ray cannot work without."""
+"""Names of the processes without which Ray cannot work."""
 LOOK_EVERY = 1.0
-"""Seconds between two checks of them."""
+"""Seconds between two checks of these processes."""
 LOOKS_STOPPED = 12
-"""Consecutive checks that have to find one of them stopped. They are counted, not timed, because Ctrl-Z stops the checks together with
-the run.
+"""Number of consecutive checks that must find such a process stopped. It is a count, not a time, because Ctrl-Z stops the checks
+together with the run.
 """
 RAY_FOLDER = "r"
-"""Subfolder of the run's temporary folder. Ray makes it readable by every user of the host; the folder above it is private."""
+"""Subfolder of the run's temporary folder. Ray makes it readable by every user of the host; its parent folder is private."""
 LONGEST_SOCKET = 107
+"""Largest number of characters in the path of a Unix socket on Linux."""
 LONGEST_TEMPORARY = LONGEST_SOCKET - len("/roll-1234567-abcdefgh/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
-"""Number of characters in a temporary folder's name."""
+"""Largest number of characters in the path of the parent of a run's temporary folder."""
 
 
 class ClusterUnavailable(RollError):
@@ -55,28 +56,28 @@ class ClusterSession:
     """A connection to Ray, and folders that exist as long as the connection."""
 
     shared_memory: Path
-    """Folder in memory shared by the processes of this host."""
+    """Folder in shared memory, for the processes of this host."""
     logs: Path
-    """Folder of the worker processes' output."""
+    """Folder for the output of the worker processes."""
     scratch: Path
-    """Temporary folder of this host's worker processes, for sockets of engines and the like."""
+    """Temporary folder for the worker processes of this host, for example for the sockets of engines."""
     heads: Sequence[psutil.Process] = ()
     """Ray's own processes, if the run started them."""
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """While the block lasts, end the work if one of Ray's own processes dies or stays stopped. A stopped one is killed.
+        """A context that is cancelled if one of Ray's own processes dies or stays stopped. Stopped processes are killed.
 
-        After the loss of its head, Ray would end this process without any cleanup.
+        Without this, Ray would terminate the driver without any cleanup after the loss of its head.
 
         Raises:
-            ClusterUnavailable: one has died or was stopped.
+            ClusterUnavailable: one of Ray's processes died or was stopped.
         """
         async with guarded(self._watch()):
             yield
 
     async def _watch(self) -> None:
-        """Runs in a thread: a call to a stopped GCS blocks the event loop until the GCS is killed."""
+        """Check Ray's processes in a thread, because a call to a stopped GCS blocks the event loop until the GCS is killed."""
         left = threading.Event()
         with ThreadPoolExecutor(1, "ray-heads") as thread:
             try:
@@ -92,16 +93,16 @@ class ClusterSession:
                 if stopped[head] >= LOOKS_STOPPED:
                     head.kill()
                     raise _head_lost(
-                        head, "was stopped (SIGSTOP)", "another process or a person sent it SIGSTOP; the same command resumes the run"
+                        head, "was stopped (SIGSTOP)", "find out who sent it SIGSTOP; the same command resumes the run"
                     )
                 if not is_alive(head):
                     raise _head_lost(
-                        head, "died", "its output is in logs/ray; without output it was killed: the host's memory may have run out"
+                        head, "died", "see its output in logs/ray; if there is none, it was killed, perhaps because host memory ran out"
                     )
 
 
 def is_stopped(process: psutil.Process) -> bool:
-    """Whether a process was stopped by SIGSTOP."""
+    """Return whether a process was stopped by SIGSTOP."""
     with suppress(psutil.NoSuchProcess):
         return process.status() == psutil.STATUS_STOPPED
     return False
@@ -112,18 +113,18 @@ def _head_lost(process: psutil.Process, how: str, remedy: str) -> ClusterUnavail
     with suppress(psutil.NoSuchProcess):
         name = process.name()
     fault = Fault("Ray", f"its process {name} on this host {how}", remedy)
-    LOG.info("%s", fault)  # it takes a while until the run has ended
+    LOG.info("%s", fault)  # logged now, because ending the run takes a while
     return ClusterUnavailable(str(fault))
 
 
 @contextmanager
 def cluster(run_folder: Path, gpus: int, gpus_per_node: int, hide: Callable[[str], str] = str) -> Iterator[ClusterSession]:
-    """Join the cluster that `RAY_ADDRESS` names, as Ray itself does, or start one on this host.
+    """Join the cluster at `RAY_ADDRESS`, as Ray itself does, or start one on this host if the variable is not set.
 
     `hide` removes secrets from Ray's logs, which contain the environment of its workers.
 
     Raises:
-        ClusterUnavailable: it cannot be joined or started, or has fewer GPUs than the plan's roles are mapped to.
+        ClusterUnavailable: the cluster cannot be joined or started, or has fewer GPUs than the plan uses.
     """
     _sweep()
     logs = run_folder.absolute() / "logs"
@@ -147,7 +148,10 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int, hide: Callable[[str
 
 
 def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Process]:
-    """Join or start a cluster and return the head processes that were started. Ray does not end all of them if its start is interrupted."""
+    """Join or start a cluster, and return the head processes that were started.
+
+    All started processes are recorded in `leftovers`, because Ray does not end all of them if its start is interrupted.
+    """
     before = set(psutil.Process().children())
     try:
         if os.environ.get("RAY_ADDRESS"):
@@ -155,7 +159,7 @@ def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Proc
         else:
             with hangups_blocked():
                 start(scratch, gpus)
-    except SystemExit:  # Ray's handler of SIGTERM, which its start installs
+    except SystemExit:  # raised by Ray's handler of SIGTERM, which ray.init installs
         raise KeyboardInterrupt from None
     finally:
         started = [process for process in psutil.Process().children() if process not in before]
@@ -165,7 +169,7 @@ def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Proc
 
 @contextmanager
 def hangups_blocked() -> Iterator[None]:
-    """Let processes that start in this block ignore the SIGHUP of a closed terminal, because the driver saves first."""
+    """A context in which new processes block SIGHUP, so that they survive a closed terminal until the driver has written a checkpoint."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
@@ -174,7 +178,7 @@ def hangups_blocked() -> Iterator[None]:
 
 
 def temporary() -> Path:
-    """Return the parent of a run's temporary folder: the system's, or /tmp if the system's makes socket names too long for Linux."""
+    """Return the parent of a run's temporary folder: the system's temporary folder, or /tmp if socket paths there would be too long."""
     system = Path(tempfile.gettempdir())
     return system if len(str(system)) <= LONGEST_TEMPORARY else Path("/tmp")  # noqa: S108
 
@@ -196,26 +200,26 @@ def start(scratch: Path, gpus: int) -> None:
                 object_store_memory=1 << 30,
                 _node_ip_address=address,
                 _temp_dir=str(scratch / RAY_FOLDER),
-                # Otherwise Ray's workers and their engines would yield to every other process of the host.
+                # By default, Ray's workers and their engines have a lower priority than all other processes of the host.
                 _system_config={"worker_niceness": 0},
             )
-    except Exception as error:  # Ray's errors here have no common class
+    except Exception as error:  # Ray's errors have no common base class here
         problem = f"did not start on this host: {' '.join(str(error).split())}"
-        remedy = "Ray's output is in logs/ray of the run's folder; on a host that is busy with other work, try again"
+        remedy = "see Ray's output in logs/ray of the run folder; if the host is busy with other work, try again"
         raise ClusterUnavailable(str(Fault("Ray", problem, remedy))) from error
 
 
 def join() -> None:
-    """Join the cluster that `RAY_ADDRESS` names.
+    """Join the cluster at `RAY_ADDRESS`.
 
     Raises:
-        ClusterUnavailable: it cannot be joined.
+        ClusterUnavailable: the cluster cannot be joined.
     """
     address = os.environ["RAY_ADDRESS"]
     if "://" in address:
-        remedy = "give the address of the head, as HEAD:6379, or leave the run to the cluster with `ray job submit`"
+        remedy = "set it to the address of the head, such as HEAD:6379, or submit the run to the cluster with `ray job submit`"
         raise ClusterUnavailable(
-            str(Fault("RAY_ADDRESS", f"'{address}' is an address of Ray's client or dashboard, where no run can join", remedy))
+            str(Fault("RAY_ADDRESS", f"'{address}' is the address of a Ray client server or dashboard, which a run cannot join", remedy))
         )
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
@@ -230,10 +234,10 @@ def join() -> None:
 
 
 def check_gpus(gpus: int, gpus_per_node: int) -> None:
-    """Compare the plan's devices with the GPUs of the cluster's nodes.
+    """Check that the cluster's nodes have the GPUs that the plan uses.
 
     Raises:
-        ClusterUnavailable: there are too few nodes with GPUs, or one of them has too few.
+        ClusterUnavailable: too few nodes have GPUs, or a node has too few.
     """
     if not gpus:
         return
@@ -255,7 +259,7 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
 
 
 def keep_ray_logs(scratch: Path, logs: Path, hide: Callable[[str], str]) -> None:
-    """Copy Ray's logs. Ray still writes them, so a failed copy is only reported and does not hide why the run ended."""
+    """Copy Ray's logs. Ray may still be writing them, so a failure is only logged and does not hide why the run ended."""
 
     def copy(source: str, target: str) -> None:
         text = Path(source).read_text(encoding="utf-8", errors="replace")
@@ -266,12 +270,12 @@ def keep_ray_logs(scratch: Path, logs: Path, hide: Callable[[str], str]) -> None
             continue
         try:
             shutil.copytree(source, logs / "ray", dirs_exist_ok=True, copy_function=copy, ignore=shutil.ignore_patterns("old"))
-        except OSError as error:  # shutil.Error is one
+        except OSError as error:  # includes shutil.Error
             LOG.warning("some of Ray's logs could not be copied to %s: %s", logs / "ray", error)
 
 
 def _sweep() -> None:
-    """Remove the folders of runs whose driver was killed before it removed them."""
+    """Remove the folders of earlier runs whose driver was killed before it removed them."""
     for parent in (temporary(), SHARED_MEMORY):
         for folder in ownerless(parent):
             for record in folder.glob(f"*{RECORD}"):

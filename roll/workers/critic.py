@@ -15,7 +15,7 @@ class Critic(Learner):
     """Facade of the `critic` group."""
 
     async def values(self, sequences: Sequences) -> Floats:
-        """Return the critic's present values [T] before each response token, 0 elsewhere."""
+        """Return the critic's current values [T] before each response token, 0 for other tokens."""
         split, parts = share_out(sequences, self._group.replicas, self._shape.token_budget)
         results = await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.values, [(part,) for part in parts])
         return gather_tokens(sequences, split, results)

@@ -1,4 +1,4 @@
-"""Lets roles that share devices take turns: onloads the roles that a piece of work needs, and offloads the others."""
+"""Lets roles that share devices take turns: onloads the roles that the next phase needs, and offloads the others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ T = TypeVar("T")
 
 
 class Level(IntEnum):
-    """The part of a role that is on its devices."""
+    """How much of a role is on its devices."""
 
     AWAY = 0
-    """As little as its backend can work with."""
+    """As little as its backend allows."""
     WEIGHTS = 1
-    """The weights, ready to be replaced."""
+    """Only the weights, ready to be replaced."""
     WHOLE = 2
     """Everything."""
 
@@ -25,10 +25,10 @@ class ColocatedRole(Protocol):
     """The interface of a role that shares its devices."""
 
     async def offload(self, discard: bool) -> int | None:
-        """Free as much device memory as possible. `discard` says that all weights will be sent again before they are used.
+        """Free as much device memory as possible. With `discard`, the weights need not be kept: they will be sent again before their use.
 
         Returns:
-            Bytes that stay, on the device that keeps most; None where the driver does not tell.
+            Remaining bytes on the fullest device; None if the driver does not report them.
         """
         ...
 
@@ -38,30 +38,30 @@ class ColocatedRole(Protocol):
 
 
 class DeviceSharing:
-    """Tracks which roles are on the devices. Roles that share none are always whole and are never moved.
+    """Tracks which roles are on the devices. Roles that share no devices are never moved.
 
-    It serves one piece of work at a time: the roles of one stay on the devices until the next one asks.
+    It serves one phase at a time: the roles of a phase stay on the devices until the next phase.
     """
 
     def __init__(self, shared: Mapping[str, Collection[str]]) -> None:
-        """`shared` maps each role that takes turns to the roles that it takes turns with."""
+        """`shared` maps each role that takes turns to the roles with which it takes turns."""
         self._shared = shared
         self._colocated: dict[str, ColocatedRole] = {}
         self._levels: dict[str, Level] = {}
         self.resident: dict[str, int] = {}
-        """Bytes of each role that stayed on its devices at the last offload, if known."""
+        """Bytes that stayed on the fullest device of each role at its last offload, if known."""
 
     async def enter(self, role: str, colocated: ColocatedRole) -> None:
-        """Note that a role has started and holds all its memory. A role that takes turns is offloaded, so that the next one can start."""
+        """Register a role that has started and holds all its memory. If it takes turns, offload it, so that the next role can start."""
         if role in self._shared:
             self._colocated[role], self._levels[role] = colocated, Level.WHOLE
             await self._offload(role, discard=True)
 
     async def bring(self, needs: Mapping[str, Level], discard: Collection[str] = ()) -> None:
-        """Onload roles to at least these levels. First offload the roles that share devices with them.
+        """Onload roles to at least the given levels, after offloading the roles that share devices with them.
 
         Args:
-            discard: roles whose weights, if they are offloaded now, will all be sent again before they are used.
+            discard: roles that need not keep their weights if they are offloaded now, because these will be sent again before their use.
 
         Raises:
             WorkerFailed: a role could not be offloaded or onloaded, or was late.
@@ -72,7 +72,7 @@ class DeviceSharing:
         await together(self._onload(role, level) for role, level in coming.items())
 
     async def make_room(self, starting: Collection[str], discard: Collection[str]) -> None:
-        """Prepare the start of roles: offload those that share devices with them, whatever their recorded state.
+        """Make room for roles that are about to start: offload the roles that share devices with them, whatever their recorded level.
 
         `discard` is as in `bring`.
         """
@@ -96,7 +96,7 @@ class DeviceSharing:
 
 
 async def together(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Run all concurrently and return the results in order. The first failure cancels the others."""
+    """Run all awaitables concurrently and return their results in order. The first failure cancels the others and is raised."""
 
     async def wait_for(part: Awaitable[T]) -> T:
         return await part
@@ -110,7 +110,7 @@ async def together(work: Iterable[Awaitable[T]]) -> list[T]:
 
 
 def lines(roles: Sequence[str], shared: Mapping[str, Collection[str]], first: Collection[str]) -> list[list[str]]:
-    """Roles in lines: those of a line share devices, directly or by way of others, and stand with `first` in front."""
+    """Group roles into lines that start independently. Roles of a line share devices, directly or through others; `first` come first."""
     waiting, found = list(roles), []
     while waiting:
         line = [waiting.pop(0)]

@@ -1,7 +1,7 @@
-"""Restricts access to the Ray that a run starts for itself to processes of this host that have its token.
+"""Restricts access to a Ray cluster that a run starts itself: only processes of this host with the cluster's token can use it.
 
-Any process that reaches Ray's ports can run code as the user. Ray 2.60 listens on every interface. If it asks for a token, it
-uses the one below the home folder, which every local user may read and all runs share.
+Any process that reaches Ray's ports can run code as the user. Ray 2.60 listens on every interface. If tokens are required, its default
+token is in a file below the home folder, which every local user may read and which all runs share.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[rep
 
 LOOPBACK = "127.0.0.1"
 OF_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-"""Ray's variables for a token, and for whether to require one."""
+"""Ray's environment variables for requiring a token and for the token itself."""
 
 
 @contextmanager
 def own_token(folder: Path) -> Iterator[None]:
-    """Let a Ray that starts in the block require a token, which lies in `folder`. No other user may enter the folder.
+    """A context in which a Ray cluster that starts requires a token. The token is in a file in `folder`, which must be private.
 
-    The processes that Ray starts find it by the variables that they inherit; the token itself is in none of them.
+    The processes that Ray starts inherit variables with the path of the file, but not the token itself.
     """
     file = folder / "ray_token"
     file.touch(mode=0o600)
@@ -42,16 +42,16 @@ def own_token(folder: Path) -> Iterator[None]:
 
 
 def _read_again() -> None:
-    """Let Ray read the variables again, which it reads once at import. The mode first: a late thread of Ray must not ask for a token."""
+    """Make Ray reread the variables, which it reads once at import. Reread the mode first, so that no late thread of Ray needs a token."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager
 def loopback() -> Iterator[str]:
-    """Let Ray start in the block at the yielded address. Its servers then only listen there.
+    """A context in which Ray can start at the yielded loopback address. Its servers then listen only there.
 
-    Elsewhere Ray puts the address of an interface in place of a loopback one, lest it is given to another host.
+    Otherwise Ray would replace a loopback address by that of a network interface, because other hosts could not use it.
     """
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False

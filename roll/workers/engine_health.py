@@ -1,11 +1,11 @@
-"""The state of each engine. No processes and no tasks; the time comes from outside.
+"""The state machine of each engine. It uses no processes and no tasks, and its clock is passed in.
 
     HEALTHY ◀──▶ SUSPECT ──▶ DEAD ──▶ RESTARTING ──▶ STALE ──▶ HEALTHY
                               └──▶ RETIRED, after MOST_RESTARTS
 
-An engine that dies is DEAD, whatever it was. SUSPECT is one that missed the deadline of a request; it still serves. MOST_LATE requests in
-a row make it DEAD, one that is answered makes it HEALTHY. A restarted engine is STALE, and gets no requests, until it has the policy's
-weights.
+An engine that dies becomes DEAD from any state. An engine that misses the deadline of a request becomes SUSPECT, but still serves. After
+MOST_LATE late requests in a row it counts as dead; after an answered request it is HEALTHY again. A restarted engine is STALE, and gets
+no requests, until it has the policy's weights.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MOST_RESTARTS = 5
-"""Largest number of restarts of an engine in a run. An engine that dies once more is retired."""
+"""Largest number of restarts of one engine in a run. If it dies once more, it is retired."""
 MOST_LATE = 3
 """Number of consecutive late requests after which an engine counts as dead."""
 
 
 class EngineState(StrEnum):
-    """See the module."""
+    """State of an engine; see the docstring of the module."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"
@@ -33,7 +33,7 @@ class EngineState(StrEnum):
 
 
 SERVING = (EngineState.HEALTHY, EngineState.SUSPECT)
-"""May be given requests."""
+"""States of an engine that accepts requests."""
 PRESENT = (*SERVING, EngineState.STALE)
 """States of an engine with a process that answers calls."""
 
@@ -50,24 +50,24 @@ class EngineHealth:
     """The states of all engines of a role, by number."""
 
     def __init__(self, engines: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """At first all are healthy. `clock` gives seconds."""
+        """Start with healthy engines. `clock` returns seconds."""
         self._engines, self._clock = [_Engine() for _ in range(engines)], clock
 
     def state(self, engine: int) -> EngineState:
-        """The state of one engine."""
+        """Return the state of one engine."""
         return self._engines[engine].state
 
     def restarts(self, engine: int) -> int:
-        """Return the number of an engine's restarts, which identifies its process."""
+        """Return the number of restarts of an engine, which identifies its current process."""
         return self._engines[engine].restarts
 
     @property
     def all_restarts(self) -> int:
-        """Return the number of restarts of all engines together."""
+        """Total number of restarts of all engines."""
         return sum(engine.restarts for engine in self._engines)
 
     def those(self, states: Collection[EngineState]) -> list[int]:
-        """Return the engines in one of these states, in order."""
+        """Return the numbers of the engines in one of these states, in order."""
         return [number for number, engine in enumerate(self._engines) if engine.state in states]
 
     @property
@@ -76,7 +76,7 @@ class EngineHealth:
         return len(self.those([EngineState.RETIRED])) == len(self._engines)
 
     def answered(self, engine: int) -> None:
-        """It answered a request."""
+        """Note that the engine answered a request."""
         found = self._engines[engine]
         found.late = 0
         if found.state is EngineState.SUSPECT:
@@ -91,29 +91,29 @@ class EngineHealth:
         return found.late >= MOST_LATE
 
     def died(self, engine: int) -> bool:
-        """Note that it has died. Return False if that was known."""
+        """Note that the engine died. Return False if its death was already known."""
         found = self._engines[engine]
         if found.state in (EngineState.DEAD, EngineState.RETIRED):
             return False
-        if found.state is not EngineState.RESTARTING:  # the time without it goes on
+        if found.state is not EngineState.RESTARTING:  # after a failed restart, the downtime still counts from the first death
             found.died_at = self._clock()
         found.state = EngineState.RETIRED if found.restarts >= MOST_RESTARTS else EngineState.DEAD
         return True
 
     def restarting(self, engine: int) -> None:
-        """It gets a new process."""
+        """Note that the engine gets a new process."""
         found = self._engines[engine]
         assert found.state is EngineState.DEAD, f"engine {engine} is {found.state}"
         found.state, found.restarts, found.late = EngineState.RESTARTING, found.restarts + 1, 0
 
     def loaded(self, engine: int) -> float:
-        """Note that its new process is ready and waits for weights. Return the seconds since its death."""
+        """Note that the engine's new process is ready and waits for weights. Return the seconds since the engine's death."""
         found = self._engines[engine]
         assert found.state is EngineState.RESTARTING, f"engine {engine} is {found.state}"
         found.state = EngineState.STALE
         return self._clock() - found.died_at
 
     def has_weights(self, engine: int) -> None:
-        """Note that it has the policy's weights."""
+        """Note that the engine has the policy's weights."""
         if self._engines[engine].state is EngineState.STALE:
             self._engines[engine].state = EngineState.HEALTHY

@@ -1,10 +1,10 @@
-"""The engines of a role, some of which may be dead: which of them serve, and the restart of dead ones.
+"""The engines of a role: tracks which of them serve, and restarts dead ones.
 
     a call fails ──▶ the engine has died ──▶ DEAD, and a task replaces its process ──▶ STALE ──weight sync──▶ HEALTHY
-                 └─▶ it has not: the failure is its own cause, and is raised
+                 └─▶ the engine is alive ──▶ the failure is raised
 
-A restart waits while a sync is under way, and while other roles are on the engines' devices. Idle engines are
-probed periodically.
+A restart waits while a sync is in progress, and while other roles are on the engines' devices. All live engines are probed
+periodically.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 LOG = logging.getLogger(__name__)
 PROBE_EVERY = 10.0
-"""Interval of liveness checks, in seconds."""
+"""Interval between two probes of the engines, in seconds."""
 
 
 class EnginePool:
-    """In one asyncio event loop; must be closed before its group is stopped."""
+    """The engines of one role. For use in one event loop; must be closed before its group is stopped."""
 
     def __init__(
         self, group: WorkerGroup[GenerateStrategy], start_seconds: float, takes_weights: bool, changed: Callable[[], None]
@@ -37,8 +37,8 @@ class EnginePool:
         """
         Args:
             start_seconds: deadline of each part of a restart.
-            takes_weights: a restarted engine serves once a sync has brought it the policy's weights; otherwise at once.
-            changed: called when an engine has changed its state, or `failure` is known.
+            takes_weights: whether a restarted engine must receive the policy's weights in a sync before it serves.
+            changed: called when the state of an engine has changed or `failure` was set.
         """
         self._group, self._start_seconds, self._takes_weights, self._changed = group, start_seconds, takes_weights, changed
         self._health = EngineHealth(len(group))
@@ -49,7 +49,7 @@ class EnginePool:
         self._in_sync = self._is_away = False
         self._news = asyncio.Event()
         self.failure: Exception | None = None
-        """The failure that ends the run: no engine will serve again, or a restart cannot help."""
+        """The failure that ends the run, because no engine will serve again or a restart cannot help. None so far."""
 
     @property
     def serving(self) -> list[int]:
@@ -58,7 +58,7 @@ class EnginePool:
 
     @property
     def suspect(self) -> list[int]:
-        """Engines that accept requests but missed the deadline of their last one."""
+        """Engines that still accept requests, but missed the deadline of their last one."""
         return self._health.those([EngineState.SUSPECT])
 
     @property
@@ -68,7 +68,7 @@ class EnginePool:
 
     @property
     def present(self) -> dict[int, int]:
-        """Engines with a live process, each with its number of restarts."""
+        """Engines with a live process, mapped to their numbers of restarts."""
         return {engine: self._health.restarts(engine) for engine in self._health.those(PRESENT)}
 
     @property
@@ -77,22 +77,22 @@ class EnginePool:
         return self._health.all_restarts
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until a condition on the engines' states is true. Raises `failure`."""
+        """Wait until a condition on the engines' states holds. Raise `failure` if it is set before that."""
         while not holds():
             if self.failure is not None:
                 raise self.failure
             await self._news.wait()
 
     def tell(self) -> None:
-        """Wake the tasks in `until`, because a state may have changed."""
+        """Make the tasks in `until` check their conditions again."""
         self._news.set()
         self._news = asyncio.Event()
 
     def process(self, engine: int) -> int:
-        """Number of the process that an engine has, for `explained`.
+        """Return the number of an engine's current process, for `explained`.
 
         Raises:
-            WorkerDied: it has none that can be asked.
+            WorkerDied: the engine has no live process.
         """
         state = self._health.state(engine)
         if state not in PRESENT:
@@ -114,7 +114,7 @@ class EnginePool:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> R:
-        """Call a method of one engine. Raises `WorkerDied` if the engine has died."""
+        """Call a method of one engine and return its result. Raise `WorkerDied` if the engine has died."""
         process = self.process(engine)
         try:
             return await self._group.within(seconds).one(engine, method, *arguments, **named)
@@ -128,20 +128,20 @@ class EnginePool:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> dict[int, R]:
-        """Call a method of every engine with a live process; return the answers of those that stay alive."""
+        """Call a method of every live engine. Return the results by engine, without engines that die during the call."""
         said: dict[int, R] = {}
 
         async def ask(engine: int) -> None:
             try:
                 said[engine] = await self.one(engine, seconds, method, *arguments, **named)
             except WorkerDied:
-                return  # its death is reported, and it restarts
+                return  # its death was reported, and it restarts
 
         await together(ask(engine) for engine in self.present)
         return said
 
     async def explained(self, engine: int, process: int, error: RollError) -> RollError:
-        """The failure of a call of a certain process: `WorkerDied` if the engine has died, which is reported then."""
+        """Return the failure of a call on an engine's process: `WorkerDied` if the engine has died, otherwise `error`. Report a death."""
         if process != self._health.restarts(engine):
             return WorkerDied(self._group.role, engine, str(error))
         if isinstance(error, WorkerDied):
@@ -156,7 +156,7 @@ class EnginePool:
         return WorkerDied(self._group.role, engine, cause)
 
     def begin_probes(self) -> None:
-        """Probe idle engines from now on, so that a dead one is replaced at once and not when it is needed."""
+        """Probe the engines from now on, so that a dead one is replaced before a request needs it."""
         self._probing = self._probing or asyncio.create_task(self._probe_all())
 
     async def _probe_all(self) -> None:
@@ -165,7 +165,7 @@ class EnginePool:
             await together(self._probe(engine, process) for engine, process in self.present.items())
 
     async def _probe(self, engine: int, process: int) -> None:
-        """Report an engine that says that it cannot go on, or whose process is gone. One that is late may be busy."""
+        """Report an engine as dead if its process is gone or it reports a fatal error. A late answer does not count: it may be busy."""
         try:
             cause = await self._group.within(LOOK_SECONDS).one(engine, GenerateStrategy.cause_of_death)
         except WorkerFailed as error:
@@ -174,7 +174,7 @@ class EnginePool:
             self.report_dead(engine, cause)
 
     async def _cause_of_death(self, engine: int) -> str | None:
-        """Probe an engine after a failed call and return its answer."""
+        """Probe an engine after a failed call. Return its cause of death, or None if it is alive."""
         try:
             return await self._group.within(LOOK_SECONDS).one(engine, GenerateStrategy.cause_of_death)
         except WorkerFailed as error:
@@ -185,11 +185,11 @@ class EnginePool:
         if self._health.state(engine) not in SERVING:
             return
         if self._health.late(engine):
-            self.report_dead(engine, f"{error.cause}, as others before it")
+            self.report_dead(engine, f"{error.cause}, and the requests before it were late as well")
         self._tell_all()
 
     def report_dead(self, engine: int, cause: str) -> None:
-        """Start the restart of an engine whose process, or one that it needs, is dead, stopped or makes no progress. Idempotent."""
+        """Start the restart of an engine that is dead, stopped or makes no progress. Idempotent."""
         if self._health.state(engine) not in PRESENT:
             return  # the restart itself reports its failure
         self._note_death(engine, cause)
@@ -200,7 +200,7 @@ class EnginePool:
         self._health.died(engine)
         role, restarts = self._group.role, self._health.restarts(engine)
         if self._health.state(engine) is EngineState.RETIRED:
-            LOG.warning("%s rank %d died: %s. It was restarted %d times and stays away", role, engine, cause, restarts)
+            LOG.warning("%s rank %d died: %s. It was restarted %d times and is not restarted again", role, engine, cause, restarts)
         else:
             LOG.warning("%s rank %d died: %s. It restarts (%d of %d)", role, engine, cause, restarts + 1, MOST_RESTARTS)
 
@@ -211,7 +211,7 @@ class EnginePool:
                 self._health.restarting(engine)
                 try:
                     await self._group.replace(engine, self._start_seconds)
-                except EngineShortage:  # memory would be short again
+                except EngineShortage:  # the next restart would lack memory as well
                     raise
                 except WorkerFailed as error:
                     cause = error.cause
@@ -243,7 +243,7 @@ class EnginePool:
 
     @contextmanager
     def in_sync(self) -> Iterator[None]:
-        """A context in which no restart starts: an engine that dies during a sync comes back only after it."""
+        """A context in which no restart begins. An engine that dies during a sync restarts after it."""
         self._in_sync = True
         self._gate()
         try:
@@ -253,13 +253,13 @@ class EnginePool:
             self._gate()
 
     async def leave_devices(self) -> None:
-        """Hold back restarts and wait for those in progress, before other roles are onloaded."""
+        """Hold back restarts, and wait for those in progress. Call it before other roles are onloaded."""
         self._is_away = True
         self._gate()
         await self.until(lambda: not self._health.those([EngineState.RESTARTING]))
 
     def come_back(self) -> None:
-        """Allow restarts again: no other role is on the devices."""
+        """Allow restarts again. Call it when no other role is on the devices."""
         self._is_away = False
         self._gate()
 

@@ -1,4 +1,4 @@
-"""The environment workers: Ray actors that each keep a process of environments, wherever in the cluster they are."""
+"""The environment workers: Ray actors anywhere in the cluster, each of which runs environments in a child process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from roll.workers.user_code import SLACK, bound_log
 R = TypeVar("R")
 LOG = logging.getLogger(__name__)
 COUNTED = {"crashed": "episode/crashed", "timed_out": "episode/timed_out", "neighbours_lost": "episode/neighbours_lost"}
-"""Counted outcomes, and their metrics."""
+"""Counted failures of environments, and their metrics."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class EnvironmentSettings:
     domain: str
     section: EnvironmentConfig
     start_seconds: float
-    """Deadline for the process to be ready."""
+    """Deadline for the process to become ready."""
 
     def build(self, rank: Rank) -> EnvironmentWorker:
         """See `Settings`."""
@@ -40,7 +40,7 @@ class EnvironmentSettings:
 
 
 class EnvironmentWorker:
-    """Hosted by a Ray actor, whose log has what the environments print. What an environment fails with is returned, not raised."""
+    """Runs in a Ray actor, whose log contains the output of the environments. Failures of environments are returned, not raised."""
 
     def __init__(self, settings: EnvironmentSettings) -> None:
         self._process = EnvironmentProcess(settings.domain, settings.section, settings.start_seconds)
@@ -78,9 +78,9 @@ class EnvironmentWorker:
 
 
 class EnvironmentWorkers:
-    """Facade of the groups of environments: gives each session to the worker of its domain that holds the fewest.
+    """Facade of the environment groups: opens each session in the worker of its domain that has the fewest sessions.
 
-    The sessions of a worker that dies fail; the one that replaces it takes new ones. For use from one asyncio event loop.
+    If a worker dies, its sessions fail, and its replacement accepts new ones. For use in one event loop.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class EnvironmentWorkers:
     ) -> None:
         """
         Args:
-            start_seconds: deadline of each part of the start of a worker that replaces one that died.
+            start_seconds: deadline for each part of the start of a replacement worker.
         """
         self._domains = {domain: _Domain(group, sections[domain], start_seconds) for domain, group in groups.items()}
 
@@ -96,12 +96,12 @@ class EnvironmentWorkers:
         """Return a fresh environment of the domain after its `reset`. Wait while all processes are full.
 
         Raises:
-            EnvironmentFailed: there is none.
+            EnvironmentFailed: the environment could not be created or reset.
         """
         return await self._domains[domain].open(row, seed)
 
     def metrics(self) -> Metrics:
-        """Return how many environments crashed, timed out or lost a neighbour since the last call."""
+        """Return the numbers of environments that crashed, timed out or lost a neighbour since the last call."""
         counts = sum((domain.counts for domain in self._domains.values()), Counter[str]())
         for domain in self._domains.values():
             domain.counts.clear()
@@ -116,7 +116,7 @@ class _Domain:
         self._room = asyncio.Semaphore(len(group) * section.sessions_per_process)
         self._sessions = [0] * len(group)
         self._number = 0
-        # Each call before it takes its time at most, where one is made at a time; then the process may have to be replaced.
+        # A call may wait for one call of every other session, each up to its timeout, and for a replacement of the process.
         self.seconds = section.step_timeout * 2 * (section.sessions_per_process + 1) + start_seconds + SLACK
 
     async def open(self, row: Mapping[str, Any], seed: int) -> WorkerSession:
@@ -129,29 +129,29 @@ class _Domain:
             method, given = EnvironmentWorker.open, (session.number, row, seed)
             opened = await self.workers.one(worker, self.seconds, method, *given)
             session.observation, session.malformed_calls = self.had(opened)
-        except EnvironmentFailed:  # it is closed
+        except EnvironmentFailed:  # the environment is already closed
             self.leave(worker)
             raise
-        except BaseException:  # it may be there
+        except BaseException:  # the environment may be open
             await session.close()
             raise
         return session
 
     def had(self, returned: R | EnvironmentFailed) -> R:
-        """Return the value of a worker, or raise it if it is a failure."""
+        """Return the result of a worker, or count and raise it if it is a failure."""
         if isinstance(returned, EnvironmentFailed):
             self.counts["neighbours_lost" if isinstance(returned, NeighbourFailed) else returned.reason] += 1
             raise returned
         return returned
 
     def leave(self, worker: int) -> None:
-        """A session less."""
+        """Note that a session of the worker has ended."""
         self._sessions[worker] -= 1
         self._room.release()
 
 
 class WorkerSession:
-    """An environment in a worker; see `EnvironmentSession` of roll/rollout/episodes.py."""
+    """An environment in a worker; implements `EnvironmentSession` of roll/rollout/episodes.py."""
 
     observation: Observation
     malformed_calls: MalformedCalls
@@ -161,12 +161,12 @@ class WorkerSession:
         self._closing: asyncio.Task[None] | None = None
 
     async def step(self, message: Message) -> Step:
-        """Return the environment's answer. Raises EnvironmentFailed."""
+        """Send the model's message and return the environment's step. Raise EnvironmentFailed if the environment fails."""
         one = self._domain.workers.one
         return self._domain.had(await one(self._worker, self._domain.seconds, EnvironmentWorker.step, self.number, message))
 
     async def close(self) -> None:
-        """Close the environment in the background. Its place is free when that is done."""
+        """Close the environment in the background, and free its place afterwards."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
 

@@ -1,4 +1,4 @@
-"""The processes of one role, started, called and ended together. Every wait has a deadline."""
+"""The processes of one role, which are started, called and ended together. Every wait has a deadline."""
 
 from __future__ import annotations
 
@@ -30,35 +30,40 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 LOG = logging.getLogger(__name__)
 GRACE = 2.0
-"""Seconds that child processes have to end by themselves."""
+"""Time in seconds that child processes have to exit before they are killed."""
 LOOK_SECONDS = 60.0
-"""Deadline in seconds for a query about a rank's memory or work."""
+"""Deadline in seconds for a query about a rank's memory or activity."""
 LOOK_EVERY = 1.0
-"""Seconds between two searches for what starting processes have created."""
+"""Seconds between two searches for child processes and files of starting processes."""
 LONGEST_CAUSE = 500
-"""Number of characters of a cause in messages. The log has all of it."""
+"""Largest number of characters of a cause in a message. The log has the complete text."""
 TIMEOUTS = ("timed out", "collective operation timeout")
-"""Lower-case parts of the error of a rank that waited in a collective operation for missing ranks."""
+"""Substrings (in lower case) of the error of a rank that waited in a collective operation for missing ranks."""
 ECHOES = ("connection closed by peer", "connection reset by peer", "nccl", *TIMEOUTS)
-"""Lower-case parts of the error of a rank that failed because another rank had failed."""
+"""Substrings (in lower case) of the error of a rank that failed because another rank had failed."""
 LOG_TAIL = 1 << 16
-"""Number of bytes at the end of a log to search for the reason that NCCL's watchdog gives."""
+"""Number of bytes at the end of a log in which the message of NCCL's watchdog is searched."""
 
 
 class WorkerGroup(Ranks[S]):
     """One role's Ray actors, in rank order."""
 
     device_name: str | None = None
-    """Name of rank 0's GPU after the start. None on the CPU, and if a child process has the GPU."""
+    """Name of rank 0's GPU after the start. None on the CPU, or if a child process uses the GPU."""
 
     def __init__(
         self, role: str, placements: Sequence[WorkerPlacement], logs: Path, record: Path, blocking: bool, replica_size: int = 1
     ) -> None:
-        """Request the processes from Ray. `record` is that of `Leftovers`. `blocking`: the strategy's methods are not coroutines."""
+        """Request the processes from Ray.
+
+        Args:
+            record: file for `Leftovers`; the rank is added to its name.
+            blocking: whether the strategy's methods are plain methods, not coroutines.
+        """
         self.role, self.replica_size = role, replica_size
         self._placements, self._logs = placements, [logs / f"{role}-{rank}.log" for rank in range(len(placements))]
         self._records = [record.with_stem(f"{record.stem}-{rank}") for rank in range(len(placements))]
-        self._earlier = [0] * len(placements)  # peak bytes of previous processes
+        self._earlier = [0] * len(placements)  # by rank, bytes of the log from earlier processes
         self._kind: Any = Process if blocking else AsyncProcess
         self._actors: list[Any] = [self._new_actor(rank) for rank in range(len(placements))]
         self._batched = None if blocking else Batched(self, [BatchedCaller(_Actor(actor)) for actor in self._actors])
@@ -82,10 +87,10 @@ class WorkerGroup(Ranks[S]):
         ).remote(str(log), placement.local_devices)
 
     async def start(self, settings: Settings[S], collective_timeout: float, seconds: float) -> None:
-        """Build every rank's strategy. The ranks meet at rank 0's address.
+        """Build the strategy of every rank. The ranks rendezvous at rank 0's address.
 
         Raises:
-            WorkerFailed: a rank failed, or was not ready within `seconds`.
+            WorkerFailed: a rank failed or was not ready within `seconds`.
             BadInput: a rank could not use the configured model.
         """
         self._settings, self._collective_timeout = settings, collective_timeout
@@ -96,13 +101,13 @@ class WorkerGroup(Ranks[S]):
         await self._look(everyone)
 
     async def replace(self, rank: int, seconds: float) -> None:
-        """End one rank's process with its children, and build the same strategy in a new process at the same placement.
+        """Kill one rank's process and its children, and build the same strategy in a new process at the same placement.
 
-        The old process may be dead, stopped or hang: it is not asked, and calls that it has not answered fail. For strategies that work
-        alone: the new one meets no other rank, and what `beside` made in the old process is gone.
+        The old process may be dead, stopped or hanging; its unanswered calls fail. Use this only for strategies whose ranks are
+        independent: the new process does not rendezvous with other ranks, and objects that `beside` built in the old one are lost.
 
         Raises:
-            WorkerFailed, BadInput: as `start`. The rank may be replaced again then.
+            WorkerFailed, BadInput: as for `start`. The rank may then be replaced again.
         """
         assert self._started and not self._stopped, f"{self.role} is not running"
         self._built.discard(rank)
@@ -131,7 +136,7 @@ class WorkerGroup(Ranks[S]):
             refs.append(self._actors[number].build.remote(self._settings, rank))
         building = asyncio.ensure_future(self._gather(refs, "start", seconds, ranks))
         try:
-            # Searched during the start, because an engine whose start fails is gone afterwards.
+            # Search during the start, because the traces of an engine that fails to start cannot be found afterwards.
             while not building.done():
                 await self._look(ranks)
                 await asyncio.wait({building}, timeout=LOOK_EVERY)
@@ -142,20 +147,20 @@ class WorkerGroup(Ranks[S]):
             building.cancel()
 
     async def _look(self, ranks: Sequence[int]) -> None:
-        """Note what the processes of some ranks on this host have created."""
+        """Record the child processes and shared-memory files of some ranks, as far as they are on this host."""
         pids = {rank: self._pids[rank] for rank in ranks if rank in self._pids and self.is_here(rank)}
         await asyncio.to_thread(lambda: [self._leftovers[rank].look([pid]) for rank, pid in pids.items()])
 
     def is_here(self, rank: int) -> bool:
-        """Whether a rank runs on this host and can see the run's folders."""
+        """Return whether a rank runs on this host, so that it can use the run's local folders."""
         return is_own(self._placements[rank].node_id)
 
     async def free_address(self, seconds: float) -> tuple[str, int]:
-        """Rank 0's address, and a port that is free there."""
+        """Return the address of rank 0's host, and a port that is free there."""
         return (await self._gather([self._actors[0].free_address.remote()], "free_address", seconds))[0]
 
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float, place: int = 0) -> list[Any]:
-        """See `Ranks`. `place` is the place of an object that `beside` built, or 0 for the strategy."""
+        """See `Ranks`. `place` is 0 for the strategy, or the number of an object that `beside` built."""
         refs = [self._actors[rank].call.remote(place, method, *given) for rank, given in arguments.items()]
         return await self._gather(refs, method, seconds, list(arguments))
 
@@ -196,11 +201,11 @@ class WorkerGroup(Ranks[S]):
     async def stream(
         self, rank: int, method: Callable[[S, *Ts], AsyncGenerator[R, None]], *arguments: *Ts, seconds: float
     ) -> AsyncGenerator[R, None]:
-        """Yield the items of an asynchronous generator of a rank's strategy as they arrive. The last must arrive within `seconds`.
+        """Yield the items of an asynchronous generator of a rank's strategy as they arrive. The last one must arrive within `seconds`.
 
-        Calls travel together, and so do items. Close it to give up the rest. Raises as `run` does.
+        Calls and items are batched. Close the stream to drop the remaining items. It raises the same errors as `run`.
         """
-        assert self._batched is not None, f"{self.role}: the methods of its strategy block"
+        assert self._batched is not None, f"{self.role}: a strategy with blocking methods cannot stream"
         deadline = asyncio.get_running_loop().time() + seconds
         items = self._batched.callers[rank].stream(method.__name__, arguments)
         self._calls[method.__name__] += 1
@@ -222,7 +227,7 @@ class WorkerGroup(Ranks[S]):
             items.close()
 
     async def beside(self, make: Callable[[S, Rank], C], seconds: float) -> Beside[C]:
-        """Build an object from the strategy in every rank's process. It is called as the strategy is, and closed before it."""
+        """Build an object from the strategy in every rank's process. Its methods are called like the strategy's; it is closed first."""
         places = await self._gather([actor.add.remote(make) for actor in self._actors], "start", seconds)
         return Beside(self, places[0])
 
@@ -231,7 +236,7 @@ class WorkerGroup(Ranks[S]):
         return await self.wait(waits, method, seconds, range(len(refs)) if ranks is None else ranks)
 
     async def wait(self, waits: Sequence[asyncio.Future[Any]], method: str, seconds: float, ranks: Sequence[int]) -> list[Any]:
-        """Wait for the calls of a method on some ranks and return their results. Raises as `run` does."""
+        """Wait for calls of a method on some ranks, and return their results. Raise the same errors as `run`."""
         self._calls[method] += 1
         try:
             done, pending = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
@@ -259,7 +264,10 @@ class WorkerGroup(Ranks[S]):
         return WorkerLate(self.role, ranks[0], f"{method} was not done after {seconds:.0f} s on rank(s) {names}")
 
     def _waited_in_vain(self, rank: int, error: BaseException | None) -> bool:
-        """Whether a rank failed because other ranks were missing. NCCL's watchdog ends the process and reports it in the log."""
+        """Return whether a rank failed because other ranks did not join a collective.
+
+        NCCL's watchdog ends the waiting process, and gives the reason only in the log.
+        """
         cause = _cause(error)
         said = str(cause)
         log = self._logs[rank]
@@ -270,7 +278,7 @@ class WorkerGroup(Ranks[S]):
         return any(sign in said.lower() for sign in TIMEOUTS)
 
     def _failure(self, failures: Sequence[tuple[int, BaseException | None]]) -> RollError:
-        """Return the failure to report: preferably one that is not a consequence of another."""
+        """Return the failure to report, preferably one that is not a consequence of another failure."""
         causes = [(rank, _cause(error)) for rank, error in failures]
         for _, cause in causes:
             if isinstance(cause, BadInput):
@@ -283,29 +291,29 @@ class WorkerGroup(Ranks[S]):
         if isinstance(cause, WorkerFailed):
             return cause
         died = isinstance(cause, RayActorError)
-        if died and self._batched is not None:  # a rank that works alone cannot have waited for others, whatever its log contains
+        if died and self._batched is not None:  # an independent rank cannot have waited for others, whatever its log contains
             kind = WorkerDied
         elif self._waited_in_vain(rank, cause):
             kind = WorkerWaited
         else:
             kind = WorkerAbandoned if _is_echo(cause) else WorkerDied if died else WorkerFailed
         if died:
-            # The last line is the exception of a process that failed during its start, or how the process ended.
+            # The last line has the exception of a process that failed during its start, or tells how the process ended.
             said = f"the process died: {str(cause).strip().splitlines()[-1].strip()}"
         else:
             said = f"{type(cause).__name__}: {' '.join(str(cause).split())[:LONGEST_CAUSE]}"
         return kind(self.role, rank, f"{said} (logs/{self.role}-{rank}.log)", str(dict(failures)[rank]))
 
     async def peak_bytes(self) -> int | None:
-        """Return the largest memory peak of the ranks in bytes, if known."""
+        """Return the largest memory peak of any rank in bytes, or None if unknown."""
         return await self._most("peak_bytes")
 
     async def held_bytes(self) -> int | None:
-        """Return the largest present device memory of the ranks in bytes, if known."""
+        """Return the largest device memory that any rank holds now in bytes, or None if unknown."""
         return await self._most("held_bytes")
 
     async def _most(self, method: str) -> int | None:
-        """Return the largest answer of the ranks. Dead and late ranks are left out; the next call that needs them fails."""
+        """Return the largest answer of the ranks. Skip dead and late ranks; the next call that needs them fails."""
         waits = [asyncio.ensure_future(_result(getattr(self._actors[rank], method).remote())) for rank in sorted(self._built)]
         if waits:
             await asyncio.wait(waits, timeout=LOOK_SECONDS)
@@ -313,9 +321,9 @@ class WorkerGroup(Ranks[S]):
         return max((size for size in said if size is not None), default=None)
 
     async def stop(self, seconds: float) -> None:
-        """Close the strategies, then end their processes and child processes, and check that nothing is left. Idempotent.
+        """Close the strategies, kill their processes with all child processes, and remove their shared-memory files. Idempotent.
 
-        With `seconds` 0 they are not asked to close.
+        If `seconds` is 0, kill the processes without closing the strategies.
         """
         if self._stopped:
             return
@@ -325,13 +333,13 @@ class WorkerGroup(Ranks[S]):
             if self._started and seconds:
                 await self._close(seconds)
         finally:
-            await self._look(range(len(self)))  # a replaced rank may have created more since
+            await self._look(range(len(self)))  # during the close, a rank may have been replaced or created more
             for actor in self._actors:
                 ray.kill(actor, no_restart=True)
             await asyncio.gather(*(asyncio.to_thread(leftovers.remove, GRACE) for leftovers in self._leftovers))
 
     async def _close(self, seconds: float) -> None:
-        """Ask every rank that has a strategy to close. A late or failing one is killed afterwards, so the fault is only logged."""
+        """Close the strategy of every rank that has one. Only log failures and delays, because the processes are killed afterwards."""
         closing = {rank: asyncio.ensure_future(_result(self._actors[rank].close.remote())) for rank in sorted(self._built)}
         if closing:
             await asyncio.wait(closing.values(), timeout=seconds)
@@ -393,7 +401,7 @@ async def _result(ref: Any) -> Any:
 
 
 def _cause(error: BaseException | None) -> BaseException:
-    """Return the original error of a worker, which Ray wraps."""
+    """Return the original error of a worker, without Ray's wrapper."""
     assert error is not None
     if isinstance(error, RayTaskError):
         return getattr(error, "cause", None) or error

@@ -1,4 +1,4 @@
-"""Ends work when a concurrent watch fails."""
+"""Cancels work when a concurrent check fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @asynccontextmanager
 async def guarded(watch: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run the watch while the block lasts. Its error ends the work and is raised in place of it."""
+    """A context in which `watch` runs concurrently. If `watch` raises an error, the block is cancelled and that error is raised."""
     failure = None
     try:
         async with asyncio.TaskGroup() as both:

@@ -1,8 +1,8 @@
-"""Finds dead and stopped ranks that no caller has noticed, and bounds how long a call may stay unanswered.
+"""Finds dead and stopped ranks that no caller has noticed, and fails calls that make no progress.
 
-Ray only reports a dead process to its callers. It reports neither a stopped process (SIGSTOP) nor the death of one that nobody calls.
-So every process of a role is observed from its own node, by its state in the kernel. One that stays stopped is killed, so that
-its calls fail at once and nothing of it is left.
+Ray reports the death of a process only to its callers. It reports neither stopped processes (SIGSTOP) nor the death of a process that
+nobody calls. Therefore the kernel's state of every process of a role is checked on the process's own node. A process that stays stopped
+is killed, so that its calls fail at once and nothing of it remains.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ LOG = logging.getLogger(__name__)
 EVERY = 2.0
 """Seconds between two checks."""
 LOOKS = {Problem.GONE: 2, Problem.STOPPED: 6}
-"""Number of consecutive checks that must find a process stopped. Counted, not timed: Ctrl-Z stops the checks together with the run."""
+"""Number of consecutive checks that must find a problem. It is a count, not a time: Ctrl-Z stops the checks together with the run."""
 ANSWER_SECONDS = 10.0
-"""Deadline in seconds for a node's report. A late node is asked again at the next check."""
+"""Deadline in seconds for a node's report. A late node is queried again at the next check."""
 HEARD_SECONDS = 5.0
-"""Seconds in which a call on a dead process fails by itself, with an error that says how the process ended."""
+"""Time in seconds after which a pending call on a dead process has failed, with an error that tells how the process ended."""
 FLOOR_SECONDS = 600.0
-"""Least seconds before a call counts as one without progress, however short previous calls were."""
+"""Smallest limit in seconds for a call, however short previous calls were."""
 LONGEST_TIMES = 3.0
-"""A call that takes this many times as long as the longest previous one makes no progress."""
+"""Factor on the duration of the longest previous call, after which a call counts as stuck."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class WorkerProcess:
     rank: int
     pid: int
     node_id: str | None
-    """Ray's id of its node, None for this process's node."""
+    """Ray's id of the process's node, None for the driver's node."""
 
 
 class WatchedGroup(Protocol):
@@ -58,16 +58,16 @@ class WatchedGroup(Protocol):
     role: str
 
     def processes(self) -> Sequence[WorkerProcess]:
-        """Return the processes that run and are not being ended."""
+        """Return the processes that should be running. Empty once the group is being ended."""
         ...
 
     def report_stopped(self, rank: int, cause: str) -> None:
-        """Note that a rank is about to be killed. Its calls fail with this cause."""
+        """Note that a rank is about to be killed. Its calls will fail with this cause."""
         ...
 
 
 class Nodes(Protocol):
-    """The nodes of the cluster by id. None is this process's node."""
+    """The nodes of the cluster by id. None is the driver's node."""
 
     async def examine(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, Finding]:
         """See `process_states.examine`."""
@@ -88,18 +88,18 @@ class Liveness:
         self._counts: dict[tuple[str, WorkerProcess], tuple[Problem, int]] = {}
 
     def watch(self, group: WatchedGroup, with_children: bool) -> None:
-        """Check a group from here on, in place of its role's previous group.
+        """Check a group from now on, instead of the previous group of its role.
 
-        `with_children` counts a stopped child of a process as the process: an engine of vLLM runs in one.
+        With `with_children`, a process also counts as stopped if one of its child processes is stopped, such as vLLM's engine.
         """
         self._groups[group.role] = (group, with_children)
 
     @asynccontextmanager
     async def watched(self, is_awaited: Callable[[str], bool]) -> AsyncIterator[None]:
-        """Check while the block lasts. End the work if a rank of an awaited role is dead or stopped, even without a call on it.
+        """A context in which all groups are checked. It is cancelled if a rank of an awaited role is dead or stopped.
 
         Raises:
-            WorkerDied: such a rank died or is stopped.
+            WorkerDied: a rank of an awaited role died or is stopped.
         """
         async with guarded(self._watch(is_awaited)):
             yield
@@ -113,7 +113,7 @@ class Liveness:
                 raise lost[0]
 
     async def look(self) -> list[WorkerDied]:
-        """Check all processes once. Return newly found ranks, each only once. Stopped ones are killed."""
+        """Check all processes once, and kill stopped ones. Return the failures of newly found ranks; each rank is returned once."""
         by_node: dict[str | None, dict[int, bool]] = {}
         looked_at: list[tuple[WatchedGroup, WorkerProcess]] = []
         for group, with_children in self._groups.values():
@@ -132,16 +132,16 @@ class Liveness:
         return lost
 
     async def _examined(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, Finding] | None:
-        """Return the states, None if the node does not answer."""
+        """Return the findings for processes of a node, None if the node does not answer."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await self._nodes.examine(node_id, pids)
         except (TimeoutError, RayError, OSError) as error:
-            LOG.info("node %s does not say what its processes do: %s", node_id, error)
+            LOG.info("node %s does not report the states of its processes: %s", node_id, error)
             return None
 
     def _is_certain(self, process: tuple[str, WorkerProcess], finding: Finding | None) -> bool:
-        """Whether a finding has just become frequent enough. A process that was never seen running may be invisible here."""
+        """Return whether a finding has just been made often enough. A process that was never seen running may be invisible here."""
         if finding is None:
             self._seen.add(process)
             self._counts.pop(process, None)
@@ -155,7 +155,7 @@ class Liveness:
 
     async def _report(self, group: WatchedGroup, process: WorkerProcess, finding: Finding) -> WorkerDied:
         own = finding.pid == process.pid
-        what = f"its process {finding.pid}" if own else f"process {finding.pid}, which its process {process.pid} has started,"
+        what = f"its process {finding.pid}" if own else f"process {finding.pid}, a descendant of its process {process.pid},"
         failure = WorkerDied(group.role, process.rank, f"{what} {finding.problem} (logs/{group.role}-{process.rank}.log)")
         LOG.warning("%s", failure)
         if finding.problem is Problem.STOPPED:
@@ -164,12 +164,12 @@ class Liveness:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await self._nodes.end_family(process.node_id, process.pid)
             except (TimeoutError, RayError) as error:
-                LOG.warning("process %d could not be ended: %s", process.pid, error)
+                LOG.warning("process %d could not be killed: %s", process.pid, error)
         return failure
 
 
 class RayNodes:
-    """Implements `Nodes` and `Lookers`: checks this node in a thread, and each other one by an actor there."""
+    """Implements `Nodes` and `Lookers`: checks the driver's node in a thread, and every other node by an actor there."""
 
     def __init__(self) -> None:
         self._probes: dict[str | None, Any] = {}
@@ -195,20 +195,20 @@ class RayNodes:
 
     def _probe(self, node_id: str | None) -> Any:
         if node_id not in self._probes:
-            assert node_id is not None, "this node needs no probe"
+            assert node_id is not None, "the driver's node needs no probe"
             there = NodeAffinitySchedulingStrategy(node_id, soft=False)
             self._probes[node_id] = Probe.options(scheduling_strategy=there).remote()  # pyright: ignore[reportFunctionMemberAccess]
         return self._probes[node_id]
 
 
 def is_own(node_id: str | None) -> bool:
-    """Whether a node is this process's node."""
+    """Return whether a node is the node of this process."""
     return node_id in (None, ray.get_runtime_context().get_node_id())
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class Probe:
-    """Checks the processes of its node."""
+    """An actor that checks the processes of its node."""
 
     def examine(self, pids: Mapping[int, bool]) -> dict[int, Finding]:
         """See `process_states.examine`."""
@@ -228,7 +228,7 @@ def _looks(asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
 
 
 class Paced(Ranks[S]):
-    """Ranks whose calls end early without progress."""
+    """Ranks whose calls fail before the deadline if they take far longer than earlier calls."""
 
     def __init__(self, ranks: Ranks[S]) -> None:
         self._ranks, self._times, self.replica_size = ranks, CallTimes(), ranks.replica_size
@@ -245,19 +245,20 @@ class Paced(Ranks[S]):
 
 
 class CallTimes:
-    """Durations of a role's calls by method, which bound the next call."""
+    """Durations of a role's calls by method, from which the limit of the next call is derived."""
 
     def __init__(self) -> None:
         self._longest: dict[str, float] = {}
 
     def note(self, method: str, seconds: float) -> None:
-        """Note that a call took so many seconds."""
+        """Record the duration of a call."""
         self._longest[method] = max(seconds, self._longest.get(method, 0.0))
 
     def limit(self, method: str, deadline: float) -> float:
-        """Return the seconds after which a call is stuck: three times the longest before, at least `FLOOR_SECONDS`, at most the deadline.
+        """Return the seconds after which a call counts as stuck.
 
-        The first call of a method, which may compile, may take as long as its deadline.
+        They are `LONGEST_TIMES` times the longest earlier call, at least `FLOOR_SECONDS`, and at most the deadline. The limit of a
+        method's first call, which may compile, is its deadline.
         """
         longest = self._longest.get(method)
         return deadline if longest is None else min(deadline, max(FLOOR_SECONDS, LONGEST_TIMES * longest))

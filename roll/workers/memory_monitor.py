@@ -1,4 +1,4 @@
-"""Measures the memory of a worker process and its children. vLLM's engine is a child of its worker."""
+"""Measures the memory of a worker process and its child processes, such as vLLM's engine."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 import psutil
 
 ByDevice = list[dict[int, int]]
-"""Bytes by process id, for each GPU of the host."""
+"""For each GPU of the host, the bytes that each process holds, by process id."""
 
 
 class MemoryMonitor:
-    """Present and peak memory of this process on its devices."""
+    """Current and peak memory of this process on its devices."""
 
     def __init__(self, device: str, read: Callable[[], ByDevice] | None = None) -> None:
-        """`read` queries the driver, by default through NVML."""
+        """`read` queries NVIDIA's driver, by default through NVML."""
         self._device, self._read = device, read or nvml
         self._most: int | None = None
 
     def held(self) -> int | None:
-        """Return the bytes on the fullest device. If the driver does not list processes: torch's memory in this process.
+        """Return the bytes held on the fullest device, or torch's memory in this process if the driver does not list it.
 
-        None on the CPU, and for an engine in a child process that the driver does not list.
+        Return None on the CPU, and for an engine in a child process that the driver does not list.
         """
         if self._device == "cpu":
             return None
@@ -38,7 +38,7 @@ class MemoryMonitor:
         return held
 
     def peak(self) -> int | None:
-        """Return the peak bytes: torch's peak, or an engine's largest memory at any check. On the CPU resident memory."""
+        """Return the peak in bytes: torch's peak, or the largest memory at any call of `held`. On the CPU, it is resident memory."""
         if self._device == "cpu":
             own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             return own + sum(child.memory_info().rss for child in psutil.Process().children(recursive=True))
@@ -54,24 +54,24 @@ def _torch_on_gpu() -> Any:
 
 
 def device_name() -> str | None:
-    """Return CUDA's name of torch's GPU in this process, None if it uses none."""
+    """Return the name of the GPU that torch uses in this process, None if it uses none."""
     torch = _torch_on_gpu()
     return torch.cuda.get_device_name() if torch is not None else None
 
 
 def held_by(pids: Collection[int], devices: ByDevice) -> int | None:
-    """Return the bytes of these processes on the device where they hold most, None if the driver lists none of them."""
+    """Return the bytes of these processes on the device where they hold the most. None if the driver lists none of them."""
     sums = [sum(size for pid, size in processes.items() if pid in pids) for processes in devices if any(pid in pids for pid in processes)]
     return max(sums, default=None)
 
 
 def nvml() -> ByDevice:
-    """Query NVIDIA's driver. Empty if the driver or the package nvidia-ml-py is absent.
+    """Query NVIDIA's driver. Return an empty list if the driver or the package nvidia-ml-py is absent.
 
-    In a container with its own process ids the driver may list none of them.
+    In a container with its own process ids, the driver may not list the container's processes.
     """
     try:
-        import pynvml  # pyright: ignore[reportMissingImports]  # of the GPU's environment alone
+        import pynvml  # pyright: ignore[reportMissingImports]  # only installed in GPU environments
     except ModuleNotFoundError:
         return []
     try:

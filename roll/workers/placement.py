@@ -1,4 +1,4 @@
-"""Places the plan's ranks: chooses each process's node, visible devices and environment."""
+"""Places the plan's ranks: chooses the node, the visible devices and the environment of each process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import ray
 from roll.config.derived.placement import RolePlan
 
 QUIET = {
-    # Deprecation notices of torch.distributed, one a collective, are DeepSpeed's to act on.
+    # torch.distributed warns at each collective of deprecated calls that only DeepSpeed can change.
     "PYTHONWARNINGS": "ignore::FutureWarning,ignore::UserWarning",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -25,7 +25,7 @@ QUIET = {
 
 @dataclass(frozen=True)
 class WorkerPlacement:
-    """Place of one rank of a role."""
+    """Placement of one rank of a role."""
 
     node_id: str | None
     """Ray's id of the node, None for any node."""
@@ -34,13 +34,13 @@ class WorkerPlacement:
     environment: Mapping[str, str]
     """Environment variables of the process."""
     devices: tuple[int, ...] = ()
-    """Counted over all nodes."""
+    """Numbers of the rank's devices, counted over all nodes."""
     local_devices: tuple[int, ...] = ()
-    """Numbers of the rank's devices on its node."""
+    """Numbers of the rank's devices, counted on its node."""
 
 
 def worker_placements(role: RolePlan, gpus_per_node: int, system_envs: Mapping[str, str]) -> list[WorkerPlacement]:
-    """Return a placement for each rank. A process sees only the devices of its rank, which other roles may share."""
+    """Return the placement of each rank. A process sees only its rank's devices, which other roles may share."""
     nodes, hosts = gpu_nodes(), cpu_nodes()
     out = []
     for rank, devices in enumerate(role.devices):
@@ -53,19 +53,19 @@ def worker_placements(role: RolePlan, gpus_per_node: int, system_envs: Mapping[s
 
 
 def gpu_nodes() -> list[str]:
-    """Return the ids of nodes with GPUs in the order of their addresses, which is the order of device numbers."""
+    """Return the ids of the nodes with GPUs, in the order of their addresses. Devices are numbered in this order."""
     return [node["NodeID"] for node in _with_gpus()]
 
 
 def gpu_counts() -> list[int]:
-    """GPUs of each of them."""
+    """Return the number of GPUs of each of the `gpu_nodes`."""
     return [int(node["Resources"]["GPU"]) for node in _with_gpus()]
 
 
 def cpu_nodes() -> list[str]:
-    """Ids of all nodes, over which the ranks of a role on the CPU are dealt out: the driver's own first, the others by address.
+    """Return the ids of all nodes for ranks on the CPU: the driver's node, then the others by address.
 
-    So the first ranks of all roles share the driver's host, and what is synced through its memory is seen.
+    Ranks are assigned round-robin. The first ranks of all roles are thus on the driver's host, and can sync through its shared memory.
     """
     own = ray.get_runtime_context().get_node_id()
     return [own, *(node["NodeID"] for node in _alive() if node["NodeID"] != own)]
@@ -76,16 +76,16 @@ def _with_gpus() -> list[Mapping[str, Any]]:
 
 
 def _alive() -> list[Mapping[str, Any]]:
-    """Sort nodes by the numbers in their addresses."""
+    """Return the live nodes, sorted by the numeric values of their addresses."""
     return sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: int(ip_address(node["NodeManagerAddress"])))
 
 
 def rank_environment(rank: int, world_size: int, on_cpu: bool) -> dict[str, str]:
-    """Return the variables of a process's place for torch, DeepSpeed and vLLM. `LOCAL_RANK` is 0: a worker sees only its own devices."""
+    """Return a rank's environment variables for torch, DeepSpeed and vLLM. `LOCAL_RANK` is 0, as a worker sees only its own devices."""
     environment = QUIET | {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
-    # By default compiled kernels are temporary files, which are removed with the run. The next run should find them.
+    # The default is the run's temporary folder, which is removed at the end. The next run should find the compiled kernels.
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(Path.home() / ".cache" / "roll" / "torchinductor")
-    if not on_cpu:  # the process itself finds its devices; Ray must not hide them
+    if not on_cpu:  # the process itself selects its devices, so Ray must not hide any
         return environment | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
     threads = max(1, (os.cpu_count() or 1) // world_size)
     return environment | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads)}

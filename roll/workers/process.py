@@ -1,4 +1,4 @@
-"""The Ray actor: one process of a role, which builds a strategy and runs its facade's calls."""
+"""The Ray actors that host a role's strategy: each is one process, which builds the strategy and runs the calls of its facade."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from roll.workers.memory_monitor import MemoryMonitor, device_name
 from roll.workers.shortage import engine_shortage
 
 MOST_CALLS = 1 << 20
-"""Number of concurrent calls in a process. More than prompts can wait for an engine, so that a pause or a bucket never waits."""
+"""Largest number of concurrent calls in a process. It exceeds the possible number of requests, so that a pause or a sync never waits."""
 
 IMPORTING = "loading libraries"
-"""The stage before a strategy has one of its own."""
+"""Stage that is shown until the strategy enters its first stage."""
 
 
 @ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
@@ -48,7 +48,7 @@ class Process:
         return _free_address()
 
     def pid(self) -> int:
-        """Process id, to make sure of its end."""
+        """Return the process id, by which the end of the process is ensured."""
         return os.getpid()
 
     def peak_bytes(self) -> int | None:
@@ -60,7 +60,7 @@ class Process:
         return self._monitor.held()
 
     def build(self, settings: Settings[Any], rank: Rank) -> str | None:
-        """Build the strategy. Return the name of its device, see `device_name`."""
+        """Build the strategy. Return the name of its device; see `device_name`."""
         self._monitor = MemoryMonitor(rank.device)
         enter(IMPORTING)
         with _portable_errors():
@@ -68,18 +68,18 @@ class Process:
         return device_name()
 
     def add(self, make: Callable[[Any, Rank], Any]) -> int:
-        """Build an object beside the strategy. Return the place at which it is called."""
+        """Build an additional object from the strategy. Return its place, which `call` expects."""
         with _portable_errors():
             self._hosted.append(make(self._hosted[0], self._rank))
         return len(self._hosted) - 1
 
     def call(self, place: int, method: str, *arguments: Any) -> Any:
-        """Run a method of the strategy (place 0) or of an object beside it."""
+        """Run a method of the strategy (place 0) or of an object that `add` built."""
         with _portable_errors():
             return getattr(self._hosted[place], method)(*arguments)
 
     def close(self) -> None:
-        """Close the objects beside the strategy, then the strategy."""
+        """Close the objects that `add` built, then the strategy."""
         with _portable_errors():
             for hosted in reversed(self._hosted):
                 hosted.close()
@@ -114,7 +114,7 @@ class AsyncProcess:
         return self._monitor.held()
 
     async def build(self, settings: Settings[Any], rank: Rank) -> str | None:
-        """Build the strategy and start it. Return the name of its device, see `device_name`."""
+        """Build and start the strategy. Return the name of its device; see `device_name`."""
         self._monitor = MemoryMonitor(rank.device)
         enter(IMPORTING)
         with _portable_errors(), _named_shortage(rank, self._log):
@@ -126,7 +126,7 @@ class AsyncProcess:
         return device_name()
 
     async def call(self, place: int, method: str, *arguments: Any) -> Any:
-        """Run one of the strategy's methods. There are no objects beside it."""
+        """Run a method of the strategy. `place` is always 0."""
         with _portable_errors():
             return await getattr(self._strategy, method)(*arguments)
 
@@ -146,7 +146,7 @@ class AsyncProcess:
 
 @contextmanager
 def _named_shortage(rank: Rank, log: Path) -> Iterator[None]:
-    """Report that an engine ran out of memory. The error of a child process is only in the log."""
+    """Convert an error of an engine that lacked memory to `EngineShortage`. The log is searched too, as it has child processes' errors."""
     begin = log.stat().st_size
     try:
         yield
@@ -163,7 +163,7 @@ def _named_shortage(rank: Rank, log: Path) -> Iterator[None]:
 
 @contextmanager
 def _portable_errors() -> Iterator[None]:
-    """Send an exception that cannot be pickled to the driver as text, instead of Ray's error about it."""
+    """Replace an exception that cannot be sent to the driver by one with its text. Otherwise Ray would raise an unrelated error."""
     try:
         yield
     except Exception as error:
@@ -174,7 +174,7 @@ def _portable_errors() -> Iterator[None]:
 
 
 def _own_log(path: Path) -> None:
-    """Redirect the output of this process and its children to a file of the run."""
+    """Redirect the output of this process and its children to a log file of the run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     stream = path.open("ab", buffering=0)
     os.dup2(stream.fileno(), sys.stdout.fileno())
@@ -182,19 +182,19 @@ def _own_log(path: Path) -> None:
 
 
 def _see(devices: Sequence[int]) -> None:
-    """Let this process use only these of its node's devices. Must run before CUDA searches for devices."""
+    """Restrict this process to these devices of its node. Must be called before CUDA is initialised."""
     if devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices(devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _use_own_temporary() -> None:
-    """Use another temporary folder than the run's on other hosts, where the run's does not exist and compilers would fail."""
+    """Use the default temporary folder on hosts where the run's temporary folder does not exist, because compilers would fail there."""
     if not os.path.isdir(os.environ.get("TMPDIR", "")):
         os.environ.pop("TMPDIR", None)
 
 
 def _find_programs() -> None:
-    """Put the interpreter's folder on PATH for environments that are not activated: DeepSpeed's ops need ninja there."""
+    """Prepend the interpreter's folder to PATH, as an activated environment would. DeepSpeed finds ninja there for compiling its ops."""
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 

@@ -1,4 +1,4 @@
-"""Calls on independent, stateless ranks. If a rank's process dies, it is replaced and the call repeated."""
+"""Calls on independent, stateless ranks. If a rank's process dies or hangs, the process is replaced and the call is repeated."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 LOG = logging.getLogger(__name__)
 MOST = 5
-"""Replacements of a rank in an hour; the next failure ends the run."""
+"""Largest number of replacements of a rank within an hour. The next failure ends the run."""
 HOUR = 3600.0
 
 
 class Replaced(Generic[S]):
-    """The ranks of a group, for calls that may be repeated. For use from one asyncio event loop."""
+    """The ranks of a group, for calls that may be repeated. For use in one event loop."""
 
     def __init__(self, group: WorkerGroup[S], start_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
-            start_seconds: deadline of each part of a new process's start.
-            clock: seconds.
+            start_seconds: deadline for each part of the start of a new process.
+            clock: returns seconds.
         """
         self._group, self._start_seconds, self._clock = group, start_seconds, clock
         self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -36,13 +36,13 @@ class Replaced(Generic[S]):
         self._failures: defaultdict[int, deque[float]] = defaultdict(deque)
 
     async def one(self, rank: int, seconds: float, method: Callable[[S, *Ts], Coroutine[Any, Any, R]], *arguments: *Ts) -> R:
-        """Call a method on one rank within so many seconds. If its process dies or does not answer, repeat the call on the next process.
+        """Call a method on one rank with a deadline. If its process dies or does not answer, repeat the call on a new process.
 
         Raises:
-            WorkerFailed: the call failed in a process that lives, or the rank failed more than MOST times within an hour.
+            WorkerFailed: the call raised an exception, or the rank failed more than MOST times within an hour.
         """
         while True:
-            async with self._turns[rank]:  # a rank that is being replaced is not called
+            async with self._turns[rank]:  # waits while the rank is being replaced
                 which = self._replacements[rank]
             try:
                 return await self._group.batched.within(seconds).one(rank, method, *arguments)
@@ -50,12 +50,12 @@ class Replaced(Generic[S]):
                 await self._replace(rank, which, failed)
 
     async def _replace(self, rank: int, which: int, failed: WorkerFailed) -> None:
-        """Replace a process, unless another failed call has already done so."""
+        """Replace the process of a rank, unless another failed call has already done so."""
         async with self._turns[rank]:
             while self._replacements[rank] == which:
                 began = self._clock()
                 self._count(rank, failed)
-                LOG.warning("%s rank %d is replaced, and asked again what it has not answered: %s", failed.role, rank, failed.cause)
+                LOG.warning("%s rank %d is replaced, and its unanswered calls are repeated: %s", failed.role, rank, failed.cause)
                 try:
                     await self._group.replace(rank, self._start_seconds)
                 except (WorkerDied, WorkerLate) as error:

@@ -1,4 +1,4 @@
-"""The driver's side of models that give rewards: a judge in engines of its own or behind a URL, or a reward model."""
+"""The driver's side of models that compute rewards: a judge in its own engines or behind a URL, or a reward model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ApiSettings:
 
 
 class ApiJudge:
-    """Implements `Chat` by a process that calls a URL. There is one for each domain, which counts the calls."""
+    """Implements `Chat` with a process that sends requests to a URL. Each domain has its own process, which limits its calls."""
 
     def __init__(self, group: WorkerGroup[ApiChat], model: ApiModel, start_seconds: float) -> None:
         """`start_seconds` is the deadline for each part of the start of a replacement process."""
@@ -50,24 +50,24 @@ class ApiJudge:
 
 
 class JudgeEngines(ActorInfer):
-    """Facade of the engines of a model that no weight sync reaches."""
+    """Facade of the engines of a model with constant weights, which takes part in no weight sync."""
 
     takes_weights = False
 
     async def offload(self, discard: bool) -> int | None:
-        """See `ColocatedRole`. Keeps all weights, because nobody would send them again."""
+        """See `ColocatedRole`. Always keeps the weights, because they would not be sent again."""
         return await super().offload(discard=False)
 
 
 class EngineJudge:
-    """Implements `Chat` by a model that the run serves."""
+    """Implements `Chat` with a model that the run itself serves."""
 
     def __init__(self, engines: JudgeEngines, encode: Callable[[str], Ints], sampling: Sampling, context: int, seed: int | None) -> None:
         """
         Args:
-            encode: from a user's message to the tokens that the model is given.
-            context: the most tokens of a message and its answer.
-            seed: gives every message a seed of its own; None leaves randomness to the engine.
+            encode: function that returns the model's input tokens for a user message.
+            context: largest number of tokens in a message and its answer.
+            seed: base of the messages' seeds; with None, the engine samples without a seed.
         """
         self._engines, self._encode, self._sampling = engines, encode, sampling
         self._context, self._seed = context, seed
@@ -79,7 +79,7 @@ class EngineJudge:
             token_ids = await asyncio.to_thread(self._encode, message)
         if len(token_ids) + self._sampling.max_new_tokens > self._context:
             asked, room = len(token_ids), self._context - self._sampling.max_new_tokens
-            return Reply(failure=f"what the judge is asked has {asked} tokens, and its context has room for {room} beside the answer")
+            return Reply(failure=f"the judge's prompt has {asked} tokens, but its context leaves room for only {room} before the answer")
         seed = None if self._seed is None else message_seed(self._seed, message)
         by_number: dict[int, Completion] = {}
         async with aclosing(self._engines.generate(token_ids, self._sampling, seed)) as answer:
@@ -93,12 +93,12 @@ class EngineJudge:
 
 
 def message_seed(seed: int, message: str) -> int:
-    """Return a 31-bit seed for one message that does not depend on when or where it is answered."""
+    """Return a 31-bit seed that depends only on `seed` and the message, and not on when or where it is answered."""
     return int.from_bytes(sha256(f"{seed} {message}".encode()).digest()[:4]) >> 1
 
 
 class ScorerEngines:
-    """Implements `Classifier`, as the facade of a group that serves a reward model."""
+    """Facade of a group that serves a reward model. Implements `Classifier`."""
 
     def __init__(self, group: WorkerGroup[RewardStrategy], seconds: float, move_seconds: float, start_seconds: float) -> None:
         """`start_seconds` is the deadline for each part of the start of a replacement engine."""
@@ -117,7 +117,7 @@ class ScorerEngines:
             self._tokens_in_flight[worker] -= cost
 
     async def offload(self, discard: bool) -> int | None:
-        """See `ColocatedRole`. Keeps all weights, because nobody would send them again."""
+        """See `ColocatedRole`. Always keeps the weights, because they would not be sent again."""
         await self._group.within(self._move_seconds).all(RewardStrategy.offload)
         return await self._group.held_bytes()
 

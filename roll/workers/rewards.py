@@ -1,4 +1,4 @@
-"""The reward workers: Ray actors that each keep the process of a reward, wherever in the cluster they are."""
+"""The reward workers: Ray actors anywhere in the cluster, each of which runs reward functions in a child process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roll.workers.replacement import Replaced
 from roll.workers.user_code import SLACK, bound_log
 
 REPLACED = 30.0
-"""Time to replace a process that a response has broken, in seconds."""
+"""Time in seconds for replacing a child process that was broken by a response."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class RewardSettings:
     domain: str
     section: RewardConfig
     start_seconds: float
-    """Deadline for the process to be ready."""
+    """Deadline for the process to become ready."""
 
     def build(self, rank: Rank) -> RewardWorker:
         """See `Settings`."""
@@ -35,7 +35,7 @@ class RewardSettings:
 
 
 class RewardWorker:
-    """Runs in a Ray actor. The output of the rewards goes to the actor's log."""
+    """Runs in a Ray actor, whose log contains the output of the reward functions."""
 
     def __init__(self, settings: RewardSettings) -> None:
         self._process = RewardProcess(settings.domain, settings.section, settings.start_seconds)
@@ -58,7 +58,7 @@ class RewardWorker:
 
 
 class ModelReward(Protocol):
-    """A model that scores a domain, in place of reward functions."""
+    """A model that scores a domain instead of reward functions."""
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
         """Return one result for each response, in order."""
@@ -66,9 +66,9 @@ class ModelReward(Protocol):
 
 
 class Rewards:
-    """Facade of the reward groups: routes a prompt to its domain's least busy worker, or to its model.
+    """Facade of the reward groups: routes a prompt to the least busy worker of its domain, or to the domain's model.
 
-    Responses that a worker had not scored when it died are scored again by its replacement.
+    If a worker dies, its replacement scores the unanswered responses.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class Rewards:
     ) -> None:
         """
         Args:
-            start_seconds: deadline of each part of the start of a worker that replaces one that died.
-            models: of the domains that have no group.
+            start_seconds: deadline for each part of the start of a replacement worker.
+            models: models for the domains that have no group.
         """
         self._workers = {domain: Replaced(group, start_seconds) for domain, group in groups.items()}
         self._sections, self._models = sections, models or {}
         self._waiting = {domain: [0] * len(group) for domain, group in groups.items()}
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
-        """Return one result for each response to a prompt. If the domain `compares`, all responses are given at once."""
+        """Return one result for each response to a prompt. If the domain `compares`, pass all responses of the group at once."""
         if prompt.domain in self._models:
             return await self._models[prompt.domain].score(prompt, responses)
         workers, waiting = self._workers[prompt.domain], self._waiting[prompt.domain]
@@ -101,12 +101,12 @@ class Rewards:
             waiting[worker] -= len(responses)
 
     def compares(self, prompt: Prompt) -> bool:
-        """Whether a reward of the prompt's domain needs all responses at once."""
+        """Return whether a reward of the prompt's domain needs all responses of the group at once."""
         section = self._sections[prompt.domain]
         return section.group or any(part.group for part in section.parts.values())
 
     def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> Sequence[RewardResult]:
-        """Combine the results of a whole group: with `normalise: group` a reward is the sum of its normalised parts."""
+        """Combine the results of a whole group. With `normalise: group`, a reward becomes the sum of its normalised parts."""
         section = self._sections[prompt.domain]
         if section.normalise == "none":
             return results
@@ -114,6 +114,6 @@ class Rewards:
 
 
 def longest(section: RewardConfig, responses: int) -> float:
-    """Return the most seconds that scoring this number of responses takes, if every call times out and breaks its process."""
-    tries = 1 if section.concurrency == 1 else 2  # once beside others, once alone
+    """Return the longest time in seconds for scoring this number of responses, if every call times out and breaks its process."""
+    tries = 1 if section.concurrency == 1 else 2  # once concurrently with others, once alone
     return (section.timeout + REPLACED) * responses * max(len(section.parts), 1) * tries + SLACK

@@ -1,4 +1,4 @@
-"""The activity of the processes of a run's roles, observed on their own nodes."""
+"""The current activity of the processes of a run's roles, observed on their own nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roll.system.signs import Look, Sign
 
 LOG = logging.getLogger(__name__)
 ANSWER_SECONDS = 3.0
-"""Deadline for the answer of a node; without one its previous answer stays in use."""
+"""Deadline in seconds for the answer of a node. After a missing answer, the previous stage is still shown."""
 WORK = {
     "train_step": "training",
     "generate": "generating",
@@ -26,27 +26,28 @@ WORK = {
     "save": "writing a checkpoint",
     "load": "reading a checkpoint",
     "export": "exporting",
-    "offload": "leaving its devices",
-    "onload": "coming onto its devices",
-    "load_bucket": "taking weights",
-    "load_adapter": "taking an adapter",
+    "offload": "offloading from its devices",
+    "onload": "onloading to its devices",
+    "load_bucket": "loading weights",
+    "load_adapter": "loading an adapter",
 }
-"""Names of a strategy's calls for users. Other methods are shown by their name."""
+"""Descriptions of a strategy's methods for users. Other methods are shown by their name."""
 NO_PROCESS = "starting its process"
 READY = "ready"
 
 
 @dataclass(frozen=True)
 class RankState:
-    """The driver's knowledge of a rank."""
+    """The state of a rank, as known to the driver."""
 
     pid: int | None
-    """Its signs of life, None before its process has answered."""
+    """Process id, None before the process has answered."""
     node_id: str | None
     log: Path
     begin: int
-    """Number of bytes of the log from earlier processes."""
+    """Number of bytes of the log that are from earlier processes."""
     is_built: bool
+    """Whether the strategy has been built."""
 
 
 class ObservedGroup(Protocol):
@@ -55,25 +56,25 @@ class ObservedGroup(Protocol):
     role: str
 
     def states(self) -> Sequence[RankState]:
-        """Return the processes by rank, empty once the ranks are being ended."""
+        """Return the states by rank. Empty once the ranks are being ended."""
         ...
 
     @property
     def work(self) -> str | None:
-        """Return the unanswered call of the ranks, None if there is none."""
+        """Description of an unanswered call on the ranks, None if there is none."""
         ...
 
 
 class Lookers(Protocol):
-    """The nodes of the cluster by id. None is this process's node."""
+    """The nodes of the cluster by id. None is the driver's node."""
 
     async def look(self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
-        """See `signs.look`, for several processes of a node."""
+        """Call `signs.look` for several processes of a node."""
         ...
 
 
 class RoleSigns:
-    """Keeps how far each log was read, and the latest stage of each process."""
+    """Observes the roles' processes. It remembers how far each log was read, and the latest stage of each process."""
 
     def __init__(self, lookers: Lookers) -> None:
         self._lookers = lookers
@@ -81,7 +82,7 @@ class RoleSigns:
         self._stages: dict[Path, str] = {}
 
     async def of(self, group: ObservedGroup, progress: str) -> Sign | None:
-        """Return a role's present work, None if it is ending. `progress` is that of its call."""
+        """Return a role's current activity, or None if its group is being ended. `progress` describes the progress of its call."""
         states = group.states()
         if not states:
             return None
@@ -99,7 +100,7 @@ class RoleSigns:
             async with asyncio.timeout(ANSWER_SECONDS):
                 [found] = await self._lookers.look(state.node_id, [(state.pid, state.log, begin)])
         except (TimeoutError, RayError, OSError) as error:
-            LOG.info("node %s does not say what its processes do: %s", state.node_id, error)
+            LOG.info("node %s does not report the activity of its processes: %s", state.node_id, error)
             return None
         self._ends[state.log] = found.end
         if found.stage:
@@ -112,12 +113,12 @@ class RoleSigns:
 
 
 def work_of(method: str) -> str:
-    """Return the work of ranks that run a method of their strategy."""
+    """Return the description of the work of ranks that run this method of their strategy."""
     return WORK.get(method, method.replace("_", " "))
 
 
 def joined(stages: Sequence[str]) -> str:
-    """Return one text for all ranks: the number of ranks in each stage, or the common stage."""
+    """Return one text for all ranks: their common stage, or each stage with its number of ranks."""
     counts = {stage: stages.count(stage) for stage in dict.fromkeys(stages)}
     if len(counts) == 1:
         return stages[0]

@@ -1,10 +1,10 @@
-"""Chooses the engine for the next samples, and limits its samples. Only counts: no clock, no tasks.
+"""Chooses the engine for the next samples, and limits the running samples of each engine. It only counts, without a clock or tasks.
 
-    samples that wait, in order ──▶ the engine with the most room ──▶ one leaves, and another may come
+    waiting samples, in order ──▶ the engine with the most room ──▶ when a sample ends, the next one may start
 
-Samples of a prompt go to one engine together if it has room for all of them, and share its prefill. A turn of an episode goes to the engine
-that answered the turn before, if it has room, and shares its prefix. What does not fit waits here, where
-any engine can take it, and not at an engine that has enough to do.
+The samples of a prompt go to one engine if it has room for all of them, so that they share a prefill. A turn of an episode goes to the
+engine that answered the previous turn, if that has room, and reuses its prefix. Samples that do not fit wait in the driver, where any
+engine can take them, and not in the queue of a busy engine.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from roll.strategies.base import EngineActivity
 
 FULL = 0.9
-"""Share of the KV cache in use above which a preemption is for lack of room. An update may also preempt."""
+"""KV-cache use from which a preemption counts as a lack of room. Below it, a weight update may have caused the preemption."""
 SPARE = 0.6
-"""Share of the KV cache in use below which the limit is raised."""
+"""KV-cache use below which the limit is raised."""
 LOWERED, RAISED = 0.8, 1.25
-"""Factors that lower and raise a limit. It is lowered further than raised, so that it settles below the preempting load."""
+"""Factors that lower and raise a limit. Without a lack of room, it stays the same while the KV-cache use is above `SPARE`."""
 
 
 @dataclass
 class RunningLimit:
-    """Limits the concurrent samples of an engine: first to its own limit, then to what its KV cache held without a preemption."""
+    """Limits the concurrent samples of an engine: first to the engine's own limit, then to the load that avoids preemptions."""
 
     most: int
-    """Never more than these."""
+    """Largest value of the limit."""
     adapts: bool
     """Whether the limit follows the engine's KV cache. Otherwise it is constant."""
 
@@ -35,7 +35,7 @@ class RunningLimit:
         self.samples = self.most
 
     def heed(self, activity: EngineActivity, most_running: int) -> None:
-        """Adapt to the engine's activity in a step with at most so many concurrent samples."""
+        """Adapt the limit to the engine's activity in a step. `most_running` is the largest number of concurrent samples in it."""
         if not self.adapts or activity.preemptions is None:
             return
         use = activity.kv_cache_use or 0.0
@@ -49,8 +49,8 @@ def running_limits(engines: int, most: int | None, engine_takes: int | None) -> 
     """Return the limit of each engine.
 
     Args:
-        most: samples that all engines together may run, at least one for each; None adapts to the KV caches.
-        engine_takes: samples that an engine takes at most; None if it takes any number.
+        most: constant limit for all engines together, at least one sample for each; None adapts the limits to the KV caches.
+        engine_takes: largest number of concurrent samples of an engine; None if unlimited.
     """
     if most is not None:
         return [RunningLimit(most // engines + (engine < most % engines), adapts=False) for engine in range(engines)]
@@ -58,10 +58,10 @@ def running_limits(engines: int, most: int | None, engine_takes: int | None) -> 
 
 
 class Running:
-    """The samples that each engine runs, and the room that is left."""
+    """Tracks the samples that each engine runs, and its remaining room."""
 
     def __init__(self, limits: list[RunningLimit] | None, engines: int) -> None:
-        """Without limits an engine takes any number of samples."""
+        """If `limits` is None, an engine takes any number of samples."""
         assert limits is None or len(limits) == engines
         self._limits = limits
         self._serving, self._suspect = list(range(engines)), frozenset[int]()
@@ -69,14 +69,14 @@ class Running:
         self._most = [0] * engines
 
     def serve(self, engines: Sequence[int], suspect: Collection[int]) -> None:
-        """Let only these engines take samples from now on; `suspect` ones only if others have less room."""
+        """Allow only these engines from now on. A `suspect` engine is chosen only if it has more room than every other one."""
         self._serving, self._suspect = list(engines), frozenset(suspect)
 
     def place(self, samples: int, home: int | None = None) -> tuple[int, int]:
-        """Return the engine for samples of one prompt, and how many of them it takes: 0 if no engine may take one.
+        """Choose an engine for samples of one prompt. Return it and the number of samples that it takes, 0 if no engine has room.
 
         Args:
-            home: takes them if it may, since it holds what they begin with.
+            home: engine to prefer if it has room for all of them, because it has their prefix in its cache.
         """
         if not self._serving:
             return 0, 0
@@ -92,7 +92,7 @@ class Running:
         return max(self._serving, key=lambda one: (self._room(one, samples), one not in self._suspect, -self._running[one]))
 
     def leave(self, engine: int, samples: int) -> None:
-        """Note that so many samples have ended."""
+        """Note that this number of an engine's samples has ended."""
         self._running[engine] -= samples
 
     def heed(self, activities: Mapping[int, EngineActivity]) -> None:
@@ -105,11 +105,11 @@ class Running:
 
     @property
     def limit(self) -> int | None:
-        """Return the largest number of concurrent samples of all engines together."""
+        """Largest number of concurrent samples of all serving engines together; None without limits."""
         return None if self._limits is None else sum(self._limits[engine].samples for engine in self._serving)
 
     def _room(self, engine: int, samples: int) -> int:
-        """Return how many of the samples an engine has room for."""
+        """Return the number of these samples for which an engine has room."""
         if self._limits is None:
             return samples
         return max(0, min(samples, self._limits[engine].samples - self._running[engine]))

@@ -1,4 +1,4 @@
-"""Share sequences out over a role's replicas for a pass without a gradient, and put the results back in place."""
+"""Distributes sequences over a role's replicas for forward passes without a gradient, and reassembles the results."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from roll.workers.group import WorkerGroup
 
 
 def share_out(sequences: Sequences, replicas: int, token_budget: int) -> tuple[packing.Split, list[list[Sequences]]]:
-    """The split, and by replica its micro-batches."""
+    """Split sequences into micro-batches. Return the split, and the micro-batches of each replica."""
     split = packing.split(sequences.lengths, replicas, token_budget)
     return split, [[packing.select(sequences, indices) for indices in forwards] for forwards in split.ranks]
 
 
 def gather_tokens(sequences: Sequences, split: packing.Split, results: Sequence[Sequence[Floats]]) -> Floats:
-    """[T] from each replica's and micro-batch's values; the filler's are dropped."""
+    """Return values [T] in the order of `sequences` from the results by replica and micro-batch. Drop the filler's values."""
     out = np.zeros(len(sequences.token_ids), np.float32)
     for forwards, values in zip(split.ranks, results, strict=True):
         for indices, part in zip(forwards, values, strict=True):
@@ -30,7 +30,7 @@ def gather_tokens(sequences: Sequences, split: packing.Split, results: Sequence[
 
 
 class Reference:
-    """Facade of a group whose model does not change: log-probs under it."""
+    """Facade of a group that computes log-probs under a model with constant weights."""
 
     def __init__(
         self, group: WorkerGroup[ScoreStrategy], token_budget: int, temperature: float, seconds: float, move_seconds: float
@@ -39,31 +39,31 @@ class Reference:
         self._seconds, self._move_seconds = seconds, move_seconds
 
     async def ref_log_probs(self, sequences: Sequences) -> Floats:
-        """[T] natural-log probs of the response tokens, 0 elsewhere."""
+        """Return the natural log-probs [T] of the response tokens, 0 for other tokens."""
         split, parts = share_out(sequences, self._group.replicas, self._token_budget)
         arguments = [(part, self._temperature) for part in parts]
         results = await self._group.paced.within(self._seconds).each_replica(ScoreStrategy.log_probs, arguments)
         return gather_tokens(sequences, split, results)
 
     async def offload(self, discard: bool) -> int | None:
-        """See `ColocatedRole`. Nothing is discarded: the weights stay as they are."""
+        """See `ColocatedRole`. Always keeps the weights."""
         await self._group.within(self._move_seconds).all(ScoreStrategy.offload)
         return await self._group.held_bytes()
 
     async def onload(self, level: Level) -> None:
-        """See `ColocatedRole`. A reference has nothing beside its weights."""
+        """See `ColocatedRole`. A reference has only its weights."""
         await self._group.within(self._move_seconds).all(ScoreStrategy.onload)
 
 
 class Teacher(Reference):
-    """Facade of a group whose model a student learns from."""
+    """Facade of a group with a teacher model for distillation."""
 
     def __init__(self, group: WorkerGroup[TeachStrategy], token_budget: int, seconds: float, move_seconds: float) -> None:
         super().__init__(group, token_budget, 1.0, seconds, move_seconds)
         self._teachers = group
 
     async def states(self, sequences: Sequences) -> Floats:
-        """[S, H], the last hidden states from which a teacher predicts the S response tokens, in their order."""
+        """Return the teacher's outputs [S, W] for the S response tokens in order: hidden states, or another output of its wrapper."""
         split, parts = share_out(sequences, self._teachers.replicas, self._token_budget)
         results = await self._teachers.paced.within(self._seconds).each_replica(TeachStrategy.states, [(part,) for part in parts])
         forwards = [pair for rank in zip(split.ranks, results, strict=True) for pair in zip(*rank, strict=True) if pair[0]]

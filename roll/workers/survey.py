@@ -1,4 +1,4 @@
-"""Prints the nodes of the cluster that `RAY_ADDRESS` names as one line of JSON. A process of the doctor."""
+"""Prints the nodes of the cluster at `RAY_ADDRESS` as one line of JSON. The doctor runs it as a separate process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS = 60.0
 
 @ray.remote(num_cpus=0)
 def niceness() -> int:
-    """The niceness of a worker."""
+    """Return the niceness of a Ray worker."""
     return os.nice(0)
 
 

@@ -1,4 +1,4 @@
-"""Common parts of workers that run the user's code: their log is bounded, because that code prints into it."""
+"""Shared parts of workers that run user code. Their log is bounded, because user code may print any amount of text to it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import asyncio
 from roll.system.bounded_log import begin_anew
 
 SLACK = 60.0
-"""Seconds for the way to a worker and back."""
+"""Time in seconds for sending a call to a worker and its result back."""
 LOG_DESCRIPTOR = 2
 LOG_BYTES = 100 << 20
-"""Largest size of a worker's log. As much again is kept beside it."""
+"""Largest size of a worker's log in bytes. A copy of the previous part of the same size is kept next to it."""
 LOOK_EVERY = 1.0
-"""Seconds between two looks at its size."""
+"""Seconds between two checks of the log's size."""
 
 
 async def bound_log() -> None:
-    """Look after the log of this process, until cancelled."""
+    """Keep the log of this process below `LOG_BYTES`, until cancelled."""
     while True:
         await asyncio.to_thread(begin_anew, LOG_DESCRIPTOR, LOG_BYTES)
         await asyncio.sleep(LOOK_EVERY)

@@ -1,7 +1,7 @@
-"""Encodes values of batched calls: by pickle, except completions, of which there are many.
+"""Encodes the values of batched calls with pickle, and completions in a more compact form, because there are many of them.
 
-Token ids and log-probs of a completion travel as bytes, and its versions as one number where all tokens have the same one. Arrays that have
-travelled are read-only, as those that Ray brings.
+Token ids and log-probs of a completion are sent as bytes, and its versions as one number if all tokens have the same version. Decoded
+arrays are read-only, like arrays that Ray returns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REASONS = {reason.value: reason for reason in FinishReason}
 
 
 def encoded(value: Any) -> bytes:
-    """Encode a value for `decoded`. Raises pickle's errors, of any type, for a value that cannot be encoded."""
+    """Return the bytes from which `decoded` restores a value. If the value cannot be pickled, raise pickle's error, of any type."""
     stream = BytesIO()
     pickler = pickle.Pickler(stream, pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = {Completion: _taken_apart}
@@ -27,7 +27,7 @@ def encoded(value: Any) -> bytes:
 
 
 def decoded(travelled: bytes) -> Any:
-    """Decode a value."""
+    """Return the value that `encoded` turned into these bytes."""
     return pickle.loads(travelled)
 
 

@@ -14,7 +14,7 @@ from roll.workers.cluster import ClusterUnavailable, join, start
 @pytest.mark.parametrize("address", ["ray://head:10001", "http://head:8265"])
 def test_addresses_of_the_client_and_the_dashboard_are_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ClusterUnavailable, match=f"'{address}' is an address of Ray's client or dashboard"):
+    with pytest.raises(ClusterUnavailable, match=f"'{address}' is the address of a Ray client server or dashboard"):
         join()
     with pytest.raises(SystemExit) as ended:
         survey.main()
@@ -27,6 +27,6 @@ def test_what_ray_says_as_it_does_not_start_is_told_with_a_remedy(tmp_path: Path
 
     monkeypatch.setattr(ray, "init", late)
     with pytest.raises(
-        ClusterUnavailable, match=r"^Ray: did not start on this host: The current node timed out during startup\.\n    Ray's output"
+        ClusterUnavailable, match=r"^Ray: did not start on this host: The current node timed out during startup\.\n    see Ray's output in logs/ray"
     ):
         start(tmp_path, 0)

@@ -110,7 +110,7 @@ def test_a_stopped_child_is_told_as_such() -> None:
     machine, watch = watching(Group("actor_infer"))
     machine.findings = {10: Finding(Problem.STOPPED, 99)}
     (failure,) = looks(watch, LOOKS[Problem.STOPPED])
-    assert failure.cause == "process 99, which its process 10 has started, is stopped (SIGSTOP) (logs/actor_infer-0.log)"
+    assert failure.cause == "process 99, a descendant of its process 10, is stopped (SIGSTOP) (logs/actor_infer-0.log)"
     assert machine.ended == [(None, 10)]
 
 

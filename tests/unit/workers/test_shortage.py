@@ -56,11 +56,11 @@ def test_the_message_is_that_of_the_installed_torch() -> None:
         (
             (3,),
             FULL,
-            ["device 3", "asked for 125.82 GiB", "0.9", "12.31 of 139.8 GiB were free", "lower", "gpu_memory_utilization"],
+            ["device 3", "requested 125.82 GiB", "0.9", "12.31 of 139.8 GiB were free", "lower", "gpu_memory_utilization"],
         ),
         ((4, 5), NO_CACHE, ["devices 4, 5", "KV cache", "raise", "gpu_memory_utilization", "kv_cache_gib"]),
-        ((0,), SMALL_CACHE, ["device 0", "asks for 1.75 GiB", "0.5 GiB were left", "response_length"]),
-        ((0,), TORCH, ["asked for 1.02 GiB more", "310.50 MiB of 139.80 GiB were free", "lower", "gpu_memory_utilization"]),
+        ((0,), SMALL_CACHE, ["device 0", "needs 1.75 GiB", "0.5 GiB were left", "response_length"]),
+        ((0,), TORCH, ["requested another 1.02 GiB", "310.50 MiB of 139.80 GiB were free", "lower", "gpu_memory_utilization"]),
         ((), NO_CACHE, ["its device"]),
     ],
 )
