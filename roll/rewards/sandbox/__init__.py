@@ -1,1 +1,1 @@
-"""Runs programs of the policy isolated from the machine."""
+"""Runs programs that the policy wrote, isolated from the machine."""

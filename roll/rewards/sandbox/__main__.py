@@ -1,4 +1,4 @@
-"""`python -m roll.rewards.sandbox` prints why no sandbox runs here, as JSON; null if one does."""
+"""`python -m roll.rewards.sandbox` prints, as JSON, the reason why no sandbox can run on this machine, or null if one can."""
 
 from __future__ import annotations
 

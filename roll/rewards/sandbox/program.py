@@ -1,4 +1,4 @@
-"""Runs a program on its cases in its own sandbox."""
+"""Runs a program on its test cases, in a sandbox of its own."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from roll.rewards.sandbox.bubblewrap import PROBE_SECONDS, REMEDY, Interpreter, 
 from roll.rewards.sandbox.inside.supervisor import FRAME, OUTCOME, SEALS
 
 GRACE_SECONDS = 30.0
-"""Seconds for the sandbox to start and to report, beyond the program's own deadline."""
+"""Seconds for the sandbox to start and to report, in addition to the program's wall-clock limit."""
 KILL_SECONDS = 30.0
-"""Seconds. A killed process is gone at once, unless the kernel itself is stuck."""
+"""Seconds to wait for a killed process. It normally ends at once, unless the kernel is blocked."""
 COMPLAINT_BYTES = 2000
 OPEN_FILES, THREADS, STACK_BYTES = 64, 64, 64 << 20
 MIB = 1 << 20
 
 
 class Ending(IntEnum):
-    """How a case ended. The numbers are the supervisor's."""
+    """How a case ended. The numbers are those that the supervisor sends."""
 
     OK = 0
     FAILED = 1
@@ -44,15 +44,15 @@ class Limits:
     """Limits of one program."""
 
     cpu_seconds: int = 4
-    """CPU seconds of each case, which do not depend on other load of the machine."""
+    """CPU seconds of each case, which do not depend on the load of the machine."""
     wall_seconds: float = 60.0
     """Wall-clock seconds of all cases together, for programs that sleep or wait."""
     memory_mib: int = 1024
-    """Bytes of address space of the program with all its threads. It cannot start processes."""
+    """Address space of the program, including all its threads, in MiB. A program cannot start processes."""
     disk_mib: int = 64
-    """Bytes of /tmp, the only writable folder."""
+    """Size of /tmp, the only writable folder, in MiB."""
     output_mib: int = 4
-    """Number of bytes to read of a case's output."""
+    """Largest output of a case, in MiB. A case that writes more is ended."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class Outcome:
     ending: Ending
     cpu_seconds: float
     output: bytes
-    """Output of a script."""
+    """Standard output of a script; empty for tests."""
     note: str
-    """Last line of its stderr, or of the test's."""
+    """Reason of a failure: the last line of stderr, or the message of the test."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A program and its cases."""
+    """A program and its test cases."""
 
     source: str
     kind: str
@@ -77,17 +77,19 @@ class Job:
     inputs: tuple[bytes, ...] = ()
     """Standard input of a script in each case."""
     tests: tuple[dict[str, Any], ...] = ()
-    """For other kinds, the tests for `judge.judge`."""
+    """For the other kinds: the tests, as `judge.judge` expects them."""
 
 
 def run(job: Job, limits: Limits, interpreter: Interpreter, sandboxed: bool = True) -> Iterator[Outcome]:
-    """Yield the outcome of each case as soon as it is known. A caller that stops early must close the iterator, which ends the sandbox.
+    """Yield the outcome of each case as soon as it is known.
+
+    A caller that stops early must close the iterator, which ends the sandbox.
 
     Args:
-        sandboxed: False runs the program with the user's own files and network.
+        sandboxed: If False, the program runs without isolation, with the files and the network of this machine.
 
     Raises:
-        SandboxUnavailable: the sandbox did not start, or ended by itself before all cases were reported.
+        SandboxUnavailable: the sandbox did not start, or ended unexpectedly before it reported all cases.
     """
     cases = len(job.inputs) or len(job.tests)
     described = {"source": job.source, "kind": job.kind, "cases": cases, "limits": _for_supervisor(limits)}
@@ -109,20 +111,20 @@ def run(job: Job, limits: Limits, interpreter: Interpreter, sandboxed: bool = Tr
             reported += 1
             late = outcome.ending == Ending.WALL_TIME
         if not late and reported < cases:
-            raise SandboxUnavailable(f"the sandbox ended before it reported: {_complaint(sandbox)}")
+            raise SandboxUnavailable(f"the sandbox ended before it reported all cases: {_complaint(sandbox)}")
     finally:
         os.close(reading)
         _end(sandbox)
     for _ in range(reported, cases):
-        yield Outcome(Ending.WALL_TIME, 0.0, b"", "not run: the program's time was over")
+        yield Outcome(Ending.WALL_TIME, 0.0, b"", "not run: the program reached its wall-clock limit")
 
 
 @cache
 def ready(interpreter: Interpreter, sandboxed: bool) -> None:
-    """Run one small program, at the first call only.
+    """Check that the sandbox can run a small program. Only the first call for an interpreter runs it.
 
     Raises:
-        SandboxUnavailable: it does not run; says why and what to do.
+        SandboxUnavailable: the program does not run. The message has the reason and a remedy.
     """
     try:
         outcomes = list(run(Job("print(6 * 7)", "input", (b"",)), Limits(wall_seconds=PROBE_SECONDS), interpreter, sandboxed))
@@ -146,7 +148,7 @@ def _for_supervisor(limits: Limits) -> dict[str, Any]:
 
 
 def _file(described: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> int:
-    """Return a sealed file in memory with a frame for each part."""
+    """Return the descriptor of a sealed in-memory file with one frame for each part."""
     descriptor = os.memfd_create("frames", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     with os.fdopen(os.dup(descriptor), "wb") as file:
         for frame in (*(marshal.dumps(part, 2) for part in described), *raw):
@@ -157,7 +159,7 @@ def _file(described: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> int:
 
 
 def _outcomes(reading: int, cases: int, most: int, deadline: float) -> Iterator[Outcome]:
-    """Yield outcomes that are reported before the deadline and before the sandbox ends."""
+    """Yield the outcomes that the sandbox reports, until all cases are reported, the deadline passes or the sandbox ends."""
     received = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(reading, selectors.EVENT_READ)
@@ -187,7 +189,7 @@ def _complaint(sandbox: subprocess.Popen[bytes]) -> str:
 
 
 def _end(sandbox: subprocess.Popen[bytes]) -> bytes:
-    """Kill bubblewrap, and with it its process namespace. Return their stderr after all have closed the pipe."""
+    """Kill bubblewrap and thereby all processes of its namespace. Return the end of their stderr."""
     if sandbox.stderr is None or sandbox.stderr.closed:
         return b""
     sandbox.kill()

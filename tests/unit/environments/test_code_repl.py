@@ -108,7 +108,7 @@ def test_without_a_sandbox_there_is_no_environment(monkeypatch: pytest.MonkeyPat
         raise SandboxUnavailable(f"no; {bubblewrap.REMEDY}")
 
     monkeypatch.setattr("roll.environments.code_repl.ready", absent)
-    with pytest.raises(SandboxUnavailable, match="write `sandbox: none`"):
+    with pytest.raises(SandboxUnavailable, match="set `sandbox: none`"):
         played(SQUARES, [])
 
 

@@ -1,1 +1,1 @@
-"""Code that runs inside the sandbox. It only imports Python's standard library and itself, because the folder is mounted without roll."""
+"""Code that runs inside the sandbox. It imports only the standard library and itself, because the rest of roll is not mounted there."""

@@ -1,4 +1,4 @@
-"""The process of the candidate's program. It has no influence on the verdict."""
+"""The process that runs the candidate, which is the program under test. It cannot influence the verdict."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from roll.rewards.sandbox.inside.usual import provide
 from roll.rewards.sandbox.inside.wire import Channel
 
 NOT_COMPILED = 97
-"""Exit status of a program that is not Python."""
+"""Exit status of a program that cannot be compiled."""
 FILE = "solution.py"
 
 
 def run_program(source: str) -> NoReturn:
-    """Run the program as a script, and end the process as Python does."""
+    """Run the program as a script, and exit as the Python interpreter would."""
     os._exit(_status_of(lambda: _execute(source, "__main__")))
 
 
 def serve_program(source: str, connection: socket.socket) -> NoReturn:
-    """Run the program as a module, and then serve the test's requests."""
+    """Run the program as a module, and then serve the requests of the test's process."""
 
     def load_and_serve() -> None:
         module = _execute(source, "solution")
@@ -69,7 +69,7 @@ def _execute(source: str, name: str) -> types.ModuleType:
 
 
 def _status_of(work: Callable[[], Any]) -> int:
-    """Run the work as Python runs a program, up to its end. Return the exit status."""
+    """Run the work as the Python interpreter runs a program, including its shutdown. Return the exit status."""
     status = 0
     try:
         work()
@@ -79,7 +79,7 @@ def _status_of(work: Callable[[], Any]) -> int:
         _complain("".join(traceback.format_exception_only(error)))
         status = 1
     try:
-        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python's own end does
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the shutdown of Python does
         atexit._run_exitfuncs()
         sys.stdout.flush()
     except BaseException as error:

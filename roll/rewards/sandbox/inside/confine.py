@@ -1,6 +1,6 @@
-"""Restricts a process of the sandbox: resource limits, and a filter of system calls (seccomp).
+"""Restricts a process of the sandbox with resource limits and a system call filter (seccomp).
 
-The filter is what bounds processes: it forbids new ones, for root and anyone else. So RLIMIT_AS bounds the memory of a program as a whole.
+The filter forbids new processes, also for root. A program is therefore a single process, and RLIMIT_AS limits all of its memory.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ SECCOMP_MODE_FILTER = 2
 CLONE_NEWUSER = 0x10000000
 CAPABILITY_VERSION = 0x20080522
 UNPRIVILEGED = 65533
-"""User that root changes to, because limits do not bind root. Below 65536, because a container may have no others."""
+"""User id that root changes to, because some limits do not apply to root. Below 65536, because a container may have no larger ids."""
 ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
-"""Answers of a filter. The lower half has the error's number."""
+"""Return values of a filter. The lower half is the error number."""
 LOAD, JUMP_EQUAL, JUMP_SET, JUMP_AT_LEAST, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
-"""Operations of BPF: load a word, jump if it is equal, if it has one of these bits, if it is not below; return."""
+"""BPF operations: load a word; jump if the word is equal to a value, has one of its bits set, or is at least the value; return."""
 NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, 16
-"""Offsets in a filter's input: the call's number, the architecture, the lower half of the first argument."""
+"""Offsets in a filter's input: the number of the system call, the architecture, the lower half of the first argument."""
 X86_64 = 0xC000003E
 X32 = 0x40000000
-"""Bit in the numbers of calls of another ABI, which has the same calls."""
+"""Bit that is set in the system call numbers of the x32 ABI, which offers the same system calls."""
 CLONE, CLONE3, PRLIMIT = 56, 435, 302
 CLONE_THREAD = 0x00010000
 SIGNALS = (62, 200, 234, 129, 297)
-"""kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo: allowed to the caller's own process."""
+"""kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo: allowed only with the caller's own process as the target."""
 FORBIDDEN = (
     *(57, 58, 59, 322),  # fork, vfork, execve, execveat
     *(101, 310, 311, 312, 434, 438, 424, 440, 448),  # ptrace, process_vm_readv and _writev, kcmp, pidfd_*, process_madvise and _mrelease
-    *(41, 29, 64, 68, 240, 319, 447),  # socket, shmget, semget, msgget, mq_open, memfd_create and _secret: memory beside RLIMIT_AS
+    *(41, 29, 64, 68, 240, 319, 447),  # socket, shmget, semget, msgget, mq_open, memfd_create and _secret: memory outside RLIMIT_AS
     *(272, 308, 161, 155, 165, 166, 428, 429, 430, 431, 432, 433, 442),  # unshare, setns, chroot, pivot_root, mounts
-    *(133, 259, 188, 189, 190, 303, 304),  # mknod, mknodat, setxattr and its kin, file handles
+    *(133, 259, 188, 189, 190, 303, 304),  # mknod, mknodat, setxattr and its variants, file handles
     *(425, 426, 427, 321, 298, 323, 300, 248, 249, 250),  # io_uring, bpf, perf_event_open, userfaultfd, fanotify_init, keys
     *(175, 176, 313, 246, 320, 169, 167, 168, 163, 164, 170, 171, 172, 173, 179, 443, 103, 153, 154, 135, 212, 256, 279),  # the machine
 )
@@ -50,7 +50,7 @@ def confine(limits: Mapping[str, Any]) -> None:
         limits: `cpu_seconds`, `memory_bytes`, `file_bytes`, `open_files`, `threads`, `stack_bytes`.
 
     Raises:
-        OSError: the kernel refuses.
+        OSError: the kernel refuses a limit or the filter.
     """
     _limit(resource.RLIMIT_CPU, limits["cpu_seconds"])
     _limit(resource.RLIMIT_AS, limits["memory_bytes"])
@@ -64,26 +64,28 @@ def confine(limits: Mapping[str, Any]) -> None:
 
 
 def leave_root() -> None:
-    """Change root to a user without rights, in a user namespace that maps nobody. Other processes of this user then do not count here.
+    """Change from root to an unprivileged user in a new user namespace that maps no other user.
+
+    In the new namespace, the limit on threads does not count processes that this user runs elsewhere.
 
     Raises:
-        OSError: the kernel allows no user namespaces, or root has no right to become another user.
+        OSError: the kernel forbids user namespaces, or root may not change to another user.
     """
     os.setgroups([])
     os.setresgid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
     os.setresuid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
     library = ctypes.CDLL(None, use_errno=True)
-    _check(library.unshare(CLONE_NEWUSER), "unshare")  # gives all rights in the new namespace, which are dropped at once
+    _check(library.unshare(CLONE_NEWUSER), "unshare")  # grants all capabilities in the new namespace; the next call drops them
     _check(library.capset(struct.pack("=II", CAPABILITY_VERSION, 0), bytes(24)), "capset")
 
 
 def end_with_parent() -> None:
-    """Let Linux end this process with its parent, which is needed without a process namespace."""
+    """Make Linux kill this process when its parent ends. Needed if there is no process namespace."""
     _control(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def hide_memory() -> None:
-    """Forbid other processes of the same user to inspect this one."""
+    """Prevent other processes of the same user from inspecting this one."""
     _control(PR_SET_DUMPABLE, 0)
 
 
@@ -94,11 +96,11 @@ def _limit(which: int, most: int) -> None:
 
 
 def _program(own: int) -> bytes:
-    """Return the filter as BPF. Each rule but the first two loads the call's number or first argument, and jumps over one answer."""
+    """Return the filter as a BPF program. `own` is the id of this process, the only one that it may signal."""
     rules = [
         *(_step(LOAD, ARCHITECTURE), _step(JUMP_EQUAL, X86_64, 1, 0), _step(RETURN, KILL)),
         *(_step(LOAD, NUMBER), _step(JUMP_AT_LEAST, X32, 0, 1), _step(RETURN, EPERM)),
-        *(_step(JUMP_EQUAL, CLONE3, 0, 1), _step(RETURN, ENOSYS)),  # its flags are in memory; glibc then uses clone
+        *(_step(JUMP_EQUAL, CLONE3, 0, 1), _step(RETURN, ENOSYS)),  # a filter cannot read its flags; glibc then uses clone
         *(_step(JUMP_EQUAL, CLONE, 0, 4), _step(LOAD, ARGUMENT), _step(JUMP_SET, CLONE_THREAD, 1, 0), _step(RETURN, EPERM)),
         _step(RETURN, ALLOW),
     ]

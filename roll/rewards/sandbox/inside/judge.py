@@ -1,4 +1,4 @@
-"""The process of a test, which alone gives the verdict. It has the test's text, and the candidate's objects only as mirrors."""
+"""The process that runs a test and alone decides the verdict. It has the code of the test, and only proxies of the candidate's objects."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ RESPONSE = "response"
 
 
 def judge(test: Mapping[str, Any], channel: Channel) -> tuple[bytes, str]:
-    """Return PASSED or FAILED, and the reason.
+    """Return (PASSED or FAILED, the reason of a failure).
 
     Args:
-        test: `kind` (`assert`, `check` or `text`), `code`, `source` of the candidate, `entry` that a `check` is called with, `response`.
+        test: `kind` (`assert`, `check` or `text`), `code` of the test, `source` of the candidate, `entry` (name of the function to pass
+            to `check`), and `response` (the text of the response).
     """
     try:
         _run(test, channel)
     except Broken as broken:
         return FAILED, str(broken)
-    except BaseException as error:  # a test may call sys.exit(), and so does not pass
+    except BaseException as error:  # a test that calls sys.exit() does not pass
         return FAILED, f"{type(error).__name__}: {error}"
     return (FAILED, "the candidate's process ended during the test") if channel.broken else (PASSED, "")
 
@@ -63,7 +64,7 @@ def _run(test: Mapping[str, Any], channel: Channel) -> None:
 
 
 def _run_tests(namespace: dict[str, Any]) -> None:
-    """Return the defined test functions, methods of test classes and unittests, in order."""
+    """Run the test functions, the methods of test classes and the unittest cases in a namespace, in order. Raise at the first failure."""
     own = {name: value for name, value in namespace.items() if getattr(value, "__module__", None) == "__main__"}
     fixtures = {name: value for name, value in own.items() if isinstance(value, pytest_like.Fixture)}
     for name, value in own.items():
@@ -97,7 +98,7 @@ def _run_test(function: Callable[..., Any], fixtures: Mapping[str, Any]) -> None
 
 
 class _Response(ast.NodeTransformer):
-    """Replaces `{response}` by the response's text, as a value and never as code: within a text, or in place of one."""
+    """Replaces `{response}` in a test by the text of the response, always as data and never as code: within a string, or instead of one."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -113,5 +114,5 @@ class _Response(ast.NodeTransformer):
 
 
 def report(descriptor: int, verdict: bytes, note: str) -> None:
-    """Encode the verdict for the supervisor."""
+    """Write the verdict and its reason to the supervisor's pipe."""
     os.write(descriptor, verdict + b"\n" + note.encode("utf-8", "replace")[:2000])

@@ -1,11 +1,11 @@
-"""Calls between the test's process and the candidate's, in both directions.
+"""Calls between the test's process and the candidate's process, in both directions.
 
-Plain values travel by value, and what a call does to a list, dict or set that it was given is done to the caller's own one. Any other
-object stays in its process; the other one holds a mirror of it (mirror.py).
+Plain values are passed by value. If a call changes a list, dict or set that it received, the change is applied to the caller's object too.
+Every other object stays in its own process, and the other process holds a proxy of it, called a mirror (mirror.py).
 
     test                                candidate
       ── ask call f([3, 1], key=...) ─────▶
-      ◀────────── ask call key(3) ─────────   f calls what the test gave it
+      ◀────────── ask call key(3) ─────────   f calls the function that the test passed
       ── value 3 ─────────────────────────▶
       ◀── value None; [3, 1] is now [1, 3] ─
 """
@@ -23,12 +23,13 @@ from roll.rewards.sandbox.inside.values import MUTABLE, decode_plain, encode_pla
 from roll.rewards.sandbox.inside.wire import Broken, Channel
 
 READABLE = ("__name__", "__qualname__", "__doc__", "__module__")
-"""Names with an underscore that a guarded process may expose."""
+"""Attributes with an underscore that a guarded end may expose."""
 KEPT = (types.ModuleType, types.FrameType, types.CodeType, types.TracebackType)
+"""Types of objects that are never passed to the other process."""
 
 
 class Letter:
-    """Containers that a request and its answer share, by number."""
+    """The mutable containers in a request and its answer, by number."""
 
     def __init__(self) -> None:
         self.containers: list[Any] = []
@@ -40,16 +41,16 @@ class Letter:
 
 
 class Link:
-    """One end.
+    """One end of the connection.
 
-    A guarded end hands out no more than a test gives away: calls of what was passed, and the attributes of objects whose classes the
-    test defines. Frames, globals and closures of functions cannot be reached through it.
+    A guarded end exposes only what a test passes on: calls of objects that it passed, and attributes of objects whose classes it defines.
+    Frames, globals and closures of functions cannot be reached through it.
     """
 
     def __init__(self, channel: Channel, guarded: bool, others: Callable[[str, Any], Any] | None = None) -> None:
         """
         Args:
-            others: answers requests of other kinds; raises ValueError for unknown ones.
+            others: handles other kinds of requests. Raises ValueError for an unknown kind.
         """
         self._channel, self._guarded, self._others = channel, guarded, others
         self._exported: list[Any] = []
@@ -57,7 +58,10 @@ class Link:
         self._mirrors: dict[int, Any] = {}
 
     def request(self, kind: str, *parts: Any) -> Any:
-        """Return the other process's answer. Raises the error that was raised there, or Broken."""
+        """Send a request and return the other process's answer.
+
+        Raises the exception that was raised there, or Broken if the connection is lost or the answer is malformed.
+        """
         letter = Letter()
         self._channel.send(["ask", kind, [self._write(part, letter) for part in parts]])
         while (message := self._channel.receive())[0] == "ask":
@@ -247,10 +251,10 @@ class Link:
         return self.request("await", known)
 
     def exported(self, handle: int) -> Any:
-        """Return the exposed object with this number."""
+        """Return the exported object with this number."""
         return self._exported[handle]
 
 
 def handle(mirror: Any) -> int:
-    """Return the number of an object in its own process."""
+    """Return the number under which its own process exports the object of a mirror."""
     return mirror.__dict__["_handle"]

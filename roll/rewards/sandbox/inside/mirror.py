@@ -1,9 +1,8 @@
-"""Proxies in one process for objects of the other: they pass operations on.
+"""Mirrors: proxies in one process for objects of the other, to which they forward operations.
 
-The other process cannot simply claim that a test's expectation holds. An object equals a plain value only if it derives from a
-plain type and its fetched value is equal. An operator with a plain value as its other operand may not return a plain value.
-So a candidate cannot pass `f(x) == 5` or `abs(f(x) - 5) < 0.1` with an object that equals everything. Functions and methods of the
-candidate, which are tested, run in its process, and so do `len`, `in`, truth and iteration.
+A candidate cannot pass `f(x) == 5` or `abs(f(x) - 5) < 0.1` with an object that equals everything. A mirror equals a plain value only if
+its object derives from a plain type and the fetched plain value is equal. An operator between a mirror and a plain value may not return
+a plain value. Everything else runs in the candidate's process: its functions and methods, `len`, `in`, truth tests and iteration.
 """
 
 from __future__ import annotations
@@ -54,33 +53,33 @@ ASKED: dict[str, Callable[..., Any]] = {
 }
 OPERATIONS: dict[str, Callable[..., Any]] = {**JUDGED, **ASKED, "__eq__": operator.eq, "__ne__": operator.ne}
 ALWAYS = ("__hash__", "__str__", "__repr__")
-"""Operations of every object, which every mirror passes on."""
+"""Operations that every object has. Every mirror forwards them."""
 OF_RAISED = ("__traceback__", "__context__", "__cause__", "__suppress_context__", "__notes__")
-"""Attributes of an exception that change when it is raised."""
+"""Attributes that Python sets when an exception is raised."""
 PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set, frozenset)
 
 
 def operators_of(kind: type) -> list[str]:
-    """Return the operators that a class defines, which its mirror passes on."""
+    """Return the operators that a class defines and its mirrors must forward."""
     own = [name for name in (*JUDGED, *ASKED) if name not in ALWAYS and getattr(kind, name, None) is not None]
     compared = [name for name in COMPARED if getattr(kind, name, None) is getattr(object, name)]
     return [name for name in own if name not in compared] + (["__call__"] if hasattr(kind, "__call__") else [])  # noqa: B004
 
 
 def plain_base(kind: type) -> type | None:
-    """Return the plain type that a class derives from."""
+    """Return the plain type that a class derives from, or None."""
     return next((base for base in PLAIN if issubclass(kind, base)), None)
 
 
 class MirrorClass(type):
-    """The class of mirrors of one class. Calls, attribute reads and iteration are passed on."""
+    """The class of the mirrors of one class. It forwards calls, attribute access and iteration of the class itself."""
 
     _link: Any
     _handle: int
 
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
         if "_handle" not in namespace:
-            raise TypeError(f"{name}: a class of the other process cannot be extended")
+            raise TypeError(f"{name}: a test cannot derive a class from a class of the candidate")
         return super().__new__(cls, name, bases, namespace)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +105,7 @@ class MirrorClass(type):
 
 
 class Mirror(metaclass=MirrorClass):
-    """An object of the other process."""
+    """A proxy for an object of the other process."""
 
     _link: Any = None
     _handle: int = 0
@@ -146,12 +145,12 @@ class Mirror(metaclass=MirrorClass):
 
 
 def is_mirror(value: Any) -> bool:
-    """Whether a value stands for an object or a class of the other process."""
+    """Return whether a value is a proxy for an object or a class of the other process."""
     return isinstance(type(value), MirrorClass) or isinstance(value, MirrorClass)
 
 
 def make_class(link: Any, handle: int, name: str, bases: tuple[type, ...], operators: list[str], base: bool) -> type:
-    """Return the class of mirrors of a class's objects."""
+    """Return the class for the mirrors of a class's objects."""
     namespace: dict[str, Any] = {"_link": link, "_handle": handle, "_base": base, "__module__": "solution"}
     for operation in operators:
         if operation == "__call__":
@@ -164,7 +163,7 @@ def make_class(link: Any, handle: int, name: str, bases: tuple[type, ...], opera
         bases = (*(parent for parent in bases if parent is not object), Mirror)
     try:
         return MirrorClass(name, bases, namespace)
-    except TypeError:  # inconsistent bases, or two layouts
+    except TypeError:  # the bases have no consistent order, or conflicting memory layouts
         return MirrorClass(name, (Mirror,), namespace)
 
 
@@ -191,7 +190,7 @@ def _judged(operation: str) -> Callable[[Any, Any], Any]:
             return NotImplemented
         result = self._link.request("operate", operation, self, other)
         if not is_mirror(result):
-            raise TypeError(f"{operation} of an object of the candidate's own class with a plain value may not yield a plain value")
+            raise TypeError(f"{operation} between an object of the candidate's own class and a plain value may not return a plain value")
         return result
 
     return judge

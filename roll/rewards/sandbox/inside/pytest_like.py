@@ -1,7 +1,4 @@
-"""The part of pytest that tests use: raises, approx, parametrize, fixtures without scopes, skip and fail.
-
-pytest itself takes long to start.
-"""
+"""A substitute for pytest, which is slow to import: raises, approx, parametrize, fixtures without scopes, skip and fail."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typing import Any
 
 
 class Skipped(Exception):
-    """The test is skipped."""
+    """Raised by a test that is skipped."""
 
 
 def skip(reason: str = "", **_: Any) -> None:
@@ -54,7 +51,7 @@ def _raising(expected: Any, match: str | None) -> Iterator[Raised]:
 
 
 def raises(expected: Any, function: Callable[..., Any] | None = None, *args: Any, match: str | None = None, **kwargs: Any) -> Any:
-    """A context that passes if one of these exceptions is raised in it. With a function, check that its call raises one."""
+    """Check that one of the expected exceptions is raised: by a call of `function` if given, else in the returned context manager."""
     if function is None:
         return _raising(expected, match)
     with _raising(expected, match) as raised:
@@ -63,7 +60,8 @@ def raises(expected: Any, function: Callable[..., Any] | None = None, *args: Any
 
 
 class approx:
-    """Equal within a tolerance, element by element; the larger of `rel` (1e-6) of the expected value and `abs` (1e-12)."""
+    """Compares equal within a tolerance, element by element. The tolerance is the larger of `rel` (1e-6) times the expected value and `abs`
+    (1e-12)."""
 
     def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None, nan_ok: bool = False) -> None:
         self.expected, self._rel, self._abs, self._nan_ok = expected, rel, abs, nan_ok
@@ -100,7 +98,7 @@ class approx:
 
 
 class Fixture:
-    """A function whose result is a test's argument of that name."""
+    """A function whose result is passed to tests that have a parameter of its name."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.__module__, self.__name__ = function, function.__module__, function.__name__
@@ -111,7 +109,7 @@ def fixture(function: Callable[..., Any] | None = None, **_: Any) -> Any:
 
 
 class _Mark:
-    """`mark.parametrize` is kept; other marks change nothing."""
+    """Implements `mark.parametrize`. Other marks have no effect."""
 
     def parametrize(self, names: Any, values: Any, **_: Any) -> Callable[[Any], Any]:
         split = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
@@ -134,7 +132,7 @@ mark = _Mark()
 
 
 class Row(tuple):
-    """The values of one call."""
+    """The arguments of one call of a parametrised test."""
 
 
 def param(*values: Any, **_: Any) -> Row:
@@ -146,14 +144,14 @@ def _values(value: Any, count: int) -> Any:
 
 
 def parametrised(function: Any) -> Iterator[dict[str, Any]]:
-    """Return the arguments of each call of its marks."""
+    """Yield the arguments of each call of a test function that its `parametrize` marks require."""
     for rows in product(*getattr(function, "parameters", [])):
         yield {name: value for row in rows for name, value in row.items()}
 
 
 @contextmanager
 def fixtures_for(function: Any, given: Mapping[str, Any], fixtures: Mapping[str, Fixture]) -> Iterator[dict[str, Any]]:
-    """Return the values of a test's fixtures. Raises LookupError for an unknown one."""
+    """Provide the values of a test's fixtures. Raises LookupError for an unknown fixture."""
     with ExitStack() as stack:
         yield {name: _value(name, fixtures, stack) for name in _needed(function) if name not in given}
 

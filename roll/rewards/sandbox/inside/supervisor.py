@@ -1,11 +1,11 @@
-"""The first process of the sandbox: it starts, measures and ends the others. It never gets a test's expected values.
+"""The first process of the sandbox. It starts, measures and ends the other processes. It never reads the expected values of a test.
 
-    descriptor   what
-    0            the job and then, for each case of a script, its input; a sealed file
-    1            an outcome for each case; a socket, whose other end closes when the process that made the sandbox ends
-    3            the tests, which only the processes of tests read; a sealed file
+    descriptor   use
+    0            sealed file: the job, and then the input of each case of a script
+    1            socket: an outcome for each case; its other end closes when the process that created the sandbox ends
+    3            sealed file: the tests, which only the processes of tests read
 
-It is process 1 of its process namespace: Linux delivers no signal from within to it, and ends all others with it.
+The supervisor is process 1 of its process namespace, so processes in the namespace cannot kill it, and Linux kills them when it ends.
 """
 
 from __future__ import annotations
@@ -33,26 +33,30 @@ from roll.rewards.sandbox.inside.wire import Channel
 JOB, OUTCOMES, TESTS = 0, 1, 3
 FRAME = struct.Struct("<Q")
 OUTCOME = struct.Struct("<BdII")
-"""Outcome of a case: how it ended, CPU seconds, bytes of its output, bytes of the note. Both texts follow."""
+"""Header of a case's outcome: the ending, CPU seconds, bytes of the output, bytes of the note. The output and the note follow it."""
 OK, FAILED, COMPILE_ERROR, CPU_TIME, WALL_TIME, OUTPUT_SIZE = range(6)
 NOTE_BYTES = 400
 CERTAINLY = 0.5
-"""Share of the CPU limit above which a killed process was killed for it. The kernel's count may lag by some ticks."""
+"""A killed process that used at least this share of its CPU limit was killed because of the limit. The kernel's count may lag slightly."""
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 @dataclass
 class Watched:
-    """A process and its output."""
+    """A child process and its output."""
 
     pid: int
     pidfd: int
     outputs: dict[int, bytearray]
-    """Received bytes of each pipe, by the descriptor of its reading end."""
+    """Bytes received from each pipe, by the descriptor of its reading end."""
     status: int | None = None
+    """Exit status, negative for a signal. None while the process runs."""
     cpu: float = 0.0
+    """CPU seconds, known after the process has ended."""
     ended: str = ""
+    """Why the supervisor killed it: `wall` (time) or `output` (size). Empty if it did not."""
     open_ends: set[int] = field(default_factory=set)
+    """Descriptors of pipes that are not at their end yet."""
 
 
 def main() -> None:
@@ -60,7 +64,7 @@ def main() -> None:
     os.dup2(int(sys.argv[1]), TESTS)
     os.closerange(TESTS + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     if os.geteuid() == 0 and os.getpid() == 1:
-        leave_root()  # without a sandbox the interpreter's files may be readable for root only
+        leave_root()  # not without a sandbox: there, only root may be able to read the interpreter's files
     hide_memory()
     job = marshal.loads(read_frame(JOB))
     limits = job["limits"]
@@ -76,7 +80,7 @@ def main() -> None:
 
 
 def read_frame(descriptor: int) -> bytes:
-    """Read the next frame. A file's position is kept, so that the next process continues after it."""
+    """Read the next frame. Processes that share the descriptor also share the file position, so the next read continues after it."""
     (size,) = FRAME.unpack(os.read(descriptor, FRAME.size))
     frame = bytearray()
     while len(frame) < size:
@@ -115,7 +119,7 @@ def _run_test(source: str, has_candidate: bool, limits: Mapping[str, Any], deadl
         theirs.close()
         hide_memory()
         for target, descriptor in enumerate((null, null, null, said_end, ours.fileno())):
-            os.dup2(descriptor, target + 100)  # moved away first, because sources may be among the targets
+            os.dup2(descriptor, target + 100)  # moved out of the way first, because a source may also be a target
         for target in range(5):
             os.dup2(target + 100, target)
         os.closerange(5, limits["open_files"] + 64)
@@ -161,7 +165,7 @@ def _run_test(source: str, has_candidate: bool, limits: Mapping[str, Any], deadl
 
 
 def _sealed(content: bytes) -> int:
-    """Return a sealed file in memory."""
+    """Return the descriptor of a sealed in-memory file."""
     descriptor = os.memfd_create("input", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     view = memoryview(content)
     while view:
@@ -172,7 +176,7 @@ def _sealed(content: bytes) -> int:
 
 
 def _renew_streams() -> None:
-    """Let Python's streams use the present descriptors."""
+    """Rebuild Python's standard streams on descriptors 0 to 2."""
     sys.stdin = os.fdopen(0, encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)
@@ -195,7 +199,10 @@ def _start(work: Callable[[], NoReturn | None], outputs: dict[int, bytearray]) -
 
 
 def _watch(processes: list[Watched], first: Watched, most: int, deadline: float) -> None:
-    """Wait until `first` has ended, and kill the others. Reap all and close their descriptors."""
+    """Wait until `first` ends, then kill the others. Reap all processes and close their descriptors.
+
+    At the deadline all are killed. A process whose output exceeds `most` bytes is killed too.
+    """
     with selectors.DefaultSelector() as selector:
         for process in processes:
             selector.register(process.pidfd, selectors.EVENT_READ, (process, None))
@@ -210,7 +217,7 @@ def _watch(processes: list[Watched], first: Watched, most: int, deadline: float)
             for key, _ in selector.select(max(remaining, 0)):
                 process, descriptor = key.data
                 if process is None:
-                    os._exit(1)  # Nobody waits for an outcome. A dying bubblewrap may not signal the user that root changed to.
+                    os._exit(1)  # The reader is gone. A dying bubblewrap may not have permission to kill this user's process.
                 if descriptor is None:
                     selector.unregister(process.pidfd)
                     _reap(process)
@@ -240,7 +247,7 @@ def _reap(process: Watched) -> None:
 
 
 def _drain(process: Watched, descriptor: int, most: int) -> bool:
-    """Read the available bytes. Return False at the end."""
+    """Read the available bytes. Return False at the end of the stream."""
     while True:
         try:
             chunk = os.read(descriptor, 1 << 16)

@@ -1,4 +1,4 @@
-"""Names of the standard library that programs use without importing them, as the graders of programming sites allow."""
+"""Names of the standard library that programs may use without an import, as on programming contest sites."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ OF_MODULES = {
     "datetime": "timedelta",
 }
 NOT_FOR_PROGRAMS = ("unittest", "doctest", "test", "ctypes")
-"""Modules that tests consist of."""
+"""Modules whose objects a test never gets under a name that the candidate imports."""
 MODULE_OF = {name: module for module, names in OF_MODULES.items() for name in names.split()}
 
 
 def provide(tree: ast.AST, namespace: dict[str, Any], here: Iterable[str] = ()) -> None:
-    """Add the usual names that the program reads to its namespace, without the names `here`."""
+    """Add to a namespace the names of MODULES and OF_MODULES that a program uses, except names in `namespace` or `here`."""
     read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - namespace.keys() - set(here)
     for name in read:
         if name in MODULE_OF:
@@ -46,7 +46,7 @@ def provide(tree: ast.AST, namespace: dict[str, Any], here: Iterable[str] = ()) 
 
 
 def imported_by(tree: ast.Module) -> dict[str, Any]:
-    """Return the names that a program's top-level imports of the standard library bind, imported in this process."""
+    """Repeat a program's top-level imports of the standard library in this process. Return the names that they bind."""
     bound: dict[str, Any] = {}
     for node in tree.body:
         if isinstance(node, ast.Import):
@@ -61,7 +61,7 @@ def imported_by(tree: ast.Module) -> dict[str, Any]:
 
 
 def _is_harmless(value: Any) -> bool:
-    """Whether an object is no answer by itself. `unittest.mock.ANY`, for example, equals everything."""
+    """Return whether an object cannot pass a test merely by its nature, as `unittest.mock.ANY` does, which equals everything."""
     if (getattr(value, "__module__", "") or getattr(value, "__name__", "")).partition(".")[0] in NOT_FOR_PROGRAMS:
         return False
     return callable(value) or isinstance(value, types.ModuleType | int | float | str) or type(value).__module__ == "typing"

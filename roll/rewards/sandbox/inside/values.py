@@ -1,4 +1,4 @@
-"""Encodes plain values, with a tag for the type. link.py handles other objects."""
+"""Encodes and decodes plain values, with a tag for their type. link.py handles other objects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 Encode = Callable[[Any], Any]
 MUTABLE = (list, dict, set, bytearray, deque, Counter, OrderedDict, defaultdict)
-"""Types whose values a call may change. Changes are applied at the caller's end, too."""
+"""Types whose values a call may change. The changes are applied to the caller's object too."""
 BY_TEXT: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "bytes": (bytes, lambda value: value.decode("latin-1"), lambda text: text.encode("latin-1")),
     "complex": (complex, lambda value: [value.real, value.imag], lambda parts: complex(*map(float, parts))),
@@ -23,7 +23,7 @@ BY_TEXT: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "date": (date, date.isoformat, lambda text: date.fromisoformat(text)),
     "timedelta": (timedelta, lambda value: [value.days, value.seconds, value.microseconds], lambda parts: timedelta(*map(int, parts))),
 }
-"""By tag: the type, its encoder to a text, and its decoder."""
+"""By tag: the type, its encoder to values of JSON, and its decoder."""
 TAG_OF = {kind: tag for tag, (kind, _, _) in BY_TEXT.items()}
 SEQUENCES: dict[str, Callable[[Any], Any]] = {
     "list": list,
@@ -37,7 +37,7 @@ MAPPINGS: dict[str, Callable[[Any], Any]] = {"dict": dict, "OrderedDict": Ordere
 
 
 def encode_plain(value: Any, encode: Encode) -> Any:
-    """Encode a plain value of exactly this type, None if it is not plain. `encode` encodes its items."""
+    """Encode a value whose type is exactly one of the plain types. Return None for any other value. `encode` encodes its items."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return [value]
@@ -58,10 +58,10 @@ def encode_plain(value: Any, encode: Encode) -> Any:
 
 
 def decode_plain(written: Any, decode: Encode) -> Any:
-    """Decode a value of `encode_plain`.
+    """Decode a value that `encode_plain` encoded. `decode` decodes its items.
 
     Raises:
-        ValueError: nothing of this kind is written so.
+        ValueError: `written` is not an encoded plain value.
     """
     if len(written) == 1:
         if written[0] is None or isinstance(written[0], bool | int | float | str):
@@ -85,7 +85,7 @@ def decode_plain(written: Any, decode: Encode) -> Any:
 
 
 def overwrite(old: Any, new: Any) -> None:
-    """Replace the content of a container of MUTABLE by that of another one."""
+    """Replace the content of a container `old`, of a type in MUTABLE, by the content of `new`."""
     if isinstance(old, list | bytearray):
         old[:] = new
     elif isinstance(old, deque):

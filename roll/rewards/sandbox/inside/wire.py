@@ -1,6 +1,6 @@
-"""Messages between the test's process and the candidate's: JSON behind its length.
+"""Messages between the test's process and the candidate's process: JSON, preceded by its length.
 
-The other end is not trusted: JSON makes nothing but plain values, and a message has a largest size.
+The other end is not trusted. JSON can only produce plain values, and the size of a message is limited.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 LENGTH = struct.Struct(">I")
 LARGEST = 16 << 20
-"""Bytes of a message."""
+"""Largest number of bytes of a message."""
 DIGITS = 50_000
-"""Largest number of digits of an integer. Python's time to parse one grows with the square of its length."""
+"""Largest number of digits of an integer. The time that Python needs to parse an integer is quadratic in its length."""
 
 
 class Broken(BaseException):
-    """The other process has ended or violated the protocol. Not an Exception, because a test must not catch it."""
+    """The other process has ended or violated the protocol. Not an `Exception`, so that a test does not catch it."""
 
 
 class Channel:
@@ -32,7 +32,7 @@ class Channel:
         self.broken = False
 
     def send(self, message: Any) -> None:
-        """Send a message. Raises Broken, or ValueError for a message that is too large or cannot be encoded."""
+        """Send a message. Raises Broken if the other end is gone, and ValueError if the message is too large or cannot be encoded."""
         body = self._dumps(message).encode("ascii")
         if len(body) > LARGEST:
             raise ValueError(f"a value of {len(body)} bytes is too large to be passed between test and candidate")
@@ -43,7 +43,7 @@ class Channel:
             raise Broken("the candidate's process is gone") from error
 
     def receive(self) -> Any:
-        """Raises Broken."""
+        """Return the next message. Raises Broken if the other end is gone or the message is invalid."""
         (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
         if length > LARGEST:
             self.broken = True
