@@ -16,14 +16,14 @@ CRITIC = f"+critic={{model_args:{{dtype:fp32}},training_args:{{per_device_train_
 GAE = ("adv_estimator=gae", CRITIC)
 GPUS = ("actor_train.device_mapping=[0]", "critic.device_mapping=[1]")
 CASES = [
-    (["adv_estimator=gae"], "critic", "missing, and adv_estimator gae", "add a critic block"),
-    ([CRITIC], "critic", "given, but adv_estimator grpo uses no values", "adv_estimator=gae"),
+    (["adv_estimator=gae"], "critic", "missing, but adv_estimator gae", "add a critic block"),
+    ([CRITIC], "critic", "set, but adv_estimator grpo uses no critic", "adv_estimator=gae"),
     (["lambd=0.9"], "lambd", "0.9, but adv_estimator grpo", "adv_estimator=gae"),
     (["critic_warmup=1"], "critic_warmup", "1, but adv_estimator grpo", "adv_estimator=gae"),
-    ([*GAE, "critic_warmup=2"], "critic_warmup", "2 of max_steps 2", "less than 2"),
+    ([*GAE, "critic_warmup=2"], "critic_warmup", "2, but max_steps is 2", "below 2"),
     ([*GAE, "lambd=1.5"], "lambd", "1.5", "at most 1"),
     ([*GAE, "value_clip=0"], "value_clip", "0", "above 0"),
-    ([*GAE, "norm_std_type=batch"], "norm_std_type", "compares with the critic's values", "adv_estimator=reinforce"),
+    ([*GAE, "norm_std_type=batch"], "norm_std_type", "uses the critic's values as its baseline", "adv_estimator=reinforce"),
     ([*GAE, "critic.data_args2=x"], "critic.data_args2", "x", "known keys"),
     ([*GAE, "critic.strategy_args.strategy_name=hf_infer"], "critic.strategy_args.strategy_name", '"hf_infer"', "'deepspeed_train'"),
     ([*GAE, "critic.model_args.lora_rank=4"], "critic.model_args.lora_rank", "4", "lora_target"),

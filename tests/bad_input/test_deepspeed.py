@@ -105,7 +105,7 @@ CASES = [
     ),
     ([f"{DEEPSPEED}.sequence_parallel_size=2"], ULYSSES, "2, but actor_train has 1 rank(s)", "give a divisor of the ranks"),
     ([f"{DEEPSPEED}.sequence_parallel_size=4", "actor_train.device_mapping=[0,1,2,3,4,5]"], ULYSSES, "6 rank(s)", "change device_mapping"),
-    ([f"{DEEPSPEED}.sequence_parallel_size=3", "actor_train.world_size=3"], ULYSSES, "4 attention heads", "give a divisor of 4"),
+    ([f"{DEEPSPEED}.sequence_parallel_size=3", "actor_train.world_size=3"], ULYSSES, "4 attention heads", "set it to a divisor of 4"),
     ([f"{DEEPSPEED}.sequence_parallel_size=0"], ULYSSES, "0", "give a number above 0"),
     ([f"+{SCORING}={{{INFER}}}"], f"{SCORING}.strategy_config.sequence_parallel_size", "whole sequences on each rank", "deepspeed_train"),
     (
@@ -122,7 +122,7 @@ CASES = [
     ),
     ([f"{TRAIN}.optimizer=sgd"], f"{TRAIN}.optimizer", "sgd", "'adamw'"),
     ([f"{TRAIN}.optimizer=muon"], f"{TRAIN}.optimizer", "stage 3 gives each rank a flat part", "stage 0"),
-    ([f"{TRAIN}.optimizer=onebit_adam"], f"{TRAIN}.optimizer", "1-bit optimizers no more", "ZeRO++"),
+    ([f"{TRAIN}.optimizer=onebit_adam"], f"{TRAIN}.optimizer", "no longer has 1-bit optimizers", "ZeRO++"),
     ([f"{TRAIN}.optimizer=adamw_8bit"], f"{TRAIN}.optimizer", "no device_mapping", "use adamw"),
     (
         [f"{TRAIN}.optimizer=adamw_8bit", f"+{ZERO}.offload_optimizer.device=cpu", "actor_train.device_mapping=[0]"],
@@ -131,9 +131,9 @@ CASES = [
         "offload_optimizer",
     ),
     ([f"{TRAIN}.lora_learning_rate=1e-4"], f"{TRAIN}.lora_learning_rate", "0.0001", "lora_target"),
-    ([f"{TRAIN}.lr_scheduler_type=greedy"], f"{TRAIN}.lr_scheduler_type", "follows a loss", "warmup_stable_decay"),
-    ([f"{TRAIN}.lr_scheduler_kwargs={{min_lr: 1}}"], f"{TRAIN}.lr_scheduler_kwargs.min_lr", "'linear' takes no min_lr", "no further"),
-    ([f"{TRAIN}.lr_scheduler_type=cosine_with_min_lr"], f"{TRAIN}.lr_scheduler_kwargs", "min_lr or min_lr_rate", "give min_lr_rate"),
+    ([f"{TRAIN}.lr_scheduler_type=greedy"], f"{TRAIN}.lr_scheduler_type", "follows an evaluation loss", "warmup_stable_decay"),
+    ([f"{TRAIN}.lr_scheduler_kwargs={{min_lr: 1}}"], f"{TRAIN}.lr_scheduler_kwargs.min_lr", "'linear' has no argument", "no further"),
+    ([f"{TRAIN}.lr_scheduler_type=cosine_with_min_lr"], f"{TRAIN}.lr_scheduler_kwargs", "min_lr or min_lr_rate", "set min_lr_rate"),
     (
         [f"{TRAIN}.lr_scheduler_type=cosine_with_min_lr", f"{TRAIN}.lr_scheduler_kwargs={{min_lr: 1e-7, min_lr_rate: 0.1}}"],
         f"{TRAIN}.lr_scheduler_kwargs",
@@ -144,7 +144,7 @@ CASES = [
         [f"{TRAIN}.lr_scheduler_type=cosine_with_min_lr", f"{TRAIN}.lr_scheduler_kwargs={{min_lr: 1e-5}}"],
         f"{TRAIN}.lr_scheduler_kwargs.min_lr",
         "1e-05, but learning_rate is 1e-06",
-        "less than that",
+        "set it below learning_rate",
     ),
     (
         [
@@ -164,7 +164,7 @@ CASES = [
         "'two' is not allowed",
         "a number",
     ),
-    ([f"{TRAIN}.lr_scheduler_type=polynomial", f"{TRAIN}.learning_rate=1e-8"], f"{TRAIN}.lr_scheduler_kwargs.lr_end", "1e-07", "less"),
+    ([f"{TRAIN}.lr_scheduler_type=polynomial", f"{TRAIN}.learning_rate=1e-8"], f"{TRAIN}.lr_scheduler_kwargs.lr_end", "1e-07", "below"),
     (
         [f"{TRAIN}.lr_scheduler_type=warmup_stable_decay", f"{TRAIN}.lr_scheduler_kwargs={{num_decay_steps: 9, decay_type: sqrt}}"],
         f"{TRAIN}.lr_scheduler_kwargs.decay_type",

@@ -16,7 +16,7 @@ AGENT, MCP = "+environments.calculator.agent", "environments.calculator.mcp"
 TAG = "environments.calculator.tag_included=[sums]"
 CASES = [
     (["~rewards"], "rewards", "missing, and there are no environments", "each domain"),
-    (["~actor_train.data_args"], "actor_train.data_args", "missing", "data file"),
+    (["~actor_train.data_args"], "actor_train.data_args", "missing", "with the data file"),
     (["~actor_train.data_args", NO_ROWS], "environments.calculator.rows", "missing, and so is actor_train.data_args", "a data file"),
     ([WORLD, "+sequence_length=20"], "sequence_length", "20 is less than prompt_length + response_length = 24", "at least 24"),
     ([WORLD, "+sequence_length=65"], "response_length", "up to 65 tokens, but 'model' has 64 positions", "within 64"),
@@ -28,15 +28,15 @@ CASES = [
     ),
     ([WORLD, "environments.calculator.step_timeout=700"], "environments.calculator.step_timeout", "more than episode_timeout", "lower it"),
     ([WORLD, "environments.calculator.tools=[add]"], "environments.calculator.tools[0]", "'add'", "package.module:function"),
-    (["+environments={sums: {tools: ['a:b'], rows: 4}}"], "environments.sums", "no rewards.sums", "give rewards.sums"),
-    ([WORLD, f"{AGENT}={{}}"], "environments.calculator.agent", "one of command and function", "give command or function"),
+    (["+environments={sums: {tools: ['a:b'], rows: 4}}"], "environments.sums", "no rewards.sums", "add rewards.sums"),
+    ([WORLD, f"{AGENT}={{}}"], "environments.calculator.agent", "exactly one of command and function", "set either command or function"),
     ([WORLD, f"{AGENT}={{function: play}}"], "environments.calculator.agent.function", "'play'", "package.module:function"),
     (
         [WORLD, f"{AGENT}={{command: ['true']}}", "environments.calculator.tools=['a:b']"],
         *("environments.calculator.tools", "an agent calls its tools itself", "remove it, or remove agent"),
     ),
-    (["+environments={sums: {agent: {command: ['true']}, rows: 4}}"], "environments.sums", "no rewards.sums", "give rewards.sums"),
-    ([WORLD, f"{MCP}=[{{command: [a], url: 'http://b'}}]"], "environments.calculator.mcp[0]", "one alone", "give command or url"),
+    (["+environments={sums: {agent: {command: ['true']}, rows: 4}}"], "environments.sums", "no rewards.sums", "add rewards.sums"),
+    ([WORLD, f"{MCP}=[{{command: [a], url: 'http://b'}}]"], "environments.calculator.mcp[0]", "exactly one", "set either command or url"),
     ([WORLD, f"{MCP}=[{{url: 'b:8000'}}]"], "environments.calculator.mcp[0].url", "'b:8000'", "write http://"),
     (
         [WORLD, f"{MCP}=[{{command: [a], call_timeout: 10}}]"],
@@ -48,7 +48,7 @@ CASES = [
     (
         [WORLD, TAG, "rewards.math_rule.tag_included=[sums]"],
         "environments.calculator.tag_included",
-        "by rewards.math_rule too",
+        "already belongs to rewards.math_rule",
         "one domain",
     ),
     (

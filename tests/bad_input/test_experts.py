@@ -22,7 +22,7 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2
             [f"+{KEY}=0", "+deepspeed_zero3.sequence_parallel_size=2", "+actor_train.world_size=2"],
             KEY,
             "sequence_parallel_size is 2",
-            "use one of the two",
+            "set only one of the two",
         ),
     ],
 )
@@ -45,7 +45,7 @@ def experts(tiny_model: Path, tmp_path: Path) -> Path:
 
 def test_adapters_that_the_engine_cannot_take(refused: Callable[..., str], experts: Path) -> None:
     message = refused(f"pretrain={experts}", "+actor_train.model_args.lora_target='q_proj,v_proj'", "+weight_sync.lora=adapter")
-    assert "weight_sync.lora: adapter, but on the CPU vLLM takes no adapter beside a mixture of experts" in message
+    assert "weight_sync.lora: adapter, but on the CPU vLLM does not support adapters of a mixture of experts" in message
     assert "set it to merged" in message
 
 

@@ -50,18 +50,18 @@ SFT_FAULTS = [
     (["data_split=[0,1,0]"], "data_split", "leaves nothing to train on", "a share"),
     (["data_split=[9,1]"], "data_split[2]", "missing", "add the key"),
     (["data_split=[9,-1,0]"], "data_split[1]", "-1", "at least 0"),
-    (["validation={name: held}"], "validation.data_args", "no data_split", "give the held-out rows"),
+    (["validation={name: held}"], "validation.data_args", "no data_split", "add the held-out rows"),
     (
         ["data_split=[9,1,0]", "validation.data_args={file_name: train.jsonl, prompt: prompt, response: response}"],
         "validation.data_args",
-        "beside data_split [9,1,0]",
-        "give one of the two",
+        "together with data_split [9,1,0]",
+        "set only one of the two",
     ),
     (
         ["validation.data_args={file_name: train.jsonl, prompt: prompt}"],
         "validation.data_args.response",
         "missing",
-        "the response to learn",
+        "set it to the column of the response",
     ),
     (
         ["validation.data_args={file_name: gone.jsonl, prompt: p, response: r}"],
@@ -69,7 +69,7 @@ SFT_FAULTS = [
         "gone.jsonl",
         "correct the path",
     ),
-    (["~sft_train.data_args.response"], "sft_train.data_args.response", "missing", "the response to learn"),
+    (["~sft_train.data_args.response"], "sft_train.data_args.response", "missing", "set it to the column of the response"),
     (["sft_train.data_args.text=body"], "sft_train.data_args.prompt", "text is 'body'", "one of the two"),
     (["sft_train.data_args.chosen=a"], "sft_train.data_args.chosen", "'a'", "remove it"),
     (
@@ -82,9 +82,9 @@ SFT_FAULTS = [
     (["beta=0.1"], "beta", "0.1", "docs/configuration.md lists the keys"),
 ]
 DPO_FAULTS = [
-    ([], "reference", "missing, but preference_loss dpo compares with it", "add a reference block"),
-    ([REFERENCE, "preference_loss=simpo"], "reference", "compares with no reference", "~reference"),
-    ([REFERENCE, "preference_loss=orpo"], "reference", "compares with no reference", "~reference"),
+    ([], "reference", "missing, but preference_loss dpo needs it", "add a reference block"),
+    ([REFERENCE, "preference_loss=simpo"], "reference", "uses no reference", "~reference"),
+    ([REFERENCE, "preference_loss=orpo"], "reference", "uses no reference", "~reference"),
     (
         [LORA, REFERENCE, "++reference.model_args.lora_target=all-linear"],
         "reference.model_args.lora_target",
@@ -96,20 +96,20 @@ DPO_FAULTS = [
     ([LORA, "label_smoothing=0.5"], "label_smoothing", "0.5", "below 0.5"),
     ([LORA, "simpo_gamma=1"], "simpo_gamma", "does not read it", "preference_loss=simpo"),
     ([LORA, "desirable_weight=2"], "desirable_weight", "does not read it", "preference_loss=kto"),
-    (["preference_loss=simpo", "reference_log_probs=precomputed"], "reference_log_probs", "uses none", "remove it"),
+    (["preference_loss=simpo", "reference_log_probs=precomputed"], "reference_log_probs", "uses no reference", "remove it"),
     ([*KTO, *LABELLED, "reference_log_probs=precomputed"], "reference_log_probs", "other pairs in every step", "remove it"),
     ([*KTO, *LABELLED, "actor_train.training_args.per_device_train_batch_size=1"], "actor_train.training_args", "1 row", "at least 2"),
     ([*KTO, "actor_train.data_args.response=response"], "actor_train.data_args.label", "missing", "true or false"),
-    ([LORA, "preference_loss=kto", *LABELLED], "actor_train.data_args.chosen", "nothing here reads such a column", "remove it"),
-    ([LORA, "~actor_train.data_args.rejected"], "actor_train.data_args.rejected", "missing", "the other response"),
-    ([LORA, "actor_train.data_args.rejected=chosen"], "actor_train.data_args.rejected", "which is also the column of chosen", "other"),
+    ([LORA, "preference_loss=kto", *LABELLED], "actor_train.data_args.chosen", "this pipeline does not read such a column", "remove it"),
+    ([LORA, "~actor_train.data_args.rejected"], "actor_train.data_args.rejected", "missing", "the worse response"),
+    ([LORA, "actor_train.data_args.rejected=chosen"], "actor_train.data_args.rejected", "is also the column of chosen", "worse"),
     ([LORA, "actor_train.data_args.margin=by"], "actor_train.data_args.margin", "no preference loss reads a margin", "remove it"),
-    ([LORA, "+added_preference_losses={stf: 1}"], "added_preference_losses", "'stf: 1' is not a loss of pairs", "ipo, dpo_norm"),
-    ([LORA, "+added_preference_losses={kto: 1}"], "added_preference_losses", "'kto: 1' is not a loss of pairs", "give some of"),
-    ([LORA, "+added_preference_losses={dpo: 1}"], "added_preference_losses", "is preference_loss itself", "give some of"),
+    ([LORA, "+added_preference_losses={stf: 1}"], "added_preference_losses", "'stf: 1' is not a loss on pairs", "ipo, dpo_norm"),
+    ([LORA, "+added_preference_losses={kto: 1}"], "added_preference_losses", "'kto: 1' is not a loss on pairs", "use some of"),
+    ([LORA, "+added_preference_losses={dpo: 1}"], "added_preference_losses", "is preference_loss itself", "use some of"),
     ([LORA, "+added_preference_losses={sft: 0}"], "added_preference_losses.sft", "0", "above 0"),
     ([*KTO, *LABELLED, "+added_preference_losses={sft: 1}"], "added_preference_losses", "single responses", "remove it"),
-    (["preference_loss=simpo", "+added_preference_losses={ipo: 1}"], "reference", "missing, but preference_loss ipo compares", "add"),
+    (["preference_loss=simpo", "+added_preference_losses={ipo: 1}"], "reference", "missing, but preference_loss ipo needs it", "add"),
     ([LORA, "beta=0"], "beta", "0", "above 0"),
     ([LORA, "actor_infer={}"], "actor_infer", "unknown key", "did you mean 'actor_train'"),
 ]
@@ -117,7 +117,7 @@ DPO_FAULTS = [
 
 SCORE_FAULTS = [
     (["~reward_train.data_args.chosen"], "reward_train.data_args.chosen", "missing", "the better response"),
-    (["reward_train.data_args.label=good"], "reward_train.data_args.label", "nothing here reads such a column", "remove it"),
+    (["reward_train.data_args.label=good"], "reward_train.data_args.label", "this pipeline does not read such a column", "remove it"),
     (["beta=0.1"], "beta", "unknown key", "docs/configuration.md lists the keys"),
     (["eval_steps=1"], "eval_steps", "no held-out rows", "data_split"),
 ]
@@ -128,7 +128,7 @@ DISTILL_FAULTS = [
     (["distill_loss_weight=0"], "distill_loss_weight", "learns nothing from the teacher", "pipeline: sft"),
     (["distill_temperature=0"], "distill_temperature", "0", "above 0"),
     (["teacher.model_args.lora_target=all-linear"], "teacher.model_args.lora_target", "without an adapter", "remove it"),
-    (["teacher.model_args.model_name_or_path=model"], "teacher.model_args.model_name_or_path", "nothing to learn", "name the teacher"),
+    (["teacher.model_args.model_name_or_path=model"], "teacher.model_args.model_name_or_path", "nothing to learn", "of another model"),
     (["teacher.model_args.model_name_or_path=./gone"], "teacher.model_args.model_name_or_path", "there is no folder", "give a folder"),
     (["teacher.strategy_args.strategy_name=vllm"], "teacher.strategy_args.strategy_name", "vllm", "'hf_infer', 'deepspeed_infer'"),
     (["~teacher"], "teacher", "missing", "add the key"),
@@ -166,4 +166,4 @@ def test_a_senseless_experiment_is_refused(
 @pytest.mark.parametrize("column", ["text", "chosen", "label"])
 def test_rlvr_refuses_columns_that_it_does_not_read(folder: Path, refused: Callable[..., str], column: str) -> None:
     key = f"actor_train.data_args.{column}"
-    check(refused(f"{key}=a"), key, "nothing here reads such a column", "remove it")
+    check(refused(f"{key}=a"), key, "this pipeline does not read such a column", "remove it")

@@ -16,7 +16,7 @@ ONE = ("num_return_sequences_in_group=1", "actor_train.training_args.per_device_
 FAULTS = [
     ([SUM, "rewards.math_rule.reward=exact_match"], "rewards.math_rule.reward", "'exact_match', but", "move it into one of the parts"),
     ([SUM, "rewards.math_rule.failed_value=-1.0"], "rewards.math_rule.failed_value", "-1.0, but", "move it into one of the parts"),
-    ([NORMALISED], "rewards.math_rule.normalise", "there are no parts", "the adv_estimator normalises a single reward"),
+    ([NORMALISED], "rewards.math_rule.normalise", "the reward has no parts", "adv_estimator normalises a single reward"),
     (["rewards.math_rule.parts={rihgt: {}}"], "rewards.math_rule.parts.rihgt", "no reward function 'rihgt'", "math_rule"),
     (
         ["rewards.math_rule.parts={a: {reward: math_rul}}"],
@@ -29,8 +29,8 @@ FAULTS = [
     (
         ["rewards.math_rule.reward=code_sandbox"],
         "rewards.math_rule.timeout",
-        "10 s, but programs may run for 60 s (wall_seconds): one that sleeps gets no verdict",
-        "raise it above that, to 90 for instance, or lower rewards.math_rule.reward_args.wall_seconds",
+        "10 s, but programs may run for 60 s (wall_seconds): a sleeping program gets no verdict",
+        "raise it above that, for example to 90, or lower rewards.math_rule.reward_args.wall_seconds",
     ),
     (
         ["rewards.math_rule.parts={code_sandbox: {reward_args: {wall_seconds: 10}}}"],
@@ -40,20 +40,20 @@ FAULTS = [
     ),
     (["rewards.math_rule.memory_gib=0"], "rewards.math_rule.memory_gib", "0", "a number above 0"),
     (["rewards.math_rule.normalise=batch"], "rewards.math_rule.normalise", '"batch"', "'group'"),
-    ([SUM, NORMALISED, *ONE], "rewards.math_rule.normalise", "num_return_sequences_in_group is 1", "use none"),
-    ([SUM, NORMALISED, "adv_estimator=remax"], "rewards.math_rule.normalise", "compares with a greedy response", "use none"),
-    ([SUM, NORMALISED, "difficulty_mask=true"], "rewards.math_rule.normalise", "difficulty_mask looks at the mean", "use none"),
+    ([SUM, NORMALISED, *ONE], "rewards.math_rule.normalise", "num_return_sequences_in_group is 1", "set it to none"),
+    ([SUM, NORMALISED, "adv_estimator=remax"], "rewards.math_rule.normalise", "compares with a greedy response", "set it to none"),
+    ([SUM, NORMALISED, "difficulty_mask=true"], "rewards.math_rule.normalise", "difficulty_mask uses the mean", "set it to none"),
     (
         [SUM, NORMALISED, "error_max_len_clip=true", "error_max_len_threshold=4"],
         "rewards.math_rule.normalise",
         "error_max_len_clip",
-        "use none",
+        "set it to none",
     ),
     (
         ["rewards.math_rule.parts={a: {reward: right_prefix}}", NORMALISED, "adv_estimator=step_reinforce"],
         "rewards.math_rule.normalise",
-        "credits turns, which are not normalised",
-        "use none",
+        "credits turns, whose rewards are not normalised",
+        "set it to none",
     ),
 ]
 

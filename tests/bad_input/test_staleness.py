@@ -19,15 +19,15 @@ SHARED = ("actor_train.device_mapping=[0,1]", "actor_infer.device_mapping=[1]", 
 KEEP = "weight_sync.kv_cache=keep"
 HF = ("actor_infer.strategy_args.strategy_name=hf_infer", "~actor_infer.strategy_args.strategy_config")
 REFUSED = [
-    ([SOURCES[2], AHEAD], "async_generation_ratio", "behaviour_log_probs trainer gives", "behaviour_log_probs=engine"),
+    ([SOURCES[2], AHEAD], "async_generation_ratio", "behaviour_log_probs trainer makes", "behaviour_log_probs=engine"),
     ([SOURCES[3], AHEAD], "async_generation_ratio", "older policy", "behaviour_log_probs=engine"),
     ([*SAMPLINGS[1], AHEAD], "async_generation_ratio", "sampling with top_p 0.9 changes", f"{SAMPLING}.top_p=1"),
-    (["policy_loss=pg", AHEAD], "async_generation_ratio", "pg takes no ratio", "mismatch_correction=tis"),
+    (["policy_loss=pg", AHEAD], "async_generation_ratio", "pg uses no ratio", "mismatch_correction=tis"),
     (["rollout_window=10", AHEAD], "rollout_window", "10 is not divisible by rollout_batch_size 4", "8 or 12"),
     (["max_running_samples=1", APART], "max_running_samples", "1, but actor_infer has 2 engines", "at least 2"),
     (["max_running_samples=8", *HF], "max_running_samples", "8, but hf_infer answers one prompt at a time", "use the strategy vllm"),
     (["rollout_window=3"], "rollout_window", "3 is not divisible by rollout_batch_size 4", "use 4"),
-    (["rollout_window=8"], "rollout_window", "a step draws no more than the 4 prompts", "async_generation_ratio above 0"),
+    (["rollout_window=8"], "rollout_window", "a step generates only the 4 prompts", "async_generation_ratio above 0"),
     ([*SHARED, AHEAD, *HF], "async_generation_ratio", "strategy hf_infer cannot pause in the middle of a response", "the strategy vllm"),
     ([KEEP], "weight_sync.kv_cache", "async_generation_ratio is 0", "remove it"),
     ([*SHARED, AHEAD, KEEP], "weight_sync.kv_cache", "actor_infer leaves its devices to actor_train", "time_sharing=false"),

@@ -12,13 +12,13 @@ STAGE = f"{DEEPSPEED}.zero_optimization.stage"
 RANKS = "+actor_train.world_size=2"
 SOUND = [SIZE, f"{STAGE}=2", RANKS]
 BLOCK = "actor_train.strategy_args.strategy_config.tensor_parallel"
-HEADS = "the model's 4 attention and 4 key-value heads cannot be shared out over 3 ranks"
+HEADS = "the model's 4 attention and 4 key-value heads cannot be split over 3 ranks"
 
 CASES = [
     (
         [SIZE, RANKS],
         f"{BLOCK}.autotp_size",
-        "2, but transformers loads no weights into a model that ZeRO-3 and AutoTP shard",
+        "2, but transformers cannot load weights into a model that both ZeRO-3 and AutoTP shard",
         "use stage 1 or 2",
     ),
     (
@@ -27,8 +27,8 @@ CASES = [
         "in bf16 DeepSpeed's stage 0",
         "use stage 1 or 2",
     ),
-    ([*SOUND, "actor_train.model_args.dtype=fp16"], f"{BLOCK}.autotp_size", "only bf16 and fp32 have been run", "to bf16"),
-    ([*SOUND, "+actor_train.model_args.lora_target=all-linear"], f"{BLOCK}.autotp_size", "its adapter is lost", "LoRA with ZeRO-3"),
+    ([*SOUND, "actor_train.model_args.dtype=fp16"], f"{BLOCK}.autotp_size", "only tested with bf16 and fp32", "to bf16"),
+    ([*SOUND, "+actor_train.model_args.lora_target=all-linear"], f"{BLOCK}.autotp_size", "the adapters are lost", "LoRA with ZeRO-3"),
     ([*SOUND, f"+{DEEPSPEED}.sequence_parallel_size=2"], f"{BLOCK}.autotp_size", "sequence_parallel_size is 2", "one of the two"),
     ([*SOUND, "actor_train.world_size=3"], f"{BLOCK}.autotp_size", "2, but actor_train has 3 rank(s)", "give a divisor of the ranks"),
     ([*SOUND, f"{DEEPSPEED}.tensor_parallel.autotp_size=3", "actor_train.world_size=3"], f"{BLOCK}.autotp_size", HEADS, "divisor"),

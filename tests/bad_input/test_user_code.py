@@ -192,7 +192,7 @@ COMMANDS = [
     (
         ["policy_loss=my_methods:Bounded", "behaviour_log_probs=trainer", "mismatch_correction=tis"],
         "mismatch_correction",
-        "the ratio of policy_loss my_methods:Bounded is of whole sequences",
+        "policy_loss my_methods:Bounded uses the ratio of whole sequences",
         "seq_tis",
     ),
     (

@@ -11,22 +11,22 @@ from roll.pipeline.__main__ import main
 TWO_UPDATES = "rollout_batch_size=8"
 KL_IN_LOSS = ["use_kl_loss=true", "kl_loss_coef=0.1", "actor_train.model_args.lora_target=all-linear"]
 WARNINGS = [
-    (["policy_loss=gspo"], "pg_clip: 0.2 hardly ever binds with policy_loss gspo"),
+    (["policy_loss=gspo"], "pg_clip: 0.2 hardly ever clips with policy_loss gspo"),
     (["pg_clip=0.2", "pg_clip_low=0.1", "pg_clip_high=0.3"], "pg_clip: has no effect"),
-    (["policy_loss=kl_cov"], "policy_loss: kl_cov penalises a change of the policy"),
-    (["policy_loss=pg", TWO_UPDATES], "policy_loss: pg takes no ratio, and of a step's 2 updates"),
-    (["actor_infer.generating_args.top_p=0.9"], "top_p 0.9 change the distribution that responses are drawn from"),
+    (["policy_loss=kl_cov"], "policy_loss: kl_cov penalises changes of the policy"),
+    (["policy_loss=pg", TWO_UPDATES], "policy_loss: pg uses no ratio, but only the first of a step's 2 updates"),
+    (["actor_infer.generating_args.top_p=0.9"], "with top_p 0.9 responses are sampled from a modified distribution"),
     (
         ["whiten_advantages=true", "adv_estimator=reinforce_plus_plus"],
-        "whiten_advantages: adv_estimator reinforce_plus_plus whitens by itself",
+        "whiten_advantages: adv_estimator reinforce_plus_plus already whitens the advantages",
     ),
     (
         ["+dynamic_sampling={}", "adv_estimator=remax"],
-        "dynamic_sampling: drops groups whose rewards are all equal, and adv_estimator remax",
+        "dynamic_sampling: drops groups whose rewards are all equal, but adv_estimator remax",
     ),
-    ([*KL_IN_LOSS, "kl_loss_type=k1"], "kl_loss_type: in a loss k1's gradient is zero on average"),
-    (KL_IN_LOSS, "kl_loss_type: in a loss k3 has the gradient of KL(reference || policy), which is off by 54%"),
-    ([*KL_IN_LOSS, "kl_loss_importance=false", TWO_UPDATES], "kl_loss_importance: false, and the policy that sampled is another"),
+    ([*KL_IN_LOSS, "kl_loss_type=k1"], "kl_loss_type: as a loss, k1 has a gradient of zero on average"),
+    (KL_IN_LOSS, "kl_loss_type: as a loss, k3 has the gradient of KL(reference || policy), which is off by 54%"),
+    ([*KL_IN_LOSS, "kl_loss_importance=false", TWO_UPDATES], "kl_loss_importance: false, but the policy that sampled differs"),
 ]
 
 

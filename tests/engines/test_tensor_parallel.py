@@ -226,7 +226,7 @@ def test_a_checkpoint_of_another_sharing_is_refused(tmp_path: Path) -> None:
     [
         (Phi3Config(), "parts that DeepSpeed's AutoTP does not know: rowwise_split_input"),
         (GPT2Config(), "no plan for models of type gpt2"),
-        (Qwen3Config(num_attention_heads=8, num_key_value_heads=3), "8 attention and 3 key-value heads cannot be shared out over 2"),
+        (Qwen3Config(num_attention_heads=8, num_key_value_heads=3), "8 attention and 3 key-value heads cannot be split over 2"),
     ],
     ids=lambda value: getattr(value, "model_type", None),
 )

@@ -1,1 +1,1 @@
-"""Checks keys against each other that the schema accepts one by one. Imports none of the libraries concerned."""
+"""Checks that keys which the schema accepts individually also fit together. Imports none of the libraries that the keys configure."""

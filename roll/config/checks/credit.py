@@ -1,4 +1,4 @@
-"""Checks the keys of credit assignment: advantages, the critic, shaping of rewards, dynamic sampling, KL in the reward."""
+"""Checks the keys of credit assignment: advantages, critic, reward shaping, dynamic sampling, and the KL penalty in the reward."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from roll.config.shipped import rewards_with_turns
 from roll.errors import Fault
 
 COMPARED = {"gamma", "value_clip", *NORM_KEYS}
-"""Keys that only some estimators read, with messages of their own. ROLL's files have `value_clip` with any estimator."""
+"""Keys that only some estimators read and that have their own messages. ROLL's files set `value_clip` with any estimator."""
 
 
 def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Return contradictions among the keys that turn rewards into advantages."""
+    """Yield a fault for each contradiction among the keys that turn rewards into advantages."""
     yield from _groups_of_one(config)
     yield from _best_of(config)
     yield from _estimator(config)
@@ -28,7 +28,7 @@ def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
     yield from _dynamic_sampling(config)
     yield from _normalised_parts(config)
     if config.loss_scale_factor is not None and config.loss_agg_mode != "seq-mean-token-sum-norm":
-        problem = f"{config.loss_scale_factor:g}, but loss_agg_mode {config.loss_agg_mode} does not divide by it"
+        problem = f"{config.loss_scale_factor:g}, but loss_agg_mode {config.loss_agg_mode} does not use it"
         yield Fault("loss_scale_factor", problem, "remove it, or set loss_agg_mode=seq-mean-token-sum-norm")
 
 
@@ -38,44 +38,46 @@ def _groups_of_one(config: RlvrConfig) -> Iterator[Fault]:
     traits = config.adv_estimator.traits
     by_group = "group" in (config.norm_mean_type, config.norm_std_type) and not traits.needs_turns
     if traits.compares_groups or by_group:
-        problem = f"1, and adv_estimator {config.adv_estimator} compares rewards within a group: every advantage would be 0"
+        comparing = f"adv_estimator {config.adv_estimator}" if traits.compares_groups else "normalisation by group"
+        problem = f"1, but {comparing} compares rewards within a group: every advantage would be 0"
         others = _estimators(lambda traits: not traits.compares_groups)
-        remedy = f"give at least 2 (8 is usual), or an adv_estimator that needs no groups ({others}) without group norms"
+        remedy = f"set it to at least 2 (8 is usual), or use an adv_estimator without groups ({others}) and no normalisation by group"
         yield Fault("num_return_sequences_in_group", problem, remedy)
     for key in ("dynamic_sampling", "difficulty_mask", "difficulty_loss_weight"):
         if getattr(config, key):
-            problem = "given, but num_return_sequences_in_group is 1: it looks at the rewards of several responses to one prompt"
-            yield Fault(key, problem, "give at least 2 samples, or remove it")
+            problem = "set, but num_return_sequences_in_group is 1: it needs the rewards of several responses to one prompt"
+            yield Fault(key, problem, "set num_return_sequences_in_group to at least 2, or remove this key")
 
 
 def _best_of(config: RlvrConfig) -> Iterator[Fault]:
     samples = config.num_return_sequences_in_group
     if "pass_k" in config.adv_estimator.keys and 1 < samples < config.pass_k:
         problem = f"{config.pass_k}, but num_return_sequences_in_group is {samples}: a prompt has fewer than {config.pass_k} samples"
-        yield Fault("pass_k", problem, f"give at most {samples} (fewer than the samples: less variance), or more samples")
+        remedy = f"set it to at most {samples} (a smaller value lowers the variance), or raise num_return_sequences_in_group"
+        yield Fault("pass_k", problem, remedy)
 
 
 def _dynamic_sampling(config: RlvrConfig) -> Iterator[Fault]:
     if config.dynamic_sampling and config.dynamic_sampling.max_num_gen_batches == 1:
-        problem = "1: no group would be drawn in place of another"
-        yield Fault("dynamic_sampling.max_num_gen_batches", problem, "give at least 2 (3 is usual), or remove dynamic_sampling")
+        problem = "1: no further batch would be generated to replace dropped groups"
+        yield Fault("dynamic_sampling.max_num_gen_batches", problem, "set it to at least 2 (3 is usual), or remove dynamic_sampling")
 
 
 def _normalised_parts(config: RlvrConfig) -> Iterator[Fault]:
-    """Return conflicts with rewards whose mean over every group is 0."""
+    """Yield a fault for each key that conflicts with `normalise: group`, which makes the mean reward of every group 0."""
     traits = config.adv_estimator.traits
     reasons = {
         "num_return_sequences_in_group is 1: every reward would be 0": config.num_return_sequences_in_group == 1,
-        f"adv_estimator {config.adv_estimator} compares with a greedy response, which is not of the group": traits.needs_greedy,
-        f"adv_estimator {config.adv_estimator} credits turns, which are not normalised": traits.needs_turns,
-        "difficulty_mask looks at the mean reward of a group, which would be 0": config.difficulty_mask,
-        "difficulty_loss_weight looks at the mean reward of a group, which would be 0": config.difficulty_loss_weight,
-        "error_max_len_clip treats responses with a reward not above 0 as wrong": config.error_max_len_clip,
+        f"adv_estimator {config.adv_estimator} compares with a greedy response, which is not part of the group": traits.needs_greedy,
+        f"adv_estimator {config.adv_estimator} credits turns, whose rewards are not normalised": traits.needs_turns,
+        "difficulty_mask uses the mean reward of a group, which would be 0": config.difficulty_mask,
+        "difficulty_loss_weight uses the mean reward of a group, which would be 0": config.difficulty_loss_weight,
+        "error_max_len_clip treats every response with a reward of 0 or less as wrong": config.error_max_len_clip,
     }
     for domain, reward in config.rewards.items():
         if reward.normalise == "group":
             for reason in (reason for reason, holds in reasons.items() if holds):
-                yield Fault(f"rewards.{domain}.normalise", f"'group', but {reason}", "use none, or change the other key")
+                yield Fault(f"rewards.{domain}.normalise", f"'group', but {reason}", "set it to none, or change the other key")
 
 
 def _estimator(config: RlvrConfig) -> Iterator[Fault]:
@@ -83,26 +85,27 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
     for key in NORM_KEYS:
         scope = getattr(config, key)
         if scope and not traits.normalises and scope != traits.own_scope:
-            own = "compares with the critic's values" if traits.needs_values else "normalises by itself"
+            own = "uses the critic's values as its baseline" if traits.needs_values else "has its own normalisation"
             yield Fault(key, f"'{scope}', but adv_estimator {estimator} {own}", "remove it, or set adv_estimator=reinforce")
         if scope == "running" and traits.needs_turns:
-            yield Fault(key, f"'running', but adv_estimator {estimator} normalises the returns of a step's turns", "use batch or group")
+            problem = f"'running', but adv_estimator {estimator} normalises the returns of a step's turns"
+            yield Fault(key, problem, "set it to batch or group")
     if config.gamma != 1 and traits.discounts is None:
-        pays = "does not declare that it discounts" if estimator.is_users else "pays every token of a response alike"
+        pays = "does not declare that it discounts" if estimator.is_users else "gives every token of a response the same advantage"
         problem = f"{config.gamma:g}, but adv_estimator {estimator} {pays}"
         others = _estimators(lambda traits: traits.discounts is not None)
         yield Fault("gamma", problem, f"remove it, or set adv_estimator to one of: {others}")
     if traits.needs_states and not config.environments:
-        problem = f"'{estimator}' compares turns taken in the same state of an environment, and this run has no environments"
-        yield Fault("adv_estimator", problem, "add an environments block, or use grpo, to which it reduces without one")
+        problem = f"'{estimator}' compares turns taken in the same state of an environment, but this run has no environments"
+        yield Fault("adv_estimator", problem, "add an environments block, or use grpo, which is equivalent without environments")
     if traits.needs_turns and not config.environments and not any(map(_may_name_turns, named_rewards(config.rewards).values())):
-        problem = f"'{estimator}', but no reward of this run names turns: every response would be a single turn"
+        problem = f"'{estimator}', but no reward of this run returns turns: every response would count as a single turn"
         known = ", ".join(rewards_with_turns())
         yield Fault("adv_estimator", problem, f"set rewards.<domain>.reward to {known} or to your own function, or use reinforce")
 
 
 def _estimators(wanted: Callable[[EstimatorTraits], bool]) -> str:
-    """Return the names of the built-in estimators with some traits. Those that credit turns come last."""
+    """Return the names of the built-in estimators whose traits satisfy `wanted`. Estimators that credit turns come last."""
     found = [method for method in ESTIMATORS.values() if wanted(method.traits)]
     return ", ".join(method.name for method in sorted(found, key=lambda method: method.traits.needs_turns))
 
@@ -113,15 +116,15 @@ def _critic(config: RlvrConfig) -> Iterator[Fault]:
     estimator = config.adv_estimator
     if not estimator.traits.needs_values:
         if config.critic is not None:
-            problem = f"given, but adv_estimator {estimator} uses no values"
+            problem = f"set, but adv_estimator {estimator} uses no critic"
             yield Fault("critic", problem, "remove the block (~critic), or set adv_estimator=gae")
         return
     if config.critic is None:
-        problem = f"missing, and adv_estimator {estimator} takes advantages against a critic's values"
+        problem = f"missing, but adv_estimator {estimator} needs the values of a critic"
         yield Fault("critic", problem, "add a critic block (strategy_name: deepspeed_train), or choose another adv_estimator")
     if config.critic_warmup >= config.max_steps:
-        problem = f"{config.critic_warmup} of max_steps {config.max_steps}: the policy would never learn"
-        yield Fault("critic_warmup", problem, f"give less than {config.max_steps}; a tenth of the steps is ample")
+        problem = f"{config.critic_warmup}, but max_steps is {config.max_steps}: the policy would never be trained"
+        yield Fault("critic_warmup", problem, f"set it below {config.max_steps}; a tenth of the steps is enough")
 
 
 def _may_name_turns(reward: str) -> bool:
@@ -132,57 +135,57 @@ def _shaping(config: RlvrConfig) -> Iterator[Fault]:
     longest = config.actor_infer.generating_args.max_new_tokens or config.response_length
     if config.overlong_buffer and config.overlong_buffer.len > longest:
         problem = f"{config.overlong_buffer.len} is more than the longest response, {longest} tokens"
-        yield Fault("overlong_buffer.len", problem, f"give at most {longest}; a quarter of it is usual")
+        yield Fault("overlong_buffer.len", problem, f"set it to at most {longest}; a quarter of that is usual")
     threshold = config.error_max_len_threshold
     if config.error_max_len_clip and threshold is None:
-        remedy = f"give a number of tokens, up to {longest}, or set error_max_len_clip=false"
+        remedy = f"set it to a number of tokens, at most {longest}, or set error_max_len_clip=false"
         yield Fault("error_max_len_threshold", "missing, but error_max_len_clip is true", remedy)
     if threshold is not None and "error_max_len_clip" not in config.model_fields_set:
         yield Fault(
-            "error_max_len_threshold", f"{threshold}, but error_max_len_clip is not given", "set error_max_len_clip=true, or remove it"
+            "error_max_len_threshold", f"{threshold}, but error_max_len_clip is not set", "set error_max_len_clip=true, or remove this key"
         )
     if config.error_max_len_clip and threshold is not None and threshold > longest:
-        problem = f"{threshold} is more than the longest response, {longest} tokens: nothing would be left out"
-        yield Fault("error_max_len_threshold", problem, f"give at most {longest}")
+        problem = f"{threshold} is more than the longest response, {longest} tokens: no response would be left out"
+        yield Fault("error_max_len_threshold", problem, f"set it to at most {longest}")
     generating = config.actor_infer.generating_args
     if config.max_len_mask and generating.ignore_eos and not generating.stop_strings:
-        problem = "true, but with actor_infer.generating_args.ignore_eos every response is truncated: nothing would be learnt"
+        problem = "true, but with actor_infer.generating_args.ignore_eos every response is truncated and would be left out of the loss"
         yield Fault("max_len_mask", problem, "set one of the two to false")
     low, high = config.difficulty_low_threshold, config.difficulty_high_threshold
     if config.difficulty_mask and low >= high:
-        problem = f"{low:g} is not below difficulty_high_threshold {high:g}: no prompt would be learnt from"
-        yield Fault("difficulty_low_threshold", problem, "give a lower one; 0.1 and 0.95 are usual")
+        problem = f"{low:g} is not below difficulty_high_threshold {high:g}: every prompt would be left out of the loss"
+        yield Fault("difficulty_low_threshold", problem, "lower it; 0.1 and 0.95 are usual")
     for key in ("difficulty_low_threshold", "difficulty_high_threshold"):
         if key in config.model_fields_set and "difficulty_mask" not in config.model_fields_set:
-            yield Fault(key, f"{getattr(config, key):g}, but difficulty_mask is not given", "set difficulty_mask=true, or remove it")
+            yield Fault(key, f"{getattr(config, key):g}, but difficulty_mask is not set", "set difficulty_mask=true, or remove this key")
 
 
 def _adaptive_kl(config: RlvrConfig) -> Iterator[Fault]:
     if config.target_kl is None:
         if "kl_horizon" in config.model_fields_set:
-            problem = f"{config.kl_horizon}, but target_kl is not given: the weight is constant"
-            yield Fault("kl_horizon", problem, "give target_kl, or remove it")
+            problem = f"{config.kl_horizon}, but target_kl is not set, so the KL weight is constant"
+            yield Fault("kl_horizon", problem, "set target_kl, or remove this key")
         return
     if not config.add_token_level_kl:
-        problem = f"{config.target_kl:g}, but add_token_level_kl is false: there is no weight to adapt"
-        yield Fault("target_kl", problem, "set add_token_level_kl=true and init_kl_coef, or remove it")
+        problem = f"{config.target_kl:g}, but add_token_level_kl is false: there is no KL weight to adapt"
+        yield Fault("target_kl", problem, "set add_token_level_kl=true and init_kl_coef, or remove this key")
     responses = config.rollout_batch_size * config.num_return_sequences_in_group
     if LARGEST_ERROR * responses >= config.kl_horizon:
         least = int(LARGEST_ERROR * responses) + 1
-        problem = f"{config.kl_horizon} responses, and a step has {responses}: one step could bring the weight to 0"
-        yield Fault("kl_horizon", problem, f"give at least {least}; {10 * responses} adapts over some ten steps")
+        problem = f"{config.kl_horizon} responses, but a step has {responses}: a single step could reduce the KL weight to 0"
+        yield Fault("kl_horizon", problem, f"set it to at least {least}; {10 * responses} adapts the weight over about ten steps")
 
 
 def credit_warnings(config: RlvrConfig) -> Iterator[str]:
-    """Return warnings about keys of credit assignment that have less effect than expected."""
+    """Yield warnings about keys of credit assignment that have less effect than expected."""
     traits = config.adv_estimator.traits
     if config.dynamic_sampling and not traits.compares_groups:
-        yield f"dynamic_sampling: drops groups whose rewards are all equal, and adv_estimator {config.adv_estimator} could learn from them"
+        yield f"dynamic_sampling: drops groups whose rewards are all equal, but adv_estimator {config.adv_estimator} could learn from them"
     if config.whiten_advantages and traits.whitens:
-        yield f"whiten_advantages: adv_estimator {config.adv_estimator} whitens by itself; remove the key"
+        yield f"whiten_advantages: adv_estimator {config.adv_estimator} already whitens the advantages; remove the key"
     if config.value_clip is not None and not traits.needs_values:
         yield f"value_clip: has no effect with adv_estimator {config.adv_estimator}, which has no critic; remove the key"
     if traits.needs_values and not config.whiten_advantages:
-        yield "whiten_advantages: false; PPO is usually run with true, which frees the step size from the scale of rewards and values"
+        yield "whiten_advantages: false, but PPO is usually run with true, so that the step size is independent of the scale of rewards"
     if config.critic and "num_train_epochs" in config.critic.training_args.model_fields_set:
         yield "critic.training_args.num_train_epochs: has no effect here; RLVR ends after max_steps"

@@ -22,7 +22,7 @@ OFFLOADS = {
     "offload_optimizer": ("buffer_size", "max_in_cpu"),
     "offload_param": ("pipeline_read", "pipeline_write", "fast_init", "ratio"),
 }
-"""The offload blocks, and the keys of `ZeroOffloadConfig` that belong to the other block."""
+"""By offload block: the keys of `ZeroOffloadConfig` that only exist in the other block."""
 ON_HOST, PARTITIONS = "cpu_checkpointing", "partition_activations"
 RECOMPUTING = [
     ON_HOST, PARTITIONS, "contiguous_memory_optimization", "number_checkpoints", "synchronize_checkpoint_boundary", "profile",
@@ -31,20 +31,20 @@ RECOMPUTING = [
 
 
 def deepspeed_config(role: RoleConfig) -> DeepSpeedConfig | None:
-    """Return DeepSpeed's configuration, if the role runs on it."""
+    """Return the role's DeepSpeed configuration, or None if it runs on another backend."""
     strategy = role.strategy_args
     return strategy.strategy_config if isinstance(strategy, DeepSpeedTrainStrategyConfig | DeepSpeedInferStrategyConfig) else None
 
 
 def swap_paths(settings: DeepSpeedConfig) -> dict[str, Path]:
-    """Return the `nvme_path` of each block that offloads to NVMe."""
+    """Return the `nvme_path` of each block that offloads to NVMe, by the name of the block."""
     zero = settings.zero_optimization
     offloads = {"offload_optimizer": zero.offload_optimizer, "offload_param": zero.offload_param}
     return {key: Path(each.nvme_path) for key, each in offloads.items() if each and each.device == "nvme" and each.nvme_path}
 
 
 def deepspeed_faults(config: Config) -> list[Fault]:
-    """Return contradictions between DeepSpeed's configuration and the keys that it is made from."""
+    """Return a fault for each contradiction in the roles' DeepSpeed configurations, or between one of them and another key."""
     faults: list[Fault] = []
     for name, role in model_roles(config).items():
         settings, where = deepspeed_config(role), f"{name}.strategy_args.strategy_config"
@@ -64,7 +64,7 @@ def deepspeed_faults(config: Config) -> list[Fault]:
 
 
 def _blocks(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
-    """Return faults of keys and values that the schema leaves to DeepSpeed."""
+    """Yield faults of keys and values in the blocks that the schema passes to DeepSpeed unchecked."""
     given = {name: getattr(settings, name) for name in BLOCKS} | {"zero_optimization": settings.zero_optimization.model_extra}
     for name, block in given.items():
         yield from block_faults(f"{where}.{name}", block or {}, *BLOCKS[name])
@@ -76,35 +76,36 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
         problem = f"'{zero.offload_param.device}', but stage {zero.stage} does not shard parameters"
         yield Fault(f"{where}.offload_param.device", problem, "use stage 3, or remove offload_param")
     if zero.offload_optimizer and zero.offload_optimizer.device != "none" and zero.stage == 0:
-        problem = f"'{zero.offload_optimizer.device}', but stage 0 shards no optimizer states"
+        problem = f"'{zero.offload_optimizer.device}', but stage 0 does not shard the optimizer states"
         yield Fault(f"{where}.offload_optimizer.device", problem, "use stage 1, 2 or 3, or remove offload_optimizer")
     if (zero.model_extra or {}).get("overlap_comm") is True and zero.stage < 2:
-        problem = f"true, but on stage {zero.stage} gradients are reduced once an update, and there is no computation to overlap with"
-        yield Fault(f"{where}.overlap_comm", problem, "use stage 2 or 3, or remove it")
+        problem = f"true, but on stage {zero.stage} gradients are reduced once per update, when there is no computation to overlap with"
+        yield Fault(f"{where}.overlap_comm", problem, "use stage 2 or 3, or remove this key")
     if (zero.model_extra or {}).get("compute_grad_norm") is False:
-        problem = "false, but an update whose gradient is not finite is known by its norm"
+        problem = "false, but roll needs the norm to detect non-finite gradients"
         yield Fault(f"{where}.compute_grad_norm", problem, "remove it")
     for key in OFFLOADS:
         if offload := getattr(zero, key):
             yield from _offload(offload, f"{where}.{key}", zero.stage)
     if zero.offload_optimizer and zero.offload_optimizer.ratio not in (None, 1.0):
         ratio = zero.offload_optimizer.ratio
-        problem = f"{ratio}, but the optimizer that DeepSpeed makes for the rest on the GPU keeps the learning rate of the beginning"
+        problem = f"{ratio}, but DeepSpeed does not apply the learning rate schedule to the part of the optimizer that stays on the GPU"
         yield Fault(f"{where}.offload_optimizer.ratio", problem, "remove it")
 
 
 def _offload(offload: ZeroOffloadConfig, where: str, stage: int) -> Iterator[Fault]:
     for key in OFFLOADS[where.rpartition(".")[2]]:
         if getattr(offload, key) is not None:
-            yield Fault(f"{where}.{key}", f"{getattr(offload, key)}, but this block has no such key in DeepSpeed", "remove it")
+            yield Fault(f"{where}.{key}", f"{getattr(offload, key)}, but DeepSpeed has no such key in this block", "remove it")
     if offload.device != "nvme":
         return
     if not offload.nvme_path:
-        yield Fault(f"{where}.nvme_path", "missing, and device is nvme", "give a folder on the NVMe device")
+        yield Fault(f"{where}.nvme_path", "missing, but device is nvme", "set it to a folder on the NVMe drive")
     elif not offload.nvme_path.startswith("/"):
-        yield Fault(f"{where}.nvme_path", f"'{offload.nvme_path}' is relative, and workers start elsewhere", "make it absolute")
+        problem = f"'{offload.nvme_path}' is relative, but workers run in another working directory"
+        yield Fault(f"{where}.nvme_path", problem, "use an absolute path")
     if stage != 3:
-        yield Fault(f"{where}.device", f"'nvme', but stage {stage} swaps nothing to it", "use stage 3, or cpu")
+        yield Fault(f"{where}.device", f"'nvme', but stage {stage} does not swap to NVMe", "use stage 3, or set device to cpu")
 
 
 def _plus_plus(settings: DeepSpeedConfig, where: str, role: RoleConfig) -> Iterator[Fault]:
@@ -112,20 +113,21 @@ def _plus_plus(settings: DeepSpeedConfig, where: str, role: RoleConfig) -> Itera
     count = ranks(role)
     for key in QUANTISED:
         if extra.get(key) is True and not role.device_mapping:
-            yield Fault(f"{where}.{key}", "true, but DeepSpeed quantises on GPUs, and the role has no device_mapping", "remove it")
+            yield Fault(f"{where}.{key}", "true, but DeepSpeed quantises only on GPUs, and the role has no device_mapping", "remove it")
         elif extra.get(key) is True and zero.stage != 3:
-            yield Fault(f"{where}.{key}", f"true, but stage {zero.stage} gathers no sharded weights", "use stage 3, or remove it")
+            yield Fault(f"{where}.{key}", f"true, but stage {zero.stage} does not shard weights", "use stage 3, or remove this key")
     if extra.get("zero_quantized_gradients") is True and role.model_args.lora_target:
-        problem = "true, but DeepSpeed 0.19 was seen to quantise an adapter's gradients at a misaligned address, which ends its ranks"
-        yield Fault(f"{where}.zero_quantized_gradients", problem, "remove it, or train all parameters")
+        problem = "true, but DeepSpeed 0.19 crashes with a misaligned address when it quantises an adapter's gradients"
+        yield Fault(f"{where}.zero_quantized_gradients", problem, "remove it, or train all parameters (without lora_target)")
     size: Any = extra.get("zero_hpz_partition_size")
     if not SIZE.holds(size):
         return
     if size > 1 and zero.stage != 3:
-        yield Fault(f"{where}.zero_hpz_partition_size", f"{size}, but stage {zero.stage} shards no weights", "use stage 3, or remove it")
+        problem = f"{size}, but stage {zero.stage} does not shard weights"
+        yield Fault(f"{where}.zero_hpz_partition_size", problem, "use stage 3, or remove this key")
     elif count % size:
-        problem = f"{size} ranks are to share a second copy of the weights, and {count} ranks are no multiple of that"
-        yield Fault(f"{where}.zero_hpz_partition_size", problem, "give the ranks of one host")
+        problem = f"{size} ranks would share a second copy of the weights, but the role's {count} rank(s) are not a multiple of {size}"
+        yield Fault(f"{where}.zero_hpz_partition_size", problem, "set it to the number of the role's ranks on one host")
 
 
 def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -135,16 +137,16 @@ def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: RoleCon
             yield Fault(f"{where}.{key}", f"unknown key, with the value {value!r}{nearest(key, RECOMPUTING)}", "remove it")
         elif key not in (ON_HOST, PARTITIONS):
             if value:
-                problem = f"{value!r}: layers are recomputed by torch, and of this block {ON_HOST} and {PARTITIONS} alone have a meaning"
-                yield Fault(f"{where}.{key}", problem, f"remove it; {wish} says which layers are recomputed")
+                problem = f"{value!r}, but torch recomputes the layers, so only {ON_HOST} and {PARTITIONS} have an effect in this block"
+                yield Fault(f"{where}.{key}", problem, f"remove it; {wish} sets which layers are recomputed")
         elif not isinstance(value, bool):
-            yield Fault(f"{where}.{key}", f"{value!r} is not allowed", "give true or false")
+            yield Fault(f"{where}.{key}", f"{value!r} is not allowed", "set it to true or false")
         elif value and role.model_args.gradient_checkpointing in ("none", 0):
             problem = f"true, but {wish} is {role.model_args.gradient_checkpointing}"
-            yield Fault(f"{where}.{key}", problem, "remove it, or let layers be recomputed")
+            yield Fault(f"{where}.{key}", problem, f"remove it, or set {wish}=auto")
         elif value and key == PARTITIONS and settings.tensor_parallel_size == 1:
-            problem = "true, but no two ranks have the same activations: tensor_parallel.autotp_size is 1"
-            yield Fault(f"{where}.{key}", problem, f"remove it; {ON_HOST} keeps the inputs of layers in host memory")
+            problem = "true, but tensor_parallel.autotp_size is 1, so no two ranks have the same activations to partition"
+            yield Fault(f"{where}.{key}", problem, f"remove it; to save GPU memory, {ON_HOST} keeps the inputs of layers in host memory")
 
 
 def _precision(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -154,14 +156,14 @@ def _precision(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfi
         enabled = block.get("enabled")
         if isinstance(enabled, bool) and enabled != (dtype == key):
             problem = f"{str(enabled).lower()}, but {name}.model_args.dtype is {dtype}"
-            yield Fault(f"{where}.{key}.enabled", problem, f"remove it; {name}.model_args.dtype says the precision")
+            yield Fault(f"{where}.{key}.enabled", problem, f"remove it; {name}.model_args.dtype sets the precision")
     if (settings.bf16 or {}).get("check_grad_overflow") is False:
-        problem = "false, but no gradient that is not finite may reach the optimizer"
+        problem = "false, but non-finite gradients must not reach the optimizer"
         yield Fault(f"{where}.bf16.check_grad_overflow", problem, "remove it")
     sums = (settings.data_types or {}).get("grad_accum_dtype")
-    # Stage 0 ends with an error. Stage 1 uses another optimizer, whose checkpoints cannot be exported in fp32.
+    # With fp32 sums stage 0 fails, and stage 1 uses a different optimizer, whose checkpoints cannot be exported in fp32.
     if PRECISION.holds(sums) and sums != dtype and (sums != "fp32" or settings.zero_optimization.stage < 2):
-        problem = f"'{sums}', but gradients of {dtype} are added up in {dtype}, or on stages 2 and 3 in fp32"
+        problem = f"'{sums}', but {dtype} gradients are accumulated in {dtype}, or on stages 2 and 3 in fp32"
         yield Fault(f"{where}.data_types.grad_accum_dtype", problem, "remove it, or use stage 2 or 3 with fp32")
 
 
@@ -170,11 +172,11 @@ def _batch(settings: DeepSpeedConfig, where: str, name: str, role: LearnerConfig
     same = (
         ("train_micro_batch_size_per_gpu", arguments.per_device_train_batch_size, f"{name}.training_args.per_device_train_batch_size"),
         ("gradient_accumulation_steps", arguments.gradient_accumulation_steps, f"{name}.training_args.gradient_accumulation_steps"),
-        ("train_batch_size", sequences_per_update(role), "the sequences of one update (batch per device x accumulation x replicas)"),
+        ("train_batch_size", sequences_per_update(role), "the number of sequences per update (batch per device x accumulation x replicas)"),
         ("gradient_clipping", max_grad_norm, "max_grad_norm"),
     )
     for key, ours, meaning in same:
         theirs = getattr(settings, key)
         if theirs not in (None, "auto", ours):
-            remedy = f"remove it, or make it auto; it follows from {meaning}"
-            yield Fault(f"{where}.{key}", f"{theirs}, but {meaning} gives {ours}", remedy)
+            remedy = f"remove it, or set it to auto; it follows from {meaning}"
+            yield Fault(f"{where}.{key}", f"{theirs}, but {meaning} is {ours}", remedy)

@@ -1,4 +1,4 @@
-"""Checks `deterministic: true` against keys with which runs still differ. Pure functions."""
+"""Checks `deterministic: true` against keys that still make two runs differ. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from roll.errors import Fault
 
 
 def determinism_faults(config: Config) -> Iterator[Fault]:
-    """Return faults of compiled layers, which choose kernels by measured speed, so that sums differ in the next run."""
+    """Yield a fault for each role with compiled layers: they choose kernels by measured speed, so rounding may differ between runs."""
     for name, role in model_roles(config).items() if config.deterministic else ():
         wish = role.model_args.compile_layers
         if vllm_config(role) is None and (wish is True or wish == "auto" and role.device_mapping):
-            problem = f"{shown(wish)}, but deterministic is true, and compiled layers choose kernels by measured speed"
+            problem = f"{shown(wish)}, but deterministic is true, and compiled layers choose their kernels by measured speed"
             yield Fault(f"{name}.model_args.compile_layers", problem, f"set {name}.model_args.compile_layers=false")
 
 
 def determinism_warnings(config: RlvrConfig) -> Iterator[str]:
-    """Return warnings about what deterministic training does not fix."""
+    """Yield warnings about differences between runs that `deterministic` alone does not prevent."""
     if not config.deterministic:
         return
     if not config.actor_infer.generating_args.seeded:
-        yield "deterministic: responses are sampled anew in each run; set actor_infer.generating_args.seeded=true"
+        yield "deterministic: the sampled responses still differ between runs; set actor_infer.generating_args.seeded=true"
     if config.async_generation_ratio:
-        yield "deterministic: the weights that sample a token depend on timing; set async_generation_ratio=0"
+        yield "deterministic: it depends on timing which version of the weights samples a token; set async_generation_ratio=0"

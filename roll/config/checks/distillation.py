@@ -1,4 +1,4 @@
-"""Checks the keys of distillation, from given responses and from the policy's own."""
+"""Checks the keys of distillation, both from given responses and on the policy's own responses."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
 
 OWN = ("distill_loss_coef", "divergence", "jsd_beta", "distill_temperature", "distill_top_k")
-"""Keys of reinforcement learning about a teacher."""
+"""Keys of `pipeline: rlvr` that need a teacher."""
 
 
 def distillation_faults(config: DistillConfig) -> Iterator[Fault]:
-    """Return faults of distillation from given responses."""
+    """Yield faults of distillation from given responses."""
     if not config.distill_loss_weight:
         problem = "0, so the student learns nothing from the teacher"
-        yield Fault("distill_loss_weight", problem, "give a weight above 0, or use pipeline: sft")
+        yield Fault("distill_loss_weight", problem, "set it above 0, or use pipeline: sft")
     yield from _teacher(config)
     teacher, student = (role.model_args.model_name_or_path or config.pretrain for role in (config.teacher, config.student))
     if teacher == student:
-        problem = "the teacher is the model that the student starts from: there is nothing to learn"
-        yield Fault("teacher.model_args.model_name_or_path", problem, "name the teacher's folder or Hub name")
+        problem = f"'{teacher}' is also the model that the student starts from, so there is nothing to learn"
+        yield Fault("teacher.model_args.model_name_or_path", problem, "set it to the folder or the Hub name of another model")
 
 
 def on_policy_distillation_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Return faults of distillation on the policy's own responses."""
+    """Yield faults of distillation on the policy's own responses."""
     yield from _domains(config)
     if teacher_roles(config):
         yield from _teacher(config)
@@ -44,28 +44,28 @@ def _teacher(config: DistillConfig | RlvrConfig) -> Iterator[Fault]:
     teachers = teacher_roles(config) if isinstance(config, RlvrConfig) else {"teacher": config.teacher}
     for name, teacher in teachers.items():
         if teacher.model_args.lora_target:
-            problem = f"'{teacher.model_args.lora_target}', but the teacher is a model without an adapter"
+            problem = f"'{teacher.model_args.lora_target}', but a teacher is a model without an adapter"
             yield Fault(f"{name}.model_args.lora_target", problem, "remove it")
 
 
 def _domains(config: RlvrConfig) -> Iterator[Fault]:
-    """Return faults of domains without a teacher or with several."""
+    """Yield faults of domains that have no teacher or several teachers."""
     if not config.teachers:
         return
     if config.teacher:
-        yield Fault("teachers", "given beside teacher, which teaches every domain", "remove one of the two")
+        yield Fault("teachers", "set together with teacher, which teaches every domain", "remove one of the two")
     if config.distill_top_k is None:
-        problem = "not given, but there are teachers, whose hidden states may differ in size"
-        yield Fault("distill_top_k", problem, "give the number of tokens that each teacher compares (64 is usual)")
+        problem = "missing, but there are several teachers, whose hidden states may differ in size"
+        yield Fault("distill_top_k", problem, "set it to the number of most likely tokens to compare (64 is usual)")
     taught_by = dict[str, str]()
     for name, teacher in config.teachers.items():
         for index, domain in enumerate(teacher.domains):
             place = f"{TEACHERS}{name}.domains[{index}]"
             if domain not in config.domains:
-                yield Fault(place, f"'{domain}' is no domain of this run", f"give one of {', '.join(config.domains)}")
+                yield Fault(place, f"'{domain}' is not a domain of this run", f"use one of: {', '.join(config.domains)}")
             elif domain in taught_by:
-                yield Fault(place, f"'{domain}' has a teacher already, {TEACHERS}{taught_by[domain]}", "name it once")
+                yield Fault(place, f"'{domain}' already has a teacher, {TEACHERS}{taught_by[domain]}", "list each domain once")
             taught_by.setdefault(domain, name)
     if untaught := [domain for domain in config.domains if domain not in taught_by]:
         problem = f"no teacher for the domain(s) {', '.join(untaught)}"
-        yield Fault("teachers", problem, "add them to a teacher's domains; a run distils on all of its domains or on none")
+        yield Fault("teachers", problem, "add them to a teacher's domains; a run distils on all of its domains or on none of them")

@@ -1,4 +1,4 @@
-"""Checks keys against each other. No key of the user is overwritten, so a contradiction is a fault."""
+"""Checks keys against each other. roll never overrides a key that the user set, so every contradiction is a fault."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LARGEST_ENGINE_RANK = 512
 
 
 def experiment_faults(config: Config) -> list[Fault]:
-    """Return every contradiction among the keys of a configuration that passed the schema."""
+    """Return a fault for each contradiction among the keys of a configuration that passed the schema."""
     faults = [*_experiment(config), *_learner(config), *method_faults(config), *determinism_faults(config)]
     for name, role in model_roles(config).items():
         faults += _lora_keys(name, role.model_args)
@@ -64,12 +64,12 @@ def _experiment(config: Config) -> Iterator[Fault]:
     trackers = chosen_trackers(config)
     for tracker in trackers:
         if tracker not in TRACKERS:
-            yield Fault("track_with", f"unknown tracker '{tracker}'{nearest(tracker, list(TRACKERS))}", f"known: {', '.join(TRACKERS)}")
+            problem = f"unknown tracker '{tracker}'{nearest(tracker, list(TRACKERS))}"
+            yield Fault("track_with", problem, f"use one of: {', '.join(TRACKERS)}")
     for name in config.tracker_kwargs:
         if name not in trackers:
-            yield Fault(
-                f"tracker_kwargs.{name}", f"'{name}' is not a tracker of this run", f"track_with is {', '.join(trackers) or 'empty'}"
-            )
+            remedy = f"remove it, or add it to track_with, which is {', '.join(trackers) or 'empty'}"
+            yield Fault(f"tracker_kwargs.{name}", f"'{name}' is not a tracker of this run", remedy)
     if isinstance(config, RlvrConfig) and config.eval_steps and config.validation is None:
         yield Fault(
             "eval_steps", f"{config.eval_steps}, but there is no validation block", "add validation.data_args, or set eval_steps to 0"
@@ -90,13 +90,13 @@ def _held_out(validation: ValidationConfig) -> Iterator[Fault]:
         if columns := sets[name].data_args:
             yield from column_faults(f"{place}.data_args", columns, "prompts")
         elif not sets[name].rows:
-            yield Fault(f"{place}.data_args", "missing", "give the prompts of the set, or rows of environments")
+            yield Fault(f"{place}.data_args", "missing", "add the data file of the set's prompts, or rows of environments")
     if not sets:
-        yield Fault("validation.data_args", "missing, and there are no validation.sets", "give the prompts of one set, or several sets")
+        yield Fault("validation.data_args", "missing, and there are no validation.sets", "add the data file of one set, or several sets")
     if validation.sets and (validation.data_args or validation.rows or "name" in validation.model_fields_set):
         key = "data_args" if validation.data_args else "rows" if validation.rows else "name"
-        problem = "given, and so is validation.sets, in which each set has a name and data_args of its own"
-        yield Fault(f"validation.{key}", problem, "remove it, or make it one of the sets")
+        problem = "set, and so is validation.sets, where each set has its own name and data_args"
+        yield Fault(f"validation.{key}", problem, "remove it, or move it into one of the sets")
 
 
 def _window(config: RlvrConfig) -> Iterator[Fault]:
@@ -107,8 +107,8 @@ def _window(config: RlvrConfig) -> Iterator[Fault]:
         multiples = f"{window // batch * batch} or {(window // batch + 1) * batch}" if window > batch else str(batch)
         yield Fault("rollout_window", f"{window} is not divisible by rollout_batch_size {batch}", f"use {multiples}")
     elif window > batch and not config.async_generation_ratio:
-        problem = f"{window}, but async_generation_ratio is 0: a step draws no more than the {batch} prompts that it takes"
-        yield Fault("rollout_window", problem, "set async_generation_ratio above 0, or remove it")
+        problem = f"{window}, but async_generation_ratio is 0: a step generates only the {batch} prompts that it trains on"
+        yield Fault("rollout_window", problem, "set async_generation_ratio above 0, or remove this key")
 
 
 def _running(config: RlvrConfig) -> Iterator[Fault]:
@@ -118,21 +118,21 @@ def _running(config: RlvrConfig) -> Iterator[Fault]:
     if engine is None:
         yield Fault("max_running_samples", f"{most}, but hf_infer answers one prompt at a time", "remove it, or use the strategy vllm")
     elif most < (engines := ranks(config.actor_infer) // engine.tensor_parallel_size):
-        yield Fault("max_running_samples", f"{most}, but actor_infer has {engines} engines", f"give at least {engines}, or remove it")
+        yield Fault("max_running_samples", f"{most}, but actor_infer has {engines} engines", f"set it to at least {engines}, or remove it")
 
 
 def _warmup(name: str, role: RoleConfig) -> Iterator[Fault]:
     arguments = role.training_args if isinstance(role, LearnerConfig) else None
     if arguments and arguments.warmup_steps and arguments.warmup_ratio:
         problem = f"{arguments.warmup_ratio:g}, and warmup_steps is {arguments.warmup_steps}"
-        yield Fault(f"{name}.training_args.warmup_ratio", problem, "give one of the two")
+        yield Fault(f"{name}.training_args.warmup_ratio", problem, "set only one of the two")
 
 
 def _lora_keys(name: str, model: ModelConfig) -> Iterator[Fault]:
     for key in LORA_KEYS:
         if key in model.model_fields_set and "lora_target" not in model.model_fields_set:
             value = getattr(model, key)
-            yield Fault(f"{name}.model_args.{key}", f"{value}, but lora_target is not given", "add lora_target (all-linear), or remove it")
+            yield Fault(f"{name}.model_args.{key}", f"{value}, but lora_target is not set", "set lora_target (all-linear), or remove it")
 
 
 def _kernels(name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -140,11 +140,11 @@ def _kernels(name: str, role: RoleConfig) -> Iterator[Fault]:
         return
     model = role.model_args
     if not generates(name, role) and model.attn_implementation == "fa2":
-        problem = "fa2 is a kernel for GPUs, and the role runs on the CPU"
-        yield Fault(f"{name}.model_args.attn_implementation", problem, f"use auto, or give {name}.device_mapping")
+        problem = "'fa2' is a kernel for GPUs, but the role runs on the CPU"
+        yield Fault(f"{name}.model_args.attn_implementation", problem, f"set it to auto, or set {name}.device_mapping")
     if model.liger and vllm_config(role) is None:
         problem = "true, but its kernels are for GPUs, and the role runs on the CPU"
-        yield Fault(f"{name}.model_args.liger", problem, f"remove the key, or give {name}.device_mapping")
+        yield Fault(f"{name}.model_args.liger", problem, f"remove the key, or set {name}.device_mapping")
 
 
 def _engine_arguments(name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -152,11 +152,12 @@ def _engine_arguments(name: str, role: RoleConfig) -> Iterator[Fault]:
     for key, value in (engine.engine_args if engine else {}).items():
         if key in VllmConfig.model_fields:
             where = f"{name}.strategy_args.strategy_config"
-            yield Fault(f"{where}.engine_args.{key}", f"{value!r} stands beside the key {key} itself", f"move it to {where}.{key}")
+            problem = f"{value!r}, but {key} is a key of strategy_config itself"
+            yield Fault(f"{where}.engine_args.{key}", problem, f"move it to {where}.{key}")
 
 
 def uses_reference(config: Config) -> bool:
-    """Whether a term of the loss or of the reward compares with the reference policy."""
+    """Return whether a term of the loss or of the reward compares with the reference policy."""
     if isinstance(config, OfflineConfig):
         return isinstance(config, DpoConfig) and compares(config)
     return config.use_kl_loss or config.add_token_level_kl
@@ -168,8 +169,8 @@ def _kl(config: RlvrConfig) -> Iterator[Fault]:
         if on and not coefficient:
             yield Fault(
                 weight,
-                f"0, but {switch} is true: the term would weigh nothing",
-                f"give it a weight (0.001 is usual), or set {switch}=false",
+                f"0, but {switch} is true: the term would have no effect",
+                f"set it above 0 (0.001 is usual), or set {switch}=false",
             )
         if coefficient and not on:
             yield Fault(switch, f"false, but {weight} is {coefficient:g}", f"set {switch}=true, or remove {weight}")
@@ -178,10 +179,10 @@ def _kl(config: RlvrConfig) -> Iterator[Fault]:
         if key in config.model_fields_set and switch not in config.model_fields_set:
             value = getattr(config, key)
             shown = str(value).lower() if isinstance(value, bool) else repr(value)
-            yield Fault(key, f"{shown}, but {switch} is not given", f"set {switch}=true, or remove it")
+            yield Fault(key, f"{shown}, but {switch} is not set", f"set {switch}=true, or remove this key")
     if uses_reference(config) and config.reference is None and not config.actor_train.model_args.lora_target:
         term = "use_kl_loss" if config.use_kl_loss else "add_token_level_kl"
-        problem = f"missing, but {term} compares with it, and without LoRA there is no adapter to switch off"
+        problem = f"missing, but {term} needs it (only with LoRA can actor_train without its adapter replace it)"
         yield Fault("reference", problem, f"add a reference block (strategy_name: hf_infer), or set {term}=false")
 
 
@@ -190,8 +191,8 @@ def _same_policy(config: RlvrConfig) -> Iterator[Fault]:
     for key in ("model_name_or_path", "lora_target", *LORA_KEYS):
         ours, theirs = getattr(train, key), getattr(infer, key)
         if key in infer.model_fields_set and theirs != ours:
-            problem = f"{theirs!r}, but actor_train.model_args.{key} is {ours!r}: both are the same policy"
-            yield Fault(f"actor_infer.model_args.{key}", problem, "remove it, or make the two equal")
+            problem = f"{theirs!r}, but actor_train.model_args.{key} is {ours!r}, and both roles hold the same policy"
+            yield Fault(f"actor_infer.model_args.{key}", problem, "remove it, or make the two values equal")
     if config.reference and config.reference.model_args.lora_target:
         problem = f"'{config.reference.model_args.lora_target}', but the reference is the model without an adapter"
         yield Fault("reference.model_args.lora_target", problem, "remove it")
@@ -203,10 +204,10 @@ def _adapter(config: RlvrConfig) -> Iterator[Fault]:
         return
     if model.lora_rank > LARGEST_ENGINE_RANK:
         problem = f"{model.lora_rank} is more than vLLM's largest adapter rank {LARGEST_ENGINE_RANK}"
-        yield Fault("actor_train.model_args.lora_rank", problem, f"give at most {LARGEST_ENGINE_RANK}, or weight_sync.lora=merged")
+        yield Fault("actor_train.model_args.lora_rank", problem, f"set it to at most {LARGEST_ENGINE_RANK}, or set weight_sync.lora=merged")
     if engine.load_format == "dummy":
-        problem = "'dummy' loads no weights, and only the adapter is sent: the base model would stay random"
-        yield Fault("actor_infer.strategy_args.strategy_config.load_format", problem, "use auto, or weight_sync.lora=merged")
+        problem = "'dummy' loads no weights, and only the adapter is synchronised: the base model would stay random"
+        yield Fault("actor_infer.strategy_args.strategy_config.load_format", problem, "set it to auto, or set weight_sync.lora=merged")
 
 
 def _rewards(config: RlvrConfig) -> Iterator[Fault]:
@@ -219,27 +220,27 @@ def _rewards(config: RlvrConfig) -> Iterator[Fault]:
     for domain, reward in config.rewards.items():
         for key in ("reward", "reward_args", "group", "failed_value"):
             if reward.parts and key in reward.model_fields_set:
-                problem = f"{getattr(reward, key)!r}, but rewards.{domain}.parts are added up in its place"
+                problem = f"{getattr(reward, key)!r}, but rewards.{domain}.parts replace it"
                 yield Fault(f"rewards.{domain}.{key}", problem, "move it into one of the parts, or remove it")
         if reward.normalise == "group" and not reward.parts:
-            remedy = "give parts, or remove it; the adv_estimator normalises a single reward"
-            yield Fault(f"rewards.{domain}.normalise", "'group', but there are no parts to add up", remedy)
+            remedy = "add parts, or remove it; adv_estimator normalises a single reward"
+            yield Fault(f"rewards.{domain}.normalise", "'group', but the reward has no parts", remedy)
 
 
 def _domains(config: RlvrConfig) -> Iterator[Fault]:
-    """Return faults of rows that would go to several domains or to none."""
+    """Yield faults of tags that several domains claim, and of sampling shares for unknown domains."""
     known, rows = config.domains, config.actor_train.data_args
     tags = {domain: set(section.tag_included or (domain,)) for domain, section in known.items()}
     places = {domain: f"{'environments' if domain in config.environments else 'rewards'}.{domain}" for domain in known}
     for first, second in combinations(tags, 2):
         for tag in sorted(tags[first] & tags[second]):
-            problem = f"'{tag}' is scored by {places[first]} too"
-            yield Fault(f"{places[second]}.tag_included", problem, "leave each tag to one domain")
+            problem = f"'{tag}' already belongs to {places[first]}"
+            yield Fault(f"{places[second]}.tag_included", problem, "list each tag in one domain")
     for domain in (rows and rows.domain_interleave_probs) or {}:
         if domain not in known:
             where = f"actor_train.data_args.domain_interleave_probs.{domain}"
-            problem = f"'{domain}' is not a domain of rewards{nearest(domain, list(known))}"
-            yield Fault(where, problem, f"known domains: {', '.join(known)}")
+            problem = f"'{domain}' is not a domain of this run{nearest(domain, list(known))}"
+            yield Fault(where, problem, f"use one of: {', '.join(known)}")
 
 
 def experiment_warnings(config: Config) -> list[str]:
@@ -255,11 +256,11 @@ def experiment_warnings(config: Config) -> list[str]:
 
 
 def experiment_notes(config: Config) -> list[str]:
-    """Return notes on what works but could use less."""
+    """Return notes on settings that work, but use more memory than necessary."""
     if not isinstance(config, RlvrConfig) or not (config.reference and uses_reference(config)):
         return []
     if config.actor_train.model_args.lora_target and _is_start(config):
-        return ["reference: with LoRA, actor_train with its adapter off is the same policy; without this block its memory is free"]
+        return ["reference: with LoRA, actor_train with its adapter off is the same policy; remove this block to free its memory"]
     return []
 
 

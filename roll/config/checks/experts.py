@@ -1,4 +1,4 @@
-"""Checks keys about a mixture of experts against the model and the role's other keys."""
+"""Checks the keys of mixture-of-experts models against the model and the role's other keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from roll.errors import Fault
 
 
 def expert_faults(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fault]:
-    """Return faults of every trained role and of weight syncs. `shapes`: of available models, by role. Others are checked at loading."""
+    """Return faults of every trained role and of the weight sync.
+
+    Args:
+        shapes: The shapes, by role, of models on this machine. Other models are checked when they are loaded.
+    """
     learners = {name: role for name, role in model_roles(config).items() if isinstance(role, LearnerConfig)}
     faults: list[Fault] = []
     for name, role in learners.items():
@@ -31,17 +35,17 @@ def _router_loss(name: str, role: LearnerConfig, shape: ModelShape | None) -> It
         yield Fault(where, f"{coefficient:g}, but the model has no experts, and so no router", "remove it")
     if role.model_args.dtype == "fp16":
         problem = f"{coefficient:g}, but dtype is fp16, whose loss scale is not applied to the routers' loss"
-        yield Fault(where, problem, f"set {name}.model_args.dtype to bf16, or remove it")
+        yield Fault(where, problem, f"set {name}.model_args.dtype to bf16, or remove this key")
     if (size := sequence_parallel(role)) > 1:
-        problem = f"{coefficient:g}, but sequence_parallel_size is {size}: each rank routes a part of a micro-batch's tokens alone"
-        yield Fault(where, problem, "use one of the two")
+        problem = f"{coefficient:g}, but sequence_parallel_size is {size}: each rank sees the routing of only a part of the tokens"
+        yield Fault(where, problem, "set only one of the two")
 
 
 def _dropout(name: str, role: LearnerConfig, shape: ModelShape | None) -> Iterator[Fault]:
     given = role.model_args
     if shape and shape.experts and given.lora_target == "all-linear" and given.lora_dropout:
         problem = f"{given.lora_dropout:g}, but lora_target all-linear adapts fused experts and routers, where PEFT has no dropout"
-        yield Fault(f"{name}.model_args.lora_dropout", problem, "set it to 0, or lora_target to q_proj,k_proj,v_proj,o_proj")
+        yield Fault(f"{name}.model_args.lora_dropout", problem, "set it to 0, or set lora_target to q_proj,k_proj,v_proj,o_proj")
 
 
 def _adapter(config: RlvrConfig, shape: ModelShape | None) -> Iterator[Fault]:
@@ -49,6 +53,6 @@ def _adapter(config: RlvrConfig, shape: ModelShape | None) -> Iterator[Fault]:
         return
     where, remedy = "weight_sync.lora", "set it to merged"
     if config.actor_infer.device_mapping is None:
-        yield Fault(where, "adapter, but on the CPU vLLM takes no adapter beside a mixture of experts", remedy)
+        yield Fault(where, "adapter, but on the CPU vLLM does not support adapters of a mixture of experts", remedy)
     elif config.actor_train.model_args.lora_target == "all-linear":
-        yield Fault(where, "adapter, but vLLM does not read PEFT's adapters on fused experts, which all-linear makes", remedy)
+        yield Fault(where, "adapter, but vLLM cannot load adapters on fused experts, which lora_target all-linear creates", remedy)

@@ -9,11 +9,11 @@ from roll.config.schema.roles import QueryFilterConfig
 from roll.errors import Fault
 
 READ = {"no_filter": (), "mean_filter": ("threshold_down", "threshold_up"), "std_filter": ("std_threshold",)}
-"""Bounds of each type."""
+"""By type of filter: the bounds that it reads."""
 
 
 def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Return faults of filters without a bound, with another type's bounds, or that would drop everything."""
+    """Yield faults of filters that have no bound, a bound of another type, or bounds that drop every group."""
     for domain, reward in config.rewards.items():
         query_filter = reward.query_filter_config
         if query_filter is None:
@@ -21,10 +21,8 @@ def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
         place = f"rewards.{domain}.query_filter_config"
         yield from _bounds(query_filter, f"{place}.filter_args")
         if query_filter.type != "no_filter" and config.num_return_sequences_in_group == 1:
-            problem = (
-                f"{query_filter.type}, but num_return_sequences_in_group is 1: it looks at the rewards of several responses to one prompt"
-            )
-            yield Fault(place, problem, "give at least 2 samples, or remove it")
+            problem = f"{query_filter.type}, but num_return_sequences_in_group is 1: it needs the rewards of several responses to a prompt"
+            yield Fault(place, problem, "set num_return_sequences_in_group to at least 2, or remove this block")
 
 
 def _bounds(query_filter: QueryFilterConfig, place: str) -> Iterator[Fault]:
@@ -34,8 +32,8 @@ def _bounds(query_filter: QueryFilterConfig, place: str) -> Iterator[Fault]:
     for key in given.keys() - set(read):
         yield Fault(f"{place}.{key}", f"{given[key]:g}, but the type {query_filter.type} does not read it", "remove it, or change the type")
     if read and not given.keys() & set(read):
-        yield Fault(place, f"has no bound, and the type is {query_filter.type}", f"give {' or '.join(read)}")
+        yield Fault(place, f"has no bound, but the type is {query_filter.type}", f"set {' or '.join(read)}")
     low, high = bounds.threshold_down, bounds.threshold_up
     if low is not None and high is not None and low >= high:
         problem = f"{low:g} is not below threshold_up {high:g}: every group would be replaced"
-        yield Fault(f"{place}.threshold_down", problem, "give a lower one")
+        yield Fault(f"{place}.threshold_down", problem, "lower it")

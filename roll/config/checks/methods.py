@@ -10,10 +10,10 @@ from roll.errors import Fault
 
 
 def method_faults(config: Config) -> Iterator[Fault]:
-    """Return faults of such keys, because a built-in method reads keys of the root."""
+    """Yield a fault for each such key: a built-in method reads its keys from the root of the configuration."""
     for kind in KINDS.values():
         method = getattr(config, kind.key, None)
         if method is not None and not method.is_users and getattr(config, kind.arguments):
-            keys = f"its keys stand at the root: {', '.join(method.keys)}" if method.keys else "it has no keys"
-            problem = f"given, but {kind.key} {method} is built in, and {keys}"
-            yield Fault(kind.arguments, problem, f"remove it, or set {kind.key} to your own, as package.module:Name")
+            keys = f"its keys are at the root: {', '.join(method.keys)}" if method.keys else "it has no keys"
+            problem = f"set, but {kind.key} {method} is built in, and {keys}"
+            yield Fault(kind.arguments, problem, f"remove it, or set {kind.key} to your own method, as package.module:Name")

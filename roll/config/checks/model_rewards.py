@@ -1,4 +1,4 @@
-"""Checks the keys of rewards that a model gives."""
+"""Checks the keys of rewards that come from a model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ READ = {
     "inference": {*SERVED, "generating_args", "judge_model_type", "judge_prompt", "judge_pattern", "judge_max_score"},
     "scorer": {*SERVED},
 }
-"""Keys that each kind of reward model reads and that not all rewards read."""
+"""By kind of reward model: the keys that it reads, out of those that not every reward reads."""
 OF_FUNCTIONS = ("reward_args", "timeout", "memory_gib", "max_processes", "world_size", "group", "concurrency", "normalise")
 SPECIAL = {*ModelRewardKeys.model_fields, *OF_FUNCTIONS}
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def model_reward_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Return faults of every domain's keys: missing ones, contradictions, and those that its reward does not read."""
+    """Yield faults of every domain's keys: missing keys, contradictions, and keys that its reward does not read."""
     for domain, reward in config.rewards.items():
         where, kind = f"{PREFIX}{domain}", model_reward(domain, reward)
         source = "function" if kind is None else (reward.judge_model_type or "inference") if kind == JUDGE else "scorer"
@@ -42,61 +42,61 @@ def model_reward_faults(config: RlvrConfig) -> Iterator[Fault]:
             yield from _api(where, reward)
         for name, part in reward.parts.items():
             if (part.reward or name) in MODEL_REWARDS:
-                problem = f"'{part.reward or name}' is given by a model, and parts are functions"
-                yield Fault(f"{where}.parts.{name}", problem, "let it be the reward of a domain of its own, without parts")
+                problem = f"'{part.reward or name}' is scored by a model, but parts must be functions"
+                yield Fault(f"{where}.parts.{name}", problem, "make it the reward of a separate domain, without parts")
     for name, role in reward_roles(config).items():
         yield from _role(name, role)
     yield from _turns(config)
 
 
 def _unread(where: str, reward: RewardConfig, source: str, name: str) -> Iterator[Fault]:
-    # A resolved configuration names every key: those with default values do not count.
+    # A resolved configuration contains every key, so keys with their default values do not count.
     usual = {key: field.get_default(call_default_factory=True) for key, field in RewardConfig.model_fields.items()}
     given = {key for key in reward.model_fields_set if getattr(reward, key) != usual[key]}
     for key in sorted(given & SPECIAL - READ.get(source, {*OF_FUNCTIONS})):
         if source == "function":
             remedy = f"remove it, or set reward to {' or '.join(MODEL_REWARDS)}"
-            yield Fault(f"{where}.{key}", f"given, but the reward '{name}' is a function and reads no such key", remedy)
+            yield Fault(f"{where}.{key}", f"set, but the reward '{name}' is a function and does not read it", remedy)
         else:
             by = f" with judge_model_type {source}" if name == JUDGE else ""
-            yield Fault(f"{where}.{key}", f"given, but {name}{by} does not read it", "remove it")
+            yield Fault(f"{where}.{key}", f"set, but {name}{by} does not read it", "remove it")
 
 
 def _judge(where: str, reward: RewardConfig) -> Iterator[Fault]:
     if reward.judge_model_type is None:
-        yield Fault(f"{where}.judge_model_type", "missing", "set it to inference (a model served in the run) or api (a URL)")
+        yield Fault(f"{where}.judge_model_type", "missing", "set it to inference (a model served in the run) or api (a model at a URL)")
     if reward.judge_pattern is not None:
         try:
             re.compile(reward.judge_pattern)
         except re.error as error:
             problem = f"{reward.judge_pattern!r} is not a regular expression: {error}"
-            yield Fault(f"{where}.judge_pattern", problem, r"give one of Python's, for example 'verdict: (\d+)'")
+            yield Fault(f"{where}.judge_pattern", problem, r"use Python's syntax, for example 'verdict: (\d+)'")
     prompt = reward.judge_prompt
     if prompt is not None and not names_file(prompt) and prompt not in judge_templates():
         known = judge_templates()
-        remedy = f"give one of: {', '.join(known)}; or a text file with {{response}} in it"
+        remedy = f"use one of: {', '.join(known)}; or the path of a text file that contains {{response}}"
         yield Fault(f"{where}.judge_prompt", f"there is no template '{prompt}'{nearest(prompt, list(known))}", remedy)
 
 
 def _served_keys(where: str, reward: RewardConfig, why: str) -> Iterator[Fault]:
     if reward.strategy_args is None:
-        yield Fault(f"{where}.strategy_args", f"missing, and {why}", "add strategy_args with strategy_name vllm or hf_infer")
+        yield Fault(f"{where}.strategy_args", f"missing, but {why}", "add strategy_args with strategy_name vllm or hf_infer")
     if reward.model_args is None or reward.model_args.model_name_or_path is None:
         place = f"{where}.model_args.model_name_or_path"
-        yield Fault(place, f"missing, and {why}", "name the model: a folder or a Hub name")
+        yield Fault(place, f"missing, but {why}", "set it to the model's folder or Hub name")
 
 
 def _api(where: str, reward: RewardConfig) -> Iterator[Fault]:
     if reward.judge_model_name is None:
-        yield Fault(f"{where}.judge_model_name", "missing", "give the model's name at judge_api_url")
+        yield Fault(f"{where}.judge_model_name", "missing", "set it to the model's name at judge_api_url")
     if reward.judge_api_url is None:
-        yield Fault(f"{where}.judge_api_url", "missing", "give the API's base, for example http://localhost:8000/v1")
+        yield Fault(f"{where}.judge_api_url", "missing", "set it to the base URL of the API, for example http://localhost:8000/v1")
     else:
         yield from _url(f"{where}.judge_api_url", reward.judge_api_url)
     key = reward.judge_api_key_env
     # The wrong value may be the secret key itself, so it is not shown.
     if key is not None and not VARIABLE.fullmatch(key):
-        remedy = "export the key in an environment variable, and give the variable's name: JUDGE_API_KEY"
+        remedy = "export the API key in an environment variable, and set this to the variable's name, for example JUDGE_API_KEY"
         yield Fault(f"{where}.judge_api_key_env", "the value is not the name of an environment variable", remedy)
 
 
@@ -105,34 +105,35 @@ def _url(place: str, url: str) -> Iterator[Fault]:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
-        yield Fault(place, f"'{url}' is not a URL", "give the API's base, for example http://localhost:8000/v1")
+        yield Fault(place, f"'{url}' is not a URL", "set it to the base URL of the API, for example http://localhost:8000/v1")
         return
     if parts.username or parts.password:
-        yield Fault(place, "the URL holds a user or a password", "remove them; the key comes from judge_api_key_env")
+        yield Fault(place, "the URL contains a user name or a password", "remove them; judge_api_key_env names a variable with the key")
     elif not usable:
-        yield Fault(place, f"'{url}' is not an http or https URL", "give the API's base, for example http://localhost:8000/v1")
+        remedy = "set it to the base URL of the API, for example http://localhost:8000/v1"
+        yield Fault(place, f"'{url}' is not an http or https URL", remedy)
 
 
 def _role(name: str, role: ServedConfig) -> Iterator[Fault]:
     if role.model_args.lora_target:
-        yield Fault(f"{name}.model_args.lora_target", f"'{role.model_args.lora_target}', but the model does not learn", "remove it")
+        yield Fault(f"{name}.model_args.lora_target", f"'{role.model_args.lora_target}', but the model is not trained", "remove it")
     engine = vllm_config(role)
     if engine and engine.load_format == "dummy":
         place = f"{name}.strategy_args.strategy_config.load_format"
-        yield Fault(place, "'dummy' loads no weights, and no weight sync brings them to this model", "use auto")
+        yield Fault(place, "'dummy' loads no weights, and this model gets none by weight sync", "set it to auto")
 
 
 def _turns(config: RlvrConfig) -> Iterator[Fault]:
-    """Return faults of shared devices. Responses are then judged after the rollout, which must end before anything else begins."""
+    """Yield faults of reward models on shared devices. They score after the rollout, which must end before anything else starts."""
     devices = {name: set(role.device_mapping or ()) for name, role in model_roles(config).items()}
     reasons = [f"async_generation_ratio is {config.async_generation_ratio:g}"] if config.async_generation_ratio else []
-    reasons += ["dynamic_sampling draws further prompts by the verdicts"] if config.dynamic_sampling else []
+    reasons += ["dynamic_sampling needs the scores to choose further prompts"] if config.dynamic_sampling else []
     for name in sorted(judged_in_turn(config)) if reasons else ():
         others = [other for other in devices if other != name and devices[name] & devices[other]]
-        problem = f"shared with {' and '.join(others)}, which it would take turns with once a step's responses are all there"
+        problem = f"shared with {' and '.join(others)}, so it could only score once all responses of a step are generated"
         yield Fault(
             f"{name}.device_mapping",
             f"{problem}, but {' and '.join(reasons)}",
-            "give it devices of its own, set time_sharing=false so that all stay there, or make the run synchronous without "
-            "dynamic_sampling",
+            "give it devices of its own, set time_sharing=false so that all roles stay on the devices, or make the run synchronous "
+            "without dynamic_sampling",
         )

@@ -1,4 +1,4 @@
-"""Checks the keys of the pipelines that learn from given rows, and the columns of any data set."""
+"""Checks the keys of the pipelines that train on given rows, and the columns of every data set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, 
 from roll.errors import Fault
 
 Rows = Literal["prompts", "responses", "labelled", "pairs"]
-"""Kind of a row, besides the prompt."""
+"""Kinds of rows, by their content besides the prompt."""
 NEEDED = {"responses": ("response",), "labelled": ("response", "label"), "pairs": ("chosen", "rejected"), "prompts": ()}
 READ = {
     "prompts": (),
@@ -24,60 +24,57 @@ READ = {
     "labelled": ("response", "label"),
     "pairs": ("chosen", "rejected", "margin"),
 }
-"""Columns that are read for each kind of row. `response` may always be given."""
+"""Columns that are read for each kind of row. `response` may always be set."""
 
 
 def rows_of(config: OfflineConfig) -> Rows:
-    """Return the kind of the pipeline's rows."""
+    """Return the kind of rows that the pipeline trains on."""
     if isinstance(config, DpoConfig):
         return config.preference_loss.traits.rows
     return "pairs" if has_pairs(config) else "responses"
 
 
 def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault]:
-    """Return faults of columns that are missing, exclusive, or for another pipeline."""
+    """Yield faults of columns that are missing, that exclude each other, or that only other pipelines read."""
     yield from _prompt_faults(where, columns, rows)
     for key in ("text", "chosen", "rejected", "margin", "label"):
         value = getattr(columns, key)
         if value and key not in READ[rows]:
-            yield Fault(f"{where}.{key}", f"'{value}', but nothing here reads such a column", "remove it")
+            yield Fault(f"{where}.{key}", f"'{value}', but this pipeline does not read such a column", "remove it")
     for key in NEEDED[rows]:
         in_messages = key == "response" and (columns.messages or columns.text)
         if not getattr(columns, key) and not in_messages and (rows != "responses" or columns.prompt):
             given = f", and prompt is '{columns.prompt}'" if columns.prompt else ""
-            meaning = {"response": "the response to learn", "label": "true or false", "chosen": "the better response"}
-            yield Fault(f"{where}.{key}", f"missing{given}", f"name the column that holds {meaning.get(key, 'the other response')}")
+            meaning = {"response": "the response", "label": "the label, true or false", "chosen": "the better response"}
+            yield Fault(f"{where}.{key}", f"missing{given}", f"set it to the column of {meaning.get(key, 'the worse response')}")
     if columns.chosen and columns.chosen == columns.rejected:
-        yield Fault(
-            f"{where}.rejected", f"'{columns.rejected}', which is also the column of chosen", "name the column of the other response"
-        )
+        yield Fault(f"{where}.rejected", f"'{columns.rejected}' is also the column of chosen", "set it to the column of the worse response")
     if columns.messages and columns.system:
-        yield Fault(f"{where}.system", f"'{columns.system}', but messages bring their own system message", "remove it, or use prompt")
+        yield Fault(f"{where}.system", f"'{columns.system}', but messages contain their own system message", "remove it, or use prompt")
     if not columns.file_name:
-        yield Fault(f"{where}.file_name", "[] names no file", "give at least one file")
+        yield Fault(f"{where}.file_name", "[] names no file", "list at least one file")
     shares = columns.domain_interleave_probs
     if shares is not None and not any(shares.values()):
-        yield Fault(f"{where}.domain_interleave_probs", f"{shares} draws nothing", "give at least one domain a share above 0")
+        yield Fault(f"{where}.domain_interleave_probs", f"{shares} has no share above 0", "give at least one domain a share above 0")
 
 
 def _prompt_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault]:
     if columns.messages and columns.prompt:
-        yield Fault(f"{where}.prompt", f"'{columns.prompt}', and messages is '{columns.messages}'", "give one of the two")
+        yield Fault(f"{where}.prompt", f"'{columns.prompt}', and messages is '{columns.messages}'", "set only one of the two")
     if columns.text and rows == "responses":
         for key in ("messages", "prompt", "response", "system"):
             if getattr(columns, key):
-                problem = f"'{getattr(columns, key)}', but text is '{columns.text}', which is learnt as a whole"
-                yield Fault(f"{where}.{key}", problem, "give one of the two")
+                problem = f"'{getattr(columns, key)}', but text is '{columns.text}', which is trained on as a whole"
+                yield Fault(f"{where}.{key}", problem, "set only one of the two")
         if columns.template not in ("native", "raw"):
-            yield Fault(f"{where}.template", f"'{columns.template}', but text is learnt as it is", "remove it")
+            yield Fault(f"{where}.template", f"'{columns.template}', but text is trained on as it is", "remove it")
     elif not columns.messages and not columns.prompt and rows != "pairs":
-        yield Fault(
-            where, "neither messages nor prompt is given", "name the column that holds the prompt: messages: messages, or prompt: question"
-        )
+        remedy = "set the column of the prompt, for example messages: messages or prompt: question"
+        yield Fault(where, "neither messages nor prompt is set", remedy)
 
 
 def offline_faults(config: OfflineConfig) -> Iterator[Fault]:
-    """Return contradictions among the common keys of these pipelines, and among each one's own."""
+    """Yield a fault for each contradiction among the keys that these pipelines share, and among the keys of each pipeline."""
     yield from _held_out(config)
     if isinstance(config, SftConfig):
         columns = config.sft_train.data_args
@@ -96,11 +93,11 @@ def _held_out(config: OfflineConfig) -> Iterator[Fault]:
     if given is not None:
         yield from column_faults("validation.data_args", given, rows_of(config))
     if shares is not None and not shares[0]:
-        yield Fault("data_split", f"{_listed(shares)} leaves nothing to train on", "give the first part a share: [9,1,0]")
+        yield Fault("data_split", f"{_listed(shares)} leaves nothing to train on", "give the first part a share, for example [9,1,0]")
     if shares is not None and given is not None:
-        yield Fault("validation.data_args", f"given beside data_split {_listed(shares)}", "give one of the two")
+        yield Fault("validation.data_args", f"set together with data_split {_listed(shares)}", "set only one of the two")
     if shares is None and block is not None and given is None:
-        yield Fault("validation.data_args", "missing, and there is no data_split", "give the held-out rows, or data_split=[9,1,0]")
+        yield Fault("validation.data_args", "missing, and there is no data_split", "add the held-out rows, or set data_split=[9,1,0]")
     if config.eval_steps and given is None and not (shares and shares[1]):
         problem = f"{config.eval_steps}, but there are no held-out rows"
         yield Fault("eval_steps", problem, "add validation.data_args or data_split=[9,1,0], or set eval_steps to 0")
@@ -117,44 +114,44 @@ def _preferences(config: DpoConfig) -> Iterator[Fault]:
     own = {key: names for key, names in readers(PREFERENCE_LOSSES).items() if key not in also_read}
     yield from unread_keys(config, "preference_loss", own)
     if config.reference and not asked:
-        yield Fault("reference", f"given, but preference_loss {loss} compares with no reference", "remove it: ~reference")
+        yield Fault("reference", f"set, but preference_loss {loss} uses no reference", "remove it: ~reference")
     if asked and config.reference is None and not learning.model_args.lora_target:
         free = " or ".join(other.name for other in PREFERENCE_LOSSES.values() if not other.traits.needs_reference)
         names = [method.name for method in (loss, *added_losses(config)) if method.traits.needs_reference]
-        problem = f"missing, but preference_loss {names[0]} compares with it, and without LoRA there is no adapter to switch off"
+        problem = f"missing, but preference_loss {names[0]} needs it (only with LoRA can actor_train without its adapter replace it)"
         yield Fault("reference", problem, f"add a reference block (strategy_name: hf_infer), or set preference_loss={free}")
     if config.reference and config.reference.model_args.lora_target:
         problem = f"'{config.reference.model_args.lora_target}', but the reference is the model without an adapter"
         yield Fault("reference.model_args.lora_target", problem, "remove it")
     if config.reference_log_probs == "precomputed" and (not asked or of_rows):
-        why = "asks the reference about other pairs in every step" if of_rows else "uses none"
+        why = "needs the reference's log-probs of other pairs in every step" if of_rows else "uses no reference"
         yield Fault("reference_log_probs", f"'precomputed', but preference_loss {loss} {why}", "remove it")
     if of_rows and sequences_per_update(learning) < 2:
         where = "actor_train.training_args.per_device_train_batch_size"
-        yield Fault(where, f"an update of 1 row, but {loss} compares rows of an update with one another", "give at least 2 rows an update")
+        yield Fault(where, f"an update has 1 row, but {loss} compares the rows of an update", "use at least 2 rows per update")
 
 
 def _added(config: DpoConfig) -> Iterator[Fault]:
-    """Return faults of `added_preference_losses`."""
+    """Yield faults of `added_preference_losses`."""
     loss = config.preference_loss
     others = [method.name for method in PREFERENCE_LOSSES.values() if method.traits.rows == "pairs" and method is not loss]
     for name, weight in config.added_preference_losses.items():
         if name not in others:
-            why = "is preference_loss itself" if name == loss.name else "is not a loss of pairs"
-            yield Fault("added_preference_losses", f"'{name}: {weight:g}' {why}", f"give some of: {', '.join(others)}")
+            why = "is preference_loss itself" if name == loss.name else "is not a loss on pairs"
+            yield Fault("added_preference_losses", f"'{name}: {weight:g}' {why}", f"use some of: {', '.join(others)}")
     if config.added_preference_losses and loss.traits.rows != "pairs":
-        problem = f"given, but preference_loss {loss} learns from single responses, and added losses learn from pairs"
+        problem = f"set, but preference_loss {loss} trains on single responses, and added losses train on pairs"
         yield Fault("added_preference_losses", problem, "remove it")
 
 
 def offline_warnings(config: OfflineConfig) -> Iterator[str]:
-    """Return warnings about keys that have less effect than expected."""
+    """Yield warnings about keys that have less effect than expected."""
     held_out = config.validation is not None or (config.data_split is not None and config.data_split[1] > 0)
     if held_out and not config.eval_steps:
         yield "validation: there are held-out rows, but eval_steps is 0, so the loss is never computed on them"
     name, role = row_learner(config)
     if role.data_args.domain_interleave_probs:
-        yield f"{name}.data_args.domain_interleave_probs: has no effect here; every row is drawn once in an epoch"
+        yield f"{name}.data_args.domain_interleave_probs: has no effect here; every row is used once per epoch"
 
 
 def _listed(shares: tuple[float, ...]) -> str:

@@ -1,7 +1,7 @@
-"""Checks keys against generation ahead of training.
+"""Checks keys that conflict with generation ahead of training.
 
 To learn from tokens of an older policy, the loss needs the probability with which that policy sampled each token. Several keys decide
-whether it is known, so one fault lists every key to change, each with a value that works.
+whether this probability is known, so one fault lists every key to change, each with a value that works.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from roll.errors import Fault
 
 
 def staleness_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Return a fault if generation runs ahead of training and the loss would treat old tokens as new ones."""
+    """Yield a fault if generation runs ahead of training and the loss would treat tokens of an older policy as on-policy."""
     if not config.async_generation_ratio:
         return
     problems, changes = [], []
     if given := truncations(config.actor_infer.generating_args):
-        problems.append(f"sampling with {shown(given)} changes the distribution that the log-probs are of")
+        problems.append(f"sampling with {shown(given)} changes the distribution to one that the log-probs do not describe")
         changes += [f"actor_infer.generating_args.{key}={WHOLE[key]}" for key in given]
     loss, source = config.policy_loss, ratio_source(config)
     if loss.traits.ratio is None and not is_corrected(config):
-        problems.append(f"policy_loss {loss} takes no ratio to the policy that sampled")
+        problems.append(f"policy_loss {loss} uses no ratio to the policy that sampled")
         changes += ["behaviour_log_probs=trainer", "mismatch_correction=tis"]
     elif source != "engine" and not is_corrected(config) and (config.behaviour_log_probs or not given):
-        problems.append(f"behaviour_log_probs {source} gives the ratio to the policy as it is now, not to the one that sampled")
+        problems.append(f"behaviour_log_probs {source} makes the ratio relative to the current policy, not to the one that sampled")
         changes.append("behaviour_log_probs=engine")
     if not problems:
         return

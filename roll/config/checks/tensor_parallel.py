@@ -1,4 +1,7 @@
-"""Checks tensor parallelism against the ranks, the model and the role's other keys. Each reason was observed, or is DeepSpeed's own."""
+"""Checks tensor parallelism against the ranks, the model and the role's other keys.
+
+Each restriction was observed in a run or is stated by DeepSpeed.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,25 @@ from roll.registry import nearest
 
 KEYS = list(TensorParallelConfig.model_fields)
 BY_PLAN = "transformers' tensor-parallel plan of the model determines what is sharded"
-WHOLE_HEAD = "log-probs are formed from the head's whole matrix, so each rank keeps it"
+WHOLE_HEAD = "log-probs need the whole matrix of the head, so each rank keeps it"
 REFUSED: Mapping[str, str] = {
     "partition_config": BY_PLAN,
     "preset_model": BY_PLAN,
     "injection_policy_tuple": BY_PLAN,
     "vocab_parallel_lm_head": WHOLE_HEAD,
     "vocab_parallel_ce_backend": WHOLE_HEAD,
-    "tp": "autotp_size says it",
-    "dtype": "model_args.dtype says it",
+    "tp": "autotp_size sets it",
+    "dtype": "model_args.dtype sets it",
 }
 """Keys of DeepSpeed's block that are not read, with the reason."""
 
 
 def tensor_parallel_faults(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fault]:
-    """Return conflicts with tensor parallelism. `shapes`: of available models, by role. Others are checked at loading."""
+    """Return a fault for each conflict with tensor parallelism.
+
+    Args:
+        shapes: The shapes, by role, of models on this machine. Other models are checked when they are loaded.
+    """
     faults: list[Fault] = []
     for name, role in model_roles(config).items():
         settings = deepspeed_config(role)
@@ -42,16 +49,16 @@ def tensor_parallel_faults(config: Config, shapes: Mapping[str, ModelShape]) -> 
 
 
 def uneven(shape: ModelShape | None, size: int) -> str | None:
-    """Return why the layers of a model cannot be split evenly over so many ranks. None if they can, or for an unknown shape."""
+    """Return why a model's layers cannot be split evenly over `size` ranks, or None if they can or if the shape is unknown."""
     if shape is None:
         return None
     if shape.delta:
-        return f"{shape.delta.layers} of the model's {shape.num_hidden_layers} layers are by the delta rule, which AutoTP cannot share out"
+        return f"{shape.delta.layers} of the model's {shape.num_hidden_layers} layers use the delta rule, which AutoTP cannot split"
     if shape.num_key_value_heads % size or shape.num_attention_heads % size:
         heads = f"{shape.num_attention_heads} attention and {shape.num_key_value_heads} key-value heads"
-        return f"the model's {heads} cannot be shared out over {size} ranks"
+        return f"the model's {heads} cannot be split over {size} ranks"
     inner = shape.intermediate_size
-    return f"the model's MLP of width {inner} cannot be shared out over {size} ranks" if inner % size else None
+    return f"the model's MLP of width {inner} cannot be split over {size} ranks" if inner % size else None
 
 
 def _keys(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
@@ -67,26 +74,27 @@ def _combined(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig
     size, stage, dtype = settings.tensor_parallel_size, settings.zero_optimization.stage, role.model_args.dtype
     where = f"{where}.autotp_size"
     if isinstance(role.strategy_args, DeepSpeedInferStrategyConfig):
-        yield Fault(where, f"{size}, but deepspeed_infer shards the model by ZeRO-3", "remove it; deepspeed_train takes it")
+        yield Fault(where, f"{size}, but deepspeed_infer shards the model with ZeRO-3", "remove it; only deepspeed_train has it")
         return
     if stage == 3:
-        problem = f"{size}, but transformers loads no weights into a model that ZeRO-3 and AutoTP shard together"
-        yield Fault(where, problem, "use stage 1 or 2, or remove it: ZeRO-3 alone shards weights over all ranks")
+        problem = f"{size}, but transformers cannot load weights into a model that both ZeRO-3 and AutoTP shard"
+        yield Fault(where, problem, "use stage 1 or 2, or remove it: ZeRO-3 alone shards the weights over all ranks")
     if stage == 0 and dtype == "bf16":
-        problem = f"{size}, but in bf16 DeepSpeed's stage 0 clips by the norm of a part of the gradient"
+        problem = f"{size}, but in bf16 DeepSpeed's stage 0 clips by the norm of only a part of the gradient"
         yield Fault(where, problem, "use stage 1 or 2")
     elif dtype == "fp16":
-        yield Fault(where, f"{size}, but only bf16 and fp32 have been run with AutoTP", f"set {name}.model_args.dtype to bf16")
+        yield Fault(where, f"{size}, but AutoTP is only tested with bf16 and fp32", f"set {name}.model_args.dtype to bf16")
     if role.model_args.lora_target:
-        problem = f"{size}, but AutoTP puts its own layer in place of an adapted one, and its adapter is lost"
-        yield Fault(where, problem, f"remove it, or {name}.model_args.lora_target; a model too large for one rank trains LoRA with ZeRO-3")
+        problem = f"{size}, but AutoTP replaces adapted layers by its own, so the adapters are lost"
+        remedy = f"remove it, or remove {name}.model_args.lora_target; if the model is too large for one rank, train LoRA with ZeRO-3"
+        yield Fault(where, problem, remedy)
     if sequence_parallel(role) > 1:
-        problem = f"{size}, but sequence_parallel_size is {sequence_parallel(role)}, and both would take the same neighbouring ranks"
-        yield Fault(where, problem, "use one of the two")
+        problem = f"{size}, but sequence_parallel_size is {sequence_parallel(role)}, and both would use the same neighbouring ranks"
+        yield Fault(where, problem, "set only one of the two")
     yield from uneven_replicas(where, name, role, size)
 
 
 def _shared_out(size: int, where: str, shape: ModelShape | None) -> Iterator[Fault]:
     if why := uneven(shape, size):
-        remedy = "remove it: ZeRO-3 shards the weights of every layer" if shape and shape.delta else "give a divisor of all of them"
+        remedy = "remove it: ZeRO-3 shards the weights of every layer" if shape and shape.delta else "set it to a divisor of all of them"
         yield Fault(f"{where}.autotp_size", f"{size}, but {why}", remedy)

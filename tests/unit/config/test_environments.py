@@ -29,5 +29,5 @@ def test_steps_that_no_episode_can_take_are_warned_of(words: tuple[str, ...], tu
     assert len(said) == (turns is not None)
     if said:
         assert said[0].startswith("environments.")
-        assert f".max_turns: episodes end after {turns} turns, but its max_steps is {steps}, and the policy is told so" in said[0]
-        assert f"give max_turns={steps}, or lower environment_args.max_steps" in said[0]
+        assert f".max_turns: episodes end after {turns} turns, but the environment promises the policy {steps} steps (max_steps)" in said[0]
+        assert f"set max_turns={steps}, or lower environment_args.max_steps" in said[0]

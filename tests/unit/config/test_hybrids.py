@@ -98,12 +98,12 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> str:
         (
             ["++deepspeed_zero3.tensor_parallel.autotp_size=2", "deepspeed_zero3.zero_optimization.stage=2"],
             "actor_train.strategy_args.strategy_config.tensor_parallel.autotp_size",
-            "3 of the model's 4 layers are by the delta rule, which AutoTP cannot share out",
+            "3 of the model's 4 layers use the delta rule, which AutoTP cannot split",
             "remove it: ZeRO-3 shards the weights of every layer",
         ),
         ([NO_PREFIXES], "actor_infer.model_args.dtype", "fp32, but on the CPU vLLM's kernel", "hf_infer"),
-        ([NO_PREFIXES], "weight_sync.lora", "adapter, but on the CPU vLLM takes no adapter", "set it to merged"),
-        ([*BF16], "actor_infer.strategy_args.strategy_config.enable_prefix_caching", "true, but vLLM keeps", "set it to false"),
+        ([NO_PREFIXES], "weight_sync.lora", "adapter, but on the CPU vLLM does not support adapters", "set it to merged"),
+        ([*BF16], "actor_infer.strategy_args.strategy_config.enable_prefix_caching", "true, but vLLM caches prefixes", "set it to false"),
     ],
 )
 def test_what_a_hybrid_does_not_go_with_is_refused(hybrid: str, words: list[str], place_of_it: str, problem: str, remedy: str) -> None:

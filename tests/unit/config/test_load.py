@@ -311,9 +311,9 @@ def test_an_engine_astride_the_trainers_devices_is_a_fault_where_whole_weights_a
 @pytest.mark.parametrize(
     ("words", "given"),
     [
-        ((), "top_p 0.99 and top_k 100 change the distribution"),
-        (("actor_infer.generating_args.top_p=1",), ": top_k 100 change the distribution"),
-        (("actor_infer.generating_args.top_k=0",), ": top_p 0.99 change the distribution"),
+        ((), ": with top_p 0.99 and top_k 100 responses are sampled from a modified distribution"),
+        (("actor_infer.generating_args.top_p=1",), ": with top_k 100 responses are sampled from a modified distribution"),
+        (("actor_infer.generating_args.top_k=0",), ": with top_p 0.99 responses are sampled from a modified distribution"),
         (("actor_infer.generating_args.top_p=1", "actor_infer.generating_args.top_k=-1"), None),
     ],
 )
