@@ -1,1 +1,1 @@
-"""Checkpoints that are complete or absent: write, verify, find, restore, rotate."""
+"""Atomic checkpoints: write, verify, find, restore, rotate."""

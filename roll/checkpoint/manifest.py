@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint, which is written last and names every file with its size and digest."""
+"""The manifest of a checkpoint: a file, written last, that lists every other file with its size and digest."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class FileEntry:
     """One file of a checkpoint."""
 
     bytes: int
+    """Size of the file."""
     xxh3: str
     """128-bit XXH3 of the contents, in hexadecimal."""
 
@@ -34,9 +35,10 @@ class Manifest:
     format: Literal[1]
     step: int
     sequence: int
-    """Number of the checkpoint among all written into the folder. Orders checkpoints by age, also after a return to an earlier step."""
+    """Number of the checkpoint among all that were written into its folder. It orders checkpoints by age even if a run returned to an
+    earlier step."""
     files: Mapping[str, FileEntry]
-    """Files by their path relative to the checkpoint, with forward slashes."""
+    """Files by their path relative to the checkpoint's folder, with forward slashes."""
 
 
 _MANIFEST = TypeAdapter(Manifest)
@@ -45,15 +47,20 @@ _MANIFEST = TypeAdapter(Manifest)
 def seal(folder: Path, step: int, sequence: int, required: Iterable[str]) -> Manifest:
     """Flush every file below `folder` to the disk, then write the manifest.
 
-    Files written by other machines must have been closed by then: a network file system shows them to us only after that.
+    Other machines must have closed their files before: on a network file system, files become visible only then.
+
+    Args:
+        step: number of completed steps.
+        sequence: see `Manifest`.
+        required: paths of files that the folder must contain, relative to it.
 
     Raises:
-        CheckpointError: a required file is absent or empty, or something below is neither file nor folder.
+        CheckpointError: a required file is missing or empty, or the folder contains something that is neither a file nor a folder.
     """
     names = _files_below(folder)
     for name in required:
         if name not in names or (folder / name).stat().st_size == 0:
-            state = "empty" if name in names else "absent"
+            state = "empty" if name in names else "missing"
             raise CheckpointError(f"{folder}: required file '{name}' is {state}; the checkpoint was discarded")
     with ThreadPoolExecutor() as pool:
         entries = list(pool.map(lambda name: _measure(folder / name, sync=True), names))
@@ -68,39 +75,39 @@ def seal(folder: Path, step: int, sequence: int, required: Iterable[str]) -> Man
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest. Raises CheckpointError if it is absent or invalid."""
+    """Return the manifest of a checkpoint. Raises CheckpointError if it is missing or invalid."""
     path = folder / MANIFEST
     try:
         return _MANIFEST.validate_json(path.read_bytes(), strict=True)
     except FileNotFoundError:
-        raise CheckpointError(f"{folder}: it holds no {MANIFEST}, so it is not whole; take another checkpoint") from None
+        raise CheckpointError(f"{folder}: it has no {MANIFEST}, so it is not complete; use another checkpoint") from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise CheckpointError(f"{path}: {place}: {first['msg']}; take another checkpoint") from None
+        raise CheckpointError(f"{path}: {place}: {first['msg']}; use another checkpoint") from None
 
 
 def check_sizes(folder: Path) -> Manifest:
-    """Check cheaply that every file exists with the size in the manifest.
+    """Check, without reading contents, that every file exists with the size in the manifest. Return the manifest.
 
     Raises:
-        CheckpointError: with the first file that is not.
+        CheckpointError: a file is missing or has another size. The error names the first one.
     """
     manifest = read_manifest(folder)
     for name, entry in manifest.files.items():
         path = folder / name
         if not path.is_file():
-            raise CheckpointError(f"{path}: the manifest names this file, but it is absent; take another checkpoint")
+            raise CheckpointError(f"{path}: the manifest lists this file, but it is missing; use another checkpoint")
         if (found := path.stat().st_size) != entry.bytes:
-            raise CheckpointError(f"{path}: it has {found} bytes where {entry.bytes} were written; take another checkpoint")
+            raise CheckpointError(f"{path}: it has {found} bytes, but {entry.bytes} were written; use another checkpoint")
     return manifest
 
 
 def verify(folder: Path) -> Manifest:
-    """Check the size and the digest of every file.
+    """Check the size and the digest of every file. Return the manifest.
 
     Raises:
-        CheckpointError: with every file that differs.
+        CheckpointError: a file is missing or differs. The error names all files with another digest.
     """
     manifest = check_sizes(folder)
     with ThreadPoolExecutor() as pool:
@@ -108,7 +115,7 @@ def verify(folder: Path) -> Manifest:
     changed = [name for (name, entry), now in zip(manifest.files.items(), found, strict=True) if now != entry]
     if changed:
         names = ", ".join(changed)
-        raise CheckpointError(f"{folder}: the contents of {names} differ from what was written (XXH3 digest); take another checkpoint")
+        raise CheckpointError(f"{folder}: the contents of {names} differ from the written ones (XXH3 digest); use another checkpoint")
     return manifest
 
 
@@ -125,7 +132,9 @@ def _files_below(folder: Path) -> list[str]:
     names = []
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise CheckpointError(f"{path}: it is neither a file nor a folder, so a checkpoint cannot hold it; write its contents")
+            raise CheckpointError(
+                f"{path}: it is neither a file nor a folder, so a checkpoint cannot contain it; write its contents instead"
+            )
         if path.is_file():
             names.append(path.relative_to(folder).as_posix())
     if not names:

@@ -1,10 +1,10 @@
-"""The folder of a run's checkpoints. Whoever looks finds whole checkpoints only, also after a crash at any point.
+"""The folder of a run's checkpoints. A folder `step_N` is always a complete checkpoint, even after a crash at any point.
 
-    writing(step):   .step_N.partial-x  --seal-->  manifest on disk  --rename-->  step_N  -->  older ones go
-    a swap:          step_N --rename--> .step_N.replaced-x, the new one takes its place, the old one goes
-    a removal:       step_N --rename--> .step_N.removed-x, and only then files are deleted
+    write:    .step_N.partial-x  --seal-->  manifest on disk  --rename-->  step_N  -->  older checkpoints are removed
+    replace:  step_N --rename--> .step_N.replaced-x, the new checkpoint is renamed to step_N, the old one is removed
+    remove:   step_N --rename--> .step_N.removed-x, and only then its files are deleted
 
-`clean` undoes or completes what a dead writer left: a checkpoint set aside whose successor never arrived comes back.
+`clean` finishes or undoes the work of a writer that died. If the replacement of a checkpoint was never completed, the old one is restored.
 """
 
 from __future__ import annotations
@@ -28,27 +28,26 @@ LOG = logging.getLogger(__name__)
 _CHECKPOINT = re.compile(r"step_\d+")
 _LEFTOVER = re.compile(r"\.(?P<name>step_\d+)\.(?P<state>partial|replaced|removed)-[0-9a-f]{32}")
 TORCH_WRITER = "inline_container.cc"
-"""Part of torch.save's message if a file cannot grow, because the disk is full or a quota or limit is reached. It names
-no cause.
-"""
+"""Part of torch.save's message if a file cannot grow because the disk is full, or a quota or limit is reached. The message does not
+state the cause."""
 
 
 class CheckpointStore:
-    """Writes checkpoints that are complete or absent, finds the newest and removes old ones."""
+    """Writes checkpoints atomically, finds the newest one and removes old ones."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         """`keep` is the number of newest checkpoints to keep, at least 1."""
-        assert keep > 0, "a store that keeps nothing"
+        assert keep > 0, "a store must keep at least one checkpoint"
         self.folder = folder
         self.keep = keep
         self._holds_lock = False
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep every other process from writing into this store, between checkpoints too.
+        """Keep all other processes from writing into this store until the block ends, also between checkpoints.
 
         Raises:
-            CheckpointError: another process writes here, or holds the store.
+            CheckpointError: another process holds the store or is writing into it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._sole_writer():
@@ -60,14 +59,17 @@ class CheckpointStore:
 
     @contextmanager
     def writing(self, step: int, required: Sequence[str] = ()) -> Iterator[Path]:
-        """Give a folder to write into, below which other processes may write too; it becomes `step_N` on a clean exit.
+        """Yield a temporary folder for the files of a checkpoint. When the block ends without an exception, it becomes `step_N`.
 
-        An exception inside the block removes the folder and passes; the earlier checkpoints stay as they were.
-        `required` names files, relative to the folder, without which there is no checkpoint.
+        Other processes may write into the folder too. If the block raises, the folder is removed and the exception propagates; earlier
+        checkpoints are not changed.
+
+        Args:
+            required: paths of files that the checkpoint must contain, relative to the folder.
 
         Raises:
-            CheckpointError: the folder is empty, lacks a required file or cannot be brought to the disk,
-                or another process writes into this store.
+            CheckpointError: the folder is empty, lacks a required file or cannot be written to the disk, or another process is writing
+                into this store.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         sync_folder(self.folder.parent)
@@ -91,15 +93,15 @@ class CheckpointStore:
                 self._remove(self._set_aside(path, "removed"))
 
     def latest(self) -> Path | None:
-        """Return the newest checkpoint whose files all exist in full size. `verify` checks their contents, too."""
+        """Return the newest checkpoint whose files all exist with the right size. Contents are not checked; see `verify`."""
         whole = self._whole()
         return whole[0][0] if whole else None
 
     def clean(self) -> None:
-        """Remove the unfinished work of dead writers, and restore a checkpoint whose replacement was never completed.
+        """Remove unfinished checkpoints of writers that died, and restore a checkpoint whose replacement was never completed.
 
         Raises:
-            CheckpointError: another process writes into this store.
+            CheckpointError: another process is writing into this store.
         """
         if self.folder.is_dir():
             with self._sole_writer():
@@ -108,11 +110,12 @@ class CheckpointStore:
     def resolve(self, resume: str) -> Path | None:
         """Return the verified checkpoint to start from, or None for a fresh start.
 
-        `resume` is `auto` (the newest whole checkpoint of this store, if it has any), `never`, or a checkpoint's folder.
+        Args:
+            resume: `auto` for the newest complete checkpoint of this store, if it has any; `never`; or the folder of a checkpoint.
 
         Raises:
-            ConfigError: the path given is no checkpoint.
-            CheckpointError: the checkpoint at that path is not whole, or under `auto` none of the store's is.
+            ConfigError: the given path is not a checkpoint.
+            CheckpointError: the given checkpoint is not complete, or with `auto` no checkpoint of the store is.
         """
         self.clean()
         if resume == "never":
@@ -126,43 +129,44 @@ class CheckpointStore:
         return path
 
     def newest_verified(self, remedy: str) -> Path | None:
-        """Return the newest checkpoint that matches its digests, None if there is no checkpoint.
+        """Return the newest checkpoint that matches its digests; None if the store has no checkpoint.
 
-        `remedy` is for the error if none is whole.
+        Args:
+            remedy: text that ends the error message.
 
         Raises:
-            CheckpointError: there are checkpoints, and none is whole.
+            CheckpointError: there are checkpoints, but none of them is complete.
         """
         for path, _ in self._whole():
             try:
                 verify(path)
             except CheckpointError as error:
-                LOG.warning("checkpoint passed over: %s", error)
+                LOG.warning("skipping a checkpoint: %s", error)
             else:
                 return path
         if broken := self._named():
             names = ", ".join(path.name for path in broken)
-            raise CheckpointError(f"{self.folder}: none of its checkpoints ({names}) is whole; {remedy}")
+            raise CheckpointError(f"{self.folder}: none of its checkpoints ({names}) is complete; {remedy}")
         return None
 
     def _named(self) -> list[Path]:
-        """Return folders with a checkpoint's name."""
+        """Return the folders that are named like a checkpoint."""
         if not self.folder.is_dir():
             return []
         return [path for path in self.folder.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir()]
 
     def _whole(self) -> list[tuple[Path, Manifest]]:
-        """Yield checkpoints, newest first. Broken ones are reported and left in place."""
+        """Return the complete checkpoints, newest first. The others are reported and left in place."""
         whole = []
         for path in self._named():
             try:
                 whole.append((path, check_sizes(path)))
             except CheckpointError as error:
-                LOG.warning("checkpoint passed over: %s", error)
+                LOG.warning("skipping a checkpoint: %s", error)
         return sorted(whole, key=lambda found: found[1].sequence, reverse=True)
 
     def _publish(self, partial: Path, final: Path) -> None:
-        """Rename a sealed folder to its name. A previous checkpoint of that name is removed afterwards."""
+        """Rename a sealed folder to its final name, then remove the previous checkpoint of that name, if any."""
         replaced = self._set_aside(final, "replaced") if final.exists() else None
         os.rename(partial, final)
         sync_folder(self.folder)
@@ -170,7 +174,7 @@ class CheckpointStore:
             self._remove(replaced)
 
     def _settle(self) -> None:
-        """Complete interrupted swaps and removals. Only the sole writer may call this."""
+        """Finish or undo interrupted writes, replacements and removals. Only the holder of the lock may call this."""
         for leftover in sorted(self.folder.iterdir()):
             match = _LEFTOVER.fullmatch(leftover.name)
             if match is None:
@@ -179,7 +183,7 @@ class CheckpointStore:
             if match["state"] == "replaced" and not final.exists():
                 os.rename(leftover, final)
                 sync_folder(self.folder)
-                LOG.warning("checkpoint brought back, its replacement was never completed: %s", final)
+                LOG.warning("restored a checkpoint whose replacement was never completed: %s", final)
             elif match["state"] == "removed":
                 self._remove(leftover)
             else:
@@ -199,11 +203,11 @@ class CheckpointStore:
     def _remove(self, aside: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         if aside.exists():
-            LOG.warning("%s could not be removed; the next start tries again, or remove it by hand", aside)
+            LOG.warning("%s could not be removed; the next start will try again, or remove it by hand", aside)
 
     @contextmanager
     def _sole_writer(self) -> Iterator[None]:
-        """Hold the store's lock. The kernel releases it when its holder dies."""
+        """Hold the store's lock. The kernel releases it when the process ends."""
         if self._holds_lock:
             yield
             return
@@ -219,17 +223,18 @@ class CheckpointStore:
 
 @contextmanager
 def _failures_named(final: Path) -> Iterator[None]:
-    """Turn a failed write into an error with the free space, measured before anything is removed."""
+    """Convert the exception of a failed write to a CheckpointError with the free disk space, measured before files are removed."""
     try:
         yield
     except Exception as error:
         if not isinstance(error, OSError) and TORCH_WRITER not in str(error):
             raise
         free = f"{shutil.disk_usage(final.parent).free >> 20} MiB of the disk are free"
-        raise CheckpointError(f"{final}: cannot be written ({free}): {error}; free space or mend the folder, then start again") from error
+        remedy = "free space or fix the folder, then start again"
+        raise CheckpointError(f"{final}: cannot be written ({free}): {error}; {remedy}") from error
 
 
 def _no_checkpoint(path: Path, newest: Path | None) -> Fault:
-    problem = f"'{path}' is not a checkpoint:  " + (f"it holds no {MANIFEST}" if path.is_dir() else "there is no such folder")
-    remedy = f"name a checkpoint's folder{f', such as {newest}' if newest else ' (step_N)'}, or `auto`, or `never`"
+    problem = f"'{path}' is not a checkpoint: " + (f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder")
+    remedy = f"set it to the folder of a checkpoint{f', such as {newest}' if newest else ' (step_N)'}, or to `auto` or `never`"
     return Fault("resume_from_checkpoint", problem, remedy)

@@ -159,9 +159,7 @@ def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
     messages = _messages(row, column, may_be_empty=True)
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         problem = f"'{column}' holds {len(messages)} messages, the last of the role '{messages[-1]['role']}'"
-        remedy = (
-            "make it a text, or a list with one message of the assistant; for pairs of whole conversations, set no column for the prompt"
-        )
+        remedy = "make it a text, or a list with one message of the assistant; for pairs of conversations, set no column for the prompt"
         raise RowFault("a response of other messages", problem, remedy)
     return messages[0]
 

@@ -1,1 +1,1 @@
-"""The visible output of a run: metrics, samples, the live view, the report and the driver's log."""
+"""The output of a run for people: metrics, samples, the live view, the report and the driver's log."""

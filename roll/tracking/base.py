@@ -1,4 +1,4 @@
-"""The interface of trackers, the facts that they are given about a run, and the records of groups."""
+"""The interface of trackers, the facts about a run that they receive, and the records of groups."""
 
 from __future__ import annotations
 
@@ -11,64 +11,65 @@ from roll.rewards.answers import ground_truth
 from roll.types import Episode, Metrics, RolloutGroup, Segment, StopReason
 
 GROUPS_PER_STEP = 1
-"""Number of a step's groups whose samples are sent to a service. `samples.jsonl` keeps more."""
+"""Number of a step's groups whose samples are sent to a tracking service. `samples.jsonl` keeps more."""
 COLUMNS = ("step", "domain", "prompt", "response", "reward", "outcome", "finish_reason", "length")
+"""Columns of a table of samples."""
 
 
 FINISH_REASONS = {StopReason.COMPLETED: "stop", StopReason.ABORTED: "abort"}
-"""`finish_reason` in the record. Other reasons keep their names."""
+"""Values of `finish_reason` in the record. Other stop reasons keep their names."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts about the run for a tracker's start."""
+    """Facts about the run that a tracker receives when it is opened."""
 
     folder: Path
     """The run folder."""
     exp_name: str
     config: Mapping[str, Any]
-    """The whole configuration in JSON's types."""
+    """The whole configuration, JSON-serialisable."""
     resumed_step: int | None
-    """Step of the checkpoint that the run continues from, None for a fresh start."""
+    """Step of the checkpoint that the run resumes from; None for a fresh start."""
 
 
 LOSSES = ("sft/loss", "dpo/loss", "reward_model/loss", "distill/loss")
-"""Main metric of a run without rewards."""
+"""Main metrics of the pipelines without rewards."""
 
 
 class Tracker(Protocol):
     """A destination of metrics and samples."""
 
     name: str
-    """Name in `track_with`, also for messages about the tracker itself."""
+    """Name in `track_with`. Messages about the tracker use it too."""
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Record the metrics of one step. Step 0 stands for the state before the first step."""
         ...
 
     def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
-        """Record some of the step's groups, as many as the tracker keeps."""
+        """Record samples of a step. The tracker may keep only some of the groups."""
         ...
 
     def close(self) -> None:
-        """Write everything that is pending, and release threads, files and the terminal. This is the last call."""
+        """Write all pending data, and release threads, files and the terminal. This must be the last call."""
         ...
 
 
 class Record(Tracker, Protocol):
-    """The run's own record, which also keeps the responses of validation."""
+    """The run's own record. It also keeps responses of validation."""
 
     def held_out(self, step: int, name: str, groups: Sequence[RolloutGroup]) -> None:
-        """Record some of the groups of a held-out set, `name`, as many as the record keeps."""
+        """Record samples of the held-out set `name`. The record may keep only some of the groups."""
         ...
 
 
 def group_record(step: int, group: RolloutGroup) -> dict[str, Any]:
     """Return a group's record in `samples.jsonl`. Lengths are in tokens.
 
-    `ground_truth` is the row's reference answer, None where it has none that is a text or a number. `text` and `length` are of what the
-    policy sampled. An episode of several turns has its `trajectories` too: of each segment who laid it down, its text, and of the policy's
-    what it earned, in which state of the environment, and the tools that it called.
+    `ground_truth` is the row's reference answer; None if it is missing or is neither a text nor a number. `text` and `length` describe the
+    sampled tokens. The record of an episode of several turns also has `trajectories`. Each of their segments has a role, a text and a
+    length. A segment of the policy also has its reward, its tool calls, and the environment's state before it.
     """
     return {
         "step": step,
@@ -82,7 +83,7 @@ def group_record(step: int, group: RolloutGroup) -> dict[str, Any]:
 
 
 def sample_table(step: int, groups: Sequence[RolloutGroup]) -> tuple[list[str], list[list[Any]]]:
-    """Return columns and rows for a service, one row for each response."""
+    """Return the columns and the rows of a table for a tracking service, with one row for each response."""
     rows = [
         [step, record["domain"], record["prompt"], response["text"], *(response[column] for column in COLUMNS[4:])]
         for record in (group_record(step, group) for group in groups[:GROUPS_PER_STEP])
@@ -92,7 +93,7 @@ def sample_table(step: int, groups: Sequence[RolloutGroup]) -> tuple[list[str], 
 
 
 def sample_lines(step: int, groups: Sequence[RolloutGroup]) -> list[tuple[str, str]]:
-    """Return the same rows as caption and text, for services without tables."""
+    """Return the rows of `sample_table` as (caption, text) pairs, for services without tables."""
     _, rows = sample_table(step, groups)
     return [(f"{row[1]}, reward {row[4]:g} ({row[5]})", f"{row[2]}{row[3]}") for row in rows]
 
@@ -100,7 +101,7 @@ def sample_lines(step: int, groups: Sequence[RolloutGroup]) -> list[tuple[str, s
 def _ground_truth(row: Mapping[str, Any]) -> str | None:
     try:
         return ground_truth(row)
-    except ValueError:  # custom rewards and judges need none
+    except ValueError:  # custom rewards and judges need no reference answer
         return None
 
 
@@ -119,9 +120,9 @@ def _response_record(episode: Episode) -> dict[str, Any]:
 
 
 def _has_answers(episode: Episode) -> bool:
-    """Whether an episode has given segments besides its prompt, or an environment.
+    """Whether an episode has an environment, several trajectories, or given segments other than its prompt.
 
-    A single response may be divided into turns; its record shows it as one.
+    A single response may be divided into turns as well, but its record shows it as one text.
     """
     return (
         bool(episode.turn_states)

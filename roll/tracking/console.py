@@ -1,4 +1,4 @@
-"""Shows the run: as a live view in a terminal, and elsewhere as one plain line a step."""
+"""Shows the progress of a run: a live view in a terminal, or one plain line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ from roll.types import Metrics, RolloutGroup
 LOG = logging.getLogger(__name__)
 BLOCKS = "▁▂▃▄▅▆▇█"
 BAR = 20
-"""Number of characters of the bar and of the curve. All lines fit into 80 columns."""
+"""Width of the progress bar and of the sparkline, in characters. All lines fit into 80 columns."""
 STEPS_OF_ETA = 10
+"""Number of recent steps from which the ETA is computed."""
 FEWEST_OF_ETA = 2
+"""Smallest number of timed steps for an ETA."""
 SHORT = {"weight_sync": "sync", "evaluate": "eval", "checkpoint": "save"}
+"""Short names of the parts of a step."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +40,20 @@ class Progress:
     metrics: Mapping[str, float] | None = None
     """Metrics of the last step."""
     headline: str = "reward"
+    """Name of the main metric: `reward` or `loss`."""
     headlines: tuple[float, ...] = ()
-    """The mean reward of every step, or the loss in supervised fine-tuning."""
+    """Value of the main metric at every step."""
     validation: Mapping[str, float] | None = None
-    """Latest validation: pass@1, or the loss, of each set."""
+    """Latest validation result of each held-out set: pass@1, or the loss."""
     validated_at: int = 0
+    """Step of the latest validation."""
     step_seconds: tuple[float, ...] = ()
-    """Durations of the last few steps, without the first, which includes compilation."""
+    """Durations of the last few steps. The first step is left out because it includes compilation."""
     timed: int = 0
     """Number of steps with a known duration."""
 
     def after(self, step: int, metrics: Metrics) -> Progress:
-        """Return the progress after the `metrics` of `step`."""
+        """Return the progress after `step`, which had these `metrics`."""
         losses = [metrics[name] for name in LOSSES if name in metrics]
         name, value = ("loss", losses[0]) if losses else ("reward", metrics.get("reward/mean"))
         validation = _validation(metrics)
@@ -67,19 +72,23 @@ class Progress:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Return the time to the last step at the recent pace, None before enough steps."""
+        """Return the time to the last step at the recent pace; None if too few steps are timed."""
         if len(self.step_seconds) < FEWEST_OF_ETA:
             return None
         return sum(self.step_seconds) / len(self.step_seconds) * (self.max_steps - self.step)
 
 
 def console_tracker(title: str, max_steps: int, life: Life) -> Tracker:
-    """Return the live view if stdout is a terminal, otherwise plain lines. `life` shows the roles' stages until the first step."""
+    """Return a live view if stdout is a terminal, or else a tracker that prints plain lines.
+
+    Args:
+        life: shows the stages of the roles until the first step.
+    """
     return LiveConsole(title, max_steps, life) if sys.stdout.isatty() else PlainConsole(max_steps, life)
 
 
 class PlainConsole:
-    """One line a step on stdout."""
+    """Prints one line per step to stdout."""
 
     name = "console"
 
@@ -100,7 +109,7 @@ class PlainConsole:
 
 
 class StepLog:
-    """Writes the plain lines to the driver's log."""
+    """Writes one line per step to the driver's log."""
 
     name = "log"
 
@@ -119,12 +128,12 @@ class StepLog:
 
 
 class LiveConsole:
-    """A few lines at the bottom of the terminal. Other output scrolls past above them."""
+    """Shows a few lines at the bottom of the terminal. Other output scrolls above them."""
 
     name = "console"
 
     def __init__(self, title: str, max_steps: int, life: Life, console: Console | None = None) -> None:
-        """The view replaces that of `life` at the first metrics, and shows its rows below its own."""
+        """The view replaces the panel of `life` at the first metrics, and shows the rows of `life` below its own lines."""
         self._title, self._life = title, life
         self._progress = Progress(max_steps)
         self._logged_at = time.monotonic()
@@ -143,7 +152,7 @@ class LiveConsole:
         pass
 
     def close(self) -> None:
-        """Leave the last state on the screen without the roles' stages, and release the cursor and the streams."""
+        """Leave the last state on the screen, without the stages of the roles, and release the cursor and the streams."""
         self._life.show([])
         self._live.stop()
 
@@ -152,7 +161,7 @@ class LiveConsole:
 
 
 def plain_line(progress: Progress) -> str:
-    """`step 12/100  reward 0.61  val 0.55  2.3 s (rollout 1.2, train 0.8, sync 0.1)  1,234 tok/s  eta 3m20s`."""
+    """Return `step 12/100  reward 0.61  val 0.55  2.3 s (rollout 1.2, train 0.8, sync 0.1)  1,234 tok/s  eta 3m20s`."""
     metrics = progress.metrics or {}
     fields = [f"step {progress.step}/{progress.max_steps}"]
     if "epoch" in metrics:
@@ -172,7 +181,7 @@ def plain_line(progress: Progress) -> str:
 
 
 def live_view(title: str, progress: Progress, seconds_since: float) -> RenderableType:
-    """Return lines with the progress, the rewards and the speed. `seconds_since` is the time since the last metrics."""
+    """Return lines with the progress, the main metric and the speed. `seconds_since` is the time since the last metrics."""
     metrics = progress.metrics or {}
     first = Table.grid(padding=(0, 1))
     eta = "" if progress.eta_seconds is None else f"eta {duration(max(0.0, progress.eta_seconds - seconds_since))}"
@@ -196,7 +205,7 @@ def live_view(title: str, progress: Progress, seconds_since: float) -> Renderabl
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return a sparkline of `values` in at most `width` characters, each the mean of neighbours."""
+    """Return a sparkline of at most `width` characters. Each is the mean of some consecutive `values`."""
     finite = [value for value in values if math.isfinite(value)]
     size = math.ceil(len(finite) / width) or 1
     means = [sum(part) / len(part) for part in (finite[start : start + size] for start in range(0, len(finite), size))]
@@ -208,13 +217,13 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def time_split(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of the step's parts by short names, without parts below a tenth of a second."""
+    """Return the seconds of the step's parts by short name. Parts that round to 0.0 s are left out."""
     parts = {name.removeprefix("time/"): seconds for name, seconds in metrics.items() if name.startswith("time/") and name != "time/step"}
     return {SHORT.get(part, part): seconds for part, seconds in parts.items() if seconds >= 0.05}
 
 
 def duration(seconds: float) -> str:
-    """`42s`, `3m20s`, `5h07m`."""
+    """Return a duration as `42s`, `3m20s` or `5h07m`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
@@ -224,7 +233,7 @@ def duration(seconds: float) -> str:
 
 
 def _validation(metrics: Metrics) -> dict[str, float]:
-    """Return `val/<set>/pass@1` by set, or the loss if there is no pass@1."""
+    """Return `val/<set>/pass@1` by held-out set, or `val/<set>/loss` if there is no pass@1."""
     for measure in ("pass@1", "loss"):
         suffix = f"/{measure}"
         found = {

@@ -1,4 +1,4 @@
-"""Writes how a run ended to `end.json` in its folder. A run that continues or was killed has none."""
+"""Records how a run ended, in `end.json` of its folder. A run that is still running or was killed has no such file."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class RunEnd:
 
     outcome: Literal["done", "interrupted", "failed"]
     cause: str
-    """Reason, if the run did not take all of its steps."""
+    """Reason why the run ended before its last step; empty if it did not."""
     checkpoint: str
-    """The checkpoint to continue from, in words."""
+    """Description of the checkpoint to resume from."""
     last_step: int | None = None
-    """Last step of the complete run, None if unknown."""
+    """Last step of the complete run; None if unknown."""
 
 
 def write_end(folder: Path, end: RunEnd) -> None:
-    """Write the file, in place of an earlier run's.
+    """Write the file atomically. It replaces the file of an earlier run.
 
     Raises:
         OSError: the file cannot be written.
@@ -39,7 +39,7 @@ def write_end(folder: Path, end: RunEnd) -> None:
 
 
 def read_end(folder: Path) -> RunEnd | None:
-    """Read the file. None if it is absent or unreadable."""
+    """Return how the run ended; None if the file is missing or unreadable."""
     try:
         return RunEnd(**json.loads((folder / END_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

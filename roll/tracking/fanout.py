@@ -1,4 +1,4 @@
-"""Several trackers as one. Only a failure of the record ends the training."""
+"""Combines several trackers. A failure of the run's own record ends the training; a failure of another tracker does not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roll.types import Metrics, RolloutGroup
 
 LOG = logging.getLogger(__name__)
 FAILURES = (Exception, SystemExit)
-"""Errors of tracker libraries that do not end the training. Some exit the process to ask for a login."""
+"""Exceptions of tracker libraries that do not end the training. Some libraries raise SystemExit to request a login."""
 
 
 class Tracking:
@@ -20,9 +20,11 @@ class Tracking:
     name = "tracking"
 
     def __init__(self, record: Record, others: Sequence[Tracker] = (), last_step: int = -1) -> None:
-        """An error of `record` passes to the caller. One of `others` that fails is reported, closed and left out.
-
-        `last_step` was logged before; by default nothing was, not even step 0.
+        """
+        Args:
+            record: the run's own record. Its errors propagate to the caller.
+            others: other trackers. One that fails is reported, closed and not used any more.
+            last_step: last step that was logged before; -1 if not even step 0 was.
         """
         self._record = record
         self._others = list(others)
@@ -30,7 +32,7 @@ class Tracking:
 
     @property
     def step_under_way(self) -> int:
-        """First step that was not logged."""
+        """Return the first step that is not logged yet."""
         return self._last_step + 1
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -43,11 +45,11 @@ class Tracking:
         self._tell_others(lambda tracker: tracker.samples(step, groups))
 
     def held_out(self, step: int, name: str, groups: Sequence[RolloutGroup]) -> None:
-        """See `Record`; other trackers get no responses of validation."""
+        """See `Record`. Other trackers do not receive responses of validation."""
         self._record.held_out(step, name, groups)
 
     def close(self) -> None:
-        """Close all trackers in spite of errors. The record's error is raised at the end."""
+        """Close all trackers, even if some fail. An error of the record is raised at the end."""
         others, self._others = self._others, []
         try:
             for tracker in others:
@@ -79,6 +81,6 @@ def _close(tracker: Tracker) -> None:
 
 
 def report_failure(name: str, error: BaseException) -> None:
-    """Log one line as a warning, and the traceback in the log file."""
-    LOG.warning("tracker '%s' failed and is left out from here on: %s: %s", name, type(error).__name__, error)
-    LOG.info("where tracker '%s' failed", name, exc_info=error)
+    """Log a warning of one line, and the traceback at level INFO, for the log file only."""
+    LOG.warning("tracker '%s' failed and is not used any more: %s: %s", name, type(error).__name__, error)
+    LOG.info("traceback of tracker '%s'", name, exc_info=error)

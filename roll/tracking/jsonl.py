@@ -1,4 +1,7 @@
-"""The record of a run: `metrics.jsonl`, `samples.jsonl` and `validation_samples.jsonl`, with one JSON object a line and each step once."""
+"""The record of a run: `metrics.jsonl`, `samples.jsonl` and `validation_samples.jsonl`. Each line is a JSON object with its `step`.
+
+No step is recorded twice, even if a resumed run repeats it.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,18 @@ VALIDATION_SAMPLES_FILE = "validation_samples.jsonl"
 
 
 class JsonlTracker:
-    """Implements `Record`: appends whole lines to the three files."""
+    """Implements `Record`: appends complete lines to the three files."""
 
     name = "jsonl"
 
     def __init__(self, folder: Path, resumed_from: int | None = None, groups_per_step: int = 4, groups_per_set: int = 8) -> None:
-        """Continue the files in `folder` after the step of the checkpoint resumed from, or begin them anew if it is None.
+        """Open the files in `folder`.
 
-        Steps after that checkpoint are cut off: a run that died wrote them, and they will be written again.
-        Begun anew, the files of an earlier run stay beside the new ones as `<name>.previous`.
+        Args:
+            resumed_from: step of the checkpoint that the run resumes from. Records of later steps are removed, because the run repeats
+                these steps. None begins new files; the files of an earlier run are kept as `<name>.previous`.
+            groups_per_step: largest number of training groups to keep for each step.
+            groups_per_set: largest number of groups to keep for each validation of a held-out set.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._groups_per_step, self._groups_per_set = groups_per_step, groups_per_set
@@ -50,7 +56,7 @@ class JsonlTracker:
         _append(self._samples, _sample_lines({}, step, groups, self._groups_per_step))
 
     def held_out(self, step: int, name: str, groups: Sequence[RolloutGroup]) -> None:
-        """Keep the first groups of the set, whose prompts are the same each time.
+        """See `Record`. Keep the first groups of the set, so that the prompts are the same at each validation.
 
         Raises RollError if the file cannot be written.
         """
@@ -63,19 +69,22 @@ class JsonlTracker:
 
 
 def _sample_lines(first: dict[str, Any], step: int, groups: Sequence[RolloutGroup], most: int) -> bytes:
-    """Return at most `most` groups, each with its total number of responses."""
+    """Return the lines of at most `most` groups. Each line also has the number of all responses of the step."""
     total = sum(len(group.episodes) for group in groups)
     return b"".join(to_line({**first, **group_record(step, group), "responses_of_step": total}) for group in groups[:most])
 
 
 def to_line(record: dict[str, Any]) -> bytes:
-    """Return one line of valid JSON. Non-finite numbers become null, and characters that UTF-8 cannot encode become JSON escapes."""
+    """Return a record as one line of valid JSON.
+
+    Non-finite numbers become null. Characters that UTF-8 cannot encode become JSON escapes.
+    """
     text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", errors="backslashreplace") + b"\n"
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return a file's records, and the number of lines without one (a killed process may leave half a line)."""
+    """Return the records of a file, and the number of unreadable lines. A killed process may leave an incomplete line."""
     records, unreadable = [], 0
     for _, record in _lines(path):
         if record is None:
@@ -86,7 +95,10 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def read_ends(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the records of the first and the last step. Only these are kept in memory, because the samples of a long run are large."""
+    """Return the records of the first and the last step, and the number of unreadable lines.
+
+    Only these records are kept in memory, because the samples of a long run are large.
+    """
     first: list[dict[str, Any]] = []
     last: list[dict[str, Any]] = []
     unreadable = 0
@@ -103,7 +115,10 @@ def read_ends(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def places(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield the byte offset of each line and its record, None if it has none. One line at a time, because samples may be large."""
+    """Yield the byte offset and the record of each line; None for an unreadable line.
+
+    Only one line at a time is kept in memory, because samples may be large.
+    """
     begin = 0
     for line, record in _lines(path):
         yield begin, record
@@ -111,7 +126,7 @@ def places(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 
 def read_places(path: Path, begins: Sequence[int]) -> list[dict[str, Any]]:
-    """Yield the records of the lines at these offsets."""
+    """Return the records of the lines at the byte offsets `begins`."""
     found = []
     with path.open("rb") as file:
         for begin in begins:
@@ -123,9 +138,9 @@ def read_places(path: Path, begins: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def truncate_after(path: Path, step: int) -> int:
-    """Remove the lines of later steps and lines without a record. Return their number.
+    """Remove the lines of later steps and the unreadable lines. Return the number of removed lines.
 
-    The file is replaced in one move: a crash leaves the old one or the new one.
+    The file is replaced atomically: a crash leaves either the old file or the new one.
     """
     shorter = path.with_name(f".{path.name}.shorter")
     cut = 0
@@ -139,7 +154,7 @@ def truncate_after(path: Path, step: int) -> int:
         os.fsync(kept.fileno())
     if cut:
         os.replace(shorter, path)
-        LOG.info("%s: %d lines cut off after step %d", path, cut, step)
+        LOG.info("%s: removed %d unreadable lines and lines after step %d", path, cut, step)
     else:
         shorter.unlink()
     return cut
@@ -150,12 +165,12 @@ def _append(file: FileIO, lines: bytes) -> None:
         while lines:
             lines = lines[file.write(lines) :]
     except OSError as error:
-        remedy = "free space or mend the folder, then start again: the run goes on from its last checkpoint"
+        remedy = "free space or fix the folder, then start again: the run resumes from its last checkpoint"
         raise RollError(f"{file.name}: cannot be written: {error}; {remedy}") from error
 
 
 def _continue(path: Path, resumed_from: int | None) -> FileIO:
-    if path.exists() and path.stat().st_size:  # an empty file is not an earlier run's record and replaces none
+    if path.exists() and path.stat().st_size:  # an empty file is no record of an earlier run and must not replace one
         if resumed_from is None:
             os.replace(path, path.with_name(f"{path.name}.previous"))
         else:

@@ -1,8 +1,9 @@
-"""Shows signs of life of a run's processes from the plan to the first step, and in a terminal until the end.
+"""Shows signs of life: the stage, progress and resource use of the driver and the roles.
 
-In a terminal: a panel with one row for each role. Elsewhere: a line whenever a role enters a stage, and every few seconds a line for a role
-whose progress or resource use has changed since its last line. A role without progress gets no line: passing time alone is no sign of
-life. The driver's log has the same lines.
+They are shown from the plan to the first step, and in a terminal until the end. A terminal shows a panel with one row for each role.
+Elsewhere a line is printed whenever a role enters a stage, and every few seconds for a role whose progress or resource use has changed
+since its last line. A role without a change gets no line, because passing time alone is no sign of life. The driver's log has the same
+lines.
 """
 
 from __future__ import annotations
@@ -24,21 +25,25 @@ from roll.system.tree import resident_bytes, tree
 
 LOG = logging.getLogger(__name__)
 TICK = 1.0
-"""Seconds between two checks of the processes."""
+"""Time between two checks of the processes, in seconds."""
 LINE_EVERY = 2.0
-"""Seconds after which a line is printed although no role has entered a stage."""
+"""Shortest time between the last line and a line about progress within a stage, in seconds."""
 DRIVER = "driver"
+"""Name of the driver among the roles."""
 
 
 class PlainSigns:
-    """Chooses the lines to print. It has no clock and no output."""
+    """Chooses the lines to print. Has no clock and prints nothing itself."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[float, Sign]] = {}
         self._last = float("-inf")
 
     def lines(self, signs: Sequence[Sign], now: float) -> list[str]:
-        """Return the lines to print about the roles' work at `now`, in seconds."""
+        """Return the lines to print at the time `now`, in seconds.
+
+        They report every role that has entered a stage; or else, after LINE_EVERY, the changed role with the oldest line.
+        """
         due = [sign for sign in signs if sign.role not in self._told or self._told[sign.role][1].stage != sign.stage]
         if not due and now - self._last >= LINE_EVERY:
             moved = [sign for sign in signs if sign.is_busy and self._told[sign.role][1] != sign]
@@ -50,10 +55,10 @@ class PlainSigns:
 
 
 class Life:
-    """Shows signs from `__enter__` until `rest`, and again from `wake` on."""
+    """Shows signs of life from `__enter__` until `rest`, and again after `wake`."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        """Shows a panel if the console is a terminal."""
+        """`console` gets a panel if it is a terminal, or else lines."""
         self._console, self._clock = console, clock
         self._signs: dict[str, Sign] = {}
         self._plain = PlainSigns()
@@ -75,24 +80,24 @@ class Life:
         self.rest()
 
     def driver(self, stage: str, is_busy: bool = True) -> None:
-        """Set the driver's stage, and whether it works or waits for its roles."""
+        """Set the driver's stage, and whether the driver itself works or waits for its roles."""
         if (stage, is_busy) != (self._stage, self._works):
             self._stage, self._works = stage, is_busy
             self._look_at_driver()
 
     def show(self, signs: Sequence[Sign]) -> None:
-        """Set the roles' present work. Roles that are missing have ended."""
+        """Set the current signs of all roles. Roles that are missing have ended."""
         with self._lock:
             self._signs = {name: sign for name, sign in self._signs.items() if name == DRIVER} | {sign.role: sign for sign in signs}
             self._refresh()
 
     @property
     def is_seen(self) -> bool:
-        """Whether signs are shown: until the first step, and in a terminal until the end."""
+        """Whether signs are shown at present: in a terminal always, elsewhere from `wake` until `rest`."""
         return self._is_awake or self._console.is_terminal
 
     def own(self, pids: Sequence[int]) -> None:
-        """Set the processes of the roles, whose resources do not count for the driver."""
+        """Set the processes of the roles. Their resources are not counted as the driver's."""
         self._others = list(pids)
 
     def rest(self) -> None:
@@ -104,7 +109,7 @@ class Life:
                 self._live = None
 
     def wake(self) -> None:
-        """Show signs from here on."""
+        """Show signs from now on."""
         with self._lock:
             if self._is_awake:
                 return
@@ -114,7 +119,7 @@ class Life:
                 self._live.start()
 
     def rows(self) -> RenderableType:
-        """Return one row for each working role."""
+        """Return one row for each role that is working."""
         with self._lock:
             return Group(*(row(sign) for sign in self._signs.values() if sign.is_busy))
 
@@ -128,7 +133,7 @@ class Life:
         try:
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
         except OSError as error:  # the reader of the output is gone
-            LOG.info("signs of life cannot be shown any more: %s", error)
+            LOG.info("signs of life cannot be printed any more: %s", error)
             self._is_awake = False
 
     def _look_at_driver(self) -> None:
@@ -145,7 +150,10 @@ class Life:
 
 
 def driver_usage(others: Sequence[int]) -> Usage | None:
-    """Return the usage of this process and its children, including Ray's processes, without `others` and their children."""
+    """Return the resource usage of this process and its descendants, including Ray's processes.
+
+    The processes `others` and their descendants are not counted.
+    """
     foreign = {pid for other in others for pid in tree(other)}
     own = [pid for pid in tree(os.getpid()) if pid not in foreign]
     cpu = cpu_seconds(own)
@@ -153,6 +161,6 @@ def driver_usage(others: Sequence[int]) -> Usage | None:
 
 
 def row(sign: Sign) -> Text:
-    """A line of the panel, cut at the terminal's width."""
+    """Return a row of the panel. It is cut off at the width of the terminal."""
     text = Text(f"{sign.role}: ", style="bold", no_wrap=True, overflow="ellipsis")
     return text.append(str(sign).removeprefix(f"{sign.role}: "), style="not bold")

@@ -1,4 +1,4 @@
-"""The driver's log file. The terminal shows only the live view and warnings."""
+"""The driver's log file. Of the log, the terminal shows only warnings and errors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TextIO
 
 
 class RunLog:
-    """Sends Python's logging to `<run>/logs/driver.log`, and warnings to stderr as well, from `__init__` to `close`."""
+    """Sends Python's logging to `<run>/logs/driver.log`, and warnings to stderr too, from `__init__` to `close`."""
 
     def __init__(self, run_dir: Path, hide: Callable[[str], str] = str, level: int = logging.INFO) -> None:
-        """`hide` removes secrets from a line."""
+        """`hide` removes secrets from a text."""
         self.path = run_dir / "logs" / "driver.log"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         root = logging.getLogger()
@@ -46,7 +46,7 @@ class RunLog:
 
 
 class _Hiding(logging.Formatter):
-    """Removes secrets from the output of libraries, including tracebacks."""
+    """Removes secrets from log messages, including those of libraries and tracebacks."""
 
     def __init__(self, form: str, hide: Callable[[str], str]) -> None:
         super().__init__(form)
@@ -57,7 +57,7 @@ class _Hiding(logging.Formatter):
 
 
 class _LogFile(logging.FileHandler):
-    """Report once that the log cannot be written (the disk is full). The run continues, and its end is still reported."""
+    """A log file that reports only once if it cannot be written, for example because the disk is full. The run continues."""
 
     _is_told = False
 
@@ -72,7 +72,7 @@ class _LogFile(logging.FileHandler):
 
 
 class _CurrentStderr(logging.StreamHandler[TextIO]):
-    """Writes to the present `sys.stderr`, which the live view replaces to print above its bars."""
+    """Writes to the current `sys.stderr`. The live view replaces that stream, so that messages appear above its lines."""
 
     def __init__(self, level: int) -> None:
         logging.Handler.__init__(self, level)

@@ -1,4 +1,4 @@
-"""MLflow. The package is optional and imported only if `track_with` names it."""
+"""Tracker for MLflow. The package is optional and imported only if `track_with` names it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from roll.tracking.base import GROUPS_PER_STEP, RunFacts, group_record
 from roll.types import Metrics, RolloutGroup
 
 FORBIDDEN = re.compile(r"[^\w\-. :/]")
-"""Characters outside the names that MLflow allows for metrics."""
+"""Characters that MLflow does not allow in names of metrics."""
 
 
 class MlflowTracker:
-    """One MLflow run for each process, by default in the experiment `roll` and on MLflow's default tracking server."""
+    """Starts one MLflow run for each process, by default in the experiment `roll` on MLflow's default tracking server."""
 
     name = "mlflow"
 
@@ -27,7 +27,7 @@ class MlflowTracker:
             self._mlflow.set_tracking_uri(uri)
         self._mlflow.set_experiment(arguments.pop("experiment_name", "roll"))
         self._run_id = self._mlflow.start_run(**arguments).info.run_id
-        # As a file: MLflow truncates parameters at some thousand characters, and takes at most a hundred at a time.
+        # As a file, because MLflow truncates parameters after some thousand characters and accepts at most a hundred in one call.
         self._mlflow.log_dict(dict(run.config), "config.yaml", run_id=self._run_id)
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -43,5 +43,5 @@ class MlflowTracker:
 
 
 def metric_name(name: str) -> str:
-    """`val/gsm8k/pass_at_1` for `val/gsm8k/pass@1`; any other character that MLflow refuses becomes an underscore."""
+    """Return MLflow's name of a metric: `val/gsm8k/pass_at_1` for `val/gsm8k/pass@1`. Other forbidden characters become underscores."""
     return FORBIDDEN.sub("_", name.replace("@", "_at_"))

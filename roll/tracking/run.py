@@ -1,4 +1,4 @@
-"""Opens the trackers of a run by name. A tracker that cannot be opened or fails later is reported and left out."""
+"""Opens the trackers of a run by name. A tracker that cannot be opened is reported and left out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPENERS: Mapping[str, Callable[[RunFacts, Settings], Tracker]] = {
 
 
 def open_named(names: Sequence[str], facts: RunFacts, settings: Mapping[str, Settings]) -> list[Tracker]:
-    """Open the trackers `names`; `none` is no tracker. `settings` are further arguments by tracker."""
+    """Open the trackers `names` and return them. The name `none` is skipped. `settings` are further arguments, by tracker."""
     opened: list[Tracker] = []
     for name in names:
         if name == "none":

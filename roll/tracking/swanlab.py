@@ -1,4 +1,4 @@
-"""SwanLab. The package is optional and imported only if `track_with` names it."""
+"""Tracker for SwanLab. The package is optional and imported only if `track_with` names it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from roll.types import Metrics, RolloutGroup
 
 
 class SwanLabTracker:
-    """One SwanLab run for each process; the processes of one experiment share its name as their group."""
+    """Starts one SwanLab run for each process. The runs of one experiment have its name as their group."""
 
     name = "swanlab"
 
     def __init__(self, run: RunFacts, settings: Mapping[str, Any]) -> None:
-        """`settings` are further arguments of `swanlab.init` (`project`, `workspace`, `mode`, ...); its files go below the run folder."""
+        """`settings` are further arguments of `swanlab.init` (`project`, `workspace`, `mode`, ...). Its files go into the run folder."""
         self._swanlab = importlib.import_module("swanlab")
         folder = run.folder / "swanlab"
         folder.mkdir(parents=True, exist_ok=True)

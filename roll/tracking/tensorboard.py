@@ -1,4 +1,4 @@
-"""Writes curves for TensorBoard. Samples are in `samples.jsonl` and in the report."""
+"""Tracker for TensorBoard. It writes metrics only; samples are in `samples.jsonl` and in the report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TensorBoardTracker:
     def __init__(self, run: RunFacts, settings: Mapping[str, Any]) -> None:
         """`settings` are further arguments of `SummaryWriter` (`log_dir`, `flush_secs`, ...).
 
-        TensorBoard hides what earlier processes logged for steps after the one resumed from, or all of it in a fresh start.
+        TensorBoard hides the metrics that earlier processes logged for steps after the checkpoint; in a fresh start it hides all of them.
         """
         purge = 0 if run.resumed_step is None else run.resumed_step + 1
         self._writer = SummaryWriter(**({"log_dir": str(run.folder / "tensorboard"), "purge_step": purge} | dict(settings)))

@@ -1,4 +1,4 @@
-"""Trackio. The package is optional and imported only if `track_with` names it."""
+"""Tracker for Trackio. The package is optional and imported only if `track_with` names it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roll.types import Metrics, RolloutGroup
 
 
 class TrackioTracker:
-    """One Trackio run for each experiment, which resumed runs continue. The table of samples needs pandas."""
+    """Starts one Trackio run for each experiment, or continues it if the run is resumed. The table of samples needs pandas."""
 
     name = "trackio"
 

@@ -16,13 +16,14 @@ from roll.tracking.report.figures import EXACT
 from roll.tracking.report.records import RunRecord, names_like, series
 
 NAMES_OF_THE_RUN = ("output_dir", "exp_name")
-"""Keys that differ between any two runs."""
+"""Keys that differ between any two runs. They are not compared."""
 PIPELINE = "pipeline"
 ABSENT = "—"
 """Shown for a key that a run does not have."""
 COUNTERS = ("step", "epoch")
+"""Columns of the metrics file that are no metrics to compare."""
 MEDIANS = ("time/", "throughput/")
-"""Metrics that vary from step to step, so that the last value is not informative."""
+"""Prefixes of metrics of which the median is shown, because the last value of one step is not informative."""
 
 
 @dataclass(frozen=True)
@@ -30,32 +31,35 @@ class Cell:
     """A metric of one run."""
 
     value: float
-    """The last value, or the median for `MEDIANS`. For noisy metrics of training, values are those of the smoothed curve, as in `best`."""
+    """The last value, or the median for `MEDIANS`. `value` and `best` of noisy training metrics are taken from the smoothed curve."""
     best: float | None
-    """None for a metric without a better direction."""
+    """The best value; None for a metric without a better direction."""
     best_step: int | None
+    """Step of the best value; None for a median, and for a metric without a better direction."""
     is_best: bool = False
-    """Whether no other run has a better best value."""
+    """Whether no other run has a better `best`."""
 
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A metric of all runs, None for a run without it."""
+    """A metric of all runs."""
 
     name: str
     cells: Sequence[Cell | None]
+    """One cell for each run; None for a run without the metric."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Compared runs in the given order."""
+    """The comparison of several runs, in the given order."""
 
     runs: Sequence[RunRecord]
     labels: Sequence[str]
+    """A name for each run."""
     keys: Mapping[str, Sequence[str]]
-    """The configuration keys that differ, with the value of each run."""
+    """The configuration keys that differ, each with the value of every run."""
     same_keys: int
-    """Number of keys without a difference."""
+    """Number of keys that do not differ."""
     metrics: Sequence[MetricRow]
     """Metrics that at least two runs have."""
 
@@ -66,7 +70,8 @@ class Comparison:
 
 
 def compare(runs: Sequence[RunRecord], labels: Sequence[str]) -> Comparison:
-    """
+    """Return the comparison of the runs. `labels` are their names.
+
     Raises:
         DataError: no metric is common to two of the runs.
     """
@@ -83,7 +88,7 @@ def compare(runs: Sequence[RunRecord], labels: Sequence[str]) -> Comparison:
 
 
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return key paths with their values as JSON, texts without quotes. A list is one value."""
+    """Return the value of each key path (`a.b.c`) as JSON text; strings have no quotes. A list is one value."""
     found: dict[str, str] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
@@ -94,7 +99,7 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def comparable(flat: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
-    """Return the compared keys: all for runs of one pipeline, otherwise those that every run has."""
+    """Return the keys to compare: all keys for runs of the same pipeline, or else those that every run has."""
     if len({one.get(PIPELINE) for one in flat}) == 1:
         return flat
     common = set[str].intersection(*(set(one) for one in flat))
@@ -102,25 +107,25 @@ def comparable(flat: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]
 
 
 def differing(flat: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
-    """Return sorted keys with different values, with each run's value, `ABSENT` if a run has no such key."""
+    """Return the keys whose values differ, sorted, each with the value of every run. The value of a missing key is `ABSENT`."""
     keys = sorted({key for one in flat for key in one} - set(NAMES_OF_THE_RUN))
     values = {key: [one.get(key, ABSENT) for one in flat] for key in keys}
     return {key: each for key, each in values.items() if len(set(each)) > 1}
 
 
 def is_result(name: str) -> bool:
-    """Whether it is a main metric."""
+    """Whether the metric is a main result: validation, reward, loss or speed."""
     known = ("reward/mean", "time/step", "throughput/tokens_per_second", *LOSSES)
     return name in known or (name.startswith("val/") and best_of(name) is not None)
 
 
 def is_exact(name: str) -> bool:
-    """Whether single values count, because they were measured on the same prompts."""
+    """Whether the metric is not smoothed: it has no noise, or each value was measured on the same prompts."""
     return name.startswith("val/") or name in EXACT
 
 
 def is_median(name: str) -> bool:
-    """Whether the median of all steps stands for the metric."""
+    """Whether the median over all steps is shown for the metric."""
     return name.startswith(MEDIANS)
 
 

@@ -1,4 +1,4 @@
-"""A comparison on the terminal: plain text that fits its width."""
+"""Formats a comparison for the terminal: plain text that fits its width."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from roll.tracking.console import duration
 from roll.tracking.report.records import number
 
 WIDEST_CELL = 20
-"""Number of characters of a value in a line. A longer one is wrapped."""
+"""Largest number of characters of a value in one line. Longer values are wrapped."""
 GAP = 2
-"""Blanks between columns."""
+"""Number of blanks between columns."""
 
 
 def comparison_text(comparison: Comparison, width: int) -> str:
-    """Return tables of at most `width` characters: the runs by number, the keys that differ, and the main metrics."""
+    """Return tables that are at most `width` characters wide: the numbered runs, the keys that differ, and the main metrics."""
     parts = [_runs(comparison)]
     if comparison.keys:
         parts += _by_run("differs", [(key, values) for key, values in comparison.keys.items()], comparison, width)
@@ -32,7 +32,7 @@ def comparison_text(comparison: Comparison, width: int) -> str:
         console.print()
     every = len(comparison.keys) + comparison.same_keys
     which = "common configuration keys" if PIPELINE in comparison.keys else "configuration keys"
-    console.print(f"{len(comparison.keys)} of {every} {which} differ; * has the best value of all runs", highlight=False)
+    console.print(f"{len(comparison.keys)} of {every} {which} differ; * marks the best value of all runs", highlight=False)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
@@ -61,7 +61,7 @@ def _best(cell: Cell | None) -> str:
 
 
 def _by_run(title: str, rows: Sequence[tuple[str, Sequence[str]]], comparison: Comparison, width: int) -> list[Table]:
-    """Return tables with a column for each run, in as many tables as the width requires."""
+    """Return a table with a column for each run, split into several tables if the width requires it."""
     first = min(max(len(name) for name, _ in rows), width // 2)
     column = min(max(len(cell) for _, cells in rows for cell in cells), WIDEST_CELL) + GAP
     at_a_time = max(1, (width - first) // column)

@@ -1,4 +1,4 @@
-"""The comparison of runs on one page, and in a terminal."""
+"""Compares runs, and writes the comparison as an HTML page."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from roll.tracking.report.write import page_sections, write_page
 
 PAGE = "compare.html"
 POINTS = 200_000
-"""Largest number of points of all curves of a page."""
+"""Largest total number of points of all curves of a page."""
 FEWEST_BUCKETS = 20
+"""Smallest number of buckets of a curve, whatever the number of curves."""
 CLOCK_POINTS = 200
+"""Largest number of steps for which a page has the time since the start."""
 TITLES = {
     "val": "Validation",
     "reward": "Rewards",
@@ -45,27 +47,27 @@ LEARNING = "Learning"
 
 
 def compare_runs(places: Sequence[Path]) -> Comparison:
-    """Read the runs at the places; see `find_runs`.
+    """Return the comparison of the runs at the given places; see `find_runs`.
 
     Raises:
-        DataError: a place is no run, a record cannot be read, or the runs have nothing in common.
+        DataError: a place has no run, a record cannot be read, or no metric is common to two runs.
     """
     folders = find_runs(places)
     return compare([read_run(folder) for folder in folders], labels(folders))
 
 
 def write_comparison(places: Sequence[Path], output: Path) -> Path:
-    """Write the page and return its path. The page works without a network.
+    """Write the comparison of the runs as an HTML page, and return its path. The page works offline.
 
     Raises:
-        DataError: as `compare_runs`.
+        DataError: see `compare_runs`.
         OSError: the page cannot be written.
     """
     return write_page(output, comparison_page(compare_runs(places)))
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """HTML."""
+    """Return the HTML of the page."""
     unreadable = sum(run.unreadable for run in comparison.runs)
     count = len(comparison.runs)
     page: dict[str, Any] = {
@@ -97,7 +99,7 @@ def _run(run: RunRecord, label: str, place: int) -> dict[str, str]:
 
 
 def _metric(row: MetricRow) -> dict[str, Any]:
-    """Return the template's cells: value, best and its step as texts, and whether it is the best of all runs."""
+    """Return the row of a metric for the template. Each cell has the value and the best value as text, and whether that is the best run."""
     cells = [
         None
         if cell is None
@@ -113,7 +115,7 @@ def _metric(row: MetricRow) -> dict[str, Any]:
 
 
 def _sections(comparison: Comparison) -> list[Section]:
-    """Return a chart with all runs for each metric that at least two have."""
+    """Return a chart of all runs for each metric that at least two runs have."""
     buckets = max(FEWEST_BUCKETS, min(BUCKETS, POINTS // (4 * len(comparison.metrics) * len(comparison.runs))))
     found: dict[str, list[Chart]] = {}
     for row in comparison.metrics:
@@ -136,7 +138,10 @@ def _chart(name: str, comparison: Comparison, buckets: int) -> Chart:
 
 
 def clocks(runs: Sequence[RunRecord]) -> list[Mapping[str, list[float]]]:
-    """Return the steps of each run and the hours after which they ended, empty for a run without these times."""
+    """Return some steps of each run, with the hours from the start to the end of each step.
+
+    Return an empty list if any run has no step times.
+    """
     found = []
     for run in runs:
         steps, seconds = series(run.rows, "time/step")

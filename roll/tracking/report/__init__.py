@@ -1,1 +1,1 @@
-"""Pages that show a run, or several runs beside each other."""
+"""HTML pages that show one run, or compare several runs."""

@@ -1,4 +1,4 @@
-"""`python -m roll.tracking.report RUN_DIR` writes `RUN_DIR/report.html`, one page on what came of a run."""
+"""`python -m roll.tracking.report RUN_DIR` writes `RUN_DIR/report.html`: one page with the results of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roll.tracking.report.write import write_report
 
 
 def main() -> int:
-    """Write the report of the given run folder. Return 0, or 2 if there is nothing to report on."""
+    """Write the report of the given run folder. Return 0, or 2 if the folder has no run to report."""
     parser = argparse.ArgumentParser(prog="python -m roll.tracking.report", description=__doc__)
     parser.add_argument("run_dir", type=Path, help="the run folder (`output_dir`)")
     try:

@@ -1,4 +1,4 @@
-"""The report's curves. Each figure is drawn only if the run has a metric for it."""
+"""The charts of the report. Each chart is drawn only if the run has its metrics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from roll.tracking.report.records import Row, names_like, series
 
 PARTS = ("rollout", "log_probs", "reference", "teacher", "values", "train", "weight_sync", "evaluate", "checkpoint", "onload", "pause")
 WAITING, IDLE, OTHER = "waits for rollouts", "#b4bac4", "#77808e"
-"""Name of `time/rollout` for the loop, the colour of idle time, and the colour of time that no part accounts for."""
+"""Label of `time/rollout`, the colour of idle time, and the colour of time that no part accounts for."""
 TALL = 360
-"""Height in pixels of a figure with two lanes, which the page uses, too."""
+"""Height of a figure with two lanes, in pixels. The style sheet of the page has the same value."""
 BARS = 120
-"""Largest number of bars of a figure; those of a longer run are means of several steps."""
+"""Largest number of bars of a figure. In a longer run each bar is the mean of several steps."""
 STEPS_TICKED_EACH = 12
-"""Number of steps up to which each step has a tick, because there is no step 1.5."""
+"""Largest number of steps for which every step has a tick. Otherwise short runs would show ticks such as step 1.5."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Chart:
     note: str
     figure: go.Figure
     tall: bool = False
-    """It has a row of its own."""
+    """Whether the chart takes a whole row of the page."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _reward(rows: Sequence[Row]) -> Chart | None:
     steps = [band[index]["step"] for index in at]
     means = smoothed([row["reward/mean"] for row in band], at, half)
     widths = smoothed([row["reward/std"] for row in band], at, half)
-    # forwards and backwards: one closed, filled outline
+    # The lower bound forwards, then the upper bound backwards: one closed, filled outline.
     outline_x = steps + steps[::-1]
     low = [short(mean - width) for mean, width in zip(means, widths, strict=True)]
     high = [short(mean + width) for mean, width in zip(means, widths, strict=True)]
@@ -98,17 +98,17 @@ def _validation(rows: Sequence[Row]) -> list[Chart | None]:
 def _given(rows: Sequence[Row]) -> list[Chart | None]:
     return [
         _one(rows, "Loss", "cross-entropy of the responses' tokens, nats", "sft/loss"),
-        _one(rows, "Loss", "of the preferences", "dpo/loss"),
-        _one(rows, "Accuracy", "share of pairs whose chosen response is ahead", "dpo/accuracy"),
-        _one(rows, "Reward margin", "chosen less rejected", "dpo/reward_margin"),
-        _one(rows, "Loss", "of the scores", "reward_model/loss"),
+        _one(rows, "Loss", "preference loss", "dpo/loss"),
+        _one(rows, "Accuracy", "share of pairs whose chosen response has the higher implicit reward", "dpo/accuracy"),
+        _one(rows, "Reward margin", "chosen minus rejected", "dpo/reward_margin"),
+        _one(rows, "Loss", "loss of the scores", "reward_model/loss"),
         _one(rows, "Accuracy", "share of pairs whose chosen response scores higher", "reward_model/accuracy"),
-        _one(rows, "Divergence", "of student from teacher, nats a token", "distill/divergence"),
+        _one(rows, "Divergence", "of the student from the teacher, nats per token", "distill/divergence"),
     ]
 
 
 def _truncated(rows: Sequence[Row]) -> Chart | None:
-    chart = _one(rows, "Truncated responses", "share that ran into the length limit", "response/truncated_fraction")
+    chart = _one(rows, "Truncated responses", "share that reached the length limit", "response/truncated_fraction")
     if chart is not None:
         chart.figure.update_yaxes(tickformat=".0%", rangemode="tozero")
     return chart
@@ -119,19 +119,19 @@ def _episodes(rows: Sequence[Row]) -> list[Chart | None]:
     seen = {stop: name for stop, name in stops.items() if any(series(rows, name)[1])}
     counted = {name.removeprefix("environment/"): name for name in names_like(rows, "environment/", "")}
     return [
-        _one(rows, "Turns", "mean of an episode", "episode/turns_mean"),
-        _lines(rows, "Ends of episodes", "share that ended so", seen),
-        _lines(rows, "Tools", "of an episode", {"calls": "episode/tool_calls", "errors": "episode/tool_errors"}),
-        _one(rows, "Environment", "seconds of an episode", "episode/environment_seconds"),
-        _lines(rows, "What environments count", "mean over episodes", counted),
+        _one(rows, "Turns", "mean per episode", "episode/turns_mean"),
+        _lines(rows, "Ends of episodes", "share of episodes by stop reason", seen),
+        _lines(rows, "Tools", "mean per episode", {"calls": "episode/tool_calls", "errors": "episode/tool_errors"}),
+        _one(rows, "Environment", "mean seconds per episode", "episode/environment_seconds"),
+        _lines(rows, "Environment metrics", "mean over episodes", counted),
     ]
 
 
 def _policy(rows: Sequence[Row]) -> list[Chart | None]:
     return [
         _one(rows, "Policy loss", "", "policy/loss"),
-        _one(rows, "KL to the reference", "nats a token", "policy/kl_ref"),
-        _one(rows, "Entropy", "nats a token", "policy/entropy"),
+        _one(rows, "KL to the reference", "nats per token", "policy/kl_ref"),
+        _one(rows, "Entropy", "nats per token", "policy/entropy"),
         _one(rows, "Clip fraction", "share of tokens whose ratio was clipped", "policy/clip_fraction"),
         _one(rows, "Gradient norm", "before clipping", "policy/grad_norm"),
         _one(rows, "Learning rate", "", "policy/lr"),
@@ -142,7 +142,7 @@ def _critic(rows: Sequence[Row]) -> list[Chart | None]:
     means = {"value": "critic/value_mean", "return": "critic/return_mean"}
     return [
         _one(rows, "Critic loss", "half the squared error", "critic/loss"),
-        _one(rows, "Explained variance", "share of the returns' variance that values account for", "critic/explained_variance"),
+        _one(rows, "Explained variance", "share of the returns' variance that the values explain", "critic/explained_variance"),
         _lines(rows, "Values and returns", "means over the response tokens", means),
         _one(rows, "Critic's gradient norm", "before clipping", "critic/grad_norm"),
     ]
@@ -162,9 +162,9 @@ def _mismatch(rows: Sequence[Row]) -> list[Chart | None]:
 
 
 def _who_worked(rows: Sequence[Row]) -> Chart | None:
-    """The seconds of each step by what the loop did; below, on the same scale, those in which the engines worked meanwhile.
+    """Return a chart of the seconds of each step: in the upper lane by part of the loop, in the lower one by whether the engines worked.
 
-    Only sums are measured, so a step's parts are stacked in the loop's order and not where on the clock they began.
+    Only sums are measured. The parts of a step are therefore stacked in the order of the loop, not by the time at which they began.
     """
     known = [f"time/{part}" for part in PARTS]
     parts = known + [name for name in names_like(rows, "time/", "") if name not in known and name != "time/step"]
@@ -172,7 +172,7 @@ def _who_worked(rows: Sequence[Row]) -> Chart | None:
     timed = [row for row in rows if any(row.get(part) for part in parts)]
     if not timed:
         return None
-    figure, colours = blank(), iter(PALETTE[1:] * len(parts))  # the first is the engines'
+    figure, colours = blank(), iter(PALETTE[1:] * len(parts))  # the first colour is that of the engines
     for part in parts:
         waits = part == "time/rollout"
         label = WAITING if waits else part.removeprefix("time/").replace("_", " ")
@@ -191,7 +191,7 @@ def _who_worked(rows: Sequence[Row]) -> Chart | None:
 
 
 def _add_engines(figure: go.Figure, timed: Sequence[Row]) -> None:
-    """A second lane."""
+    """Add a second lane with the seconds in which the engines generated or were idle."""
     shares = [1.0 if row.get("engine/idle_fraction") is None else row["engine/idle_fraction"] for row in timed]
     idle = [share * (row.get("time/step") or 0.0) for share, row in zip(shares, timed, strict=True)]
     working = [(row.get("time/step") or 0.0) - seconds for seconds, row in zip(idle, timed, strict=True)]
@@ -208,13 +208,13 @@ def _bars(figure: go.Figure, rows: Sequence[Row], name: str, seconds: list[float
 
 
 def _engines(rows: Sequence[Row]) -> list[Chart | None]:
-    tokens = {"sampled": "engine/generated_tokens", "prefilled": "engine/prefilled_tokens", "thrown away": "sampling/dropped_tokens"}
+    tokens = {"sampled": "engine/generated_tokens", "prefilled": "engine/prefilled_tokens", "discarded": "sampling/dropped_tokens"}
     cache = _one(rows, "KV cache", "largest share in use, of any engine", "engine/kv_cache_use")
     if cache is not None:
         cache.figure.update_yaxes(tickformat=".0%", rangemode="tozero")
     requests = {"running": "engine/running", "waiting for room": "engine/waiting"}
     charts = [
-        _lines(rows, "Requests", "in a forward pass of an engine, and waiting meanwhile; means", requests),
+        _lines(rows, "Requests", "mean number in a forward pass of an engine, and waiting for one", requests),
         _lines(rows, "Tokens of a step", "all engines", tokens),
         _one(_where_any(rows, "engine/preemptions"), "Preemptions", "requests that lost their KV cache", "engine/preemptions"),
         _one(
@@ -231,7 +231,10 @@ def _engines(rows: Sequence[Row]) -> list[Chart | None]:
 
 
 def _where_any(rows: Sequence[Row], name: str) -> Sequence[Row]:
-    """Return the rows if the metric is ever not 0: synchronous training has nothing in flight, and most runs preempt nothing."""
+    """Return the rows if the metric is ever not 0, or else none.
+
+    Synchronous training has no tokens in flight, and most runs have no preemptions.
+    """
     return rows if any(row.get(name) for row in rows) else ()
 
 
@@ -263,7 +266,7 @@ def _one(rows: Sequence[Row], title: str, note: str, name: str, markers: bool = 
 
 
 def _lines(rows: Sequence[Row], title: str, note: str, lines: dict[str, str], markers: bool = False) -> Chart | None:
-    """Return a chart with a line for each metric of `lines` (label to name) that the run has, None if it has none."""
+    """Return a chart with a line for each metric that the run has; None if it has none of them. `lines` maps labels to metrics."""
     drawn = [(label, *series(rows, name)) for label, name in lines.items()]
     drawn = [(label, steps, values) for label, steps, values in drawn if steps]
     if not drawn:

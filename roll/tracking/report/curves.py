@@ -1,4 +1,4 @@
-"""Reduces a long series to few points: the faint range behind a curve, and the curve itself. Pure functions."""
+"""Reduces a long series to few points: the range of values, drawn faintly, and the smoothed curve. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 
 BUCKETS = 150
-"""Number of buckets of a longer series. Each is about two pixels of a chart."""
+"""Number of buckets into which a long series is divided. Each is about two pixels of a chart wide."""
 SMOOTHED_POINTS = 200
+"""Largest number of points of a smoothed curve."""
 SMOOTHED_FROM = 40
-"""Least number of points of a smoothed series."""
+"""Smallest number of points for which a series is smoothed."""
 SHARE = 25
-"""Share of the series on each side of a point that its mean covers."""
+"""The smoothing window extends 1/SHARE of the series to each side of a point."""
 
 
 def extremes(values: Sequence[float], buckets: int = BUCKETS) -> list[int]:
-    """Return the indices of points that show the range of a series, in order: first, last, and minimum and maximum of each bucket.
+    """Return the indices of at most 2 * buckets + 2 points that show the range of a series, in order.
 
-    The buckets are runs of neighbours of about equal size. All indices where there are at most 2 * buckets + 2 of them, and never more.
+    They are the first and the last point, and the minimum and the maximum of each bucket of consecutive points. A series of at most that
+    many points is not reduced.
     """
     if len(values) <= 2 * buckets + 2:
         return list(range(len(values)))
@@ -32,20 +34,20 @@ def extremes(values: Sequence[float], buckets: int = BUCKETS) -> list[int]:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Return the indices of at most `most` of `count` points, evenly spread, in order, with the first and the last."""
+    """Return the indices of at most `most` of `count` points, evenly spread and in order, including the first and the last."""
     if count <= most:
         return list(range(count))
     return sorted({int(index) for index in np.linspace(0, count - 1, most).round()})
 
 
 def smoothed(values: Sequence[float], at: Sequence[int], half: int) -> list[float]:
-    """Return at each index the mean of the values at most `half` places away, fewer at the ends."""
+    """Return, for each index in `at`, the mean of the values at most `half` places away. Windows are shorter at the ends."""
     series = np.asarray(values, dtype=float)
     return [float(series[max(0, index - half) : index + half + 1].mean()) for index in at]
 
 
 def half_width(count: int) -> int:
-    """Return the half width of the smoothing window of a series of `count` points, 0 if the series is too short."""
+    """Return the half width of the smoothing window for a series of `count` points; 0 if the series is too short to smooth."""
     return count // SHARE if count >= SMOOTHED_FROM else 0
 
 
@@ -55,7 +57,7 @@ def short(value: float) -> float:
 
 
 def bucket_means(steps: Sequence[int], values: Sequence[float], most: int) -> tuple[list[float], list[int], list[float]]:
-    """Return at most `most` bars for a series: centres and widths on the axis of steps, and the mean of each."""
+    """Return at most `most` bars for a series: their centres and widths in steps, and the mean value of each."""
     if len(values) <= most:
         return [float(step) for step in steps], [1] * len(steps), list(values)
     edges = np.linspace(0, len(values), most + 1).astype(int).tolist()

@@ -1,4 +1,4 @@
-"""The better direction of metrics. Most have none: neither a low entropy nor a long response is good by itself."""
+"""The better direction of metrics. Most metrics have none: a low entropy, for example, is neither good nor bad in itself."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ LOWER = re.compile(r"(sft|dpo|reward_model|distill)/loss|distill/divergence|val/
 
 
 def direction(name: str) -> Direction | None:
-    """Return the better direction, None if there is none or it is unknown. A policy's loss has none: it does not measure the policy."""
+    """Return the better direction of a metric; None if it has none.
+
+    The policy loss has none, because it does not measure the quality of the policy.
+    """
     if HIGHER.fullmatch(name):
         return "higher"
     return "lower" if LOWER.fullmatch(name) else None
 
 
 def best_of(name: str) -> Callable[[Iterable[float]], float] | None:
-    """Return `max` or `min`, which picks the best of a metric's values. None if there is no best."""
+    """Return the function that picks the best of a metric's values, `max` or `min`; None if the metric has no better direction."""
     ways: dict[Direction | None, Callable[[Iterable[float]], float] | None] = {"higher": max, "lower": min, None: None}
     return ways[direction(name)]

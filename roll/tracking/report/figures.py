@@ -1,4 +1,4 @@
-"""Plotly figures of the pages. They set no colours for text and grid, which follow the page's light or dark theme."""
+"""Plotly figures of the pages. They set no colours for text and grid, because these follow the light or dark theme of the page."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from roll.tracking.report.curves import BUCKETS, SMOOTHED_POINTS, extremes, half
 # Mid-tones, legible on white and on near-black.
 PALETTE = ("#4f83e0", "#e8833a", "#2fa37c", "#9467d6", "#d9534f", "#3aa9c4", "#b8901c", "#c2629b")
 DASHES = ("solid", "dash", "dot", "dashdot")
-"""Styles of lines. Lines beyond the eighth repeat the colours in the next style."""
+"""Dash styles of lines. After all colours are used, they repeat with the next dash style."""
 VERTICAL = {"automargin": True, "zeroline": False, "nticks": 6, "exponentformat": "e"}
 """Settings of all vertical axes."""
 FAINT = 0.38
+"""Opacity of the unsmoothed values behind a smoothed curve."""
 EXACT = ("policy/lr", "critic/lr", "staleness/min", "staleness/max", "epoch")
-"""Metrics without noise, which are not smoothed, because a mean would show values that they never had."""
+"""Metrics without noise. They are not smoothed, because the mean would show values that they never had."""
 SHORTEST_LINE = 3
-"""Number of points below which points are also drawn as markers."""
+"""Smallest number of points that is drawn as a line without markers."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,13 @@ class Style:
 
     label: str
     number: int
-    """Index of the line in its figure, from 0. It determines colour and dashes, and is the `meta` of the traces."""
+    """Index of the line in its figure, from 0. It determines colour and dash style, and is stored as `meta` of the traces."""
     markers: bool = False
-    """Whether each point is drawn unsmoothed, for sparse measurements."""
+    """Whether points are drawn with markers and are not smoothed, for sparse measurements."""
     buckets: int = BUCKETS
+    """Number of buckets of the unsmoothed values."""
     points: int = SMOOTHED_POINTS
-    """Number of points of the smoothed curve."""
+    """Largest number of points of the smoothed curve."""
 
     @property
     def colour(self) -> str:
@@ -45,7 +47,7 @@ class Style:
 
 
 def add_curve(figure: go.Figure, name: str, steps: Sequence[int], values: Sequence[float], style: Style) -> None:
-    """Draw the metric `name`. A long series is a smoothed curve over its faint extremes."""
+    """Add the curve of the metric `name` to a figure. A long series becomes a smoothed curve in front of its faint unsmoothed values."""
     half = 0 if style.markers or name in EXACT or min(values) == max(values) else half_width(len(values))
     raw = extremes(values, style.buckets)
     raw_x, raw_y = [steps[index] for index in raw], [short(values[index]) for index in raw]
@@ -64,7 +66,7 @@ def add_curve(figure: go.Figure, name: str, steps: Sequence[int], values: Sequen
 
 
 def blank(height: int = 240) -> go.Figure:
-    """Return an empty figure with the axis of steps."""
+    """Return an empty figure whose horizontal axis is the step. `height` is in pixels."""
     figure = go.Figure()
     figure.update_layout(
         template={},

@@ -1,4 +1,4 @@
-"""The pages: one HTML file each that loads nothing. Jinja escapes whatever comes from a run."""
+"""Renders the pages. Each is one self-contained HTML file. Jinja escapes all text that comes from a run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ NAMED_LINES = 6
 
 @dataclass(frozen=True)
 class PageChart:
-    """A chart and the element that it is drawn into."""
+    """A chart, with the id of the HTML element that it is drawn into."""
 
     id: str
     chart: Chart
 
     @property
     def description(self) -> str:
-        """Description for screen readers: start and end of each line."""
+        """Return a description for screen readers: the start and the end of each line."""
         lines = [trace for trace in self.chart.figure.data if isinstance(trace, go.Scatter) and trace.hoverinfo != "skip"]
         spans = [_span(line) for line in lines[:NAMED_LINES]]
         more = [f"{len(lines) - NAMED_LINES} more lines"] if len(lines) > NAMED_LINES else []
@@ -52,7 +52,14 @@ class PageSection:
 
 
 def render(template: str, page: Mapping[str, Any], sections: Sequence[PageSection], scripts: Sequence[str]) -> str:
-    """Fill a template of `parts/`. Its scripts find the figures, and samples if any, as JSON by the element's id."""
+    """Return the HTML of a page.
+
+    Args:
+        template: name of a template in `parts/`.
+        page: variables of the template.
+        sections: the charts. Scripts find their figures, and the samples if there are any, as JSON in elements of the page.
+        scripts: names of scripts in `parts/`.
+    """
     environment = Environment(autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(PARTS), trim_blocks=True)
     environment.filters["anchor"] = anchor
     figures = {chart.id: json.loads(chart.chart.figure.to_json() or "") for section in sections for chart in section.charts}
@@ -68,12 +75,12 @@ def render(template: str, page: Mapping[str, Any], sections: Sequence[PageSectio
 
 
 def in_script(value: object) -> str:
-    """Encode JSON with `<` escaped, so that no text can end the script element."""
+    """Return the JSON text of a value, with `<` escaped so that no text can end the script element."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def anchor(title: str) -> str:
-    """The id of a heading."""
+    """Return the id of the heading with this title."""
     return title.lower().replace(" ", "-")
 
 

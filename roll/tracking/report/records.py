@@ -1,4 +1,4 @@
-"""Reads a run folder for a page."""
+"""Reads the records in a run folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from roll.tracking.jsonl import METRICS_FILE, read_lines
 from roll.tracking.start import RunStart, read_starts
 
 Row = dict[str, Any]
-FINISHED_A_STEP = "name the run folder (`output_dir`) of a run that finished a step"
+"""A row of `metrics.jsonl`."""
+FINISHED_A_STEP = "give the run folder (`output_dir`) of a run that finished at least one step"
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,15 @@ class RunRecord:
     rows: Sequence[Row]
     """Rows of `metrics.jsonl`; at least one."""
     unreadable: int
-    """Number of its lines without a record."""
+    """Number of unreadable lines of `metrics.jsonl`."""
     config: str
-    """The text of `config.yaml`, empty if there is none."""
+    """Text of `config.yaml`; empty without such a file."""
     keys: Mapping[str, Any]
+    """Parsed `config.yaml`; empty without such a file."""
     end: RunEnd | None
+    """How the run ended; None if unknown."""
     starts: Sequence[RunStart]
+    """Starts of the run, in order."""
 
     @property
     def name(self) -> str:
@@ -43,14 +47,15 @@ class RunRecord:
 
     @property
     def seconds(self) -> float:
-        """Return all steps, including step 0, the validation before the first."""
+        """Return the total time of all steps, including step 0: the validation before the first step."""
         return sum(row.get("time/step") or 0.0 for row in self.rows)
 
 
 def read_run(folder: Path) -> RunRecord:
-    """
+    """Return the records of the run in `folder`.
+
     Raises:
-        DataError: the folder holds no metrics, or its configuration cannot be read.
+        DataError: the folder has no metrics, or its configuration cannot be read.
     """
     path = folder / METRICS_FILE
     if not path.is_file():
@@ -63,7 +68,7 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def _configuration(path: Path) -> tuple[str, Mapping[str, Any]]:
-    """Return the configuration's text and keys, empty if the file does not exist."""
+    """Return the text and the keys of the configuration. Both are empty if the file does not exist."""
     if not path.is_file():
         return "", {}
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -72,23 +77,25 @@ def _configuration(path: Path) -> tuple[str, Mapping[str, Any]]:
     except yaml.YAMLError as error:
         keys = str(error).replace("\n", " ")
     if not isinstance(keys, dict):
-        raise DataError([Fault(str(path), f"it is not a block of keys: {keys}", "remove it: the page is made without it")])
+        raise DataError(
+            [Fault(str(path), f"it is not a block of keys: {keys}", "remove the file; the page is then written without the configuration")]
+        )
     return text, keys
 
 
 def series(rows: Sequence[Row], name: str) -> tuple[list[int], list[float]]:
-    """Return steps and values of a metric, without steps at which it is absent or not finite."""
+    """Return the steps and the values of a metric. Steps without a finite value are left out."""
     found = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
     return [step for step, _ in found], [value for _, value in found]
 
 
 def names_like(rows: Sequence[Row], prefix: str, suffix: str) -> list[str]:
-    """Return the sorted metrics with this prefix and suffix."""
+    """Return the names of all metrics with this prefix and suffix, sorted."""
     return sorted({name for row in rows for name in row if name.startswith(prefix) and name.endswith(suffix)})
 
 
 def number(value: float) -> str:
-    """Return a number as pages and tables show it."""
+    """Return the text of a number for pages and tables."""
     if value == 0 or 0.001 <= abs(value) < 1000:
         return f"{value:.3f}".rstrip("0").rstrip(".")
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.2e}"

@@ -1,4 +1,4 @@
-"""Selects the kept responses of a run for its page: as many as the page can hold, evenly over the steps."""
+"""Selects the recorded responses that go onto the page of a run: as many as fit, spread evenly over the steps."""
 
 from __future__ import annotations
 
@@ -11,40 +11,42 @@ from roll.tracking.jsonl import SAMPLES_FILE, VALIDATION_SAMPLES_FILE, places, r
 from roll.tracking.report.records import Row, number
 
 BUDGET = 2_000_000
-"""Largest number of characters of prompts and responses from each file on a page."""
+"""Largest number of characters of prompts and responses that a page takes from each file."""
 LONGEST = 12_000
-"""Largest number of characters of one text. A longer one is reduced to beginning and end."""
+"""Largest number of characters of one text. Of a longer text only the beginning and the end are shown."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A line of the file, without its texts."""
+    """Facts about one line of a file, which is one group."""
 
     begin: int
-    """Byte offset of its start."""
+    """Byte offset of the line."""
     step: int
     characters: int
-    """Number of its characters on the page."""
+    """Number of characters that the group takes on the page."""
     responses: int
+    """Number of responses of the group."""
     set: str = ""
-    """The held-out set, empty for a step of training."""
+    """Name of the held-out set; empty for training."""
     responses_of_step: int | None = None
-    """Number of responses of the whole step and set. None in files of an earlier version."""
+    """Number of responses in the whole step and set; None in files of earlier versions."""
 
 
 @dataclass(frozen=True)
 class PageSamples:
-    """The part of a file on a page."""
+    """The part of a file that goes onto a page."""
 
     groups: Sequence[Mapping[str, Any]]
     """Records for the page's script, one for each prompt."""
     shown: int
-    """Responses among them."""
+    """Number of responses in `groups`."""
     kept: int
-    """Responses in the file."""
+    """Number of responses in the file."""
     sampled: int | None
-    """Number of responses that the run sampled in those steps, None if the file does not contain it."""
+    """Number of responses that the run sampled in the steps of the file; None if the file does not contain it."""
     unreadable: int
+    """Number of unreadable lines of the file."""
 
 
 def page_samples(folder: Path) -> tuple[PageSamples, PageSamples]:
@@ -80,17 +82,20 @@ def _kept(begin: int, record: Row) -> Kept:
 
 
 def sampled(lines: Iterable[Kept]) -> int | None:
-    """Return the number of responses of all steps and sets of the lines, None if one of them lacks it."""
+    """Return the number of responses sampled in all steps and sets of the lines; None if it is unknown for one of them."""
     of_step = {(line.step, line.set): line.responses_of_step for line in lines}
     counts = [count for count in of_step.values() if count is not None]
     return sum(counts) if len(counts) == len(of_step) else None
 
 
 def choose(lines: Sequence[Kept], budget: int) -> list[Kept]:
-    """Return the lines for a page, in the order of the file: all of a step, or none of it.
+    """Return the lines for a page, in the order of the file. Either all lines of a step are chosen, or none.
 
-    Steps are taken in the order of `halving` until the next does not fit: first the first and the last, then those between. At least one
-    line is taken, however large.
+    Steps are chosen in the order of `halving` until the next one does not fit: the first and the last step, then steps between them. At
+    least one line is chosen, however large it is.
+
+    Args:
+        budget: largest number of characters.
     """
     by_step: dict[int, list[Kept]] = {}
     for line in lines:
@@ -109,7 +114,10 @@ def choose(lines: Sequence[Kept], budget: int) -> list[Kept]:
 
 
 def halving(count: int) -> Iterator[int]:
-    """Yield 0 to count - 1: the ends, then the middle of the widest gap, and so on. Any prefix is spread about evenly."""
+    """Yield 0 to count - 1: the two ends, then the middle, then the middles of the halves, and so on.
+
+    Any number of first values is spread about evenly.
+    """
     if count:
         yield 0
     if count > 1:
@@ -126,7 +134,7 @@ def halving(count: int) -> Iterator[int]:
 
 
 def page_group(record: Row) -> dict[str, Any]:
-    """Return a line's record for the page's script."""
+    """Return the record of a group for the page's script."""
     return {
         "set": record.get("set", ""),
         "step": record["step"],
@@ -159,7 +167,7 @@ def _flags(response: Mapping[str, Any]) -> list[str]:
 
 
 def _turns(trajectories: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return the segments of an episode without the first, which is the prompt."""
+    """Return the segments of an episode, except the first, which is the prompt."""
     turns = []
     for count, trajectory in enumerate(trajectories, 1):
         for segment in trajectory["segments"]:
@@ -172,7 +180,7 @@ def _turns(trajectories: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def shortened(text: str) -> str:
-    """Reduce a text longer than `LONGEST` to beginning and end, with the number of omitted characters."""
+    """Return the text, or if it is longer than `LONGEST` its beginning and end with the number of omitted characters."""
     if len(text) <= LONGEST:
         return text
     half = LONGEST // 2

@@ -1,4 +1,4 @@
-"""Writes the report of a run on one page: its start, its course and its samples."""
+"""Writes the report of a run: one page with its results, its charts, its samples, and how it was started."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from roll.tracking.start import RunStart
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `report.html` from the run folder's files and return its path. The page works without a network.
+    """Write `report.html` into the run folder, from the files there, and return its path. The page works offline.
 
     Raises:
-        DataError: the folder holds no metrics, or its configuration cannot be read.
+        DataError: the folder has no metrics, or its configuration cannot be read.
+        OSError: the page cannot be written.
     """
     run = read_run(run_dir)
     return write_page(run_dir / "report.html", _page(run, *page_samples(run_dir)))
 
 
 def write_page(path: Path, html: str) -> Path:
-    """Replace the page atomically.
+    """Write a page atomically and return its path.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: the page cannot be written. A previous page stays in place.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -47,7 +48,7 @@ def write_page(path: Path, html: str) -> Path:
 def _page(run: RunRecord, training: PageSamples, validation: PageSamples) -> str:
     rows = run.rows
     unreadable = run.unreadable + training.unreadable + validation.unreadable
-    remark = f"{unreadable} line(s) of the records could not be read and were left out: a process was ended while it wrote."
+    remark = f"{unreadable} line(s) of the records could not be read and were left out: a process was killed while it was writing."
     model = str(run.keys.get("pretrain") or "")
     steps = run.end.last_step if run.end and run.end.last_step else run.keys.get("max_steps")
     names = [name for name in names_like(rows, "", "") if name != "step" and series(rows, name)[0]]
@@ -67,7 +68,7 @@ def _page(run: RunRecord, training: PageSamples, validation: PageSamples) -> str
 
 
 def page_sections(found: Sequence[Section]) -> list[PageSection]:
-    """Yield each chart with its name on the page."""
+    """Return the sections with an element id for each chart."""
     return [
         PageSection(section.title, [PageChart(f"chart-{i}-{j}", chart) for j, chart in enumerate(section.charts)])
         for i, section in enumerate(found)
@@ -75,7 +76,7 @@ def page_sections(found: Sequence[Section]) -> list[PageSection]:
 
 
 def _ending(end: RunEnd | None, step: int) -> list[str]:
-    """Return lines about a run that ended early, none for a complete or running one."""
+    """Return lines about the end of a run that failed or was interrupted; no lines for other runs."""
     if end is None or end.outcome == "done":
         return []
     return [
@@ -90,7 +91,7 @@ def _tiles(run: RunRecord, max_steps: int | None) -> list[dict[str, str]]:
     tiles = [{"label": "Steps", "value": f"{step:,}", "note": f"of {max_steps:,}" if max_steps else ""}]
     _, seconds = series([row for row in rows if row["step"]], "time/step")
     if seconds:
-        pace = f"{statistics.median(seconds):.1f} s a step (median)"
+        pace = f"{statistics.median(seconds):.1f} s per step (median)"
         tiles.append({"label": "Total time", "value": duration(run.seconds), "note": pace})
     for name, label in (("reward/mean", "Reward"), *((loss, "Loss") for loss in LOSSES)):
         _, values = series(rows, name)
@@ -108,7 +109,7 @@ def _tiles(run: RunRecord, max_steps: int | None) -> list[dict[str, str]]:
 
 
 def _metric_row(rows: Sequence[Row], name: str) -> dict[str, str]:
-    """Return a metric's numbers. `best` and its step are empty for a metric without a better direction."""
+    """Return the summary of a metric as texts. `best` and `best_step` are empty for a metric without a better direction."""
     steps, values = series(rows, name)
     numbers = {"first": values[0], "last": values[-1], "least": min(values), "most": max(values)}
     row = {"name": name, "best": "", "best_step": ""} | {column: number(value) for column, value in numbers.items()}
@@ -118,7 +119,7 @@ def _metric_row(rows: Sequence[Row], name: str) -> dict[str, str]:
 
 
 def provenance(starts: Sequence[RunStart]) -> list[tuple[str, str]]:
-    """Return facts of the last start by label, empty without a record."""
+    """Return (label, text) pairs about the last start; no pairs if no start is recorded."""
     if not starts:
         return []
     last = starts[-1]
@@ -136,7 +137,7 @@ def provenance(starts: Sequence[RunStart]) -> list[tuple[str, str]]:
 
 
 def samples_block(training: PageSamples, validation: PageSamples) -> dict[str, Any] | None:
-    """Return the groups for the page's script, with their number of all. None without kept samples."""
+    """Return the groups for the page's script, and lines with the number of responses; None if no samples were recorded."""
     if not training.kept and not validation.kept:
         return None
     counts = [_count(kind, samples) for kind, samples in (("training", training), ("validation", validation)) if samples.kept]
@@ -148,4 +149,4 @@ def _count(kind: str, samples: PageSamples) -> str:
     shown = "all are on this page"
     if samples.shown < samples.kept:
         shown = f"{samples.shown:,} of them, spread over the steps, are on this page"
-    return f"Of {kind}, {samples.kept:,} responses{of} were kept; {shown}."
+    return f"{kind.capitalize()}: {samples.kept:,} responses{of} were recorded; {shown}."

@@ -36,7 +36,7 @@ def test_a_changed_byte_is_found_by_the_digest_only(sealed: Path) -> None:
         verify(sealed)
 
 
-@pytest.mark.parametrize(("harm", "words"), [("truncate", "1279999 bytes where 1280000"), ("remove", "absent")])
+@pytest.mark.parametrize(("harm", "words"), [("truncate", "1279999 bytes, but 1280000"), ("remove", "missing")])
 def test_a_short_or_absent_file_is_found_by_its_size(sealed: Path, harm: str, words: str) -> None:
     path = sealed / "actor_train" / "rank_0.pt"
     if harm == "truncate":
@@ -63,7 +63,7 @@ def test_what_is_not_whole_is_not_sealed(tmp_path: Path) -> None:
     (tmp_path / "empty.pt").touch()
     with pytest.raises(CheckpointError, match="'empty.pt' is empty"):
         seal(tmp_path, step=1, sequence=1, required=["empty.pt"])
-    with pytest.raises(CheckpointError, match="'loop.json' is absent"):
+    with pytest.raises(CheckpointError, match="'loop.json' is missing"):
         seal(tmp_path, step=1, sequence=1, required=["loop.json"])
     (tmp_path / "link").symlink_to("empty.pt")
     with pytest.raises(CheckpointError, match="neither a file nor a folder"):

@@ -49,7 +49,7 @@ def test_an_exception_removes_the_partial_folder_and_passes(store: CheckpointSto
 
 def test_a_missing_required_file_leaves_no_checkpoint(store: CheckpointStore) -> None:
     save(store, 1)
-    with pytest.raises(CheckpointError, match=r"'loop\.json' is absent"), store.writing(2, required=["loop.json"]) as folder:
+    with pytest.raises(CheckpointError, match=r"'loop\.json' is missing"), store.writing(2, required=["loop.json"]) as folder:
         (folder / "model.pt").write_text("weights")
     assert names(store) == {"step_1"}
 
@@ -144,7 +144,7 @@ def test_a_broken_checkpoint_is_passed_over_and_reported(store: CheckpointStore,
     (broken / "model.pt").write_text("short")
     with caplog.at_level(logging.WARNING):
         assert store.latest() == good
-    assert f"{broken}/model.pt: it has 5 bytes where 7 were written" in caplog.text
+    assert f"{broken}/model.pt: it has 5 bytes, but 7 were written" in caplog.text
     save(store, 3)
     assert names(store) == {"step_1", "step_2", "step_3"}, "rotation counts whole checkpoints, and leaves broken ones to a person"
 
@@ -175,13 +175,13 @@ def test_resolve_explains_a_path_that_is_no_checkpoint(store: CheckpointStore, t
         store.resolve(str(tmp_path / "step_7"))
     fault = raised.value.faults[0]
     assert fault.place == "resume_from_checkpoint" and str(path) in fault.remedy
-    with pytest.raises(ConfigError, match=f"holds no {MANIFEST}"):
+    with pytest.raises(ConfigError, match=f"has no {MANIFEST}"):
         store.resolve(str(tmp_path))
     (path / "model.pt").write_text("WEIGHTS")
     with pytest.raises(CheckpointError, match="model.pt differ"):
         store.resolve(str(path))
     (path / "model.pt").unlink()
-    with pytest.raises(CheckpointError, match="absent"):
+    with pytest.raises(CheckpointError, match="missing"):
         store.resolve(str(path))
 
 

@@ -76,8 +76,8 @@ def test_half_a_checkpoint_is_refused_with_what_to_do(tmp_path: Path, capsys: py
     (checkpoint / LOOP_FILE).unlink()
     assert main([str(run), str(tmp_path / "out")]) == 3
     said = capsys.readouterr().err
-    assert "(step_1) is whole; export from a copy of the run folder, or from another run" in said
+    assert "(step_1) is complete; export from a copy of the run folder, or from another run" in said
     assert "resume_from_checkpoint" not in said
     (checkpoint / MANIFEST).unlink()
     assert main([str(checkpoint), str(tmp_path / "out")]) == 3
-    assert f"{checkpoint}: it holds no {MANIFEST}, so it is not whole" in capsys.readouterr().err
+    assert f"{checkpoint}: it has no {MANIFEST}, so it is not complete" in capsys.readouterr().err

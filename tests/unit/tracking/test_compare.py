@@ -59,7 +59,7 @@ def test_places_that_are_no_runs_are_all_named(write: Write, tmp_path: Path) -> 
     empty, gone = error.value.faults
     assert (empty.place, gone.place) == (str(tmp_path / "empty"), str(tmp_path / "gone"))
     assert "no metrics.jsonl" in empty.problem and "no such folder" in gone.problem
-    with pytest.raises(DataError, match="this is one run"):
+    with pytest.raises(DataError, match="this is the only run"):
         find_runs([run, run / "."])
 
 

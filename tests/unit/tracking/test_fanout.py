@@ -50,7 +50,7 @@ def test_a_failing_tracker_is_reported_once_closed_and_left_out(caplog: pytest.L
     assert broken.calls == [("log", 0), ("close", -1)]
     assert record.calls == sound.calls == [("log", 0), ("log", 1), ("log", 2), ("close", -1)]
     warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
-    assert warnings == [f"tracker 'wandb' failed and is left out from here on: {error.__name__}: log went wrong"]
+    assert warnings == [f"tracker 'wandb' failed and is not used any more: {error.__name__}: log went wrong"]
     assert "Traceback" in caplog.text, "the traceback belongs into the log file"
 
 

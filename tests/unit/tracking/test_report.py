@@ -86,7 +86,7 @@ def test_the_page_says_what_came_of_the_run(run_dir: Path) -> None:
     _, solved = series(rows, "val/gsm8k/pass@1")
     assert (round(solved[0], 3), round(solved[-1], 3), round(max(solved), 3)) == (0.321, 0.667, 0.667)
     assert "from 0.321, best 0.667" in page.text
-    assert "Of training, 960 responses of 960 sampled were kept; all are on this page." in page.text
+    assert "Training: 960 responses of 960 sampled were recorded; all are on this page." in page.text
     assert [group["step"] for group in page.groups] == [step for step in range(1, 121) for _ in range(2)]
     [right, wrong, cut, late] = page.groups[0]["responses"]
     assert page.groups[0]["answer"] == "391" and (right["reward"], right["flags"], wrong["note"]) == (1.0, [], "format 1 · read 381")
@@ -203,7 +203,7 @@ def test_the_start_counts_in_the_total_and_not_in_the_pace(tmp_path: Path) -> No
         tracker.log(step, {"reward/mean": 0.5, "time/step": seconds, "time/evaluate": seconds / 2})
     tracker.close()
     text = Page(write_report(tmp_path).read_text()).text
-    assert "5.0 s a step (median)" in text and "1m00s" in text
+    assert "5.0 s per step (median)" in text and "1m00s" in text
 
 
 def test_a_run_of_supervised_fine_tuning(tmp_path: Path) -> None:

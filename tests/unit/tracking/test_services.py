@@ -188,8 +188,8 @@ def test_a_tracker_that_cannot_be_opened_is_reported_once_and_the_others_open(
         opened = open_named(["wandb", "swanlab"], facts(tmp_path), {"swanlab": {"nonsense": 1}})
     assert opened == []
     warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
-    assert warnings[0] == "tracker 'wandb' failed and is left out from here on: ConnectionError: no such host"
-    assert warnings[1].startswith("tracker 'swanlab' failed and is left out from here on: TypeError") and len(warnings) == 2
+    assert warnings[0] == "tracker 'wandb' failed and is not used any more: ConnectionError: no such host"
+    assert warnings[1].startswith("tracker 'swanlab' failed and is not used any more: TypeError") and len(warnings) == 2
 
 
 def test_every_tracker_that_may_be_asked_for_can_be_opened() -> None:

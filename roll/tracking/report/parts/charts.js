@@ -1,5 +1,5 @@
 "use strict";
-// The figures come without colours of their own for text and grid, and take them from the page. Each is drawn once it comes near the screen.
+// The figures have no colours for text and grid; these are taken from the page. Each figure is drawn when it is about to become visible.
 const figures = JSON.parse(document.getElementById("figures").textContent);
 const drawn = new Set();
 const axisNames = /^[xy]axis\d*$/;
@@ -10,14 +10,14 @@ function themed(layout) {
   const result = { ...layout, autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: colour("--soft") },
     hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--text") } } };
-  // A finger that moves over a chart scrolls the page.
+  // On touch screens, a finger that moves over a chart scrolls the page.
   if (window.matchMedia("(pointer: coarse)").matches) result.dragmode = false;
   for (const name of Object.keys(layout).filter(name => axisNames.test(name)))
     result[name] = { ...layout[name], ...axis, ...(name[0] === "x" && { showline: true }) };
   return result;
 }
 
-// A page may have its own `shown`, which changes what is drawn of a figure.
+// A page may define a function `shown`, which returns the figure to draw in place of the given one.
 function draw(id) {
   drawn.add(id);
   const figure = typeof shown === "function" ? shown(figures[id]) : figures[id];

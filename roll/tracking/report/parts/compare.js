@@ -1,10 +1,10 @@
 "use strict";
-// Which runs are shown, and against which axis.
+// Selects the runs that are shown, and the horizontal axis.
 const clocks = JSON.parse(document.getElementById("clocks").textContent);
 const boxes = [...document.querySelectorAll("input[name=run]")];
 const axisForm = document.getElementById("axis");
 
-// Hours after which a step had ended: linear between the steps that are known.
+// Hours from the start to the end of a step, interpolated linearly between the known steps.
 function hoursAt(run, step) {
   const { steps, hours } = clocks[run];
   const next = steps.findIndex(known => known >= step);

@@ -1,5 +1,5 @@
 "use strict";
-// Search and filters over the kept samples. Texts of the run enter the page as text nodes alone.
+// Searches and filters the recorded samples. Text of the run enters the page only as text nodes.
 const GROUPS_AT_A_TIME = 5, RESPONSES_AT_FIRST = 3, LONG_TEXT = 500, LONG_LINES = 12;
 const form = document.getElementById("filters");
 const groups = JSON.parse(document.getElementById("sample-groups").textContent);
@@ -28,7 +28,7 @@ function written(value) {
   return size >= 1000 && size < 1e9 ? Math.round(value).toLocaleString("en") : value.toExponential(2);
 }
 
-// The text with what was searched for marked.
+// The text, with matches of the search marked.
 function marked(text) {
   const parts = document.createDocumentFragment(), low = text.toLowerCase();
   if (!asked || low.length !== text.length) { parts.append(text); return parts; }
@@ -64,7 +64,7 @@ function textBox(text, what) {
 
 function chip(reward) {
   const made = element("span", "chip", element("span", "hidden", "reward "), reward === null ? "no reward" : written(reward));
-  const hue = 8 + 140 * (reward - lowest) / (highest - lowest);  // from red over amber to green
+  const hue = 8 + 140 * (reward - lowest) / (highest - lowest);  // from red through amber to green
   made.style.background = reward === null ? "#5f6774" : `hsl(${hue.toFixed(0)} 60% 28%)`;
   return made;
 }
@@ -104,7 +104,7 @@ function groupCard({ group, responses }) {
   return card;
 }
 
-// Where a button vanishes, the keyboard goes on at what it has brought.
+// A button that has shown more cards vanishes; the keyboard focus moves to the first of these cards.
 function focus(card) {
   card.tabIndex = -1;
   card.focus();
@@ -112,7 +112,8 @@ function focus(card) {
 
 function textOf(response) { return [response.text, response.note, ...response.turns.map(turn => turn.text)].join("\n").toLowerCase(); }
 
-// The responses of a group that pass all filters. A text that stands in the prompt or the answer is found for all of them.
+// The responses of a group that pass all filters. If the prompt or the reference answer contains the search text, all responses match it.
+
 function passing(group, wish) {
   if (wish.set && (group.set || "-") !== wish.set) return [];
   if (wish.step && String(group.step) !== wish.step) return [];
