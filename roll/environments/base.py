@@ -1,4 +1,4 @@
-"""The interface of environments, in which the policy acts turn by turn. They are found by name."""
+"""The interface of environments, in which the policy acts turn by turn, and their registry."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any, Literal, Protocol
 from roll.registry import Registry
 
 Message = Mapping[str, Any]
-"""Message in the form of OpenAI's API: `role`, `content` (text), `tool_calls`, `tool_call_id`, `name`; a call's arguments are JSON text."""
+"""A message in OpenAI's format: `role`, `content` (text), `tool_calls`, `tool_call_id`, `name`. The arguments of calls are JSON text."""
 TOOL_ERRORS = "tool_errors"
 MalformedCalls = Literal["answer", "end", "step"]
-"""Treatment of unreadable tool calls. `answer`: the model gets an error as a tool's answer, which is a turn. `end`: the episode
-ends. `step`: the environment gets the message, with the texts of the calls under `malformed`."""
+"""Treatment of tool calls that cannot be parsed. `answer`: the model receives an error as the tool's answer, which counts as a turn. `end`:
+the episode ends. `step`: the environment receives the message, with the texts of these calls under `malformed`."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """The first observation of the policy."""
+    """The first observation of an episode."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
-    """OpenAI's schemas: `{"type": "function", "function": {...}}`."""
+    """Schemas of the environment's tools in OpenAI's format: `{"type": "function", "function": {...}}`."""
     state: str | None = None
-    """Names the state of the world: equal texts are equal states. None: the text of the messages does."""
+    """Identifies the state of the environment: equal strings mean equal states. If None, the text of the messages identifies it."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +32,27 @@ class Step:
     """The environment's answer to a message of the policy."""
 
     messages: Sequence[Message] = ()
+    """Messages to the policy."""
     reward: float = 0.0
     """Reward of this turn."""
     done: bool = False
+    """Whether the episode ends."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Counts of this step, summed over an episode. TOOL_ERRORS are failed calls of tools."""
+    """Counts of this step by name, summed over the episode. TOOL_ERRORS is the number of failed tool calls."""
     state: str | None = None
     """See `Observation.state`."""
 
 
 class Environment(Protocol):
-    """One episode's world, made by `Class(**environment_args)`. Its methods may be coroutines; those run side by side in a process.
+    """The environment of one episode, created by `Class(**environment_args)`.
 
-    It may raise, hang or crash: it runs in a process of its own (see process.py). A class attribute `malformed_calls`, one of
-    `MalformedCalls`, is "answer" if there is none.
+    The methods may be `async def`. If `reset`, `step` and all tools of the domain are, episodes of a process run concurrently. An
+    environment may raise, hang or crash without harm to the run, because it runs in a separate process (see process.py). The class may
+    have an attribute `malformed_calls`, one of `MalformedCalls`; the default is "answer".
     """
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """Begin the episode of a row. Called once; equal rows and seeds give equal worlds."""
+        """Begin the episode for a row. Called once. The same row and seed must produce the same initial state."""
         ...
 
     def step(self, message: Message) -> Step:
@@ -57,7 +60,7 @@ class Environment(Protocol):
         ...
 
     def close(self) -> None:
-        """The episode has ended."""
+        """Release what the environment holds. Called when the episode has ended."""
         ...
 
 

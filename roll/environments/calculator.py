@@ -1,4 +1,4 @@
-"""Arithmetic with numbers of so many digits that a model needs the tool to calculate."""
+"""Arithmetic with numbers so long that a model needs a tool for the calculation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roll.environments.base import ENVIRONMENTS, TOOL_ERRORS, Message, Observati
 from roll.environments.tools import Tools
 
 QUESTIONS, ANSWERS = ("question", "problem"), ("answer", "ground_truth")
-"""Columns of a row in the order of search."""
+"""Columns of a row that may hold the question and the answer. The first one with a value is used."""
 OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
     "+": lambda left, right: left + right,
     "-": lambda left, right: left - right,
@@ -21,45 +21,48 @@ SIGNS = "+-"
 
 @ENVIRONMENTS.register("calculator")
 class Calculator:
-    """A sum to calculate, from the row's question and answer or else from the seed, and the tool `calc`. A correct final answer earns 1."""
+    """A calculation to solve with the tool `calc`. A correct final answer earns 1.
+
+    The task is the row's question and answer. If the row has neither, it is drawn from the seed.
+    """
 
     def __init__(self, digits: int = 3, operators: str = "+-*", system: str | None = None) -> None:
         """
         Args:
-            digits: of each of the two numbers of a task made from the seed.
-            operators: those of `+-*` that its tasks have.
-            system: a system message to begin with.
+            digits: number of digits of both numbers in a task drawn from the seed.
+            operators: operators that tasks drawn from the seed may have, a subset of `+-*`.
+            system: system message of the episode; by default there is none.
 
         Raises:
-            ValueError: digits is below 1, or there is another operator.
+            ValueError: `digits` is below 1, or `operators` is empty or has another operator.
         """
         if digits < 1 or not operators or set(operators) - set(OPERATIONS):
-            raise ValueError(f"digits has to be 1 at least, and operators of {''.join(OPERATIONS)}; they are {digits} and '{operators}'")
+            raise ValueError(f"digits must be at least 1, and operators some of {''.join(OPERATIONS)}; they are {digits} and '{operators}'")
         self._digits, self._operators, self._system = digits, operators, system
         self._tools = Tools([calc])
         self._answer = ""
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """Return the sum as the user's message."""
+        """Return the question as a user message."""
         question, self._answer = self._given(row) or made(row.get("seed", seed), self._digits, self._operators)
         system = [{"role": "system", "content": self._system}] if self._system is not None else []
         return Observation([*system, {"role": "user", "content": question}], self._tools.schemas)
 
     def step(self, message: Message) -> Step:
-        """Return the results of the tool's calls. Without calls the episode ends."""
+        """Answer the tool calls of the message. A message without calls is the final answer and ends the episode."""
         if calls := message.get("tool_calls"):
             answers = [self._tools.answer(call) for call in calls]
             return Step([answer.message for answer in answers], metrics={TOOL_ERRORS: sum(answer.failed for answer in answers)})
         return Step(reward=float(_is(str(message.get("content") or ""), self._answer)), done=True)
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing."""
 
     def _given(self, row: Mapping[str, Any]) -> tuple[str, str] | None:
         question = next((row[name] for name in QUESTIONS if row.get(name) is not None), None)
         answer = next((row[name] for name in ANSWERS if row.get(name) is not None), None)
         if (question is None) != (answer is None):
-            raise ValueError(f"the row has a question or an answer alone: {', '.join(map(str, row))}")
+            raise ValueError(f"the row needs both a question and an answer, but has only the columns {', '.join(map(str, row))}")
         return None if question is None else (str(question), str(answer))
 
 
@@ -76,7 +79,7 @@ def calc(x: str) -> str:
 
 
 def made(seed: int, digits: int, operators: str) -> tuple[str, str]:
-    """Return the task of a seed: a question `347*582=`, and its answer."""
+    """Return the task of a seed: a question such as `347*582=`, and its answer."""
     chosen = random.Random(seed)
     left, right = (chosen.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
     operator = chosen.choice(operators)
@@ -84,14 +87,14 @@ def made(seed: int, digits: int, operators: str) -> tuple[str, str]:
 
 
 MOST_CHARACTERS = 200
-"""Largest length of an expression."""
+"""Largest number of characters of an expression."""
 
 
 def value_of(text: str) -> int:
-    """Compute a sum: products before sums, no brackets. Numbers may have a sign.
+    """Compute an expression of whole numbers, which may have signs, with + - * and no brackets. Products are computed first.
 
     Raises:
-        ValueError: it is not such a sum, or longer than MOST_CHARACTERS.
+        ValueError: the text is not such an expression, or longer than MOST_CHARACTERS.
     """
     written = "".join(text.split()).rstrip("=")
     if len(written) > MOST_CHARACTERS:
@@ -108,7 +111,7 @@ def value_of(text: str) -> int:
 
 
 def _terms(written: str) -> list[str]:
-    """Split before each sign that follows a digit."""
+    """Split an expression into its terms: before each sign that follows a digit."""
     terms = [""]
     for character in written:
         if character in SIGNS and terms[-1][-1:].isdigit():
@@ -118,6 +121,6 @@ def _terms(written: str) -> list[str]:
 
 
 def _is(said: str, answer: str) -> bool:
-    """Whether the last word is the answer, with at most `=`, a full stop or a currency sign around it."""
+    """Return whether the last word is the answer. Commas, equals signs, and full stops and dollar signs around the word are ignored."""
     words = said.replace(",", "").replace("=", " ").split()
     return bool(words) and words[-1].strip("$.") == answer.strip()

@@ -1,4 +1,7 @@
-"""Checks and bounds the values that an environment returns. Pure functions, called by the child and again by the reader of a value."""
+"""Validates the values that an environment returns, and limits their size. Pure functions.
+
+The child calls them before it sends a value, and the parent calls them again on the received value.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ from roll.types import FP32_MAX
 
 
 class BadReturn(ValueError):
-    """An environment returned an invalid value; `str()` gives the reason."""
+    """An environment returned an invalid value. `str()` gives the reason."""
 
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 MOST_MESSAGES, MOST_TOOLS, MOST_METRICS = 256, 256, 64
-"""Largest number of entries in one returned value."""
+"""Largest number of messages, tools and metrics in one returned value."""
 MOST_NAME = 100
 """Largest number of characters in the name of a metric."""
 MOST_STATE = 1 << 16
-"""Characters of a state."""
+"""Largest number of characters of a state."""
 MOST_REPLY = 4 << 20
 """Largest size of a returned value as JSON, in bytes."""
 
@@ -43,7 +46,7 @@ def step_of(returned: Any) -> Step:
         raise BadReturn(f"step returned a {type(returned).__name__}, not a Step")
     metrics = returned.metrics
     if not isinstance(metrics, Mapping) or len(metrics) > MOST_METRICS or any(not _is_name(name) for name in metrics):
-        raise BadReturn(f"the Step's metrics have to be at most {MOST_METRICS} values by names of {MOST_NAME} characters")
+        raise BadReturn(f"the Step's metrics must map at most {MOST_METRICS} names of at most {MOST_NAME} characters to numbers")
     counted = {str(name): _number(f"its metric '{name}'", value) for name, value in metrics.items()}
     reward = _number("its reward", returned.reward)
     if not isinstance(returned.done, bool):
@@ -60,12 +63,12 @@ def json_of(checked: Observation | Step) -> str:
 
 
 def observation_from(said: Any) -> Observation:
-    """Return the observation from the decoded JSON of `json_of`, checked again. Raise BadReturn or TypeError if it is invalid."""
+    """Rebuild an observation from the decoded JSON of `json_of`, and check it again. Raise BadReturn or TypeError if it is invalid."""
     return observation_of(Observation(**said))
 
 
 def step_from(said: Any) -> Step:
-    """Return the step from the decoded JSON of `json_of`, checked again. Raise BadReturn or TypeError if it is invalid."""
+    """Rebuild a step from the decoded JSON of `json_of`, and check it again. Raise BadReturn or TypeError if it is invalid."""
     return step_of(Step(**said))
 
 
@@ -75,9 +78,9 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
 
 def _message(message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-        raise BadReturn(f"a message has to be a mapping whose role is one of {', '.join(ROLES)}, but is {message!r:.80}")
+        raise BadReturn(f"a message must be a mapping with a role of {', '.join(ROLES)}, but is {message!r:.80}")
     if not isinstance(message.get("content"), str | None):
-        raise BadReturn(f"the content of a message has to be text, but is {message['content']!r:.80}")
+        raise BadReturn(f"the content of a message must be text, but is {message['content']!r:.80}")
     return _plain("a message", message)
 
 
@@ -85,7 +88,7 @@ def _tools(tools: Any) -> list[dict[str, Any]]:
     found = [_plain("a tool", tool) for tool in _listed("tools", tools, MOST_TOOLS)]
     for tool in found:
         if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
-            raise BadReturn(f'a tool has to be {{"type": "function", "function": {{...}}}}, but is {tool!r:.80}')
+            raise BadReturn(f'a tool must be {{"type": "function", "function": {{...}}}}, but is {tool!r:.80}')
         if not isinstance(tool["function"].get("name"), str):
             raise BadReturn(f"a tool's function has no name: {tool!r:.80}")
     return found
@@ -100,16 +103,16 @@ def _listed(what: str, values: Any, most: int) -> Sequence[Any]:
 
 
 def _plain(what: str, value: Any) -> Any:
-    """A copy of plain values."""
+    """Return a copy that consists of plain values. Raise BadReturn if JSON cannot express the value."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadReturn(f"{what} is not made of texts, numbers, lists and mappings: {error}") from error
+        raise BadReturn(f"{what} must consist of text, numbers, lists and mappings: {error}") from error
 
 
 def _state(state: Any) -> str | None:
     if state is not None and (not isinstance(state, str) or len(state) > MOST_STATE):
-        raise BadReturn(f"its state has to be a text of at most {MOST_STATE} characters, but is {state!r:.80}")
+        raise BadReturn(f"its state must be a text of at most {MOST_STATE} characters, but is {state!r:.80}")
     return state
 
 
@@ -120,4 +123,4 @@ def _is_name(name: Any) -> bool:
 def _number(what: str, value: Any) -> float:
     if isinstance(value, Real) and math.isfinite(number := float(value)) and abs(number) <= FP32_MAX:
         return number
-    raise BadReturn(f"{what} is {value!r:.80}, not a finite number of fp32")
+    raise BadReturn(f"{what} is {value!r:.80}, not a finite number in the range of fp32")

@@ -1,15 +1,16 @@
-"""A process of environments: `python -m roll.environments.child DESCRIPTOR PARENT`. Started, watched and ended by process.py.
+"""A process that holds environments: `python -m roll.environments.child DESCRIPTOR PARENT`. process.py starts, monitors and ends it.
 
     process.py                          child
-      ── Assignment ──────────────────▶  imports what it needs
+      ── Assignment ──────────────────▶  imports the environment and the tools
       ◀─────────────────────── Ready ──
       ── Call (reset, step, close) ───▶
-      ◀── Reply ──                       to each call as soon as it is known
+      ◀── Reply ──                       one for each call, as soon as the call ends
 
-Where `reset` and `step` are `async def`, and all tools too, calls run side by side; the child ends late ones itself. Otherwise the parent
-sends one at a time, and no event loop runs during it, unless a method of them is `async def`.
+If `reset`, `step` and all tools are `async def`, calls run concurrently, and the child itself ends calls that exceed the deadline.
+Otherwise the parent sends one call at a time. That call runs outside an event loop if no method and no tool is `async def` and the domain
+has no MCP servers.
 
-The socket is a descriptor of its own: what environments print stays out of it.
+The socket is separate from stdout and stderr, so it never carries output that an environment prints.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ Returned = Observation | Step | None
 
 
 class Sessions:
-    """The environments of this process by session number."""
+    """The environments of this process, by session number."""
 
     def __init__(self, assignment: Assignment, found: Loaded) -> None:
         self._assignment, self._loaded = assignment, found
         self._hosted: dict[int, Hosted] = {}
 
     async def made(self, call: Call) -> Returned:
-        """Make a call."""
+        """Make a call, and return its value."""
         if call.method == "reset":
-            # What an environment does to its arguments, the next one does not see.
+            # Each environment gets its own copy, so that changes to its arguments do not affect the next one.
             environment_args = pickle.loads(pickle.dumps(self._assignment.environment_args))
             hosted = self._hosted[call.session] = Hosted(self._loaded.make(**environment_args), self._loaded.tools, self._servers())
             return await hosted.reset(*call.given)
@@ -58,7 +59,7 @@ class Sessions:
     def _servers(self) -> Servers | None:
         if not self._assignment.mcp:
             return None
-        from roll.environments.mcp_tools import McpTools  # takes a second, which processes without servers do without
+        from roll.environments.mcp_tools import McpTools  # the import takes a second and is needed only for MCP servers
 
         return McpTools(self._assignment.mcp)
 
@@ -95,18 +96,18 @@ def _in_turn(connection: socket.socket, incoming: Any, sessions: Sessions, is_pl
 def _reply(call: Call, finish: Callable[[Coroutine[Any, Any, Returned]], Returned], sessions: Sessions) -> bytes:
     try:
         return returned_message(call, finish(sessions.made(call)))
-    except BaseException as error:  # sys.exit() of one environment must not end the others
+    except BaseException as error:  # sys.exit() in one environment must not end the others
         return failed_message(call, EnvironmentFailed(_said(call, error)))
 
 
 def _finished_at_once(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
-    """Return the result of a plain method. It is called outside an event loop, so that it may run its own."""
+    """Run a call whose methods are all plain. No event loop runs meanwhile, so the environment may run its own."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
         return ended.value
     coroutine.close()
-    raise RuntimeError("a plain method returned what is to be awaited; write it as async def")
+    raise RuntimeError("a plain method returned an awaitable; write the method as async def")
 
 
 async def _side_by_side(connection: socket.socket, assignment: Assignment, sessions: Sessions) -> None:
@@ -115,7 +116,7 @@ async def _side_by_side(connection: socket.socket, assignment: Assignment, sessi
     reader, writer = await asyncio.open_connection(sock=connection)
 
     async def run(call: Call, before: asyncio.Task[None] | None) -> None:
-        if before is not None:  # a call whose session is closed
+        if before is not None:  # the session is being closed during a call
             before.cancel()
             await asyncio.wait([before])
         reply = await _awaited(call, assignment.step_timeout, sessions)
@@ -127,7 +128,7 @@ async def _side_by_side(connection: socket.socket, assignment: Assignment, sessi
         task = asyncio.create_task(run(call, running.get(call.session)))
         running[call.session] = task
         task.add_done_callback(lambda done, session=call.session: running.pop(session) if running.get(session) is done else None)
-    os._exit(0)  # The parent is gone: also end tasks that do not react to cancellation.
+    os._exit(0)  # The parent is gone. A normal exit would wait for tasks that ignore cancellation.
 
 
 async def _awaited(call: Call, seconds: float, sessions: Sessions) -> bytes:
@@ -137,14 +138,14 @@ async def _awaited(call: Call, seconds: float, sessions: Sessions) -> bytes:
             reply = returned_message(call, await sessions.made(call))
     except BaseException as error:
         reply = failed_message(call, EnvironmentFailed(_said(call, error)))
-    if deadline.expired():  # a result that arrives after the deadline counts as timed out
+    if deadline.expired():  # a call that ends after the deadline has timed out, whatever its result
         return failed_message(call, late(call.method, seconds))
     return reply
 
 
 def late(method: str, seconds: float) -> EnvironmentFailed:
-    """Return the result of a call that exceeded its deadline."""
-    return EnvironmentFailed(f"{method} was not done after step_timeout, {seconds:g} s", "timed_out")
+    """Return the error of a call that exceeded its deadline."""
+    return EnvironmentFailed(f"{method} did not end within step_timeout, {seconds:g} s", "timed_out")
 
 
 def _said(call: Call, error: BaseException) -> str:

@@ -1,4 +1,7 @@
-"""Write a program, see its results on the public cases, correct it. Hidden cases give the reward. Programs run in the sandbox."""
+"""Programming with feedback: the policy writes a program, sees its results on public test cases, and may correct it.
+
+Hidden test cases determine the reward. Programs run in the sandbox.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from roll.rewards.sandbox.program import Ending, Limits, Outcome, ready, run
 from roll.types import RewardResult
 
 SHOWN = 500
-"""Number of characters of an input, an output or a test in the policy's messages."""
+"""Number of characters that are shown to the policy of an input, an output or a test."""
 INSTRUCTION = (
     "Write a Python program in a fenced block (```python). It is run on {public} public test(s), and you are shown what happens. "
     "When it passes them, or after {left} attempt(s), hidden tests judge it."
@@ -29,10 +32,10 @@ NO_PROGRAM = "There is no Python program in your message. Write one in a fenced 
 
 @ENVIRONMENTS.register("code_repl")
 class CodeRepl:
-    """A row's task and cases, as of the reward `code_sandbox`: `case_type`, `test_cases`, `test_case_function`.
+    """A row's task and test cases, in the columns of the reward `code_sandbox`: `case_type`, `test_cases`, `test_case_function`.
 
-    An attempt that passes the public cases is judged by the hidden ones and ends the episode, as does the last one. The reward is the share
-    of hidden cases that pass. `check_based` rows have each `assert` for a case.
+    The episode ends with the first attempt that passes the public cases, or with the last attempt. The hidden cases judge that attempt: the
+    reward is the share of them that pass. In `check_based` rows each `assert` is a case.
     """
 
     malformed_calls = "step"
@@ -52,22 +55,24 @@ class CodeRepl:
     ) -> None:
         """
         Args:
-            public_cases: the first so many cases are public, all others hidden.
-            max_steps: attempts.
-            sandboxed: false runs programs with the files and the network of this machine.
-            python: interpreter whose packages a program may import; this process's one, with the standard library alone, if not given.
-            cpu_seconds: of each case.
-            wall_seconds: of the public cases together, and of the hidden ones; `step_timeout` has to be longer than twice this.
-            memory_mib: address space of the program.
-            disk_mib: of its /tmp.
-            output_mib: that a case may write.
-            column: of the row, that holds the task; `messages`, else `prompt`, if not given.
+            public_cases: number of public cases, the first ones of the row. All others are hidden.
+            max_steps: number of attempts.
+            sandboxed: if false, programs run without isolation, with the files and the network of this machine.
+            python: path of a Python interpreter whose packages programs may import. By default programs run with roll's own interpreter
+                and may import only the standard library.
+            cpu_seconds: CPU time limit of each case.
+            wall_seconds: wall-clock limit of all public cases together, and again of all hidden ones. `step_timeout` must be more than
+                twice as long.
+            memory_mib: limit of the program's address space.
+            disk_mib: size of the program's /tmp.
+            output_mib: limit of the output of each case.
+            column: column of the row that holds the task. The default is `messages`, or `prompt` if the row has no `messages`.
 
         Raises:
-            ValueError: a value is not possible.
+            ValueError: `public_cases` or `max_steps` is below 1.
         """
         if public_cases < 1 or max_steps < 1:
-            raise ValueError(f"public_cases and max_steps have to be at least 1; they are {public_cases} and {max_steps}")
+            raise ValueError(f"public_cases and max_steps must be at least 1; they are {public_cases} and {max_steps}")
         self._public_count, self._max_steps, self._sandboxed, self._python = public_cases, max_steps, sandboxed, python
         self._limits = Limits(cpu_seconds, wall_seconds, memory_mib, disk_mib, output_mib)
         self._column, self._steps = column, 0
@@ -76,8 +81,8 @@ class CodeRepl:
         """Return the row's task.
 
         Raises:
-            ValueError: the row has no task, no cases that can be read, or none that would be hidden.
-            SandboxUnavailable: no program can be run here.
+            ValueError: the row has no task or no readable cases, or no case would be hidden.
+            SandboxUnavailable: this machine cannot run the sandbox.
         """
         self._public, self._hidden = divided(cases_of(row), self._public_count)
         await asyncio.to_thread(ready, survey(self._python), self._sandboxed)
@@ -85,7 +90,7 @@ class CodeRepl:
         return Observation(with_more(task_of(row, self._column), f"{task}\n\n{shown_cases(self._public)}"))
 
     async def step(self, message: Message) -> Step:
-        """Run the message's program."""
+        """Run the program in the message."""
         self._steps += 1
         text = final_text(str(message.get("content") or ""))
         is_last = self._steps >= self._max_steps
@@ -100,7 +105,7 @@ class CodeRepl:
         return Step(reward=judged.value, done=True, metrics=counted)
 
     def close(self) -> None:
-        """Do nothing: a sandbox ends with its program."""
+        """Do nothing: each sandbox ends with its program."""
 
     def _asked_again(self, what: str, is_last: bool, counted: Mapping[str, float]) -> Step:
         if is_last:
@@ -109,7 +114,7 @@ class CodeRepl:
         return Step([{"role": "user", "content": left}], metrics=counted)
 
     def _tried(self, program: str) -> tuple[int, str]:
-        """Return the number of public cases that a program passes, and a report on each."""
+        """Return the number of public cases that a program passes, and a report on every case."""
         with closing(self._outcomes(self._public, program)) as outcomes:  # type: ignore[type-var]
             said = [(passes(self._public, number, outcome), outcome) for number, outcome in enumerate(outcomes)]
         lines = [f"Test {number + 1}: {shown_outcome(self._public, number, *one)}" for number, one in enumerate(said)]
@@ -123,10 +128,10 @@ class CodeRepl:
 
 
 def divided(cases: Cases, public: int) -> tuple[Cases, Cases]:
-    """Split the cases into public and hidden ones. Raises ValueError if none would be hidden."""
+    """Return (public cases, hidden cases). Raises ValueError if no case would be hidden."""
     count = len(cases.inputs) or len(cases.tests)
     if count <= public:
-        raise ValueError(f"the row has {count} test case(s), and public_cases {public} leave none hidden")
+        raise ValueError(f"the row has {count} test case(s); with public_cases {public} none is hidden")
 
     def some(part: slice) -> Cases:
         return replace(cases, inputs=cases.inputs[part], expected=cases.expected[part], tests=cases.tests[part])
@@ -135,14 +140,14 @@ def divided(cases: Cases, public: int) -> tuple[Cases, Cases]:
 
 
 def passes(cases: Cases, number: int, outcome: Outcome) -> bool:
-    """Whether the outcome of a case is right."""
+    """Return whether the outcome of a case is right."""
     if outcome.ending is not Ending.OK:
         return False
     return not cases.expected or _text(outcome.output).strip() == cases.expected[number]
 
 
 def shown_cases(cases: Cases) -> str:
-    """Return the text of the public cases for the first message."""
+    """Return the description of the public cases for the first message."""
     if cases.expected:
         pairs = zip(cases.inputs, cases.expected, strict=True)
         return "\n\n".join(f"Input:\n{_cut(_text(given))}\nExpected output:\n{_cut(expected)}" for given, expected in pairs)

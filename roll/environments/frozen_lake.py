@@ -1,4 +1,4 @@
-"""Frozen lake: go to the goal, and into no hole. The keys are those of ROLL v0.2.1, the physics those of Gymnasium's FrozenLake."""
+"""FrozenLake: reach the goal without falling into a hole. The keys are those of ROLL v0.2.1, the dynamics those of Gymnasium."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from roll.environments.base import ENVIRONMENTS, Observation, Step
 from roll.environments.written import GridWorld
 
 ACTIONS = ("Left", "Down", "Right", "Up")
-"""Directions of slippery ice: the chosen one and its two neighbours, with equal probability."""
+"""Names of the actions, in the order of MOVES. On slippery ice, the chosen one and its two neighbours here are equally probable."""
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 PLAYER, ICE, HOLE, GOAL, FALLEN, ARRIVED = range(6)
 LOOKUP = {PLAYER: "P", ICE: "_", HOLE: "O", GOAL: "G", FALLEN: "X", ARRIVED: "√"}
 NAMES = {PLAYER: "player", ICE: "empty", HOLE: "hole", GOAL: "goal", FALLEN: "player in hole", ARRIVED: "player on goal"}
 DRAWS = 2000
-"""Number of maps to draw until one can be solved."""
+"""Largest number of maps to draw until one can be solved."""
 Cell = tuple[int, int]
 """Row, column."""
 
@@ -32,19 +32,19 @@ class Lake(NamedTuple):
     holes: frozenset[Cell]
 
     def moved(self, cell: Cell, move: int) -> Cell:
-        """Return the cell after a move. The player stays at an edge."""
+        """Return the cell after a move. A move over the edge of the map has no effect."""
         down, right = MOVES[move]
         return min(max(cell[0] + down, 0), self.size - 1), min(max(cell[1] + right, 0), self.size - 1)
 
 
 def drawn(size: int, p: float, random: Random) -> Lake:
-    """Draw a map whose goal can be reached. Start and goal are anywhere.
+    """Draw a map whose goal can be reached from the start. Start and goal are random cells.
 
     Args:
-        p: of ice in each other cell.
+        p: probability that any other cell is ice.
 
     Raises:
-        ValueError: none was found.
+        ValueError: no such map was found.
     """
     cells = [(row, column) for row in range(size) for column in range(size)]
     for _ in range(DRAWS):
@@ -53,11 +53,11 @@ def drawn(size: int, p: float, random: Random) -> Lake:
         lake = Lake(size, start, goal, holes)
         if goal in reached(lake):
             return lake
-    raise ValueError(f"no map of {DRAWS} can be solved; raise p, which is {p:g}")
+    raise ValueError(f"none of {DRAWS} random maps can be solved; raise p, which is {p:g}")
 
 
 def reached(lake: Lake) -> Iterator[Cell]:
-    """Return every cell that ice leads to from the start."""
+    """Yield every cell that can be reached from the start without falling into a hole."""
     found, waiting = {lake.start}, [lake.start]
     while waiting:
         cell = waiting.pop()
@@ -70,10 +70,10 @@ def reached(lake: Lake) -> Iterator[Cell]:
 @ENVIRONMENTS.register("frozen_lake")
 @dataclass(kw_only=True, eq=False)
 class FrozenLake(GridWorld):
-    """A map for each seed. The state is the map as it is drawn. 1 at the goal, 0 in a hole and everywhere else.
+    """A map drawn from the seed. The reward is 1 at the goal, and 0 in a hole and everywhere else. The drawn map is the state.
 
     Raises:
-        ValueError: a value is not possible.
+        ValueError: a field has an invalid value.
     """
 
     actions: ClassVar[Sequence[str]] = ACTIONS
@@ -85,17 +85,17 @@ class FrozenLake(GridWorld):
     p: float = 0.8
     """Probability that a cell is ice."""
     is_slippery: bool = True
-    """A move goes where it is meant to, or to either side of that, each with probability 1/3."""
+    """Whether the ice is slippery: a move goes in the chosen direction or to either side of it, each with probability 1/3."""
     max_steps: int = MOST_STEPS["frozen_lake"]
     format_penalty: float = -0.01
 
     def __post_init__(self) -> None:
         if not 2 <= self.size <= 64 or not 0 < self.p <= 1:
-            raise ValueError(f"size has to be 2 to 64 and p above 0 and at most 1; they are {self.size} and {self.p:g}")
+            raise ValueError(f"size must be from 2 to 64, and p above 0 and at most 1; they are {self.size} and {self.p:g}")
         super().__post_init__()
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """The map of a seed."""
+        """Return the map of a seed."""
         self._random = Random(seed)
         self.lake = drawn(self.size, self.p, self._random)
         self.player = self.lake.start
@@ -113,10 +113,10 @@ class FrozenLake(GridWorld):
         return f"You are solving the FrozenLake puzzle. Go to the goal, and avoid the holes.{slips}"
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     def drawing(self) -> str:
-        """Return the map, a line for each row."""
+        """Return the map as text, one line for each row."""
         cells = range(self.size)
         return "\n".join("".join(self._lookup[self._code((row, column))] for column in cells) for row in cells)
 

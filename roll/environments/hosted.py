@@ -1,4 +1,4 @@
-"""A session in its process: an environment, and the tools of its domain."""
+"""A session in a child process: an environment together with the tools of its domain."""
 
 from __future__ import annotations
 
@@ -18,44 +18,48 @@ class Servers(Protocol):
     """Tools of external servers, for one episode."""
 
     schemas: list[Mapping[str, Any]]
+    """Schemas of all tools in OpenAI's format, available after `open`."""
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of all tools."""
+        """Return the names of all tools."""
         ...
 
     async def open(self) -> None:
-        """Have the tools ready."""
+        """Connect to the servers and list their tools."""
         ...
 
     async def answer(self, call: Mapping[str, Any]) -> Answered:
-        """The answer to a call."""
+        """Call a tool and return its answer."""
         ...
 
     async def close(self) -> None:
-        """Leave nothing behind."""
+        """Close all connections, and end the servers that were started."""
         ...
 
 
 class Hosted:
-    """Answers calls of the domain's tools itself, and passes everything else to the environment."""
+    """Answers calls of the domain's tools, and passes all other messages and calls to the environment."""
 
     def __init__(self, environment: Any, tools: Tools, servers: Servers | None = None) -> None:
         self._environment, self._tools, self._servers = environment, tools, servers
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """Return the first observation with the domain's tools added. Raise BadReturn if it is invalid."""
+        """Reset the environment. Return its observation with the domain's tools added. Raises BadReturn if the observation is invalid."""
         if self._servers is not None:
             await self._servers.open()
         observation = observation_of(await _finished(self._environment.reset(row, seed)))
         schemas = [*observation.tools, *self._tools.schemas, *(self._servers.schemas if self._servers else ())]
         named = Counter(tool["function"]["name"] for tool in schemas)
         if taken := [name for name, count in named.items() if count > 1]:
-            raise BadReturn(f"two tools are named '{min(taken)}'; the environment, `tools` and `mcp` of the domain have one of each name")
+            raise BadReturn(f"two tools are named '{min(taken)}'; names must be unique among the environment's tools, `tools` and `mcp`")
         return replace(observation, tools=schemas)
 
     async def step(self, message: Message) -> Step:
-        """Return the answers of the domain's tools and then the environment's. Raises BadReturn for anything but a `Step`."""
+        """Return the answers of the domain's tools, followed by those of the environment.
+
+        Messages that call only tools of the domain do not reach the environment. Raises BadReturn if the environment's step is invalid.
+        """
         ours, others = calls_for(self._tools.names | (self._servers.names if self._servers else frozenset()), message)
         if not ours:
             return step_of(await _finished(self._environment.step(message)))
@@ -68,7 +72,7 @@ class Hosted:
         return replace(step, messages=[*messages, *step.messages], metrics=metrics)
 
     async def close(self) -> None:
-        """Ends the environment."""
+        """Close the environment and the servers."""
         try:
             await _finished(self._environment.close())
         finally:
@@ -76,7 +80,7 @@ class Hosted:
                 await self._servers.close()
 
     async def _answers(self, calls: Sequence[Mapping[str, Any]]) -> list[Answered]:
-        """Call the tools: servers concurrently, functions one after the other."""
+        """Make the calls: those of servers concurrently, those of functions one after another. Return the answers in order."""
         servers = self._servers
         if servers is None:
             return [await self._tools.answer_awaited(call) for call in calls]

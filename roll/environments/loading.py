@@ -1,4 +1,4 @@
-"""Loads an environment's class and its tools by their names in a configuration."""
+"""Imports an environment's class and its tools by the names that the configuration specifies."""
 
 from __future__ import annotations
 
@@ -15,42 +15,43 @@ from roll.registry import nearest
 from roll.system.raised import raised_where
 
 METHODS: Mapping[str, tuple[Any, ...]] = {"reset": ({}, 0), "step": ({},), "close": ()}
-"""Arguments of each method's call."""
+"""Methods that an environment must have, with example arguments."""
 MALFORMED = ("answer", "end", "step")
 
 
 class Loaded(NamedTuple):
-    """The environment's class and tools of a domain."""
+    """The environment's class and the tools of a domain."""
 
     make: Callable[..., Any]
     """The class."""
     tools: Tools
     side_by_side: bool
+    """Whether calls run concurrently: `reset`, `step` and all tools are `async def`."""
     is_plain: bool
-    """Whether none of its methods and tools is `async def`."""
+    """Whether no method and no tool is `async def`."""
     malformed_calls: MalformedCalls
 
 
 def loaded(domain: str, environment: str, environment_args: Mapping[str, Any], tools: tuple[str, ...]) -> Loaded:
-    """Import the class and the tools.
+    """Import the class and the tools of a domain.
 
     Raises:
-        ConfigError: a name is not found, a module cannot be imported, the class does not take its `environment_args`, or lacks the
-            methods of an environment.
+        ConfigError: a name is not found, a module cannot be imported, or the class does not accept its `environment_args` or lacks a
+            method of an environment.
     """
     place = f"environments.{domain}"
     make = _class(environment, place)
     try:
         inspect.signature(make).bind(**environment_args)
     except TypeError as error:
-        takes = f"the class takes {inspect.signature(make)}"
+        takes = f"the class accepts {inspect.signature(make)}"
         raise ConfigError([Fault(f"{place}.environment_args", f"does not fit '{environment}': {error}", takes)]) from error
     if faults := [fault for name in METHODS for fault in _method_faults(make, name, environment, f"{place}.environment")]:
         raise ConfigError(faults)
     malformed_calls = getattr(make, "malformed_calls", "answer")
     if malformed_calls not in MALFORMED:
         problem = f"'{environment}' has malformed_calls {malformed_calls!r:.80}"
-        raise ConfigError([Fault(f"{place}.environment", problem, f"give one of {', '.join(MALFORMED)}")])
+        raise ConfigError([Fault(f"{place}.environment", problem, f"set it to one of {', '.join(MALFORMED)}")])
     known = _tools(tools, f"{place}.tools")
     side_by_side = inspect.iscoroutinefunction(make.reset) and inspect.iscoroutinefunction(make.step) and known.all_async
     is_plain = not any(inspect.iscoroutinefunction(getattr(make, name)) for name in METHODS) and not known.any_async
@@ -59,7 +60,7 @@ def loaded(domain: str, environment: str, environment_args: Mapping[str, Any], t
 
 def _class(name: str, place: str) -> Any:
     key, known = f"{place}.environment", known_environments()
-    remedy = f"name one of {', '.join(known)}{nearest(name, known)}, or a class of yours as `package.module:Class`"
+    remedy = f"name one of {', '.join(known)}{nearest(name, known)}, or your own class as `package.module:Class`"
     module_name, _, class_name = name.partition(":")
     if not class_name and name not in known:
         raise ConfigError([Fault(key, f"no environment is named '{name}'", remedy)])
@@ -77,18 +78,18 @@ def _imported(module: str, name: str, key: str, remedy: str) -> Any:
         raise ConfigError([Fault(key, f"'{name}' is not found: {error}", remedy)]) from error
     except Exception as error:
         problem = f"'{name}' cannot be imported: {raised_where(error, importlib.__file__)}"
-        raise ConfigError([Fault(key, problem, "mend the module")]) from error
+        raise ConfigError([Fault(key, problem, "fix the module")]) from error
 
 
 def _method_faults(make: Any, name: str, environment: str, key: str) -> list[Fault]:
     method = getattr(make, name, None)
     if not callable(method):
-        return [Fault(key, f"'{environment}' has no method '{name}'", "give the class reset, step and close")]
+        return [Fault(key, f"'{environment}' has no method '{name}'", "define reset, step and close in the class")]
     try:
         inspect.signature(method).bind(None, *METHODS[name])
     except TypeError as error:
         given = {"reset": "(self, row, seed)", "step": "(self, message)", "close": "(self)"}[name]
-        return [Fault(key, f"'{environment}.{name}' cannot be called as {name}{given}: {error}", f"let it take {given}")]
+        return [Fault(key, f"'{environment}.{name}' cannot be called as {name}{given}: {error}", f"give it the parameters {given}")]
     return []
 
 
@@ -97,8 +98,8 @@ def _tools(names: tuple[str, ...], key: str) -> Tools:
     for name in names:
         module_name, _, function_name = name.partition(":")
         if not function_name:
-            raise ConfigError([Fault(key, f"'{name}' names no tool", "give each as `package.module:function`")])
-        module = _imported(module_name, name, key, "give each tool as `package.module:function`")
+            raise ConfigError([Fault(key, f"'{name}' is not the name of a tool", "name each tool as `package.module:function`")])
+        module = _imported(module_name, name, key, "name each tool as `package.module:function`")
         function = getattr(module, function_name, None)
         if not callable(function):
             raise ConfigError([Fault(key, f"'{name}' is not found: {module_name} has no such function", "name a function of the module")])
@@ -106,4 +107,4 @@ def _tools(names: tuple[str, ...], key: str) -> Tools:
     try:
         return Tools(functions)
     except ValueError as error:
-        raise ConfigError([Fault(key, str(error), "give every parameter a name, and a type hint that JSON can express")]) from error
+        raise ConfigError([Fault(key, str(error), "give every parameter a name and a type hint that JSON can express")]) from error

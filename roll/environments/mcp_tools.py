@@ -1,7 +1,7 @@
-"""Tools of MCP servers (Model Context Protocol) for one episode. Servers are started or connected to when it begins, and ended with it.
+"""Tools of MCP servers (Model Context Protocol) for one episode. Servers are started or connected to at its start, and closed at its end.
 
-The library wants a connection closed by the task that opened it, and each call of an environment is a task of its own: one more task holds
-the connections from the first to the last.
+The MCP library requires that the task that opened a connection also closes it, but each call of an environment is a separate task.
+Therefore one dedicated task opens the connections, holds them during the episode and closes them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class McpTools:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of all tools."""
+        """Return the names of all tools."""
         return frozenset(self._clients)
 
     async def open(self) -> None:
-        """Connect to all servers and ask for their tools.
+        """Connect to all servers and list their tools.
 
         Raises:
             EnvironmentFailed: a server cannot be started or reached, or two tools have the same name.
@@ -54,7 +54,7 @@ class McpTools:
         opened.result()
 
     async def answer(self, call: Mapping[str, Any]) -> Answered:
-        """Call a tool and return its answer. A failure of the tool or a timeout is returned to the model as text.
+        """Call a tool and return its answer. An error of the tool or a timeout is reported to the model as the answer.
 
         Raises:
             EnvironmentFailed: the server has ended.
@@ -64,7 +64,7 @@ class McpTools:
             async with asyncio.timeout(server.call_timeout):
                 result = await client.call_tool(name, json.loads(call["function"]["arguments"] or "{}"))
         except TimeoutError:
-            return refused(call, CallError(f"'{name}' had no answer after {server.call_timeout:g} s"))
+            return refused(call, CallError(f"'{name}' did not answer within {server.call_timeout:g} s"))
         except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
             raise EnvironmentFailed(f"{server} has ended") from error
         except MCPError as error:
@@ -87,10 +87,10 @@ class McpTools:
                     client = await stack.enter_async_context(Client(_target(server)))
                     await self._list(server, client)
                 except (MCPError, OSError, anyio.ClosedResourceError, ExceptionGroup) as error:
-                    opened.set_exception(EnvironmentFailed(f"{server} cannot be had: {error!r:.300}"))
+                    opened.set_exception(EnvironmentFailed(f"{server} cannot be started or reached: {error!r:.300}"))
                     return
                 except EnvironmentFailed as failed:
-                    opened.set_exception(failed)  # raised here, the connections would wrap it
+                    opened.set_exception(failed)  # if it were raised here, the exit stack would wrap it
                     return
             opened.set_result(None)
             await self._closing.wait()
@@ -101,7 +101,7 @@ class McpTools:
             page = await client.list_tools(cursor=cursor)
             for tool in page.tools:
                 if tool.name in self._clients:
-                    raise EnvironmentFailed(f"two tools are named '{tool.name}', one of them of {server}")
+                    raise EnvironmentFailed(f"two tools are named '{tool.name}'; one of them belongs to {server}")
                 self._clients[tool.name] = (server, client)
                 function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
                 self.schemas.append({"type": "function", "function": function})
@@ -110,7 +110,7 @@ class McpTools:
 
 
 def text_of(result: CallToolResult) -> str:
-    """Return the text of a result. Parts of other types are named, not included."""
+    """Return the text of a result. Each part that is not text is replaced by a note with its type."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content)
     return "\n".join(part.text if isinstance(part, TextContent) else LEFT_OUT.format(part.type) for part in result.content)

@@ -1,4 +1,4 @@
-"""Messages between a process of environments and its parent, each preceded by its length (roll/system/frames.py)."""
+"""Messages between an environment process and its parent, each preceded by its length (roll/system/frames.py)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ REASONS: dict[str, Literal["crashed", "timed_out"]] = {"crashed": "crashed", "ti
 
 
 class McpServer(NamedTuple):
-    """A server of the Model Context Protocol: a command, or a URL."""
+    """A server of the Model Context Protocol, given by a command or a URL."""
 
     command: tuple[str, ...]
+    """Command that starts the server; empty if it has a URL."""
     url: str | None
     call_timeout: float
-    """Deadline in seconds of one call of a tool."""
+    """Deadline of one tool call in seconds."""
 
     def __str__(self) -> str:
         return f"the MCP server {self.url or ' '.join(self.command)}"
@@ -31,7 +32,7 @@ class McpServer(NamedTuple):
 
 @dataclass(frozen=True)
 class Assignment:
-    """The work of a child."""
+    """The first message to a child: its environment, its tools and its limits."""
 
     domain: str
     environment: str
@@ -39,9 +40,9 @@ class Assignment:
     tools: tuple[str, ...]
     mcp: tuple[McpServer, ...]
     step_timeout: float
-    """Deadline in seconds of each call. The child enforces it for asynchronous calls, the parent for all."""
+    """Deadline of each call in seconds. The parent enforces it for all calls, and the child too for asynchronous ones."""
     memory_bytes: int
-    """Bytes that a process may allocate."""
+    """Largest number of bytes that the process may allocate."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class Ready:
     """A child's first message, before any call."""
 
     faults: tuple[Fault, ...]
-    """Faults. If there are any, the process ends."""
+    """Faults of the configuration. If there are any, the process ends."""
     side_by_side: bool = False
-    """Whether calls run concurrently and the child ends late ones while its event loop runs. Otherwise it makes one call at a time."""
+    """Whether calls run concurrently, and the child itself ends those that exceed the deadline. Otherwise it makes one call at a time."""
     malformed_calls: MalformedCalls = "answer"
 
 
@@ -71,7 +72,7 @@ class Reply(NamedTuple):
     number: int
     seal: int
     returned: Any
-    """Encoded return value of the method; see `observation_from`, `step_from`."""
+    """Encoded return value of the method; `value_of` decodes it."""
     failed: EnvironmentFailed | None
 
 
@@ -82,7 +83,7 @@ def ready_message(ready: Ready) -> bytes:
 
 
 def returned_message(call: Call, returned: Observation | Step | None) -> bytes:
-    """Encode a checked return value as the child sends it. Raises BadReturn if it is too large."""
+    """Encode a checked return value as the child sends it. Raises BadReturn if the value is too large."""
     said = "null" if returned is None else json_of(returned)
     return framed(f"[{call.number},{call.seal},{said},null]".encode())
 
@@ -93,7 +94,7 @@ def failed_message(call: Call, failed: EnvironmentFailed) -> bytes:
 
 
 def read_ready(body: bytes) -> Ready:
-    """Raises Garbled."""
+    """Decode the `Ready` of a child. Raises Garbled if it is malformed."""
     try:
         faults, side_by_side, malformed_calls = json.loads(body)
         found = tuple(Fault(*map(_text, fault)) for fault in faults)
@@ -105,7 +106,7 @@ def read_ready(body: bytes) -> Ready:
 
 
 def read_reply(body: bytes) -> Reply:
-    """Decode a reply without the returned value. Raises Garbled."""
+    """Decode a reply, except its returned value. Raises Garbled if it is malformed."""
     try:
         number, seal, returned, failed = json.loads(body)
         broke = None if failed is None else EnvironmentFailed(_text(failed[0])[:NOTE_CHARACTERS], REASONS[failed[1]])
@@ -117,7 +118,7 @@ def read_reply(body: bytes) -> Reply:
 
 
 def value_of(method: Method, returned: Any) -> Observation | Step | None:
-    """Decode a returned value. Raises Garbled."""
+    """Decode the returned value of a reply. Raises Garbled if it is malformed."""
     try:
         return {"reset": observation_from, "step": step_from, "close": lambda _: None}[method](returned)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:

@@ -1,9 +1,12 @@
-"""Environments in a process that can be killed: they cannot hang, crash or block the run.
+"""Runs environments in a separate process that can be killed, so that they cannot hang, crash or block the run.
 
-The child (child.py) holds many sessions. Plain environments make one call at a time there, asynchronous ones many side by side. A call that
-is not over by its deadline costs the child, unless the child itself could end it; so does one that ends the child, makes it hold more
-memory or processes than it may, or sends anything but the reply to a call in progress. The sessions of a child that is lost fail: the
-one whose call it was with the cause, its neighbours with NeighbourFailed. The next session gets a fresh child.
+The child process (child.py) holds the environments of many sessions. It makes one call at a time for plain environments, and concurrent
+calls for asynchronous ones. It is killed in three cases: a call exceeds its deadline and the child does not end it itself; the child and
+its descendants exceed their limit of memory or processes; or the child sends a message that is not the reply to a call in progress.
+
+All sessions of a child that dies or is killed fail. If a call timed out, its session fails with that cause, and the others fail with
+NeighbourFailed. Otherwise every call in progress fails with the cause, and the sessions without one fail with NeighbourFailed at their next
+call. The next session gets a new child.
 """
 
 from __future__ import annotations
@@ -28,13 +31,14 @@ from roll.system.tree import TreeBounds
 LOG = logging.getLogger(__name__)
 CHILD = "roll.environments.child"
 GRACE_SECONDS = 0.1
-"""Extra time to read a reply that was sent in time, in case this process was late."""
+"""Extra seconds to receive a reply that was sent in time, in case this process was busy."""
 READ_SECONDS = 3600.0
+"""Timeout of a single read, which is repeated."""
 R = TypeVar("R")
 
 
 class EnvironmentProcessFailed(RollError):
-    """The process of environments did not start."""
+    """An environment process did not start."""
 
 
 @dataclass(eq=False)
@@ -45,7 +49,7 @@ class _Pending:
 
 @dataclass(eq=False)
 class _Held:
-    """One child."""
+    """A child process, with its sessions and calls."""
 
     child: Child
     ready: Ready = Ready(())
@@ -53,24 +57,24 @@ class _Held:
     pending: dict[int, _Pending] = field(default_factory=dict)
     """Calls in progress, by number."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Lock of calls that must not run concurrently."""
+    """Held during a call if calls must not run concurrently."""
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     lost: str = ""
-    """Why, once it is."""
+    """Why the child was lost; empty while it is in use."""
 
 
 class EnvironmentProcess:
-    """Holds the environments of one domain. For use from one asyncio event loop.
+    """Holds the environments of one domain. Must be used from a single asyncio event loop.
 
-    Linux ends the child when the thread that started it ends, so the loop's thread must outlive this.
+    Linux ends the child when the thread that started it ends, so the thread of the event loop must outlive this object.
     """
 
     def __init__(self, domain: str, section: EnvironmentConfig, start_seconds: float) -> None:
         """
         Args:
-            section: of the domain.
-            start_seconds: in which the child must have started and imported its environment.
+            section: the domain's block of the configuration.
+            start_seconds: deadline for the child to start and to import its environment.
         """
         self._domain, self._section, self._start_seconds = domain, section, start_seconds
         self._bounds = TreeBounds(int(section.memory_gib * GIB), section.max_processes)
@@ -82,20 +86,20 @@ class EnvironmentProcess:
         self._number = 0
 
     async def start(self) -> Ready:
-        """Start the child, so that an environment that cannot be loaded is known before training.
+        """Start the child, so that an environment that cannot be loaded is reported before training.
 
         Raises:
-            ConfigError: the environment or a tool is not found, or does not fit its keys.
-            EnvironmentProcessFailed: the child died or was late.
+            ConfigError: the environment or a tool is not found or not valid, or the environment does not accept its arguments.
+            EnvironmentProcessFailed: the child died or did not start in time.
         """
         return (await self._started()).ready
 
     async def open(self, session: int, row: Mapping[str, Any], seed: int) -> Observation:
-        """Create an environment under a new number and reset it. Close it after a failure.
+        """Create an environment under a new session number, and reset it. If this fails, the environment is closed.
 
         Raises:
-            EnvironmentFailed: it raised, was late, or cost its process.
-            ConfigError, EnvironmentProcessFailed: a child could not be replaced.
+            EnvironmentFailed: the environment raised or exceeded its deadline, or its process was lost.
+            ConfigError, EnvironmentProcessFailed: a lost child could not be replaced.
         """
         held = await self._started()
         self._sessions[session] = held
@@ -107,13 +111,17 @@ class EnvironmentProcess:
             raise
 
     async def step(self, session: int, message: Message) -> Step:
-        """Take one step of a session. Raises EnvironmentFailed: it raised, was late, or its process is lost."""
+        """Take one step of a session.
+
+        Raises:
+            EnvironmentFailed: the environment raised or exceeded its deadline, or its process was lost.
+        """
         if (held := self._sessions.get(session)) is None:
-            raise NeighbourFailed("the worker that held its process was replaced")
+            raise NeighbourFailed("the worker that held the environment's process was replaced")
         return await _to_its_end(self._ask(held, session, "step", (message,)))
 
     async def end(self, session: int) -> None:
-        """Close a session's environment, if it exists. Errors are logged."""
+        """Close the environment of a session, if there is one. Errors are only logged."""
         if (held := self._sessions.pop(session, None)) is None:
             return
         held.sessions.discard(session)
@@ -150,7 +158,7 @@ class EnvironmentProcess:
                 if not pending.done.done():
                     raise TimeoutError
             except TimeoutError:
-                why = f"{method} was not done after step_timeout, {self._section.step_timeout:g} s"
+                why = f"{method} did not end within step_timeout, {self._section.step_timeout:g} s"
                 self._lose(held, EnvironmentFailed(why, "timed_out"), call.number)
             except ChildDied as died:
                 self._lose(held, EnvironmentFailed(str(died)))
@@ -171,10 +179,14 @@ class EnvironmentProcess:
         except ChildDied as died:
             self._lose(held, EnvironmentFailed(str(died)))
         except Garbled as garbled:
-            self._lose(held, EnvironmentFailed(f"its process wrote an invalid reply: {garbled}"))
+            self._lose(held, EnvironmentFailed(f"its process sent an invalid reply: {garbled}"))
 
     def _lose(self, held: _Held, failed: EnvironmentFailed, culprit: int | None = None) -> None:
-        """End a child and fail its calls in progress: the call that caused it, or all calls if the cause is unknown."""
+        """End a child and fail its calls in progress.
+
+        If `culprit` is the number of the call that caused the loss, the other calls fail with NeighbourFailed. If it is None, all fail
+        with the same error.
+        """
         if held.lost:
             return
         held.lost = failed.why
@@ -186,7 +198,7 @@ class EnvironmentProcess:
         burying.add_done_callback(self._burying.discard)
         if not self._closed:
             LOG.warning("environments.%s: a process with %d sessions is lost: %s", self._domain, len(held.sessions), failed.why)
-        several = f" ({len(held.pending)} calls were under way)" if culprit is None and len(held.pending) > 1 else ""
+        several = f" ({len(held.pending)} calls were in progress)" if culprit is None and len(held.pending) > 1 else ""
         for number, pending in held.pending.items():
             if pending.done.done():
                 continue
@@ -195,10 +207,10 @@ class EnvironmentProcess:
             pending.done.set_exception(EnvironmentFailed(f"{failed.why}{several}", failed.reason) if several else error)
 
     async def _started(self) -> _Held:
-        """Return the child; start one if there is none."""
+        """Return the child, started if necessary."""
         async with self._starting:
             if self._closed:
-                raise RollError("the process of environments is closed")
+                raise RollError("the environment process is closed")
             if self._held is not None and self._held.child.alive():
                 return self._held
             if self._held is not None:
@@ -214,9 +226,9 @@ class EnvironmentProcess:
             except BaseException as error:
                 self._lose(held, EnvironmentFailed("its process did not start"))
                 if isinstance(error, TimeoutError):
-                    raise EnvironmentProcessFailed(f"the environment's process was not ready after {self._start_seconds:g} s") from error
+                    raise EnvironmentProcessFailed(f"the environment process was not ready after {self._start_seconds:g} s") from error
                 if isinstance(error, ChildDied | Garbled):
-                    raise EnvironmentProcessFailed(f"the environment's process did not start: {error}") from error
+                    raise EnvironmentProcessFailed(f"the environment process did not start: {error}") from error
                 raise
             held.tasks.append(asyncio.create_task(self._read(held)))
             self._held = held
@@ -231,7 +243,7 @@ class EnvironmentProcess:
 
 
 async def _bury(held: _Held) -> None:
-    """Close the socket to an ended child after all reads and writes have ended."""
+    """Close the socket of an ended child once all reads and writes have ended."""
     for task in held.tasks:
         task.cancel()
     if held.tasks:
@@ -241,7 +253,7 @@ async def _bury(held: _Held) -> None:
 
 
 def _take(held: _Held, message: bytes) -> None:
-    """Note the outcome of a call. Raises Garbled: no such call is under way, or the reply is not whole."""
+    """Deliver the outcome of a call. Raises Garbled if no such call is in progress, or the reply is malformed."""
     reply = read_reply(message)
     pending = held.pending.get(reply.number)
     if pending is None or pending.done.done() or pending.call.seal != reply.seal:
@@ -253,7 +265,7 @@ def _take(held: _Held, message: bytes) -> None:
 
 
 async def _to_its_end(call: Coroutine[Any, Any, R]) -> R:
-    """Shield a call from the cancellation of its caller: the child is still working on it, and the next call must wait."""
+    """Await a call, but let it continue if the caller is cancelled: the child still works on it, and the next call must wait."""
     task = asyncio.ensure_future(call)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may be gone
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieve the exception: the caller may be gone
     return await asyncio.shield(task)

@@ -1,4 +1,4 @@
-"""A tool that runs Python in the sandbox of code: `tools: [roll.environments.python_tool:python]`."""
+"""A tool that runs Python programs in the code sandbox: `tools: [roll.environments.python_tool:python]`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from roll.rewards.sandbox.bubblewrap import SandboxUnavailable, survey
 from roll.rewards.sandbox.program import Ending, Job, Limits, Outcome, ready, run
 
 LIMITS = Limits(cpu_seconds=4, wall_seconds=8.0, memory_mib=512)
-"""Limits of a program. Its time ends before the default `step_timeout` does."""
+"""Limits of a program. Its wall-clock limit is below the default `step_timeout`."""
 MOST_PRINTED = 8000
-"""Number of characters of a program's output in the answer."""
+"""Largest number of characters of a program's output in the answer."""
 
 
 async def python(code: str) -> str:
@@ -35,7 +35,7 @@ def _ran(code: str) -> Outcome:
 
 
 def said(outcome: Outcome) -> str:
-    """Return the message to the model about an ended program."""
+    """Return the tool's answer to the model for the outcome of a program."""
     printed = outcome.output.decode("utf-8", "replace")
     if len(printed) > MOST_PRINTED:
         printed = f"{printed[:MOST_PRINTED]}... ({len(printed)} characters)"

@@ -1,4 +1,4 @@
-"""Sokoban: push every box onto a target. The keys are those of ROLL v0.2.1, rewards and symbols those of gym-sokoban."""
+"""Sokoban: push every box onto a target. The keys are those of ROLL v0.2.1, the rewards and symbols those of gym-sokoban."""
 
 from __future__ import annotations
 
@@ -26,18 +26,16 @@ NAMES = {
     PLAYER_ON_TARGET: "player on target",
 }
 STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
-"""Rewards: of each move; of each box pushed onto a target, negative for one pushed off; of the move that brings the last
-box.
-"""
+"""Rewards: for each move; for each box pushed onto a target (negated for a box pushed off); and for the move that solves the puzzle."""
 
 
 @ENVIRONMENTS.register("sokoban")
 @dataclass(kw_only=True, eq=False)
 class Sokoban(GridWorld):
-    """A room for each seed. The state is the room as it is drawn.
+    """A room drawn from the seed. The drawn room is the state.
 
     Raises:
-        ValueError: a value is not possible.
+        ValueError: a field has an invalid value.
     """
 
     actions: ClassVar[Sequence[str]] = ACTIONS
@@ -48,7 +46,7 @@ class Sokoban(GridWorld):
     """Rows and columns, including walls."""
     num_boxes: int = 1
     search_depth: int = 300
-    """Largest number of backward moves from the solved room."""
+    """Largest number of moves that the generator plays backwards from the solved room."""
     max_steps: int = MOST_STEPS["sokoban"]
     format_penalty: float = -0.15
 
@@ -56,11 +54,11 @@ class Sokoban(GridWorld):
         sizes = self.dim_room
         if len(sizes) != 2 or not all(5 <= length <= 64 for length in sizes) or self.num_boxes < 1 or self.search_depth < 1:
             problem = f"{list(sizes)}, {self.num_boxes} and {self.search_depth}"
-            raise ValueError(f"dim_room has to be two numbers of 5 to 64, num_boxes and search_depth at least 1; they are {problem}")
+            raise ValueError(f"dim_room must be two numbers from 5 to 64, and num_boxes and search_depth at least 1; they are {problem}")
         super().__post_init__()
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """The room of a seed."""
+        """Return the room of a seed."""
         rows, columns = self.dim_room
         self.level = drawn(rows, columns, self.num_boxes, self.search_depth, Random(seed))
         return self._templates.first(self.drawing())
@@ -79,16 +77,16 @@ class Sokoban(GridWorld):
         )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     def drawing(self) -> str:
-        """Return the room, a line for each row."""
+        """Return the room as text, one line for each row."""
         rows, columns = (range(length) for length in self.dim_room)
         return "\n".join("".join(self._lookup[_code(self.level, (row, column))] for column in columns) for row in rows)
 
 
 def pushed(level: Level, move: Cell) -> Level:
-    """Return the level after a move, which pushes a box in its way. A blocked move changes nothing."""
+    """Return the level after a move. The player pushes a box that is in the way. A blocked move has no effect."""
     player = added(level.player, move)
     beyond = added(player, move)
     if player not in level.floor or (player in level.boxes and (beyond not in level.floor or beyond in level.boxes)):

@@ -1,4 +1,4 @@
-"""Draws Sokoban levels that can be solved, by playing backwards from the solved state. Pure functions of a random generator."""
+"""Generates solvable Sokoban levels by playing backwards from the solved state. Deterministic for a given random generator."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ BLOCKS: tuple[tuple[Cell, ...], ...] = (
     ((0, 0), (0, 1), (-1, 0)),
     ((0, 0), (0, -1), (1, 0)),
 )
-"""Shapes of floor, as offsets from a cell of the random walk. One of them is dug out at each step."""
+"""Shapes of floor, as offsets from the current cell of the random walk. Each step digs out one of them."""
 TURNS = 0.35
-"""Probability that a step of the random walk draws a new direction."""
+"""Probability that a step of the random walk chooses a new direction."""
 LENGTH = 1.7
 """Number of steps of the random walk, as a multiple of rows + columns."""
 PULL = 0.7
-"""Probability of pulling a box that the player could pull."""
+"""Probability that a backward move pulls a box, if it can."""
 ROOMS, PLAYS = 200, 10
-"""Number of rooms to try, and of backward games in each room."""
+"""Largest number of rooms to try, and number of backward games in each room."""
 
 
 class Level(NamedTuple):
@@ -36,15 +36,15 @@ class Level(NamedTuple):
 
 
 def added(cell: Cell, move: Cell) -> Cell:
-    """The neighbouring cell."""
+    """Return the sum of a cell and a move."""
     return cell[0] + move[0], cell[1] + move[1]
 
 
 def drawn(rows: int, columns: int, boxes: int, depth: int, random: Random) -> Level:
-    """Draw a level that can be solved and in which no box stands on a target.
+    """Generate a level that can be solved and in which no box is on a target.
 
     Args:
-        depth: Largest number of moves of a backward game.
+        depth: number of moves of a backward game.
 
     Raises:
         ValueError: no level was found.
@@ -58,7 +58,7 @@ def drawn(rows: int, columns: int, boxes: int, depth: int, random: Random) -> Le
         found = max((played_back(solved, depth, random) for _ in range(PLAYS)), key=distance, default=solved)
         if distance(found):
             return found
-    raise ValueError(f"{ROOMS} rooms of {rows} x {columns} have no place for {boxes} box(es); enlarge dim_room, or lower num_boxes")
+    raise ValueError(f"none of {ROOMS} random rooms of {rows} x {columns} suits {boxes} box(es); enlarge dim_room, or lower num_boxes")
 
 
 def dug(rows: int, columns: int, random: Random) -> frozenset[Cell]:
@@ -76,7 +76,7 @@ def dug(rows: int, columns: int, random: Random) -> frozenset[Cell]:
 
 
 def played_back(level: Level, depth: int, random: Random) -> Level:
-    """Play a random game backwards; return its level whose boxes are farthest from the targets."""
+    """Play a random game backwards. Return the level on the way whose boxes are farthest from the targets."""
     best = level
     for _ in range(depth):
         move = random.choice(MOVES)
@@ -92,7 +92,7 @@ def played_back(level: Level, depth: int, random: Random) -> Level:
 
 
 def distance(level: Level) -> int:
-    """Sum over the boxes of the distance to the nearest target, in moves and ignoring walls; 0 if any box stands on a target."""
+    """Return the sum over the boxes of the distance to the nearest target, in moves, ignoring walls. 0 if any box is on a target."""
     if level.boxes & level.targets:
         return 0
     return sum(min(abs(box[0] - row) + abs(box[1] - column) for row, column in level.targets) for box in level.boxes)

@@ -1,4 +1,4 @@
-"""Reads the task in a row, for environments whose rows state one. Pure functions."""
+"""Reads the task from a row, for environments whose rows contain one. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from roll.environments.base import Message
 
 
 def task_of(row: Mapping[str, Any], column: str | None = None) -> list[Message]:
-    """Return the conversation that states the task: a list of messages, also as JSON text, or a text, which is the user's.
+    """Return the messages that state the task. The column holds a list of messages, its JSON text, or the text of a user message.
 
     Args:
-        column: that holds it; `messages`, else `prompt`, if not given.
+        column: column that holds the task. The default is `messages`, or `prompt` if the row has no `messages`.
 
     Raises:
-        ValueError: the row has none.
+        ValueError: the row has no task.
     """
     found = row.get(column) if column else row.get("messages") or row.get("prompt")
     if isinstance(found, str) and found.lstrip().startswith("["):
-        with suppress(ValueError):  # prefix of a JSON list
+        with suppress(ValueError):  # a text may begin like a JSON list
             found = json.loads(found)
     if isinstance(found, str) and found:
         return [{"role": "user", "content": found}]
@@ -32,9 +32,9 @@ def task_of(row: Mapping[str, Any], column: str | None = None) -> list[Message]:
 
 
 def with_more(messages: list[Message], text: str) -> list[Message]:
-    """Append a text to messages.
+    """Return the messages with a text appended.
 
-    It is joined to the last message if that is the user's, because some templates refuse two user messages in a row.
+    If the last message is a user message, the text becomes part of it, because some chat templates reject two user messages in a row.
     """
     last = messages[-1]
     if last.get("role") != "user" or not isinstance(last.get("content"), str):

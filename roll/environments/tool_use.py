@@ -1,4 +1,4 @@
-"""A task to solve with the domain's tools. The policy may call them until it answers without a call."""
+"""Tasks to solve with the tools of the domain. The episode ends when the policy answers without a tool call."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ UNKNOWN = "Error: there is no tool '{}'."
 
 @ENVIRONMENTS.register("tool_use")
 class ToolUse:
-    """A row's task, and the tools of the domain (`tools`), whose calls are answered before this is asked.
+    """A row's task. Calls of the domain's tools (`tools`, `mcp`) are answered before they reach this class.
 
-    It gives no reward: `rewards.<domain>` judges what the policy said.
+    Its steps have no reward: `rewards.<domain>` scores the episode.
     """
 
     def __init__(self, column: str | None = None) -> None:
         """
         Args:
-            column: of the row, that holds the task; `messages`, else `prompt`, if not given.
+            column: column of the row that holds the task. The default is `messages`, or `prompt` if the row has no `messages`.
         """
         self._column = column
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """Return the row's task. Raises ValueError if it has none."""
+        """Return the row's task. Raises ValueError if the row has none."""
         return Observation(task_of(row, self._column))
 
     async def step(self, message: Message) -> Step:
-        """End the episode, unless the message calls tools that the domain does not have."""
+        """End the episode. If the message calls tools that do not exist, report that to the policy and continue instead."""
         calls = message.get("tool_calls") or ()
         answers = [
             {"role": "tool", "name": call["function"]["name"], "content": UNKNOWN.format(call["function"]["name"])}
@@ -40,4 +40,4 @@ class ToolUse:
         return Step(answers, done=not calls, metrics={TOOL_ERRORS: float(len(answers))})
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""

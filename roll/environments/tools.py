@@ -1,7 +1,7 @@
-"""Tools of a policy: Python functions with type hints, their schemas, and answers to calls.
+"""Tools of the policy: Python functions with type hints, their schemas, and the answers to calls.
 
-The schema is pydantic's, which also reads the arguments of calls. `transformers.utils.get_json_schema` would import torch in every process
-of environments; a test compares the two.
+pydantic generates the schemas and parses the arguments of calls. `transformers.utils.get_json_schema` is not used, because it would import
+torch in every environment process; a test compares the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from roll.environments.base import Message
 from roll.errors import EnvironmentFailed
 
 MOST_CHARACTERS = 16384
-"""Largest number of characters of an answer to a call. The rest is left out, and the model is told."""
+"""Largest number of characters of an answer to a call. A longer answer is truncated, with a note to the model."""
 MOST_ERROR = 500
 """Largest number of characters in the report of a failed call."""
 SECTIONS = re.compile(r"^(Args|Returns|Raises|Yields|Examples?):\s*$", re.MULTILINE)
@@ -28,11 +28,11 @@ PARAMETER = re.compile(r"^ {4}(\w+)(?: \([^)]*\))?: (.*(?:\n {5,}.*)*)", re.MULT
 
 
 class CallError(Exception):
-    """A call that cannot be made. `str()` tells the model why."""
+    """A call that cannot be made or failed. The model receives `str()` as the reason."""
 
 
 class Answered(NamedTuple):
-    """The message to the model about a call."""
+    """The message to the model that answers a call, and whether the call failed."""
 
     message: Message
     failed: bool
@@ -45,16 +45,16 @@ class Tool:
     name: str
     function: Callable[..., Any]
     schema: Mapping[str, Any]
-    """JSON schema in the format of OpenAI's API."""
+    """Schema of the tool in the format of OpenAI's API."""
     arguments: type[BaseModel]
-    """Parses the arguments of a call."""
+    """Model that parses the arguments of a call."""
 
 
 class Tools:
     """The tools of a domain or of an environment, by name."""
 
     def __init__(self, functions: Iterable[Callable[..., Any]]) -> None:
-        """Raises ValueError with the reason if a function cannot be a tool, or two have the same name."""
+        """Raise ValueError if a function cannot be used as a tool, or two functions have the same name."""
         self._tools: dict[str, Tool] = {}
         for function in functions:
             tool = tool_of(function)
@@ -69,21 +69,21 @@ class Tools:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of all tools."""
+        """Return the names of all tools."""
         return frozenset(self._tools)
 
     @property
     def all_async(self) -> bool:
-        """Whether all are `async def`."""
+        """Whether all tools are `async def`."""
         return all(inspect.iscoroutinefunction(tool.function) for tool in self._tools.values())
 
     @property
     def any_async(self) -> bool:
-        """Whether one is."""
+        """Whether at least one tool is `async def`."""
         return any(inspect.iscoroutinefunction(tool.function) for tool in self._tools.values())
 
     def answer(self, call: Mapping[str, Any]) -> Answered:
-        """Return the answer to a call of a plain function. Its errors are reported to the model; EnvironmentFailed ends the episode."""
+        """Call a plain function and return the answer. Exceptions become answers to the model, except EnvironmentFailed."""
         try:
             return answered(call, self._begun(call))
         except EnvironmentFailed:
@@ -92,7 +92,7 @@ class Tools:
             return refused(call, error)
 
     async def answer_awaited(self, call: Mapping[str, Any]) -> Answered:
-        """Return the same for a function that may be `async def`."""
+        """Do the same as `answer` for a function that may be `async def`."""
         try:
             value = self._begun(call)
             return answered(call, await value if inspect.isawaitable(value) else value)
@@ -109,10 +109,10 @@ class Tools:
 
 
 def tool_of(function: Callable[..., Any]) -> Tool:
-    """Make a tool of a function: from its name, its docstring with the descriptions of `Args:`, and its type hints.
+    """Return the tool for a function, with a schema from its name, docstring (including `Args:`) and type hints.
 
     Raises:
-        ValueError: it cannot be called by name with values of JSON; says why.
+        ValueError: the function cannot be called with keyword arguments that JSON can express. The message gives the reason.
     """
     name = getattr(function, "__name__", "")
     if not name.isidentifier():
@@ -126,13 +126,13 @@ def tool_of(function: Callable[..., Any]) -> Tool:
     except ValueError:
         raise
     except Exception as error:  # errors of pydantic and of the user's hints have any type
-        raise ValueError(f"'{name}' has a type hint that JSON does not have: {error}") from error
+        raise ValueError(f"'{name}' has a type hint that JSON cannot express: {error}") from error
     schema = {"type": "function", "function": {"name": name, "description": said, "parameters": parameters}}
     return Tool(name, function, schema, arguments)
 
 
 def descriptions(docstring: str) -> tuple[str, dict[str, str]]:
-    """Return the texts of a docstring in Google's style on the function and on each parameter."""
+    """Return the descriptions of the function and of each parameter from a docstring in Google's style."""
     marks = list(SECTIONS.finditer(docstring))
     said, described = docstring[: marks[0].start() if marks else None].strip(), dict[str, str]()
     for mark, following in pairwise([*marks, None]):
@@ -143,7 +143,7 @@ def descriptions(docstring: str) -> tuple[str, dict[str, str]]:
 
 
 def calls_for(names: frozenset[str], message: Message) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Split the calls of a message into those of these tools and the others."""
+    """Return (calls of tools with these names, all other calls) of a message."""
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
     return [call for call in calls if call["function"]["name"] in names], [call for call in calls if call["function"]["name"] not in names]
 
@@ -151,7 +151,7 @@ def calls_for(names: frozenset[str], message: Message) -> tuple[list[Mapping[str
 def _field(function: str, parameter: inspect.Parameter, hints: Mapping[str, Any], described: Mapping[str, str]) -> Any:
     name = parameter.name
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-        raise ValueError(f"'{function}' takes {parameter}, which a call by names cannot give")
+        raise ValueError(f"'{function}' has the parameter {parameter}, which cannot be passed by keyword")
     if name not in hints:
         raise ValueError(f"the parameter '{name}' of '{function}' has no type hint")
     default = ... if parameter.default is parameter.empty else parameter.default
@@ -159,7 +159,11 @@ def _field(function: str, parameter: inspect.Parameter, hints: Mapping[str, Any]
 
 
 def _stripped(schema: Any, are_names: bool = False) -> Any:
-    """Return a schema without what is useless for a model. `are_names`: its keys are names of parameters or types."""
+    """Return a schema without entries that are useless for a model.
+
+    Args:
+        are_names: whether the keys of `schema` are names of parameters or types, which are always kept.
+    """
     if isinstance(schema, list):
         return [_stripped(one) for one in schema]
     if not isinstance(schema, dict):
@@ -169,7 +173,7 @@ def _stripped(schema: Any, are_names: bool = False) -> Any:
 
 
 def _arguments(tool: Tool, text: Any) -> dict[str, Any]:
-    """Return the arguments of the call. Raises CallError."""
+    """Return the parsed arguments of a call. Raises CallError if they do not match the tool's parameters."""
     try:
         read = tool.arguments.model_validate_json(text or "{}")
     except ValidationError as error:
@@ -179,7 +183,7 @@ def _arguments(tool: Tool, text: Any) -> dict[str, Any]:
 
 
 def answered(call: Mapping[str, Any], value: Any) -> Answered:
-    """Return the message to the model with a tool's value."""
+    """Return the message to the model with the value that a tool returned."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     if len(text) > MOST_CHARACTERS:
         text = f"{text[:MOST_CHARACTERS]}\n... {len(text) - MOST_CHARACTERS} characters more"

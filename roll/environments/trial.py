@@ -1,4 +1,4 @@
-"""Resets every environment once before anything starts, so that its faults are reported before the roles start."""
+"""Resets every environment once before the run starts its roles, so that faults are reported early."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ async def trial(
     """Import the environment and the tools of every domain, and reset the environment on a row.
 
     Args:
-        sections: by domain.
-        firsts: a row of each domain that has any; the environments of others are imported alone.
+        sections: configuration of the environments, by domain.
+        firsts: one row of each domain that has rows. The environments of other domains are only imported.
         start_seconds: deadline for a process to import its environment.
-        problem_of: what is wrong with a first observation as the run's model would be given it; empty if nothing is.
+        problem_of: returns the reason why the run's model cannot accept a first observation, or an empty string.
 
     Returns:
-        What is wrong with any of them.
+        The faults of all domains.
     """
     found = await asyncio.gather(
         *(_domain(name, section, firsts.get(name), start_seconds, problem_of) for name, section in sections.items())
@@ -44,16 +44,16 @@ async def _domain(
     try:
         await process.start()
         problem = "" if row is None else problem_of(await process.open(0, row, TRIAL_SEED))
-        remedy = "mend what reset returns, or raise prompt_length if it is too long"
-        return [Fault(f"{place}.environment", f"{tried} cannot be given to the model: {problem}", remedy)] if problem else []
+        remedy = "fix the value that reset returns, or raise prompt_length if it is too long"
+        return [Fault(f"{place}.environment", f"{tried} returns what the model cannot accept: {problem}", remedy)] if problem else []
     except ConfigError as error:
         return list(error.faults)
     except EnvironmentProcessFailed as error:
-        return [Fault(place, str(error), "mend the module of the environment, or raise deadlines.start")]
+        return [Fault(place, str(error), "fix the module of the environment, or raise deadlines.start")]
     except EnvironmentFailed as failed:
         problem = f"{tried} fails: {failed}"
         columns = f"the row has the columns {', '.join(map(str, row or ()))}"
         late = f"make it faster, or raise {place}.step_timeout"
-        return [Fault(f"{place}.environment", problem, late if failed.reason == "timed_out" else f"mend the class; {columns}")]
+        return [Fault(f"{place}.environment", problem, late if failed.reason == "timed_out" else f"fix the class; {columns}")]
     finally:
         await process.close()

@@ -1,4 +1,4 @@
-"""Grid worlds, whose actions the policy writes as text: their keys, the templates of the messages, and the parser of actions.
+"""The common parts of grid worlds, in which the policy writes its actions as text: keys, message templates and the action parser.
 
 The keys and placeholders are those of ROLL v0.2.1.
 """
@@ -25,26 +25,27 @@ PLACEHOLDERS = ("turn_idx", "observation", "actions_left", "max_response_length"
 
 @dataclass(frozen=True)
 class Templates:
-    """Templates of the messages of a grid world."""
+    """Builds the messages of a grid world from templates."""
 
     instruction: str
     """Text in front of the first state."""
     system: str
-    """System message; an empty text means none."""
+    """System message; empty for none."""
     turn: str
-    """Text of a turn, with PLACEHOLDERS."""
+    """Template of each turn; may contain PLACEHOLDERS."""
     max_steps: int
     max_response_length: int | None
 
     def __post_init__(self) -> None:
-        """Raise ValueError if `agent_template` cannot be filled in."""
+        """Raise ValueError if `agent_template` or `max_steps` is invalid."""
         named = {field for _, field, _, _ in string.Formatter().parse(self.turn) if field is not None}
         if unknown := sorted(named - set(PLACEHOLDERS)):
-            raise ValueError(f"agent_template has {{{unknown[0]}}}; there are {', '.join(f'{{{name}}}' for name in PLACEHOLDERS)}")
+            known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+            raise ValueError(f"agent_template has the unknown placeholder {{{unknown[0]}}}; known placeholders: {known}")
         if "max_response_length" in named and self.max_response_length is None:
-            raise ValueError("agent_template has {max_response_length}, and environment_args give no max_response_length")
+            raise ValueError("agent_template has {max_response_length}, but environment_args has no max_response_length")
         if self.max_steps < 1:
-            raise ValueError(f"max_steps is {self.max_steps}, and must be at least 1")
+            raise ValueError(f"max_steps is {self.max_steps}; it must be at least 1")
 
     def first(self, state: str) -> Observation:
         """Return the first messages of an episode."""
@@ -52,7 +53,7 @@ class Templates:
         return Observation([*begin, {"role": "user", "content": f"{self.instruction}\n{self._turn(state, 0)}"}], state=state)
 
     def answer(self, happened: str, state: str, steps: int) -> list[Message]:
-        """Return the message after this number of steps."""
+        """Return the message after `steps` steps. `happened` describes the effect of the last one."""
         return [{"role": "user", "content": f"{happened}\n{self._turn(state, steps)}"}]
 
     def _turn(self, state: str, steps: int) -> str:
@@ -62,13 +63,13 @@ class Templates:
 
 
 class ActionReader:
-    """Finds the action in a text."""
+    """Parses the action from a text."""
 
     def __init__(self, pattern: str, actions: Sequence[str]) -> None:
         """
         Args:
-            pattern: its last group, or the whole of it without groups, is the action.
-            actions: their words; case does not count.
+            pattern: regular expression. The action is its last group, or the whole match if it has no group.
+            actions: names of the actions, which are matched without regard to case.
 
         Raises:
             ValueError: the pattern is not a regular expression.
@@ -80,7 +81,7 @@ class ActionReader:
         self._actions = {action.lower(): number for number, action in enumerate(actions)}
 
     def __call__(self, text: str) -> int | None:
-        """Return the number of the first action in the text; None if there is none."""
+        """Return the number of the action in the first match of the pattern. None if there is no match, or it is not an action."""
         found = self._pattern.search(text)
         if found is None:
             return None
@@ -95,11 +96,11 @@ class Counter:
         self._templates, self._penalty, self._steps = templates, format_penalty, 0
 
     def unreadable(self, state: str) -> Step:
-        """Return the step for a message without a readable action: the reward is `format_penalty`, and nothing moves."""
+        """Return the step for a message without a readable action. The reward is `format_penalty`, and the state does not change."""
         return self._step("Your action could not be read.", state, self._penalty, {"invalid_actions": 1.0})
 
     def moved(self, action: str, state: str, reward: float, has_effect: bool, is_over: bool, is_solved: bool) -> Step:
-        """A step of the world."""
+        """Return the step for an action that was taken."""
         happened = f"You moved {action}." if has_effect else f"You tried to move {action}, and nothing moved."
         counted = {"ineffective_actions": float(not has_effect), "success": float(is_solved)}
         return self._step(happened, state, reward, counted, is_over)
@@ -113,38 +114,38 @@ class Counter:
 
 @dataclass(kw_only=True, eq=False)
 class GridWorld(ABC):
-    """A world of cells, drawn with symbols, in which each message of the policy is one action. Its fields are keys of `environment_args`.
+    """A world of cells that are drawn with symbols. Each message of the policy is one action. The fields are keys of `environment_args`.
 
     Raises:
-        ValueError: a value is not possible.
+        ValueError: a field has an invalid value.
     """
 
     malformed_calls: ClassVar[MalformedCalls] = "step"
     actions: ClassVar[Sequence[str]]
-    """Their words, by number."""
+    """Names of the actions, by number."""
     usual_symbols: ClassVar[Mapping[int, str]]
-    """Default symbols of cells by number."""
+    """Default symbol of each type of cell, by its number."""
     names: ClassVar[Mapping[int, str]]
-    """The same in words."""
+    """Name of each type of cell, by its number."""
 
     max_steps: int
-    """Number of actions after which the episode ends; unreadable ones count."""
+    """Number of actions after which the episode ends. Messages without a readable action count too."""
     format_penalty: float
     """Reward of a message without a readable action."""
     action_pattern: str = ACTION_PATTERN
     """Regular expression whose last group is the action."""
     grid_lookup: Mapping[Any, str] | None = None
-    """Symbols of cells by their number, in place of the default ones."""
+    """Symbols that replace the default ones, by the number of the type of cell."""
     grid_vocab: Mapping[str, str] | None = None
-    """Meaning of each symbol, for the instruction."""
+    """Meaning of each symbol, for the instruction. The default is the name of the type of cell."""
     env_instruction: str | None = None
-    """Text in front of the first state."""
+    """Text in front of the first state. By default it is generated from the task, the symbols and the actions."""
     agent_system_template: str = SYSTEM
-    """System message; an empty text means none."""
+    """System message; empty for none."""
     agent_template: str = TURN
-    """Text of each turn, with PLACEHOLDERS."""
+    """Template of each turn; may contain PLACEHOLDERS."""
     max_response_length: int | None = None
-    """Its text in the template."""
+    """Value of the placeholder `max_response_length`."""
 
     def __post_init__(self) -> None:
         self._lookup = symbols(self.grid_lookup, self.usual_symbols)
@@ -168,7 +169,7 @@ class GridWorld(ABC):
 
     @abstractmethod
     def _task(self) -> str:
-        """Return the task of this world, for the instruction."""
+        """Return the description of the task, for the instruction."""
 
     def _instruction(self) -> str:
         return (
@@ -178,11 +179,11 @@ class GridWorld(ABC):
 
 
 def symbols(given: Mapping[Any, str] | None, usual: Mapping[int, str]) -> dict[int, str]:
-    """Merge `grid_lookup`, whose keys may be texts, into the default symbols. Raise ValueError if it is invalid."""
+    """Merge `grid_lookup`, whose keys may be strings, into the default symbols. Raise ValueError if it is invalid."""
     lookup = dict(usual)
     for key, symbol in (given or {}).items():
         if not str(key).isdecimal() or int(key) not in usual or not isinstance(symbol, str) or not symbol:
-            raise ValueError(f"grid_lookup has {key!r}: {symbol!r}; its keys are {', '.join(map(str, usual))}, its values texts")
+            raise ValueError(f"grid_lookup has {key!r}: {symbol!r}; keys must be {', '.join(map(str, usual))}, and values non-empty texts")
         lookup[int(key)] = symbol
     if len(set(lookup.values())) < len(lookup):
         raise ValueError("grid_lookup gives two things the same symbol")
@@ -190,6 +191,6 @@ def symbols(given: Mapping[Any, str] | None, usual: Mapping[int, str]) -> dict[i
 
 
 def legend(lookup: Mapping[int, str], vocab: Mapping[str, str] | None, names: Mapping[int, str]) -> str:
-    """Return the meaning of each symbol: from `grid_vocab`, or the default one."""
+    """Return the text that lists the meaning of each symbol, from `vocab` or else from `names`."""
     meant = {symbol: (vocab or {}).get(symbol, names[number]) for number, symbol in lookup.items()}
     return ", ".join(f"{symbol}: {name}" for symbol, name in meant.items())

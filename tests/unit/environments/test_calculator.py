@@ -61,5 +61,5 @@ def test_a_row_has_its_own_question() -> None:
 
 @pytest.mark.parametrize("given", [{"digits": 0}, {"operators": "/"}, {"operators": ""}])
 def test_other_arguments_are_refused(given: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="digits has to be 1 at least"):
+    with pytest.raises(ValueError, match="digits must be at least 1"):
         Calculator(**given)  # type: ignore[arg-type]

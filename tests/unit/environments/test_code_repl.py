@@ -90,7 +90,7 @@ def test_a_program_that_never_ends_is_ended_and_said() -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({**SQUARES, "test_cases": SQUARES["test_cases"][:1]}, r"1 test case\(s\), and public_cases 1 leave none hidden"),
+        ({**SQUARES, "test_cases": SQUARES["test_cases"][:1]}, r"1 test case\(s\); with public_cases 1 none is hidden"),
         (
             {key: value for key, value in SQUARES.items() if key != "prompt"},
             "neither 'messages' nor 'prompt'; it has the columns",
@@ -113,5 +113,5 @@ def test_without_a_sandbox_there_is_no_environment(monkeypatch: pytest.MonkeyPat
 
 
 def test_impossible_values_are_refused() -> None:
-    with pytest.raises(ValueError, match="have to be at least 1; they are 0 and 4"):
+    with pytest.raises(ValueError, match="must be at least 1; they are 0 and 4"):
         CodeRepl(public_cases=0)

@@ -151,13 +151,13 @@ def test_actions_are_read(pattern: str, text: str, number: int | None) -> None:
 @pytest.mark.parametrize(
     ("environment_args", "problem"),
     [
-        ({"size": 1}, "size has to be 2 to 64"),
+        ({"size": 1}, "size must be from 2 to 64"),
         ({"p": 0}, "p above 0"),
         ({"max_steps": 0}, "max_steps is 0"),
         ({"action_pattern": "("}, r"action_pattern '\(' is not a regular expression"),
-        ({"agent_template": "{state}"}, r"agent_template has {state}; there are {turn_idx}"),
-        ({"agent_template": "{max_response_length}"}, "give no max_response_length"),
-        ({"grid_lookup": {7: "A"}}, "grid_lookup has 7: 'A'; its keys are 0, 1, 2, 3, 4, 5"),
+        ({"agent_template": "{state}"}, r"agent_template has the unknown placeholder {state}; known placeholders: {turn_idx}"),
+        ({"agent_template": "{max_response_length}"}, "environment_args has no max_response_length"),
+        ({"grid_lookup": {7: "A"}}, "grid_lookup has 7: 'A'; keys must be 0, 1, 2, 3, 4, 5"),
         ({"grid_lookup": {0: "O"}}, "two things the same symbol"),
     ],
 )
@@ -168,5 +168,5 @@ def test_impossible_values_are_refused(environment_args: dict[str, Any], problem
 
 def test_a_lake_of_holes_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll.environments.frozen_lake.DRAWS", 10)
-    with pytest.raises(ValueError, match="no map of 10 can be solved; raise p, which is 0.001"):
+    with pytest.raises(ValueError, match="none of 10 random maps can be solved; raise p, which is 0.001"):
         FrozenLake(size=64, p=0.001).reset({}, 0)

@@ -70,7 +70,7 @@ def test_what_a_tool_fails_with_is_told_to_the_model() -> None:
 
 def test_that_a_call_is_late_is_told_to_the_model() -> None:
     _, [step] = played(domain({"command": COMMAND, "call_timeout": limits.EXPIRY}), calls(("waits", "{}")))
-    assert contents(step) == [f"Error: 'waits' had no answer after {limits.EXPIRY:g} s"] and step.metrics == {"tool_errors": 1.0}
+    assert contents(step) == [f"Error: 'waits' did not answer within {limits.EXPIRY:g} s"] and step.metrics == {"tool_errors": 1.0}
 
 
 @pytest.mark.parametrize("environment", ["calculator", "tool_use"])
@@ -102,7 +102,7 @@ def test_a_server_that_ends_breaks_its_episode() -> None:
 
 @pytest.mark.parametrize("server", [{"command": ("/no/such/server",)}, {"command": ("true",)}, {"url": "http://127.0.0.1:9/mcp"}])
 def test_a_server_that_cannot_be_had_breaks_its_episode(server: dict[str, Any]) -> None:
-    with pytest.raises(EnvironmentFailed, match="the MCP server .* cannot be had"):
+    with pytest.raises(EnvironmentFailed, match="the MCP server .* cannot be started or reached"):
         played(domain(server))
 
 

@@ -25,9 +25,9 @@ RETURNS = {
     "nan": "its reward is nan, not a finite number",
     "large": "bytes as JSON; at most 4194304 are allowed",
     "many": "it has 300 messages; at most 256 are allowed",
-    "no role": "a message has to be a mapping whose role is one of",
+    "no role": "a message must be a mapping with a role of",
     "object": "is not JSON serializable",
-    "state": "its state has to be a text of at most 65536 characters",
+    "state": "its state must be a text of at most 65536 characters",
     "metric": "its metric 'm' is 'high', not a finite number",
 }
 
@@ -106,7 +106,7 @@ def test_what_raises_costs_its_own_session(kind: str, marks: Path) -> None:
     [
         ("leave", "the process ended itself with status 3"),
         pytest.param("segfault", "the process died of SIGSEGV", marks=pytest.mark.full),
-        ("forge", "its process wrote an invalid reply: it does not carry the number of a call in progress"),
+        ("forge", "its process sent an invalid reply: it does not carry the number of a call in progress"),
         ("spawn", "the process and what it started were "),
         (f"leak {300 * MIB}", "the process and what it started held "),
     ],
@@ -140,7 +140,7 @@ def test_a_plain_call_that_is_late_costs_its_process(kind: str, marks: Path) -> 
             for session in (1, 2):
                 await held.open(session, ROW, 0)
             failed = await failure(held.step(1, says("hang")))
-            assert (failed.reason, failed.why) == ("timed_out", f"step was not done after step_timeout, {limits.CALL:g} s")
+            assert (failed.reason, failed.why) == ("timed_out", f"step did not end within step_timeout, {limits.CALL:g} s")
             assert gone([int((marks / "hanging").read_text())])
             assert isinstance(await failure(held.step(2, says("go"))), NeighbourFailed)
 
@@ -153,7 +153,7 @@ def test_a_call_that_waits_and_is_late_is_ended_within_its_process(marks: Path) 
             for session in (1, 2):
                 await held.open(session, ROW, 0)
             failed = await failure(held.step(1, says("sleep")))
-            assert (failed.reason, failed.why) == ("timed_out", f"step was not done after step_timeout, {limits.EXPIRY:g} s")
+            assert (failed.reason, failed.why) == ("timed_out", f"step did not end within step_timeout, {limits.EXPIRY:g} s")
             assert not gone([int((marks / "hanging").read_text())])
             assert (await held.step(2, says("go"))).reward == 0.5
 

@@ -135,10 +135,10 @@ def test_a_random_play_never_fails(seed: int, plays: int, boxes: int) -> None:
 @pytest.mark.parametrize(
     ("environment_args", "problem"),
     [
-        ({"dim_room": (4, 6)}, "dim_room has to be two numbers of 5 to 64"),
-        ({"dim_room": (6,)}, "dim_room has to be two numbers"),
+        ({"dim_room": (4, 6)}, "dim_room must be two numbers from 5 to 64"),
+        ({"dim_room": (6,)}, "dim_room must be two numbers"),
         ({"num_boxes": 0}, "num_boxes and search_depth at least 1"),
-        ({"agent_template": "{board}"}, r"agent_template has {board}"),
+        ({"agent_template": "{board}"}, r"agent_template has the unknown placeholder {board}"),
     ],
 )
 def test_impossible_values_are_refused(environment_args: dict[str, Any], problem: str) -> None:
@@ -147,5 +147,5 @@ def test_impossible_values_are_refused(environment_args: dict[str, Any], problem
 
 
 def test_more_boxes_than_a_room_has_place_for_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"5 x 5 have no place for 6 box\(es\); enlarge dim_room, or lower num_boxes"):
+    with pytest.raises(ValueError, match=r"none of .* random rooms of 5 x 5 suits 6 box\(es\); enlarge dim_room, or lower num_boxes"):
         Sokoban(dim_room=(5, 5), num_boxes=6).reset({}, 0)

@@ -89,11 +89,11 @@ def test_what_is_sound_has_no_fault() -> None:
             "name one of calculator",
         ),
         ({"environment": "worlds:world"}, "environment", "worlds has no such class", "`package.module:Class`"),
-        ({"environment": "broken:World"}, "environment", "'broken:World' cannot be imported: ZeroDivisionError", "mend the module"),
-        ({"environment_args": {"start": 3}}, "environment_args", "does not fit 'worlds:World'", "the class takes (begin: "),
-        ({"environment": "own_tools:Short"}, "environment", "reset' cannot be called as reset(self, row, seed)", "let it take"),
-        ({"environment": "own_tools:Odd"}, "environment", "has malformed_calls 'ignore'", "give one of answer, end, step"),
-        ({"tools": ("own_tools",)}, "tools", "'own_tools' names no tool", "`package.module:function`"),
+        ({"environment": "broken:World"}, "environment", "'broken:World' cannot be imported: ZeroDivisionError", "fix the module"),
+        ({"environment_args": {"start": 3}}, "environment_args", "does not fit 'worlds:World'", "the class accepts (begin: "),
+        ({"environment": "own_tools:Short"}, "environment", "reset' cannot be called as reset(self, row, seed)", "give it the parameters"),
+        ({"environment": "own_tools:Odd"}, "environment", "has malformed_calls 'ignore'", "set it to one of answer, end, step"),
+        ({"tools": ("own_tools",)}, "tools", "'own_tools' is not the name of a tool", "`package.module:function`"),
         (
             {
                 "tools": (
@@ -107,7 +107,12 @@ def test_what_is_sound_has_no_fault() -> None:
         ),
         ({"tools": ("own_tools:gone",)}, "tools", "own_tools has no such function", "name a function of the module"),
         ({"tools": ("own_tools:untyped",)}, "tools", "the parameter 'text' of 'untyped' has no type hint", "a type hint"),
-        ({"tools": ("own_tools:several",)}, "tools", "'several' takes *texts: str, which a call by names cannot give", "a type hint"),
+        (
+            {"tools": ("own_tools:several",)},
+            "tools",
+            "'several' has the parameter *texts: str, which cannot be passed by keyword",
+            "a type hint",
+        ),
     ],
 )
 def test_what_cannot_be_loaded_is_a_fault(keys: dict[str, Any], place: str, problem: str, remedy: str) -> None:
@@ -131,18 +136,19 @@ def test_what_fails_on_a_row_is_a_fault_with_its_line(marks: Path) -> None:
     assert fault.place == "environments.act.environment"
     assert "'worlds:World', reset on the first row of its domain, fails: reset failed: KeyError" in fault.problem
     assert fault.problem.endswith(f"({marks / 'worlds.py'}, line {line})")
-    assert fault.remedy == "mend the class; the row has the columns name, fail"
+    assert fault.remedy == "fix the class; the row has the columns name, fail"
 
 
 def test_a_first_observation_that_the_model_cannot_be_given_is_a_fault() -> None:
     [fault] = faults({"seed": 1}, problem="tokens of messages:", environment="calculator")
-    assert fault.problem == "'calculator', reset on the first row of its domain, cannot be given to the model: tokens of messages: 1"
+    tried = "'calculator', reset on the first row of its domain,"
+    assert fault.problem == f"{tried} returns what the model cannot accept: tokens of messages: 1"
     assert fault.remedy.endswith("raise prompt_length if it is too long")
 
 
 def test_what_hangs_or_ends_its_process_on_a_row_is_a_fault() -> None:
     [late] = faults({"fail": "hang"}, step_timeout=limits.EXPIRY)
-    assert "reset was not done after step_timeout, 1 s" in late.problem
+    assert "reset did not end within step_timeout, 1 s" in late.problem
     assert late.remedy == "make it faster, or raise environments.act.step_timeout"
     [ended] = faults({"fail": "leave"})
     assert "the process ended itself with status 3" in ended.problem
@@ -150,4 +156,4 @@ def test_what_hangs_or_ends_its_process_on_a_row_is_a_fault() -> None:
 
 def test_a_row_that_an_environment_cannot_use_is_a_fault() -> None:
     [fault] = faults({"question": "1+1="}, environment="calculator")
-    assert "the row has a question or an answer alone: question" in fault.problem
+    assert "the row needs both a question and an answer, but has only the columns question" in fault.problem
