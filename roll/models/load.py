@@ -149,7 +149,7 @@ def check_readable(path: str) -> None:
             files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
         if not files and not list(folder.glob("*.bin")):
             problem = f"the model '{path}' cannot be read: it holds no weights (*.safetensors)"
-            remedy = f"give a folder with weights, or create random ones (python -m roll.models.initialise {path} OUT) and set pretrain=OUT"
+            remedy = f"give a folder with weights, or create random ones: python -m roll.models.initialise {path} OUT, and set pretrain=OUT"
             raise DataError([Fault("pretrain", problem, remedy)])
         for file in files:
             with safe_open(file, "pt"):

@@ -1,7 +1,7 @@
-"""The protocols of backends, by job: train, score given sequences, or generate.
+"""The protocols of backends: training, scoring of given sequences, generation, and reward models.
 
-A strategy lives in one process of its role. Methods of training and scoring are collective: every rank of the
-role calls them with the same number of micro-batches.
+A strategy runs in one process of its role. The methods of training and scoring strategies are collective: every rank of the role must
+call them with the same number of micro-batches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from roll.weight_sync.routes import Rendezvous, Route
 
 @dataclass(frozen=True)
 class Rank:
-    """Identifies a process of a role, and how it reaches the others."""
+    """The identity of one process of a role, and the settings of its process group."""
 
     role: str
     rank: int
@@ -31,15 +31,15 @@ class Rank:
     master_address: str
     master_port: int
     device: str
-    """`cpu` or `cuda`. A worker sees only its own CUDA devices: one, or those of its engine."""
+    """`cpu` or `cuda`. A worker sees only its own CUDA devices: one device, or the devices of its engine."""
     timeout: float
-    """Deadline of a collective operation in seconds."""
+    """Deadline of a collective operation, in seconds."""
     devices: tuple[int, ...] = ()
-    """Numbers of its devices, counted across all nodes."""
+    """Indices of its devices, counted across all nodes."""
     replica_size: int = 1
     """Number of neighbouring ranks that work on the same micro-batches."""
     start_timeout: float = 900.0
-    """Deadline in seconds for building the strategy, which the driver waits for."""
+    """Deadline for building the strategy, in seconds. The driver waits that long."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class MicroBatch:
 
     batch: TrainBatch
     loss_weights: Floats
-    """[T], see `algorithms.aggregation`."""
+    """[T], weight of each token in the loss, see `algorithms.aggregation`."""
     samples: tuple[int, ...] = ()
-    """[N], positions of the sequences in the step's batch, for reports."""
+    """[N], positions of the sequences in the step's batch, for error reports."""
 
 
 @dataclass(frozen=True)
@@ -64,45 +64,46 @@ class TrainResult:
     scalars: Metrics
     """Values that are the same on every rank: gradient norm, learning rate, skipped updates."""
     counted_sums: Metrics = field(default_factory=dict)
-    """Sums of metrics that only some tokens, sequences or pairs have."""
+    """Sums of metrics that exist only for some tokens, sequences or pairs."""
     counts: Metrics = field(default_factory=dict)
     """Number of values in each sum of `counted_sums`."""
 
 
 @dataclass(frozen=True)
 class EngineActivity:
-    """Activity of an engine since the previous call, or since its start. None marks what its backend does not count."""
+    """Activity of an engine since the previous call, or since its start. Fields are None if the backend does not measure them."""
 
     busy_seconds: float
-    """Seconds in which the engine had a request in flight and was neither paused nor off its device."""
+    """Seconds during which the engine had a request in flight and was neither paused nor offloaded."""
     generated_tokens: int
+    """Number of sampled tokens."""
     prefilled_tokens: int
-    """Prompt tokens outside the prefix cache, and tokens of preempted requests, which are computed again."""
+    """Number of prompt tokens that were not in the prefix cache, plus the tokens of preempted requests that were recomputed."""
     preemptions: int | None = None
-    """Number of times that a request lost its KV cache, for lack of room or because of new weights."""
+    """Number of times that a request lost its KV cache, because the cache was full or because of new weights."""
     running: float | None = None
     """Mean number of requests in a forward pass. None if there was no pass."""
     waiting: float | None = None
-    """Mean number of requests that waited for room during a forward pass. None if there was no pass."""
+    """Mean number of requests that waited for KV cache during a forward pass. None if there was no pass."""
     kv_cache_use: float | None = None
-    """Largest share of the KV cache that was in use, 0 to 1."""
+    """Largest fraction of the KV cache in use, 0 to 1."""
     tokens_in_flight: int | None = None
-    """At present: prompt and sampled tokens of unanswered requests. The prompt counts for each sample."""
+    """Current number of prompt and sampled tokens of unfinished requests. The prompt counts once per sample."""
 
 
 class TrainStrategy(Protocol):
-    """A model that learns: a policy, or a critic, which is neither synced nor exported."""
+    """A model in training: a policy, a reward model, or a critic. A critic is neither synced to engines nor exported."""
 
     def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
-        """Run one optimizer update for each list of micro-batches. `policy_version` is the version before the first."""
+        """Run one optimizer update per list of micro-batches. `policy_version` is the version before the first update."""
         ...
 
     def evaluate(self, micro_batches: Sequence[MicroBatch], loss: Loss, temperature: float) -> TrainResult:
-        """Return the loss's metrics on held-out micro-batches, without a gradient."""
+        """Return the metrics of the loss on held-out micro-batches, without computing gradients."""
         ...
 
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float, adapter: bool) -> list[Floats]:
-        """Return log-probs [T] of each micro-batch, 0 outside the response mask. `adapter=False` leaves LoRA out."""
+        """Return log-probs [T] of each micro-batch, 0 outside the response mask. `adapter=False` disables the LoRA adapter."""
         ...
 
     def values(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
@@ -110,35 +111,35 @@ class TrainStrategy(Protocol):
         ...
 
     def tensors(self, adapter: bool) -> list[TensorSpec]:
-        """Describe the tensors to send: the adapter's, or the whole model's with any adapter merged in."""
+        """Return the specifications of the tensors to send: the adapter's, or the whole model's with any adapter merged in."""
         ...
 
     def gathered(self, names: Sequence[str], adapter: bool) -> AbstractContextManager[Mapping[str, Tensor]]:
-        """Gather whole tensors, by their names in `tensors(adapter)`, on every rank while the block lasts. Collective."""
+        """Return a context manager that gathers whole tensors, by their names in `tensors(adapter)`, on every rank. Collective."""
         ...
 
     def adapter_config(self) -> str:
-        """Return PEFT's `adapter_config.json` of the trained adapter."""
+        """Return the content of PEFT's `adapter_config.json` for the trained adapter."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write the state that `load` needs to continue exactly: trained weights, optimizer, schedule, random states."""
+        """Write the state that `load` needs to continue exactly: trained weights, optimizer, schedule and random states."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Restore the state that `save` wrote."""
+        """Restore the state written by `save`."""
         ...
 
     def export(self, folder: Path) -> None:
-        """Write the policy as a folder for `from_pretrained`: Hugging Face's, or PEFT's for an adapter."""
+        """Write the model as a Hugging Face folder for `from_pretrained`, or an adapter as a PEFT folder."""
         ...
 
     def offload(self) -> None:
-        """Free the device's memory for other roles. Nothing is computed until `onload`. Idempotent."""
+        """Free GPU memory for other roles. No other method may be called until `onload`. Idempotent."""
         ...
 
     def onload(self) -> None:
-        """Return to the device, with bitwise the same values."""
+        """Move the state back to the device, with bitwise identical values."""
         ...
 
     def close(self) -> None:
@@ -154,11 +155,11 @@ class ScoreStrategy(Protocol):
         ...
 
     def offload(self) -> None:
-        """Free the device's memory for other roles. Nothing is computed until `onload`. Idempotent."""
+        """Free GPU memory for other roles. No other method may be called until `onload`. Idempotent."""
         ...
 
     def onload(self) -> None:
-        """Return to the device, with bitwise the same values."""
+        """Move the state back to the device, with bitwise identical values."""
         ...
 
     def close(self) -> None:
@@ -167,37 +168,37 @@ class ScoreStrategy(Protocol):
 
 
 class TeachStrategy(ScoreStrategy, Protocol):
-    """A fixed teacher model of a student."""
+    """A fixed teacher model for distillation."""
 
     def states(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
-        """Return the last hidden states [S, H] of each micro-batch, from which its S response tokens are predicted."""
+        """Return the teacher's output for the S response tokens of each micro-batch: last hidden states [S, H], or its encoded top k."""
         ...
 
 
 class GenerateStrategy(Protocol):
-    """A policy that answers prompts. It loads new weights between answers or during them."""
+    """A policy that generates completions. It can load new weights while requests are in flight."""
 
     async def start(self) -> None:
         """Load the model and prepare to generate."""
         ...
 
     def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> AsyncGenerator[NumberedCompletions, None]:
-        """Yield `sampling.samples` completions of one prompt as they end. Concurrent calls are batched. A seed reproduces the samples."""
+        """Yield `sampling.samples` completions of one prompt as they finish, reproducibly with a seed. Concurrent calls are batched."""
         ...
 
     async def pause(self) -> None:
-        """Stop generating until `resume`. Requests in flight are kept, and new ones wait."""
+        """Stop generating until `resume`. Requests in flight are kept, and new requests wait."""
         ...
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
-        """Prepare for buckets on this route. Files need no preparation. Waits for the other members of a broadcast."""
+        """Prepare for buckets on this route. On a broadcast route, wait for the other members. A file route needs no preparation."""
         ...
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
-        """Load some of the model's weights. The first bucket opens an update.
+        """Load a part of the model's weights. The first bucket opens an update.
 
         Raises:
-            WeightSyncError: the bucket is not what was sent. The engine is then between two models and only fit to be closed.
+            WeightSyncError: the bucket does not match what was sent. The engine then has a mixture of weights and must be closed.
         """
         ...
 
@@ -205,15 +206,15 @@ class GenerateStrategy(Protocol):
         """Load a LoRA adapter.
 
         Raises:
-            WeightSyncError: the adapter is not what was sent. The one before is still in place.
+            WeightSyncError: the adapter does not match what was sent. The previous adapter remains loaded.
         """
         ...
 
     async def resume(self, policy_version: int) -> None:
-        """Close the update, if one is open, and generate again, now with this version.
+        """Close the update, if one is open, and continue to generate, as this version.
 
         Raises:
-            WeightSyncError: some of the model's weights were not sent. The engine is then only fit to be closed.
+            WeightSyncError: some of the model's weights were not sent. The engine must then be closed.
         """
         ...
 
@@ -222,25 +223,25 @@ class GenerateStrategy(Protocol):
         ...
 
     async def activity(self) -> EngineActivity:
-        """Return the engine's activity since the last call. Returns at once, also while the engine is paused or off its device."""
+        """Return the engine's activity since the last call. Does not block, even while the engine is paused or offloaded."""
         ...
 
     async def cause_of_death(self) -> str | None:
-        """Return why the engine cannot continue, such as the end of a process that it needs, or None if it can. Returns at once."""
+        """Return why the engine cannot continue, for example because one of its processes died, or None if it can. Does not block."""
         ...
 
     async def offload(self, discard: bool) -> None:
-        """Give the device's memory up to other roles, once every request is answered. Twice is once.
+        """Free GPU memory for other roles. Idempotent.
 
-        `discard` says that all weights will be sent again before the next request, so they need not be kept.
+        With `discard`, the weights need not be kept, because all of them will be sent again before the next request.
         """
         ...
 
     async def onload(self, whole: bool) -> None:
-        """Return to the device: with only the weights, ready to load new ones, or `whole`, ready to generate.
+        """Move back to the device: only the weights, to load new ones, or the `whole` engine, to generate.
 
         Raises:
-            WeightSyncError: it is to be whole, and the weights that it discarded were not sent again.
+            WeightSyncError: `whole` is true, but the discarded weights were not sent again.
         """
         ...
 
@@ -257,17 +258,17 @@ class RewardStrategy(Protocol):
         ...
 
     async def scores(self, sequences: Sequence[Ints]) -> list[float]:
-        """Return the score of each sequence at its last token. Concurrent calls are batched. A sequence has at least two tokens."""
+        """Return the score of each sequence at its last token. Concurrent calls are batched. Sequences must have at least two tokens."""
         ...
 
     async def offload(self) -> None:
-        """Give the device's memory up to other roles, once every request is answered. Twice is once."""
+        """Free GPU memory for other roles, once every request is answered. Idempotent."""
         ...
 
     async def onload(self) -> None:
-        """Return to the device, with the same values."""
+        """Move the model back to the device, with the same values."""
         ...
 
     async def close(self) -> None:
-        """Free what is held."""
+        """Free the model and stop its processes."""
         ...

@@ -1,4 +1,4 @@
-"""Compiles DeepSpeed's ops in one process of roll at a time, whichever part of DeepSpeed asks for them."""
+"""Ensures that only one process of roll compiles DeepSpeed's ops at a time, wherever in DeepSpeed the compilation starts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from roll.strategies.extension_locks import turn_to_compile
 from roll.system.signs import enter
 
 SHARE_OF_START = 0.8
-"""Largest share of the start's deadline to wait for another compilation. The error then names the compilation, not the late start."""
+"""Largest fraction of the start deadline to wait for another compilation, so that the error reports this wait and not a late start."""
 
 
 @contextmanager
 def compiling_in_turn(rank: Rank) -> Iterator[None]:
-    """While the block lasts, DeepSpeed compiles every op through `turn_to_compile`, which raises TimeoutError.
+    """Make DeepSpeed compile every op under `turn_to_compile` while the block lasts. A compilation may then raise TimeoutError.
 
-    DeepSpeed compiles at first use, in places that cannot be called beforehand (`init_distributed`, a backward pass), and always by
-    `torch.utils.cpp_extension.load`, in whose place this puts its own function.
+    DeepSpeed compiles ops at first use, for example in `init_distributed` or a backward pass, so they cannot be compiled in advance. It
+    always compiles through `torch.utils.cpp_extension.load`, which this function replaces.
     """
     seconds = SHARE_OF_START * rank.start_timeout
 

@@ -1,7 +1,7 @@
-"""DeepSpeed's checkpoint files: loads them on as many ranks as wrote them, and converts them for any number of ranks.
+"""DeepSpeed's checkpoint files: loads them on the same number of ranks that wrote them, and converts them for any number of ranks.
 
-A universal checkpoint holds each parameter's fp32 weights and optimizer states in one piece (Lian et al., Universal
-Checkpointing, 2024); ranks cut out their own part when they load it.
+A universal checkpoint stores each parameter's fp32 weights and optimizer states as whole tensors (Lian et al., Universal
+Checkpointing, 2024). Each rank selects its own part when it loads the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,53 +19,56 @@ from roll.errors import CheckpointError
 from roll.strategies.deepspeed_reading import load, nothing_runs
 
 TAG = "deepspeed"
-"""Folder of a checkpoint with the states of each rank."""
+"""Subfolder of a checkpoint that has the states of each rank."""
 UNIVERSAL = "deepspeed_universal"
-"""Folder of a universal checkpoint, with the states as whole tensors."""
+"""Subfolder of a universal checkpoint that has the states as whole tensors."""
 SWAPPED = "offloaded_tensors"
-"""Subfolder for copies of the states on NVMe, one file each."""
+"""Subfolder of `TAG` with copies of the states that were on NVMe, one file per tensor."""
 WRAPPER = "model."
-"""Prefix of the names of `PackedPolicy`'s parameters."""
+"""Prefix that `PackedPolicy` adds to the model's parameter names."""
 
 
 def random_file(folder: Path, rank: int) -> Path:
-    """Return the path of a rank's random states."""
+    """Return the path of the file with a rank's random states."""
     return folder / f"random_rank{rank}.pt"
 
 
 def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> bool:
-    """Restore weights, optimizer and schedule. Return whether the ranks' random states can be restored, too.
+    """Restore weights, optimizer and schedule. Return whether the random states of the ranks can also be restored.
 
     Raises:
-        CheckpointError: there is nothing to load, or another number of ranks wrote it, or they shared the model out or swapped in
-            another way, or a file of it would run something.
+        CheckpointError: there is no state to load; the checkpoint was written with another number of ranks, another degree of tensor
+            parallelism or another place of optimizer states; or a file would execute code when loaded.
     """
     swaps = engine.zero_nvme_offload_optimizer()
     if (folder / UNIVERSAL).is_dir():
         if swaps:
-            raise CheckpointError(f"{folder} is a universal checkpoint, which is not loaded with optimizer states on NVMe: offload to cpu")
+            raise CheckpointError(
+                f"{folder} is a universal checkpoint, which cannot be loaded with optimizer states on NVMe: "
+                "set offload_optimizer.device to cpu"
+            )
         if engine.zero_optimization_stage() == 0:
-            raise CheckpointError(f"{folder} is a universal checkpoint, which ZeRO-1, 2 and 3 can load and ZeRO-0 cannot")
+            raise CheckpointError(f"{folder} is a universal checkpoint, which cannot be loaded with ZeRO-0: use ZeRO-1, 2 or 3")
         if engine.autotp_size() > 1:
-            raise CheckpointError(f"{folder} is a universal checkpoint, which is not loaded with tensor_parallel: remove it")
+            raise CheckpointError(f"{folder} is a universal checkpoint, which cannot be loaded with tensor_parallel: remove it")
         _load_universal(engine, folder)
         return False
     if not (folder / TAG).is_dir():
-        raise CheckpointError(f"there is no state of the trainer in {folder}: it lacks the folder '{TAG}'")
+        raise CheckpointError(f"there is no trainer state in {folder}: the folder '{TAG}' is missing")
     if (folder / TAG / SWAPPED).is_dir() != swaps:
         place = "in memory" if swaps else "on NVMe"
         raise CheckpointError(f"{folder} was written with optimizer states {place}: resume with the same offload_optimizer")
     written = len(list(folder.glob(random_file(folder, 0).name.replace("0", "*"))))
     if written != world_size:
         remedy = (
-            "states on NVMe go to as many ranks alone"
+            "states on NVMe can only be loaded by the same number of ranks"
             if swaps
-            else f"`python -m roll.export {folder} OUT --format universal` makes one of it that any number of ranks can load: "
-            "start with resume_from_checkpoint=OUT"
+            else f"convert it with `python -m roll.export {folder} OUT --format universal`, which any number of ranks can load, "
+            "and start with resume_from_checkpoint=OUT"
         )
         raise CheckpointError(f"{folder} was written by {written} ranks, and there are {world_size}; {remedy}")
     if (written := parts(folder)) != max(1, engine.autotp_size()):
-        raise CheckpointError(f"{folder} was written with an autotp_size of {written}: resume with the same")
+        raise CheckpointError(f"{folder} was written with an autotp_size of {written}: resume with the same autotp_size")
     with nothing_runs(folder):
         engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=strict)
     if swaps:
@@ -74,9 +77,10 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
 
 
 def _load_swapped(engine: Any, folder: Path) -> None:
-    """Load what DeepSpeed 0.19 leaves out if optimizer states are on NVMe.
+    """Load the states that DeepSpeed 0.19 does not load if optimizer states are on NVMe.
 
-    It loads swapped weights alone: not their moments, no count of steps, no loss scale, and nothing of what is too small to be swapped.
+    DeepSpeed loads only the swapped weights. It does not load their moments, the step counts, the loss scale, or tensors that are too
+    small to be swapped.
     """
     zero, rank = engine.optimizer, engine.global_rank
     (file,) = (folder / TAG).glob(f"*zero_pp_rank_{rank}_mp_rank_*_optim_states.pt")
@@ -107,11 +111,11 @@ def _load_swapped(engine: Any, folder: Path) -> None:
 
 
 def _whole(value: Any, file: Path, like: Tensor) -> Any:
-    """Read a state. A swapped state lies in a file of bare numbers, padded at the end."""
+    """Return a state as a whole tensor. A swapped state is read from its file, which has raw values with padding at the end."""
     if not isinstance(value, Tensor) or value.numel():
         return value
     if not file.is_file():
-        raise CheckpointError(f"{file} is missing: another model wrote the checkpoint, or it is not whole")
+        raise CheckpointError(f"{file} is missing: the checkpoint is incomplete, or was written for another model")
     return torch.from_file(str(file), shared=False, size=like.numel(), dtype=like.dtype).clone()
 
 
@@ -121,7 +125,7 @@ def parts(checkpoint: Path) -> int:
 
 
 def _load_universal(engine: Any, folder: Path) -> None:
-    # DeepSpeed asks for this in its configuration, where it would have to be known before there is an engine.
+    # DeepSpeed reads this from its configuration, which had to be complete before the engine was built.
     engine._config.load_universal_checkpoint = True
     optimizer = engine.optimizer.optimizer
     own = [group["weight_decay"] for group in optimizer.param_groups]
@@ -130,7 +134,7 @@ def _load_universal(engine: Any, folder: Path) -> None:
             engine.load_checkpoint(str(folder), tag=UNIVERSAL)
     finally:
         engine._config.load_universal_checkpoint = False
-    # Under ZeRO-3 it gives every group the settings of the first, and one tensor in which all of them count their steps.
+    # Under ZeRO-3, DeepSpeed gives all groups the settings of the first one and makes all states share one step counter. Undo both.
     for group, weight_decay in zip(optimizer.param_groups, own, strict=True):
         group["weight_decay"] = weight_decay
     for state in optimizer.state.values():
@@ -139,16 +143,18 @@ def _load_universal(engine: Any, folder: Path) -> None:
 
 
 def to_universal(checkpoint: Path, out: Path) -> None:
-    """Write the folder `UNIVERSAL` of `out` from the states in `checkpoint`.
+    """Convert the states in `checkpoint` to a universal checkpoint in the subfolder `UNIVERSAL` of `out`.
 
     Raises:
-        CheckpointError: the checkpoint is of ZeRO-0, which does not share states out, of tensor parallelism, or of states on NVMe, or a
-            file of it would run something.
+        CheckpointError: the checkpoint was written with ZeRO-0 (which does not shard states), with tensor parallelism, or with optimizer
+            states on NVMe; or a file would execute code when loaded.
     """
     _check_whole(checkpoint)
     if zero_stage(checkpoint) == 0:
-        raise CheckpointError(f"{checkpoint} was written without ZeRO, so its states are not shared out over ranks; use stage 1, 2 or 3")
-    # Several workers would be forked beside torch's threads, and would hang.
+        raise CheckpointError(
+            f"{checkpoint} was written with ZeRO-0, and only checkpoints of ZeRO-1, 2 and 3 can be converted: use one of these stages"
+        )
+    # More than one worker would hang: workers are forked while torch's threads are running.
     arguments = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
     with nothing_runs(checkpoint):
         ds_to_universal.main(
@@ -160,15 +166,15 @@ def to_universal(checkpoint: Path, out: Path) -> None:
 def _check_whole(checkpoint: Path) -> None:
     if (count := parts(checkpoint)) > 1:
         raise CheckpointError(
-            f"{checkpoint} was written with an autotp_size of {count}, and holds each tensor in parts: resume the run on the same ranks, "
-            "which writes the whole model at its end"
+            f"{checkpoint} was written with an autotp_size of {count}, and holds each tensor in parts: resume the run on the same ranks; "
+            "it exports the whole model when it ends"
         )
     if (checkpoint / TAG / SWAPPED).is_dir():
-        raise CheckpointError(f"{checkpoint} was written with optimizer states on NVMe: resume the run, which writes the model at its end")
+        raise CheckpointError(f"{checkpoint} was written with optimizer states on NVMe: resume the run; it exports the model when it ends")
 
 
 def zero_stage(checkpoint: Path) -> int:
-    """Return the ZeRO stage that wrote a checkpoint, 0 if the states are not sharded."""
+    """Return the ZeRO stage with which a checkpoint was written; 0 if the states are not sharded."""
     for file in sorted((checkpoint / TAG).glob("*_optim_states.pt"))[:1]:
         states = load(file, mapped=True)
         return int(states["optimizer_state_dict"].get("zero_stage", 0))
@@ -176,17 +182,18 @@ def zero_stage(checkpoint: Path) -> int:
 
 
 def weights(checkpoint: Path, as_held: bool) -> dict[str, Tensor]:
-    """Return the trained weights under the model's own names.
+    """Return the trained weights of a checkpoint, under the model's own names.
 
     Args:
-        as_held: in the precision in which the trainer computes with it (under ZeRO-3 an adapter is fp32 also beside bf16), to the
-            bit; else in fp32 where ZeRO keeps such weights.
+        as_held: Return the weights bitwise as the trainer computes with them (with ZeRO-3, adapters are fp32 even if the model is bf16).
+            Otherwise, return ZeRO's fp32 master weights where they exist.
 
     Raises:
-        CheckpointError: there is no state of a trainer in it, or one of tensor parallelism or on NVMe, or a file would run something.
+        CheckpointError: there is no trainer state; the checkpoint was written with tensor parallelism or optimizer states on NVMe; or a
+            file would execute code when loaded.
     """
     if not (checkpoint / TAG).is_dir():
-        raise CheckpointError(f"there is no state of the trainer in {checkpoint}: it lacks the folder '{TAG}'")
+        raise CheckpointError(f"there is no trainer state in {checkpoint}: the folder '{TAG}' is missing")
     _check_whole(checkpoint)
     held: dict[str, Tensor] = load(sorted((checkpoint / TAG).glob("*_model_states.pt"))[0], mapped=True)["module"]
     if not zero_stage(checkpoint):

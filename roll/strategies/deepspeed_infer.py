@@ -1,4 +1,4 @@
-"""Computes log-probs of a model that ZeRO-3 shards over its ranks, for references too large for one device."""
+"""Scores with a model that ZeRO-3 shards over its ranks, for reference and teacher models too large for one device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from roll.system.signs import enter
 
 
 class DeepSpeedScore(PackedScore):
-    """Implements `ScoreStrategy`, and `TeachStrategy` if the model is wrapped in a `PackedTeacher`."""
+    """Implements `ScoreStrategy`, and `TeachStrategy` if `settings.wrap` builds a teacher."""
 
     def __init__(self, settings: ShardedScoreSettings, rank: Rank) -> None:
         self._held = ExitStack()
@@ -40,7 +40,7 @@ class DeepSpeedScore(PackedScore):
         zero = settings.deepspeed.zero_optimization.model_copy(update={"offload_optimizer": None})
         swapping = self._held.enter_context(own_swap(settings.deepspeed.model_copy(update={"zero_optimization": zero}), rank))
         config = deepspeed_config(swapping, settings.model_args.dtype, max_grad_norm=None, compiled=compiled)
-        # Must outlive the engine: as long as it exists, from_pretrained shards the model during loading.
+        # Must outlive the engine. While this object exists, from_pretrained shards models during loading.
         self._shards_at_load = HfDeepSpeedConfig(config)
         enter("loading the model")
         policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args))

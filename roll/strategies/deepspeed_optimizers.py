@@ -19,15 +19,15 @@ from roll.strategies.base import Rank
 
 
 def is_matrix(parameter: nn.Parameter) -> bool:
-    """Whether a parameter has more than one dimension. ZeRO-3 keeps the true shape of a sharded one."""
+    """Return whether a parameter has more than one dimension, before sharding by ZeRO-3."""
     return len(getattr(parameter, "ds_shape", parameter.shape)) >= 2
 
 
 def parameter_groups(model: nn.Module, training: TrainingConfig) -> list[dict[str, Any]]:
     """Group the trained parameters by learning rate and weight decay.
 
-    Norms, biases and other vectors are not decayed; LoRA's matrices may have a learning rate of their own. An empty
-    group is left out; DeepSpeed cannot partition one.
+    Norms, biases and other vectors have no weight decay. LoRA matrices may have their own learning rate. There are no empty groups,
+    because DeepSpeed cannot partition them.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -46,7 +46,7 @@ class Lion(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """One update."""
+        """Perform one update."""
         for group in self.param_groups:
             rate, (first, second) = group["lr"], group["betas"]
             for parameter in group["params"]:
@@ -61,10 +61,10 @@ class Lion(Optimizer):
 
 
 class Adagrad(Optimizer):
-    """Adagrad (https://jmlr.org/papers/v12/duchi11a.html), weight decay added to the gradient.
+    """Adagrad (https://jmlr.org/papers/v12/duchi11a.html), with weight decay added to the gradient.
 
-    torch's own makes its states at once, so that DeepSpeed 0.19 makes it anew for ZeRO's partitions, and then without
-    its groups and out of the schedule's sight. This one makes them at the first step.
+    Unlike torch's Adagrad, it creates its states at the first step. torch's creates them in the constructor, so DeepSpeed 0.19 builds
+    the optimizer again for ZeRO's partitions, which loses its parameter groups and disconnects it from the schedule.
     """
 
     def __init__(self, params: Any, lr: float, eps: float) -> None:
@@ -72,7 +72,7 @@ class Adagrad(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """One update."""
+        """Perform one update."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
@@ -86,13 +86,13 @@ class Adagrad(Optimizer):
 
 
 class Muon(Optimizer):
-    """One optimizer of torch's Muon for some groups (https://kellerjordan.github.io/posts/muon/) and its AdamW for the others.
+    """Combines torch's Muon for some groups (https://kellerjordan.github.io/posts/muon/) with torch's AdamW for the others.
 
-    Muon's update is scaled to be as large as AdamW's (https://arxiv.org/abs/2502.16982), so that one learning rate serves both.
+    Muon's updates are scaled to the size of AdamW's (https://arxiv.org/abs/2502.16982), so that both can use the same learning rate.
     """
 
     def __init__(self, params: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
-        """`hidden` of a group says whether it is Muon's."""
+        """Create the optimizer. Groups with a true `hidden` use Muon, the others AdamW."""
         self._parts: list[Optimizer] = []
         if hidden := [group for group in params if group["hidden"]]:
             self._parts.append(torch.optim.Muon(hidden, lr=lr, adjust_lr_fn="match_rms_adamw"))
@@ -102,19 +102,19 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """One update."""
+        """Perform one update."""
         for part in self._parts:
-            # Share these groups: a checkpoint loads others, and DeepSpeed puts master weights into groups.
+            # Pass on the current groups and states: loading a checkpoint replaces them, and DeepSpeed puts master weights into the groups.
             part.state = self.state
             part.param_groups = [group for group in self.param_groups if group["hidden"] == isinstance(part, torch.optim.Muon)]
             part.step()
 
 
 def checked(kind: type[Optimizer]) -> type[Optimizer]:
-    """Wrap an optimizer so that it skips an update whose gradient is not finite.
+    """Return a subclass of an optimizer that skips updates with a non-finite gradient.
 
-    DeepSpeed checks gradients wherever it wraps the optimizer, which it does not in fp32 without ZeRO. There it reads
-    `overflow` as it would of its own: it counts the update as skipped and holds the schedule.
+    DeepSpeed checks gradients if it wraps the optimizer, but in fp32 without ZeRO it does not wrap it. It still reads the optimizer's
+    `overflow`: if true, DeepSpeed counts the update as skipped and does not advance the schedule.
     """
 
     class Checked(kind):
@@ -131,23 +131,24 @@ def checked(kind: type[Optimizer]) -> type[Optimizer]:
 
 @dataclass(frozen=True)
 class Place:
-    """Device of an optimizer's work."""
+    """The rank, the ZeRO stage and the device of an optimizer."""
 
     rank: Rank
     stage: int
+    """ZeRO stage."""
     offloaded: bool
-    """Whether states and master weights are in host memory and the model is on a GPU."""
+    """Whether states and master weights are in host memory while the model is on a GPU."""
 
     def kind(self, optimizer: type[Optimizer]) -> type[Optimizer]:
-        """Build the optimizer for this place, with finite checks where DeepSpeed has none."""
+        """Return the optimizer class to use, which checks for finite gradients if the stage is 0 (see `checked`)."""
         return checked(optimizer) if self.stage == 0 else optimizer
 
 
 def make_optimizer(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
-    """Build the optimizer that `training_args.optimizer` names.
+    """Build the optimizer selected by `training_args.optimizer`.
 
     Raises:
-        ConfigError: this machine lacks what it needs.
+        ConfigError: the optimizer needs a GPU or a package that is not available.
     """
     return OPTIMIZERS[training.optimizer](model, training, place)
 
@@ -169,7 +170,7 @@ def _adamw(model: nn.Module, training: TrainingConfig, place: Place) -> Optimize
 def _adamw_8bit(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
     where = f"{place.rank.role}.training_args.optimizer"
     if place.rank.device != "cuda" or place.offloaded:
-        problem = "'adamw_8bit' keeps its states on a GPU, and here they are in host memory"
+        problem = "'adamw_8bit' keeps its states on a GPU, but here they would be in host memory"
         raise ConfigError([Fault(where, problem, "use adamw, or a GPU without offload_optimizer")])
     try:
         from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
@@ -201,7 +202,7 @@ def _adagrad(model: nn.Module, training: TrainingConfig, place: Place) -> Optimi
 
 
 def _muon(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
-    """Give the matrices of decoder layers to Muon; embedding, head and vectors to AdamW."""
+    """Build Muon for the matrices of decoder layers, and AdamW for the embedding, the head and all vectors."""
     matrices = {id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters() if parameter.ndim == 2}
     groups = []
     for group in parameter_groups(model, training):
@@ -222,7 +223,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingConfig, Place], Optimizer]] =
 
 
 def make_schedule(optimizer: Optimizer, training: TrainingConfig, total_updates: int) -> Any:
-    """Build the schedule that `training_args.lr_scheduler_type` names, over `total_updates` optimizer updates."""
+    """Build the schedule selected by `training_args.lr_scheduler_type`, over `total_updates` optimizer updates."""
     warmup = training.warmup_steps or math.ceil(training.warmup_ratio * total_updates)
     return get_scheduler(
         training.lr_scheduler_type,

@@ -1,7 +1,7 @@
-"""Reads the files of a checkpoint without executing code from them, also where DeepSpeed itself reads them.
+"""Reads the files of a checkpoint without executing code from them, even if DeepSpeed reads them.
 
-`torch.load` unpickles, which runs what a file says, unless it is told to take tensors and plain values alone. DeepSpeed has it unpickle
-everything, in two dozen places. An environment variable of torch's overrules all of them.
+`torch.load` uses pickle, which can execute code from a file, unless it accepts only tensors and plain values. DeepSpeed calls it with
+unrestricted unpickling in two dozen places. An environment variable of torch overrides all of them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from roll.errors import CheckpointError
 
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 RECONSTRUCT: Any = np.zeros(0).__reduce__()[0]
-"""Functions and classes in a pickle of numpy arrays."""
+"""Function that reconstructs pickled numpy arrays."""
 
 
 def member(kind: type[Enum], name: str) -> Enum:
-    """Return an enumeration's member by its name. Files may use `getattr` only for this: Python 3.11.0 to 3.11.3 pickle members so.
+    """Return the member of `ZeroStageEnum` with the given name. Python 3.11.0 to 3.11.3 pickle enumeration members as `getattr` calls.
+
+    In checkpoint files, this function replaces `getattr`.
 
     Raises:
-        pickle.UnpicklingError: it asks for anything else.
+        pickle.UnpicklingError: `kind` is another type, or it has no such member.
     """
     if kind is not ZeroStageEnum or name not in kind.__members__:
         raise pickle.UnpicklingError(f"Unsupported global: GLOBAL getattr of {name}")
@@ -50,7 +52,7 @@ PLAIN: list[Any] = [
     np.dtype,
     type(np.dtype(np.uint32)),
 ]
-"""Types that may be read besides tensors and plain values: those that DeepSpeed writes, and numpy's random state."""
+"""Types that may be loaded in addition to tensors and plain values: those that DeepSpeed writes, and numpy's random state."""
 
 
 @contextmanager
@@ -58,7 +60,7 @@ def nothing_runs(folder: Path) -> Iterator[None]:
     """Let every `torch.load` of this process accept only tensors, plain values and the classes in `PLAIN` while the block lasts.
 
     Raises:
-        CheckpointError: a file beneath `folder` has something else in it.
+        CheckpointError: a file in `folder` contains other objects.
     """
     earlier = os.environ.get(FORCE)
     os.environ[FORCE] = "1"
@@ -68,8 +70,8 @@ def nothing_runs(folder: Path) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         file, why = _refused(folder) or (folder, str(error))
         raise CheckpointError(
-            f"{file} has something in it that roll does not write, and that would run if it were read: {why}. Nothing was run; "
-            "resume from a checkpoint whose origin you know"
+            f"{file} contains an object that roll does not write, and that could execute code when loaded: {why}. Nothing was executed; "
+            "resume from a checkpoint whose origin you trust"
         ) from error
     finally:
         if earlier is None:
@@ -79,13 +81,17 @@ def nothing_runs(folder: Path) -> Iterator[None]:
 
 
 def load(file: Path, mapped: bool = False) -> Any:
-    """Read a file of a checkpoint into host memory. `mapped` leaves tensors on the disk until they are used. Raises as `nothing_runs`."""
+    """Load a file of a checkpoint into host memory. With `mapped`, tensors stay on disk until they are used.
+
+    Raises:
+        CheckpointError: see `nothing_runs`.
+    """
     with nothing_runs(file):
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 def _refused(folder: Path) -> tuple[Path, str] | None:
-    """Return the first refused file, and torch's reason."""
+    """Return the first file that torch refuses to load, and the reason."""
     for file in [folder] if folder.is_file() else sorted(folder.rglob("*.pt")):
         try:
             with safe_globals(PLAIN):

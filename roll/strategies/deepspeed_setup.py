@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration, process group, optimizer and schedule from the role's keys."""
+"""Builds DeepSpeed's configuration, process groups, optimizer and schedule from the role's keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def join(rank: Rank) -> None:
-    """Join the role's process group. Collectives have a deadline of `rank.timeout` seconds."""
+    """Join the role's process group. Its collectives have a timeout of `rank.timeout` seconds."""
     if rank.device == "cuda":
         torch.cuda.set_device(0)
     deepspeed.init_distributed(
@@ -39,27 +39,27 @@ def join(rank: Rank) -> None:
 
 
 def sequence_group(config: DeepSpeedConfig, causal: PreTrainedModel, rank: Rank) -> SequenceGroup | None:
-    """Return the group of neighbouring ranks that share the tokens of a micro-batch, None if they do not.
+    """Return the group of neighbouring ranks that split the tokens of a micro-batch, or None without sequence parallelism.
 
     Raises:
-        ConfigError: the model cannot be computed so.
+        ConfigError: the model does not support this degree of sequence parallelism.
     """
     size = config.sequence_parallel_size
     if size == 1:
         return None
     if why := not_shared_out(causal.config, size):
         where = f"{rank.role}.strategy_args.strategy_config.sequence_parallel_size"
-        raise ConfigError([Fault(where, f"{size}, but {why}", "remove it, or give a size that the model allows")])
+        raise ConfigError([Fault(where, f"{size}, but {why}", "remove it, or set it to a size that the model allows")])
     group, _ = torch.distributed.new_subgroups(size, timeout=timedelta(seconds=rank.timeout))
-    assert isinstance(group, torch.distributed.ProcessGroup), "the ranks are a multiple of the size"
+    assert isinstance(group, torch.distributed.ProcessGroup), "the number of ranks must be a multiple of sequence_parallel_size"
     return SequenceGroup(group.group_name, rank.rank % size, size)
 
 
 def gather_whole_layers(causal: PreTrainedModel) -> None:
-    """Let ZeRO-3 gather a decoder layer's parameters before the layer runs. Compiled code cannot stop for a hook within the layer.
+    """Make ZeRO-3 gather all parameters of a decoder layer before the layer runs, because compiled code cannot run hooks inside it.
 
-    DeepSpeed then reduces a layer's gradients once that of the layer's input is there. Without one, as behind a frozen
-    embedding, torch would call it before the layer's own gradients are: the input is made to have one.
+    DeepSpeed then reduces a layer's gradients as soon as the gradient of the layer's input is ready. If the input has no gradient, for
+    example after a frozen embedding, torch would trigger this before the layer's own gradients exist. So inputs are made to require one.
     """
     if kinds := {type(layer) for layer in decoder_layers(causal)}:
         causal.enable_input_require_grads()
@@ -67,11 +67,11 @@ def gather_whole_layers(causal: PreTrainedModel) -> None:
 
 
 def gather_whole_experts(causal: PreTrainedModel) -> None:
-    """Let ZeRO-3 gather a router and all its experts before the block runs.
+    """Make ZeRO-3 gather a router and all its experts before their block runs.
 
-    Which experts a rank uses depends on its tokens, and PEFT reads the parts of an adapter on fused experts without calling them: the
-    hooks that gather would run on some ranks alone, which would wait for the others, or on none. DeepSpeed does so of itself for
-    three families.
+    The experts that a rank uses depend on its tokens, so hooks on single experts would gather on some ranks only, and these ranks would
+    hang. PEFT reads the adapter weights of fused experts without calling their modules, so hooks on these would never run.
+    DeepSpeed does the same automatically, but only for three model families.
     """
     if kinds := expert_blocks(causal):
         set_z3_leaf_modules(causal, list(kinds))
@@ -80,12 +80,12 @@ def gather_whole_experts(causal: PreTrainedModel) -> None:
 def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float | None, compiled: bool) -> dict[str, Any]:
     """Return DeepSpeed's configuration.
 
-    Micro-batches vary in number, so the caller of the engine owns the accumulation boundary
-    (`managed_gradient_accumulation: false`) and the loss carries its own normalisation. `compiled` says that decoder layers are.
+    The number of micro-batches varies, so the caller of the engine decides when an update is complete (`managed_gradient_accumulation:
+    false`), and the loss is already normalised. `compiled` specifies whether the decoder layers are compiled.
     """
     out = _without_auto(config.model_dump(exclude_none=True))
     if compiled and config.zero_optimization.stage == 3:
-        # DeepSpeed's own linear function reads an id of each weight, so dynamo would compile every layer anew, and give up.
+        # DeepSpeed's own linear function reads the id of each weight, so dynamo would recompile for every layer and finally give up.
         out["zero_optimization"].setdefault("memory_efficient_linear", False)
     out |= {
         "train_micro_batch_size_per_gpu": 1,
@@ -95,7 +95,7 @@ def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float |
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": config.steps_per_print or 10**9,
     }
-    # DeepSpeed averages gradients over all ranks. The weights of the losses account for ranks that share tokens.
+    # DeepSpeed must not see this key: it averages gradients over all ranks, and the trainer scales losses accordingly.
     del out["sequence_parallel_size"]
     if config.tensor_parallel_size == 1:
         out.pop("tensor_parallel", None)
@@ -110,13 +110,13 @@ def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float |
 
 
 def _without_auto(block: dict[str, Any]) -> dict[str, Any]:
-    """Remove `auto`, which only the transformers Trainer understands. DeepSpeed chooses the value of an absent key itself."""
+    """Return the block without keys set to `auto`, which only the transformers Trainer supports. DeepSpeed has defaults for absent keys."""
     kept = {key: value for key, value in block.items() if value != "auto"}
     return {key: _without_auto(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
 
 def scale_of(engine: Any) -> float | None:
-    """Return the loss scaling of fp16, None in other precisions."""
+    """Return the loss scale of fp16, or None in other precisions."""
     if not engine.fp16_enabled():
         return None
     unfused = getattr(engine.optimizer, "loss_scale_config", None)
@@ -126,7 +126,7 @@ def scale_of(engine: Any) -> float | None:
 def optimizer_and_schedule(
     model: nn.Module, training: TrainingConfig, config: DeepSpeedConfig, total_updates: int, rank: Rank
 ) -> tuple[torch.optim.Optimizer, Any]:
-    """Build the optimizer that `training_args` names, for the ZeRO stage and the place of its states."""
+    """Build the optimizer and the schedule selected by `training_args`, for the ZeRO stage and the device of the optimizer states."""
     zero = config.zero_optimization
     # On the CPU everything is in host memory anyway, and torch's optimizers need no compiler.
     offloaded = rank.device == "cuda" and zero.offload_optimizer is not None and zero.offload_optimizer.device != "none"

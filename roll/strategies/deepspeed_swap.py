@@ -1,4 +1,4 @@
-"""Gives each process swap folders of its own on NVMe, because DeepSpeed names swap files only by rank and parameter."""
+"""Gives each process private swap folders on NVMe, because DeepSpeed names swap files only by rank and parameter."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from roll.system.own_folder import own_folder, remove_ownerless
 
 @contextmanager
 def own_swap(config: DeepSpeedConfig, rank: Rank) -> Iterator[DeepSpeedConfig]:
-    """Yield the configuration with new private folders below its `nvme_path`s, which are removed at the end.
+    """Yield the configuration with each `nvme_path` replaced by a new private folder below it. The folders are removed at the end.
 
-    What processes left there that were killed is removed at the beginning.
+    At the start, folders left behind by killed processes are removed.
 
     Raises:
-        ConfigError: this machine lacks what an offload to NVMe needs.
+        ConfigError: an `nvme_path` is not a writable folder, or libaio is not installed.
     """
     zero, paths = config.zero_optimization, swap_paths(config)
     with ExitStack() as folders:
@@ -39,12 +39,12 @@ def _check(paths: dict[str, Path], rank: Rank) -> None:
 
     zero = f"{rank.role}.strategy_args.strategy_config.zero_optimization"
     faults = [
-        Fault(f"{zero}.{key}.nvme_path", f"{path} is not a writable folder on this host", "make it on every host of the role")
+        Fault(f"{zero}.{key}.nvme_path", f"{path} is not a writable folder on this host", "create it on every host of the role")
         for key, path in paths.items()
         if not os.access(path, os.W_OK | os.X_OK) or not path.is_dir()
     ]
     if faults:
         raise ConfigError(faults)
     if not AsyncIOBuilder().is_compatible():
-        problem = "an offload to nvme needs libaio with its headers, which is not here"
+        problem = "offloading to NVMe needs libaio with its headers, which is not installed"
         raise ConfigError([Fault(zero, problem, "install libaio-dev (Debian) or libaio-devel (Red Hat), or offload to cpu")])

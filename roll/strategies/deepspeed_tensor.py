@@ -1,8 +1,8 @@
-"""Tensor parallelism by DeepSpeed's AutoTP: the linear layers of a model are sharded over the neighbouring ranks of a replica.
+"""Tensor parallelism with DeepSpeed's AutoTP: shards the linear layers of a model over the neighbouring ranks of a replica.
 
-The model's own plan (`base_model_tp_plan` of its transformers configuration) names what is sharded: the columns of the projections
-into attention's heads and into the MLP, and the rows of the projections out of them. Embedding, norms and head stay whole. Each rank
-has their whole gradient, because activations are whole again after each row-parallel layer.
+The model's own plan (`base_model_tp_plan` of its transformers configuration) lists the sharded layers: the input projections of attention
+and MLP are sharded by columns, and the output projections by rows. Embedding, norms and head are replicated. Every rank
+computes their full gradient, because activations are reduced over the ranks after each row-parallel layer.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ from roll.strategies.base import Rank
 
 
 def prepare(model: PackedModel, size: int, rank: Rank) -> None:
-    """Put the model's plan where DeepSpeed looks for it.
+    """Set the model's configuration, which has its plan, as an attribute where DeepSpeed looks for it.
 
     Raises:
-        ConfigError: the model cannot be shared out so.
+        ConfigError: the model does not support this degree of tensor parallelism.
     """
     config: Any = model.causal.config
     if why := _no_plan(config.base_model_tp_plan, config.model_type) or uneven(shape_of(config.to_dict()), size):
         where = f"{rank.role}.strategy_args.strategy_config.tensor_parallel.autotp_size"
-        raise ConfigError([Fault(where, f"{size}, but {why}", "remove it, or give a size that the model allows")])
+        raise ConfigError([Fault(where, f"{size}, but {why}", "remove it, or set it to a size that the model allows")])
     vars(model)["config"] = config
 
 
 def _no_plan(plan: Mapping[str, str] | None, kind: str) -> str | None:
-    """Return why DeepSpeed cannot follow a model's plan, None if it can."""
+    """Return why DeepSpeed cannot apply a model's plan, or None if it can."""
     if not plan:
         return f"transformers has no plan for models of type {kind}"
-    foreign = sorted({style.lower() for style in plan.values()} - SUPPORTED_STYLES)
-    return f"the plan of models of type {kind} has parts that DeepSpeed's AutoTP does not know: {', '.join(foreign)}" if foreign else None
+    foreign = ", ".join(sorted({style.lower() for style in plan.values()} - SUPPORTED_STYLES))
+    return f"the plan for models of type {kind} has parts that DeepSpeed's AutoTP does not support: {foreign}" if foreign else None
 
 
 def whole_weights(engine: Any, model: PreTrainedModel | PeftModel, rank: Rank) -> SharedWeights:
-    """Return the view of a sharded model. From here on the engine accepts `PackedInputs` and keeps the role's deadline."""
+    """Return the view of a sharded model's weights. Also make the engine accept `PackedInputs` and use the role's collective timeout."""
     made: tuple[Any, Any] = (groups.get_tensor_model_parallel_group(), groups.get_data_parallel_group())
     for group in made:
-        _set_pg_timeout(timedelta(seconds=rank.timeout), group)  # DeepSpeed makes the groups with torch's deadline of up to 30 minutes
-    # DeepSpeed's check that the ranks of a replica are given the same, at the first forward pass, compares them with `!=`.
+        _set_pg_timeout(timedelta(seconds=rank.timeout), group)  # DeepSpeed creates the groups with torch's default, up to 30 minutes
+    # At the first forward pass, DeepSpeed checks with `!=` that all ranks of a replica have equal inputs, which fails for `PackedInputs`.
     engine.first_dataloader_check.remove()
     return SharedWeights(model)
 
 
 def shared_inputs(wait_on_host: bool) -> saved_tensors_hooks:
-    """Keep only a part of the inputs of recomputed layers on each rank of a replica (`partition_activations`).
+    """Return hooks that keep only a part of the inputs of recomputed layers on each rank of a replica (`partition_activations`).
 
-    Gathering them is a collective of the ranks.
+    The backward pass gathers the parts, which is a collective of these ranks. With `wait_on_host`, the parts are kept in host memory.
     """
     group: Any = groups.get_tensor_model_parallel_group()
     host = on_host()
@@ -88,19 +88,19 @@ def shared_inputs(wait_on_host: bool) -> saved_tensors_hooks:
 
 
 class SharedWeights(WeightView):
-    """Whole tensors of a sharded model. Reading one is a collective of the replica's ranks."""
+    """A view of whole tensors of a sharded model. Reading a tensor is a collective of the replica's ranks."""
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
         super().__init__(model)
         self._group = groups.get_tensor_model_parallel_group()
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
-        """Shape of the whole parameter."""
+        """Return the shape of the whole parameter."""
         layout = getattr(parameter, DS_AUTOTP_UC_META, None)
         return super().shape(parameter) if layout is None else tuple(layout["logical_shape"])
 
     def tensor(self, parameter: nn.Parameter) -> Tensor:
-        """Concatenate the parts of all ranks along the sharded dimension."""
+        """Return the whole tensor, concatenated from the parts of all ranks along the sharded dimension."""
         layout = getattr(parameter, DS_AUTOTP_UC_META, None)
         part = super().tensor(parameter)
         if layout is None or layout["partition_dim"] is None:

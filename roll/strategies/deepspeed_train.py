@@ -1,4 +1,4 @@
-"""Train a policy or a critic with DeepSpeed: ZeRO-0 to 3, all parameters or a LoRA adapter, bf16, fp16 or fp32."""
+"""Trains a policy, a reward model or a critic with DeepSpeed: ZeRO-0 to 3, all parameters or a LoRA adapter, in bf16, fp16 or fp32."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ from roll.types import Floats, Metrics, Sequences, TensorSpec
 from roll.weight_sync.bucket import plan_buckets
 
 EXPORT_BYTES = 2 << 30
+"""Largest size of a file of exported weights, in bytes, unless a single tensor is larger."""
 LOG = logging.getLogger(__name__)
 
 
@@ -84,12 +85,12 @@ class DeepSpeedTrain:
         model_args, compiled = settings.model_args, compiles(settings.model_args, rank.device == "cuda")
         deepspeed_keys = self._held.enter_context(own_swap(settings.deepspeed, rank))
         config = deepspeed_config(deepspeed_keys, model_args.dtype, settings.max_grad_norm, compiled)
-        # Must outlive the engine: as long as it exists, from_pretrained shards the model during loading (ZeRO-3).
+        # Must outlive the engine. While this object exists, from_pretrained shards models during loading (ZeRO-3).
         self._shards_at_load = HfDeepSpeedConfig(config) if settings.deepspeed.zero_optimization.stage == 3 else None
         enter("loading the model")
         model = settings.load(settings.model_path, model_args, settings.seed)
         enter("model loaded; building the optimizer")
-        for buffer in model.buffers():  # DeepSpeed does not move a model that was sharded during loading
+        for buffer in model.buffers():  # DeepSpeed does not move the buffers of a model that was sharded during loading
             buffer.data = buffer.data.to(rank.device)
         self._is_lora = model_args.lora_target is not None
         self._over = sequence_group(settings.deepspeed, model.causal, rank)
@@ -108,7 +109,7 @@ class DeepSpeedTrain:
         self._weights = whole_weights(self._engine, model.model, rank) if self._sharers > 1 else WeightView(model.model)
 
     def _arrange_layers(self, model: PackedModel) -> None:
-        """Choose the recomputed and the compiled layers, before DeepSpeed adds its hooks."""
+        """Set up activation checkpointing and compilation, before DeepSpeed adds its hooks."""
         model_args, causal = self._settings.model_args, model.causal
         self._checkpointed = checkpointed_layers(model_args.gradient_checkpointing, len(decoder_layers(causal)))
         if self._checkpointed:
@@ -130,7 +131,7 @@ class DeepSpeedTrain:
         model_args, causal, rank = self._settings.model_args, self._model.causal, self._rank
         whole, layers = shape_of(causal.config.to_dict()), len(decoder_layers(causal))
         most = over_hosts(rank.world_size, rank.timeout) if rank.world_size > 1 else alone
-        if whole is None:  # a model of another kind: its use of memory is unknown until it is measured
+        if whole is None:  # an unknown architecture: its memory use is unknown until it is measured
             return MemoryGuard(self._settings.token_budget, Need(0, 0.0), CudaMemory(), most), None
         width, compiled = 4 if model_args.dtype == "fp32" else 2, compiles(model_args, on_gpu=True)
         shape = whole.part(self._sharers)
@@ -141,7 +142,7 @@ class DeepSpeedTrain:
         guard = MemoryGuard(budget, need, CudaMemory(), most)
         if model_args.gradient_checkpointing != "auto":
             return guard, None
-        # An upper bound: compiled code keeps less, but some layers run uncompiled. The true value is measured.
+        # An upper bound: compiled code keeps less memory, but some layers run uncompiled. The true value is measured later.
         kept = (layer_activations(shape, 1, width, compiled=False) - width * shape.hidden_size) / sharing
         total = torch.cuda.mem_get_info()[1]
         return guard, AutoCheckpointing(guard, layers, kept, total, partial(checkpoint_first, causal))
@@ -161,7 +162,7 @@ class DeepSpeedTrain:
                     self._balance.begin_update(micro_batches)
                 version = policy_version if number == 0 else None
                 self._accumulate(micro_batches, lambda part, version=version: self._loss(part, loss, temperature, sums, version))
-                scalars[f"{metric_prefix}/lr"] = float(self._engine.get_lr()[0])  # `step` goes on to the next update's
+                scalars[f"{metric_prefix}/lr"] = float(self._engine.get_lr()[0])  # read before `step`, which sets the next update's rate
                 self._engine.step()
                 skipped = self._engine.skipped_steps - skipped
                 scalars[f"{metric_prefix}/skipped_updates"] += skipped
@@ -169,7 +170,7 @@ class DeepSpeedTrain:
             self._finite.check()
         if self._balance:
             self._balance.report(sums)
-        if (norm := self._engine.get_global_grad_norm()) is not None:  # plain fp32 without ZeRO does not keep it
+        if (norm := self._engine.get_global_grad_norm()) is not None:  # DeepSpeed does not compute it in fp32 without ZeRO
             scalars[f"{metric_prefix}/grad_norm"] = float(norm) / norm_scale
         if (loss_scale := scale_of(self._engine)) is not None:
             scalars[f"{metric_prefix}/loss_scale"] = loss_scale
@@ -178,15 +179,15 @@ class DeepSpeedTrain:
         return sums.result(scalars)
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> None:
-        """Add up the gradients of an update."""
-        # DeepSpeed averages gradients over ranks, but not over those that share the model out. The weights of a loss sum to one over all
-        # replicas, and ranks that share a micro-batch's tokens out have the gradients of their own.
+        """Accumulate the gradients of an update."""
+        # DeepSpeed averages gradients over all ranks except tensor-parallel ones, but they must be summed: loss weights sum to one over all
+        # replicas, and sequence-parallel ranks each have the gradients of their own tokens.
         scale = self._rank.world_size // self._sharers
         if self._guard is None:
             for micro_batch in micro_batches:
                 self._backward(micro_batch, loss_of(micro_batch) * scale)
             return
-        # A failed forward pass leaves nothing behind, unless other ranks or hooks of ZeRO-3 take part in it.
+        # A failed forward pass can be retried only if no other ranks and no ZeRO-3 hooks take part in it.
         retries = self._rank.world_size == 1 and self._shards_at_load is None
         queue = self._guard.within_budget(micro_batches)
         while queue:
@@ -254,7 +255,7 @@ class DeepSpeedTrain:
 
     @contextmanager
     def gathered(self, names: Sequence[str], adapter: bool) -> Iterator[dict[str, Tensor]]:
-        """See `TrainStrategy`. One all-gather for all tensors."""
+        """See `TrainStrategy`. Gathers all tensors in one all-gather."""
         view = self._weights
         parameters = view.adapter_parameters(names) if adapter else view.model_parameters(names)
         with deepspeed.zero.GatheredParameters(parameters), torch.no_grad():
@@ -266,7 +267,7 @@ class DeepSpeedTrain:
 
     def save(self, folder: Path) -> None:
         """See `TrainStrategy`."""
-        # `latest` names the tag for DeepSpeed's own zero_to_fp32.py, which lies beside it.
+        # `save_latest` writes the file `latest` with the tag, which DeepSpeed's script zero_to_fp32.py in the same folder reads.
         self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=True, exclude_frozen_parameters=self._is_lora)
         states = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
         if self._rank.device == "cuda":
@@ -285,8 +286,8 @@ class DeepSpeedTrain:
             torch.cuda.set_rng_state(states["cuda"])
 
     def export(self, folder: Path) -> None:
-        """See `TrainStrategy`. Writes bucket by bucket, so that no process holds the whole model."""
-        # A reward model's head is trained beside the adapter, so the adapter alone would be incomplete.
+        """See `TrainStrategy`. Writes the whole model bucket by bucket, so that no process keeps all of it in memory."""
+        # A reward model trains its head in addition to the adapter, so the adapter alone would be incomplete.
         adapter = self._is_lora and isinstance(self._model, PackedPolicy)
         buckets = (self._kept(names, adapter) for names in plan_buckets(self.tensors(adapter), EXPORT_BYTES))
         if self._rank.rank != 0:
@@ -300,18 +301,18 @@ class DeepSpeedTrain:
             write_model(folder, buckets, self._model.causal, tokenizer)
 
     def _kept(self, names: Sequence[str], adapter: bool) -> dict[str, Tensor]:
-        """Copy the exported tensors to the host on rank 0. Other ranks return nothing."""
+        """Gather tensors and return copies in host memory on rank 0. Other ranks return an empty dict."""
         with self.gathered(names, adapter) as tensors:
             return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()} if self._rank.rank == 0 else {}
 
     def offload(self) -> None:
-        """See `TrainStrategy`. Frees weights, gradients, optimizer states and ZeRO's buffers. The CUDA context and NCCL's remain."""
+        """See `TrainStrategy`. Frees weights, gradients, optimizer states and ZeRO's buffers, but not NCCL's or the CUDA context."""
         held = [[*self._model.parameters(), *self._model.buffers()], self._optimizer.state, self._optimizer.param_groups]
         self._offload.offload(tensors_in(*held, vars(self._engine.optimizer)))
 
     def onload(self) -> None:
         """See `TrainStrategy`."""
-        with told_of_memory(self._rank, "coming back"):
+        with told_of_memory(self._rank, "returning to the device"):
             self._offload.onload()
 
     def close(self) -> None:
@@ -327,7 +328,7 @@ def _merge(buckets: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _or_none(loss_of: Callable[[MicroBatch], Tensor], micro_batch: MicroBatch) -> Tensor | None:
-    """Return the loss, or None if the device ran out of memory. The error and the tensors in its frames are dropped here."""
+    """Return the loss, or None if the device ran out of memory. On return, the error and the tensors in its frames are freed."""
     try:
         return loss_of(micro_batch)
     except torch.OutOfMemoryError as error:

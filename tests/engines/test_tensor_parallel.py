@@ -217,14 +217,14 @@ def test_a_checkpoint_of_another_sharing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds each tensor in parts"):
         deepspeed_files.to_universal(tmp_path, tmp_path / "out")
     (tmp_path / deepspeed_files.UNIVERSAL).mkdir()
-    with pytest.raises(CheckpointError, match="not loaded with tensor_parallel"):
+    with pytest.raises(CheckpointError, match="cannot be loaded with tensor_parallel"):
         deepspeed_files.load_states(shared, tmp_path, SHARED, strict=True)
 
 
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (Phi3Config(), "parts that DeepSpeed's AutoTP does not know: rowwise_split_input"),
+        (Phi3Config(), "parts that DeepSpeed's AutoTP does not support: rowwise_split_input"),
         (GPT2Config(), "no plan for models of type gpt2"),
         (Qwen3Config(num_attention_heads=8, num_key_value_heads=3), "8 attention and 3 key-value heads cannot be split over 2"),
     ],

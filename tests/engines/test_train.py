@@ -268,7 +268,7 @@ def test_dropout_is_on_while_training_and_off_while_scoring(outcomes: Runs, batc
 @each_run
 def test_a_checkpoint_that_is_not_there_is_an_error(outcomes: Runs, folder: Path, ranks: int, case: Case) -> None:
     for outcome in outcomes[ranks, case]:
-        assert outcome.load_of_nothing.startswith(f"CheckpointError: there is no state of the trainer in {folder}")
+        assert outcome.load_of_nothing.startswith(f"CheckpointError: there is no trainer state in {folder}")
 
 
 def test_micro_batches_of_the_test_are_many_and_uneven(batch: TrainBatch) -> None:

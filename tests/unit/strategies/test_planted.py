@@ -73,7 +73,7 @@ def test_what_is_planted_in_a_checkpoint_is_refused_and_does_not_run(tmp_path: P
     folder = checkpoint(tmp_path, {kind: made})
     name = MODEL if kind == "model" else STATES
     with pytest.raises(
-        CheckpointError, match=rf"{TAG}/{name} has something in it that roll does not write.*: posix\.mkdir\. Nothing was run"
+        CheckpointError, match=rf"{TAG}/{name} contains an object that roll does not write.*: posix\.mkdir\. Nothing was executed"
     ):
         read(folder)
     assert not made.exists()
@@ -82,7 +82,7 @@ def test_what_is_planted_in_a_checkpoint_is_refused_and_does_not_run(tmp_path: P
 
 def test_what_is_planted_in_a_universal_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, {"model": tmp_path / "made"}, UNIVERSAL)
-    with pytest.raises(CheckpointError, match=rf"{UNIVERSAL}/{MODEL} has something in it"):
+    with pytest.raises(CheckpointError, match=rf"{UNIVERSAL}/{MODEL} contains an object that roll does not write"):
         load_states(Engine(), folder, 1, strict=True)
     assert not (tmp_path / "made").exists()
 
@@ -109,7 +109,7 @@ def test_random_states_come_back(tmp_path: Path) -> None:
 
 def test_random_states_that_would_run_are_refused(tmp_path: Path) -> None:
     torch.save({"python": Planted(tmp_path / "made")}, file := random_file(tmp_path, 0))
-    with pytest.raises(CheckpointError, match="random_rank0.pt has something in it"):
+    with pytest.raises(CheckpointError, match="random_rank0.pt contains an object that roll does not write"):
         load(file)
     assert not (tmp_path / "made").exists()
 
@@ -140,5 +140,5 @@ def test_a_member_of_an_enumeration_is_read_and_no_other_attribute(tmp_path: Pat
     assert load(file) == {"zero_stage": ZeroStageEnum.weights}
     for kind, name in ((ZeroStageEnum, "__init__"), (DynamicLossScaler, "update_scale")):
         torch.save({"zero_stage": Attribute(kind, name)}, file)
-        with pytest.raises(CheckpointError, match="Nothing was run"):
+        with pytest.raises(CheckpointError, match="Nothing was executed"):
             load(file)
