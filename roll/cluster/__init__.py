@@ -1,1 +1,1 @@
-"""A list of hosts to a Ray cluster."""
+"""Builds a Ray cluster from a list of hosts."""

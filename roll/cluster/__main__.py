@@ -1,4 +1,4 @@
-"""`python -m roll.cluster HOSTFILE [start|stop] [--run]`: the commands that make a Ray cluster of a hostfile, printed or run.
+"""`python -m roll.cluster HOSTFILE [start|stop] [--run]`: print or run the commands that start a Ray cluster on the hosts of a hostfile.
 
 Exit status: 0 done, 2 the hostfile cannot be used, 3 a host could not be reached, or Ray did not start there.
 """
@@ -20,8 +20,8 @@ SECONDS = 120.0
 """Deadline for one host."""
 
 
-BY_HAND = "leave out --run: the commands are printed, each to be run on its host"
-CHOSEN = "--include and --exclude choose hosts and GPUs; device_mapping of the run says which role uses which"
+BY_HAND = "leave out --run, and run each printed command on its host"
+CHOSEN = "use --include or --exclude to choose hosts and GPUs, and device_mapping to assign the GPUs to roles"
 OTHER_FLAGS = {
     "--num_gpus": CHOSEN,
     "--num_nodes": CHOSEN,
@@ -32,7 +32,7 @@ OTHER_FLAGS = {
     "--master_port": "use --port",
     "--hostfile": "give the hostfile without a flag: python -m roll.cluster HOSTFILE",
 }
-"""Flags of DeepSpeed's launcher with their replacements."""
+"""Flags of DeepSpeed's launcher, and what to do instead."""
 
 
 class HostFailed(RollError):
@@ -63,16 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
-    found = argparse.ArgumentParser("python -m roll.cluster", description="Make a Ray cluster of the hosts in a DeepSpeed hostfile.")
+    found = argparse.ArgumentParser("python -m roll.cluster", description="Start a Ray cluster on the hosts of a DeepSpeed hostfile.")
     found.add_argument("hostfile", type=Path, help="lines such as `worker-1 slots=8`; the first host becomes the head")
     found.add_argument("action", nargs="?", choices=("start", "stop"), default="start")
-    found.add_argument("--run", action="store_true", help="run the commands over ssh, which must need no password; else they are printed")
+    found.add_argument("--run", action="store_true", help="run the commands over ssh, without a password, instead of only printing them")
     some = found.add_mutually_exclusive_group()
-    some.add_argument("--include", help="use these hosts, or these of their GPUs, alone: worker-1@worker-2:0,1")
-    some.add_argument("--exclude", help="use all but these")
-    found.add_argument("--port", type=int, default=6379, help="of the head")
+    some.add_argument("--include", help="use only these hosts, or these of their GPUs: worker-1@worker-2:0,1")
+    some.add_argument("--exclude", help="use all hosts and GPUs except these")
+    found.add_argument("--port", type=int, default=6379, help="port of the head")
     found.add_argument(
-        "--ray", type=PurePosixPath, default=PurePosixPath(sys.executable).with_name("ray"), help="Ray's program on the hosts"
+        "--ray", type=PurePosixPath, default=PurePosixPath(sys.executable).with_name("ray"), help="path of the program `ray` on the hosts"
     )
     return found
 
@@ -83,24 +83,24 @@ def _no_flag(word: str) -> Fault:
 
 
 def run(command: Command) -> str | None:
-    """Run a command on its host. Return why it failed or was late after `SECONDS`, None if it succeeded."""
+    """Run a command on its host with the deadline `SECONDS`. Return why it failed, None if it succeeded."""
     try:
         done = subprocess.run(command.over_ssh, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return f"{command.host}: not done after {SECONDS:.0f} s: {command}"
     except FileNotFoundError:
-        return f"{command.host}: there is no `ssh` here; install it, or run on the host: {shlex.join(command.words)}"
+        return f"{command.host}: `ssh` is not installed here; install it, or run on that host: {shlex.join(command.words)}"
     if not done.returncode:
         return None
-    said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
+    said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
     return f"{command.host}: status {done.returncode}: {said}; run it by hand: {command}"
 
 
 def _end(commands: Sequence[Command]) -> str:
-    """Stop the hosts that have started, so that no half cluster remains. Return what could not be stopped."""
+    """Stop the hosts that have started, so that no partial cluster remains. Return a text about the result, to append to a message."""
     failures = [failure for command in commands if (failure := run(command))]
     if failures:
-        return "; what had started could not be stopped: " + "; ".join(failures)
+        return "; some hosts that had started could not be stopped: " + "; ".join(failures)
     return f"; stopped again: {', '.join(command.host for command in commands)}" if commands else ""
 
 
@@ -108,7 +108,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([Fault("hostfile", f"'{path}' cannot be read: {error}", "give DeepSpeed's hostfile")]) from error
+        raise ConfigError([Fault("hostfile", f"'{path}' cannot be read: {error}", "give the path of a DeepSpeed hostfile")]) from error
 
 
 if __name__ == "__main__":

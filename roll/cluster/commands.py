@@ -1,4 +1,4 @@
-"""Makes the commands that start a Ray cluster on hosts. Pure functions."""
+"""Builds the commands that start and stop a Ray cluster. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 from roll.cluster.hostfile import Host
 
 ENVIRONMENT = ("env", "RAY_AUTH_MODE=token", "RAY_worker_niceness=0")
-"""A cluster that others can reach asks for a token, which lies in the same file on every host. Workers, and the engines that they
-start, would by Ray's default give way to every other process of the host."""
+"""Variables for Ray. The cluster can be reached by others, so it requires a token, which is in the same file on every host. The niceness
+keeps workers and their engines from running at a lower priority than other processes, as they would by default."""
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 
 
@@ -24,7 +24,7 @@ class Command:
 
     @property
     def over_ssh(self) -> list[str]:
-        """Return the words of a local process that runs the command on its host."""
+        """Words of the local command that runs this command on its host."""
         return [*SSH, self.host, shlex.join(self.words)]
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Command:
 
 
 def address(head: Host, port: int) -> str:
-    """Address to join the cluster at."""
+    """Return the address at which the cluster can be joined."""
     return f"[{head.address}]:{port}" if ":" in head.address else f"{head.address}:{port}"
 
 
@@ -40,7 +40,7 @@ def start_commands(hosts: Sequence[Host], port: int, ray: PurePosixPath) -> list
     """Return the commands that start the head and then every other node.
 
     Args:
-        ray: Ray's program on every host; the environment is the same on all.
+        ray: path of the program `ray`, which is the same on every host.
     """
     head, *others = hosts
     return [_start(head, ray, "--head", f"--port={port}"), *(_start(host, ray, f"--address={address(head, port)}") for host in others)]
@@ -57,5 +57,5 @@ def stop_commands(hosts: Sequence[Host], ray: PurePosixPath) -> list[Command]:
 
 
 def join_words(hosts: Sequence[Host], port: int) -> str:
-    """Return the variables for a run's shell, with which the run joins the cluster."""
+    """Return the environment variables with which a run joins the cluster, as words of a shell command."""
     return f"RAY_AUTH_MODE=token RAY_ADDRESS={address(hosts[0], port)}"

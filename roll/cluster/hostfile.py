@@ -1,4 +1,4 @@
-"""Reads DeepSpeed's hostfile: one host a line, with its number of GPUs. Pure functions."""
+"""Parses DeepSpeed's hostfile, which has one host per line with its number of GPUs. Pure functions."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Host:
     """Name of the host for `ssh`."""
     gpus: int
     slots: tuple[int, ...] | None = None
-    """GPUs that the cluster may use, None for all."""
+    """Numbers of the GPUs that the cluster may use, None for all."""
 
     @property
     def address(self) -> str:
-        """Return the name without the user for `ssh`."""
+        """The name without the user for `ssh`."""
         return self.name.rpartition("@")[2]
 
 
@@ -34,7 +34,7 @@ def parse_hostfile(text: str, source: str) -> list[Host]:
     """Return the hosts in order. The first becomes the head.
 
     Raises:
-        ConfigError: with every line that cannot be read.
+        ConfigError: lines cannot be parsed, or there are no hosts. The error lists every faulty line.
     """
     hosts: list[Host] = []
     faults: list[Fault] = []
@@ -44,16 +44,16 @@ def parse_hostfile(text: str, source: str) -> list[Host]:
         if not line:
             continue
         if match is None:
-            faults.append(Fault(place, f"'{line}' is not a host", "write a line as `worker-1 slots=8`"))
+            faults.append(Fault(place, f"'{line}' is not a host", "write each line like `worker-1 slots=8`"))
         elif not _is_name(match["name"]):
-            remedy = "give a name or an address as `ssh` takes it; a port belongs into ~/.ssh/config"
+            remedy = "give a name or an address that `ssh` accepts; set a port in ~/.ssh/config"
             faults.append(Fault(place, f"'{match['name']}' is not a valid host name", remedy))
         elif match["name"].rpartition("@")[2] in {host.address for host in hosts}:
             faults.append(Fault(place, f"'{match['name']}' is listed twice", "list each host once, with all of its GPUs"))
         else:
             hosts.append(Host(match["name"], int(match["slots"])))
     if not hosts and not faults:
-        faults.append(Fault(source, "it lists no hosts", "write one line for each host: `worker-1 slots=8`"))
+        faults.append(Fault(source, "it lists no hosts", "write one line for each host, such as `worker-1 slots=8`"))
     if faults:
         raise ConfigError(faults)
     return hosts
@@ -70,7 +70,7 @@ def choose(hosts: Sequence[Host], include: str | None, exclude: str | None) -> l
     """Return the hosts and GPUs that DeepSpeed's `--include` and `--exclude` select: `NAME[:SLOT[,SLOT ...]]`, joined by `@`.
 
     Raises:
-        ConfigError: a name or a slot is not in the hostfile, nothing is left, or the hosts are left with different numbers of GPUs.
+        ConfigError: a name or a slot is not in the hostfile, or the selected hosts have no GPUs or different numbers of GPUs.
     """
     option, spec = ("--include", include) if include else ("--exclude", exclude or "")
     named: dict[str, set[int]] = {}
@@ -80,7 +80,7 @@ def choose(hosts: Sequence[Host], include: str | None, exclude: str | None) -> l
         name, _, listed = (word, "", "") if word in sizes else word.rpartition(":")
         slots = set(listed.split(",")) if listed else {str(slot) for slot in range(sizes.get(name, 0))}
         if not slots or not slots <= {str(slot) for slot in range(sizes.get(name, 0))}:
-            remedy = f"name hosts of the hostfile ({', '.join(sizes)}) and slots below their number, as `worker-1:0,1`"
+            remedy = f"name hosts of the hostfile ({', '.join(sizes)}), and slots from 0 to their number less 1, such as `worker-1:0,1`"
             faults.append(Fault(option, f"'{word}' is not in the hostfile", remedy))
         else:
             named.setdefault(name, set()).update(map(int, slots))
@@ -88,9 +88,9 @@ def choose(hosts: Sequence[Host], include: str | None, exclude: str | None) -> l
     left = [host for host in left if host.gpus]
     counts = ", ".join(f"{host.name} {host.gpus}" for host in left)
     if not left:
-        faults.append(Fault(option, "it leaves no GPU", "name fewer hosts"))
+        faults.append(Fault(option, "no GPU is left", "select at least one GPU"))
     if len({host.gpus for host in left}) > 1:
-        remedy = "let all have the same, as devices are counted: change slots in the hostfile, or use --include"
+        remedy = "device numbers require the same number on each host: change slots in the hostfile, or use --include"
         faults.append(Fault("hostfile", f"the hosts have different numbers of GPUs: {counts}", remedy))
     if faults:
         raise ConfigError(faults)

@@ -1,1 +1,1 @@
-"""Checks whether a machine can run roll, and shows the command that mends each fault."""
+"""Checks whether a machine can run roll, and shows the command that fixes each fault."""

@@ -1,4 +1,4 @@
-"""`python -m roll.doctor [--json]`: checks whether this machine can run roll, and names the command that repairs what cannot.
+"""`python -m roll.doctor [--json]`: checks whether this machine can run roll, and shows a command that fixes each fault.
 
 Exit status: 0 nothing is broken, 1 something is.
 """
@@ -48,7 +48,7 @@ def exit_status(findings: Sequence[Finding]) -> int:
 
 
 def table(findings: Sequence[Finding]) -> Table:
-    """Return a table with a row for each finding. The remedy stands below the finding."""
+    """Return a table with a row for each finding. Its remedy is below the finding."""
     out = Table(show_lines=False)
     for column in ("", "what", "found"):
         out.add_column(column, overflow="fold")
@@ -61,7 +61,7 @@ def table(findings: Sequence[Finding]) -> Table:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """One line."""
+    """Return one line with the number of findings of each verdict."""
     broken, warnings = ([f for f in findings if f.verdict is verdict] for verdict in (Verdict.BROKEN, Verdict.WARNING))
     return f"{len(broken)} broken, {len(warnings)} warning(s), {len(findings) - len(broken) - len(warnings)} ok"
 

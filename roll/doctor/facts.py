@@ -1,4 +1,4 @@
-"""Facts about a machine, for the doctor. Gathered in `gather.py`, judged in `checks.py`."""
+"""Facts about a machine, for the doctor. `gather.py` gathers them, and `checks.py` judges them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from roll.strategies.extension_locks import ExtensionLock
 
 COMPILED_OPS = "compiled ops"
-"""The use of the folder that is torch's extension cache."""
+"""`Folder.use` of torch's extension cache."""
 
 
 class Verdict(StrEnum):
-    """Meaning of a fact for a run."""
+    """Consequence of a finding for a run."""
 
     OK = "ok"
     WARNING = "warning"
     """A run starts, but may be slow or fail later."""
     BROKEN = "broken"
-    """A run that needs this fails."""
+    """A run that needs the subject fails."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,12 @@ class Finding:
     """One line of the report."""
 
     subject: str
+    """The part of the machine, such as a package or a device."""
     verdict: Verdict
     found: str
-    """The finding."""
+    """What was found, for users."""
     remedy: str = ""
-    """The command or the change that mends it, empty if nothing is to do."""
+    """The command or the change that fixes it, empty if nothing need be done."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Gpu:
     used: int
     """Bytes in use by any process."""
     utilisation: int | None = None
-    """Percentage of the driver's last sampling period (at most a second) with a running kernel. None if the driver does not report it."""
+    """Percentage of the driver's last sampling period (at most a second) in which a kernel ran. None if the driver does not report it."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Network:
-    """The network to other machines."""
+    """Network interfaces to other machines."""
 
     interfaces: tuple[str, ...]
     """Names of interfaces that are up and have an IPv4 address, without the loopback."""
@@ -78,31 +79,31 @@ class Network:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a machine. A fact that could not be determined is a text with the reason."""
+    """Facts about a machine. If `torch`, `ops` or `ray_nodes` could not be determined, it is a text with the reason."""
 
     python: tuple[int, int]
     executable: str
-    """The interpreter, which decides the examined environment."""
+    """Path of the interpreter, whose environment is examined."""
     required: Mapping[str, str]
     """Versions that the project's metadata allow, by package."""
     locked: Mapping[str, str]
-    """Version that the tests run with, by package."""
+    """Version with which the tests run, by package."""
     installed: Mapping[str, str]
     """Installed version, by package."""
     driver: str | None
     gpus: tuple[Gpu, ...]
     links: Mapping[tuple[int, int], str]
-    """Connection of each pair of GPUs, in the words of `nvidia-smi topo -m`: NV18, PIX, PHB, SYS, ..."""
+    """Connection of each pair of GPUs, as abbreviated by `nvidia-smi topo -m`: NV18, PIX, PHB, SYS, ..."""
     network: Network
     shared_memory: int
-    """Bytes free in /dev/shm."""
+    """Free bytes in /dev/shm."""
     folders: tuple[Folder, ...]
     open_files: int
-    """Soft limit of this shell."""
+    """Soft limit of this shell on open files."""
     memory: int
-    """Bytes of the host's memory that are available."""
+    """Available host memory in bytes."""
     tools: Mapping[str, str | None]
-    """Path by the name of a program (`c++`, `ninja`, `nvcc`)."""
+    """Path of each program (`c++`, `ninja`, `nvcc`) by name, None if it was not found."""
     nvcc: str | None
     """Version of the CUDA toolkit."""
     arch_list: str | None
@@ -110,12 +111,12 @@ class Facts:
     torch: Mapping[str, Any] | str
     """Output of `torch_probe.py`."""
     extension_locks: tuple[ExtensionLock, ...]
-    """Locks of running or killed compilations."""
+    """Lock files of running or killed compilations."""
     ops: Mapping[str, Any] | str
-    """Whether each DeepSpeed op is `installed` and can be compiled (`compatible`)."""
+    """For each DeepSpeed op, whether it is `installed` and whether it can be compiled (`compatible`)."""
     sandbox: str | None = None
-    """Why no program can run in a sandbox, None if one can."""
+    """Why programs cannot run in a sandbox, None if they can."""
     ray_address: str | None = None
     """`RAY_ADDRESS` of this shell."""
     ray_nodes: tuple[Mapping[str, Any], ...] | str = ()
-    """`address` and `gpus` of each living node, and `niceness` of its workers, if there is a cluster to join."""
+    """`address` and `gpus` of each live node, and `niceness` of its workers. Empty if `ray_address` is None."""

@@ -38,7 +38,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def gather() -> Facts:
-    """Gather all facts. Takes some seconds: torch, DeepSpeed and Ray each run in a process of their own."""
+    """Gather all facts. This takes some seconds, because torch, DeepSpeed and Ray are examined in separate processes."""
     driver, gpus = gpus_of(_output("nvidia-smi", GPU_QUERY, "--format=csv,noheader,nounits"))
     kind = "gpu" if gpus else "cpu"
     address = os.environ.get("RAY_ADDRESS")
@@ -69,7 +69,7 @@ def gather() -> Facts:
 
 
 def required(lines: list[str], kind: str) -> dict[str, str]:
-    """Return the version ranges, by package, that the project's metadata require on a machine of this kind."""
+    """Return the version ranges by package that requirements of the project demand on this kind of machine (`cpu` or `gpu`)."""
     found: dict[str, list[str]] = {}
     for requirement in map(Requirement, lines):
         if requirement.marker is None or requirement.marker.evaluate({"extra": kind}):
@@ -83,14 +83,14 @@ def locked(text: str) -> dict[str, str]:
 
 
 def links(text: str) -> dict[tuple[int, int], str]:
-    """Parse the table of `nvidia-smi topo -m` for pairs of GPUs."""
+    """Return the connection of each pair of GPUs from the table of `nvidia-smi topo -m`."""
     rows = [line.split() for line in ESCAPE.sub("", text).splitlines()]
     table = {int(row[0][3:]): row[1:] for row in rows if len(row) > 1 and re.fullmatch(r"GPU\d+", row[0]) and "X" in row}
     return {(one, other): table[one][other] for one in table for other in table if one < other}
 
 
 def default_interface(text: str) -> str | None:
-    """Return the interface of the default route in `/proc/net/route`."""
+    """Return the interface of the default route from the text of `/proc/net/route`, None if there is none."""
     for line in text.splitlines()[1:]:
         fields = line.split()
         if len(fields) > 7 and fields[1] == fields[7] == "00000000":
@@ -99,7 +99,7 @@ def default_interface(text: str) -> str | None:
 
 
 def nvcc_version(text: str) -> str | None:
-    """Return major and minor number from the output of `nvcc --version`."""
+    """Return the major and minor version from the output of `nvcc --version`, such as 12.8."""
     found = re.search(r"release (\d+\.\d+)", text)
     return found[1] if found else None
 
@@ -118,20 +118,20 @@ def _requires(package: str) -> list[str]:
 
 
 def of_extra(lines: list[str], extra: str) -> list[str]:
-    """Return the requirements of a package's extra here: `ray[default]` installs the dashboard and with it `ray job submit`."""
+    """Return the requirements of a package's extra on this machine. For example, `ray[default]` requires what `ray job submit` needs."""
     found = [requirement for requirement in map(Requirement, lines) if requirement.marker and "extra" in str(requirement.marker)]
     return [f"{one.name}{one.specifier}" for one in found if one.marker and one.marker.evaluate({"extra": extra})]
 
 
 def gpus_of(text: str) -> tuple[str | None, tuple[Gpu, ...]]:
-    """Parse the driver's version and the GPUs from `nvidia-smi`'s output for `GPU_QUERY`. None and no GPUs for other output."""
+    """Return the driver's version and the GPUs from the output of `nvidia-smi` for `GPU_QUERY`. For other output, None and no GPUs."""
     rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
     gpus = tuple(Gpu(row[1], _mib(row[2]), _mib(row[3]), int(row[4]) if row[4].isdigit() else None) for row in rows if len(row) == 5)
     return (rows[0][0] if gpus else None), gpus
 
 
 def _mib(cell: str) -> int:
-    """Return bytes, 0 if the driver does not report them (`[N/A]`)."""
+    """Return a number of MiB in bytes, 0 if the driver does not report it (`[N/A]`)."""
     return int(cell) << 20 if cell.isdigit() else 0
 
 
@@ -148,7 +148,10 @@ def _network() -> Network:
 
 
 def _installed() -> dict[str, str]:
-    """Return versions by package. Of several, the first one is imported. Remains of an interrupted installation have no name."""
+    """Return the installed versions by package.
+
+    If there are several versions of a package, the first one is imported. Remains of an interrupted installation have no name.
+    """
     versions: dict[str, str] = {}
     for found in importlib.metadata.distributions():
         if (name := found.metadata["Name"]) and found.version:
@@ -161,14 +164,14 @@ def _cache() -> Path:
 
 
 def _folders() -> Iterator[Folder]:
-    """Return the folders that runs write to. All but the first and the last are created on demand."""
+    """Yield the folders that runs write to. All except the first and the last are created on demand."""
     models = Path(os.environ.get("HF_HOME") or _cache() / "huggingface")
     kernels = Path.home() / ".cache" / "roll"
     temporary = Path(os.environ.get("TMPDIR") or "/tmp")
     yield look("temporary files", temporary, temporary, "export TMPDIR=/another/folder, which must exist")
     yield look("models and data", models, existing(models), "export HF_HOME=/another/folder")
     yield look(COMPILED_OPS, extension_cache(), existing(extension_cache()), "export TORCH_EXTENSIONS_DIR=/another/folder")
-    yield look("compiled kernels", kernels, existing(kernels), "mend the owner of ~/.cache, or export HOME=/another/folder")
+    yield look("compiled kernels", kernels, existing(kernels), "correct the owner of ~/.cache, or export HOME=/another/folder")
     yield look("working directory", _here(), Path("."), "cd to another folder, or give an absolute output_dir")
 
 
@@ -180,12 +183,12 @@ def _here() -> Path:
 
 
 def existing(path: Path) -> Path:
-    """Return the nearest existing folder."""
+    """Return the path itself if it exists, otherwise its nearest existing parent."""
     return next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
 
 
 def look(use: str, path: Path, folder: Path, remedy: str) -> Folder:
-    """Whether a file can be written in `folder`. The file has no name, so nothing can remain."""
+    """Try to write a file in `folder`, and return the facts about it. The file is nameless, so that nothing can remain."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(1 << 16))
@@ -196,18 +199,21 @@ def look(use: str, path: Path, folder: Path, remedy: str) -> Folder:
 
 
 def _ray_nodes(address: str) -> Any:
-    """Ray itself tries for half a minute where nobody listens."""
+    """Return the nodes of the cluster, or the reason why it cannot be joined.
+
+    The address is tried first, because Ray itself would try for half a minute to reach an address where nothing listens.
+    """
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         except (OSError, OverflowError) as error:
-            return f"no answer from that address ({error})"
+            return f"that address cannot be reached ({error})"
     return _probe("roll.workers.survey")
 
 
 def _probe(module: str) -> Any:
-    """Run a module. Return the JSON of its last line, or why there is none."""
+    """Run a module in a separate process. Return the JSON in its last line of output, or the reason why there is none."""
     done = _run([sys.executable, "-m", module], PROBE_SECONDS)
     if isinstance(done, str):
         return done
@@ -216,17 +222,17 @@ def _probe(module: str) -> Any:
     try:
         return json.loads(done.stdout.strip().splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
-        return f"{module} said nothing that can be read: {done.stdout.strip()[-80:]!r}"
+        return f"the output of {module} is not JSON: {done.stdout.strip()[-80:]!r}"
 
 
 def _output(*command: str) -> str:
-    """Return a tool's output, empty if the tool is absent or fails."""
+    """Return the output of a tool, empty if the tool is absent or fails."""
     done = _run(command, TOOL_SECONDS)
     return "" if isinstance(done, str) or done.returncode else done.stdout
 
 
 def _run(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str] | str:
-    """Run a program. Return its result, or why there is none: it is absent, or was late and was killed with its children."""
+    """Run a program. Return its result, or text with the reason if it is absent, or was killed with its children after `seconds`."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": _programs()}
     try:
         process = subprocess.Popen(
@@ -251,7 +257,7 @@ def _run(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[
 
 
 def _programs() -> str:
-    """Return the search path of programs. As in a worker, those beside the interpreter come first."""
+    """Return the search path of programs. As in a worker, it begins with the interpreter's folder."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 

@@ -1,4 +1,4 @@
-"""Prints torch's view of this machine as one line of JSON. Runs in its own process, which a broken installation may crash."""
+"""Prints torch's view of this machine as one line of JSON. It runs in a separate process, because a broken installation may crash it."""
 
 from __future__ import annotations
 

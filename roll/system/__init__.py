@@ -1,1 +1,1 @@
-"""Binds processes, folders and memory to their owners, so that nothing outlives them."""
+"""Ties processes, folders and memory to their owners, so that nothing outlives its owner."""

@@ -1,4 +1,4 @@
-"""Bounds the size of a log. A log beyond its bound is copied to one file beside it, and starts anew."""
+"""Bounds the size of a log. If a log becomes too large, it is copied to one other file and emptied."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def begin_anew(descriptor: int, most_bytes: int) -> bool:
-    """If the file of a descriptor has too many bytes, copy it to `<name>.1` and empty it. Return whether that was done.
+    """If the file of a descriptor has more than `most_bytes`, copy it to `<name>.1` and empty it. Return whether that was done.
 
-    For a file that all who write to it append to; what is written between copy and emptying is lost. A pipe or a terminal is left as it is.
+    All writers must append to the file. Output between the copy and the truncation is lost. Pipes and terminals are not changed.
     """
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_size <= most_bytes:
@@ -20,5 +20,5 @@ def begin_anew(descriptor: int, most_bytes: int) -> bool:
     if log.exists():
         shutil.copyfile(log, log.with_name(f"{log.name}.1"))
     os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"[the log had {status.st_size} bytes, of which {most_bytes} are allowed; they are in {log.name}.1]\n".encode())
+    os.write(descriptor, f"[the log exceeded {most_bytes} bytes; the previous {status.st_size} bytes are in {log.name}.1]\n".encode())
     return True

@@ -1,4 +1,4 @@
-"""The parent's side of a child process that runs the user's code, and of the socket to it."""
+"""The parent's side of a child process that runs user code, and of the socket to it."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from roll.system.tree import LOOK_EVERY, TreeBounds, tree
 
 LOG = logging.getLogger(__name__)
 CANCEL_SECONDS = 5.0
-"""Seconds beyond the deadline that a child has to end a call itself. After that its event loop is blocked."""
+"""Time in seconds after a call's deadline in which a child may end the call itself. If it does not, its event loop is blocked."""
 RECEIVE_BYTES = 1 << 16
 LOOK_SECONDS = 0.01
-"""Seconds between two checks whether killed processes are gone."""
+"""Seconds between two checks whether processes have exited."""
 EXIT_LOOKS = 100
-"""Number of checks whether a process that has closed its socket has exited. Afterwards it is killed."""
+"""Largest number of checks whether a process that closed its socket has exited. After these it is killed."""
 KILL_SECONDS = 10.0
-"""Seconds. A killed process is gone at once, unless the kernel itself is stuck."""
+"""Deadline in seconds for the exit of a killed process. It exits at once unless the kernel itself is stuck."""
 
 
 class ChildDied(Exception):
-    """The child closed its end; `str()` says how it ended."""
+    """The child closed its end of the socket. `str()` tells how the process ended."""
 
 
 class Child:
-    """One process and the socket to it. The process leads its own session, and its child processes end with it."""
+    """A child process and the socket to it. The process leads its own session, and its child processes are killed with it."""
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
-        """Run `module` as `python -m module DESCRIPTOR PARENT`."""
+        """Run `module` as `python -m module DESCRIPTOR PARENT`. `environment` is added to the environment of this process."""
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         self._received = bytearray()
@@ -49,10 +49,10 @@ class Child:
         self._was_ended_here = False
         self._woken = False
         self._ready: asyncio.Future[None] | None = None
-        # -P: modules are found by the parent's sys.path, passed as PYTHONPATH, and not in the working directory.
+        # -P: modules are found by the parent's sys.path, which is passed as PYTHONPATH, and not in the working directory.
         command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(os.getpid())]
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        # One thread by default: BLAS would start one for every core as soon as numpy is imported.
+        # One thread by default, because BLAS would start a thread for every core as soon as numpy is imported.
         inherited = {"OMP_NUM_THREADS": "1", **os.environ}
         try:
             self._process = subprocess.Popen(
@@ -70,23 +70,23 @@ class Child:
             theirs.close()
 
     def alive(self) -> bool:
-        # Not reaped here: until then no other process can take its id, and the id can be used to end its session.
+        # The process is not reaped here. Until it is, no other process can get its id, so the id can be used to end its session.
         if self._process.returncode is not None:
             return False
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def is_stopped(self) -> bool:
-        """Whether the process was stopped by SIGSTOP."""
+        """Return whether the process was stopped by SIGSTOP."""
         with suppress(psutil.NoSuchProcess):
             return self._process.returncode is None and psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
         return False
 
     def was_killed(self) -> bool:
-        """Whether the process ended by a SIGKILL from elsewhere."""
+        """Return whether the process was killed by a SIGKILL that this object did not send."""
         return self._process.returncode == -signal.SIGKILL and not self._was_ended_here
 
     async def send(self, message: Any, timeout: float) -> None:
-        """Send bytes. Raises TimeoutError, or ChildDied."""
+        """Send a message. Raise TimeoutError after `timeout` seconds, or ChildDied."""
         try:
             await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(self._socket, encoded(message)), timeout)
         except OSError as error:
@@ -95,15 +95,14 @@ class Child:
             raise await self._died() from error
 
     async def receive(self, timeout: float, linger: float = 0.0) -> list[bytes]:
-        """Return the unread messages in order: at least one, unless `wake` is called.
+        """Wait for messages and return all that have arrived, in order. Return an empty list if `wake` is called.
 
-        If none has arrived yet, wait for `linger` seconds after the first one, so that others may arrive.
-
-        Messages in the socket count as arrived, however late this process reads it.
+        If the call has to wait for the first message, it waits another `linger` seconds, so that others may arrive. Messages that reached
+        the socket within the timeout are returned even if this process reads the socket late.
 
         Raises:
-            TimeoutError: none arrived within `timeout` seconds.
-            ChildDied: the child closed its end, so none will arrive.
+            TimeoutError: no message arrived within `timeout` seconds.
+            ChildDied: the child closed its end of the socket.
             Garbled: a message is too large.
         """
         loop = asyncio.get_running_loop()
@@ -124,25 +123,25 @@ class Child:
                 await asyncio.sleep(linger)
 
     def wake(self) -> None:
-        """Wake the present or the next waiter for a message."""
+        """Make the current or the next call of `receive` return."""
         self._woken = True
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
 
     def kill(self) -> None:
-        """End the process and its child processes, and close the socket."""
+        """Kill the process and its child processes, and close the socket."""
         self.end_process()
         self._socket.close()
 
     async def watch(self, name: str, bounds: TreeBounds) -> None:
-        """End the process once it exceeds its memory bound. The receiver of its messages gets the error. `name` is for the log."""
+        """Kill the process if it exceeds a bound, and log that under `name`. `receive` then raises ChildDied with the reason."""
         while self.alive():
             if why := self.end_beyond(bounds):
                 LOG.warning("%s: %s", name, why)
             await asyncio.sleep(LOOK_EVERY)
 
     def end_beyond(self, bounds: TreeBounds) -> str:
-        """End the process and return the reason if it and its child processes exceed a bound. Otherwise return an empty text."""
+        """Kill the process and return the reason if it exceeds a bound together with its child processes. Otherwise return ""."""
         if why := bounds.exceeded(tree(self._process.pid)):
             self._cause = why
         return self.end_process() if self._cause else ""
@@ -159,7 +158,10 @@ class Child:
         return f"the process died of {signal.Signals(-status).name}" if status < 0 else f"the process ended itself with status {status}"
 
     async def _died(self) -> ChildDied:
-        """Return the error after the child closed its end of the socket. The kernel closes it a moment before a killed process is gone."""
+        """Return the error after the child closed its end of the socket.
+
+        Wait for the exit of the process first, because the kernel closes the socket of a killed process slightly before it exits.
+        """
         for _ in range(EXIT_LOOKS):
             if not self.alive():
                 break
@@ -170,12 +172,12 @@ class Child:
         try:
             while chunk := self._socket.recv(RECEIVE_BYTES):
                 self._received += chunk
-                if len(self._received) > MOST_BYTES:  # one message at least
+                if len(self._received) > MOST_BYTES:  # enough for at least one message
                     return
         except BlockingIOError:
             return
         except ConnectionError:
-            pass  # The child ended before it read all that was sent.
+            pass  # the child ended before it had read everything
         self._ended = True
 
     def _messages(self) -> list[bytes]:
@@ -185,9 +187,9 @@ class Child:
             while begin + HEADER.size <= len(received):
                 size = HEADER.unpack_from(received, begin)[0]
                 if size > MOST_BYTES:
-                    if messages:  # are taken first
+                    if messages:  # return these first; the next call raises
                         break
-                    raise Garbled(f"a message of {size} bytes; {MOST_BYTES} are the most")
+                    raise Garbled(f"a message of {size} bytes, but at most {MOST_BYTES} are allowed")
                 end = begin + HEADER.size + size
                 if end > len(received):
                     break
@@ -197,7 +199,7 @@ class Child:
         return messages
 
     async def _readable(self, seconds: float) -> bool:
-        """Whether a message or a call of `wake` arrived within so many seconds."""
+        """Wait until the socket is readable or `wake` is called. Return False if neither happened within `seconds`."""
         loop = asyncio.get_running_loop()
         ready = self._ready = loop.create_future()
         loop.add_reader(self._socket, lambda: ready.done() or ready.set_result(None))
@@ -208,7 +210,7 @@ class Child:
 
 
 def _end_groups_beneath(pid: int) -> None:
-    """Kill a process's children in other groups and sessions. The process is stopped meanwhile, so that it starts no more."""
+    """Kill the descendants of a process in other groups and sessions. Stop the process first, so that it cannot start more."""
     deadline = time.monotonic() + KILL_SECONDS
     with suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -221,7 +223,7 @@ def _end_groups_beneath(pid: int) -> None:
 
 
 def _groups(processes: Sequence[psutil.Process]) -> set[int]:
-    """Return the process groups of living processes."""
+    """Return the ids of the process groups of those processes that are alive."""
     found: set[int] = set()
     for process in filter(is_alive, processes):
         with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Runs a coroutine to its end, also if the calling thread is inside an event loop, as in a notebook."""
+"""Runs a coroutine to completion, even if the calling thread is inside an event loop, as in a notebook."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 LOOK_SECONDS = 0.1
-"""Seconds between two checks for signals in a waiting thread. A signal just before a wait does not end it."""
+"""Longest wait in seconds of a waiting thread, between which signals are handled. A signal just before a wait does not interrupt it."""
 
 
 def run_in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """As `asyncio.run(work())`. Inside a running loop the work gets a thread and a loop of its own, and the caller waits for it.
+    """Run `asyncio.run(work())` and return its result. Inside a running loop, run it in another thread and wait for it.
 
     Raises:
-        KeyboardInterrupt: a signal's handler raised it while the caller waited; the work is cancelled and has ended.
+        KeyboardInterrupt: a signal handler raised it while the caller waited. The work was cancelled and has ended.
     """
     try:
         asyncio.get_running_loop()
@@ -27,7 +27,7 @@ def run_in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 class _Elsewhere(Generic[T]):
-    """Work in its own thread. Signal handlers run in the main thread, which waits."""
+    """Runs the work in its own thread. The calling thread waits; if it is the main thread, signal handlers run there."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._work = work
@@ -42,9 +42,9 @@ class _Elsewhere(Generic[T]):
         """Run the work, and return its result or raise its exception."""
         thread = threading.Thread(target=self._run, name="roll")
         try:
-            thread.start()  # a signal's handler may also raise here, so the work begins only after this has returned
+            thread.start()  # a signal handler may raise here, too, so the work only begins after this has returned
             self._allowed.set()
-            _wait(self._ended)  # after a signal's handler raised in a join, Python regards the thread as ended
+            _wait(self._ended)  # not join: if a signal handler raises in it, Python regards the thread as ended
         except BaseException:
             self._cancel()
             raise
@@ -70,7 +70,7 @@ class _Elsewhere(Generic[T]):
         return await self._task
 
     def _cancel(self) -> None:
-        """Cancel the work and wait for its end. Work that has not begun never begins."""
+        """Cancel the work and wait for its end. If it has not begun, prevent it from beginning."""
         if not self._allowed.is_set():
             self._refused = True
             self._allowed.set()
@@ -78,12 +78,12 @@ class _Elsewhere(Generic[T]):
         self._allowed.set()  # the handler may have raised between the flag and the waiter's check
         _wait(self._begun)
         if self._loop is not None and self._task is not None:
-            with suppress(RuntimeError):  # the loop is closed: the work has ended by itself
+            with suppress(RuntimeError):  # the loop is closed, because the work has already ended
                 self._loop.call_soon_threadsafe(self._task.cancel)
         _wait(self._ended)
 
 
 def _wait(event: threading.Event) -> None:
-    """Wait for an event, while signals are handled."""
+    """Wait for an event in short intervals, so that signal handlers can run."""
     while not event.wait(LOOK_SECONDS):
         pass

@@ -1,7 +1,7 @@
-"""Messages between a process and its child that runs the user's code, each preceded by its length.
+"""Messages between a process and its child that runs user code. Each message is preceded by its length.
 
-The parent sends pickles. The child sends JSON, which is read as plain values: nothing that is written to its socket runs in the
-parent. Each call has a seal, a number that cannot be guessed; an answer counts once, and only with the seal of a call that is under way.
+The parent sends pickles. The child sends JSON, so that user code that writes to the socket cannot run code in the parent. Each call
+has a seal, which is a random number that cannot be guessed. An answer is accepted only once, and only with the seal of a call in flight.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from typing import Any
 HEADER = struct.Struct(">Q")
 SEAL = struct.Struct(">Q")
 MOST_BYTES = 64 << 20
-"""Largest size of a message from the child."""
+"""Largest size of a message from the child in bytes."""
 SHOWN_BYTES = 40
-"""Number of bytes of an unreadable message in an error."""
+"""Number of bytes of an unreadable message that an error shows."""
 
 
 class Garbled(Exception):
-    """The child sent an invalid message. `str()` gives the reason."""
+    """The child sent an invalid message. `str()` returns the reason."""
 
 
 def framed(body: bytes) -> bytes:
-    """Return a message with its length in front, as it is sent."""
+    """Return the bytes of a message as they are sent, with the length in front."""
     return HEADER.pack(len(body)) + body
 
 
 def encoded(message: Any) -> bytes:
-    """Return a pickled message of the parent."""
+    """Return a message of the parent as it is sent: pickled, with the length in front."""
     return framed(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
 
 def new_seals(count: int) -> tuple[int, ...]:
-    """Return random seals for so many calls."""
+    """Return random seals for `count` calls."""
     return tuple(seal for (seal,) in SEAL.iter_unpack(secrets.token_bytes(SEAL.size * count)))
 
 
 def shown(body: bytes) -> str:
-    """Return the error for an unreadable message."""
+    """Return the error text for an unreadable message."""
     return f"{len(body)} bytes that are no message: {body[:SHOWN_BYTES]!r}"
 
 
 def receive(incoming: Any) -> Any:
-    """Read the parent's next message. None if the other end is closed."""
+    """Read and return the parent's next message. Return None if the parent has closed its end."""
     header = incoming.read(HEADER.size)
     return pickle.loads(incoming.read(HEADER.unpack(header)[0])) if len(header) == HEADER.size else None
 
 
 async def receive_next(reader: asyncio.StreamReader) -> Any:
-    """The same as a coroutine."""
+    """Read and return the parent's next message, like `receive`, as a coroutine."""
     try:
         return pickle.loads(await reader.readexactly(HEADER.unpack(await reader.readexactly(HEADER.size))[0]))
     except (asyncio.IncompleteReadError, ConnectionError):

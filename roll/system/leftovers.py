@@ -1,4 +1,4 @@
-"""Finds and removes what killed processes of this host leave behind."""
+"""Finds and removes the child processes and shared-memory files that killed processes of this host leave behind."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ import psutil
 
 SHARED_MEMORY = Path("/dev/shm")
 CLOCK_SLACK = 1.0
-"""Largest error in seconds of a process's start time, which the kernel counts from the machine's start."""
+"""Largest error in seconds of a process's start time, which the kernel counts from the boot of the machine."""
 
 
 class Leftovers:
     """The processes of some workers, their child processes, and the shared-memory files that they have open."""
 
     def __init__(self, record: Path) -> None:
-        """`record` lists the files for a later run, in case this one is killed before it removes them."""
+        """`record` is a file in which the shared-memory files are listed for a later run, in case this run is killed."""
         self._record = record
         self._processes: set[psutil.Process] = set()
         self._files: set[Path] = set()
         self._looks = threading.Lock()
 
     def look(self, pids: Sequence[int]) -> None:
-        """Note the present processes and files. Call early and repeatedly: the files of a process cannot be found after its end."""
+        """Record the current processes and files. Call it early and repeatedly: the files of a process cannot be found after its end."""
         with self._looks:
             for pid in pids:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process = psutil.Process(pid)
                     if any(known.pid == pid and known != process for known in self._processes):
-                        continue  # it has ended, and another process has its number
+                        continue  # the known process has ended, and another one has got its id
                     self._processes |= {process, *process.children(recursive=True)}
-            # Files older than the first of these processes, such as a model that somebody keeps in memory, are not theirs.
+            # Files that are older than all of these processes, such as a model that a user keeps in memory, are not theirs.
             began = min((process.create_time() for process in self._processes), default=math.inf) - CLOCK_SLACK
             there = {facts.st_ino: file for file, facts in _shared_files() if facts.st_ctime >= began}
             for process in filter(psutil.Process.is_running, self._processes):
@@ -44,7 +44,7 @@ class Leftovers:
                 self._record.write_text("".join(f"{file}\n" for file in sorted(self._files)))
 
     def remove(self, seconds: float) -> None:
-        """Wait at most `seconds` for the processes to end, kill the others with their child processes, and unlink all their files."""
+        """Wait at most `seconds` for the processes to exit, kill the remaining ones with their child processes, and unlink all files."""
         _, alive = psutil.wait_procs(list(self._processes), timeout=seconds)
         family = set(alive)
         for process in alive:
@@ -59,16 +59,16 @@ class Leftovers:
 
 
 def _shared_files() -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the files of shared memory, which are directly in the folder."""
+    """Yield the files directly in the folder of shared memory, with their status."""
     for file in SHARED_MEMORY.iterdir() if SHARED_MEMORY.is_dir() else ():
         with contextlib.suppress(FileNotFoundError):
             yield file, file.stat()
 
 
 def _mapped(pid: int) -> set[int]:
-    """Return the inodes of a process's shared memory. A semaphore is mapped under another name than it has in the folder.
+    """Return the inodes of a process's shared-memory files. Names would not do: a semaphore is mapped under another name.
 
-    psutil's `memory_maps` would let the kernel add up sizes, which takes 10 s for each TiB.
+    psutil's `memory_maps` is not used because it lets the kernel add up sizes, which takes 10 s per TiB.
     """
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()

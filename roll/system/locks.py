@@ -1,4 +1,4 @@
-"""File locks. The kernel releases them when their process ends for any reason."""
+"""File locks. The kernel releases a lock when the process that holds it ends for any reason."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class LockHeld(Exception):
 
 @contextmanager
 def locked(path: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Hold the lock of `path`. The file is created if it does not exist, and stays.
+    """A context that holds the lock of `path`. The file is created if it does not exist, and is not removed.
 
-    On a file system without locks this logs a warning and holds nothing.
+    On a file system without locks, log a warning and hold nothing.
 
     Raises:
         LockHeld: another process still held it after `seconds`.
@@ -46,7 +46,7 @@ def locked(path: Path, seconds: float = 0.0) -> Iterator[None]:
 
 
 def take(file: BinaryIO) -> bool:
-    """Lock an open file until it is closed. False if another process holds the lock, or if the file system has no locks."""
+    """Lock an open file until it is closed. Return False if another process holds the lock, or if the file system has no locks."""
     try:
         return lock_descriptor(file.fileno(), blocking=False)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Ends processes with the process that started them, however that one ends."""
+"""Ends processes together with the process that started them, however that process ends."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ import psutil
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 END_SECONDS = 10.0
-"""Seconds. A killed process is gone at once, unless the kernel itself is stuck."""
+"""Deadline in seconds for the exit of killed processes. They exit at once unless the kernel itself is stuck."""
 LOOK_SECONDS = 0.05
 """Seconds between two checks for new processes."""
 
 
 def die_with(parent: int) -> None:
-    """Ask Linux for a SIGKILL when the thread that started this process ends, so that even a hanging process ends."""
+    """Make Linux send SIGKILL to this process when the thread that started it ends. This ends even a hanging process."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before this call
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """Ask Linux to make orphaned descendants of this process its children, so that they can be found."""
+    """Make Linux turn orphaned descendants of this process into its children, so that they can be found."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 @contextmanager
 def forks_die_too() -> Iterator[None]:
-    """End processes that are forked in the block with this process. Otherwise they could hang forever in locks held at the fork."""
+    """A context in which forked processes are bound to this process and end with it.
+
+    Otherwise they could hang forever in locks that were held at the fork.
+    """
     parent = forking = os.getpid()
     is_within = True
 
@@ -45,7 +48,7 @@ def forks_die_too() -> Iterator[None]:
         if is_within and forking == parent:  # not grandchildren
             die_with(parent)
 
-    os.register_at_fork(before=note, after_in_child=bind)  # registered for the process's lifetime; they do nothing outside the block
+    os.register_at_fork(before=note, after_in_child=bind)  # they cannot be unregistered, but do nothing outside the block
     try:
         yield
     finally:
@@ -55,7 +58,7 @@ def forks_die_too() -> Iterator[None]:
 def end_descendants() -> None:
     """Kill all descendants of this process, in any process group. Call `adopt_orphans` first.
 
-    New processes are killed, too. Returns when none is left, or after END_SECONDS.
+    Processes that start meanwhile are killed as well. Return when no descendant is left, or after END_SECONDS.
     """
     deadline = time.monotonic() + END_SECONDS
     while (left := [one for one in psutil.Process().children(recursive=True) if is_alive(one)]) and time.monotonic() < deadline:
@@ -66,7 +69,7 @@ def end_descendants() -> None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process runs. A killed one remains as a zombie until its parent reaps it."""
+    """Return whether a process exists and is not a zombie. A killed process remains a zombie until its parent reaps it."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

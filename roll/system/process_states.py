@@ -1,4 +1,4 @@
-"""Finds processes of this host that are gone or stopped, by the kernel's records, and ends them."""
+"""Finds processes of this host that are gone or stopped, according to the kernel, and kills processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Finding:
 
     problem: Problem
     pid: int
-    """Process id of the process itself, or of a descendant if the process itself runs."""
+    """Id of the process itself, or of a stopped descendant if the process itself runs."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class _Process:
 
 
 def examine(pids: Mapping[int, bool]) -> dict[int, Finding]:
-    """Return stopped and ended processes by process id. Running ones are left out.
+    """Return findings about stopped and ended processes by process id. Running processes have none.
 
-    `pids` says of each process whether its descendants count, too: stopped ones are found, ended ones are not.
-    A process in a debugger (state t), in uninterruptible sleep (D) or without a turn on a CPU (R) goes on.
+    `pids` maps each process to whether its stopped descendants count as well. Ended descendants never count.
+    Processes in a debugger (state t), in uninterruptible sleep (D) or waiting for a CPU (R) count as running.
     """
     processes = _processes()
     found = {}
@@ -58,7 +58,7 @@ def examine(pids: Mapping[int, bool]) -> dict[int, Finding]:
 
 
 def end_family(pid: int) -> None:
-    """Kill a process and its descendants, stopped or not."""
+    """Kill a process and its descendants, even if they are stopped."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         for one in (process, *process.children(recursive=True)):
@@ -67,7 +67,7 @@ def end_family(pid: int) -> None:
 
 
 def _ancestors(pid: int, processes: Mapping[int, _Process]) -> list[int]:
-    """Yield descendants, nearest first. Process ids may be reused meanwhile and form a cycle, so each is visited once."""
+    """Return the ancestors of a process, nearest first. Each is visited once, because reused process ids may form a cycle."""
     found: list[int] = []
     while (process := processes.get(pid)) is not None and process.parent not in found:
         pid = process.parent
@@ -76,7 +76,7 @@ def _ancestors(pid: int, processes: Mapping[int, _Process]) -> list[int]:
 
 
 def _processes() -> dict[int, _Process]:
-    """Return all visible processes of this host by id, each read once. psutil's `children` would read all of them for each query."""
+    """Return all visible processes of this host by id. Each is read once; psutil's `children` would read all of them at every call."""
     found = {}
     for folder in PROC.iterdir():
         if folder.name.isdecimal():

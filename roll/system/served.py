@@ -1,4 +1,4 @@
-"""First actions of a child that runs the user's code; `contained.py` is the parent's side."""
+"""The start of a child process that runs user code; `contained.py` is the parent's side."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from roll.system.orphans import adopt_orphans, die_with
 
 @contextmanager
 def served(descriptor: int, parent: int) -> Generator[tuple[socket.socket, BinaryIO]]:
-    """Yield the socket to the parent and its messages. This process dies with its parent.
+    """A context that yields the socket to the parent and a stream of the parent's messages. This process dies with its parent.
 
-    Processes that the user's code starts do not inherit the socket. Orphans among them become children of this process.
+    Processes that user code starts do not inherit the socket. If they become orphans, they become children of this process.
     """
     die_with(parent)
     adopt_orphans()
@@ -26,5 +26,5 @@ def served(descriptor: int, parent: int) -> Generator[tuple[socket.socket, Binar
 
 
 def bound_memory(most_bytes: int) -> None:
-    """Bound the memory of this process and of each that it starts: an allocation beyond it fails where it is made."""
+    """Limit the memory of this process and of each process that it starts. An allocation beyond the limit fails with an error."""
     resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))

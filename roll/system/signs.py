@@ -1,4 +1,4 @@
-"""Signs of life of a process: the stage in its log, and the CPU time and memory that the kernel reports for it and its children."""
+"""Signs of activity of a process: the stage in its log, and the CPU time and memory of the process and its children."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll.system.sizes import GIB
 from roll.system.tree import resident_bytes, tree
 
 MARK = "[roll stage] "
-"""Prefix of a stage in a line of a process's log."""
+"""Prefix of a line in a process's log that announces a new stage."""
 COMPILERS = {"ninja", "cc1plus", "nvcc", "cicc", "ptxas", "g++", "c++"}
 TICKS = os.sysconf("SC_CLK_TCK")
 PROC = Path("/proc")
@@ -35,16 +35,16 @@ class Usage:
 
 @dataclass(frozen=True)
 class Sign:
-    """A role's present work."""
+    """The current activity of a role."""
 
     role: str
     stage: str
     usage: Usage | None = None
-    """CPU time and memory of its processes, None before they run."""
+    """CPU time and memory of the role's processes, None before they run."""
     progress: str = ""
-    """Progress within the stage."""
+    """Progress within the stage, as text."""
     is_busy: bool = True
-    """Whether it works, or waits for a call."""
+    """Whether the role is working; False if it waits for a call."""
 
     def __str__(self) -> str:
         return f"{self.role}: " + ", ".join(filter(None, (self.stage, self.progress, str(self.usage or ""))))
@@ -52,29 +52,29 @@ class Sign:
 
 @dataclass(frozen=True)
 class Look:
-    """The signs of one process."""
+    """The observed activity of one process."""
 
     stage: str | None
-    """Latest stage since the previous check, None if it has entered none."""
+    """Latest stage that the process entered since the previous check, None if it entered none."""
     end: int
-    """Number of bytes of its log that were read."""
+    """Position in the log up to which it has been read, in bytes."""
     usage: Usage | None
-    """None if there is no such process."""
+    """CPU time and memory of the process and its children, None if there is no such process."""
     compiles: bool
-    """Whether it runs a compiler."""
+    """Whether the process or one of its children is a compiler."""
 
 
 def enter(stage: str) -> None:
-    """Write this process's new stage to its log, which is its stdout."""
+    """Announce a new stage of this process in its log, which is its stdout."""
     print(f"{MARK}{stage}", flush=True)
 
 
 def look(pid: int | None, log: Path, begin: int) -> Look:
-    """Read a process's log from byte `begin` on, and ask the kernel about the process and its children, on its own host."""
+    """Read a process's log from byte `begin` on, and query the kernel for the process and its children. Call it on the process's host."""
     stage, end = None, begin
     with suppress(OSError), log.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
-        stream.seek(begin if begin <= size else 0)  # a log that has grown too long begins anew
+        stream.seek(begin if begin <= size else 0)  # a log that became too long was emptied
         text = stream.read()
         end = stream.tell()
         said = [line.partition(MARK)[2].strip() for line in text.decode(errors="replace").splitlines() if MARK in line]
@@ -86,11 +86,11 @@ def look(pid: int | None, log: Path, begin: int) -> Look:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float | None:
-    """Return user and system time of processes and of their ended children. None if there are no such processes."""
+    """Return the user and system time of processes and of their ended children. None if none of the processes exists."""
     ticks = list[int]()
     for pid in pids:
-        with suppress(OSError, ValueError):  # it has ended
-            # The fields after the name, which may contain anything: utime, stime, cutime and cstime are fields 14 to 17 of the line.
+        with suppress(OSError, ValueError):  # the process has ended
+            # Split after the name, which may contain any characters. Fields 14 to 17 of the line are utime, stime, cutime and cstime.
             fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
             ticks.append(sum(map(int, fields[11:15])))
     return sum(ticks) / TICKS if ticks else None

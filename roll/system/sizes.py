@@ -1,4 +1,4 @@
-"""Sizes of memory, in bytes."""
+"""Units of memory, in bytes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""Tunes memory allocation for steps that create many small objects and some very large arrays.
+"""Tunes garbage collection and memory allocation for steps that create many small objects and some very large arrays.
 
-Python looks for garbage after every 700 objects that it makes more than it frees, and through everything when a quarter is new. A step of
-32,768 samples makes half a million objects, beside as many that imports have left. Nearly all are in no cycle and are freed without a look.
+By default, Python collects garbage whenever it has created 700 more objects than it has freed, and examines all objects when a quarter
+of them is new. A step of 32,768 samples creates half a million objects, in addition to about as many from imports. Nearly all of them
+are in no reference cycle, and are freed without a collection.
 
-The C library gives every large array back to the system as it is freed, and takes new pages for the next one, which the system fills with
-zeros: that takes longer than most of what is done with a step's arrays. Each step needs what the last one did, so it is kept.
+By default, the C library returns every large array to the system when it is freed, and requests new pages for the next one, which the
+system fills with zeros. This takes longer than most operations on a step's arrays. As each step needs about the same memory as the last
+one, freed memory is kept.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 THRESHOLDS = (50_000, 10, 10)
-"""Thresholds of Python's three generations; see `gc.set_threshold`."""
+"""Thresholds for the three generations of Python's garbage collector; see `gc.set_threshold`."""
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
-"""Parameters of glibc's `mallopt`."""
+"""Numbers of parameters of glibc's `mallopt`."""
 KEEP: dict[int, int] = {TRIM_THRESHOLD: 2**31 - 1, MMAP_MAX: 0}
 GIVE_BACK: dict[int, int] = {TRIM_THRESHOLD: 128 << 10, MMAP_MAX: 65536}
 """glibc's defaults."""
 
 
 def collect_rarely() -> None:
-    """Look for garbage rarely from now on, and never among the present objects."""
+    """From now on, collect garbage rarely, and never among the objects that already exist."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
@@ -32,7 +34,7 @@ def collect_rarely() -> None:
 
 @contextmanager
 def memory_of_steps() -> Iterator[None]:
-    """Look for garbage rarely, and keep freed memory, while the block lasts. C libraries other than glibc are not changed."""
+    """A context in which garbage is collected rarely and freed memory is kept. Only glibc keeps memory; other C libraries are unchanged."""
     before = gc.get_threshold()
     collect_rarely()
     libc = ctypes.CDLL(None)

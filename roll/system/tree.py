@@ -1,4 +1,4 @@
-"""Measures the descendants of a process and their memory on Linux. Cheap enough for a call every second."""
+"""Finds the descendants of a process and measures their memory on Linux. Cheap enough to be called every second."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ LOOK_EVERY = 0.5
 
 @dataclass(frozen=True)
 class TreeBounds:
-    """Bounds on a process and its descendants together."""
+    """Limits on a process and its descendants together."""
 
     memory_bytes: int
     processes: int
 
     def exceeded(self, pids: Sequence[int]) -> str:
-        """Return how these processes exceed a bound, empty if they do not."""
+        """Return a message if these processes exceed a limit, otherwise ""."""
         if len(pids) > self.processes:
-            return f"the process and what it started were {len(pids)} processes; max_processes is {self.processes}"
+            return f"the process and its descendants were {len(pids)} processes; max_processes is {self.processes}"
         if (held := resident_bytes(pids)) > self.memory_bytes:
-            return f"the process and what it started held {held / GIB:.2f} GiB; memory_gib is {self.memory_bytes / GIB:g}"
+            return f"the process and its descendants held {held / GIB:.2f} GiB; memory_gib is {self.memory_bytes / GIB:g}"
         return ""
 
 
 def tree(pid: int) -> list[int]:
-    """Return a process and its unreaped descendants, including adopted ones."""
+    """Return the ids of a process and its unreaped descendants, including adopted ones."""
     found = [pid]
-    for parent in found:  # grows meanwhile
+    for parent in found:  # the list grows during the loop
         found += _children(parent)
     return found
 
 
 def _children(pid: int) -> list[int]:
-    """Return the children of a process. Empty also for a kernel without CONFIG_PROC_CHILDREN."""
+    """Return the children of a process. A kernel without CONFIG_PROC_CHILDREN reports none."""
     children: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -51,7 +51,7 @@ def _children(pid: int) -> list[int]:
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Return the memory of all of them in bytes. Shared pages count for each process, except pages of files."""
+    """Return the total anonymous memory of processes in bytes. Pages that processes share after a fork count for each of them."""
     total = 0
     for pid in pids:
         try:

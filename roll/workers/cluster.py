@@ -92,9 +92,7 @@ class ClusterSession:
                 stopped[head] = stopped[head] + 1 if is_stopped(head) else 0
                 if stopped[head] >= LOOKS_STOPPED:
                     head.kill()
-                    raise _head_lost(
-                        head, "was stopped (SIGSTOP)", "find out who sent it SIGSTOP; the same command resumes the run"
-                    )
+                    raise _head_lost(head, "was stopped (SIGSTOP)", "find out who sent it SIGSTOP; the same command resumes the run")
                 if not is_alive(head):
                     raise _head_lost(
                         head, "died", "see its output in logs/ray; if there is none, it was killed, perhaps because host memory ran out"

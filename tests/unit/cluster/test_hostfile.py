@@ -25,7 +25,7 @@ def test_every_line_that_cannot_be_read_is_named() -> None:
     with pytest.raises(ConfigError) as raised:
         parse_hostfile("a slots=8\nb 8\nme@a slots=8\nc slots=0\nd:2222 slots=8\n-oProxyCommand slots=8\nfd00::1 slots=8\n", "hostfile")
     assert [fault.place for fault in raised.value.faults] == [f"hostfile:{line}" for line in (2, 3, 4, 5, 6)]
-    assert "a port belongs into ~/.ssh/config" in raised.value.faults[3].remedy
+    assert "set a port in ~/.ssh/config" in raised.value.faults[3].remedy
     with pytest.raises(ConfigError, match="it lists no hosts"):
         parse_hostfile("# nobody\n", "hostfile")
 
@@ -53,7 +53,7 @@ def test_hosts_and_slots_are_chosen_as_by_deepspeed(include: str | None, exclude
         ([Host("a", 2)], "b", None, "'b' is not in the hostfile"),
         ([Host("a", 2)], None, "a:2", "'a:2' is not in the hostfile"),
         ([Host("a", 2)], None, "a:1,x", "'a:1,x' is not in the hostfile"),
-        ([Host("a", 2)], None, "a", "it leaves no GPU"),
+        ([Host("a", 2)], None, "a", "no GPU is left"),
     ],
 )
 def test_what_cannot_be_chosen_is_told(hosts: list[Host], include: str | None, exclude: str | None, said: str) -> None:

@@ -42,7 +42,7 @@ CPU_TORCH = {"cuda": None, "cuda_available": False, "nccl": None, "capability": 
 SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
     ({"python": (3, 10)}, "Python", Verdict.BROKEN, "3.10; roll needs 3.11", "install Python 3.11"),
     ({"sandbox": "bwrap: No permissions; allow user namespaces"}, "sandbox", Verdict.WARNING, "bwrap: No permissions", "allow user"),
-    ({"required": {}}, "packages", Verdict.BROKEN, "roll itself is not installed", "pip install -e ."),
+    ({"required": {}}, "packages", Verdict.BROKEN, "roll can be imported, but is not installed", "pip install -e ."),
     (
         {"installed": dict(SOUND.installed) | {"torch": "2.12.0"}},
         "torch",
@@ -66,9 +66,9 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
         "0: 97%, 2: 0% at this moment",
         "",
     ),
-    ({"tools": dict(SOUND.tools) | {"c++": None}}, "compiler", Verdict.BROKEN, "no c++", "apt-get install g++"),
+    ({"tools": dict(SOUND.tools) | {"c++": None}}, "compiler", Verdict.BROKEN, "c++ was not found", "apt-get install g++"),
     ({"torch": "libcudart.so.13: cannot open"}, "torch", Verdict.BROKEN, "libcudart.so.13", "make install"),
-    ({"torch": CPU_TORCH}, "torch", Verdict.BROKEN, "built for the CPU, and there are GPUs", "requirements/install.sh gpu"),
+    ({"torch": CPU_TORCH}, "torch", Verdict.BROKEN, "built for the CPU, but this machine has GPUs", "requirements/install.sh gpu"),
     (
         {"torch": CPU_TORCH | {"cuda": "13.0"}},
         "torch",
@@ -79,16 +79,28 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
     ({"gpus": (), "torch": CPU_TORCH | {"gloo": False}}, "torch", Verdict.BROKEN, "without gloo", "requirements/install.sh cpu"),
     ({"ops": "No module named 'hjson'"}, "DeepSpeed ops", Verdict.BROKEN, "hjson", "make install"),
     ({"ops": OPS | {"cpu_adam": {"installed": False, "compatible": False}}}, "optimizer offload", Verdict.WARNING, "cpu_adam", "ninja"),
-    ({"tools": dict(SOUND.tools) | {"nvcc": None}}, "optimizer offload", Verdict.WARNING, "there is no nvcc", "install the CUDA toolkit"),
-    ({"nvcc": "12.8"}, "optimizer offload", Verdict.WARNING, "nvcc is of CUDA 12.8, torch of CUDA 13.0", "install the CUDA toolkit 13.0"),
+    (
+        {"tools": dict(SOUND.tools) | {"nvcc": None}},
+        "optimizer offload",
+        Verdict.WARNING,
+        "cannot be compiled without nvcc",
+        "install the CUDA toolkit",
+    ),
+    (
+        {"nvcc": "12.8"},
+        "optimizer offload",
+        Verdict.WARNING,
+        "nvcc is of CUDA 12.8, but torch is built for CUDA 13.0",
+        "install the CUDA toolkit 13.0",
+    ),
     (
         {"gpus": (), "torch": CPU_TORCH, "tools": {}},
         "compiler",
         Verdict.WARNING,
-        "no c++, which DeepSpeed's ops need",
+        "c++ was not found; DeepSpeed's ops need it",
         "apt-get install g++",
     ),
-    ({"gpus": (), "torch": CPU_TORCH, "tools": {}}, "optimizer offload", Verdict.WARNING, "no c++ and no ninja", "pip install ninja"),
+    ({"gpus": (), "torch": CPU_TORCH, "tools": {}}, "optimizer offload", Verdict.WARNING, "without c++ and ninja", "pip install ninja"),
     (
         {"extension_locks": (ExtensionLock(Path("/ops/cpu_adam/lock"), None),)},
         "compiled ops",
@@ -112,8 +124,8 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
     ),
     ({"ops": {"cpu_adam": OPS["cpu_adam"]}}, "NVMe offload", Verdict.WARNING, "async_io", "apt-get install libaio-dev"),
     ({"arch_list": "9.0a;10.0"}, "optimizer offload", Verdict.WARNING, "9.0a", "export TORCH_CUDA_ARCH_LIST='9.0;10.0'"),
-    ({"links": {(0, 1): "PHB"}}, "NVLink", Verdict.WARNING, "1 of 1 pairs of GPUs have none: 0-1 PHB", "nvidia-smi topo -m"),
-    ({"links": {}}, "NVLink", Verdict.WARNING, "does not say", "by hand"),
+    ({"links": {(0, 1): "PHB"}}, "NVLink", Verdict.WARNING, "1 of 1 pairs of GPUs are not connected by it: 0-1 PHB", "nvidia-smi topo -m"),
+    ({"links": {}}, "NVLink", Verdict.WARNING, "does not report", "by hand"),
     (
         {"network": Network(("docker0", "eth0"), "eth0", (), None)},
         "network",
@@ -186,7 +198,7 @@ def test_on_a_cpu_machine_nothing_of_gpus_is_asked() -> None:
 def test_nccls_choice_of_interfaces_is_read_as_nccl_reads_it(chosen: str, picks: str) -> None:
     network = Network(("eth0", "eth1", "ib0"), "eth0", ("mlx5_0",), chosen)
     found = [finding for finding in examine(dataclasses.replace(SOUND, network=network)) if finding.subject == "network"]
-    assert [finding.found for finding in found] == [f"NCCL_SOCKET_IFNAME={chosen} picks {picks}; InfiniBand or RoCE: mlx5_0"]
+    assert [finding.found for finding in found] == [f"NCCL_SOCKET_IFNAME={chosen} selects {picks}; InfiniBand or RoCE: mlx5_0"]
 
 
 def test_a_cluster_is_described() -> None:
@@ -199,7 +211,7 @@ def test_workers_that_give_way_to_others_are_told() -> None:
     nodes = ({"address": "10.0.0.1", "gpus": 8, "niceness": 0}, {"address": "10.0.0.2", "gpus": 8, "niceness": 15})
     found = examine(dataclasses.replace(SOUND, ray_address="10.0.0.1:6379", ray_nodes=nodes))[-1]
     assert found.verdict is Verdict.WARNING and found.remedy == "start Ray with RAY_worker_niceness=0"
-    assert found.found.endswith("; workers on 10.0.0.2 give way to every other process there")
+    assert found.found.endswith("; workers on 10.0.0.2 have a lower priority than other processes there")
 
 
 def test_the_report_is_a_table_or_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

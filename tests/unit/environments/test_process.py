@@ -107,8 +107,8 @@ def test_what_raises_costs_its_own_session(kind: str, marks: Path) -> None:
         ("leave", "the process ended itself with status 3"),
         pytest.param("segfault", "the process died of SIGSEGV", marks=pytest.mark.full),
         ("forge", "its process sent an invalid reply: it does not carry the number of a call in progress"),
-        ("spawn", "the process and what it started were "),
-        (f"leak {300 * MIB}", "the process and what it started held "),
+        ("spawn", "the process and its descendants were "),
+        (f"leak {300 * MIB}", "the process and its descendants held "),
     ],
 )
 def test_what_costs_its_process_costs_no_more(kind: str, text: str, why: str) -> None:

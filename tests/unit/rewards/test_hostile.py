@@ -33,7 +33,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 FORGERIES = {
     "a pickle": "bytes that are no message",
     "guessed seals": "it does not carry the number of a call in progress",
-    "an endless message": f"a message of {1 << 62} bytes; {MOST_BYTES} are the most",
+    "an endless message": f"a message of {1 << 62} bytes, but at most {MOST_BYTES} are allowed",
     "nested brackets": "200000 bytes that are no message",
     "no number": "a verdict is malformed: number",
     "too large": "a verdict is malformed: number",
@@ -103,8 +103,8 @@ def test_what_a_reward_keeps_stays(hostile: Path) -> None:
     ("response", "note"),
     [
         (f"allocate {1 << 40}", "MemoryError"),
-        (f"share 3 {300 * MIB}", "the process and what it started held "),
-        ("start 9", "the process and what it started were "),
+        (f"share 3 {300 * MIB}", "the process and its descendants held "),
+        ("start 9", "the process and its descendants were "),
     ],
 )
 def test_what_a_reward_takes_is_bounded(response: str, note: str) -> None:

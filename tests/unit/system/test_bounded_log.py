@@ -16,7 +16,7 @@ def test_a_log_beyond_its_bound_begins_anew_for_all_who_append_to_it(tmp_path: P
         other.write(b"later\n")
     assert (tmp_path / "rewards.maths-0.log.1").read_bytes() == b"x" * 100 + b"y"
     said, later = log.read_text().splitlines()
-    assert said == "[the log had 101 bytes, of which 100 are allowed; they are in rewards.maths-0.log.1]"
+    assert said == "[the log exceeded 100 bytes; the previous 101 bytes are in rewards.maths-0.log.1]"
     assert later == "later"
 
 

@@ -26,7 +26,6 @@ def test_what_ray_says_as_it_does_not_start_is_told_with_a_remedy(tmp_path: Path
         raise Exception("The current node timed out\n during startup.")
 
     monkeypatch.setattr(ray, "init", late)
-    with pytest.raises(
-        ClusterUnavailable, match=r"^Ray: did not start on this host: The current node timed out during startup\.\n    see Ray's output in logs/ray"
-    ):
+    said = r"^Ray: did not start on this host: The current node timed out during startup\.\n    see Ray's output in logs/ray"
+    with pytest.raises(ClusterUnavailable, match=said):
         start(tmp_path, 0)
