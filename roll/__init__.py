@@ -1,6 +1,6 @@
 """roll: RL post-training of language models with DeepSpeed, vLLM and Ray, composed with Hydra.
 
-`load_config`, `train`, `evaluate` and what they take and return are those of `roll/api.py`, which is imported when one of them is.
+The Python interface is in `roll/api.py`, which is imported only when one of its names (`load_config`, `train`, `evaluate`, ...) is used.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""roll's Python interface: the commands as functions that return results and raise errors.
+"""The Python interface of roll: the commands as functions that return results and raise errors.
 
-docs/running.md has an example. They may be called inside a running event loop, as in a notebook, and from the main thread, whose signals
-interrupt them.
+docs/running.md has an example. The functions may be called inside a running event loop, as in a notebook. They must be called from the main
+thread, because they install signal handlers.
 """
 
 from __future__ import annotations
@@ -30,47 +30,48 @@ from roll.types import Metrics
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The result of a training."""
+    """The result of a training run."""
 
     folder: Path
     """The run folder."""
     step: int
     """Number of the last completed step."""
     metrics: Metrics
-    """Metrics of that step."""
+    """Metrics of the last completed step."""
     export: Path | None
-    """Folder of the trained model for Hugging Face's libraries. None if it was not exported."""
+    """Folder of the trained model in the format of Hugging Face. None if the model was not exported."""
 
 
 def load_config(name: str, overrides: Sequence[str] = (), config_path: str | Path | None = None) -> Config:
-    """Compose and check an experiment, as `python -m roll.pipeline --config-name NAME KEY=VALUE ...` does.
+    """Compose and check the configuration of an experiment, like `python -m roll.pipeline --config-name NAME KEY=VALUE ...`.
 
     Args:
-        name: of a shipped experiment, or of one in `config_path`.
-        overrides: `key=value` each.
+        name: Name of a shipped experiment, or of one in `config_path`.
+        overrides: Overrides of the form `key=value`.
+        config_path: Folder with the YAML file of the experiment. None searches the shipped experiments.
 
     Raises:
-        ConfigError: with every fault found.
+        ConfigError: The configuration has faults. The error lists all of them.
     """
     if flags := [word for word in overrides if word.startswith("-")]:
-        raise ConfigError([Fault("overrides", f"'{flags[0]}' is a flag of the command", "give key=value alone")])
+        raise ConfigError([Fault("overrides", f"'{flags[0]}' is a flag of the command", "give only key=value")])
     place = ["--config-path", str(config_path)] if config_path is not None else []
     jobs = jobs_of([*place, "--config-name", name, *overrides])
     if len(jobs) != 1:
-        raise ConfigError([Fault("overrides", f"they describe {len(jobs)} jobs", "give one value for each key")])
+        raise ConfigError([Fault("overrides", f"they define a sweep of {len(jobs)} jobs", "give one value for each key")])
     return jobs[0][0]
 
 
 def train(config: Config) -> TrainResult:
-    """Run an experiment to its end. Continue from its run folder's checkpoint, if there is one.
+    """Run an experiment to its end. If its run folder has a checkpoint, continue from it.
 
     Raises:
-        BadInput: models or data cannot be used; nothing has started.
-        RollError: a part failed.
-        KeyboardInterrupt: it was interrupted; its checkpoint is written.
+        BadInput: The models or the data cannot be used. Nothing has started.
+        RollError: A part of the run failed.
+        KeyboardInterrupt: The run was interrupted. It has written a checkpoint.
     """
     if config.dry_run:
-        raise ConfigError([Fault("dry_run", "true", "leave it out: load_config has checked everything")])
+        raise ConfigError([Fault("dry_run", "true", "remove it: load_config has checked everything")])
     plan = make_plan(config, [])
     with Life(Console()) as life:
         life.driver("loading models and data")
@@ -83,15 +84,15 @@ def train(config: Config) -> TrainResult:
 
 
 def evaluate(request: Request | str | Path) -> EvaluationResult:
-    """Answer held-out prompts and score the answers, as `python -m roll.evaluate` does.
+    """Generate responses to held-out prompts and score them, like `python -m roll.evaluate`.
 
     Args:
-        request: what to evaluate and how; a run folder, a checkpoint's folder, or a model stands for itself with all defaults.
+        request: What to evaluate and how. A run folder, a checkpoint folder or a model is evaluated with all defaults.
 
     Raises:
-        BadInput: the request, the model or the data cannot be used; nothing has started.
-        RollError: a part failed.
-        KeyboardInterrupt: it was interrupted; the samples so far are written.
+        BadInput: The request, the model or the data cannot be used. Nothing has started.
+        RollError: A part of the evaluation failed.
+        KeyboardInterrupt: The evaluation was interrupted. The samples so far are written.
     """
     asked = request if isinstance(request, Request) else Request(str(request))
     return run_evaluation(plan_evaluation(asked, find_subject(asked.subject)))

@@ -1,4 +1,4 @@
-"""`python -m roll.compare RUN...` lays runs side by side: curves, keys that differ, results."""
+"""`python -m roll.compare RUN...` compares runs: their curves, configuration keys that differ, and results."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from roll.tracking.report.write import write_page
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the comparison and write its page. Return 0, or 2 if the runs cannot be compared or the page cannot be written."""
+    """Print the comparison and write its HTML page. Return 0, or 2 if the runs cannot be compared or the page cannot be written."""
     parser = argparse.ArgumentParser(prog="python -m roll.compare", description=__doc__)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder that holds those of a multirun")
-    help_of_output = f"the page; by default {PAGE} in the folder named, or in the working directory if there are several"
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder with the run folders of a multirun")
+    help_of_output = f"file of the page; by default {PAGE} in the given folder, or in the working directory for several folders"
     parser.add_argument("--output", type=Path, metavar="FILE", help=help_of_output)
     words = parser.parse_args(argv)
     output: Path = words.output or (words.runs[0] if len(words.runs) == 1 else Path()) / PAGE

@@ -1,4 +1,4 @@
-"""The exceptions of roll, and the exit status that a command has for each (see `run_command`)."""
+"""The exceptions of roll, and the exit status of a command for each of them (see `run_command`)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ INTERRUPTED = 130
 
 
 class RollError(Exception):
-    """Base of every error that roll raises on purpose."""
+    """Base class of all errors that roll raises deliberately."""
 
     exit_status = PART_FAILED
 
 
 def run_command(work: Callable[[], object]) -> int:
-    """Run a command and return its exit status. Errors are printed to stderr, with a traceback only if it is a defect of roll."""
+    """Run a command and return its exit status. Print errors to stderr; a traceback is printed only for unexpected exceptions."""
     try:
         work()
     except RollError as error:
@@ -40,18 +40,18 @@ class Fault:
     """One fault of a configuration or of data, with its remedy."""
 
     place: str
-    """Key path (`actor_train.training_args.learning_rate`) or `file:row`."""
+    """Path of the key (`actor_train.training_args.learning_rate`), or `file:row`."""
     problem: str
-    """The fault, with the value."""
+    """What is wrong, with the value."""
     remedy: str
-    """The remedy: the allowed values, the nearest known key, the command to run."""
+    """How to fix it: the allowed values, the nearest known key, or the command to run."""
 
     def __str__(self) -> str:
         return f"{self.place}: {self.problem}\n    {self.remedy}"
 
 
 class BadInput(RollError):
-    """The configuration or the data cannot be used. Carries every fault found, not just the first."""
+    """The configuration or the data cannot be used. `faults` has all faults, not only the first."""
 
     exit_status = BAD_INPUT
     subject = "input"
@@ -75,7 +75,7 @@ class DataError(BadInput):
 
 
 class WorkerFailed(RollError):
-    """A worker raised, died or was late. `str()` is one line: role, rank and the first root cause."""
+    """A worker raised an exception, died or exceeded a timeout. `str()` is one line with role, rank and root cause."""
 
     def __init__(self, role: str, rank: int, cause: str, traceback: str = "") -> None:
         super().__init__(f"{role} rank {rank}: {cause}")
@@ -86,31 +86,31 @@ class WorkerFailed(RollError):
 
 
 class WorkerDied(WorkerFailed):
-    """A worker's process, or one that it needs, has ended or makes no progress."""
+    """The process of a worker, or a process that it needs, has ended or makes no progress."""
 
 
 class WorkerLate(WorkerFailed):
-    """A call of a worker missed its deadline."""
+    """A call to a worker exceeded its timeout."""
 
 
 class EngineShortage(WorkerFailed):
-    """An engine found too little memory on its device to start."""
+    """An engine could not start, because its device has too little free memory."""
 
 
 ECHO_SECONDS = 2.0
-"""Seconds to wait for further failures after the first, so that the cause is reported and not its consequence."""
+"""Seconds to wait for further failures after the first one, so that the root cause is reported rather than a consequence."""
 
 
 class WorkerAbandoned(WorkerFailed):
-    """A worker failed because another worker had failed or was missing. The cause is that of the other worker."""
+    """A worker failed only because another worker had failed or was missing. The root cause is in the other worker."""
 
 
 class WorkerWaited(WorkerAbandoned):
-    """A worker waited in a collective operation for workers that did not join it."""
+    """A worker waited in a collective operation for other workers that did not join it."""
 
 
 class EnvironmentFailed(RollError):
-    """The environment of an episode broke. `str()` says why: it raised, was late, held too much memory, its process died."""
+    """The environment of an episode failed. `str()` is the reason: an exception, a timeout, too much memory, or a dead process."""
 
     def __init__(self, why: str, reason: Literal["crashed", "timed_out"] = "crashed") -> None:
         super().__init__(why)
@@ -122,19 +122,19 @@ class EnvironmentFailed(RollError):
 
 
 class NeighbourFailed(EnvironmentFailed):
-    """The environment's process was lost through another one's call, or with its worker."""
+    """An environment lost its process because of a call of another environment in it, or because its worker was lost."""
 
 
 class DeviceMemoryError(RollError):
-    """A device has too little memory, and nothing can be made smaller."""
+    """A device has too little memory, and memory use cannot be reduced further."""
 
 
 class NonFiniteError(RollError):
-    """Losses or gradients were not finite too often in a row, or a non-finite one changed the weights."""
+    """Too many consecutive updates had a loss or gradient that was not finite, or such an update changed the weights."""
 
 
 class WeightSyncError(RollError):
-    """The engine's weights are not what the trainer sent: names, shapes, checksum or version differ."""
+    """The weights of the engine differ from those that the trainer sent, in names, shapes, checksum or version."""
 
 
 class CheckpointError(RollError):

@@ -1,6 +1,6 @@
 """`python -m roll.evaluate RUN|CHECKPOINT|MODEL [--data FILE ... --reward NAME] [key=value ...]`.
 
-No module imports this one: `roll.evaluate` is the function of the Python interface.
+No module imports this one, because `roll.evaluate` in Python is the function of `roll/api.py`.
 """
 
 from __future__ import annotations

@@ -12,17 +12,17 @@ Registered = TypeVar("Registered")
 
 
 class Registry(Mapping[str, Entry], Generic[Entry]):
-    """Maps names to entries. For an unknown name it lists the known ones and the nearest."""
+    """Maps names to entries. The error for an unknown name lists the known names and the nearest one."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._entries: dict[str, Entry] = {}
 
     def register(self, name: str) -> Callable[[Registered], Registered]:
-        """Decorator that adds an entry under `name` and returns it unchanged.
+        """Return a decorator that adds an entry under `name` and returns it unchanged.
 
         Raises:
-            ValueError: `name` is taken.
+            ValueError: `name` is already registered.
         """
 
         def add(entry: Registered) -> Registered:
@@ -39,7 +39,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return self._entries[name]
 
     def find(self, name: str) -> Entry:
-        """Return the entry of a name, or the object of `package.module:Name`."""
+        """Return the entry with this name, or the object that `package.module:Name` names."""
         return imported(name) if ":" in name else self[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -56,6 +56,6 @@ def imported(name: str) -> Any:
 
 
 def nearest(name: str, known: Mapping[str, object] | list[str]) -> str:
-    """Return ` (did you mean 'x'?)` for a misspelt name, or an empty string if no name is near."""
+    """Return ` (did you mean 'x'?)` for a misspelt name, or an empty string if no known name is similar."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""

@@ -1,7 +1,7 @@
-"""The records that pass between modules: frozen and typed. The docstring of a field gives its shape and unit.
+"""Typed, frozen records that modules exchange. The docstring of a field states its shape and unit.
 
-P is a prompt's length in tokens, R a response's, E a number of episodes, N of sequences, one for each of the episodes' trajectories,
-and T the sum of the sequences' lengths.
+In shapes, P is the length of a prompt in tokens, R the length of a response, E the number of episodes, N the number of sequences (one for
+each trajectory of the episodes), and T the sum of the lengths of the sequences.
 """
 
 from __future__ import annotations
@@ -19,223 +19,224 @@ Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 Metrics = dict[str, float]
 FP32_MAX = 3.4028234663852886e38
-"""Largest number in a loss. Losses are computed in fp32, where a larger number would be infinite."""
+"""Largest finite fp32 number. Losses are computed in fp32, where a larger number would be infinite."""
 
 
 class FinishReason(StrEnum):
     """Why a response ended."""
 
     STOP = "stop"
-    """The model ended it, by an end-of-sequence token or a stop string."""
+    """The model ended the response, with an end-of-sequence token or a stop string."""
     LENGTH = "length"
-    """It reached `response_length` and is truncated."""
+    """The response reached the length limit and is truncated."""
     ABORT = "abort"
-    """The engine aborted it; the tokens are a prefix."""
+    """The engine aborted the response; its tokens are only a prefix."""
 
 
 class RewardOutcome(StrEnum):
-    """How the computation of a reward ended. Only SCORED carries a verdict on the response."""
+    """How the computation of a reward ended."""
 
     SCORED = "scored"
+    """The reward function scored the response."""
     UNPARSABLE = "unparsable"
-    """No answer could be read from the response, or from the reference answer."""
+    """No answer was found in the response, or in the reference answer."""
     CRASHED = "crashed"
-    """The reward function raised, or its process died."""
+    """The reward function raised an exception, or its process died."""
     TIMED_OUT = "timed_out"
-    """The computation exceeded its deadline and was ended."""
+    """The reward function exceeded its timeout and was stopped."""
     UNAVAILABLE = "unavailable"
-    """No verdict was possible: a sandbox or judge that the reward needs was unavailable."""
+    """A sandbox or judge that the reward needs was unavailable."""
 
 
 NO_VERDICT = frozenset({RewardOutcome.CRASHED, RewardOutcome.TIMED_OUT, RewardOutcome.UNAVAILABLE})
-"""Outcomes without a verdict: such responses are not trained on."""
+"""Outcomes without a verdict on the response. Such responses are not trained on."""
 
 
 @dataclass(frozen=True)
 class TurnReward:
-    """The reward of one turn, or step, of a response."""
+    """The reward of one turn of a response."""
 
     end: int
-    """Characters of the response's text up to the end of the turn."""
+    """Position of the end of the turn in the response text, in characters."""
     value: float
 
 
 @dataclass(frozen=True)
 class RewardResult:
-    """Result of a reward function for one response."""
+    """The result of a reward function for one response."""
 
     value: float
-    """The reward. For an outcome other than SCORED it is the configured stand-in (0 unless told)."""
+    """The reward. For an outcome other than SCORED, it is the configured `failed_value` (0 by default)."""
     outcome: RewardOutcome = RewardOutcome.SCORED
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Named components, for the metrics and the samples file."""
+    """Components of the reward by name, for the metrics and the samples file."""
     note: str = ""
-    """A short explanation: the exception of a crash, the answer that was read."""
+    """A short explanation, such as the exception of a crash or the answer that was found."""
     turns: tuple[TurnReward, ...] = ()
-    """Turns of the response in their order, for `step_reinforce`. What `value` has beyond their sum is earned at the response's end."""
+    """Rewards of the turns in order, for `step_reinforce`. The rest of `value` beyond their sum counts at the end of the response."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question to the policy, rendered and tokenised."""
+    """One prompt for the policy, rendered and tokenised."""
 
     prompt_id: int
-    """Position in the order in which the sampler drew prompts, counted from 0 over the whole run."""
+    """Number of the prompt in the order in which the sampler draws them, counted from 0 over the whole run."""
     token_ids: Ints
-    """[P]"""
+    """[P], token ids."""
     text: str
-    """The rendered prompt: what the chat template made of the messages."""
+    """The prompt text after the chat template has been applied."""
     domain: str
-    """Key of `rewards` that scores the responses."""
+    """Domain of the prompt: a key of `rewards` or `environments`."""
     row: Mapping[str, Any]
-    """The data set's row, for reward functions."""
+    """The row of the data set, for reward functions."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled response as an engine returns it."""
+    """One response, as an engine returns it."""
 
     token_ids: Ints
-    """[R], the end-of-sequence token included if the model produced it."""
+    """[R], token ids, including the end-of-sequence token if the model produced it."""
     log_probs: Floats | None
-    """[R], natural log, of the sampled tokens under the distribution they were sampled from. None if not asked for."""
+    """[R], natural log-probs of the tokens under the sampling distribution. None if not requested."""
     policy_versions: Ints
-    """[R], number of optimizer updates behind the weights that produced each token."""
+    """[R], version of the policy that sampled each token: the number of optimizer updates in its weights."""
     finish_reason: FinishReason
     text: str
 
 
 NumberedCompletions = Sequence[tuple[int, Completion]]
-"""Responses to one prompt that ended at about the same time, each with the number of its sample."""
+"""Responses to one prompt that ended at about the same time, each with its sample number."""
 
 
 class StopReason(StrEnum):
     """Why a trajectory ended."""
 
     COMPLETED = "completed"
-    """The policy, or its environment, ended it."""
+    """The policy or its environment ended the trajectory."""
     LENGTH = "length"
-    """A response reached `response_length` and is truncated."""
+    """A response reached the length limit and is truncated."""
     MAX_TURNS = "max_turns"
     """The policy has used all of its turns."""
     CONTEXT_FULL = "context_full"
     """The context has no room for another turn."""
     DEADLINE = "deadline"
-    """It exceeded its deadline."""
+    """The episode exceeded its timeout."""
     ENVIRONMENT_FAILED = "environment_failed"
-    """The environment raised or its process died."""
+    """The environment raised an exception, or its process died."""
     ABORTED = "aborted"
-    """The engine aborted a response; its tokens are a prefix."""
+    """The engine aborted a response; its tokens are only a prefix."""
 
 
 @dataclass(frozen=True)
 class VersionRun:
-    """Consecutive tokens that one version of the policy sampled."""
+    """A run of consecutive tokens that one version of the policy sampled."""
 
     version: int
-    """Number of optimizer updates behind the weights."""
+    """Number of optimizer updates in the weights."""
     tokens: int
+    """Number of tokens."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive tokens of one party: sampled by the policy, or given to it. L is their number, which may be 0."""
+    """Consecutive tokens that were either sampled by the policy or given to it. L is the number of tokens, which may be 0."""
 
     token_ids: Ints
-    """[L]"""
+    """[L], token ids."""
     sampled: bool
     """Whether the policy sampled these tokens. Only sampled tokens enter a loss."""
     log_probs: Floats | None
-    """[L], natural log, of sampled tokens under the distribution they were sampled from. None if not asked for, or if given."""
+    """[L], natural log-probs of the tokens under the sampling distribution. None if not requested, or for given tokens."""
     versions: Sequence[VersionRun]
-    """Versions of sampled tokens, in their order; they sum to L. Empty if the tokens are given."""
+    """Versions of the policy that sampled the tokens, in order; the runs have L tokens in total. Empty for given tokens."""
     text: str
-    """Text that the environment and the reward see."""
+    """Text of the tokens, for the environment and the reward."""
     calls: Sequence[Mapping[str, Any]] = ()
-    """Tools that the policy calls in it, each with `name` and `arguments`, a JSON text."""
+    """Tool calls of the policy in this segment, each with a `name` and `arguments` as JSON text."""
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One path from the first observation to the last action. It begins with a given segment of at least one token."""
+    """One path from the first observation to the last action. Its first segment is given and not empty."""
 
     segments: Sequence[Segment]
     stop: StopReason
 
     @property
     def sampled(self) -> list[Segment]:
-        """The policy's segments, in their order."""
+        """Return the segments that the policy sampled, in order."""
         return [segment for segment in self.segments if segment.sampled]
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One attempt at a prompt, with everything training needs to know of it. A single turn is a prompt and a response."""
+    """One attempt at a prompt, with everything that training needs. An episode of one turn is a prompt and a response."""
 
     trajectories: Sequence[Trajectory]
-    """One, or more where a context was compacted or forked. What a later one shares with an earlier one is given in it, not sampled,
-    so that no token is learnt twice. At least one segment is sampled, if of no token."""
+    """One trajectory, or several if the context was compacted or forked. Tokens that a later trajectory shares with an earlier one count as
+    given in it, so that no token is trained on twice. At least one segment is sampled, but it may be empty."""
     reward: RewardResult
     turn_rewards: Sequence[float] = ()
-    """The reward of each sampled segment, in order. What `reward.value` has beyond their sum is earned at the end. Empty if nothing
-    is known of the segments."""
+    """The reward of each sampled segment, in order. The rest of `reward.value` beyond their sum counts at the end. Empty if the rewards of
+    segments are not known."""
     turn_states: Sequence[str] = ()
-    """The state of the environment before each sampled segment, in their order: equal texts are equal states. Empty without an
-    environment."""
+    """The state of the environment before each sampled segment, in order. Equal texts are equal states. Empty without an environment."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the episode from the environment and the loop over its turns."""
+    """Metrics of the episode, from its environment and from the loop over its turns."""
 
     @property
     def sampled(self) -> list[Segment]:
-        """The policy's segments of all trajectories, in their order."""
+        """Return the segments of all trajectories that the policy sampled, in order."""
         return [segment for trajectory in self.trajectories for segment in trajectory.segments if segment.sampled]
 
     @property
     def length(self) -> int:
-        """Sampled tokens."""
+        """Return the number of sampled tokens."""
         return sum(len(segment.token_ids) for segment in self.sampled)
 
     @property
     def stop(self) -> StopReason:
-        """Why the last trajectory ended."""
+        """Return why the last trajectory ended."""
         return self.trajectories[-1].stop
 
 
 @dataclass(frozen=True)
 class RolloutGroup:
-    """One prompt and all attempts at it, finished and scored."""
+    """One prompt with all attempts at it, finished and scored."""
 
     prompt: Prompt
     episodes: Sequence[Episode]
     baseline: Episode | None = None
-    """The greedy response, which is compared with and not trained on; None if the estimator does not use it."""
+    """The greedy response, which serves as a baseline and is not trained on. None if the estimator does not need it."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn. Neutral defaults sample from the model's own distribution."""
+    """Sampling parameters. The defaults sample from the unmodified distribution of the model."""
 
     max_new_tokens: int
     samples: int = 1
-    """Responses for each prompt."""
+    """Number of responses per prompt."""
     temperature: float = 1.0
-    """0 is greedy."""
+    """Softmax temperature; 0 is greedy."""
     top_p: float = 1.0
     top_k: int = -1
     """-1 keeps the whole vocabulary."""
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end a response, beside the model's own end-of-sequence token; they belong to it."""
+    """Tokens that end a response, in addition to the end-of-sequence token of the model. The response includes them."""
     ignore_eos: bool = False
-    """Generate exactly `max_new_tokens`; for benchmarks."""
+    """Whether to generate exactly `max_new_tokens` tokens, for benchmarks."""
     log_probs: bool = True
-    """Whether to return the sampled tokens' log-probs. Generation without them is faster."""
+    """Whether to return the log-probs of the sampled tokens. Generation is faster without them."""
 
 
 @dataclass(eq=False)
 class Session:
-    """Marks the requests of one episode. The engine that has answered one of them holds what the next one begins with."""
+    """Identifies the requests of one episode. The engine that answered the last request has the prefix of the next one in its cache."""
 
 
 @dataclass(frozen=True)
@@ -243,11 +244,11 @@ class Sequences:
     """N token sequences, concatenated without padding."""
 
     token_ids: Ints
-    """[T]"""
+    """[T], token ids."""
     offsets: NDArray[np.int64]
     """[N + 1]; sequence i is `token_ids[offsets[i]:offsets[i + 1]]`."""
     response_mask: Bools
-    """[T]; True for tokens that enter a loss: those that the policy sampled, or that an example teaches."""
+    """[T]; True for tokens in the loss: tokens that the policy sampled, or target tokens of given rows."""
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -256,10 +257,10 @@ class Sequences:
 
     @property
     def response_lengths(self) -> NDArray[np.int64]:
-        """Return the number of tokens of each sequence that enter a loss, [N]."""
+        """Return the number of tokens in the loss for each sequence, [N]."""
         counts, there = np.zeros(len(self), np.int64), self.lengths > 0
         if there.any():
-            # An empty sequence has no place in `reduceat`. As bytes, booleans are added up several times faster.
+            # `reduceat` cannot handle empty sequences. Booleans are added up several times faster as bytes.
             counts[there] = np.add.reduceat(self.response_mask.view(np.int8), self.offsets[:-1][there], dtype=np.int32)
         return counts
 
@@ -269,54 +270,55 @@ class Sequences:
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """The data of one call of `train_step`. Per-token fields hold 0 outside `response_mask`.
+    """The data of one call of `train_step`. Per-token fields are 0 outside `response_mask`.
 
-    Position t of a per-token field speaks of token t given the tokens before it.
+    Position t of a per-token field describes token t given the tokens before it.
     """
 
     sequences: Sequences
     advantages: Floats
-    """[T]"""
+    """[T], advantages."""
     behaviour_log_probs: Floats | None
-    """[T], natural log, of the engine and version that sampled the token. None if not requested."""
+    """[T], natural log-probs that the engine reported for the sampled tokens. None if not requested."""
     policy_versions: Ints
-    """[T], the version that sampled the token."""
+    """[T], version of the policy that sampled the token."""
     ref_log_probs: Floats | None = None
-    """[T], natural log, of the reference policy. None if no term of the loss uses it."""
+    """[T], natural log-probs of the reference policy. None if no term of the loss uses them."""
     proximal_log_probs: Floats | None = None
-    """[T], natural log, of the trainer's policy before the step's first update. None if that pass was not run."""
+    """[T], natural log-probs of the trainer's policy before the first update of the step. None if not computed."""
     token_selection: Bools | None = None
-    """[T], tokens that the loss treats differently. None if it treats all alike."""
+    """[T], True for tokens that the loss treats differently from the others. None if it treats all tokens equally."""
     sequence_weights: Floats | None = None
-    """[N], weights of the sequences' losses. None means equal weights."""
+    """[N], weights of the sequences in the loss. None means equal weights."""
     episode_of_sequence: Ints | None = None
-    """[N], not decreasing: the episode of each sequence. Means over sequences count an episode once. None: one episode each."""
+    """[N], index of the episode of each sequence, not decreasing. Means over sequences count each episode once. None: one each."""
     labels: Floats | None = None
-    """[N], label of each sequence: 1 for desirable and 0 for not, or the margin of its pair. None without labels."""
+    """[N], label of each sequence: 1 if desirable and 0 if undesirable, or the margin of its pair. None without labels."""
     teacher_states: Floats | None = None
-    """[S, H] for the S response tokens: the last hidden states from which a teacher predicts them. None without a teacher."""
+    """[S, H], last hidden states with which the teacher predicts each of the S response tokens. None without a teacher."""
     sequences_per_example: int = 1
-    """Sequences that a loss compares and that stay together in one micro-batch: 2 for pairs, the chosen one first."""
+    """Number of consecutive sequences that stay together in one micro-batch: 2 for pairs (chosen, then rejected), otherwise 1."""
     values: Floats | None = None
-    """[T], the critic's value before the token, before the step's first update. None without a critic."""
+    """[T], values that the critic predicts before each token, computed before the first update of the step. None without a critic."""
     returns: Floats | None = None
-    """[T], the critic's target. None without a critic."""
+    """[T], target values of the critic. None without a critic."""
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     @property
     def example_count(self) -> int:
-        """Number of examples. Splits never divide an example."""
+        """Return the number of examples. An example is never split over ranks or micro-batches."""
         return len(self) // self.sequences_per_example
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of the model, by its name in the checkpoint."""
+    """Name, type and size of one tensor of the model."""
 
     name: str
+    """Name of the tensor in the checkpoint."""
     dtype: str
-    """Name as torch prints it: `torch.bfloat16`."""
+    """Name of the data type as torch prints it, for example `torch.bfloat16`."""
     shape: tuple[int, ...]
     nbytes: int

@@ -1,4 +1,4 @@
-"""The reference of all keys, in Markdown, from the schema. `python -m roll.config.docs [FILE]` prints or writes it."""
+"""Generates the reference of all keys from the schema, in Markdown. `python -m roll.config.docs [FILE]` prints or writes it."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ from roll.config.schema.roles import ExperimentConfig
 OFFLINE = {"SFT": SftConfig, "DPO": DpoConfig, "Reward model": RewardModelConfig, "Distillation": DistillConfig}
 INTRODUCTION = """# Configuration
 
-One YAML file says the whole experiment. This page is generated from the schema (`roll/config/schema/`) by
+One YAML file defines a whole experiment. This page is generated from the schema (`roll/config/schema/`) by
 `python -m roll.config.docs docs/configuration.md`.
 
 ```
 python -m roll.pipeline --config-name rlvr_lora_zero3 actor_train.training_args.learning_rate=2e-5 dry_run=true
 ```
 
-- The name is looked up in every folder of `examples/`; `folder/name` tells two of the same name apart.
-  `--config-path DIR` or `--config-dir DIR` names another folder.
-- `key=value` sets a key, whether or not the file has it. `+key=value`, `++key=value` and `~key` are Hydra's.
-- Presets come in by `defaults: [../config/deepspeed_zero3@_here_]` and are used as `strategy_config: ${deepspeed_zero3}`.
-  From a folder outside the examples the same line finds the shipped presets.
-  To change one key of a preset, set it there: `deepspeed_zero3.zero_optimization.stage3_max_live_parameters=500000000`.
-- A root key of your own that `${...}` uses is a variable: `gpus: list(range(0,8))` and `device_mapping: ${gpus}`.
-- `dry_run=true` prints the plan: roles on devices, batch arithmetic, memory. It imports neither torch nor ray.
-- `--multirun` checks every job of a sweep before the first starts. Each needs its own `output_dir`: interpolate `${hydra:job.num}`.
-- All faults are listed at once, each with its key, its value and a remedy; the exit status is then 2.
-- Nothing that is written is overwritten. Two keys that contradict each other are a fault.
+- The name is looked up in all folders of `examples/`; write `folder/name` if several folders have a file of that name.
+  `--config-path DIR` or `--config-dir DIR` selects another folder.
+- `key=value` sets a key, whether or not the file has it. `+key=value`, `++key=value` and `~key` work as in Hydra.
+- Presets are included with `defaults: [../config/deepspeed_zero3@_here_]` and used as `strategy_config: ${deepspeed_zero3}`.
+  The same line finds the shipped presets from a folder outside the examples.
+  To change one key of a preset, set it in the preset: `deepspeed_zero3.zero_optimization.stage3_max_live_parameters=500000000`.
+- An unknown root key is a variable if `${...}` refers to it: `gpus: list(range(0,8))` and `device_mapping: ${gpus}`.
+- `dry_run=true` prints the plan (roles on devices, batch sizes, memory) and exits. It imports neither torch nor ray.
+- `--multirun` checks all jobs of a sweep before the first one starts. Each job needs its own `output_dir`: use `${hydra:job.num}` in it.
+- All faults are listed at once, each with its key, its value and a remedy, and the exit status is 2.
+- No value that you set is changed silently. Two keys that contradict each other are a fault.
 """
-LIMITS = f"""Where a type gives no bound, whole numbers go up to {LARGEST_COUNT} and other numbers up to {LARGEST_NUMBER:g};
-what is not 0 is not nearer to it than {SMALLEST_NUMBER:g}.
+LIMITS = f"""If a type has no bound, whole numbers are at most {LARGEST_COUNT}, and other numbers at most {LARGEST_NUMBER:g} in magnitude.
+Numbers other than 0 are at least {SMALLEST_NUMBER:g} in magnitude.
 """
 
 
 def reference() -> str:
-    """The page."""
+    """Return the page."""
     parts = [INTRODUCTION, LIMITS]
-    parts.append(_section("Every run", "", ExperimentConfig))
+    parts.append(_section("All pipelines", "", ExperimentConfig))
     shared = set(ExperimentConfig.model_fields)
     parts.append(_section("RLVR", "", RlvrConfig, leave_out=shared))
-    parts.append(_section("Every pipeline but RLVR", "", OfflineConfig, leave_out=shared))
+    parts.append(_section("All pipelines except RLVR", "", OfflineConfig, leave_out=shared))
     shared |= set(OfflineConfig.model_fields)
     for title, schema in OFFLINE.items():
         parts.append(_section(title, "", schema, leave_out=shared))
@@ -76,7 +76,7 @@ def reference() -> str:
 
 
 def _blocks() -> list[type[BaseModel]]:
-    """Return every block below the root, in the order of the schema."""
+    """Return all blocks below the root, in the order of the schema."""
     found: list[type[BaseModel]] = []
     waiting: list[type[BaseModel]] = list(PIPELINES.values())
     while waiting:
@@ -89,7 +89,7 @@ def _blocks() -> list[type[BaseModel]]:
 
 
 def _places(block: type[BaseModel]) -> list[str]:
-    """Return the key paths of a block. A block of several roles is at `<role>`."""
+    """Return the paths of a block. If all roles have it, they are combined to `<role>`."""
     places = list(dict.fromkeys(place for root in PIPELINES.values() for place in _below(root, "", block)))
     of_roles = [place for place in places if place.split(".")[0] in ROLES]
     if len({place.split(".")[0] for place in of_roles}) < len(ROLES):
@@ -124,7 +124,7 @@ def _section(title: str, places: str, block: type[BaseModel], leave_out: set[str
 
 
 def _meaning(name: str, field: FieldInfo) -> str:
-    """The meaning of a key, and the methods that read it if not all do."""
+    """Return the description of a key, and the methods that read it if only some do."""
     for table in (ESTIMATORS, POLICY_LOSSES, PREFERENCE_LOSSES):
         names = readers(table).get(name, ())
         if 0 < len(names) < len(table):
@@ -172,13 +172,18 @@ def _default(field: typing.Any) -> str:
 
 
 def _roll_keys() -> str:
-    lines = ["## Keys of ROLL", "", "A file of ROLL v0.2.1 loads. Each of these keys gives one warning; what is refused is a fault.", ""]
+    lines = [
+        "## Keys of ROLL",
+        "",
+        "Files of ROLL v0.2.1 can be loaded. Each of these keys gives one warning, or a fault if refused.",
+        "",
+    ]
     lines += ["| key | how it is read |", "|---|---|"]
     lines += [f"| `{place}` | ignored; {reason} |" for place, reason in IGNORED.items()]
     functions = ", ".join(f"`{key}`" for key in OF_MODELS)
-    lines.append(f"| `rewards.*`: {functions} | ignored where the reward is a function |")
-    lines.append(f"| `rewards.*.judge_api_key` | refused where a model gives the reward; {KEY} |")
-    lines.append("| `rewards.*.data_args.template` | where a model gives the reward read as `rewards.*.template` |")
+    lines.append(f"| `rewards.*`: {functions} | ignored if the reward is a function |")
+    lines.append(f"| `rewards.*.judge_api_key` | refused if a model computes the reward; {KEY} |")
+    lines.append("| `rewards.*.data_args.template` | read as `rewards.*.template` if a model computes the reward |")
     lines += [f"| `rewards.*.judge_prompt: {name}` | read as `{ours}` |" for name, ours in PROMPTS.items()]
     for place, instead in REFUSED.items():
         but = f", unless it is `{json.dumps(HOLDS[place])}`" if place in HOLDS else ""
@@ -188,30 +193,30 @@ def _roll_keys() -> str:
     lines.append(
         "| `<role>.model_args.ulysses_size` | read as `strategy_args.strategy_config.sequence_parallel_size` of `deepspeed_train` |"
     )
-    lines.append("| `<role>.backend_timeout` | read as `deadlines.collective`, in seconds; of several roles' the longest |")
-    lines.append("| `validation.data_args` without columns | read with the columns and the template of the role that learns |")
+    lines.append("| `<role>.backend_timeout` | read as `deadlines.collective`, in seconds; the longest of all roles |")
+    lines.append("| `validation.data_args` without columns | read with the columns and the template of the trained role |")
     classes = ", ".join(f"`{name}` is `{reward}`" for name, reward in REWARD_CLASSES.items())
-    lines.append(f"| `rewards.*.worker_cls` | read as `reward` by the class's name: {classes}; any other needs `reward` beside it |")
+    lines.append(f"| `rewards.*.worker_cls` | read as `reward` by the class's name: {classes}; any other also needs `reward` |")
     lines += [f"| `rewards.*.{key}` | {meant} |" for key, meant in MEANT.items()]
-    lines.append("| `global_template` | read as `data_args.template` of the rows that are learnt from and of held-out ones |")
-    lines.append("| workers, templates and keys of images, video and diffusion models | refused by name, before all else |")
+    lines.append("| `global_template` | read as `data_args.template` of the training data and of the held-out data |")
+    lines.append("| workers, templates and keys of images, video and diffusion models | refused by name, before any other check |")
     strategies = ", ".join(f"`{name}`" for name in STRATEGIES)
-    lines.append(f"| `<role>.strategy_args.strategy_name`: {strategies} | refused by name, as are Megatron's keys of `strategy_config` |")
+    lines.append(f"| `<role>.strategy_args.strategy_name`: {strategies} | refused by name, as are keys of Megatron in `strategy_config` |")
     lines += [f"| `{place}` | {meant} |" for place, meant in AGENTIC.items()]
     variables = ", ".join(f"`{name}`" for name in VARIABLES)
-    lines.append(f"| {variables} at the root | variables for `${{...}}`; in a file they may stand unused |")
+    lines.append(f"| {variables} at the root | variables for `${{...}}`; they may be unused in a file |")
     return "\n".join([*lines, "", *_defaults_of_roll(), ""])
 
 
 def _defaults_of_roll() -> list[str]:
-    """Return the text on `roll_defaults`."""
+    """Return the lines about `roll_defaults`."""
     lines = ["## Defaults of ROLL", ""]
-    lines += [f"Where {ENOUGH} or more of ROLL's keys stand in a file, one warning lists the keys that it leaves out and whose default in"]
-    lines += ["ROLL is another. `roll_defaults: true` takes ROLL's, in any file:", "", "| key | ROLL | here |", "|---|---|---|"]
+    lines += [f"If a file has {ENOUGH} or more keys of ROLL, one warning lists the keys that it does not set and whose default in ROLL is"]
+    lines += ["different. `roll_defaults: true` selects the defaults of ROLL, in any file:", "", "| key | ROLL | here |", "|---|---|---|"]
     for place, value in DEFAULTS.items():
         steps = place.replace(ROLE, "actor_train").split(".")
         section = section_at(RlvrConfig, steps[:-1], {})
-        assert section is not None, "a default of a key that is in the schema"
+        assert section is not None, "every key with a default of ROLL is in the schema"
         lines.append(f"| `{place}` | `{value}` | `{section.model_fields[steps[-1]].default}` |")
     lines.append(f"| `dual_clip_loss: true` | `1 + 2 pg_clip` | `{USUAL_DUAL_CLIP:g}` |")
     lines.append(f"| `pg_clip_low`, `pg_clip_high`, with `actor_train.pg_variant: cispo` | `{CISPO_CLIP}` | `pg_clip` |")
@@ -223,12 +228,12 @@ def _differs(place: str) -> str:
 
 
 def _meanings(values: Mapping[typing.Any, typing.Any]) -> str:
-    said = [f"`{json.dumps(old)}` is " + (f"`{new}`" if new else "what roll does already") for old, new in values.items()]
+    said = [f"`{json.dumps(old)}` is " + (f"`{new}`" if new else "what roll always does") for old, new in values.items()]
     return ": " * bool(said) + ", ".join(said)
 
 
 def main() -> None:
-    """Print the page, or write it to the named file."""
+    """Print the page, or write it to the file named on the command line."""
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(reference(), encoding="utf-8")
     else:

@@ -10,55 +10,55 @@ from roll.errors import ConfigError, Fault
 
 PACKAGE = Path(__file__).resolve().parent.parent
 PRESETS = "config"
-"""Name of the subfolder of the examples that holds the presets."""
+"""Subfolder of the examples with the presets."""
 MODELS = "models"
-"""Name of the subfolder of the examples that holds `models/<name>/config.json`, the shapes of well-known models."""
+"""Subfolder of the examples with `<name>/config.json`, the shapes of well-known models."""
 NO_EXPERIMENTS = (PRESETS, "kubernetes")
 
 
 def examples_folder() -> Path:
-    """Return the folder of the shipped examples: inside an installed package, or beside the package in a checkout."""
+    """Return the folder of the shipped examples: inside an installed package, or next to the package in a checkout."""
     installed = PACKAGE / "_examples"
     return installed if installed.is_dir() else PACKAGE.parent / "examples"
 
 
 def locks_folder() -> Path:
-    """Return the folder of the version locks: inside an installed package, or beside the package in a checkout."""
+    """Return the folder of the version locks: inside an installed package, or next to the package in a checkout."""
     installed = PACKAGE / "_requirements"
     return installed if installed.is_dir() else PACKAGE.parent / "requirements"
 
 
 def preset_names(*folders: Path) -> set[str]:
-    """Return the names of the presets in the shipped folder and in the given folders. A preset is one file with one root key."""
+    """Return the names of the presets in the shipped folder and in the given folders. A preset is a file with a single root key."""
     return {file.stem for folder in (examples_folder() / PRESETS, *folders) for file in folder.glob("*.yaml")}
 
 
 def experiments() -> dict[str, Path]:
-    """Return the files of the shipped experiments by `folder/name`."""
+    """Return the files of the shipped experiments, by `folder/name`."""
     root = examples_folder()
     files = sorted(file for file in root.rglob("*.yaml") if file.relative_to(root).parts[0] not in NO_EXPERIMENTS)
     return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
 
 
 def known_rewards() -> list[str]:
-    """Return the names of the built-in rewards: files of `roll/rewards/` that register a reward of the same name. None is imported."""
+    """Return the names of the built-in rewards: files of `roll/rewards/` that register a reward of the same name. Imports none of them."""
     files = sorted((PACKAGE / "rewards").glob("*.py"))
     return [file.stem for file in files if f'REWARDS.register("{file.stem}")' in file.read_text(encoding="utf-8")]
 
 
 def known_environments() -> list[str]:
-    """Return the names of the built-in environments, found as the rewards are. None is imported."""
+    """Return the names of the built-in environments, found in the same way as the rewards. Imports none of them."""
     files = sorted((PACKAGE / "environments").glob("*.py"))
     return [file.stem for file in files if f'ENVIRONMENTS.register("{file.stem}")' in file.read_text(encoding="utf-8")]
 
 
 def rewards_with_turns() -> list[str]:
-    """Return the names of the built-in rewards that credit the turns of a response."""
+    """Return the names of the built-in rewards that assign rewards to the turns of a response."""
     return [name for name in known_rewards() if "TurnReward(" in (PACKAGE / "rewards" / f"{name}.py").read_text(encoding="utf-8")]
 
 
 def judge_templates() -> dict[str, Path]:
-    """Return the prompt templates of judges by name."""
+    """Return the files of the shipped prompt templates for judges, by name."""
     return {file.stem: file for file in sorted((PACKAGE / "rewards" / "templates").glob("*.txt"))}
 
 
@@ -66,7 +66,7 @@ def find_experiment(name: str) -> Path:
     """Return the file of an experiment, given as `name` or `folder/name`.
 
     Raises:
-        ConfigError: no experiment, or more than one, has this name.
+        ConfigError: No experiment has this name, or several have it.
     """
     known = experiments()
     wanted = name.removesuffix(".yaml")
@@ -77,10 +77,10 @@ def find_experiment(name: str) -> Path:
         return known[found[0]]
     if found:
         choices = ", ".join(found)
-        raise ConfigError([Fault("--config-name", f"'{name}' is the name of {len(found)} experiments", f"give one of: {choices}")])
+        raise ConfigError([Fault("--config-name", f"{len(found)} experiments are named '{name}'", f"use one of: {choices}")])
     file = Path(f"{wanted}.yaml")
     remedy = (
-        f"give its folder apart: --config-path {file.parent} --config-name {file.stem}"
+        f"give the folder separately: --config-path {file.parent} --config-name {file.stem}"
         if _holds(file, Path.is_file)
         else _nearest(wanted, list(known))
     )
@@ -88,13 +88,13 @@ def find_experiment(name: str) -> Path:
 
 
 def find_in(folder: Path, name: str, option: str) -> Path:
-    """Return the file of an experiment in a folder that the user gave.
+    """Return the file of an experiment in a folder that the user named by `option`.
 
     Raises:
-        ConfigError: the folder or the file does not exist.
+        ConfigError: The folder or the file does not exist.
     """
     if not _holds(folder, Path.is_dir):
-        raise ConfigError([Fault(option, f"'{folder}' is not a folder", "give the folder that holds the YAML file")])
+        raise ConfigError([Fault(option, f"'{folder}' is not a folder", "give the folder with the YAML file")])
     file = folder / f"{name.removesuffix('.yaml')}.yaml"
     if not _holds(file, Path.is_file):
         names = sorted(path.stem for path in folder.glob("*.yaml"))
@@ -103,7 +103,7 @@ def find_in(folder: Path, name: str, option: str) -> Path:
 
 
 def _holds(path: Path, test: Callable[[Path], bool]) -> bool:
-    """Whether the path passes the test. A name that is too long for the file system does not."""
+    """Return the result of `test` for the path, or False if the file system rejects the path, for example as too long."""
     try:
         return test(path)
     except OSError:
@@ -116,4 +116,4 @@ def _nearest(name: str, known: list[str]) -> str:
     close += [by_stem[stem] for stem in difflib.get_close_matches(name, list(by_stem), n=3, cutoff=0.5)]
     if close:
         return f"did you mean {' or '.join(dict.fromkeys(close))}?"
-    return f"known: {', '.join(known) or 'none'}; another folder is given with --config-path"
+    return f"known: {', '.join(known) or 'none'}; use --config-path for another folder"

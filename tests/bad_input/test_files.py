@@ -13,16 +13,16 @@ from roll.pipeline.__main__ import main
 from tests import limits
 
 FILES = [
-    ("a: [1\n", "broken.yaml:2", "not YAML", "mend this line"),
-    ("a: 1\na: 2\n", "broken.yaml:2", "duplicate key a", "mend this line"),
+    ("a: [1\n", "broken.yaml:2", "not YAML", "fix this line"),
+    ("a: 1\na: 2\n", "broken.yaml:2", "duplicate key a", "fix this line"),
     ("defaults:\n  - ../config/deepspeed_zero9@_here_\n  - _self_\n", "defaults", "deepspeed_zero9", "deepspeed_zero3"),
     ("exp_name: x\n", "actor_train", "missing", "add the key"),
     ("sft_train: {}\n", "pipeline", "sft_train", "add pipeline: sft"),
-    ("exp_name: ${oc.env:ROLL_UNSET_VARIABLE}\n", "exp_name", "ROLL_UNSET_VARIABLE", "mend the expression"),
+    ("exp_name: ${oc.env:ROLL_UNSET_VARIABLE}\n", "exp_name", "ROLL_UNSET_VARIABLE", "fix the expression"),
 ]
 MODELS = [
     (b"{", "cannot be read", "save the model again"),
-    (b"[]", "no JSON object", "save the model again"),
+    (b"[]", "contains no JSON object", "save the model again"),
     (b"\xff\xfe", "cannot be read", "save the model again"),
 ]
 NAMES = [
@@ -129,12 +129,12 @@ def test_trackers_whose_packages_are_missing_are_refused_before_anything_starts(
     before = sorted(folder.rglob("*"))
     message = refused("track_with=[tensorboard,mlflow,swanlab]")
     for package in ("mlflow", "swanlab"):
-        assert f"track_with: '{package}' is asked for, but the package is not installed" in message
-        assert f"install it (`pip install {package}`) or take `{package}` out of `track_with`" in message
-    assert "'tensorboard' is asked for" not in message
+        assert f"track_with: '{package}' is requested, but its package is not installed" in message
+        assert f"install it (`pip install {package}`) or remove `{package}` from `track_with`" in message
+    assert "'tensorboard' is requested" not in message
     assert sorted(folder.rglob("*")) == before
     assert main(["--config-path", "exp", "--config-name", "sound", "track_with=mlflow", "dry_run=true"]) == 0
-    assert "warning: track_with: 'mlflow' is asked for" in capsys.readouterr().err
+    assert "warning: track_with: 'mlflow' is requested" in capsys.readouterr().err
 
 
 def test_variables_of_deepspeeds_env_file_are_planned_or_refused(

@@ -1,1 +1,1 @@
-"""Values derived from the keys, each computed in one place: ranks, batches, ratios, corrections, the shape of a model."""
+"""Values derived from the configuration: ranks, batch sizes, ratios, corrections, shapes of models. Each is computed in one place."""

@@ -1,4 +1,4 @@
-"""Batch arithmetic: numbers of sequences and tokens of a step, an update and a forward pass."""
+"""Batch arithmetic: numbers of sequences and tokens per step, update and forward pass."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ from roll.errors import Fault
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Counts of one step of the loop."""
+    """Numbers of sequences and tokens in one training step."""
 
     prompts_per_step: int
-    """0 if the data contain the responses."""
+    """Number of prompts; 0 if the data contain the responses."""
     sequences_per_step: int
-    """Number of pairs if rows are pairs, here and below."""
+    """Number of sequences. If rows are pairs, this and the next field count pairs."""
     sequences_per_update: int
     updates_per_step: int
-    """Number of optimizer updates, over all `ppo_epochs`."""
+    """Number of optimizer updates per step, over all `ppo_epochs`."""
     longest_sequence: int
-    """Number of tokens of prompt and response, or of an episode."""
+    """Largest number of tokens of a sequence: prompt and response, or episode."""
     longest_example: int
-    """Number of tokens of the longest sequence or pair, which is not split over forward passes."""
+    """Largest number of tokens of a sequence or pair, which is never split over micro-batches."""
 
 
 def learner(config: Config | OfflineConfig) -> tuple[str, ActorTrainConfig]:
-    """Return the role that is trained on the data, and its name."""
+    """Return the name of the role that is trained on the data, and the role."""
     ((name, role),) = [(name, role) for name, role in model_roles(config).items() if isinstance(role, ActorTrainConfig)]
     return name, role
 
 
 def row_learner(config: OfflineConfig) -> tuple[str, RowsTrainConfig]:
-    """Return the role that is trained on given rows, and its name."""
+    """Return the name of the role that is trained on given rows, and the role."""
     name, role = learner(config)
-    assert isinstance(role, RowsTrainConfig), "offline pipelines learn from rows"
+    assert isinstance(role, RowsTrainConfig), "offline pipelines train on rows"
     return name, role
 
 
 def longest_sequence(config: Config | OfflineConfig) -> int:
-    """Return the number of tokens of the longest training sequence: prompt and response, or an episode in an environment."""
+    """Return the largest number of tokens of a training sequence: prompt and response, or episode in an environment."""
     single = config.prompt_length + config.response_length
     return config.sequence_length or single if isinstance(config, RlvrConfig) else single
 
 
 def has_pairs(config: Config | OfflineConfig) -> bool:
-    """Whether a row is a pair of sequences that stay together."""
+    """Whether a row is a pair of sequences, which stay together in a micro-batch."""
     return isinstance(config, RewardModelConfig) or (isinstance(config, DpoConfig) and config.preference_loss.traits.rows == "pairs")
 
 
 def sequences_per_update(role: LearnerConfig) -> int:
-    """Return `per_device_train_batch_size` x `gradient_accumulation_steps` x replicas. Ranks that share sequences are one replica."""
+    """Return `per_device_train_batch_size` x `gradient_accumulation_steps` x replicas. Ranks that share sequences form a replica."""
     replicas = max(1, ranks(role) // replica_size(role))
     return role.training_args.per_device_train_batch_size * role.training_args.gradient_accumulation_steps * replicas
 
 
 def plan_batch(config: Config) -> BatchPlan:
-    """Return the counts of a configuration without batch faults."""
+    """Return the batch plan of a configuration that has no batch faults."""
     update = sequences_per_update(learner(config)[1])
     longest = longest_sequence(config)
     if not isinstance(config, RlvrConfig):
@@ -72,7 +72,7 @@ def plan_batch(config: Config) -> BatchPlan:
 
 
 def batch_faults(config: Config) -> list[Fault]:
-    """Return faults of numbers that do not divide, and of lengths that do not fit."""
+    """Return faults of batch sizes that are not divisible, of lengths that do not fit, and of sampling."""
     faults = _engine_faults(config)
     if not isinstance(config, RlvrConfig):
         return faults
@@ -87,11 +87,11 @@ def _update_faults(name: str, role: LearnerConfig, config: RlvrConfig) -> list[F
         return []
     problem = (
         f"{step} sequences a step (rollout_batch_size {config.rollout_batch_size} x num_return_sequences_in_group "
-        f"{config.num_return_sequences_in_group}) are no whole number of updates of {update}"
+        f"{config.num_return_sequences_in_group}) are not a whole number of updates of {update}"
     )
     one_pass = update // role.training_args.gradient_accumulation_steps
     if step % one_pass == 0:
-        remedy = f"for one update a step set it to {step // one_pass}; or choose a divisor of that"
+        remedy = f"for one update per step, set it to {step // one_pass}; for more, to a divisor of that"
     else:
         remedy = f"make rollout_batch_size x num_return_sequences_in_group a multiple of {one_pass} (batch per device x replicas)"
     return [Fault(f"{name}.training_args.gradient_accumulation_steps", problem, remedy)]
@@ -108,7 +108,7 @@ def _engine_faults(config: Config) -> list[Fault]:
             problem = f"{engine.max_model_len} is less than {said} = {longest}"
             faults.append(Fault(f"{where}.max_model_len", problem, f"give at least {longest}, or remove the key"))
         if engine.max_num_batched_tokens < engine.max_num_seqs:
-            problem = f"{engine.max_num_batched_tokens} is less than max_num_seqs {engine.max_num_seqs}: a step gives each sequence a token"
+            problem = f"{engine.max_num_batched_tokens} is less than max_num_seqs {engine.max_num_seqs}; a step needs a token per sequence"
             faults.append(Fault(f"{where}.max_num_batched_tokens", problem, f"give at least {engine.max_num_seqs}; 8192 is usual"))
     return faults
 
@@ -126,20 +126,20 @@ def _sampling_faults(config: RlvrConfig) -> list[Fault]:
             )
     for name, sampling in held_out.items():
         if sampling.temperature == 0 and (sampling.num_return_sequences or 1) > 1:
-            problem = f"{sampling.num_return_sequences}, but temperature is 0, which is greedy: all of them would be the same"
+            problem = f"{sampling.num_return_sequences}, but temperature is 0 (greedy), so all of them would be equal"
             faults.append(Fault(f"{name}.generating_args.num_return_sequences", problem, "remove it, or give a temperature above 0"))
     rollout = config.actor_infer.generating_args
     if rollout.num_return_sequences not in (None, samples):
         problem = f"{rollout.num_return_sequences}, but num_return_sequences_in_group is {samples}"
-        faults.append(Fault("actor_infer.generating_args.num_return_sequences", problem, "remove it, or make the two equal"))
+        faults.append(Fault("actor_infer.generating_args.num_return_sequences", problem, "remove it, or make both values equal"))
     if rollout.temperature == 0:
-        problem = "0 is greedy: rollouts explore nothing, and the trainer divides its logits by it"
+        problem = "0 is greedy, so that rollouts would not explore; the trainer also divides its logits by it"
         faults.append(Fault("actor_infer.generating_args.temperature", problem, "give a temperature above 0; 1.0 is usual"))
     return faults
 
 
 def _held_out_sampling(config: RlvrConfig) -> dict[str, GeneratingConfig]:
-    """Return the sampling of held-out prompts by the place of its block."""
+    """Return the sampling parameters of held-out prompts, by the path of the block above them."""
     if config.validation is None:
         return {}
     own = {f"validation.sets.{name}": one.generating_args for name, one in config.validation.sets.items() if one.generating_args}
@@ -147,5 +147,5 @@ def _held_out_sampling(config: RlvrConfig) -> dict[str, GeneratingConfig]:
 
 
 def age_limit(ratio: float, batches: int) -> int:
-    """Return the most steps between drawing and using a group, with a `rollout_window` of so many batches."""
+    """Return the largest number of steps between drawing and using a group, for a `rollout_window` of `batches` batches."""
     return math.ceil(ratio) + batches - 1

@@ -1,4 +1,4 @@
-"""The correction of `mismatch_correction` with the bounds of the keys."""
+"""The configured `mismatch_correction`, with the configured bounds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from roll.algorithms.methods.corrections import CorrectionTraits
 from roll.config.schema.rlvr import RlvrConfig
 
 BOUNDS = {"mismatch_cap": "cap", "mismatch_low": "low", "mismatch_high": "high"}
-"""Fields of `CorrectionTraits` by key."""
+"""Fields of `CorrectionTraits`, by the key that sets them."""
 
 
 def is_corrected(config: RlvrConfig) -> bool:
-    """Whether the policy's loss is corrected for the difference between engine and trainer."""
+    """Whether the policy loss corrects for the mismatch between engine and trainer."""
     return config.mismatch_correction.name != "none"
 
 
 def correction_of(config: RlvrConfig) -> CorrectionTraits | None:
-    """Return the settings of the configured correction, with the configured bounds. None without a correction."""
+    """Return the settings of the configured correction with its bounds, or None without a correction."""
     if not is_corrected(config):
         return None
     bounds = {"cap": config.mismatch_cap, "low": config.mismatch_low, "high": config.mismatch_high}

@@ -1,4 +1,4 @@
-"""Parses `device_mapping`: a list, or the expressions of ROLL's files (`list(range(0,16))`), which are never evaluated."""
+"""Parses `device_mapping` without `eval`: a list, or an expression as in files of ROLL (`list(range(0,16))`)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def parse_devices(text: str) -> list[int]:
     """Return the device numbers of an expression of integer lists, `range(...)`, `list(...)` and `+`.
 
     Raises:
-        ValueError: Anything else stands in the expression.
+        ValueError: The expression contains anything else.
     """
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ValueError("this is not an expression") from None
+        raise ValueError("this is not a valid expression") from None
     return _devices(tree)
 
 
@@ -39,7 +39,7 @@ def _range(bounds: list[int]) -> list[int]:
     if len(bounds) == 3 and bounds[2] == 0:
         raise ValueError("the step of a range cannot be 0")
     if any(abs(bound) > LARGEST for bound in bounds):
-        raise ValueError(f"a bound beyond {LARGEST}")
+        raise ValueError(f"the bounds of a range must be within {LARGEST}")
     return list(range(*bounds))
 
 
@@ -53,5 +53,8 @@ def _integer(node: ast.expr) -> int:
 
 
 def visible_devices(devices: Sequence[int], of_node: str | None) -> str:
-    """Return `CUDA_VISIBLE_DEVICES` of a process. `of_node` is that of its node, if a queue, a user or a container set it."""
+    """Return `CUDA_VISIBLE_DEVICES` for a process on these devices of its node.
+
+    `of_node` is the value that a batch system, a user or a container has set for the node, if any.
+    """
     return ",".join(of_node.split(",")[device] if of_node else str(device) for device in devices)

@@ -1,4 +1,4 @@
-"""The domains with environments, and the tasks that these make. Pure functions of the configuration."""
+"""The environments of domains, and the tasks that they make. Pure functions of the configuration."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from roll.config.shipped import known_environments
 
-if TYPE_CHECKING:  # the processes of environments do without the schema
+if TYPE_CHECKING:  # the processes of environments do not import the schema
     from roll.config.schema.environments import EnvironmentConfig
     from roll.config.schema.rlvr import RlvrConfig
 
 ENVIRONMENTS = "environments."
-"""Prefix of the names of groups that run environments."""
+"""Prefix of the names of worker groups that run environments."""
 TOOL_USE = "tool_use"
-"""Environment of a domain that only has tools or an agent."""
+"""Environment of a domain that has only tools or an agent."""
 MOST_STEPS: Mapping[str, int] = {"frozen_lake": 10, "sokoban": 20, "code_repl": 4}
-"""Default `max_steps` of each environment in which a turn is a step."""
+"""Default of `max_steps`, by environment. Only environments in which a turn is a step are listed."""
 
 
 def own_tasks(config: RlvrConfig) -> dict[str, int]:
@@ -25,7 +25,7 @@ def own_tasks(config: RlvrConfig) -> dict[str, int]:
 
 
 def environment_of(domain: str, section: EnvironmentConfig) -> str:
-    """Return the name of a domain's environment: the given one, else the domain's, else `TOOL_USE` for tools or an agent."""
+    """Return the name of a domain's environment: the given one, else the domain's name, or `TOOL_USE` if it only has tools or an agent."""
     if section.environment is not None:
         return section.environment
     has_tools = section.tools or section.mcp or section.agent

@@ -1,4 +1,4 @@
-"""A model's shape from its config.json, and its numbers of parameters."""
+"""The shape of a model from its config.json, and the number of its parameters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 NAMES = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", "num_attention_heads")
 
 HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text")
-"""Types of models with gated-delta layers between attention layers."""
+"""Values of `model_type` for models that mix gated-delta layers with attention layers."""
 LINEAR = "linear_attention"
-"""Name of a gated-delta layer in a configuration's `layer_types`."""
+"""Name of a gated-delta layer in `layer_types` of config.json."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys of the number of experts in several families."""
+"""Keys of config.json with the number of experts, which differ by model family."""
 
 
 @dataclass(frozen=True)
@@ -27,22 +27,22 @@ class Experts:
     """The routed MLPs of a mixture of experts."""
 
     count: int
-    """Experts of a layer."""
+    """Number of experts per layer."""
     per_token: int
-    """Number of experts that process a token."""
+    """Number of routed experts that process each token."""
     size: int
     """Intermediate width of each expert."""
     shared_size: int
-    """Intermediate width of the shared experts, 0 without them."""
+    """Intermediate width of all shared experts together; 0 without shared experts."""
     layers: int
-    """Number of decoder layers with experts. The others have one MLP of `intermediate_size`."""
+    """Number of decoder layers with experts. The other layers have a dense MLP of `intermediate_size`."""
     has_shared_gate: bool = False
-    """Whether a scalar gate weights the shared experts."""
+    """Whether a scalar gate scales the output of the shared experts."""
     are_adapted: bool = True
-    """Whether PEFT's `all-linear` includes the routed experts and the router."""
+    """Whether `all-linear` of PEFT adapts the routed experts and the router."""
 
     def adapted(self, hidden: int) -> int:
-        """Return the number of parameters of a rank-1 adapter on a layer's experts and router."""
+        """Return the number of parameters of a rank-1 adapter on the experts and router of one layer."""
         routed = self.count * (2 * (hidden + 2 * self.size) + self.size + hidden)
         shared = 3 * (hidden + self.shared_size) if self.shared_size else 0
         return (routed + hidden + self.count) * self.are_adapted + shared + (hidden + 1) * self.has_shared_gate
@@ -50,7 +50,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class DeltaLayers:
-    """The gated-delta layers of a hybrid, in place of attention (Yang et al., 2024)."""
+    """The gated-delta layers of a hybrid model, which replace attention (Yang et al., 2024)."""
 
     layers: int
     key_heads: int
@@ -58,37 +58,40 @@ class DeltaLayers:
     key_dim: int
     value_dim: int
     kernel: int
-    """Number of tokens in the kernel of the convolution."""
+    """Width of the convolution kernel in tokens."""
 
     @property
     def mixed(self) -> int:
-        """Return the number of channels of queries, keys and values together, the input of the convolution."""
+        """Return the number of channels of queries, keys and values together, which the convolution receives."""
         return 2 * self.key_heads * self.key_dim + self.values
 
     @property
     def values(self) -> int:
-        """Channels of the values."""
+        """Return the number of channels of the values."""
         return self.value_heads * self.value_dim
 
     def linears(self, hidden: int) -> dict[str, tuple[int, int]]:
-        """Return input and output width of each linear layer of a mixer."""
+        """Return the input and output width of each linear layer of one gated-delta layer, by name."""
         gates = {"in_proj_b": (hidden, self.value_heads), "in_proj_a": (hidden, self.value_heads)}
         return {"in_proj_qkv": (hidden, self.mixed), "in_proj_z": (hidden, self.values), **gates, "out_proj": (self.values, hidden)}
 
     def parameters(self, hidden: int) -> int:
-        """Return the number of parameters of a mixer: linear layers, convolution, decay, bias of the step and norm."""
+        """Return the number of parameters of one gated-delta layer: linear layers, convolution, decay, time-step bias and norm."""
         linears = sum(rows * columns for rows, columns in self.linears(hidden).values())
         return linears + self.mixed * self.kernel + 2 * self.value_heads + self.value_dim
 
     def state_bytes(self, width: int, ranks: int) -> int:
-        """Return the bytes that all layers keep for a sequence of any length: the rule's fp32 state, and the convolution's last inputs."""
+        """Return the bytes of state per sequence of any length and rank, over all layers: fp32 state and last inputs of the convolution."""
         state = 4 * self.value_heads * self.key_dim * self.value_dim + width * (self.kernel - 1) * self.mixed
         return self.layers * state // ranks
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of the Llama and Qwen kind: gated MLP or experts, and grouped-query attention, in a hybrid only in some layers."""
+    """The shape of a decoder of the Llama and Qwen families.
+
+    A layer has a gated MLP or experts, and grouped-query attention, or a gated-delta layer in some layers of a hybrid.
+    """
 
     hidden_size: int
     num_hidden_layers: int
@@ -101,29 +104,29 @@ class ModelShape:
     attention_bias: bool
     max_position_embeddings: int | None
     qk_norm: bool = False
-    """Whether queries and keys are normalised in each head."""
+    """Whether queries and keys are normalised per head."""
     experts: Experts | None = None
     delta: DeltaLayers | None = None
     gated_attention: bool = False
-    """Whether a gate from the query projection weights attention's output."""
+    """Whether the query projection also computes a gate that scales the output of attention."""
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Return input and output width of each linear layer by name: of attention, the MLP without experts, and a hybrid's mixers."""
+        """Return the input and output width of each kind of linear layer, by name: attention, dense MLP and gated-delta layers."""
         hidden, inner = self.hidden_size, self.intermediate_size
         attention = self.attention_linears | ({} if self.delta is None else self.delta.linears(hidden))
         return attention | {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
 
     @property
     def attention_linears(self) -> dict[str, tuple[int, int]]:
-        """Return the same for attention only."""
+        """Return the input and output width of each linear layer of attention, by name."""
         hidden, query, key = self.hidden_size, self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         queries = (2 if self.gated_attention else 1) * query
         return {"q_proj": (hidden, queries), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
 
     @property
     def attention_layers(self) -> int:
-        """Return the number of decoder layers with attention, which keep keys and values."""
+        """Return the number of decoder layers with attention, which have a KV cache."""
         return self.num_hidden_layers - (self.delta.layers if self.delta else 0)
 
     def layers_with(self, linear: str) -> int:
@@ -134,16 +137,16 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Return the number of all parameters; exact for Llama, Qwen2, Qwen3, Qwen's mixtures of experts, and the text model of Qwen3.5."""
+        """Return the number of parameters. Exact for Llama, Qwen2, Qwen3, Qwen's mixtures of experts, and the text model of Qwen3.5."""
         return self._parameters(self.experts.count if self.experts else 0)
 
     @property
     def active_parameters(self) -> int:
-        """Return the number of parameters in a token's forward pass, with only the token's experts."""
+        """Return the number of parameters that the forward pass of a token uses, which includes only the experts of the token."""
         return self._parameters(self.experts.per_token if self.experts else 0)
 
     def _parameters(self, experts: int) -> int:
-        """Return the number of parameters with so many experts in a layer."""
+        """Return the number of parameters with `experts` routed experts per layer."""
         attention = sum(rows * columns for rows, columns in self.attention_linears.values())
         if self.attention_bias:
             attention += sum(self.attention_linears[name][1] for name in ("q_proj", "k_proj", "v_proj"))
@@ -166,41 +169,41 @@ class ModelShape:
 
     @property
     def widest_mlp(self) -> int:
-        """Return the intermediate width of a token's path in a layer, the larger one of both kinds of layers."""
+        """Return the larger intermediate width per token of dense layers and of layers with experts."""
         sparse = self.experts.per_token * self.experts.size + self.experts.shared_size if self.experts else 0
         return max(sparse, self.intermediate_size if self.dense_layers else 0)
 
     @property
     def valuing_parameters(self) -> int:
-        """Return the number of parameters with a scalar head in place of the vocabulary's."""
+        """Return the number of parameters with a scalar head in place of the language-model head."""
         return self.parameters - (0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size) + self.hidden_size
 
     @property
     def attending_flops(self) -> int:
-        """Return the FLOP of one token's attention to another, score and values, in every attention layer."""
+        """Return the FLOPs of attention from one token to another (scores and values), over all attention layers."""
         return 4 * self.attention_layers * self.num_attention_heads * self.head_dim
 
     @property
     def attention_cost(self) -> float:
-        """Return the cost of attending to one earlier token, relative to that of processing one token. Attention is causal."""
+        """Return the factor of length² in the cost of a sequence of causal attention, in units of the other cost of one token."""
         return self.attending_flops / 2 / (2 * self.active_parameters)
 
     def kv_bytes(self, width: int, ranks: int) -> int:
-        """Return the bytes of a token's keys and values on each of the ranks, `width` bytes a number. Fewer heads than ranks are copied."""
+        """Return the bytes of KV cache per token and rank, with `width` bytes per number. Fewer heads than ranks are replicated."""
         return 2 * width * self.attention_layers * -(-self.num_key_value_heads // ranks) * self.head_dim
 
     def part(self, ranks: int) -> ModelShape:
-        """Return the shape of one of so many ranks that shard the linear layers."""
+        """Return the shape on one rank if `ranks` ranks shard the linear layers."""
         heads, keys, inner = self.num_attention_heads, self.num_key_value_heads, self.intermediate_size
         experts = self.experts and replace(self.experts, size=self.experts.size // ranks, shared_size=self.experts.shared_size // ranks)
         part = replace(self, num_attention_heads=heads // ranks, num_key_value_heads=keys // ranks, intermediate_size=inner // ranks)
         return replace(part, experts=experts)
 
     def adapter_parameters(self, lora_target: str, rank: int) -> int:
-        """Return the number of parameters of LoRA adapters on comma-separated modules or `all-linear`. Other names count nothing.
+        """Return the number of parameters of LoRA adapters on comma-separated modules or `all-linear`. Unknown names count as 0.
 
-        `all-linear` takes in experts and routers, as PEFT does: of all experts of a layer one tensor, where it gives gate and up together
-        twice the rank. Exact where every layer has experts; PEFT leaves out the MLPs of layers without, which count here.
+        As in PEFT, `all-linear` adapts experts and routers: all experts of a layer as one tensor, and gate and up together with twice the
+        rank. The number is exact if every layer has experts. PEFT does not adapt the MLPs of other layers, which are counted here.
         """
         whole = lora_target == "all-linear"
         names = list(self.linears) if whole else [name.strip() for name in lora_target.split(",")]
@@ -211,37 +214,40 @@ class ModelShape:
 
 
 def uneven_heads(heads: int, key_value_heads: int, ranks: int) -> str | None:
-    """Return why attention heads cannot be split evenly over ranks, None if they can. Fewer key-value heads than ranks are copied."""
+    """Return why attention heads cannot be split evenly over ranks, or None if they can.
+
+    If there are fewer key-value heads than ranks, they are replicated.
+    """
     if heads % ranks:
-        return f"the model's {heads} attention heads cannot be shared out over {ranks} ranks"
+        return f"the model's {heads} attention heads cannot be split evenly over {ranks} ranks"
     if key_value_heads % ranks and ranks % key_value_heads:
-        return f"the model's {key_value_heads} key-value heads can be neither shared out over {ranks} ranks nor copied for them"
+        return f"the model's {key_value_heads} key-value heads can be neither split evenly over {ranks} ranks nor replicated on them"
     return None
 
 
 def read_shape(file: Path) -> ModelShape | None:
-    """Read the shape in a config.json, None for a model of another kind.
+    """Return the shape in a config.json, or None for an unsupported kind of model.
 
     Raises:
-        ValueError: the file cannot be read, or is not a JSON object.
+        ValueError: The file cannot be read or is not a JSON object.
     """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(str(error)) from error
     if not isinstance(values, dict):
-        raise ValueError("it holds no JSON object")
+        raise ValueError("it contains no JSON object")
     return shape_of(values)
 
 
 def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
-    """Return the shape in a config's values, None for another kind of model. For a model with vision, that of its text model."""
+    """Return the shape in the values of a config.json, or None for an unsupported kind of model. Of a vision model, use the text model."""
     if is_seeing_hybrid(values.get("model_type")) and isinstance(text := values.get("text_config"), Mapping):
         tied = values.get("tie_word_embeddings", False)
         return shape_of({"model_type": f"{values['model_type']}_text", "tie_word_embeddings": tied, **text})
     is_hybrid = values.get("model_type") in HYBRIDS
     if is_hybrid and "moe_intermediate_size" in values:
-        values = {"intermediate_size": values["moe_intermediate_size"], **values}  # a type that no layer has
+        values = {"intermediate_size": values["moe_intermediate_size"], **values}  # the dense width, which no layer has
     if not all(isinstance(values.get(name), int) and values[name] > 0 for name in NAMES):
         return None
     heads = values["num_attention_heads"]
@@ -261,7 +267,7 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
 
 
 def _delta(values: Mapping[str, Any]) -> DeltaLayers | None:
-    """Return the gated-delta layers in a config's values, with transformers' defaults. None if all layers have attention."""
+    """Return the gated-delta layers in the values of a config.json, or None if there are none. Defaults are those of transformers."""
     layers, every = values["num_hidden_layers"], values.get("full_attention_interval") or 4
     kinds = values.get("layer_types") or [LINEAR if (layer + 1) % every else "full_attention" for layer in range(layers)]
     count = sum(kind == LINEAR for kind in kinds)
@@ -271,7 +277,7 @@ def _delta(values: Mapping[str, Any]) -> DeltaLayers | None:
 
 
 def _experts(values: Mapping[str, Any]) -> Experts | None:
-    """Return the experts in a config's values, None if every layer is dense."""
+    """Return the experts in the values of a config.json, or None if every layer is dense."""
     count = next((values[name] for name in EXPERTS if values.get(name)), 0)
     if not count:
         return None
@@ -286,12 +292,12 @@ def _experts(values: Mapping[str, Any]) -> Experts | None:
 
 
 def is_seeing_hybrid(model_type: object) -> bool:
-    """Whether models of this type have a hybrid text model and a vision tower, as Qwen3.5 is published."""
+    """Whether models of this type have a hybrid text model and a vision tower, such as Qwen3.5."""
     return f"{model_type}_text" in HYBRIDS
 
 
 def config_file(model: str) -> Path | None:
-    """Return config.json of a folder, or of a Hub name in the local cache or the shipped shapes. None if it is not here."""
+    """Return the config.json of a model folder, or of a Hub name in the local cache or the shipped shapes, or None if there is none."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder / "config.json"
@@ -301,6 +307,6 @@ def config_file(model: str) -> Path | None:
 
 
 def _hub_cache() -> Path:
-    """Return the cache folder of the Hub's library, by the variables that the library reads."""
+    """Return the cache folder of `huggingface_hub`, from the environment variables that it reads."""
     home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()

@@ -19,18 +19,18 @@ from roll.errors import Fault
 
 @dataclass(frozen=True)
 class RolePlan:
-    """One group of workers."""
+    """The placement of one group of workers."""
 
     name: str
-    """`actor_train`, `rewards.math_rule`, ..."""
+    """Name of the role: `actor_train`, `rewards.math_rule`, ..."""
     strategy: str
     """Name of the strategy; `reward` for the domains of `rewards`."""
     devices: tuple[tuple[int, ...], ...]
-    """Devices of each rank, empty on the CPU. A vLLM rank is one engine with its tensor-parallel devices."""
+    """Devices of each rank, empty on the CPU. A rank of vLLM is one engine with all its tensor-parallel devices."""
     tokens_per_microbatch: int | None = None
-    """Token budget of a forward pass, None for roles without one."""
+    """Token budget of a micro-batch; None for roles without a budget."""
     replica_size: int = 1
-    """Number of neighbouring ranks that work on the same micro-batches."""
+    """Number of consecutive ranks that work on the same micro-batches."""
 
     @property
     def ranks(self) -> int:
@@ -46,7 +46,7 @@ class RolePlan:
 
     @property
     def tensor_parallel(self) -> int:
-        """Return the number of devices of one rank, 1 on the CPU."""
+        """Return the number of devices per rank, or 1 on the CPU."""
         return max(1, *map(len, self.devices))
 
     @property
@@ -55,31 +55,31 @@ class RolePlan:
 
 
 def model_roles(config: Config | OfflineConfig) -> dict[str, RoleConfig]:
-    """Return the roles with a model by name, in the order of the schema, then `teachers.<name>` and `rewards.<domain>`."""
+    """Return the roles with a model, by name: in the order of the schema, then `teachers.<name>` and `rewards.<domain>`."""
     roles = {name: role for name in type(config).model_fields if isinstance(role := getattr(config, name), RoleConfig)}
     return {**roles, **domain_teachers(config), **reward_roles(config)} if isinstance(config, RlvrConfig) else roles
 
 
 def judging_roles(roles: Iterable[str]) -> list[str]:
-    """Return the roles that serve reward models."""
+    """Return the names of the roles that serve reward models."""
     return [name for name in roles if name.startswith(PREFIX)]
 
 
 def judged_in_turn(config: RlvrConfig) -> frozenset[str]:
-    """Return the roles of rewards that share devices in turns. They judge after all responses are generated."""
+    """Return the reward roles that take turns on devices with other roles. They score only after all responses are generated."""
     devices = {name: set(role.device_mapping or ()) for name, role in model_roles(config).items()}
     sharing = {name for name in judging_roles(devices) if any(devices[name] & devices[other] for other in devices if other != name)}
     return frozenset(sharing) if config.time_sharing else frozenset()
 
 
 def vllm_config(role: RoleConfig) -> VllmConfig | None:
-    """Return the engine's settings, if the role runs on vLLM."""
+    """Return the engine settings of a role on vLLM, or None for other roles."""
     strategy = role.strategy_args
     return strategy.strategy_config if isinstance(strategy, VllmStrategyConfig) else None
 
 
 def generates(name: str, role: RoleConfig) -> bool:
-    """Whether a role's engine has its own attention: the policy that generates, judges, and all roles on vLLM."""
+    """Whether a role generates or runs on vLLM, so that its attention kernel is not `attn_implementation`."""
     return name == "actor_infer" or isinstance(role, JudgeConfig) or vllm_config(role) is not None
 
 
@@ -96,19 +96,19 @@ def tensor_parallel(role: RoleConfig) -> int:
 
 
 def replica_size(role: RoleConfig) -> int:
-    """Return the number of ranks that work on the same micro-batches."""
+    """Return the number of ranks per replica, which work on the same micro-batches."""
     return sequence_parallel(role) * tensor_parallel(role)
 
 
 def ranks(role: RoleConfig) -> int:
-    """Return the placement of a role without an engine."""
+    """Return the number of ranks of a role that has one device per rank."""
     return len(role.device_mapping) if role.device_mapping else role.world_size or 1
 
 
 def uneven_replicas(where: str, name: str, role: RoleConfig, size: int) -> Iterator[Fault]:
-    """Return the fault of ranks that are not a whole number of replicas of this size."""
+    """Yield a fault if the ranks of a role are not a whole number of replicas of this size."""
     if ranks(role) % size:
-        problem = f"{size}, but {name} has {ranks(role)} rank(s), which are no whole number of replicas of that size"
+        problem = f"{size}, but {name} has {ranks(role)} rank(s), which are not a whole number of replicas of that size"
         yield Fault(where, problem, "give a divisor of the ranks, or change device_mapping (on the CPU: world_size)")
 
 
@@ -116,7 +116,7 @@ def place(name: str, role: RoleConfig, longest: int) -> RolePlan:
     """Place the ranks of a role with a valid `device_mapping`, and compute its token budget.
 
     Args:
-        longest: tokens of the longest sequence, prompt and response; or of the longest pair.
+        longest: Largest number of tokens of a sequence (prompt and response), or of a pair.
     """
     engine = vllm_config(role)
     batch = role.training_args.per_device_train_batch_size if isinstance(role, LearnerConfig) else role.infer_batch_size
@@ -131,7 +131,7 @@ def place(name: str, role: RoleConfig, longest: int) -> RolePlan:
 
 
 def neighbours(roles: Mapping[str, RolePlan]) -> dict[str, frozenset[str]]:
-    """Return, for each role that shares a device, the roles that it shares one with."""
+    """Return, for each role that shares a device, the roles with which it shares one."""
     return {
         name: others
         for name, role in roles.items()
@@ -140,9 +140,9 @@ def neighbours(roles: Mapping[str, RolePlan]) -> dict[str, frozenset[str]]:
 
 
 def turns(config: Config, roles: Mapping[str, RolePlan]) -> dict[str, frozenset[str]]:
-    """Return, for each role that takes turns on its devices, the other roles.
+    """Return, for each role that takes turns on its devices, the roles with which it takes turns.
 
-    Engines that generate ahead of training on devices of their own, or beside the reference alone, are never idle, and so stay.
+    Engines that generate ahead of training and share no device with a trained role are never idle, so they stay on their devices.
     """
     if not config.time_sharing:
         return {}
@@ -151,9 +151,9 @@ def turns(config: Config, roles: Mapping[str, RolePlan]) -> dict[str, frozenset[
 
 
 def interrupting(config: RlvrConfig) -> frozenset[str]:
-    """Return the roles whose work pauses generation ahead of training: all that share the engines' devices, if a learner does.
+    """Return the roles whose work pauses asynchronous generation: all roles that share devices with the engines, if a trained role does.
 
-    Responses in flight are frozen, and go on after the weight sync.
+    Responses in flight are paused, and continue after the weight sync.
     """
     if not config.async_generation_ratio:
         return frozenset()
@@ -163,19 +163,19 @@ def interrupting(config: RlvrConfig) -> frozenset[str]:
 
 
 def keeps_kv_cache(config: RlvrConfig) -> bool:
-    """Whether responses that a sync finds unfinished keep their KV cache."""
+    """Whether responses that are in flight at a weight sync keep their KV cache."""
     if config.weight_sync.kv_cache is not None:
         return config.weight_sync.kv_cache == "keep"
     return config.async_generation_ratio > 0 and not _drops_kv_cache(config)
 
 
 def _drops_kv_cache(config: RlvrConfig) -> bool:
-    """Whether the engine leaves its devices while responses are in progress."""
+    """Whether the engine leaves its devices while responses are in flight."""
     return config.time_sharing and bool(interrupting(config))
 
 
 def placement_faults(config: Config) -> list[Fault]:
-    """Return faults of roles that cannot run on the given devices or backend."""
+    """Return faults of roles that cannot run on their devices or with their backend."""
     roles = model_roles(config)
     faults = [fault for name, role in roles.items() for fault in (*_strategy_faults(name, role), *_device_faults(name, role, config))]
     if isinstance(config, RlvrConfig):
@@ -191,7 +191,7 @@ def _strategy_faults(name: str, role: RoleConfig) -> list[Fault]:
     if isinstance(strategy, DeepSpeedInferStrategyConfig) and strategy.strategy_config.zero_optimization.stage != 3:
         stage = strategy.strategy_config.zero_optimization.stage
         where = f"{name}.strategy_args.strategy_config.zero_optimization.stage"
-        return [Fault(where, f"stage {stage} shards no parameters, which is what deepspeed_infer is for", "use stage 3, or hf_infer")]
+        return [Fault(where, f"stage {stage} shards no parameters, but deepspeed_infer requires that", "use stage 3, or hf_infer")]
     return []
 
 
@@ -203,24 +203,24 @@ def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
         faults = [_too_many(f"{name}.world_size", role.world_size)] if (role.world_size or 1) > MOST_RANKS else []
         return faults + ([Fault(wide, f"{width}, but {name} runs on the CPU", "use 1, or give device_mapping")] if width > 1 else [])
     if not mapping:
-        return [Fault(where, "[] holds no device", "name devices, or remove the key to run on the CPU")]
+        return [Fault(where, "[] contains no device", "name devices, or remove the key to run on the CPU")]
     faults = []
     twice = [device for device, count in Counter(mapping).items() if count > 1]
     if twice:
         faults.append(Fault(where, f"devices {_listed(twice)} are listed more than once", "name each device once"))
     if max(mapping) >= MOST_RANKS:
-        faults.append(Fault(where, f"device {max(mapping)}", f"devices are counted from 0 over all nodes, up to {MOST_RANKS - 1}"))
+        faults.append(Fault(where, f"device {max(mapping)}", f"number the devices from 0 to {MOST_RANKS - 1} at most, over all nodes"))
     if len(mapping) % width:
-        problem = f"{len(mapping)} devices cannot be shared out to engines of tensor_parallel_size {width}"
+        problem = f"{len(mapping)} devices cannot be divided into engines of tensor_parallel_size {width}"
         faults.append(Fault(where, problem, f"give a multiple of {width} devices, or another tensor_parallel_size"))
     elif role.world_size and role.world_size != len(mapping) // width:
         problem = f"{role.world_size}, but device_mapping makes {len(mapping) // width} workers"
-        faults.append(Fault(f"{name}.world_size", problem, "remove world_size; it is for roles on the CPU"))
+        faults.append(Fault(f"{name}.world_size", problem, "remove world_size, which is only for roles on the CPU"))
     for engine_devices in place(name, role, 1).devices:
         nodes = sorted({device // config.num_gpus_per_node for device in engine_devices})
         if len(nodes) > 1:
-            problem = f"the engine on devices {_listed(engine_devices)} lies on nodes {_listed(nodes)}"
-            remedy = f"order the devices so that each group of {width} is of one node ({config.num_gpus_per_node} devices each)"
+            problem = f"the engine on devices {_listed(engine_devices)} is spread over nodes {_listed(nodes)}"
+            remedy = f"order the devices so that each group of {width} is on one node ({config.num_gpus_per_node} devices per node)"
             faults.append(Fault(where, problem, remedy))
     return faults
 
@@ -230,34 +230,34 @@ def _sharing_faults(config: RlvrConfig) -> list[Fault]:
     if (train is None) != (infer is None):
         on_gpu, on_cpu = ("actor_infer", "actor_train") if train is None else ("actor_train", "actor_infer")
         problem = f"missing, so {on_cpu} runs on the CPU while {on_gpu} has devices"
-        return [Fault(f"{on_cpu}.device_mapping", problem, "give devices to both, or to none of the two")]
+        return [Fault(f"{on_cpu}.device_mapping", problem, "give devices to both roles, or to neither")]
     stopped_for = sorted(interrupting(config))
     if stopped_for and not vllm_config(config.actor_infer):
         others, strategy = " and ".join(stopped_for), config.actor_infer.strategy_args.strategy_name
         problem = f"{others} share devices with actor_infer, whose strategy {strategy} cannot pause in the middle of a response"
-        remedy = "use the strategy vllm, give them separate devices, or set it to 0"
+        remedy = "use the strategy vllm, give the roles separate devices, or set async_generation_ratio=0"
         return [Fault("async_generation_ratio", f"{config.async_generation_ratio:g}, but {problem}", remedy)]
     return _kv_cache_faults(config)
 
 
 def _kv_cache_faults(config: RlvrConfig) -> list[Fault]:
-    """Return faults of `weight_sync.kv_cache` without a choice."""
+    """Return faults of values of `weight_sync.kv_cache` that have no effect or are impossible."""
     wish, where = config.weight_sync.kv_cache, "weight_sync.kv_cache"
     if wish and not config.async_generation_ratio:
-        return [Fault(where, f"{wish}, but async_generation_ratio is 0: a sync finds no response unfinished", "remove it")]
+        return [Fault(where, f"{wish}, but async_generation_ratio is 0, so that no response is unfinished at a weight sync", "remove it")]
     if wish == "keep" and _drops_kv_cache(config):
-        problem = f"keep, but actor_infer leaves its devices to {' and '.join(sorted(interrupting(config)))}, and its KV cache goes"
-        return [Fault(where, problem, "remove it, or set time_sharing=false so that all stay")]
+        problem = f"keep, but actor_infer leaves its devices to {' and '.join(sorted(interrupting(config)))}, and its KV cache is lost"
+        return [Fault(where, problem, "remove it, or set time_sharing=false so that all roles stay on their devices")]
     return []
 
 
 def sends_adapter(config: RlvrConfig) -> bool:
-    """Whether a sync sends the LoRA adapter alone."""
+    """Whether a weight sync sends only the LoRA adapter."""
     return config.actor_train.model_args.lora_target is not None and config.weight_sync.lora == "adapter"
 
 
 def sync_faults(config: RlvrConfig) -> list[Fault]:
-    """Return faults of engines that the weights cannot reach, or that cannot use them."""
+    """Return faults of engines to which the weights cannot be sent, or that cannot use them."""
     train, devices = set(config.actor_train.device_mapping or ()), config.actor_infer.device_mapping
     if not devices:
         return []
@@ -268,7 +268,7 @@ def sync_faults(config: RlvrConfig) -> list[Fault]:
         Fault(
             "actor_infer.device_mapping",
             f"the engine on devices {_listed(each)} shares {_listed(sorted(train & set(each)))} with actor_train, but not the others",
-            "give an engine devices that are all actor_train's, or none of them",
+            "give each engine only devices of actor_train, or none of them",
         )
         for each in astride
     ]
@@ -277,12 +277,12 @@ def sync_faults(config: RlvrConfig) -> list[Fault]:
 def _adapter_faults(config: RlvrConfig) -> list[Fault]:
     if config.actor_infer.model_args.dtype != "fp32" or not vllm_config(config.actor_infer):
         return []
-    problem = "vLLM's kernels for adapters on a GPU know bf16 and fp16, not fp32"
+    problem = "vLLM's GPU kernels for adapters support bf16 and fp16, but not fp32"
     return [Fault("weight_sync.lora", problem, "set it to `merged`, or actor_infer.model_args.dtype to `bf16`")]
 
 
 def placement_warnings(config: Config) -> list[str]:
-    """Return warnings about placements that work, but perhaps not as intended."""
+    """Return warnings about placements that are valid, but perhaps not intended."""
     warnings = [warning for name, role in model_roles(config).items() for warning in _apart(name, role, config.num_gpus_per_node)]
     if not isinstance(config, RlvrConfig):
         return warnings
@@ -293,8 +293,8 @@ def placement_warnings(config: Config) -> list[str]:
     ahead = config.async_generation_ratio > 0 and not interrupting(config)
     stays = not config.time_sharing or ahead
     if engine and sharing and engine.gpu_memory_utilization > (0.85 if stays else 0.95):
-        usual = "0.6 is usual beside roles that stay" if stays else "they leave, but their CUDA contexts stay; 0.9 is usual"
-        warnings.append(f"{where}: {engine.gpu_memory_utilization:g} leaves little beside {' and '.join(sharing)}; {usual}")
+        usual = "0.6 is usual if the other roles stay" if stays else "they leave, but their CUDA contexts stay; 0.9 is usual"
+        warnings.append(f"{where}: {engine.gpu_memory_utilization:g} leaves little memory for {' and '.join(sharing)}; {usual}")
     for name in ("reference", *teacher_roles(config)):
         if name in sharing and ahead:
             warnings.append(f"{name}.device_mapping: shared with actor_infer, which never pauses for it; both must fit at once")
@@ -302,12 +302,12 @@ def placement_warnings(config: Config) -> list[str]:
 
 
 def _apart(name: str, role: RoleConfig, per_node: int) -> Iterator[str]:
-    """Return warnings about replicas on several nodes."""
+    """Yield warnings about replicas that span several nodes."""
     size, devices = replica_size(role), role.device_mapping or ()
     for start in range(0, len(devices), size) if size > 1 else ():
         replica = devices[start : start + size]
         if len({device // per_node for device in replica}) > 1:
-            yield f"{name}.device_mapping: devices {_listed(replica)} are one replica and lie on several nodes; they exchange a lot"
+            yield f"{name}.device_mapping: devices {_listed(replica)} are one replica on several nodes; they communicate a lot"
 
 
 def _too_many(where: str, size: int | None) -> Fault:

@@ -1,4 +1,4 @@
-"""The preference losses that a run adds up. Pure functions of the configuration."""
+"""The preference losses of a run, which are added. Pure functions of the configuration."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from roll.config.schema.offline import DpoConfig
 
 
 def added_losses(config: DpoConfig) -> Mapping[Method[PreferenceTraits], float]:
-    """Return the known losses of `added_preference_losses` with their weights."""
+    """Return the losses of `added_preference_losses` with their weights, without unknown names."""
     return {PREFERENCE_LOSSES[name]: weight for name, weight in config.added_preference_losses.items() if name in PREFERENCE_LOSSES}
 
 
 def compares(config: DpoConfig) -> bool:
-    """Whether one of the losses compares with a reference."""
+    """Whether any of the losses needs a reference."""
     return any(method.traits.needs_reference for method in (config.preference_loss, *added_losses(config)))

@@ -1,4 +1,4 @@
-"""Finds rewards that a model gives, and the roles that serve these models. Pure functions of the configuration."""
+"""The rewards that are computed by models, and the roles that serve these models. Pure functions of the configuration."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import JudgeConfig, RewardConfig, ScorerConfig, ServedConfig
 
 PREFIX = "rewards."
-"""Prefix of the names of roles that belong to a domain."""
+"""Prefix of the names of the roles of domains."""
 TEMPLATE_TOKENS = 1024
-"""Number of tokens for a judge's template and the reference answer, beside the question and the response."""
+"""Tokens reserved in a judge's context for the template and the reference answer, in addition to question and response."""
 
 
 def model_reward(domain: str, reward: RewardConfig) -> str | None:
-    """Return `llm_judge` or `reward_model`, None for a function."""
+    """Return `llm_judge` or `reward_model`, or None if the reward is a function."""
     name = reward.reward or domain
     return name if name in MODEL_REWARDS and not reward.parts else None
 
 
 def reward_role(domain: str, reward: RewardConfig) -> ServedConfig | None:
-    """Return the role that serves a domain's model, None for functions and for judges behind a URL."""
+    """Return the role that serves a domain's model, or None for functions and for judges behind a URL."""
     kind = model_reward(domain, reward)
     if kind is None or reward.strategy_args is None or reward.judge_model_type == "api":
         return None
     keys = {key: getattr(reward, key) for key in ("device_mapping", "max_tokens_per_microbatch", "infer_batch_size", "system_envs")}
     keys |= {"model_args": reward.model_args} if reward.model_args else {}
-    # A resolved configuration names every key, even if the devices decide the number of workers.
+    # A resolved configuration contains world_size even if the devices determine the number of workers.
     keys |= {"world_size": reward.world_size} if reward.device_mapping is None or reward.world_size > 1 else {}
     return {JUDGE: JudgeConfig, SCORER: ScorerConfig}[kind](strategy_args=reward.strategy_args, **keys)
 
 
 def reward_roles(config: RlvrConfig) -> dict[str, ServedConfig]:
-    """Return the roles that serve models of rewards, by name: `rewards.<domain>`."""
+    """Return the roles that serve reward models, by name: `rewards.<domain>`."""
     roles = {f"{PREFIX}{domain}": reward_role(domain, reward) for domain, reward in config.rewards.items()}
     return {name: role for name, role in roles.items() if role is not None}
 
 
 def names_file(judge_prompt: str) -> bool:
-    """Whether the value of `judge_prompt` is a file, and not the name of a template."""
+    """Whether the value of `judge_prompt` is the path of a file, rather than the name of a template."""
     return "/" in judge_prompt or "." in judge_prompt
 
 
 def judge_sampling(reward: RewardConfig) -> JudgeSamplingConfig:
-    """Return the sampling of a judge's answers."""
+    """Return the sampling parameters of a judge."""
     return reward.generating_args or JudgeSamplingConfig.model_validate({})
 
 
 def judge_context(config: RlvrConfig, reward: RewardConfig, positions: int | None) -> int:
-    """Return the number of tokens of a judge's context, for its prompt and its answer, at most the model's own `positions`."""
+    """Return the context length of a judge in tokens, for its prompt and its answer. It is at most `positions`, the limit of the model."""
     judged = config.sequence_length or config.prompt_length + config.response_length
     room = judged + TEMPLATE_TOKENS + judge_sampling(reward).max_new_tokens
     return min(room, positions) if positions else room

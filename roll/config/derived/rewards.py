@@ -1,4 +1,4 @@
-"""The reward functions of a configuration, and their properties."""
+"""The reward functions of a configuration, and faults of their settings."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from roll.errors import Fault
 
-if TYPE_CHECKING:  # the processes of rewards do without the schema
+if TYPE_CHECKING:  # the processes of rewards do not import the schema
     from roll.config.schema.roles import RewardConfig
 
 
 SANDBOX = "code_sandbox"
 SANDBOX_WALL_SECONDS = 60.0
-"""Seconds for all test cases of a program together, if `wall_seconds` is not given."""
+"""Default of `wall_seconds`, the time limit in seconds for all test cases of a program together."""
 SANDBOX_TIMEOUT = 90.0
-"""Suggested deadline of a call in seconds."""
+"""Suggested timeout of a call in seconds."""
 
 
 def named_rewards(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
-    """Return the name of each reward function, by the key or block that names it."""
+    """Return the name of each reward function, by the path of the key or block that names it."""
     named: dict[str, str] = {}
     for domain, section in rewards.items():
         parts = {f"rewards.{domain}.parts.{name}": (name, part.reward) for name, part in section.parts.items()}
@@ -30,24 +30,26 @@ def named_rewards(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
 
 
 def sandbox_faults(rewards: Mapping[str, RewardConfig]) -> Iterator[Fault]:
-    """Return faults of domains with a deadline shorter than that of their sandbox's programs: a sleeping program would get no verdict."""
+    """Yield faults of domains whose timeout is not above the time limit of their sandbox, so that a sleeping one gets no verdict."""
     for domain, section in rewards.items():
         whole = {f"rewards.{domain}": (section.reward or domain, section.reward_args)}
         parts = {f"rewards.{domain}.parts.{name}": (part.reward or name, part.reward_args) for name, part in section.parts.items()}
         for place, (name, arguments) in (parts or whole).items():
             seconds = arguments.get("wall_seconds", SANDBOX_WALL_SECONDS)
             if name == SANDBOX and isinstance(seconds, int | float) and section.timeout <= seconds:
-                problem = f"{section.timeout:g} s, but programs may run for {seconds:g} s (wall_seconds): one that sleeps gets no verdict"
-                remedy = f"raise it above that, to {seconds + 30:g} for instance, or lower {place}.reward_args.wall_seconds"
+                problem = (
+                    f"{section.timeout:g} s, but programs may run for {seconds:g} s (wall_seconds): a sleeping program gets no verdict"
+                )
+                remedy = f"raise it above that, for example to {seconds + 30:g}, or lower {place}.reward_args.wall_seconds"
                 yield Fault(f"rewards.{domain}.timeout", problem, remedy)
 
 
 def is_async(reward: Callable[..., Any]) -> bool:
-    """Whether a function is an `async def`, or an object that is called like one."""
+    """Whether a function is an `async def`, or an object whose `__call__` is one."""
     return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(getattr(reward, "__call__", None))  # noqa: B004
 
 
 def only_side_by_side(domain: str, concurrency: int, rewards: Sequence[str]) -> Fault:
-    """Return the fault of plain functions with a `concurrency` above 1."""
+    """Return the fault of functions that are not `async` in a domain with a `concurrency` above 1."""
     problem = f"{concurrency}, but {', '.join(rewards)} is a plain function: one process makes one call of it at a time"
-    return Fault(f"rewards.{domain}.concurrency", problem, f"remove it and give world_size: {concurrency}; or write it as async def")
+    return Fault(f"rewards.{domain}.concurrency", problem, f"remove it and set world_size: {concurrency}, or make the function async def")

@@ -1,4 +1,4 @@
-"""The teachers of on-policy distillation by role, and their domains. Pure functions."""
+"""The teachers of on-policy distillation, and their domains. Pure functions of the configuration."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def domain_teachers(config: RlvrConfig) -> dict[str, ReferenceConfig]:
 
 
 def teacher_roles(config: RlvrConfig) -> dict[str, ReferenceConfig]:
-    """Return all teachers: `teacher`, or `teachers.<name>`. Empty without distillation."""
+    """Return the roles of all teachers, by name: `teacher`, or `teachers.<name>`. It is empty without distillation."""
     return {"teacher": config.teacher} if config.teacher else domain_teachers(config)
 
 
 def taught_domains(config: RlvrConfig) -> dict[str, Collection[str]]:
-    """Return the domains of each teacher, by role. The role `teacher` teaches all of them."""
+    """Return the domains of each teacher, by the name of its role. The role `teacher` has all domains."""
     if config.teacher:
         return {"teacher": tuple(config.domains)}
     return {f"{TEACHERS}{name}": teacher.domains for name, teacher in config.teachers.items()}

@@ -38,7 +38,10 @@ class ZeroOffloadConfig(StrictConfig):
 
 
 class ZeroOptimizationConfig(StrictConfig):
-    """DeepSpeed's `zero_optimization` block. Keys that roll does not read are passed on unchanged."""
+    """DeepSpeed's block `zero_optimization`.
+
+    Keys that roll does not read are passed on unchanged.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -50,7 +53,10 @@ class ZeroOptimizationConfig(StrictConfig):
 
 
 class TensorParallelConfig(StrictConfig):
-    """DeepSpeed's `tensor_parallel` block (AutoTP). It shards the layers named in the model's tensor-parallel plan in transformers."""
+    """DeepSpeed's block `tensor_parallel` (AutoTP).
+
+    It shards the layers named in the model's tensor-parallel plan in transformers.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -63,7 +69,10 @@ class TensorParallelConfig(StrictConfig):
 
 
 class DeepSpeedConfig(StrictConfig):
-    """DeepSpeed's configuration. The role's other keys set precision, batch sizes and gradient clipping."""
+    """DeepSpeed's configuration.
+
+    The role's other keys set precision, batch sizes and gradient clipping.
+    """
 
     zero_optimization: ZeroOptimizationConfig = Field(description="Settings of ZeRO.")
     bf16: dict[str, Any] | None = Field(None, description="DeepSpeed's block of this name. Must agree with `model_args.dtype`.")
@@ -102,7 +111,10 @@ class DeepSpeedConfig(StrictConfig):
 
 
 class VllmConfig(StrictConfig):
-    """Settings of vLLM. `engine_args` passes further settings to vLLM's `AsyncEngineArgs`."""
+    """Settings of vLLM.
+
+    `engine_args` passes further settings to vLLM's `AsyncEngineArgs`.
+    """
 
     tensor_parallel_size: Ranks = Field(1, description="Number of GPUs per engine, over which its layers are sharded.")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
@@ -143,7 +155,7 @@ class DeepSpeedTrainStrategyConfig(StrictConfig):
 
 
 class DeepSpeedInferStrategyConfig(StrictConfig):
-    """Log-probs from a model that ZeRO-3 shards over the role's devices."""
+    """Log-probs with a model that ZeRO-3 shards over the role's devices."""
 
     strategy_name: Literal["deepspeed_infer"] = Field(
         description="Compute log-probs with a model sharded by ZeRO-3, for models too large for one GPU."

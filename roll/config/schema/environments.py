@@ -12,7 +12,10 @@ LAST_PORT = 65535
 
 
 class AgentConfig(StrictConfig):
-    """An external agent, run once per episode against the gateway: a command or a function."""
+    """An external agent: a command or a function.
+
+    It runs once per episode and reaches the policy through the gateway.
+    """
 
     command: tuple[str, ...] | None = Field(
         None,
@@ -25,7 +28,10 @@ class AgentConfig(StrictConfig):
 
 
 class McpServerConfig(StrictConfig):
-    """An MCP server (Model Context Protocol) whose tools the policy may call: a command or a URL."""
+    """An MCP server (Model Context Protocol): a command or a URL.
+
+    The policy may call its tools.
+    """
 
     command: tuple[str, ...] | None = Field(
         None, description="Command of a server that uses stdin and stdout. It is started for each episode."
@@ -35,7 +41,10 @@ class McpServerConfig(StrictConfig):
 
 
 class GatewayConfig(StrictConfig):
-    """The HTTP server that gives external agents the policy, as OpenAI's chat completions and responses."""
+    """The gateway.
+
+    It is an HTTP server through which external agents reach the policy, with OpenAI's chat completions and responses.
+    """
 
     host: str = Field("127.0.0.1", description="Address to listen on. The default is reachable from this machine only.")
     port: int = Field(0, ge=0, le=LAST_PORT, description="Port to listen on; 0 chooses a free one.")
@@ -44,7 +53,10 @@ class GatewayConfig(StrictConfig):
 
 
 class EnvironmentConfig(StrictConfig):
-    """One domain's environment: a class whose instances run in worker processes."""
+    """The environment of one domain.
+
+    It is a class whose instances run in worker processes.
+    """
 
     environment: str | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into faults: place, problem with the value, remedy."""
+"""Converts pydantic's errors into faults, with place, problem, value and remedy."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ BOUNDS = {
 
 
 def schema_faults(error: ValidationError, root: type[BaseModel], values: Mapping[str, Any]) -> list[Fault]:
-    """Return pydantic's errors, one fault for each place.
+    """Return pydantic's errors as faults, one for each place.
 
     Args:
-        error: What validation of `values` raised.
+        error: The error that the validation of `values` raised.
         root: The schema.
-        values: The plain configuration that was validated.
+        values: The configuration that was validated, as plain dicts and lists.
     """
     details: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         details.setdefault(_place(detail, values), []).append(detail)
-    # In a union (a text or a list of texts), the alternative that got further into the value is more precise.
+    # In a union (a text or a list of texts), the error with the longer path is more precise.
     whole = [place for place in details if not any(len(other) > len(place) and other[: len(place)] == place for other in details)]
-    # If the strategy itself is refused, its settings are another program's and are not reported.
+    # If the strategy itself is refused, its settings belong to another program, and their errors are not reported.
     foreign = {(*place[:-1], "strategy_config") for place in whole if place[-1:] == (DISCRIMINATOR,)}
     whole = [place for place in whole if not any(place[: len(block)] == block for block in foreign)]
     return list(dict.fromkeys(_fault(place, details[place], root, values) for place in whole))
@@ -78,9 +78,10 @@ def without_unknown(values: Mapping[str, Any], error: ValidationError) -> dict[s
 
 
 def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], values: Mapping[str, Any]) -> Fault:
-    """Return the fault of an unknown key, with the nearest key there, or the key's place.
+    """Return the fault of an unknown key. The remedy is the nearest key in the block, or the block where the key belongs.
 
-    If the block belongs to another strategy than the chosen one, it is the fault of the whole block, the same for each of its keys.
+    If the block contains settings of another strategy than the chosen one, return one fault for the whole block instead, equal for all
+    of its keys.
     """
     foreign = _foreign_block(place, root, values)
     if foreign:
@@ -91,7 +92,7 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
         why, instead = REFUSED[name]
         return Fault(dotted(place), f"{shown(value)}, but {why}", f"remove it; {instead}")
     if section is DeepSpeedConfig and name in MEGATRON_KEYS:
-        return Fault(dotted(place), f"{shown(value)}: a key of Megatron's, and this block is DeepSpeed's", MEGATRON_KEYS[name])
+        return Fault(dotted(place), f"{shown(value)}: this is a key of Megatron, but the block is for DeepSpeed", MEGATRON_KEYS[name])
     if section not in (DeepSpeedConfig, VllmConfig) and (remedy := counterparts_of_block(name, value, root) or counterpart_of(name, root)):
         return Fault(dotted(place), f"unknown key, with the value {shown_at(place, value)}", remedy)
     known = sorted(section.model_fields) if section else []
@@ -113,7 +114,7 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
 
 
 def _foreign_block(place: Sequence[str | int], root: type[BaseModel], values: Mapping[str, Any]) -> Fault | None:
-    """Return the fault of an override of `strategy_name` that keeps the file's `strategy_config` for another strategy."""
+    """Return the fault of an override of `strategy_name` that leaves the `strategy_config` of the file's strategy in place, else None."""
     role = section_at(root, place[:1], values) if len(place) == 4 and place[2] == "strategy_config" else None
     if role is None:
         return None
@@ -123,16 +124,16 @@ def _foreign_block(place: Sequence[str | int], root: type[BaseModel], values: Ma
             (owner,) = get_args(strategy.model_fields[DISCRIMINATOR].annotation)
             keys, chosen = ", ".join(strategy_args["strategy_config"]), strategy_args[DISCRIMINATOR]
             problem = f"holds settings of {owner} ({keys}), but {DISCRIMINATOR} is {chosen}"
-            return Fault(dotted(place[:-1]), problem, f"the block belongs to another strategy; drop it: ~{dotted(place[:-1])}")
+            return Fault(dotted(place[:-1]), problem, f"remove the block, which belongs to another strategy: ~{dotted(place[:-1])}")
     return None
 
 
 def unread_keys(config: BaseModel, choice: str, own: Mapping[str, Sequence[str]]) -> Iterator[Fault]:
-    """Return faults of keys that the chosen variant does not read.
+    """Yield faults of keys that the chosen method does not read.
 
     Args:
-        choice: the key that chooses, such as `policy_loss`.
-        own: by key, the variants that read it.
+        choice: The key that selects the method, such as `policy_loss`.
+        own: By key, the methods that read it.
     """
     chosen = str(getattr(config, choice))
     for key, readers in own.items():
@@ -142,19 +143,19 @@ def unread_keys(config: BaseModel, choice: str, own: Mapping[str, Sequence[str]]
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message, as in YAML, cut at 120 characters, without secrets."""
+    """Return a value as JSON for a message, without secrets and truncated to 120 characters."""
     text = json.dumps(redacted(value), ensure_ascii=False, default=str)
     return text if len(text) <= 120 else text[:117] + "..."
 
 
 def shown_at(place: Sequence[str | int], value: Any) -> str:
-    """Return the same for a place whose key may mark a secret. In variables a number is one, too: it may be a key without quotes."""
+    """Like `shown`, but hide the value if its key marks it as secret. In `system_envs` numbers are hidden, too: they may be secrets."""
     is_text = isinstance(value, str) or "system_envs" in place and not isinstance(value, Mapping)
     return HIDDEN if is_text and is_secret(place[-1]) or place[-1] == LOGIN else shown(value)
 
 
 def _place(detail: ErrorDetails, values: Any) -> tuple[str | int, ...]:
-    """Return pydantic's location without the tags of unions: only steps that exist in the values, and a missing key."""
+    """Return pydantic's location without the tags of unions: only steps that exist in `values`, and the name of a missing key."""
     place: list[str | int] = []
     last = len(detail["loc"]) - 1
     for index, step in enumerate(detail["loc"]):
@@ -186,14 +187,14 @@ def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: 
         remedy = f"known strategies of this role: {_strategies(place, root, values)}"
         if isinstance(chosen, str) and chosen in STRATEGIES:
             backend, instead = STRATEGIES[chosen]
-            problem, remedy = f"{chosen}, but {backend} is not among the backends here", f"{instead}; {remedy}"
+            problem, remedy = f"{chosen}, but roll does not support {backend}", f"{instead}; {remedy}"
         return Fault(dotted((*place, DISCRIMINATOR)), problem, remedy)
     if (
         place[-1:] == (DISCRIMINATOR,) and isinstance(detail["input"], str) and detail["input"] in STRATEGIES
     ):  # a role with a single strategy
         backend, instead = STRATEGIES[detail["input"]]
         remedy = f"{instead}; known strategies of this role: {detail.get('ctx', {}).get('expected', '')}"
-        return Fault(dotted(place), f"{detail['input']}, but {backend} is not among the backends here", remedy)
+        return Fault(dotted(place), f"{detail['input']}, but roll does not support {backend}", remedy)
     if kind in ("literal_error", NO_METHOD):
         expected = detail.get("ctx", {}).get("expected", "")
         choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
@@ -212,15 +213,15 @@ def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: 
 
 
 def _as_preset(named: str, place: str) -> str:
-    """Return how to use the contents of a file as a block: by Hydra, which reads a renamed JSON file as YAML."""
+    """Return the remedy for a file or preset name in place of a block. Hydra composes the file; JSON is valid YAML."""
     if not named.endswith((".json", ".yaml", ".yml")):
-        return f"${{{named}}} where `defaults` lists the preset of this name"
+        return f"${{{named}}} with the preset of this name in `defaults`"
     name = PurePath(named).stem
-    return f"lay the file beside the experiment as {name}.yaml, which may hold JSON, and list `- {name}@{place}` in `defaults`"
+    return f"save the file as {name}.yaml (JSON is valid YAML) in the folder of the experiment, and add `- {name}@{place}` to `defaults`"
 
 
 def _strategies(place: tuple[str | int, ...], root: type[BaseModel], values: Mapping[str, Any]) -> str:
-    """Return the names that the schema allows at `strategy_args`."""
+    """Return the names of the strategies that the schema allows at this `strategy_args`."""
     section = section_at(root, place[:-1], values)
     blocks = sections(section.model_fields[str(place[-1])].annotation) if section else ()
     names = [name for block, _ in blocks for name in get_args(block.model_fields[DISCRIMINATOR].annotation)]
@@ -256,7 +257,7 @@ def _expected(detail: ErrorDetails) -> str:
 
 
 def _quotes(details: Sequence[ErrorDetails]) -> str:
-    """Return the remedy for the commonest wrong type: a number or a truth value in quotes."""
+    """Return the remedy for the most common type error: a number or a boolean in quotes."""
     value = details[0]["input"]
     if not isinstance(value, str) or not any(one["type"] in ("int_type", "float_type", "bool_type") for one in details):
         return ""

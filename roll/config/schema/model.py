@@ -21,7 +21,7 @@ from roll.config.schema.base import (
 
 
 class ModelConfig(StrictConfig):
-    """The model of a role and how it is loaded."""
+    """The model of a role."""
 
     model_name_or_path: PathText | None = Field(None, description="Folder or Hub name of the model; `pretrain` if not given.")
     dtype: Literal["bf16", "fp16", "fp32"] = Field("bf16", description="Data type of weights and activations.")
@@ -56,7 +56,7 @@ class ModelConfig(StrictConfig):
 
 
 class TrainingConfig(StrictConfig):
-    """The optimizer, its schedule, and the batch of one update."""
+    """Optimizer, learning-rate schedule and batch size."""
 
     optimizer: Literal["adamw", "adamw_8bit", "lion", "adagrad", "muon", "onebit_adam", "zero_one_adam", "onebit_lamb"] = Field(
         "adamw", description="Optimizer; docs/deepspeed.md lists the requirements of each."
@@ -108,7 +108,7 @@ class TrainingConfig(StrictConfig):
 
 
 class DataConfig(StrictConfig):
-    """Source of the rows, and the meaning of their columns."""
+    """Data: the source of the rows and the meaning of their columns."""
 
     file_name: PathText | tuple[PathText, ...] = Field(
         description="JSON, JSONL, Parquet or Arrow files, folders of them, or Hub names; relative to the working directory."

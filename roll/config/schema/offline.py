@@ -22,7 +22,10 @@ TOP_K = (
 
 
 class HeldOutConfig(StrictConfig):
-    """Held-out rows on which the loss is computed every `eval_steps`."""
+    """Held-out rows.
+
+    The loss on them is computed every `eval_steps`.
+    """
 
     data_args: DataConfig | None = Field(None, description="The held-out rows. Omit it if `data_split` takes them from the training rows.")
     name: str = Field("validation", pattern=r"^[A-Za-z0-9_.-]+$", description="Name of the set in the metrics: `val/<name>/loss`.")

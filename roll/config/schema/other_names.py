@@ -1,6 +1,6 @@
-"""Other programs' names for roll's keys: TRL, transformers, accelerate, verl, OpenRLHF, DeepSpeed's examples.
+"""Names of other programs for roll's keys: TRL, transformers, accelerate, verl, OpenRLHF, DeepSpeed's examples.
 
-They are not read. A message that refuses one names the key to use instead, and how its value is written here.
+These names are refused. The message names the key of roll to use instead, and the form of its value.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pydantic import BaseModel
 from roll.config.schema.roles import ExperimentConfig
 
 LEARNER = "<learner>"
-"""Stands for the trained role: `actor_train`, or its name in the pipeline."""
+"""Placeholder for the trained role of the pipeline, for example `actor_train`."""
 LEARNERS = ("actor_train", "sft_train", "reward_train", "student")
 
 
 @dataclass(frozen=True)
 class Counterpart:
-    """Counterpart of another program's name."""
+    """The key of roll that corresponds to a key of another program."""
 
     key: str | None
-    """Path in the schema, None if nothing has to be set."""
+    """Path in the schema. None if roll needs no key for it."""
     how: str = ""
-    """Form of the value here; without a key, why none is needed."""
+    """Form of the value in roll. Without a key: what to do instead, and why no key is needed."""
 
 
 MODEL, TRAINING, ROWS = f"{LEARNER}.model_args", f"{LEARNER}.training_args", f"{LEARNER}.data_args"
@@ -33,40 +33,40 @@ BACKEND, BUDGET, ENGINE = f"{LEARNER}.strategy_args.strategy_config", f"{LEARNER
 DEVICES = f"{LEARNER}.device_mapping"
 
 PRETRAIN = Counterpart("pretrain")
-FILES = Counterpart(f"{ROWS}.file_name", "it takes files, folders and names of the Hub")
+FILES = Counterpart(f"{ROWS}.file_name", "files, folders or Hub names")
 HELD_OUT = Counterpart("validation.data_args.file_name")
-LENGTHS = Counterpart("prompt_length", "and response_length: the longest row has their sum")
+LENGTHS = Counterpart("prompt_length", "and response_length: their sum is the longest sequence")
 RESPONSE = Counterpart("response_length")
-ACCUMULATED = Counterpart(f"{TRAINING}.gradient_accumulation_steps", "an update is per_device_train_batch_size x this x ranks")
+ACCUMULATED = Counterpart(f"{TRAINING}.gradient_accumulation_steps", "sequences of an update = per_device_train_batch_size x this x ranks")
 SAMPLES = Counterpart("num_return_sequences_in_group")
-EPOCHS = Counterpart(f"{TRAINING}.num_train_epochs", "max_steps is given too; rlvr counts steps alone")
+EPOCHS = Counterpart(f"{TRAINING}.num_train_epochs", "max_steps also ends the run; rlvr reads only max_steps")
 STEPS = Counterpart("max_steps")
 RATE = Counterpart(f"{TRAINING}.learning_rate")
 CRITIC_RATE = Counterpart("critic.training_args.learning_rate")
 SCHEDULE = Counterpart(f"{TRAINING}.lr_scheduler_type")
 NORM = Counterpart("max_grad_norm")
-DTYPE = Counterpart(f"{MODEL}.dtype", "bfloat16 is bf16, float16 is fp16, float32 and no are fp32; give it to every role")
+DTYPE = Counterpart(f"{MODEL}.dtype", "bfloat16 is bf16, float16 is fp16, float32 and no are fp32; set it for every role")
 RECOMPUTED = Counterpart(
-    f"{MODEL}.gradient_checkpointing", "true is all, false is none; auto, the default, recomputes as many layers as memory demands"
+    f"{MODEL}.gradient_checkpointing", "true is all, false is none; auto, the default, recomputes as many layers as memory requires"
 )
-FLASH = Counterpart(f"{MODEL}.attn_implementation", "auto, the default, is torch's packed FlashAttention; fa2 is that of flash-attn")
+FLASH = Counterpart(f"{MODEL}.attn_implementation", "auto, the default, is torch's FlashAttention; fa2 is that of the package flash-attn")
 RANK = Counterpart(f"{MODEL}.lora_rank")
-TARGET = Counterpart(f"{MODEL}.lora_target", "all-linear, or names with commas between them; with it the adapter alone is trained")
-QUANTISED = Counterpart(BACKEND, "weights are not quantised here; ${deepspeed_zero3_offload_all} keeps them in host memory")
-PRESET = Counterpart(BACKEND, "${deepspeed_zero3}, with `- ../config/deepspeed_zero3@_here_` in `defaults`; so for each role")
+TARGET = Counterpart(f"{MODEL}.lora_target", "all-linear, or comma-separated names of modules; only the adapter is then trained")
+QUANTISED = Counterpart(BACKEND, "roll does not quantise weights; ${deepspeed_zero3_offload_all} keeps them in host memory")
+PRESET = Counterpart(BACKEND, "${deepspeed_zero3}, with `- ../config/deepspeed_zero3@_here_` in `defaults`; set it for each role")
 OFFLOADED = Counterpart(f"{BACKEND}.zero_optimization", "offload_optimizer: {device: cpu}, or the preset ${deepspeed_zero3_cpuoffload}")
 TRACKERS = Counterpart("track_with", "one name, or a list: tensorboard, wandb, swanlab, mlflow, trackio, none")
 RUN_NAME = Counterpart("exp_name")
 OUTPUT = Counterpart("output_dir")
 TRACKER_KEYS = Counterpart("tracker_kwargs", "by tracker: {wandb: {project: NAME, entity: NAME}}")
-SAVED = Counterpart("save_steps", "a number of steps; 0 saves at the end alone")
+SAVED = Counterpart("save_steps", "a number of steps; 0 saves only at the end")
 KEPT = Counterpart("keep_checkpoints")
 RESUMED = Counterpart("resume_from_checkpoint", "auto, never, or the folder of a checkpoint")
 VALIDATED = Counterpart("eval_steps", "a number of steps; 0 never validates")
-GPUS = Counterpart(DEVICES, "the GPUs of the role, as list(range(0,8)); each role has its own, and without it runs on the CPU")
-NODES = Counterpart(DEVICES, "it counts over all nodes, num_gpus_per_node on each; docs/clusters.md shows how they are joined")
-JOINED = Counterpart(None, "remove it: the nodes are joined by Ray, and docs/clusters.md shows how")
-IN_TURNS = Counterpart("time_sharing", "roles on the same GPUs of device_mapping take turns on them")
+GPUS = Counterpart(DEVICES, "the GPUs of the role, for example list(range(0,8)); each role has its own, and without it runs on the CPU")
+NODES = Counterpart(DEVICES, "it counts over all nodes, num_gpus_per_node on each; docs/clusters.md describes how to connect the nodes")
+JOINED = Counterpart(None, "remove it: Ray connects the nodes; docs/clusters.md describes how")
+IN_TURNS = Counterpart("time_sharing", "roles with the same GPUs in device_mapping take turns on them")
 VLLM = Counterpart(f"{ENGINE}.strategy_name", "vllm")
 MEMORY = Counterpart(f"{ENGINE}.strategy_config.gpu_memory_utilization")
 TENSORS = Counterpart(f"{ENGINE}.strategy_config.tensor_parallel_size")
@@ -82,13 +82,13 @@ PACKED = Counterpart(None, f"remove it: sequences are always packed and never pa
 LOGGED = Counterpart(None, "remove it: every step is logged")
 ALWAYS = Counterpart(None, "remove it: roll always does this")
 LOADED = Counterpart(None, "remove it: rows are tokenised once, before the run")
-UNCUT = Counterpart("response_length", "and prompt_length: longer rows are left out and counted, since a cut response would not end")
+UNCUT = Counterpart("response_length", "and prompt_length: longer rows are dropped and counted, not truncated")
 UNDROPPED = Counterpart(
-    f"{MODEL}.lora_dropout", "with lora_target; whole models are trained without dropout, so that log-probs do not change from pass to pass"
+    f"{MODEL}.lora_dropout", "with lora_target; without LoRA there is no dropout, so that log-probs do not change between passes"
 )
 END_TOKEN = Counterpart(
     None,
-    "copy the model, set eos_token in its tokenizer_config.json and eos_token_id in its generation_config.json; pretrain is the copy",
+    "copy the model, set eos_token in its tokenizer_config.json and eos_token_id in its generation_config.json; set pretrain to the copy",
 )
 SEQUENCES = Counterpart(f"{BACKEND}.sequence_parallel_size")
 LEARNT = Counterpart("loss_on", "response, assistant or all")
@@ -99,7 +99,7 @@ OTHER_NAMES: Mapping[str, Counterpart] = {
     **dict.fromkeys(("critic_model_name_or_path", "critic_pretrain"), Counterpart("critic.model_args.model_name_or_path")),
     **dict.fromkeys(("ref_model", "ref_pretrain", "ref_model_name_or_path"), Counterpart("reference.model_args.model_name_or_path")),
     "bf16": Counterpart(f"{MODEL}.dtype", "true is bf16, the default; false is fp32"),
-    "fp16": Counterpart(f"{MODEL}.dtype", "true is fp16; false needs nothing"),
+    "fp16": Counterpart(f"{MODEL}.dtype", "true is fp16; for false, remove it"),
     **dict.fromkeys(("torch_dtype", "precision", "mixed_precision", "param_dtype", "model_dtype"), DTYPE),
     **dict.fromkeys(("gradient_checkpointing", "enable_gradient_checkpointing", "use_gradient_checkpointing"), RECOMPUTED),
     **dict.fromkeys(("actor_gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing"), RECOMPUTED),
@@ -118,7 +118,7 @@ OTHER_NAMES: Mapping[str, Counterpart] = {
     **dict.fromkeys(("eval_dataset", "eval_file", "validation_file", "val_files", "eval_data"), HELD_OUT),
     **dict.fromkeys(("dataset_split", "dataset_train_split"), Counterpart(f"{ROWS}.split")),
     "dataset_text_field": Counterpart(f"{ROWS}.text"),
-    "input_key": Counterpart(f"{ROWS}.prompt", "messages where the column holds a list of them"),
+    "input_key": Counterpart(f"{ROWS}.prompt", "or messages, if the column has lists of messages"),
     "output_key": Counterpart(f"{ROWS}.response"),
     **dict.fromkeys(("apply_chat_template", "input_template", "chat_template"), Counterpart(f"{ROWS}.template")),
     **dict.fromkeys(("dataset_num_proc", "num_proc"), Counterpart(f"{ROWS}.preprocessing_num_workers")),
@@ -146,7 +146,7 @@ OTHER_NAMES: Mapping[str, Counterpart] = {
     **dict.fromkeys(("num_warmup_steps", "lr_warmup_steps"), Counterpart(f"{TRAINING}.warmup_steps")),
     **dict.fromkeys(("lr_warmup_ratio", "lr_warmup_steps_ratio"), Counterpart(f"{TRAINING}.warmup_ratio")),
     "optim": Counterpart(f"{TRAINING}.optimizer", "adamw_torch is adamw, adamw_bnb_8bit is adamw_8bit"),
-    **dict.fromkeys(("adam_betas", "betas"), Counterpart(f"{TRAINING}.adam_beta1", "and adam_beta2, a number each")),
+    **dict.fromkeys(("adam_betas", "betas"), Counterpart(f"{TRAINING}.adam_beta1", "and adam_beta2, one number each")),
     "adam_eps": Counterpart(f"{TRAINING}.adam_epsilon"),
     **dict.fromkeys(("max_norm", "grad_clip", "clip_grad"), NORM),
     **dict.fromkeys(("full_determinism", "enable_full_determinism"), Counterpart("deterministic")),
@@ -172,17 +172,17 @@ OTHER_NAMES: Mapping[str, Counterpart] = {
     "stop": Counterpart("actor_infer.generating_args.stop_strings"),
     # the algorithm
     **dict.fromkeys(("advantage_estimator", "algorithm"), Counterpart("adv_estimator", "grpo, reinforce, gae, rloo, ...")),
-    "loss_type": Counterpart("policy_loss", "its sum over tokens is loss_agg_mode; of dpo it is preference_loss"),
+    "loss_type": Counterpart("policy_loss", "loss_agg_mode sets the reduction over tokens; in dpo, use preference_loss"),
     **dict.fromkeys(("epsilon", "cliprange", "clip_ratio", "eps_clip"), CLIP),
     **dict.fromkeys(("epsilon_low", "clip_ratio_low", "eps_clip_low"), CLIP_LOW),
     **dict.fromkeys(("epsilon_high", "clip_ratio_high", "eps_clip_high"), CLIP_HIGH),
     "clip_ratio_c": Counterpart("dual_clip_loss"),
     **dict.fromkeys(("cliprange_value", "value_clip_range"), Counterpart("value_clip")),
     **dict.fromkeys(("kl_coef", "kl_coeff"), KL_LOSS),
-    "use_kl_in_reward": Counterpart("add_token_level_kl", "its weight is init_kl_coef"),
+    "use_kl_in_reward": Counterpart("add_token_level_kl", "init_kl_coef is its weight"),
     **dict.fromkeys(("entropy_coeff", "ent_coef", "entropy_coef"), ENTROPY),
     **dict.fromkeys(("lam", "gae_lambda"), Counterpart("lambd")),
-    "scale_rewards": Counterpart("norm_std_type", "true and group are group, batch is batch; leave it out for false and none"),
+    "scale_rewards": Counterpart("norm_std_type", "true and group are group, batch is batch; for false and none, remove it"),
     "mask_truncated_completions": TRUNCATED,
     **dict.fromkeys(("reward_funcs", "reward_fn", "custom_reward_function", "remote_rm_url"), REWARDS),
     **dict.fromkeys(("filter_groups", "dynamic_filtering"), REPLACED),
@@ -199,10 +199,10 @@ OTHER_NAMES: Mapping[str, Counterpart] = {
         ("logging_steps", "logging_strategy", "logging_first_step", "print_loss", "disable_tqdm", "log_level", "log_dir"), LOGGED
     ),
     **dict.fromkeys(("do_train", "save_safetensors", "save_hf_ckpt", "save_hf_format"), ALWAYS),
-    "push_to_hub": Counterpart(None, "remove it; after the run: hf upload NAME output_dir/export"),
-    "load_best_model_at_end": Counterpart("keep_checkpoints", "`python -m roll.export` makes a model of the checkpoint that you choose"),
+    "push_to_hub": Counterpart(None, "remove it; after the run, use: hf upload NAME output_dir/export"),
+    "load_best_model_at_end": Counterpart("keep_checkpoints", "`python -m roll.export` exports the checkpoint that you choose"),
 }  # fmt: skip
-"""Counterparts here, by the other program's name."""
+"""Counterparts in roll, by the name in the other program."""
 
 PROGRAMS: Mapping[str, str] = {
     "actor_rollout_ref": "verl",
@@ -214,17 +214,17 @@ PROGRAMS: Mapping[str, str] = {
     "distributed_type": "accelerate",
     "deepspeed_config": "accelerate",
 }
-"""Root keys of whole files of other programs."""
+"""Root keys of other programs' configuration files, with the program."""
 MOST_NAMED = 12
-"""Keys of a block that one message still translates."""
+"""Largest number of keys of a block that one message translates."""
 
 
 def counterpart_of(name: str, root: type[BaseModel]) -> str | None:
-    """Return the key to use in place of another program's, None for an unknown name.
+    """Return the remedy for another program's name: the key to use instead. Return None for an unknown name.
 
     Args:
-        name: As it is called there.
-        root: The schema of the pipeline; `ExperimentConfig` where it is not known.
+        name: The name in the other program.
+        root: The schema of the pipeline, or `ExperimentConfig` if the pipeline is unknown.
     """
     found = OTHER_NAMES.get(name)
     if found is None:
@@ -243,15 +243,15 @@ def counterpart_of(name: str, root: type[BaseModel]) -> str | None:
 
 
 def counterparts_of_block(name: str, block: Any, root: type[BaseModel]) -> str | None:
-    """Return the same for a block of another program's file, key by key. None if none of them is known."""
+    """Return the remedy for a block of another program's file, key by key. Return None if none of its keys is known."""
     if not isinstance(block, Mapping):
         return None
     known = [f"{path}: {text}" for path, leaf in _leaves(block) if (text := counterpart_of(leaf, root))]
     if not known:
         return None
     more = f"; and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
-    of = f"a block of {PROGRAMS[name]}'s; " if name in PROGRAMS else ""
-    return f"{of}its keys here: " + "; ".join(known[:MOST_NAMED]) + more
+    of = f"this is a block of {PROGRAMS[name]}; " if name in PROGRAMS else ""
+    return f"{of}use these keys: " + "; ".join(known[:MOST_NAMED]) + more
 
 
 def _leaves(block: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:

@@ -37,14 +37,20 @@ from roll.config.schema.roles import (
 
 
 class OverlongBufferConfig(StrictConfig):
-    """Soft penalty for long responses (DAPO). The key names are those of verl."""
+    """Soft penalty for long responses (DAPO).
+
+    The key names are those of verl.
+    """
 
     len: PositiveInt = Field(description="Number of tokens before the length limit over which the reward falls linearly.")
     penalty_factor: PositiveFloat = Field(1.0, description="Amount by which the reward is lowered at the length limit.")
 
 
 class DynamicSamplingConfig(StrictConfig):
-    """Dynamic sampling (DAPO): groups whose rewards are all equal are dropped and replaced by newly drawn groups."""
+    """Dynamic sampling (DAPO).
+
+    Groups whose rewards are all equal are dropped and replaced by newly drawn groups.
+    """
 
     max_num_gen_batches: PositiveInt = Field(
         3,
@@ -54,7 +60,7 @@ class DynamicSamplingConfig(StrictConfig):
 
 
 class WeightSyncConfig(StrictConfig):
-    """Weight sync: how weights are sent from the trainer to the engine."""
+    """Weight sync from the trainer to the engines."""
 
     lora: Literal["adapter", "merged"] = Field(
         "adapter",

@@ -67,7 +67,10 @@ class LearnerConfig(RoleConfig):
 
 
 class CriticConfig(LearnerConfig):
-    """The value function of `adv_estimator: gae`: a model with a scalar head."""
+    """The critic.
+
+    It is the value function of `adv_estimator: gae`: a model with a scalar head.
+    """
 
 
 class ActorTrainConfig(LearnerConfig):
@@ -79,7 +82,7 @@ class ActorTrainConfig(LearnerConfig):
 
 
 class RowsTrainConfig(ActorTrainConfig):
-    """A model that is trained on given rows."""
+    """A model in training on given rows."""
 
     data_args: DataConfig = Field(description="The training rows, which contain the responses.")
 
@@ -96,7 +99,10 @@ class ActorInferConfig(RoleConfig):
 
 
 class ReferenceConfig(RoleConfig):
-    """A frozen model that scores sequences: the reference policy or a teacher."""
+    """A reference policy or a teacher.
+
+    The model is frozen and only computes log-probs or hidden states.
+    """
 
     strategy_args: Annotated[HfInferStrategyConfig | DeepSpeedInferStrategyConfig, Field(discriminator="strategy_name")] = Field(
         description="The backend that runs the model, and its settings."
@@ -104,13 +110,13 @@ class ReferenceConfig(RoleConfig):
 
 
 class DomainTeacherConfig(ReferenceConfig):
-    """A teacher for some of the domains."""
+    """A teacher of some domains."""
 
     domains: tuple[Name, ...] = Field(min_length=1, description="Domains whose responses this teacher evaluates.")
 
 
 class FilterBoundsConfig(StrictConfig):
-    """Bounds of a domain's filter of groups."""
+    """The bounds of a filter of groups."""
 
     threshold_down: Number | None = Field(None, description="`mean_filter`: replace a group if its mean reward is at most this.")
     threshold_up: Number | None = Field(None, description="`mean_filter`: replace a group if its mean reward is at least this.")
@@ -120,7 +126,7 @@ class FilterBoundsConfig(StrictConfig):
 
 
 class QueryFilterConfig(StrictConfig):
-    """A filter of a domain's groups.
+    """The filter of a domain's groups.
 
     Rejected groups are replaced by newly drawn groups, like with `dynamic_sampling`.
     """
@@ -149,7 +155,10 @@ class ScorerConfig(ServedConfig):
 
 
 class RewardPartConfig(StrictConfig):
-    """One part of a domain's reward, which is a weighted sum."""
+    """One part of a domain's reward.
+
+    The reward is the weighted sum of its parts.
+    """
 
     reward: str | None = Field(None, description="Name of the reward function; the name of the part if not given.")
     reward_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
@@ -159,7 +168,10 @@ class RewardPartConfig(StrictConfig):
 
 
 class RewardConfig(ModelRewardKeys):
-    """One domain's reward: a function or a weighted sum of functions, run in worker processes, or a model."""
+    """The reward of one domain.
+
+    It is a function or a weighted sum of functions, run in worker processes, or a model.
+    """
 
     reward: str | None = Field(None, description="Name of the reward function; the name of the domain if not given.")
     reward_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
@@ -220,9 +232,9 @@ class HeldOut(NamedTuple):
 
 
 class ValidationConfig(StrictConfig):
-    """Held-out prompts, evaluated every `eval_steps`.
+    """Held-out prompts.
 
-    Either one set, or several sets by name.
+    Either one set, or several sets by name. They are evaluated every `eval_steps`.
     """
 
     data_args: DataConfig | None = Field(None, description="The held-out prompts of a single set.")
@@ -249,7 +261,10 @@ class ValidationConfig(StrictConfig):
 
 
 class DeadlinesConfig(StrictConfig):
-    """Timeouts in seconds, after which a wait ends with an error that names the late worker."""
+    """Timeouts in seconds.
+
+    A wait that exceeds its timeout ends with an error that names the late worker.
+    """
 
     start: Seconds = Field(900.0, description="Start of a role: its processes, imports, model and engine.")
     rollout: Seconds = Field(3600.0, description="Generating all responses to one prompt, including the wait for an engine.")
@@ -276,7 +291,7 @@ class ExperimentConfig(StrictConfig):
         description="The run folder, used exactly as given. Metrics, checkpoints and the exported model are written here."
     )
     pretrain: PathText = Field(
-        description="Folder or Hub name of the model to start from. Every role uses it unless its `model_args` name another."
+        description="Folder or Hub name of the model to start from, for all roles whose `model_args` name no model."
     )
     roll_defaults: bool = Field(
         False, description="Use the defaults of ROLL v0.2.1 for keys that are not given, except `reward_clip` and `ipo`."

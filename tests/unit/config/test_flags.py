@@ -18,10 +18,10 @@ NAME = ("--config-name", "tiny/tiny_sft")
 REFUSED = [
     ("--num_gpus", "4", "use ROLE.device_mapping"),
     ("--num-processes=8", "", "use ROLE.device_mapping"),
-    ("--num_nodes", "2", "docs/clusters.md shows how they are joined"),
-    ("--master_addr", "node0", "the nodes are joined by Ray"),
-    ("--node_rank", "1", "the nodes are joined by Ray"),
-    ("--no_ssh", "", "the nodes are joined by Ray"),
+    ("--num_nodes", "2", "docs/clusters.md describes how to connect"),
+    ("--master_addr", "node0", "Ray connects the nodes"),
+    ("--node_rank", "1", "Ray connects the nodes"),
+    ("--no_ssh", "", "Ray connects the nodes"),
     ("--model_name_or_path", "m", "use pretrain"),
     ("--report_to", "wandb", "use track_with"),
     ("--deepspeed", "ds.json", "use ROLE.strategy_args.strategy_config"),
@@ -34,7 +34,7 @@ REFUSED = [
     ("--hydra_help", "", "write --hydra-help"),
     ("--shell-completion", "install=bash", "--help lists the experiments"),
     ("-sc", "query=bash", "--help lists the experiments"),
-    ("--experimental-rerun", "job.pickle", "give the command of that run again"),
+    ("--experimental-rerun", "job.pickle", "start the same command again"),
 ]
 
 

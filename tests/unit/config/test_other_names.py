@@ -68,7 +68,8 @@ def test_the_role_that_learns_is_that_of_the_pipeline() -> None:
 def test_a_block_of_another_program_is_told_key_by_key() -> None:
     block = {"actor": {"optim": {"lr": 1e-6}, "clip_ratio": 0.2}, "rollout": {"teapot": 1}}
     assert counterparts_of_block("actor_rollout_ref", block, RlvrConfig) == (
-        "a block of verl's; its keys here: actor.optim.lr: use actor_train.training_args.learning_rate; actor.clip_ratio: use pg_clip"
+        "this is a block of verl; use these keys: "
+        "actor.optim.lr: use actor_train.training_args.learning_rate; actor.clip_ratio: use pg_clip"
     )
     assert counterparts_of_block("mine", {"teapot": 1}, RlvrConfig) is None
 

@@ -316,7 +316,7 @@ REFUSED = {
     "megatron's keys": (
         {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 1}, "use_distributed_optimizer": True}},
         "strategy_config.use_distributed_optimizer",
-        "a key of Megatron's",
+        "a key of Megatron",
     ),
 }
 

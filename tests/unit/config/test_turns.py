@@ -130,7 +130,7 @@ def test_a_large_engine_is_warned_of_where_others_stay_beside_it() -> None:
     everywhere = (range(1), range(1), range(1))
     assert placement_warnings(experiment(*everywhere)) == []
     (warning,) = placement_warnings(experiment(*everywhere, time_sharing=False))
-    assert "0.9 leaves little beside actor_train and reference; 0.6 is usual" in warning
+    assert "0.9 leaves little memory for actor_train and reference; 0.6 is usual" in warning
     (warning,) = placement_warnings(experiment(*everywhere, utilization=0.97))
     assert "CUDA contexts stay" in warning
 
