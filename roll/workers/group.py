@@ -54,12 +54,7 @@ class WorkerGroup(Ranks[S]):
     def __init__(
         self, role: str, placements: Sequence[WorkerPlacement], logs: Path, record: Path, blocking: bool, replica_size: int = 1
     ) -> None:
-        """Request the processes from Ray.
-
-        Args:
-            record: file for `Leftovers`; the rank is added to its name.
-            blocking: whether the strategy's methods are plain methods, not coroutines.
-        """
+        """Request the processes from Ray. `record` is the file for `Leftovers`. `blocking`: the strategy's methods are no coroutines."""
         self.role, self.replica_size = role, replica_size
         self._placements, self._logs = placements, [logs / f"{role}-{rank}.log" for rank in range(len(placements))]
         self._records = [record.with_stem(f"{record.stem}-{rank}") for rank in range(len(placements))]
@@ -264,10 +259,7 @@ class WorkerGroup(Ranks[S]):
         return WorkerLate(self.role, ranks[0], f"{method} was not done after {seconds:.0f} s on rank(s) {names}")
 
     def _waited_in_vain(self, rank: int, error: BaseException | None) -> bool:
-        """Return whether a rank failed because other ranks did not join a collective.
-
-        NCCL's watchdog ends the waiting process, and gives the reason only in the log.
-        """
+        """Return whether a rank failed because others did not join a collective. NCCL's watchdog gives that reason only in the log."""
         cause = _cause(error)
         said = str(cause)
         log = self._logs[rank]
