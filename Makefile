@@ -1,10 +1,11 @@
-# make demo   install, then train the tiny world end to end on the CPU
+# make install      install into .venv (default)
+# make demo         install, then train a tiny model end to end on the CPU
 # make agent-demo   install, then train a tiny agent with a tool on the CPU
-# make pictures   the demo, then draw the README's pictures of it
-# make test   install, then run the tests of every part
-# make test-all   install, then run all tests: the matrices, every recipe, clusters; Hypothesis draws its examples afresh
-# make lint   install, then ruff and pyright
-# Each works from a fresh clone; what is done is not done again.
+# make pictures     run the demo, then draw the README's pictures of it
+# make test         install, then run the tests of every part
+# make test-all     install, then run all tests, including test matrices, every recipe and clusters; Hypothesis draws new random examples
+# make lint         install, then run ruff and pyright
+# Every target works in a fresh clone. Steps that are done already are skipped.
 
 KIND := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 PACKAGES := .venv/packages-$(KIND)

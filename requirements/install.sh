@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv afresh and installs what a lock lists: requirements/install.sh cpu|gpu. The Makefile calls it.
+# Creates a new .venv and installs the packages of a lock file: requirements/install.sh cpu|gpu. The Makefile calls it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lock=requirements/${1:?usage: requirements/install.sh cpu|gpu}.lock
@@ -9,7 +9,7 @@ fail() {
   exit 2
 }
 
-find_python() { # a launcher of that name may exist without the version behind it, and Debian splits venv off: try each
+find_python() { # try each name: a launcher may exist without its Python version, and on Debian venv is a separate package
   local name
   for name in python3.11 python3.12 python3.13 python3; do
     if "$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
@@ -17,14 +17,14 @@ find_python() { # a launcher of that name may exist without the version behind i
       return
     fi
   done
-  fail "no Python 3.11 or later with venv was found." "Install one (Debian, Ubuntu: packages python3 and python3-venv) and try again."
+  fail "no Python 3.11 or later with venv was found." "Install Python (on Debian, Ubuntu: python3 and python3-venv) and try again."
 }
 
-install() { # deepspeed, antlr4 and langdetect are published as source; they build with the setuptools of the lock
+install() { # deepspeed, antlr4 and langdetect are published as source; they are built with the setuptools version of the lock file
   DS_BUILD_OPS=0 .venv/bin/python -m pip install -qq --disable-pip-version-check --no-input --no-deps --no-build-isolation "$@"
 }
 
-[ "$(uname -sm)" = "Linux x86_64" ] || fail "the locks are for Linux on x86-64; this is $(uname -sm)."
+[ "$(uname -sm)" = "Linux x86_64" ] || fail "the lock files are for Linux on x86-64; this machine is $(uname -sm)."
 python=$(find_python)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

@@ -1,9 +1,9 @@
-"""The tiny world from nothing to a trained policy: model, problems, warm-up, RLVR. Run it in the root of the checkout.
+"""The demo: makes a tiny model and its data, then trains it with a supervised warm-up and RLVR. Run it in the root of the checkout.
 
     python examples/tiny/demo.py [--agent]
 
-With --agent it is an agent: conversations in place of problems, and episodes of several turns with a tool. What is finished is not done
-again; an interrupted run goes on from its last checkpoint. Remove `output/` to start afresh.
+With --agent it trains an agent instead, on conversations and on episodes of several turns with a tool. Finished steps are skipped, and an
+interrupted run resumes from its last checkpoint. Remove `output/` to start from scratch.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Step:
     arguments: Sequence[str]
     """Arguments of the Python interpreter."""
     done: bool
-    """Whether its result already exists."""
+    """Whether the result of the command already exists."""
 
 
 def main(agent: bool = False) -> int:
-    """Take the remaining steps, and report the results. Return the exit status of the failed step, or 0."""
+    """Run the steps that are not done yet, and print the results. Return 0, or the exit status of the step that failed."""
     for step in agent_steps() if agent else steps():
         if step.done:
             print(f"== {step.title}: done before", flush=True)
@@ -56,7 +56,7 @@ def main(agent: bool = False) -> int:
 
 
 def steps() -> list[Step]:
-    """Return the steps for a policy that answers at once."""
+    """Return the steps of the demo in which the policy answers directly."""
     return [
         Step("a model of random weights", (str(HERE / "make_model.py"), str(MODEL)), MODEL.exists()),
         Step("arithmetic problems", (str(HERE / "make_problems.py"), str(PROBLEMS)), PROBLEMS.exists()),
@@ -66,7 +66,7 @@ def steps() -> list[Step]:
 
 
 def agent_steps() -> list[Step]:
-    """Return the steps for a policy that first calls a tool."""
+    """Return the steps of the demo in which the policy calls a tool first."""
     make_model, make_conversations = str(HERE / "make_model.py"), str(HERE / "make_conversations.py")
     return [
         Step("a model of random weights", (make_model, str(AGENT_MODEL), "--agent"), AGENT_MODEL.exists()),
@@ -77,7 +77,7 @@ def agent_steps() -> list[Step]:
 
 
 def pipeline(experiment: Path) -> tuple[str, ...]:
-    """Return arguments of the interpreter that run an experiment of this folder."""
+    """Return the arguments of the interpreter that run an experiment of this folder."""
     return "-m", "roll.pipeline", "--config-name", f"{HERE.name}/{experiment.stem}"
 
 
@@ -87,19 +87,19 @@ def run_folder(experiment: Path) -> Path:
 
 
 def finished(experiment: Path) -> bool:
-    """Whether the experiment took its last step and exported its policy."""
+    """Whether the experiment has finished its last step and exported its policy."""
     folder = run_folder(experiment)
     steps = [line["step"] for line in read_metrics(folder)]
     return (folder / "export").is_dir() and max(steps, default=0) >= read_experiment(experiment)["max_steps"]
 
 
 def read_experiment(experiment: Path) -> dict[str, Any]:
-    """Return the experiment's own keys, without its presets."""
+    """Return the keys in the experiment's own file, without those of its presets."""
     return yaml.safe_load(experiment.read_text(encoding="utf-8"))
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Return the whole lines of the run's metrics, empty if it did not start."""
+    """Return the complete lines of the run's metrics; an empty list if the run was not started."""
     file = folder / "metrics.jsonl"
     if not file.exists():
         return []
@@ -107,9 +107,10 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run Python with these arguments. Return its exit status, or 128 + n after signal n.
+    """Run Python with these arguments. Return its exit status, or 128 + n if signal n killed it.
 
-    Ctrl-C reaches the step itself, which saves a checkpoint and ends; it must not be cut short. SIGTERM is passed on.
+    Ctrl-C reaches the step directly. The demo ignores it and waits until the step has saved a checkpoint and ended. SIGTERM is forwarded
+    to the step.
     """
     step: subprocess.Popen[bytes] | None = None
     early = False
@@ -125,7 +126,7 @@ def run(arguments: Sequence[str]) -> int:
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         step = subprocess.Popen([sys.executable, *arguments])
-        if early:  # the signal arrived during the step's start
+        if early:  # the signal arrived while the step was being started
             step.send_signal(signal.SIGTERM)
         status = step.wait()
     finally:
@@ -135,10 +136,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def summary(folder: Path) -> str:
-    """Return a report of the accuracy on held-out problems before and after, and of further files.
+    """Return the text with the accuracy on held-out problems before and after training, and the path of the report.
 
     Raises:
-        ValueError: the run has not validated twice.
+        ValueError: the metrics have fewer than two validations.
     """
     evaluated = [(int(line["step"]), 100 * line[ACCURACY]) for line in read_metrics(folder) if ACCURACY in line]
     if len(evaluated) < 2:
@@ -146,11 +147,11 @@ def summary(folder: Path) -> str:
     (_, before), (last, after) = evaluated[0], evaluated[-1]
     return (
         f"\nRight answers to held-out problems: {before:.1f}% before, {after:.1f}% after {last} steps ({after - before:+.1f} points).\n"
-        f"The whole run, to open in a browser: {folder / 'report.html'}"
+        f"Report of the run, to open in a browser: {folder / 'report.html'}"
     )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--agent", action="store_true", help="an agent, whose environment is a calculator")
+    parser.add_argument("--agent", action="store_true", help="train an agent whose environment is a calculator")
     sys.exit(main(parser.parse_args().agent))

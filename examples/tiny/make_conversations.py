@@ -1,9 +1,9 @@
-"""Writes conversations with the environment `calculator`, from which the tiny world's agent learns to use its tool, if not always.
+"""Writes conversations with the environment `calculator`, which teach the tiny agent to call its tool in some cases.
 
     python examples/tiny/make_conversations.py FOLDER [--seed 0]
 
-writes FOLDER/conversations.jsonl. In some of them the tool is called, and its result is the answer; in the others the answer is wrong: 0.
-What is trained on them calls the tool about as often, and reinforcement learning finds out that this is what pays.
+writes FOLDER/conversations.jsonl. In some conversations the assistant calls the tool and answers with its result; in the others it gives
+the wrong answer 0. A model trained on them calls the tool about as often, and reinforcement learning teaches it that the calls pay off.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ WITH_TOOL = 0.4
 """Share of the conversations in which the tool is called."""
 WRONG = "0"
 FIRST_SEED = 1 << 20
-"""First seed of the tasks, which differ from those of training and validation."""
+"""First seed of the tasks. It is chosen so that they differ from those of training and validation."""
 PROBLEMS = {"digits": 3, "operators": "*"}
-"""Settings of the tasks, as in `environment_args` of tiny_agent.yaml."""
+"""Settings of the tasks, the same as `environment_args` in tiny_agent.yaml."""
 
 
 def conversation(seed: int, draw: random.Random) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def conversation(seed: int, draw: random.Random) -> list[dict[str, Any]]:
 
 
 def write_conversations(folder: Path, seed: int) -> None:
-    """Write the file. The folder is renamed when it is complete, and replaces an earlier one."""
+    """Write the file into a new folder, which replaces `folder` once it is complete."""
     draw = random.Random(seed)
     rows = [{"messages": conversation(FIRST_SEED + number, draw)} for number in range(CONVERSATIONS)]
     partial = folder.with_name(f"{folder.name}.partial")

@@ -1,9 +1,9 @@
-"""Writes the training rows of the tiny world's judges: `22=22?` -> `yes`, `22=23?` -> `no`; and right sums beside wrong ones.
+"""Writes training rows for a judge (`22=22?` -> `yes`, `22=23?` -> `no`), and pairs of a right and a wrong sum for a reward model.
 
     python examples/tiny/make_judgements.py PROBLEMS FOLDER [--seed 0]
 
-PROBLEMS is a file of make_problems.py, whose right answers are taken. FOLDER gets judgements.jsonl for a judge, pairs.jsonl for a reward
-model, and prompt.txt, the template by which the judge is asked: `judge_prompt` of tiny_llm_judge.
+PROBLEMS is a file that make_problems.py wrote; its right answers are used. The script writes FOLDER/judgements.jsonl for a judge,
+FOLDER/pairs.jsonl for a reward model, and FOLDER/prompt.txt with the prompt template of the judge: `judge_prompt` of tiny_llm_judge.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 
 TEMPLATE = "{reference}={response}?"
 EACH = 4
-"""Number of judgements of each problem, half of them of the right answer."""
+"""Number of rows for each problem. Half of the judgements are about the right answer."""
 
 
 def wrong_response(answer: str, draw: random.Random) -> str:
-    """Return a wrong answer: a number near the right one, changed digits, any digits, or another character.
+    """Return a wrong answer: a number near the right one, changed digits, random digits, or a wrong character.
 
-    Numbers near it are mostly wrong by 1 or 2, as the policy's wrong answers are.
+    Most of the near numbers are wrong by 1 or 2, like the wrong answers of the policy.
     """
     near = str(max(0, int(answer) + draw.choice((-10, -3, -2, -2, -1, -1, -1, 1, 1, 1, 2, 2, 3, 10))))
     digits = "".join(draw.choices("0123456789", k=draw.randint(1, 4)))
@@ -33,7 +33,7 @@ def wrong_response(answer: str, draw: random.Random) -> str:
 
 
 def judgements(problems: list[dict[str, str]], seed: int) -> list[dict[str, str]]:
-    """`prompt` to show and `response` to learn."""
+    """Return the rows for a judge: the question as `prompt`, and the verdict to learn as `response`."""
     draw, rows = random.Random(seed), []
     for problem in problems:
         answer = problem["ground_truth"]
@@ -44,7 +44,7 @@ def judgements(problems: list[dict[str, str]], seed: int) -> list[dict[str, str]
 
 
 def pairs(problems: list[dict[str, str]], seed: int) -> list[dict[str, str]]:
-    """`prompt`, the better `response`, and one of all kinds that are `rejected`."""
+    """Return the rows for a reward model: `prompt`, the right answer as `response`, and a wrong answer as `rejected`."""
     draw = random.Random(seed)
     return [
         {"prompt": problem["prompt"], "response": problem["ground_truth"], "rejected": wrong_response(problem["ground_truth"], draw)}
@@ -54,7 +54,7 @@ def pairs(problems: list[dict[str, str]], seed: int) -> list[dict[str, str]]:
 
 
 def write_judgements(problems: Path, folder: Path, seed: int) -> None:
-    """Write the files. The folder is renamed when it is complete, and replaces an earlier one."""
+    """Write the files into a new folder, which replaces `folder` once it is complete."""
     rows = [json.loads(line) for line in problems.read_text(encoding="utf-8").splitlines()]
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

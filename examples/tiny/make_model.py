@@ -1,9 +1,9 @@
-"""Writes the model of the tiny world: a Qwen2 of 1.1 million random weights, with a tokenizer of single bytes.
+"""Writes the model of the tiny examples: a Qwen2 with 1.1 million random weights, and a tokenizer whose tokens are single bytes.
 
     python examples/tiny/make_model.py FOLDER [--seed 0] [--agent]
 
-FOLDER becomes a Hugging Face model folder like any other. Nothing is downloaded. With --agent the model has room for a conversation, and
-its tokenizer a chat template with tool calls, written as Qwen2.5 writes them.
+FOLDER becomes an ordinary Hugging Face model folder. Nothing is downloaded. With --agent the model has a longer context, and its tokenizer
+has a chat template with tool calls in the format of Qwen2.5.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config,
 from transformers.utils.logging import disable_progress_bar
 
 VOCABULARY = 320
-"""Number of rows of embedding and head: 256 bytes and three special tokens, padded to a multiple of 64."""
+"""Number of rows of the embedding and the head: 256 bytes and three special tokens, padded to a multiple of 64."""
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 PAD_ID, START_ID, END_ID = 256, 257, 258
 TOOL_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""Further tokens of an agent, which are text like any other."""
+"""Additional tokens of the agent's tokenizer. They are not special tokens."""
 POSITIONS, AGENT_POSITIONS = 64, 384
 AGENT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -42,11 +42,11 @@ AGENT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
-"""The tools themselves are not written: there is one, and the model knows it."""
+"""Chat template of the agent. It does not list the tools, because there is only one, which the model learns in the warm-up."""
 
 
 def build_tokenizer(agent: bool = False) -> PreTrainedTokenizerBase:
-    """Byte-level BPE without merges: every byte of a text is one token, and no text is unknown."""
+    """Return a byte-level BPE tokenizer without merges: every byte is one token, so that it can encode any text."""
     vocabulary = {token: number for number, token in enumerate(sorted(ByteLevel.alphabet()))}
     vocabulary |= {PAD: PAD_ID, START: START_ID, END: END_ID}
     special = {"eos_token": END, "pad_token": PAD, "additional_special_tokens": [START]}
@@ -59,7 +59,7 @@ def build_tokenizer(agent: bool = False) -> PreTrainedTokenizerBase:
 
 
 def build_model(seed: int, agent: bool = False) -> Qwen2ForCausalLM:
-    """Build the model with random fp32 weights. The same seed gives the same weights."""
+    """Return the model with random fp32 weights. The same seed gives the same weights."""
     config = Qwen2Config(
         vocab_size=VOCABULARY,
         hidden_size=128,
@@ -68,7 +68,7 @@ def build_model(seed: int, agent: bool = False) -> Qwen2ForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=AGENT_POSITIONS if agent else POSITIONS,
-        # Wider than the usual 0.02: the head is frozen under LoRA, and small weights would limit the policy's confidence.
+        # Larger than the usual 0.02: LoRA freezes the head, and with small weights the policy could not become confident.
         initializer_range=0.05,
         tie_word_embeddings=False,
         bos_token_id=None,
@@ -84,7 +84,7 @@ def build_model(seed: int, agent: bool = False) -> Qwen2ForCausalLM:
 
 
 def write_model(folder: Path, seed: int, agent: bool = False) -> None:
-    """Write model and tokenizer. The folder is renamed when it is complete, and replaces an earlier one."""
+    """Write the model and the tokenizer into a new folder, which replaces `folder` once it is complete."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -104,4 +104,4 @@ if __name__ == "__main__":
     write_model(given.folder, given.seed, given.agent)
     template = "with a chat template" if given.agent else "without a chat template (template: raw)"
     positions = AGENT_POSITIONS if given.agent else POSITIONS
-    print(f"{given.folder}: random weights, a token is a byte, {positions} positions, {template}")
+    print(f"{given.folder}: random weights, one token per byte, {positions} positions, {template}")

@@ -1,8 +1,8 @@
-"""Writes the arithmetic problems of the tiny world: sums of four digits, `7+4+9+2=` -> `22`.
+"""Writes the arithmetic problems of the tiny examples: sums of four digits, `7+4+9+2=` -> `22`.
 
     python examples/tiny/make_problems.py FOLDER [--seed 0]
 
-writes FOLDER/train.jsonl and FOLDER/heldout.jsonl. They share no problem.
+writes FOLDER/train.jsonl and FOLDER/heldout.jsonl, which have no problem in common.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ TRAIN, HELDOUT = 4000, 256
 
 
 def problem(digits: str) -> dict[str, str]:
-    """The row of one problem.
+    """Return the row of one problem.
 
-    `prompt` to show, `response` to learn, `rejected` to prefer it to, `ground_truth` to score by, `tag` of the reward domain.
+    It has the `prompt`, the right answer as `response` and `ground_truth`, a wrong one as `rejected`, and the `tag` of the reward domain.
     """
     total = sum(map(int, digits))
     answer, wrong = str(total), str(total + 1 + int(digits[-1]) % 3)
@@ -37,7 +37,7 @@ def draw_problems(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]
 
 
 def write_problems(folder: Path, seed: int) -> None:
-    """Write both files. The folder is renamed when it is complete, and replaces an earlier one."""
+    """Write both files into a new folder, which replaces `folder` once it is complete."""
     train, heldout = draw_problems(seed)
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -1,10 +1,10 @@
-"""Writes walks over frozen lakes, from which the tiny world's agent learns to read a map, but hardly to find the goal.
+"""Writes walks over frozen lakes, which teach the tiny agent to read a map, but hardly to reach the goal.
 
     python examples/tiny/make_walks.py FOLDER [--seed 0]
 
-writes FOLDER/walks.jsonl. In each turn the policy says what it sees, and moves: `02>31 LD Right`. It is in row 0, column 2, the goal in row
-3, column 1, which is to the left and down; it moves to the right. What it sees is right. Where it moves is drawn at random, but for one
-move in five, which is towards the goal. To go where the goal is, and around holes, is left to reinforcement learning.
+writes FOLDER/walks.jsonl. In each turn the policy describes what it sees, then moves, for example `02>31 LD Right`: it is in row 0,
+column 2; the goal is in row 3, column 1, which is to the left and down; it moves to the right. The descriptions are always right. One move
+in five is towards the goal, the others are random. Reinforcement learning teaches the agent to move towards the goal and around holes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from roll.environments.frozen_lake import ACTIONS, Cell, FrozenLake
 
 WALKS = 8000
 SENSIBLE = 0.2
-"""Share of deliberate moves towards the goal. Some of the others are so by chance."""
+"""Share of deliberate moves towards the goal. Some of the random moves lead towards it too."""
 FIRST_SEED = 1 << 20
-"""First seed of the maps, which differ from those of training and validation."""
+"""First seed of the maps. It is chosen so that the seeds differ from those of training and validation."""
 HELD_OUT = 128
-"""Number of held-out seeds, `validation.rows` of tiny_frozen_lake.yaml. Few maps of this size exist, so walks avoid held-out maps."""
+"""Number of held-out seeds: `validation.rows` in tiny_frozen_lake.yaml. Small maps repeat, so walks on held-out maps are left out."""
 LAKE = {
     "size": 4,
     "p": 0.8,
@@ -39,18 +39,18 @@ LAKE = {
     "agent_system_template": "",
     "agent_template": "{observation}",
 }
-"""As in `environment_args` of tiny_frozen_lake.yaml."""
+"""Settings of the environment, the same as `environment_args` in tiny_frozen_lake.yaml."""
 
 
 def seen(player: Cell, goal: Cell) -> str:
-    """Return the places of player and goal, and the first letters of moves that lead nearer to the goal, ignoring holes."""
+    """Return the positions of player and goal, and the first letters of all moves towards the goal, ignoring holes."""
     down, right = goal[0] - player[0], goal[1] - player[1]
     letters = "L" * (right < 0) + "D" * (down > 0) + "R" * (right > 0) + "U" * (down < 0)
     return f"{player[0]}{player[1]}>{goal[0]}{goal[1]} {letters}"
 
 
 def walk(seed: int, draw: random.Random) -> list[dict[str, Any]]:
-    """Return the messages of one episode. The last one is the policy's."""
+    """Return the messages of one episode. The last message is the policy's."""
     world = FrozenLake(**LAKE)
     said = [dict(message) for message in world.reset({}, seed).messages]
     while True:
@@ -65,14 +65,14 @@ def walk(seed: int, draw: random.Random) -> list[dict[str, Any]]:
 
 
 def drawing(seed: int) -> str:
-    """Return the first observation of a seed's map."""
+    """Return the drawing of the map that a seed gives, at the start of an episode."""
     world = FrozenLake(**LAKE)
     world.reset({}, seed)
     return world.drawing()
 
 
 def write_walks(folder: Path, seed: int) -> None:
-    """Write the file. The folder is renamed when it is complete, and replaces an earlier one."""
+    """Write the file into a new folder, which replaces `folder` once it is complete."""
     draw = random.Random(seed)
     held_out = {drawing(FIRST_HELD_OUT + number) for number in range(HELD_OUT)}
     seeds = (seed for seed in itertools.count(FIRST_SEED) if drawing(seed) not in held_out)

@@ -1,4 +1,4 @@
-"""Two pictures of the demo for the README: accuracy over its steps, and its console. Run it in the checkout's root, after the demo.
+"""Draws two pictures of the demo for the README: its accuracy over the steps, and its console. Run it in the root, after the demo.
 
 python examples/tiny/pictures.py [--run output/demo] [--out docs/pictures]
 """
@@ -27,13 +27,13 @@ EXPERIMENT = f"{HERE.name}/tiny_rlvr_lora_zero3"
 ACCURACY, REWARD = "val/heldout/pass@1", "reward/mean"
 WIDTH, HEIGHT = 760, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 150, 24, 48
-"""Pixels beside the plot for the left and lower axis and the lines' names."""
+"""Margins of the plot in pixels, for the two axes and the names of the lines."""
 COLUMNS = 80
 """Number of columns of the terminal."""
 REST_OF_PLAN = "Learns:"
-"""First text of the variant's keys, which are too many for a picture."""
+"""Text at which the plan is cut off, because the rest is too long for a picture."""
 SECONDS_SINCE = 1.2
-"""Number of the step in the live view."""
+"""Time since the last step in the live view, in seconds."""
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #4b5563 }
 .grid { stroke: #d1d5db } .reward { stroke: #60a5fa } .accuracy { stroke: #16a34a } .dot { fill: #16a34a }
@@ -51,15 +51,15 @@ class Plot:
     last_step: int
 
     def x(self, step: float) -> float:
-        """Pixels from the left."""
+        """Return the distance of a step from the left edge, in pixels."""
         return round(LEFT + step / self.last_step * (WIDTH - LEFT - RIGHT), 1)
 
     def y(self, share: float) -> float:
-        """Return pixels from the top for 0 to 1."""
+        """Return the distance of a share (0 to 1) from the upper edge, in pixels."""
         return round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
 
     def path(self, points: Sequence[tuple[int, float]]) -> str:
-        """Return a line through (step, share)."""
+        """Return the SVG path of a line through the points (step, share)."""
         return "M" + " L".join(f"{self.x(step)} {self.y(share)}" for step, share in points)
 
 
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def curve(rows: Sequence[Mapping[str, float]]) -> str:
-    """Return an SVG of the accuracy on held-out problems and the mean reward of each step, for light and dark pages."""
+    """Return an SVG with the accuracy on held-out problems and the mean reward of each step. It suits light and dark pages."""
     accuracy, reward = (points(rows, name) for name in (ACCURACY, REWARD))
     plot = Plot(max(step for step, _ in (*accuracy, *reward)))
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><style>{STYLE}</style>']
@@ -100,7 +100,7 @@ def curve(rows: Sequence[Mapping[str, float]]) -> str:
 
 
 def points(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[int, float]]:
-    """Return (step, value) of each row that has the metric."""
+    """Return (step, value) for each row that has the metric."""
     return [(int(row["step"]), row[name]) for row in rows if name in row]
 
 
@@ -111,7 +111,7 @@ def caption(accuracy: Sequence[tuple[int, float]]) -> str:
 
 
 def console(rows: Sequence[Mapping[str, float]]) -> str:
-    """Return an SVG of the start of the plan and of the live view during the run, as in a terminal."""
+    """Return an SVG of a terminal with the beginning of the plan, and with the live view at three quarters of the run."""
     config = load_config(EXPERIMENT, ["dry_run=true"])
     printed = Console(width=COLUMNS, file=io.StringIO(), force_terminal=True)
     with printed.capture() as plan:
@@ -129,7 +129,7 @@ def console(rows: Sequence[Mapping[str, float]]) -> str:
 
 
 def without_fonts(svg: str) -> str:
-    """Remove the fonts that rich loads from a server. The reader's own monospaced font is stretched to the same widths."""
+    """Return the SVG without the fonts that rich would load from a server. The reader's monospaced font is stretched to the same widths."""
     return re.sub(r"font-family: [^;]*;", "font-family: monospace;", re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))
 
 

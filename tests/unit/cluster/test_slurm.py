@@ -130,8 +130,8 @@ def test_a_driver_that_was_killed_is_started_again_so_often(
 @pytest.mark.parametrize(
     ("trouble", "said"),
     [
-        ({"fails": "one"}, "no such device\nroll: Ray did not start on one; what it said stands above"),
-        ({"fails": "three"}, "no such device\nroll: Ray did not start on three; what it said stands above"),
+        ({"fails": "one"}, "no such device\nroll: Ray did not start on one; see its output above"),
+        ({"fails": "three"}, "no such device\nroll: Ray did not start on three; see its output above"),
         ({"lost": "two"}, "roll: 2 of 3 nodes have joined the cluster at 10.0.0.1:6387 after 2 s"),
     ],
 )

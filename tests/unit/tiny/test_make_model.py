@@ -78,7 +78,7 @@ def test_problems_and_answers_fit_the_lengths_of_the_experiments(tokenizer: PreT
     assert max(len(tokenizer(row["response"] + "<|im_end|>").input_ids) for row in rows) <= 8
 
 
-SCRIPTS = {"make_model": "a token is a byte, 64 positions, without a chat template", "make_problems": "heldout.jsonl with"}
+SCRIPTS = {"make_model": "one token per byte, 64 positions, without a chat template", "make_problems": "heldout.jsonl with"}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
