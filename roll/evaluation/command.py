@@ -1,6 +1,6 @@
 """The command line of `python -m roll.evaluate`.
 
-Exit status: 0 done, 2 the request, the model or the data cannot be used, 3 a part failed, 130 interrupted.
+Exit status: 0 success, 2 the request, the model or the data cannot be used, 3 a part of the run failed, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(request: Request) -> None:
-    from roll.evaluation.settings import plan_evaluation  # Here, so that `--help` needs no torch.
+    from roll.evaluation.settings import plan_evaluation  # Imported here, so that `--help` does not need torch.
     from roll.evaluation.subject import find_subject
 
     evaluation = plan_evaluation(request, find_subject(request.subject))
@@ -34,7 +34,7 @@ def _evaluate(request: Request) -> None:
         config = evaluation.config
         roles = ", ".join(f"{role.ranks} x {name} ({role.strategy})" for name, role in evaluation.plan.roles.items())
         sets = ", ".join(config.validation.named_sets() if config.validation else ())
-        print(f"{evaluation.subject.model}: {sets} answered by {roles}, into {config.output_dir}")
+        print(f"{evaluation.subject.model}: {roles} will answer {sets}; results in {config.output_dir}")
         return
     from roll.evaluation.results import result_table
     from roll.evaluation.run import run
@@ -45,7 +45,7 @@ def _evaluate(request: Request) -> None:
 
 
 def request_of(argv: Sequence[str] | None) -> Request:
-    """Return the request of a command line's words."""
+    """Parse the command line. `argv` None means `sys.argv`."""
     given = vars(parser().parse_intermixed_args(argv))
     given |= {"data": tuple(given["data"]), "overrides": tuple(given["overrides"])}
     return Request(**given)
@@ -56,44 +56,44 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         "python -m roll.evaluate",
         allow_abbrev=False,
-        description="Answer held-out prompts with a model, score the answers, and report accuracy, pass@k and avg@n with intervals.",
+        description="Answer held-out prompts with a model, score the answers, and report accuracy, pass@k and avg@n, with intervals.",
     )
-    found.add_argument("subject", help="a run folder (its newest checkpoint), a checkpoint's folder, a Hugging Face folder or a Hub id")
-    found.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the configuration: rewards.math_rule.timeout=30")
-    rows = found.add_argument_group("rows; if not given, the run's validation sets, columns, template and rewards")
-    rows.add_argument("--data", action="append", default=[], help="file, folder or Hub name with prompts; each --data is a set of its own")
-    rows.add_argument("--split", help="split of a source that has several (train)")
-    rows.add_argument("--reward", help="name of a reward function, or package.module:function: scores all rows")
-    rows.add_argument("--template", choices=("native", "chatml", "qwen2_5", "raw"), help="chat template (native)")
+    found.add_argument("subject", help="a run folder (uses its newest checkpoint), a checkpoint folder, a Hugging Face folder or a Hub id")
+    found.add_argument("overrides", nargs="*", metavar="key=value", help="configuration keys to set, such as rewards.math_rule.timeout=30")
+    rows = found.add_argument_group("rows (the run's validation sets, columns, template and rewards replace these defaults)")
+    rows.add_argument("--data", action="append", default=[], help="file, folder or Hub name with prompts; each --data is a separate set")
+    rows.add_argument("--split", help="split to use if the source has several (default: train)")
+    rows.add_argument("--reward", help="reward function that scores all rows: a name, or package.module:function")
+    rows.add_argument("--template", choices=("native", "chatml", "qwen2_5", "raw"), help="chat template (default: native)")
     columns = rows.add_mutually_exclusive_group()
-    columns.add_argument("--prompt", metavar="COLUMN", help="column that holds the prompt as text (prompt)")
+    columns.add_argument("--prompt", metavar="COLUMN", help="column that holds the prompt as text (default: prompt)")
     columns.add_argument("--messages", metavar="COLUMN", help="column that holds a list of {role, content}")
-    rows.add_argument("--limit", type=positive, help="most prompts of a set, the first ones (all)")
-    sampling = found.add_argument_group("sampling; if not given, as the run validates")
-    sampling.add_argument("--samples", type=positive, help="responses to each prompt (1)")
-    sampling.add_argument("--temperature", type=float, help="0 is greedy (0 for one sample, 1 for several)")
-    sampling.add_argument("--top-p", type=float, help="nucleus sampling (1, keeps all)")
-    sampling.add_argument("--top-k", type=int, help="sample among the k most probable tokens (-1, keeps all)")
-    sampling.add_argument("--max-new-tokens", type=positive, help="longest response in tokens (1024)")
-    sampling.add_argument("--seed", type=int, help="of sampling (42)")
-    engine = found.add_argument_group("engine; if not given, as the run generates")
-    engine.add_argument("--strategy", choices=("vllm", "hf_infer"), help="vllm where it is installed, else hf_infer")
-    engine.add_argument("--devices", type=devices, help="GPUs, as 0,1, or cpu (GPU 0 if there is one, else the CPU)")
-    engine.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="precision (bf16 on a GPU, fp32 on the CPU)")
-    found.add_argument("--output", type=Path, help="folder of the results (RUN/evaluations/step_N, or output/evaluations/NAME)")
-    found.add_argument("--dry-run", action="store_true", help="check the request and plan; read no rows, start nothing")
+    rows.add_argument("--limit", type=positive, help="use only the first LIMIT prompts of each set (default: all)")
+    sampling = found.add_argument_group("sampling (the run's validation settings replace these defaults)")
+    sampling.add_argument("--samples", type=positive, help="number of responses to each prompt (default: 1)")
+    sampling.add_argument("--temperature", type=float, help="0 means greedy decoding (default: 0 for one sample, 1 for several)")
+    sampling.add_argument("--top-p", type=float, help="probability mass of nucleus sampling (default: 1, all tokens)")
+    sampling.add_argument("--top-k", type=int, help="sample only from the k most probable tokens (default: -1, all tokens)")
+    sampling.add_argument("--max-new-tokens", type=positive, help="largest number of tokens of a response (default: 1024)")
+    sampling.add_argument("--seed", type=int, help="seed of the sampling (default: 42)")
+    engine = found.add_argument_group("engine (the run's settings replace these defaults)")
+    engine.add_argument("--strategy", choices=("vllm", "hf_infer"), help="default: vllm if it is installed, else hf_infer")
+    engine.add_argument("--devices", type=devices, help="GPU numbers such as 0,1, or cpu (default: GPU 0 if there is one, else the CPU)")
+    engine.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="precision of weights (default: bf16 on a GPU, fp32 on the CPU)")
+    found.add_argument("--output", type=Path, help="folder for the results (default: RUN/evaluations/step_N, or output/evaluations/NAME)")
+    found.add_argument("--dry-run", action="store_true", help="check the request and print the plan; read no rows, start nothing")
     return found
 
 
 def positive(text: str) -> int:
-    """Parse a number above 0. Raises ArgumentTypeError for any other text."""
+    """Parse a whole number above 0. Raises ArgumentTypeError for any other text."""
     if text.isdecimal() and (number := int(text)) > 0:
         return number
     raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
 
 
 def devices(text: str) -> tuple[int, ...]:
-    """Parse GPU numbers, or `cpu` as none. Raises ArgumentTypeError for any other text."""
+    """Parse a list of GPU numbers. `cpu` returns an empty tuple. Raises ArgumentTypeError for any other text."""
     if text.lower() == CPU:
         return ()
     words = text.split(",")

@@ -8,35 +8,35 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Request:
-    """What to evaluate, and how. None stands for the run's value, or for the default of a model without a run."""
+    """What to evaluate, and how. A value of None means the value of the run, or the default for a model without a run."""
 
     subject: str
-    """A run folder, a checkpoint's folder, a Hugging Face folder or a Hub id."""
+    """A run folder, a checkpoint folder, a Hugging Face folder or a Hub id."""
     data: tuple[str, ...] = ()
-    """Files or Hub names, each a set of its own. If empty, the run's validation sets."""
+    """Files, folders or Hub names, each a separate set. If empty, the validation sets of the run are used."""
     split: str | None = None
     reward: str | None = None
-    """Name of a reward function, or `package.module:function`, that scores all rows."""
+    """Reward function that scores all rows: a name, or `package.module:function`."""
     template: str | None = None
     prompt: str | None = None
     """Column that holds the prompt as text."""
     messages: str | None = None
     """Column that holds a list of messages."""
     samples: int | None = None
-    """Samples of each prompt."""
+    """Number of responses to each prompt."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     max_new_tokens: int | None = None
     seed: int | None = None
     limit: int | None = None
-    """Most prompts of a set."""
+    """Largest number of prompts of each set; the first ones are used."""
     strategy: str | None = None
     devices: tuple[int, ...] | None = None
-    """GPUs; empty for the CPU."""
+    """GPU numbers; empty for the CPU."""
     dtype: str | None = None
     output: Path | None = None
-    """Folder that the results are written to."""
+    """Folder for the results."""
     overrides: tuple[str, ...] = ()
-    """`key=value` for the evaluation's configuration."""
+    """`key=value` overrides of the evaluation's configuration."""
     dry_run: bool = False

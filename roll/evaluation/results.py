@@ -1,4 +1,4 @@
-"""Results of an evaluation: estimates with intervals, and their files."""
+"""Results of an evaluation: estimates with confidence intervals, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class SetResult:
 
     prompts: int
     samples: int
-    """Samples of each prompt."""
+    """Number of responses to each prompt."""
     estimates: Mapping[str, Estimate]
-    """`accuracy` (a response passes if its reward is above 0), `pass@k` for k above 1, and `avg@n`, the mean reward."""
+    """By name: `accuracy` (a response passes if its reward is above 0), `pass@k` for k above 1, and `avg@n`, the mean reward."""
     metrics: Metrics
-    """Validation metrics of the set: `val/<set>/...`."""
+    """Validation metrics of the set, named `val/<set>/...`."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class EvaluationResult:
     """The results of all sets."""
 
     folder: Path
-    """Folder with `evaluation.json` and `samples.jsonl`."""
+    """Folder that holds `evaluation.json` and `samples.jsonl`."""
     model: str
     step: int | None
-    """Step of the checkpoint, None for a model without a run."""
+    """Step of the checkpoint. None for a model without a run."""
     sets: Mapping[str, SetResult]
 
 
@@ -48,7 +48,8 @@ def set_result(name: str, groups: Sequence[RolloutGroup], samples: int) -> SetRe
     """Compute the estimates of one set.
 
     Args:
-        groups: at least one, each with `samples` responses.
+        groups: the prompts with their responses, at least one group.
+        samples: number of responses in each group.
     """
     right = [sum(passed(episode.reward) for episode in group.episodes) for group in groups]
     rewards = [fmean(earned(episode.reward) for episode in group.episodes) for group in groups]
@@ -56,12 +57,12 @@ def set_result(name: str, groups: Sequence[RolloutGroup], samples: int) -> SetRe
     estimates |= {f"pass@{k}": share([pass_at_k(samples, count, k) for count in right], samples) for k in sizes(samples)[1:]}
     estimates[f"avg@{samples}"] = average(rewards)
     metrics = validation_metrics(name, groups, samples)
-    del metrics[f"val/{name}/policy_version"]  # weights are not updated here
+    del metrics[f"val/{name}/policy_version"]  # the weights are not updated during an evaluation
     return SetResult(len(groups), samples, estimates, metrics)
 
 
 def sample_record(name: str, group: RolloutGroup) -> dict[str, Any]:
-    """Return a line of `samples.jsonl` with one prompt and its responses. `row` is the row of the data."""
+    """Return the record of `samples.jsonl` for one prompt: the prompt, its responses, and the `row` of the data."""
     record = group_record(0, group)
     del record["step"]
     for response, episode in zip(record["responses"], group.episodes, strict=True):
@@ -70,7 +71,7 @@ def sample_record(name: str, group: RolloutGroup) -> dict[str, Any]:
 
 
 def write_results(result: EvaluationResult, facts: Mapping[str, Any]) -> None:
-    """Write `evaluation.json` with the results, and `facts` on the evaluation."""
+    """Write `evaluation.json` with the results. `facts` are additional entries that describe the evaluation."""
     record = {
         "model": result.model,
         "step": result.step,
@@ -82,7 +83,7 @@ def write_results(result: EvaluationResult, facts: Mapping[str, Any]) -> None:
 
 
 def result_table(result: EvaluationResult) -> Table:
-    """Return the estimates for a terminal."""
+    """Return a table of the estimates for a terminal."""
     table = Table(box=None)
     for column in ("set", "", "estimate", f"{CONFIDENCE:.0%} interval"):
         table.add_column(column)

@@ -1,4 +1,4 @@
-"""Runs an evaluation from start to results, with the parts of a run except the learner."""
+"""Runs an evaluation, with the components of a training run except the learner."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def run(evaluation: Evaluation) -> EvaluationResult:
     """Answer every held-out prompt, score the answers, and write the results.
 
     Raises:
-        BadInput: data, model, rewards or the output folder cannot be used.
-        RollError: a part failed.
-        KeyboardInterrupt: it was interrupted; the samples so far are written.
+        BadInput: the data, the model, the rewards or the output folder cannot be used.
+        RollError: a part of the run failed.
+        KeyboardInterrupt: the user interrupted the evaluation. The samples that were finished are in `samples.jsonl`.
     """
     config, plan, subject = evaluation.config, evaluation.plan, evaluation.subject
     folder = _new_folder(Path(config.output_dir))
@@ -70,9 +70,10 @@ def run(evaluation: Evaluation) -> EvaluationResult:
 
 
 def _inputs(evaluation: Evaluation, config: RlvrConfig) -> HeldOutInputs:
-    """
+    """Return the held-out prompts and the models of the rewards.
+
     Raises:
-        BadInput: what `prepare` raises; faults of the data name the options of the request.
+        BadInput: see `prepare`. Faults of the data name the option of the command line instead of the configuration key.
     """
     try:
         return prepare(config)
@@ -97,14 +98,18 @@ async def _answers(
 
 
 class Progress:
-    """Writes finished samples and prints the progress of each set."""
+    """Writes finished samples, and prints the progress of each set."""
 
     def __init__(self, samples: BinaryIO, prompts: Mapping[str, int]) -> None:
-        """`prompts` is the number of prompts of each set."""
+        """
+        Args:
+            samples: file to write to.
+            prompts: number of prompts of each set.
+        """
         self._samples, self._prompts, self._done = samples, prompts, Counter[str]()
 
     def finished(self, name: str, group: RolloutGroup) -> None:
-        """Record a prompt whose responses are scored.
+        """Write a prompt with its scored responses, and report the progress.
 
         Raises:
             OSError: the samples cannot be written.
@@ -133,25 +138,26 @@ def _facts(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _new_folder(folder: Path) -> Path:
-    """
+    """Create the folder for the results, and return it.
+
     Raises:
-        ConfigError: it holds results, or cannot be made.
+        ConfigError: the folder already holds results, or cannot be created.
     """
     if (folder / RESULTS_FILE).exists():
-        raise ConfigError([Fault("--output", f"'{folder}' holds the results of an evaluation", "give another folder, or remove it")])
+        raise ConfigError([Fault("--output", f"'{folder}' already holds the results of an evaluation", "give another folder or remove it")])
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError([Fault("--output", f"'{folder}' cannot be made: {error.strerror}", "give another folder")]) from None
+        raise ConfigError([Fault("--output", f"'{folder}' cannot be created: {error.strerror}", "give another folder")]) from None
     return folder
 
 
 @contextmanager
 def _weights(subject: Subject, folder: Path) -> Iterator[str]:
-    """Yield the folder of the model to load. For a checkpoint it is a temporary folder with the exported weights.
+    """Yield the folder or Hub id of the model to load. For a checkpoint it is a temporary folder with the exported weights.
 
     Raises:
-        DataError: there is no room for it.
+        DataError: the exported weights cannot be written.
     """
     if subject.trained is None:
         yield subject.model
@@ -164,6 +170,6 @@ def _weights(subject: Subject, folder: Path) -> Iterator[str]:
             export(source.checkpoint, out, "hf" if source.model_args.lora_target is None else "merged")
         except OSError as error:
             raise DataError(
-                [Fault(str(out), f"the weights cannot be written: {error}", "free space, or give --output elsewhere")]
+                [Fault(str(out), f"the weights cannot be written: {error}", "free disk space, or set --output to another disk")]
             ) from error
         yield str(out.absolute())

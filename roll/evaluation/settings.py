@@ -1,4 +1,4 @@
-"""Builds a checked configuration from a request: that of a run that generates and scores, without a started learner."""
+"""Builds and checks the configuration of an evaluation: that of an RLVR run whose learner is never started."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEPT = (
     *("prompt_length", "response_length", "sequence_length", "seed", "time_sharing", "num_gpus_per_node", "gpu_memory_gib"),
     *("system_envs", "deadlines", "max_running_samples"),
 )
-"""Root keys that an evaluation takes from its run."""
+"""Root keys that an evaluation copies from the configuration of its run."""
 OWN_OF_LEARNER = ("model_name_or_path", "lora_target", "lora_rank", "lora_alpha", "lora_dropout")
 LENGTH = "--max-new-tokens"
 PLACES = (
@@ -44,9 +44,9 @@ PLACES = (
     (re.compile(r"^actor_(train|infer)\.device_mapping$"), "--devices"),
     (re.compile(r"^validation\.sets\.[^.]+\.generating_args\.num_return_sequences$"), "--samples"),
 )
-"""Options of the user for these places of the configuration."""
+"""Pairs of (pattern of a configuration key, command-line option that sets it), for error messages."""
 NO_TAG = "no tag"
-"""Name of a column that no data has. One reward then scores all rows, whatever their tags."""
+"""Name of a tag column that no data has, so that one reward scores all rows, whatever their tags."""
 UNNAMED = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -62,10 +62,10 @@ class Evaluation:
 
 
 def plan_evaluation(request: Request, subject: Subject) -> Evaluation:
-    """Check the request, and plan.
+    """Check the request, and plan the evaluation.
 
     Raises:
-        ConfigError: with every fault found.
+        ConfigError: the request or the resulting configuration is invalid. Lists every fault found.
     """
     settings = _overridden(_settings(request, subject), request.overrides)
     with warnings.catch_warnings(record=True) as caught:
@@ -77,20 +77,20 @@ def plan_evaluation(request: Request, subject: Subject) -> Evaluation:
             plan = make_plan(loaded.config, loaded.faults)
         except ConfigError as error:
             raise ConfigError(list(dict.fromkeys(as_asked(fault, request) for fault in error.faults))) from None
-    assert isinstance(loaded.config, RlvrConfig), "its pipeline is rlvr"
+    assert isinstance(loaded.config, RlvrConfig), "the pipeline of an evaluation is rlvr"
     texts = [*(str(one.message) for one in caught), *plan.warnings]
     config = loaded.config
     return Evaluation(request, subject, config, inference_plan(config, plan), tuple(dict.fromkeys(texts)))
 
 
 def as_asked(fault: Fault, request: Request) -> Fault:
-    """Return a fault at the option where the user gave the value."""
+    """Return the fault with the command-line option in place of the configuration key, if an option set the value."""
     place = fault.place
     for pattern, said in PLACES:
         place = pattern.sub(said, place)
     if request.reward and place == f"rewards.{_domain(request.reward)}.reward":
         place = "--reward"
-    remedy = f"{fault.remedy}; {LENGTH} N sets response_length, prompt_length=N the other" if place == LENGTH else fault.remedy
+    remedy = f"{fault.remedy}; {LENGTH} N sets response_length, and prompt_length=N sets prompt_length" if place == LENGTH else fault.remedy
     return replace(fault, place=place, remedy=remedy)
 
 
@@ -102,7 +102,7 @@ def _overridden(settings: Mapping[str, Any], words: Sequence[str]) -> DictConfig
         merged = OmegaConf.merge(OmegaConf.create(dict(settings)), OmegaConf.from_dotlist(list(words)))
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
         problem = f"{' '.join(words)} cannot be read: {error}"
-        raise ConfigError([Fault("command line", problem, "write key=value with a value in YAML")]) from None
+        raise ConfigError([Fault("command line", problem, "write key=value, with a YAML value")]) from None
     assert isinstance(merged, DictConfig)
     return merged
 
@@ -118,8 +118,8 @@ def _settings(request: Request, subject: Subject) -> dict[str, Any]:
     rewards = {_domain(request.reward): {"reward": request.reward}} if request.reward else _given(run).get("rewards", {})
     environments = {} if request.reward else _given(run).get("environments", {})
     if not rewards and not environments:
-        remedy = "name what scores the answers: math_rule, exact_match, ..., or your own as package.module:function"
-        raise ConfigError([Fault("--reward", "missing, and there is no run whose rewards would score them", remedy)])
+        remedy = "name the reward that scores the answers: math_rule, exact_match, ..., or your own as package.module:function"
+        raise ConfigError([Fault("--reward", "missing, and there is no run whose rewards could be used", remedy)])
     settings = kept | {
         "pipeline": "rlvr",
         "exp_name": UNNAMED.sub("_", subject.name)[:100] or "model",
@@ -150,12 +150,12 @@ def _settings(request: Request, subject: Subject) -> dict[str, Any]:
 
 
 def _domain(reward: str) -> str:
-    """Return the single domain of a reward that scores all rows."""
+    """Return the name of the single domain for a reward that scores all rows."""
     return UNNAMED.sub("_", reward.rpartition(":")[2]).replace(".", "_") or "reward"
 
 
 def output_folder(request: Request, subject: Subject) -> Path:
-    """Return the folder of the results: beside the run, or below `output/evaluations`."""
+    """Return the folder for the results: the requested one, else one in the run folder, else one in `output/evaluations`."""
     if request.output is not None:
         return request.output
     if subject.trained:
@@ -164,7 +164,7 @@ def output_folder(request: Request, subject: Subject) -> Path:
 
 
 def _engine(request: Request, run: Config | None) -> dict[str, Any]:
-    """The block `actor_infer`."""
+    """Return the block `actor_infer`."""
     own = _given(run).get("actor_infer", {}) if isinstance(run, RlvrConfig) else {}
     role = {key: value for key, value in own.items() if key in ("strategy_args", "device_mapping", "world_size", "system_envs")}
     trained = own.get("model_args", {}) if own else _model_args(run)
@@ -181,14 +181,14 @@ def _engine(request: Request, run: Config | None) -> dict[str, Any]:
 
 
 def _devices(request: Request, own: Mapping[str, Any], run: Config | None) -> list[int] | None:
-    """Return the GPUs of the engine: the requested ones, those of the run's engine, or else the first one of this machine, if any."""
+    """Return the GPUs of the engine, or None for the CPU: the requested ones, else those of the run, else the first of this machine."""
     if request.devices is not None:
         return list(request.devices) or None
     if own:
         return own.get("device_mapping")
     if run is not None and learner(run)[1].device_mapping is None:
         return None
-    import torch  # Imported here, so that `--help` and a wrong path do not need it.
+    import torch  # Imported here, so that `--help` and the report of a wrong path do not need it.
 
     return [0] if torch.cuda.device_count() else None
 
@@ -198,7 +198,7 @@ def _usual_strategy() -> str:
 
 
 def _model_args(run: Config | None) -> dict[str, Any]:
-    """Return `dtype` and `trust_remote_code` of the trained model of a run without an engine."""
+    """Return `dtype` and `trust_remote_code` of the model that a run trained."""
     if run is None:
         return {}
     given = _plain(learner(run)[1].model_args)
@@ -232,12 +232,12 @@ def _sets(request: Request, run: Config | None) -> dict[str, Any]:
         found[name] = block | ({"rows": dict(one.rows)} if one.rows else {})
     if not found:
         problem = "missing, and the run has no validation sets" if run else "missing"
-        raise ConfigError([Fault("--data", problem, "give a file with held-out prompts, and --reward for what scores the answers")])
+        raise ConfigError([Fault("--data", problem, "give a file with held-out prompts, and a reward function with --reward")])
     return found
 
 
 def _names(files: Sequence[str]) -> dict[str, str]:
-    """Return a name for each file: the end of its path, numbered if it is not unique."""
+    """Return the files by the names of their sets. A name is the stem of the path, numbered if it is not unique."""
     found: dict[str, str] = {}
     for file in files:
         stem = UNNAMED.sub("_", Path(file).stem) or "data"
@@ -250,7 +250,7 @@ def _names(files: Sequence[str]) -> dict[str, str]:
 
 
 def _rows(request: Request, file: str, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the block `data_args` of one file: the run's columns and template, except for requested ones."""
+    """Return the block `data_args` of one file: the columns and the template of the run, overridden by those of the request."""
     keys = ("template", "prompt", "messages", "system", "tag", "id", "split")
     block = {key: value for key, value in columns.items() if key in keys} | {"file_name": file}
     asked = {"template": request.template, "split": request.split, "prompt": request.prompt, "messages": request.messages}
@@ -263,7 +263,7 @@ def _rows(request: Request, file: str, columns: Mapping[str, Any]) -> dict[str, 
 
 
 def _columns(run: Config | None) -> dict[str, Any]:
-    """Return `data_args` of the rows that a run was trained on."""
+    """Return {"data_args": ...} of the rows that a run was trained on, or an empty dictionary."""
     rows: DataConfig | None = learner(run)[1].data_args if run else None
     return {"data_args": _plain(rows)} if rows else {}
 
@@ -273,7 +273,7 @@ def _given(run: Config | None) -> dict[str, Any]:
 
 
 def _plain(block: BaseModel) -> dict[str, Any]:
-    """Return the keys of a block without default values, in JSON's types, without the secrets that a run's config.yaml hides."""
+    """Return the keys of a block that differ from the defaults, as JSON values, without secrets that the run's config.yaml hides."""
     return _shown(block.model_dump(mode="json", exclude_defaults=True))
 
 

@@ -12,7 +12,7 @@ from roll.errors import ConfigError, Fault
 from roll.export.source import CHECKPOINTS, CONFIG, CheckpointSource, find_source, read_run
 
 PLACE = "SUBJECT"
-"""Place named in faults of the first argument."""
+"""Place that faults of the first argument name."""
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,22 @@ class Trained:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, with its run, if any."""
+    """The model to evaluate."""
 
     name: str
-    """Name of its results."""
+    """Name of the results."""
     model: str
-    """Folder or Hub name; for a run that of the initial model."""
+    """Folder or Hub id of the model. For a checkpoint, that of the model from which the training started."""
     trained: Trained | None
+    """The checkpoint and its run. None for a model without a run."""
 
 
 def find_subject(text: str) -> Subject:
-    """Find a run folder's newest whole checkpoint, a checkpoint's folder, a Hugging Face folder, or a Hub id.
+    """Return the subject for a run folder (its newest complete checkpoint), a checkpoint folder, a Hugging Face folder or a Hub id.
 
     Raises:
-        ConfigError: it is a folder, but none of them.
-        CheckpointError: the checkpoint is not whole.
+        ConfigError: the folder has no checkpoint, belongs to a reward model, or holds only an adapter; or its configuration is unreadable.
+        CheckpointError: the checkpoint is incomplete or damaged.
     """
     path = Path(text)
     of_run = (path / CONFIG).is_file() or (path / CHECKPOINTS).is_dir()
@@ -54,8 +55,8 @@ def find_subject(text: str) -> Subject:
         step = LoopState.read(source.checkpoint).step
         return Subject(f"{run.name}-step_{step}", source.model, Trained(source, run, read_run(run), step))
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
-        remedy = "give the run folder, or merge it first: python -m roll.export RUN OUT --format merged"
+        remedy = "give the run folder, or merge the adapter first: python -m roll.export RUN OUT --format merged"
         raise ConfigError([Fault(PLACE, f"'{text}' holds an adapter without its model", remedy)])
-    # Exports of two runs are both called `export`.
+    # The parent's name distinguishes the exports of two runs, which are both called `export`.
     name = f"{path.absolute().parent.name}-{path.name}" if path.is_dir() else path.name
     return Subject(name or text, text, None)

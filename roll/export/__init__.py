@@ -1,1 +1,1 @@
-"""Converts a run's checkpoint for other tools and other machines."""
+"""Converts a checkpoint for use by other tools, or by any number of ranks."""

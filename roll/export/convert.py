@@ -1,4 +1,4 @@
-"""Converts a checkpoint into folders for transformers, PEFT and vLLM, or into a checkpoint for any number of ranks."""
+"""Converts a checkpoint to a folder for transformers, PEFT and vLLM, or to a checkpoint for any number of ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILE_BYTES = 4 << 30
 
 
 def write_hf(source: CheckpointSource, out: Path, exact: bool) -> None:
-    """Write all weights of a fully trained policy as a Hugging Face folder; with `exact` the optimizer's fp32 weights."""
+    """Write all weights of a fully trained policy as a Hugging Face folder. With `exact`, write the fp32 weights of the optimizer."""
     found = deepspeed_files.weights(source.checkpoint, as_held=not exact)
     model = _empty_model(source)
     view = WeightView(model)
@@ -35,7 +35,7 @@ def write_hf(source: CheckpointSource, out: Path, exact: bool) -> None:
 
 
 def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
-    """Write the base model with the adapter merged in, as in a weight sync, as a Hugging Face folder; with `exact` in fp32."""
+    """Write the base model with the adapter merged in, as a weight sync does, as a Hugging Face folder. With `exact`, merge in fp32."""
     base: Any = load_causal_model(source.model, source.model_args, packed=False)
     if exact:
         base.float()
@@ -51,7 +51,7 @@ def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
 
 
 def write_peft(source: CheckpointSource, out: Path) -> None:
-    """Write the trainer's adapter as a PEFT folder."""
+    """Write the trained adapter as a PEFT folder."""
     model = add_lora(_empty_model(source), source.model_args, source.seed)
     found = deepspeed_files.weights(source.checkpoint, as_held=True)
     names = {spec.name: spec.name.replace(".weight", f".{ADAPTER}.weight") for spec in WeightView(model).adapter_specs()}
@@ -62,14 +62,14 @@ def write_peft(source: CheckpointSource, out: Path) -> None:
 def write_universal(source: CheckpointSource, out: Path) -> None:
     """Write a checkpoint that any number of ranks can resume from. Its manifest is written last."""
     state = LoopState.read(source.checkpoint)
-    for states in source.checkpoint.rglob(deepspeed_files.TAG):  # the policy's, and a critic's in a folder of its own
+    for states in source.checkpoint.rglob(deepspeed_files.TAG):  # of the policy, and of a critic in its own folder
         deepspeed_files.to_universal(states.parent, out / states.parent.relative_to(source.checkpoint))
     state.write(out)
     seal(out, state.step, sequence=1, required=[LOOP_FILE])
 
 
 def _empty_model(source: CheckpointSource) -> PreTrainedModel:
-    """Build the model's modules without memory. Raises DataError if its configuration cannot be read."""
+    """Build the model's modules on the meta device, without memory for weights. Raises DataError if its configuration cannot be read."""
     try:
         config = AutoConfig.from_pretrained(source.model, trust_remote_code=source.model_args.trust_remote_code)
     except (OSError, ValueError) as error:
@@ -92,5 +92,5 @@ def _tokenizer(source: CheckpointSource) -> PreTrainedTokenizerBase:
 
 def _weight(found: Mapping[str, Tensor], name: str, source: CheckpointSource) -> Tensor:
     if name not in found:
-        raise CheckpointError(f"{source.checkpoint} holds no weights of {name}: it is not of the model '{source.model}'")
+        raise CheckpointError(f"{source.checkpoint} has no weights for {name}: it does not belong to the model '{source.model}'")
     return found[name]

@@ -22,22 +22,22 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True)
 class CheckpointSource:
-    """A whole checkpoint and its run's configuration."""
+    """A complete checkpoint, and the settings of its run that an export needs."""
 
     checkpoint: Path
     model: str
-    """Folder or Hub name of the initial model."""
+    """Folder or Hub id of the model from which the training started."""
     model_args: ModelConfig
     seed: int
     pipeline: str
 
 
 def find_source(path: Path) -> CheckpointSource:
-    """Find a checkpoint by its own folder, or the newest whole one of a run folder.
+    """Find the checkpoint in a checkpoint folder, or the newest complete checkpoint of a run folder.
 
     Raises:
-        ConfigError: the path is neither, or the run folder's configuration is missing or cannot be read.
-        CheckpointError: the checkpoint is not whole.
+        ConfigError: the path is neither, or the run's configuration is missing or cannot be read.
+        CheckpointError: the checkpoint is incomplete or damaged.
     """
     store = CheckpointStore(path / CHECKPOINTS, keep=1)
     is_run = store.folder.is_dir()
@@ -61,12 +61,12 @@ def read_run(run: Path) -> Config:
     """Read the configuration that a run wrote into its folder.
 
     Raises:
-        ConfigError: it is missing or cannot be read.
+        ConfigError: the configuration is missing or cannot be read.
     """
     if not (run / CONFIG).is_file():
-        raise ConfigError([Fault("checkpoint", f"there is no {run / CONFIG}", "a checkpoint is read from within its run folder")])
+        raise ConfigError([Fault("checkpoint", f"there is no {run / CONFIG}", "give a checkpoint that is still in its run folder")])
     try:
         written = OmegaConf.load(run / CONFIG)
     except (OSError, YAMLError) as error:
-        raise ConfigError([Fault(str(run / CONFIG), f"cannot be read: {error}", "bring back the file that the run wrote")]) from error
+        raise ConfigError([Fault(str(run / CONFIG), f"cannot be read: {error}", "restore the file that the run wrote")]) from error
     return load_config(written, (), imports=False)  # pyright: ignore[reportArgumentType]

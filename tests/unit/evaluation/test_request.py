@@ -133,7 +133,7 @@ def test_a_fault_names_the_option_that_mends_it() -> None:
     request = request_of(["model", "--data", "easy.jsonl", "--reward", "exact_match"])
     assert as_asked(Fault("data_args.template", "is 'native'", "set it"), request) == Fault("--template", "is 'native'", "set it")
     too_long = as_asked(Fault("response_length", "too long", "keep it within 64"), request)
-    assert too_long.remedy == "keep it within 64; --max-new-tokens N sets response_length, prompt_length=N the other"
+    assert too_long.remedy == "keep it within 64; --max-new-tokens N sets response_length, and prompt_length=N sets prompt_length"
 
 
 def test_an_adapter_by_itself_is_refused(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +147,7 @@ def test_results_are_not_overwritten(world: Path, capsys: pytest.CaptureFixture[
     (world / "done").mkdir()
     (world / "done" / "evaluation.json").touch()
     assert main(["model", "--data", "easy.jsonl", "--reward", "exact_match", "--output", "done"]) == 2
-    assert "--output: 'done' holds the results of an evaluation" in capsys.readouterr().err
+    assert "--output: 'done' already holds the results of an evaluation" in capsys.readouterr().err
 
 
 def test_a_wrong_option_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ def test_a_place_where_no_folder_can_be_is_refused(checkpoint: Path, tmp_path: P
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "policy"
     assert main([str(checkpoint), str(out)]) == 2
-    assert f"out: '{out}' cannot be made: " in capsys.readouterr().err
+    assert f"out: '{out}' cannot be created: " in capsys.readouterr().err
 
 
 def test_a_model_that_is_no_longer_there_is_named(

@@ -44,7 +44,7 @@ def test_a_reward_model_does_not_become_a_language_model(
         assert main(words) == 2
         said = capsys.readouterr().err
         assert f"--format: '{form or forms[0]}', but the run did not train a language model" in said
-        assert "give universal; the reward model itself is in export/ of the run folder" in said
+        assert "set it to universal; the reward model itself is in export/ of the run folder" in said
         assert not (tmp_path / "out").exists()
 
 
