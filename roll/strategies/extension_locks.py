@@ -1,8 +1,8 @@
-"""Locks in torch's cache of compiled extensions, such as DeepSpeed's ops. One process compiles at a time, and no lock outlives its owner.
+"""Locks in torch's cache of compiled extensions, such as DeepSpeed's ops. One process compiles at a time, and stale locks are removed.
 
-torch locks an extension's folder by creating the file `lock` in it (`torch.utils.file_baton`). It keeps the file open and removes it at
-the end. A process that is killed leaves the file, and every later one waits for it without a deadline. The file names no owner: this module
-finds the process that has it open.
+torch locks the folder of an extension by creating the file `lock` in it (`torch.utils.file_baton`). It keeps the file open and removes it
+after the compilation. A killed process leaves the file behind, and all later processes wait for it without a timeout. The file does not
+record its owner, so this module searches for the process that has it open.
 """
 
 from __future__ import annotations
@@ -26,54 +26,54 @@ LOG = logging.getLogger(__name__)
 LOCK = "lock"
 """Name of torch's lock file."""
 TURN = "roll_deepspeed_ops.lock"
-"""File in the cache that roll's processes lock by `roll.system.locks` before they compile. The lock ends with its process."""
+"""File in the cache that roll's processes lock with `roll.system.locks` before they compile. The lock ends when its process ends."""
 OWNER = "roll_owner"
-"""File in an extension's folder with the host and the process of roll that compiles there."""
+"""File in an extension's folder that records the host and the process of roll that compiles there."""
 LONGEST_COMPILATION = 3600.0
-"""Seconds. Nobody compiles in a folder that has not changed for so long, even if not all processes are visible."""
-REMEDY = "end that process if it hangs; if it is gone, remove the file, which roll does itself once its folder has not changed for an hour"
+"""Seconds without a change in a folder after which no process can still be compiling there, not even one that is not visible."""
+REMEDY = "end that process if it hangs; if it no longer exists, remove the file (roll does so after an hour without changes in its folder)"
 SILENCE = 5.0
-"""Seconds of waiting for another process of roll before the wait is logged."""
+"""Seconds to wait for another process of roll before the wait is logged."""
 POLL = 0.5
 """Seconds between two checks of a lock that another process holds."""
 LONGEST_COMMAND = 120
-"""Number of characters of a command that messages show."""
+"""Largest number of characters of a command line in messages."""
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay"}
-"""File systems that no other host can write to."""
+"""Types of file systems to which no other host can write."""
 FIRST_NAMESPACE = "pid:[4026531836]"
-"""The kernel's first process namespace (`PROC_PID_INIT_INO`), in which all processes of the host are seen."""
+"""The kernel's initial PID namespace (`PROC_PID_INIT_INO`), in which all processes of the host are visible."""
 
 
 @dataclass(frozen=True)
 class ExtensionLock:
-    """A file `lock` in the cache."""
+    """A lock file of torch in the cache."""
 
     path: Path
     holder: str | None
-    """The compiling process, as `process 4711 (ninja -v)`. None if it has ended."""
+    """Description of the compiling process, such as `process 4711 (ninja -v)`. None if the process has ended."""
 
     def __str__(self) -> str:
         return f"{self.holder} holds {self.path}" if self.holder else f"{self.path} was left by a process that is gone"
 
 
 def extension_cache() -> Path:
-    """Return the folder below which torch compiles extensions."""
+    """Return the folder in which torch compiles extensions."""
     if folder := os.environ.get("TORCH_EXTENSIONS_DIR"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
 
 
 def extension_locks(cache: Path) -> list[ExtensionLock]:
-    """Return all locks of a cache, with and without a holder."""
+    """Return all locks in a cache, including stale ones without a holder."""
     paths = sorted(path for pattern in (f"*/{LOCK}", f"*/*/{LOCK}") for path in cache.glob(pattern) if path.is_file())
     return [lock for lock in map(examine, paths) if lock]
 
 
 def examine(path: Path) -> ExtensionLock | None:
-    """Return the holder of a lock, None if there is no such file.
+    """Return a lock with its holder, or None if there is no such file.
 
-    A process of another host, container or user cannot be seen. Where one may have made the file, it is taken to hold the lock until
-    nothing in the folder has changed for LONGEST_COMPILATION.
+    Processes of other hosts, containers or users are not visible. If such a process may have created the file, it counts as the holder
+    until the folder has not changed for LONGEST_COMPILATION seconds.
     """
     try:
         lock = path.stat()
@@ -92,12 +92,12 @@ def examine(path: Path) -> ExtensionLock | None:
 
 @contextmanager
 def turn_to_compile(folder: Path, seconds: float, who: str) -> Iterator[None]:
-    """Let only this process compile in an extension's folder of the cache. A lock that a dead process left there is removed.
+    """Ensure that only this process compiles while the block lasts. A stale lock in `folder`, an extension's folder, is removed.
 
-    `who` is this process in what is logged.
+    `who` describes this process in log messages and errors.
 
     Raises:
-        TimeoutError: another process compiles and was not done within `seconds`; it is named.
+        TimeoutError: another process was still compiling after `seconds`. The message names that process.
     """
     cache = extension_cache()
     cache.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def turn_to_compile(folder: Path, seconds: float, who: str) -> Iterator[None]:
 
 
 def _wait_for_release(path: Path, deadline: float, seconds: float, who: str) -> None:
-    """Wait until nobody holds a lock and its file is gone."""
+    """Wait until no process holds a lock and its file is removed."""
     named = None
     while lock := examine(path):
         if lock.holder is None:
@@ -138,13 +138,13 @@ def _wait_for_release(path: Path, deadline: float, seconds: float, who: str) -> 
 
 
 def _tell(who: str, extension: str, holder: str) -> None:
-    """Report a wait in the log and as the stage of this process."""
+    """Report the wait in the log and as the current stage of this process."""
     LOG.warning("%s waits to compile %s: %s", who, extension, holder)
     enter(f"waiting to compile {extension}: {holder}")
 
 
 def _at_work(cache: Path) -> str:
-    """Return the op that another process of roll compiles at present."""
+    """Return a description of the compilation that another process is running."""
     locks = "; ".join(str(lock) for lock in extension_locks(cache) if lock.holder)
     return locks or f"another process of roll holds {cache / TURN}"
 
@@ -157,9 +157,9 @@ def _holders(path: Path, lock: os.stat_result) -> list[str]:
             if _has_open(process, lock) or _builds_in(process, path.parent):
                 holders.append(_described(process))
         except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
-            continue  # it has ended
+            continue  # the process has ended
         except (PermissionError, psutil.AccessDenied):
-            continue  # another user's, or one such as ssh-agent that lets nobody look into it; an interpreter of this user does
+            continue  # a process of another user, or a protected one such as ssh-agent, but never a Python process of this user
     return holders
 
 
@@ -169,12 +169,12 @@ def _has_open(process: psutil.Process, lock: os.stat_result) -> bool:
 
 
 def _builds_in(process: psutil.Process, folder: Path) -> bool:
-    """Whether a process is the build tool. It may outlive the process that started it, and does not have the lock open."""
+    """Return whether a process is ninja building in the folder. It may outlive its parent, and does not have the lock open."""
     return process.name() == "ninja" and _leads_to(f"/proc/{process.pid}/cwd", folder.name, folder.stat())
 
 
 def _leads_to(link: str, name: str, file: os.stat_result) -> bool:
-    """Whether a link of /proc leads to a file. Only files of that name are checked: on a dead network mount `stat` never returns."""
+    """Return whether a link in /proc points to a file. `stat` may hang on a dead network mount, so it is called only if names match."""
     try:
         return Path(os.readlink(link)).name == name and os.path.samestat(os.stat(link), file)
     except FileNotFoundError:  # closed, or removed
@@ -187,12 +187,12 @@ def _described(process: psutil.Process) -> str:
 
 
 def _place() -> str:
-    """Return a name of this host and its process namespace. Processes of the same place see each other."""
+    """Return a name for this host and PID namespace. Processes with the same name are visible to each other."""
     return f"{socket.gethostname()}, {os.readlink('/proc/self/ns/pid')}"
 
 
 def _recorded(folder: Path) -> tuple[str, str]:
-    """Return place and description of the last process of roll that did not finish compiling here; empty if there is none."""
+    """Return place and description of the process of roll that last started to compile here and did not finish, or empty strings."""
     try:
         place, _, owner = (folder / OWNER).read_text(encoding="utf-8").strip().partition("\n")
     except FileNotFoundError:
@@ -201,17 +201,18 @@ def _recorded(folder: Path) -> tuple[str, str]:
 
 
 def _is_private(path: Path) -> bool:
-    """Whether no process of another host or container can reach a file."""
+    """Return whether a file is out of reach of other hosts and containers."""
     file = path.resolve()
     mounts = [mount for mount in psutil.disk_partitions(all=True) if file.is_relative_to(mount.mountpoint)]
-    mount = max(reversed(mounts), key=lambda mount: len(mount.mountpoint), default=None)  # of several on one folder the last one counts
+    # If several file systems are mounted on one folder, the last one counts.
+    mount = max(reversed(mounts), key=lambda mount: len(mount.mountpoint), default=None)
     if mount is None or mount.fstype not in LOCAL:
         return False
     return mount.mountpoint == "/" or os.readlink("/proc/self/ns/pid") == FIRST_NAMESPACE
 
 
 def _last_change(folder: Path) -> float:
-    """Seconds of the epoch."""
+    """Return the time of the last change in a folder, in seconds since the epoch."""
     changes = [folder.stat().st_mtime]
     for entry in os.scandir(folder):
         with suppress(FileNotFoundError):

@@ -1,9 +1,9 @@
-"""Keep an update whose loss or gradient is not finite from the optimizer, on all ranks, and say where it came from.
+"""Skips updates with a non-finite loss or gradient on all ranks, and reports where the non-finite value came from.
 
-The gradients of an update are reduced over ranks, so one that is not finite is so on every rank: DeepSpeed sees it in the
-norm and skips the step, before it touches weights, optimizer states or the schedule. What DeepSpeed cannot see is put where
-it can (a loss that is not finite though its gradient is), and whether it did skip is checked. Nothing here waits for the
-device, but after a skipped update and at the end of a training step.
+Gradients are reduced over ranks, so a non-finite gradient reaches every rank. DeepSpeed detects it in the gradient norm and skips the
+step before weights, optimizer states or the schedule change. DeepSpeed does not detect a non-finite loss with finite gradients, so
+this module makes its gradients non-finite. It also verifies that DeepSpeed did skip the update. The host waits for the device only after a
+skipped update and at the end of a training step.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ class Culprit:
     """The first non-finite value of a skipped update."""
 
     micro_batch: int
-    """Index of the micro-batch in the rank's update, from 0."""
+    """Index of the micro-batch in the rank's update, starting at 0."""
     rank: int
     what: str
-    """`loss`, or the name of the parameter with the first non-finite gradient in the backward pass."""
+    """`loss`, or the name of the parameter whose gradient was the first non-finite one in the backward pass."""
     samples: tuple[int, ...]
-    """Positions of the sequences in the step's batch."""
+    """Positions of the micro-batch's sequences in the step's batch."""
 
     def __str__(self) -> str:
         what = "the loss" if self.what == LOSS else f"the gradient of {self.what}"
-        of = f"samples {', '.join(map(str, self.samples))} of the step" if self.samples else "it holds no sample"
+        of = f"samples {', '.join(map(str, self.samples))} of the step" if self.samples else "a filler without samples"
         return f"{what} is not finite in micro-batch {self.micro_batch} of rank {self.rank} ({of})"
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A micro-batch's loss and sums of gradients, on the device. A sum is finite if all of its terms are."""
+    """The loss and the sum of each parameter's gradient of one micro-batch, on the device. A non-finite term makes its sum non-finite."""
 
     samples: tuple[int, ...]
     names: tuple[str, ...]
@@ -50,10 +50,10 @@ class _Seen:
 
 
 class FiniteWatch:
-    """Watches a trainer's losses, and its gradients before they are reduced."""
+    """Records the losses of a trainer, and its gradients before they are reduced."""
 
     def __init__(self, model: nn.Module, rank: Rank, max_consecutive: int) -> None:
-        """Watch the trained parameters of `model`. `max_consecutive` skipped updates in a row end the run; 0 means never."""
+        """Watch the trained parameters of `model`. `max_consecutive` skipped updates in a row raise an error; 0 means no limit."""
         self._rank, self._max_consecutive = rank, max_consecutive
         self._loss: Tensor | None = None
         self._sums: list[tuple[str, Tensor]] = []
@@ -72,23 +72,23 @@ class FiniteWatch:
         return note
 
     def loss(self, value: Tensor) -> Tensor:
-        """Note the loss of a micro-batch. A non-finite loss makes all its gradients non-finite."""
+        """Record the loss of a micro-batch. Return it, changed so that a non-finite loss makes all gradients non-finite."""
         self._sums.clear()
         self._loss = value.detach().float()
         return value * torch.where(torch.isfinite(value.detach()), 1.0, torch.nan)
 
     def ran(self, micro_batch: MicroBatch) -> None:
-        """Note the end of the micro-batch's backward pass."""
-        assert self._loss is not None, "a backward pass without a loss"
+        """Record the end of the micro-batch's backward pass."""
+        assert self._loss is not None, "`loss` was not called before the backward pass"
         names, sums = (LOSS, *(name for name, _ in self._sums)), [self._loss, *(each for _, each in self._sums)]
         self._seen.append(_Seen(micro_batch.samples, names, torch.stack(sums)))
         self._sums.clear()
 
     def settle(self, skipped: bool) -> None:
-        """Note the end of the update. All ranks call it with the same `skipped`.
+        """Record the end of the update. All ranks must call it with the same `skipped`.
 
         Raises:
-            NonFiniteError: the updates were skipped `max_consecutive` times in a row.
+            NonFiniteError: `max_consecutive` updates in a row were skipped.
         """
         seen, self._seen = self._seen, []
         if not skipped:
@@ -104,17 +104,17 @@ class FiniteWatch:
             raise NonFiniteError(f"{self._in_a_row} updates in a row were skipped; the first because {self._first}")
 
     def check(self) -> None:
-        """Check that every update that was made was finite. Waits for the device.
+        """Check that all applied updates were finite. Waits for the device.
 
         Raises:
-            NonFiniteError: one did.
+            NonFiniteError: a non-finite update was applied.
         """
         applied, self._applied = self._applied, []
         if applied and not bool(torch.stack(applied).all()):
-            raise NonFiniteError("DeepSpeed made an update with a gradient that is not finite; load a checkpoint from before it")
+            raise NonFiniteError("DeepSpeed made an update with a gradient that is not finite; resume from an earlier checkpoint")
 
     def _culprit(self, seen: Sequence[_Seen]) -> Culprit | None:
-        """Return the first non-finite value over all ranks, the same on each rank."""
+        """Return the first non-finite value over all ranks. Collective; the result is the same on all ranks."""
         found = self._first_here(seen)
         if self._rank.world_size == 1:
             return found

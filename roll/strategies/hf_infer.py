@@ -1,4 +1,4 @@
-"""transformers on one device: computes log-probs of given sequences, and generates where vLLM cannot run."""
+"""Strategies that run transformers on one device: scoring of given sequences, and generation on machines without vLLM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from roll.weight_sync.routes import Rendezvous, Route, Transport
 
 
 class HfScore(PackedScore):
-    """Implements `ScoreStrategy`, and `TeachStrategy` if the model is wrapped in a `PackedTeacher`."""
+    """Implements `ScoreStrategy`, and `TeachStrategy` if `settings.wrap` builds a teacher."""
 
     def __init__(self, settings: HfScoreSettings, rank: Rank) -> None:
         enter("loading the model")
@@ -45,7 +45,7 @@ class HfScore(PackedScore):
 
 
 class HfGenerate:
-    """Implements `GenerateStrategy`, one prompt at a time: correct and slow."""
+    """Implements `GenerateStrategy` one prompt at a time: correct but slow."""
 
     def __init__(self, settings: HfGenerateSettings, rank: Rank) -> None:
         self._settings, self._rank, self._device = settings, rank, rank.device
@@ -53,7 +53,7 @@ class HfGenerate:
         self._version = 0
         self._generates = asyncio.Lock()
         self._gate = RequestGate()
-        self._generated = self._prefilled = 0  # tokens since `activity` was asked for
+        self._generated = self._prefilled = 0  # tokens since the last call of `activity`
         self._missing: set[str] | None = None
         self._reader = BucketReader(Route(Transport.FILE, same_host=True), None, 0, torch.device(self._device))
 
@@ -64,12 +64,12 @@ class HfGenerate:
         with told_of_memory(self._rank, "loading the model"):
             self._base = load_causal_model(self._settings.model_path, self._settings.model_args, packed=False).eval()
             self._base.to(self._device)  # pyright: ignore[reportArgumentType]
-        # The model's own generation_config would change the sampling behind the user's back.
+        # The model's own generation_config would silently change the sampling.
         self._base.generation_config = GenerationConfig()
         self._model = self._base
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> AsyncGenerator[NumberedCompletions, None]:
-        """See `GenerateStrategy`. All samples of a call end together, and share the call's seed."""
+        """See `GenerateStrategy`. All samples of a call are yielded together and share one seed."""
         async with self._generates:
             with self._gate:
                 completions = await asyncio.to_thread(self._generate, token_ids, sampling, seed)
@@ -122,7 +122,7 @@ class HfGenerate:
         )
 
     def _end(self, token_ids: Ints, sampling: Sampling) -> tuple[int, FinishReason]:
-        """Return the length of a response and why it ended. The end-of-sequence tokens that follow are the batch's padding."""
+        """Return the length of a response and why it ended. Later end-of-sequence tokens are padding of the batch."""
 
         def has_stop_string(count: int) -> bool:
             return any(stop in self._tokenizer.decode(token_ids[:count]) for stop in sampling.stop)
@@ -136,7 +136,7 @@ class HfGenerate:
         return len(token_ids), FinishReason.STOP if has_stop_string(len(token_ids)) else FinishReason.LENGTH
 
     async def pause(self) -> None:
-        """See `GenerateStrategy`. Waits until the present prompt is answered."""
+        """See `GenerateStrategy`. Waits until the current prompt is finished."""
         await self._generates.acquire()
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
@@ -175,23 +175,23 @@ class HfGenerate:
         return self._version
 
     async def activity(self) -> EngineActivity:
-        """See `GenerateStrategy`. A prompt that waits for another one is not in flight."""
+        """See `GenerateStrategy`. A prompt that waits for another prompt does not count as in flight."""
         activity = EngineActivity(self._gate.take_busy_seconds(), self._generated, self._prefilled)
         self._generated = self._prefilled = 0
         return activity
 
     async def cause_of_death(self) -> str | None:
-        """See `GenerateStrategy`. The engine is a single process."""
+        """See `GenerateStrategy`. Always None, because the engine has no processes of its own."""
         return None
 
     async def offload(self, discard: bool) -> None:
-        """See `GenerateStrategy`. Keeps all weights: only the end of a sync shows which weights it did not send."""
+        """See `GenerateStrategy`. Keeps all weights even with `discard`, because a sync detects missing weights only at its end."""
         async with self._generates:
             await asyncio.to_thread(self._offload.offload, tensors_in([*self._model.parameters(), *self._model.buffers()]))
 
     async def onload(self, whole: bool) -> None:
         """See `GenerateStrategy`."""
-        with told_of_memory(self._rank, "coming back"):
+        with told_of_memory(self._rank, "returning to the device"):
             await asyncio.to_thread(self._offload.onload)
 
     async def close(self) -> None:

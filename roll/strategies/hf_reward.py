@@ -1,4 +1,4 @@
-"""A reward model in transformers, on one device: packed sequences in, a score for each out."""
+"""Runs a reward model in transformers on one device. Sequences are packed, and each gets one score."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Request:
 
 
 class HfReward:
-    """Implements `RewardStrategy`. Requests that arrive during a pass are processed together in the next one."""
+    """Implements `RewardStrategy`. Requests that arrive during a forward pass are processed together in the next pass."""
 
     def __init__(self, settings: HfRewardSettings, rank: Rank) -> None:
         self._settings, self._rank = settings, rank
@@ -62,8 +62,8 @@ class HfReward:
         except BaseException as error:
             for request in requests:
                 if not request.scores.done():
-                    request.scores.set_exception(error if isinstance(error, Exception) else RuntimeError("the forward pass was abandoned"))
-                    request.scores.exception()  # retrieve it, because there may be no waiter any more
+                    request.scores.set_exception(error if isinstance(error, Exception) else RuntimeError("the forward pass was cancelled"))
+                    request.scores.exception()  # mark it as retrieved, because its caller may no longer wait for it
             raise
         for request in requests:
             found = [next(scores) for _ in request.sequences]
@@ -73,7 +73,7 @@ class HfReward:
     @torch.no_grad()
     def _score(self, sequences: Sequence[Ints]) -> list[float]:
         with told_of_memory(self._rank, "scoring", FEWER_TOKENS):
-            # Read only when all is queued: the device need not wait for the host between two micro-batches.
+            # Read results only after all micro-batches are queued, so that the device does not wait for the host between them.
             parts = [self._model(packed_inputs(part, self._rank.device))[0] for part in packed(sequences, self._settings.token_budget)]
             return [score for part in parts for score in part.float().tolist()]
 
@@ -86,7 +86,7 @@ class HfReward:
     async def onload(self) -> None:
         """See `RewardStrategy`."""
         async with self._works:
-            with told_of_memory(self._rank, "coming back"):
+            with told_of_memory(self._rank, "returning to the device"):
                 await asyncio.to_thread(self._offload.onload)
 
     async def close(self) -> None:
@@ -95,7 +95,7 @@ class HfReward:
 
 
 def packed(sequences: Sequence[Ints], token_budget: int) -> Iterator[Sequences]:
-    """Pack neighbours into micro-batches of at most so many tokens. A longer sequence runs alone. Marks the last token of each sequence."""
+    """Yield micro-batches of at most `token_budget` tokens. A longer sequence gets its own. Each sequence's last token is in the mask."""
     part: list[Ints] = []
     for sequence in sequences:
         if part and sum(map(len, part)) + len(sequence) > token_budget:

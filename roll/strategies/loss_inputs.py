@@ -1,4 +1,4 @@
-"""Makes a loss's inputs from a micro-batch: the fields of its response tokens, on the device."""
+"""Builds the inputs of a loss from a micro-batch: the fields of its response tokens, on the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roll.types import Bools, Floats, TrainBatch
 
 
 def loss_inputs(batch: TrainBatch, device: str) -> LossInputs:
-    """Return the batch's fields at its S response tokens, in the model's order."""
+    """Return the fields of the batch at its S response tokens, in the order of the model's outputs."""
 
     def scored(field: Floats) -> Tensor:
         return scored_only(field, batch.sequences, device)
@@ -35,7 +35,7 @@ def loss_inputs(batch: TrainBatch, device: str) -> LossInputs:
 
 
 def spans_update(batch: TrainBatch) -> Bools:
-    """[S], response tokens of sequences that several versions of the policy sampled."""
+    """Mark [S] the response tokens of sequences sampled by more than one version of the policy."""
     mask, starts = batch.sequences.response_mask, batch.sequences.offsets[:-1]
     lowest = np.minimum.reduceat(np.where(mask, batch.policy_versions, np.iinfo(np.int32).max), starts)
     highest = np.maximum.reduceat(np.where(mask, batch.policy_versions, np.iinfo(np.int32).min), starts)

@@ -1,7 +1,7 @@
-"""Checks whether the next micro-batch fits on the device, with the same answer on every rank, and reports a full device.
+"""Checks whether the next micro-batch fits into GPU memory, with the same answer on every rank, and reports out-of-memory errors.
 
-Collectives run inside forward and backward passes, so a rank that fails in one cannot rejoin the others: the ranks agree
-before each micro-batch. If it does not fit somewhere, all of them halve the token budget and split what is left.
+Forward and backward passes contain collectives, so a rank that fails inside one cannot rejoin the others. Therefore the ranks agree
+before each micro-batch. If it does not fit on some rank, all ranks halve the token budget and split the remaining micro-batches.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ LOG = logging.getLogger(__name__)
 FEWER_TOKENS = "lower {role}.max_tokens_per_microbatch"
 RECOMPUTE = "set {role}.model_args.gradient_checkpointing to all"
 SHARD = "raise {role}.strategy_args.strategy_config.zero_optimization.stage or offload"
-OFFLOAD = "offload parameters by {role}.strategy_args.strategy_config.zero_optimization.offload_param"
+OFFLOAD = "offload parameters with {role}.strategy_args.strategy_config.zero_optimization.offload_param"
 SMALLER_ENGINE = "lower gpu_memory_utilization of an engine that shares the device"
 TELLING = 1 / 8
-"""Least share of the token budget for measuring the memory of a token. Smaller micro-batches mostly use memory for other things."""
+"""Smallest micro-batch from which to measure the memory per token, as a fraction of the token budget. Fixed costs dominate smaller ones."""
 
 
 class DeviceMemory(Protocol):
-    """Reports the memory of a device."""
+    """Measures the memory of a device."""
 
     def available(self) -> int:
         """Return the bytes that can still be allocated."""
         ...
 
     def begin(self) -> None:
-        """Start to measure."""
+        """Start a measurement."""
         ...
 
     def used(self) -> int:
-        """Return the peak of allocated bytes since `begin` minus those allocated now. Permanent allocations do not count."""
+        """Return the peak of allocated bytes since `begin`, minus the bytes allocated now, so that permanent allocations do not count."""
         ...
 
 
@@ -69,32 +69,33 @@ class CudaMemory:
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a micro-batch needs beyond what is resident."""
+    """Memory that a micro-batch needs in addition to the resident memory."""
 
     fixed: int
-    """Bytes of the head's logits and gradient, independent of the micro-batch's size."""
+    """Bytes of the head's logits and gradients, independent of the micro-batch's size."""
     per_token: float
+    """Bytes per token."""
 
     def of(self, tokens: int) -> int:
-        """Return the bytes for a micro-batch of so many tokens."""
+        """Return the bytes needed by a micro-batch with the given number of tokens."""
         return self.fixed + int(self.per_token * tokens)
 
     def learned(self, tokens: int, used: int) -> Need:
-        """Return the estimate corrected by the measured memory of a micro-batch."""
+        """Return a new estimate from the measured memory of a micro-batch, in bytes."""
         return Need(self.fixed, max(0, used - self.fixed) / tokens)
 
 
 Most = Callable[[int], int]
-"""Return the largest of the ranks' numbers. All ranks call it at the same point."""
+"""Function that returns the maximum of a number over all ranks. A collective, unless there is only one rank."""
 
 
 def alone(number: int) -> int:
-    """Return the number itself: the agreement of a single rank."""
+    """Return the number itself. This is `Most` for a single rank."""
     return number
 
 
 def over_hosts(world_size: int, seconds: float) -> Most:
-    """Return an agreement over the hosts, which waits for no device. It has a deadline in seconds."""
+    """Return a `Most` that communicates over the hosts' CPUs, without waiting for a GPU. `seconds` is its timeout."""
     group = torch.distributed.new_group(list(range(world_size)), timeout=timedelta(seconds=seconds), backend="gloo")
 
     def most(number: int) -> int:
@@ -106,12 +107,12 @@ def over_hosts(world_size: int, seconds: float) -> Most:
 
 
 def tokens_of(micro_batch: MicroBatch) -> int:
-    """Return the number of prompt and response tokens."""
+    """Return the number of tokens of a micro-batch, prompts included."""
     return len(micro_batch.batch.sequences.token_ids)
 
 
 def within(micro_batches: Sequence[MicroBatch], token_budget: int) -> list[MicroBatch]:
-    """Split a micro-batch to the budget. A sequence that exceeds the budget stays alone."""
+    """Split micro-batches to the token budget. A single example that exceeds the budget stays in its own micro-batch."""
     out: list[MicroBatch] = []
     for micro_batch in micro_batches:
         sequences = micro_batch.batch.sequences
@@ -127,7 +128,7 @@ def within(micro_batches: Sequence[MicroBatch], token_budget: int) -> list[Micro
 
 
 def chosen(micro_batch: MicroBatch, indices: Sequence[int]) -> MicroBatch:
-    """Take some sequences of a micro-batch. Without sequences it is the filler, which has no gradient."""
+    """Return a micro-batch of the selected sequences. Without any, it is a filler that contributes no gradient."""
     weights = packing.select_tokens(micro_batch.loss_weights, micro_batch.batch.sequences, indices)
     samples = tuple(micro_batch.samples[index] for index in indices) if micro_batch.samples else ()
     return MicroBatch(packing.take(micro_batch.batch, indices), weights, samples)
@@ -135,24 +136,25 @@ def chosen(micro_batch: MicroBatch, indices: Sequence[int]) -> MicroBatch:
 
 @dataclass
 class MemoryGuard:
-    """Keeps a run's token budget, and lowers it if memory is short."""
+    """Holds the token budget of a run, and lowers it if GPU memory is short."""
 
     token_budget: int
     need: Need
+    """Current estimate of the memory of a micro-batch."""
     memory: DeviceMemory
     most: Most = alone
     _largest: int = field(default=0, init=False)
     _learning: bool = field(default=True, init=False)
 
     def within_budget(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Split an update's micro-batches to the present budget, into the same number on every rank."""
+        """Split the micro-batches of an update to the current budget. Fillers make their number the same on every rank."""
         left = within(micro_batches, self.token_budget)
         return left + [chosen(micro_batches[0], ())] * (self.most(len(left)) - len(left))
 
     def admit(self, queue: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Split the rest of an update anew until its first micro-batch fits on every rank.
+        """Split the remaining micro-batches of an update until the first one fits on every rank.
 
-        As many micro-batches on every rank. A sequence that does not fit and is alone already is tried as it is.
+        All ranks pass and receive the same number of micro-batches. A micro-batch of a single example is tried even if it seems too large.
         """
         left = list(queue)
         while True:
@@ -162,16 +164,16 @@ class MemoryGuard:
             left = self.halve(left)
 
     def halve(self, queue: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Halve the budget for the rest of the run and split a queue to it. Fillers make all ranks' queues equally long."""
+        """Halve the budget for the rest of the run, and split the queue to it. Fillers make the queues of all ranks equally long."""
         self.token_budget = max(1, self.token_budget // 2)
         free = self.memory.available() / GIB
-        LOG.warning("too little memory (%.2f GiB free): max_tokens_per_microbatch is %d from here on", free, self.token_budget)
+        LOG.warning("too little memory (%.2f GiB free): max_tokens_per_microbatch is %d from now on", free, self.token_budget)
         self.expect(self.need)
         return self.within_budget(queue)
 
     @contextmanager
     def measured(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """Measure a micro-batch that is large and at least as large as all before, unless the measurement is complete."""
+        """Measure the memory of the block, unless the measurement is complete, or the micro-batch is small or not the largest so far."""
         tokens = tokens_of(micro_batch)
         if not self._learning or tokens < max(self._largest, TELLING * self.token_budget):
             yield
@@ -181,23 +183,25 @@ class MemoryGuard:
         self._largest, self.need = tokens, self.need.learned(tokens, self.memory.used())
 
     def update_ended(self) -> None:
-        """End the measurement. Its result, if any, holds until something changes."""
+        """End the measurement if it has a result. The result is used until `expect` is called."""
         self._learning = not self._largest
 
     def expect(self, need: Need) -> None:
-        """Measure anew, because micro-batches need different memory from here on."""
+        """Set a new estimate and start a new measurement, because the memory needs of micro-batches change."""
         self.need, self._largest, self._learning = need, 0, True
 
 
 @contextmanager
 def told_of_memory(rank: Rank, doing: str, *remedies: str) -> Iterator[None]:
-    """Replace torch's error about a full device by a readable one.
+    """Replace torch's out-of-memory error in the block by a readable one.
 
     Args:
-        remedies: what may be done about it by keys of the role, whose name is `{role}` in them.
+        doing: What the rank is doing, for the message "ran out of memory while ...".
+        remedies: Changes of configuration keys that may help, with `{role}` in place of the role's name.
 
     Raises:
-        DeviceMemoryError: role, rank, device, what was asked, what was free, and which keys to change.
+        DeviceMemoryError: the device ran out of memory. The message has the role, the rank, the device, the requested and the free memory,
+            and the remedies.
     """
     try:
         yield
@@ -206,12 +210,12 @@ def told_of_memory(rank: Rank, doing: str, *remedies: str) -> Iterator[None]:
 
 
 def shortage(report: str, rank: Rank, doing: str, remedies: Sequence[str]) -> str:
-    """Return one line from torch's report."""
+    """Return a one-line message from torch's report of an out-of-memory error."""
     asked = re.search(r"Tried to allocate ([\d.]+ \w+)", report)
     free = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", report)
-    # The worker sees its only device as number 0; the message gives its number on the host.
+    # The worker sees its only device as number 0, but the message has the device's number on the host.
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "0") if rank.device == "cuda" else rank.device
-    said = f"asked for {asked[1]}" if asked else report.splitlines()[0]
+    said = f"requested {asked[1]}" if asked else report.splitlines()[0]
     left = f", {free[2]} of {free[1]} were free" if free else ""
     change = ", or ".join(remedy.format(role=rank.role) for remedy in (*remedies, SMALLER_ENGINE))
     return f"{rank.role} rank {rank.rank} ran out of memory on device {device} while {doing}: {said}{left}; {change}"

@@ -1,4 +1,4 @@
-"""Sums of token metrics over the micro-batches of a step, kept on the device and read once."""
+"""Sums of metrics over the micro-batches of a step, kept on the device and read once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from roll.strategies.base import TrainResult
 from roll.types import Metrics
 
 WITHIN = ("mismatch/logprob_abs_diff_mean", "mismatch/kl")
-"""Prefix of metrics of responses that one version sampled."""
+"""Names of the mismatch metrics for responses sampled by one version of the policy."""
 SPANNING = ("mismatch/spanning/logprob_abs_diff_mean", "mismatch/spanning/kl")
-"""Prefix of metrics of responses that several versions sampled."""
+"""Names of the mismatch metrics for responses sampled by several versions of the policy."""
 
 
 class MetricSums:
@@ -33,25 +33,25 @@ class MetricSums:
         self._tokens += tokens
 
     def count(self, metrics: Mapping[str, Counted]) -> None:
-        """Add metrics of some of a micro-batch's tokens, sequences or pairs."""
+        """Add metrics that exist only for some of a micro-batch's tokens, sequences or pairs."""
         for name, (values, counts_in) in metrics.items():
             self._counted[name] = self._counted.get(name, 0.0) + torch.where(counts_in, values, 0.0).sum(dtype=torch.float64)
             self._counts[name] = self._counts.get(name, 0.0) + counts_in.sum(dtype=torch.float64)
 
     def weigh(self, metrics: Mapping[str, Tensor], tokens: int) -> None:
-        """Add scalars of a micro-batch, weighted by its tokens including prompts."""
+        """Add scalar metrics of a micro-batch, weighted by its number of tokens, prompts included."""
         for name, value in metrics.items():
             self._counted[name] = self._counted.get(name, 0.0) + value.double() * tokens
             self._counts[name] = self._counts.get(name, 0.0) + torch.full_like(value, tokens, dtype=torch.float64)
 
     def add_mismatch(self, difference: Tensor, current: Tensor, spanning: Tensor) -> None:
-        """Add metrics of the trainer's log-probs against the engine's.
+        """Add metrics of the log-prob mismatch between trainer and engine: absolute differences, and KL(engine || trainer) by k3.
 
         Args:
-            difference: [S], log-probs of the trainer minus those of the engine; the KL is k3 of engine against trainer.
-            current: bool [S], tokens that the current version sampled; the others are left out.
-            spanning: bool [S], tokens of responses that several versions sampled: the engine may have kept what an older version
-                computed of the tokens before.
+            difference: [S], log-probs of the trainer minus those of the engine.
+            current: bool [S], tokens sampled by the current version. Other tokens are left out.
+            spanning: bool [S], tokens of responses sampled by several versions. For these, the engine may have reused a KV cache that an
+                older version computed.
         """
         compared = torch.where(current, difference.double(), 0.0)
         values = (compared.abs(), torch.expm1(compared) - compared)
@@ -59,7 +59,7 @@ class MetricSums:
             self.count({name: (value, chosen) for name, value in zip(names, values, strict=True)})
 
     def result(self, scalars: Metrics) -> TrainResult:
-        """Return all sums, copied to the host at once."""
+        """Return all sums, in a single copy to the host."""
         tables = (self._sums, self._counted, self._counts)
         there = [value for table in tables for value in table.values()]
         values = iter(torch.stack(there).tolist() if there else [])

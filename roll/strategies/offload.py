@@ -1,9 +1,9 @@
-"""Frees a device's memory for a while: the storages behind tensors are emptied, and later filled again in place.
+"""Frees GPU memory temporarily: empties the storages of tensors, and later refills them in place.
 
-A storage is emptied, never replaced, so every tensor that looks into it finds its values again: the flat buffers of
-ZeRO and all views of them, optimizer states and parameters. PyTorch's FSDP frees gathered
-parameters in the same way. DeepSpeed's own `offload_states` replaces buffers instead; in 0.19.8 it takes no optimizer
-but its own FusedAdam under ZeRO-3, no frozen parameters (a LoRA's base), and only ZeRO-1 to 3.
+Storages are emptied but never replaced, so all tensors that share a storage have their values again afterwards: ZeRO's flat buffers and
+their views, optimizer states and parameters. PyTorch's FSDP frees gathered parameters in the same way. DeepSpeed's own `offload_states`
+replaces buffers instead. In DeepSpeed 0.19.8 it supports only ZeRO-1 to 3, under ZeRO-3 only its own FusedAdam, and no frozen parameters,
+such as the base model of a LoRA adapter.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, UntypedStorage
 
 PIECE = 256 << 20
-"""Bytes of one host buffer. PyTorch rounds pinned memory up to a power of two; small pieces limit the waste."""
+"""Size of one host buffer, in bytes. PyTorch rounds pinned allocations up to a power of two, so small pieces limit the waste."""
 
 
 class Offload:
-    """Moves the values of a process's tensors between device and host."""
+    """Moves the values of a process's tensors between device and host memory."""
 
     def __init__(self, device: str, constant: bool = False) -> None:
-        """`constant` values are copied to the host only once."""
+        """If the values are `constant`, they are copied to the host only once."""
         self._device, self._constant = device, constant
         self._copies: list[tuple[UntypedStorage, list[Tensor]]] = []
         self._spare: dict[int, list[Tensor]] = defaultdict(list)
@@ -32,7 +32,7 @@ class Offload:
 
     @torch.no_grad()
     def offload(self, tensors: Iterable[Tensor]) -> None:
-        """Copy the storages of tensors on the device to the host, and return their memory to the driver."""
+        """Copy the storages of the tensors on the device to the host, and return their memory to the driver. Idempotent."""
         if self._is_away:
             return
         self._wait()
@@ -48,7 +48,7 @@ class Offload:
 
     @torch.no_grad()
     def onload(self) -> None:
-        """Copy everything back to the device."""
+        """Copy all values back to the device. Idempotent."""
         if not self._is_away:
             return
         for storage, pieces in self._copies:
@@ -72,13 +72,13 @@ class Offload:
         return pieces
 
     def _wait(self) -> None:
-        """Wait for all streams: backends communicate on streams of their own."""
+        """Wait for all streams of the device, because backends communicate on separate streams."""
         if self._device == "cuda":
             torch.cuda.synchronize()
 
 
 def storages(tensors: Iterable[Tensor], device: str) -> list[UntypedStorage]:
-    """Return each storage on the device once. Memory of others (another process, a file) cannot be emptied and is left out."""
+    """Return each storage on the device once. Excludes storages of another process or a file, which cannot be emptied."""
     found: dict[int, UntypedStorage] = {}
     for tensor in tensors:
         if tensor.device.type == device and tensor.layout == torch.strided:
@@ -89,7 +89,7 @@ def storages(tensors: Iterable[Tensor], device: str) -> list[UntypedStorage]:
 
 
 def tensors_in(*roots: Any) -> Iterator[Tensor]:
-    """Yield tensors in containers, with their gradients and attributes (where ZeRO keeps its partitions)."""
+    """Yield all tensors in nested containers, including their gradients and the tensors in their attributes, such as ZeRO's partitions."""
     seen: dict[int, Any] = {}
     waiting = list(roots)
     while waiting:
@@ -111,5 +111,5 @@ def tensors_in(*roots: Any) -> Iterator[Tensor]:
 
 
 def _flat(storage: UntypedStorage) -> Tensor:
-    """All bytes of a storage."""
+    """Return a uint8 tensor over all bytes of a storage."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,4 +1,4 @@
-"""Implements `gradient_checkpointing: auto`: measures in the first updates how many decoder layers to recompute."""
+"""Implements `gradient_checkpointing: auto`: chooses the number of recomputed decoder layers from measurements in the first updates."""
 
 from __future__ import annotations
 
@@ -10,23 +10,31 @@ from roll.strategies.memory_guard import MemoryGuard, Need
 
 LOG = logging.getLogger(__name__)
 RESERVE = 0.05
-"""Share of the device that stays free for fragmentation and for libraries that allocate beside torch."""
+"""Fraction of the device's memory that stays free, for fragmentation and for libraries that allocate outside torch."""
 CHOICES = 2
-"""Number of choices: the first by an estimate of a layer's memory, the second by the layers' measured memory."""
+"""Number of choices: the first uses an estimate of the memory of a layer, the second uses a measurement."""
 
 
 class AutoCheckpointing:
-    """Starts with all layers recomputed. After one update all permanent memory is allocated, and the rest can keep layers."""
+    """Starts with all layers recomputed. After one update all permanent memory is allocated, and the free memory allows fewer."""
 
     def __init__(self, guard: MemoryGuard, layers: int, layer_bytes: float, total: int, apply: Callable[[int], None]) -> None:
-        """`layer_bytes`: extra bytes a token of a layer that is not recomputed. `total`: bytes of the device."""
+        """Start with all `layers` recomputed.
+
+        Args:
+            guard: The trainer's memory guard.
+            layers: Number of decoder layers.
+            layer_bytes: Estimate of the extra bytes per token for each layer that is not recomputed.
+            total: Memory of the device, in bytes.
+            apply: Function that sets the number of recomputed layers.
+        """
         self._guard, self._layers, self._layer_bytes, self._total, self._apply = guard, layers, layer_bytes, total, apply
         self._updates = 0
         self._all = guard.need
         self.checkpointed = layers
 
     def before_update(self) -> None:
-        """Choose the number of layers before the second and the third update."""
+        """Choose the number of recomputed layers before the second and the third update. Do nothing before other updates."""
         self._updates += 1
         if self._updates == 1 or self._updates > 1 + CHOICES:
             return

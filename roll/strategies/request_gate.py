@@ -1,4 +1,4 @@
-"""Admits requests to an engine, and measures how long the engine worked on them."""
+"""Controls when requests may run on an engine, and measures how long the engine is busy."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from types import TracebackType
 
 
 class RequestGate(asyncio.Event):
-    """Set while the engine may generate. A request waits for that, and is in flight within `with gate:`.
+    """An event that is set while the engine may generate. A request waits for the event, and is in flight inside `with gate:`.
 
-    The engine is busy while it may generate and at least one request is in flight: one that is paused or asleep is idle, whatever it
-    has been asked.
+    The engine is busy while the event is set and at least one request is in flight. A paused or offloaded engine is idle, even with
+    requests in flight.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Set. `clock` gives seconds."""
+        """Create the gate with the event set. `clock` returns the time in seconds."""
         super().__init__()
         super().set()
         self._clock = clock
         self.in_flight = 0
-        """Requests."""
+        """Number of requests in flight."""
         self._busy = 0.0
         self._changed = clock()
 
@@ -44,13 +44,13 @@ class RequestGate(asyncio.Event):
         self.in_flight -= 1
 
     def take_busy_seconds(self) -> float:
-        """Return the seconds in which the engine was busy since the last call."""
+        """Return the number of seconds that the engine was busy since the last call."""
         self._count()
         busy, self._busy = self._busy, 0.0
         return busy
 
     def _count(self) -> None:
-        """Count the time since the last change, before the next one."""
+        """Add the time since the last change of state to the busy time if the engine was busy. Call it before each change."""
         now = self._clock()
         if self.in_flight and self.is_set():
             self._busy += now - self._changed

@@ -1,4 +1,4 @@
-"""Weights the routers' auxiliary loss by tokens over micro-batches and ranks, and reports it."""
+"""Weights the auxiliary loss of routers by tokens, over micro-batches and ranks, and reports it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from roll.strategies.metric_sums import MetricSums
 
 
 class RouterBalance:
-    """Adds `coefficient` * sum over the update's micro-batches, on all ranks, of (tokens / tokens of the update) * loss of the routers.
+    """Adds `coefficient` * the mean of the routers' loss over all micro-batches and ranks of an update, weighted by tokens.
 
-    The loss is of all tokens of a micro-batch, those of prompts included, as in transformers; packing leaves no padding among them.
+    As in transformers, the loss of a micro-batch covers all of its tokens, prompts included. Packed micro-batches have no padding.
     """
 
     def __init__(self, loss: RouterLoss, coefficient: float, rank: Rank) -> None:
@@ -28,40 +28,40 @@ class RouterBalance:
         self._measured: list[tuple[dict[str, Tensor], int]] = []
 
     def begin_update(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """Count the tokens of an update over all ranks. Collective; does not wait for the device."""
+        """Count the tokens of an update over all ranks. Collective, but does not wait for the device."""
         total = torch.tensor(float(sum(map(tokens_of_samples, micro_batches))), device=self._rank.device)
         if self._rank.world_size > 1:
             torch.distributed.all_reduce(total)
         self._total = total.clamp(min=1.0)
 
     def begin(self, micro_batch: MicroBatch) -> None:
-        """Note the start of a micro-batch's forward pass."""
+        """Prepare for the forward pass of a micro-batch."""
         self._tokens = tokens_of_samples(micro_batch)
-        # DeepSpeed averages gradients over ranks.
+        # Multiply by the world size, because DeepSpeed averages gradients over ranks.
         weight = self._coefficient * self._tokens * self._rank.world_size / self._total
         self._loss.begin(weight if self._coefficient else None)
 
     def end(self) -> None:
-        """Note the end of a micro-batch's backward pass and its recomputation."""
+        """Record the metrics of a micro-batch, after its backward pass."""
         self._measured.append((self._loss.end(), self._tokens))
 
     def report(self, sums: MetricSums) -> None:
-        """Add the losses since the last report."""
+        """Add the metrics recorded since the last report to `sums`."""
         for metrics, tokens in self._measured:
             sums.weigh(metrics, tokens)
         self._measured.clear()
 
 
 def tokens_of_samples(micro_batch: MicroBatch) -> int:
-    """Return the number of prompt and response tokens, 0 for a filler."""
+    """Return the number of tokens of a micro-batch, prompts included; 0 for a filler."""
     return len(micro_batch.batch.sequences.token_ids) if micro_batch.samples else 0
 
 
 def router_balance(training: TrainingConfig, causal: PreTrainedModel, rank: Rank) -> RouterBalance | None:
-    """Build the routers' balance, None if `router_aux_loss_coef` is not set.
+    """Build the balance of the model's routers. Return None if `router_aux_loss_coef` is not set.
 
     Raises:
-        ConfigError: the model has no routers that the loss holds for.
+        ConfigError: the model has no routers to which the loss applies.
     """
     coefficient = training.router_aux_loss_coef
     if coefficient is None:

@@ -1,4 +1,4 @@
-"""Scoring of given sequences, common to all scoring strategies: log-probs, values, or a teacher's states."""
+"""Scoring of given sequences, shared by all scoring strategies: log-probs, values, or a teacher's states."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ Forward = Callable[[PackedInputs], tuple[Tensor, ...]]
 def score(
     forward: Forward, micro_batches: Sequence[Sequences], temperature: float, rank: Rank, over: SequenceGroup | None = None
 ) -> list[Floats]:
-    """Return [T] for each micro-batch, 0 outside the response mask. The caller disables gradients.
+    """Return the first output of `forward` for each micro-batch, as [T] with 0 outside the response mask. The caller disables gradients.
 
     Args:
-        over: the ranks that share the tokens of each micro-batch out, if any do.
+        over: The ranks that split the tokens of each micro-batch, with sequence parallelism.
 
     Raises:
         DeviceMemoryError: a micro-batch is too large for the device.
     """
     with told_of_memory(rank, "scoring", FEWER_TOKENS):
-        # Read after all micro-batches are queued, so that the device does not wait for the host between two of them.
+        # Read results only after all micro-batches are queued, so that the device does not wait for the host between them.
         scores = [forward(packed_inputs(part, rank.device, temperature, over=over))[0] for part in micro_batches]
     return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
 
 
 def states(forward: Forward, micro_batches: Sequence[Sequences], rank: Rank) -> list[Floats]:
-    """Return [S, H] for each micro-batch, from which a `PackedTeacher` predicts its S response tokens.
+    """Return a teacher's output for the S response tokens of each micro-batch: hidden states [S, H], or its encoded top k.
 
     Raises:
         DeviceMemoryError: a micro-batch is too large for the device.
     """
-    with told_of_memory(rank, "reading", FEWER_TOKENS):
+    with told_of_memory(rank, "computing the teacher's states", FEWER_TOKENS):
         return [forward(packed_inputs(part, rank.device))[0].float().cpu().numpy() for part in micro_batches]
 
 
 class PackedScore:
-    """Scores with a loaded model, for backends of `ScoreStrategy` and, with a `PackedTeacher`, of `TeachStrategy`."""
+    """Base class of scoring strategies. Scores with a loaded model, or with a teacher model as a `TeachStrategy`."""
 
     def __init__(self, policy: PackedModel, forward: Forward, rank: Rank, offload: Offload) -> None:
-        """`forward` runs `policy` in eval mode: the model itself, or an engine around it."""
+        """Store the model. `forward` runs `policy` in eval mode: it is the model itself, or an engine around it."""
         self._policy, self._forward, self._rank, self._offload = policy, forward, rank, offload
 
     @torch.no_grad()
@@ -69,5 +69,5 @@ class PackedScore:
 
     def onload(self) -> None:
         """See `ScoreStrategy`."""
-        with told_of_memory(self._rank, "coming back"):
+        with told_of_memory(self._rank, "returning to the device"):
             self._offload.onload()

@@ -1,7 +1,7 @@
-"""Settings of the strategies. Only their `build` imports a strategy's module, in the process that runs it.
+"""Settings of the strategies. The driver creates settings and sends them to a worker, which calls `build`.
 
-Importing this file imports no backend, so the driver makes settings, sends them to a worker, and the worker calls `build`.
-Functions and classes among the settings travel by their name: they must stand in a module.
+Importing this module imports no backend. Only `build` imports a strategy, in the process that runs it.
+Functions and classes in settings are pickled by name, so they must be defined at the top level of a module.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", covariant=True)
 ModelLoader: TypeAlias = "Callable[[str, ModelConfig, int], PackedModel]"
-"""Loads the trained model from its path, the model's keys and a seed. Its outputs for each token are the loss's inputs."""
+"""Function that loads the trained model from its path, its `model_args` and a seed. The model's outputs are passed to the loss."""
 ModelWrapper: TypeAlias = "Callable[[PreTrainedModel], PackedModel]"
-"""Wraps a model whose forward pass returns log-probs, or a teacher's states."""
+"""Function that wraps a loaded model, so that its forward pass returns log-probs or a teacher's states."""
 
 
 class Settings(Protocol[S]):
-    """Settings that build a strategy on a rank."""
+    """Settings from which a worker builds its strategy."""
 
     def build(self, rank: Rank) -> S:
-        """Import the strategy and build it."""
+        """Import the strategy's module and return the strategy."""
         ...
 
 
@@ -51,9 +51,9 @@ class TrainSettings:
     deepspeed: DeepSpeedConfig
     max_grad_norm: float
     total_updates: int
-    """Number of optimizer updates of the whole run, after which the schedule ends."""
+    """Number of optimizer updates in the whole run. The learning-rate schedule spans them."""
     token_budget: int
-    """Token budget of a micro-batch in the plan."""
+    """Initial token budget of a micro-batch. The memory guard may lower it."""
     seed: int
     load: ModelLoader
     deterministic: bool = False
@@ -76,12 +76,12 @@ class VllmSettings:
     engine: VllmConfig
     max_model_len: int
     adapter_rank: int | None
-    """Rank of the adapters that will be loaded, None if the engine loads whole weights."""
+    """LoRA rank of the adapters that the engine will load. None if it loads whole models."""
     seed: int
     takes_turns: bool
     """Whether other roles use its devices while it does not generate."""
     keeps_kv_cache: bool
-    """Whether a response that spans an update keeps its KV cache. Otherwise the cache is computed again."""
+    """Whether a response that spans a weight update keeps its KV cache. Otherwise, the cache is recomputed."""
 
     def build(self, rank: Rank) -> GenerateStrategy:
         """See `Settings`."""

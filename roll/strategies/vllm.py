@@ -1,7 +1,8 @@
-"""Generates with vLLM: one `AsyncLLM` with continuous batching, which returns the sampled tokens' log-probs.
+"""Generates with vLLM: one `AsyncLLM` with continuous batching, which returns the log-probs of sampled tokens.
 
-Used are `AsyncLLM`, its pause, resume and sleep, its weight-transfer API with a backend of our own (`weight_sync.vllm_plugin`),
-and LoRA requests that reload in place. docs/ARCHITECTURE.md, section 5, lists every name; tests compare them with vLLM's source.
+This module uses `AsyncLLM` with its pause, resume and sleep methods, LoRA requests that reload in place, and vLLM's weight-transfer API
+with roll's own backend (`weight_sync.vllm_plugin`). docs/ARCHITECTURE.md, section 5, lists every name of vLLM used here; tests compare
+them with vLLM's source.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from roll.weight_sync.vllm_plugin import BACKEND, bucket_as_plain, route_as_plai
 
 ADAPTER_ID = 1
 ADAPTER_RANKS = (16, 32, 64, 128, 256, 320, 512)
-"""Ranks of adapters that vLLM supports (its `MaxLoRARanks` above 8). Others are rounded up."""
+"""LoRA ranks that vLLM supports (its `MaxLoRARanks` above 8). Other ranks are rounded up."""
 ASLEEP = ("weights", "kv_cache")
-"""Names of the memory that vLLM frees in its sleep and restores when it wakes (its `SLEEP_TAGS`)."""
+"""Names of the parts of memory that vLLM frees in sleep and restores on wake-up (its `SLEEP_TAGS`)."""
 
 
 class VllmGenerate:
@@ -64,9 +65,9 @@ class VllmGenerate:
         """See `GenerateStrategy`."""
         settings, engine = self._settings, self._settings.engine
         arguments = engine_arguments(settings, self._rank.device) | {
-            # Without this the model's own generation_config would change the sampling.
+            # Otherwise the model's own generation_config would change the sampling.
             "generation_config": "vllm",
-            # Log-probs of the distribution that the token was sampled from, with the temperature, as the trainer computes them.
+            # Return log-probs under the distribution that was sampled from, after the temperature, as the trainer computes them.
             "logprobs_mode": "processed_logprobs",
             "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
         }
@@ -78,13 +79,13 @@ class VllmGenerate:
         whole_products(settings)
         enter("starting the engine's process")
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[logger_into(self._counts)])
-        # vLLM's statistics read an environment variable for each token, which costs four times as much as their other work.
+        # vLLM's statistics read an environment variable for each token, which costs four times as much as the rest of their work.
         enable_envs_cache()
         await self._engine.update_weight_version(str(self._version))
         await self.open_route(Route(Transport.FILE, same_host=True), None)
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> AsyncGenerator[NumberedCompletions, None]:
-        """See `GenerateStrategy`. Each sample is a request of its own. Sample i has the seed `seed + i`, whatever else is sampled."""
+        """See `GenerateStrategy`. Each sample is a separate request. Sample i has the seed `seed + i`, independent of other requests."""
         params = SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -116,11 +117,11 @@ class VllmGenerate:
                 task.cancel()
 
     async def _sample(self, number: int, token_ids: list[int], params: SamplingParams, seed: int | None) -> tuple[int, CompletionOutput]:
-        """Return the engine's output of one sample after its end."""
+        """Generate one sample, and return its number and the engine's final output."""
         own, request_id = params.clone(), f"{os.getpid()}-{next(self._request_numbers)}"
         own.seed = None if seed is None else seed + number
         await self._may_generate.wait()
-        # Versions repeat after a return to a checkpoint, and adapters keep their name. The number of syncs identifies weights.
+        # Neither versions nor adapter names identify weights: versions repeat after a rollback, and adapters keep their name. Syncs do.
         prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=str(self._syncs))
         with self._may_generate:
             [final] = [output async for output in self._engine.generate(prompt, own, request_id, lora_request=self._adapter)]
@@ -129,19 +130,19 @@ class VllmGenerate:
 
     async def _completions(self, ended: Sequence[tuple[int, CompletionOutput]]) -> NumberedCompletions:
         token_ids = [list(sample.token_ids) for _, sample in ended]
-        # In a thread, because the tokenizer releases the GIL and the event loop must keep feeding the engine.
+        # Decode in a thread, because the event loop must keep feeding the engine. The tokenizer releases the GIL.
         texts = await asyncio.to_thread(self._tokenizer.batch_decode, token_ids, skip_special_tokens=True)
         return [(number, completion(sample, text)) for (number, sample), text in zip(ended, texts, strict=True)]
 
     async def pause(self) -> None:
         """See `GenerateStrategy`. New requests wait for `resume`. Idempotent.
 
-        Requests in flight keep their tokens, and with `keeps_kv_cache` their KV cache of the old weights. Cached prefixes of the old
-        weights are never used for new requests, whose cache keys have another salt.
+        Requests in flight keep their tokens and, with `keeps_kv_cache`, the KV cache that the old weights computed. New requests never use
+        cached prefixes of the old weights, because their cache keys have another salt.
         """
         self._may_generate.clear()
         keeps = self._settings.keeps_kv_cache
-        # Without a request in flight no pause is needed, and vLLM's pause always waits for 20 ms.
+        # Without requests in flight, skip vLLM's pause, which always waits for 20 ms.
         idle = not self._may_generate.in_flight and (keeps or await self._engine.reset_prefix_cache())
         if not idle and not self._is_paused and not self._asleep:
             await self._engine.pause_generation(mode="keep", clear_cache=not keeps)
@@ -163,8 +164,8 @@ class VllmGenerate:
         with adapter.folder() as folder:
             await _taken(self._engine.add_lora(LoRARequest("policy", ADAPTER_ID, str(folder), load_inplace=True)))
             if ADAPTER_ID not in await self._engine.list_loras():
-                raise WeightSyncError("vLLM took the adapter but does not list it")
-            # Requests use the loaded adapter and do not load it again.
+                raise WeightSyncError("vLLM accepted the adapter but does not list it")
+            # Without load_inplace, requests use the loaded adapter and do not load it again.
             self._adapter = LoRARequest("policy", ADAPTER_ID, str(folder))
 
     async def resume(self, policy_version: int) -> None:
@@ -190,19 +191,19 @@ class VllmGenerate:
         return self._counts.take(self._may_generate.take_busy_seconds(), tokens_in_flight(self._engine))
 
     async def cause_of_death(self) -> str | None:
-        """See `GenerateStrategy`. vLLM does not report how its process ended. The process's output is in the log."""
+        """See `GenerateStrategy`. vLLM does not report why its process died, so the message refers to the process's log."""
         rank = self._rank
         return f"vLLM's engine process died (logs/{rank.role}-{rank.rank}.log)" if self._engine.errored else None
 
     async def offload(self, discard: bool) -> None:
-        """See `GenerateStrategy`. Frees the KV cache with its prefixes. The weights move to host memory unless they are discarded.
+        """See `GenerateStrategy`. Frees the KV cache, including cached prefixes. The weights move to host memory unless they are discarded.
 
-        Requests in flight keep their tokens and continue when the engine is whole again.
+        Requests in flight keep their tokens and continue once the whole engine is back on the device.
         """
         if self._asleep == ASLEEP:
             return
         self._may_generate.clear()
-        # An adapter's sync does not send the base weights. Discarded weights stay discarded.
+        # The sync of an adapter does not send the base weights, so they cannot be discarded. Discarded weights stay discarded.
         discard = self._discarded_weights or (discard and self._settings.adapter_rank is None)
         if self._asleep:  # vLLM can only put all of its memory to sleep
             await self._wake(*self._asleep)
@@ -214,12 +215,12 @@ class VllmGenerate:
         await self._wake("weights")
         if whole:
             if self._discarded_weights:
-                raise WeightSyncError("the engine forgot its weights when it left the device, and no sync has brought them since")
+                raise WeightSyncError("the engine discarded its weights when it was offloaded, and no sync has sent them since")
             await self._wake("kv_cache")
             self._may_generate.set()
 
     async def _wake(self, *parts: str) -> None:
-        """Wake those parts that are asleep. vLLM wakes none if one of them is awake."""
+        """Wake those of the parts that are asleep. vLLM would wake none of them if one is already awake."""
         waking = [part for part in parts if part in self._asleep]
         if waking:
             await self._engine.wake_up(tags=waking)
@@ -232,7 +233,7 @@ class VllmGenerate:
 
 
 def completion(sample: CompletionOutput, text: str) -> Completion:
-    """Convert vLLM's output of a sample. The engine itself labels each token with the version that sampled it."""
+    """Return vLLM's output of a sample as a `Completion`. The engine labels each token with the version that sampled it."""
     spans = sample.weight_versions or ()
     versions = np.repeat(np.array([int(span.version) for span in spans], np.int32), [span.end - span.start for span in spans])
     log_probs = None if sample.logprobs is None else cast(FlatLogprobs, sample.logprobs).logprobs
@@ -246,8 +247,12 @@ def completion(sample: CompletionOutput, text: str) -> Completion:
 
 
 async def _taken(step: Awaitable[object]) -> None:
-    """Wait for a step of an update. vLLM turns errors of its workers into a plain `Exception`."""
+    """Wait for a step of a weight update. vLLM reports errors of its workers as a plain `Exception`.
+
+    Raises:
+        WeightSyncError: the step failed.
+    """
     try:
         await step
     except Exception as error:
-        raise WeightSyncError(f"vLLM did not take the weights: {error}") from error
+        raise WeightSyncError(f"vLLM failed to load the weights: {error}") from error

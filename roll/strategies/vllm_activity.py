@@ -1,8 +1,8 @@
 """Sums up the activity of a vLLM engine from the engine's own statistics.
 
-vLLM hands them to its stat loggers after each engine step, on the event loop that feeds the engine and hands out what it sampled. So the
-logger here adds a few numbers and keeps nothing of a request or a token. It takes the place of vLLM's Prometheus logger, which observes a
-histogram for each token and which vLLM adds unless it is given one. docs/ARCHITECTURE.md, section 5, lists every name that is used.
+vLLM passes them to its stat loggers after each engine step, on the same event loop that sends requests and returns outputs. The logger must
+therefore be cheap: it only adds a few numbers, and stores nothing per request or token. It replaces vLLM's Prometheus logger, which updates
+a histogram for each token and which vLLM adds by default. docs/ARCHITECTURE.md, section 5, lists every name of vLLM used here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roll.strategies.base import EngineActivity
 
 
 class StepCounts:
-    """Sums over the engine steps since the last `take`."""
+    """Sums of statistics over the engine steps since the last `take`."""
 
     def __init__(self) -> None:
         self._clear()
@@ -26,13 +26,13 @@ class StepCounts:
         self._kv_cache_use = 0.0
 
     def add(self, scheduler: SchedulerStats | None, iteration: IterationStats | None) -> None:
-        """Count an engine step: the requests in its scheduler, and its output."""
+        """Add the statistics of an engine step: of its scheduler, and of its output."""
         if scheduler is not None:
             self._steps += 1
             self._running += scheduler.num_running_reqs
             self._waiting += scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs
             self._kv_cache_use = max(self._kv_cache_use, scheduler.kv_cache_usage)
-            # vLLM counts only the first prefill of a prompt. This counts what a preempted request computes again.
+            # vLLM counts only the first prefill of a prompt, so add the tokens that preempted requests recompute.
             lookups = scheduler.prefix_cache_stats
             self._prefilled += lookups.preempted_queries - lookups.preempted_hits
         if iteration is not None:
@@ -41,7 +41,7 @@ class StepCounts:
             self._preemptions += iteration.num_preempted_reqs
 
     def take(self, busy_seconds: float, tokens_in_flight: int) -> EngineActivity:
-        """Return the counts together with the given values, and reset the counts."""
+        """Return the sums together with the given values, and reset the sums."""
         activity = EngineActivity(
             busy_seconds=busy_seconds,
             generated_tokens=self._generated,
@@ -57,11 +57,11 @@ class StepCounts:
 
 
 def logger_into(counts: StepCounts) -> type[PrometheusStatLogger]:
-    """A stat logger that adds each engine step to `counts` and does nothing else. vLLM makes it itself, hence a class."""
+    """Return the class of a stat logger that only adds each engine step to `counts`. vLLM creates the instance itself."""
 
     class CountingLogger(PrometheusStatLogger):
         def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int] | None = None) -> None:
-            """Registers none of the metrics of its base class."""
+            """Register none of the base class's metrics."""
 
         def record(
             self,
@@ -85,9 +85,9 @@ def logger_into(counts: StepCounts) -> type[PrometheusStatLogger]:
 
 
 def tokens_in_flight(engine: AsyncLLM) -> int:
-    """Prompt and sampled tokens of all requests that are not answered yet.
+    """Return the number of prompt and sampled tokens of all unfinished requests.
 
-    They are read off the requests when asked for: a running sum would drift with every request that is given up.
+    It is computed from the requests at each call, because a running sum would drift whenever a request is aborted.
     """
     states = engine.output_processor.request_states.values()
     return sum(state.prompt_len + (state.stats.num_generation_tokens if state.stats else 0) for state in states)

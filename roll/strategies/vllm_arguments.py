@@ -1,4 +1,4 @@
-"""Arguments of all vLLM engines."""
+"""Arguments shared by all vLLM engines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def engine_arguments(settings: VllmSettings | VllmRewardSettings, device: str) -> dict[str, Any]:
-    """Return the arguments of `AsyncEngineArgs` without the user's own `engine_args`."""
+    """Return the arguments of `AsyncEngineArgs`, without the user's `engine_args`."""
     engine = settings.engine
     arguments: dict[str, Any] = {
         "model": settings.model_path,
@@ -32,7 +32,7 @@ def engine_arguments(settings: VllmSettings | VllmRewardSettings, device: str) -
         arguments["block_size"] = engine.block_size
     if device == "cpu":
         arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * 2**30)
-        # vLLM 0.32 rewinds the generator of a seeded sample if its prompt spans two engine steps. On the CPU this ends the engine.
+        # vLLM 0.32 rewinds the generator of a seeded sample if its prompt spans two engine steps, which crashes the engine on the CPU.
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(engine.max_num_batched_tokens, settings.max_model_len)
     else:
@@ -42,6 +42,6 @@ def engine_arguments(settings: VllmSettings | VllmRewardSettings, device: str) -
 
 
 def whole_products(settings: VllmSettings | VllmRewardSettings) -> None:
-    """Keep Triton, which computes fp32 attention on GPUs, from rounding fp32 operands to tf32. Must run before an engine starts."""
+    """With fp32 models, stop Triton's attention kernels from rounding operands to tf32. Must be called before an engine starts."""
     if settings.model_args.dtype == "fp32":
         os.environ["TRITON_F32_DEFAULT"] = "ieee"

@@ -1,4 +1,4 @@
-"""Runs a reward model in vLLM: a sequence classifier behind `AsyncLLM.encode`. ARCHITECTURE.md, section 5, lists every used name."""
+"""Runs a reward model in vLLM: a sequence classifier behind `AsyncLLM.encode`. ARCHITECTURE.md, section 5, lists the names of vLLM used."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class VllmReward:
         await self._may_score.wait()
         with self._may_score:
             prompt = TokensPrompt(prompt_token_ids=token_ids.tolist())
-            # Returns the score itself, which vLLM would turn into a probability.
+            # Return the raw score. By default, vLLM would convert it to a probability.
             params = PoolingParams(task="classify", use_activation=False)
             request_id = f"{os.getpid()}-{next(self._request_numbers)}"
             async for output in self._engine.encode(prompt, params, request_id):

@@ -1,4 +1,4 @@
-"""Supplies two things for bf16 and fp16 without ZeRO that DeepSpeed 0.19 does only in its ZeRO optimizers."""
+"""Makes up for two differences between DeepSpeed 0.19 without ZeRO, in bf16 and fp16, and its ZeRO optimizers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 
 def undo_first_step(engine: Any) -> None:
-    """Restore the optimizer to the state before DeepSpeed's own step, which creates the optimizer states.
+    """Undo the step that DeepSpeed takes while building the engine, to create the optimizer states.
 
-    That step has gradients of zero but counts: Adam would correct its moments for one update too many. The states go, to be made
-    by the first true step, and the master weights are the model's again, not decayed.
+    That step has zero gradients but counts as an update: Adam's bias correction would be one step ahead, and weight decay has changed the
+    master weights. This function clears the states, so that the first real step creates them, and copies the model's weights to the
+    master weights.
     """
     if _is_wrapped(engine):
         engine.optimizer.optimizer.state.clear()
@@ -17,14 +18,14 @@ def undo_first_step(engine: Any) -> None:
 
 
 def missing_scale(engine: Any) -> float:
-    """Return the factor for losses before `engine.backward`, which also divides the reported gradient norm.
+    """Return the factor by which to multiply losses before `engine.backward`, and to divide the reported gradient norm.
 
-    In fp16 this is the loss scale: `step` divides gradients by it, but `backward` multiplies losses by it only with ZeRO's
-    optimizers. It is 1 with those, and in other precisions.
+    In fp16 without ZeRO this is the loss scale: `step` divides gradients by it, but `backward` multiplies losses by it only with ZeRO's
+    optimizers. With these optimizers, and in other precisions, the factor is 1.
     """
     return float(engine.optimizer.loss_scale) if _is_wrapped(engine) else 1.0
 
 
 def _is_wrapped(engine: Any) -> bool:
-    """Whether master weights lie in DeepSpeed's `FP16_UnfusedOptimizer`, which serves bf16, too."""
+    """Return whether the optimizer is DeepSpeed's `FP16_UnfusedOptimizer`, which holds master weights for fp16 and also for bf16."""
     return hasattr(engine.optimizer, "loss_scale_config")

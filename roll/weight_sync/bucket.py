@@ -1,7 +1,7 @@
-"""The unit in which weights travel: a few whole tensors, at most so many bytes, with what proves that they arrived.
+"""Buckets, the unit in which weights are sent: a few whole tensors of limited total size, with a checksum.
 
-On one host a bucket is a safetensors file in shared memory. The file's header carries names, dtypes and shapes;
-the `Bucket` that travels beside it carries them again with a checksum of all bytes, and the reader compares.
+On one host, a bucket is a safetensors file in shared memory. The header of the file contains names, dtypes and shapes. A separately sent
+`Bucket` repeats them, together with a checksum of all bytes, and the reader compares the two.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from roll.errors import WeightSyncError
 from roll.types import TensorSpec
 
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-"""Files of a PEFT folder."""
+"""Names of the files in a PEFT folder."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Some tensors in a shared-memory file."""
+    """Description of a file in shared memory that holds some tensors."""
 
     path: str
     tensors: tuple[TensorSpec, ...]
@@ -36,20 +36,20 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Adapter:
-    """A LoRA adapter: a PEFT folder in shared memory, or the content of one for another host."""
+    """A LoRA adapter: a PEFT folder in shared memory, or the content of a PEFT folder, for other hosts."""
 
     config: str
-    """PEFT's `adapter_config.json`."""
+    """Content of PEFT's `adapter_config.json`."""
     weights: Bucket
     content: bytes | None = None
-    """The file of `weights`, for a host that does not see it."""
+    """Content of the file of `weights`, for hosts that cannot read the file. None if all engines can."""
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """The PEFT folder on this host.
+        """Yield the PEFT folder on this host. If the adapter carries its content, the folder is temporary.
 
         Raises:
-            WeightSyncError: its weights are not what was sent.
+            WeightSyncError: the weights do not match what was sent.
         """
         if self.content is None:
             verify(self.weights)
@@ -64,7 +64,7 @@ class Adapter:
 
 
 def plan_buckets(tensors: Sequence[TensorSpec], max_bytes: int) -> list[tuple[str, ...]]:
-    """Split the names, in order, into buckets of at most `max_bytes`. A larger tensor is a bucket of its own."""
+    """Split the names, in order, into buckets of at most `max_bytes`. A larger tensor gets its own bucket."""
     buckets: list[list[str]] = []
     room = 0
     for tensor in tensors:
@@ -77,12 +77,12 @@ def plan_buckets(tensors: Sequence[TensorSpec], max_bytes: int) -> list[tuple[st
 
 
 def spec(name: str, tensor: Tensor) -> TensorSpec:
-    """Describe a tensor."""
+    """Return the specification of a tensor."""
     return TensorSpec(name, str(tensor.dtype), tuple(tensor.shape), tensor.nbytes)
 
 
 def write_bucket(path: Path, tensors: Mapping[str, Tensor]) -> Bucket:
-    """Write tensors to `path` (replaced whole) and describe what was written."""
+    """Write tensors to `path`, atomically, and return a description of the written file."""
     aside = path.with_suffix(".partial")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside)
     os.replace(aside, path)
@@ -90,7 +90,7 @@ def write_bucket(path: Path, tensors: Mapping[str, Tensor]) -> Bucket:
 
 
 def write_adapter(folder: Path | None, config: str, tensors: Mapping[str, Tensor]) -> Adapter:
-    """Write an adapter as a PEFT folder. Without a folder the returned adapter carries its content."""
+    """Write an adapter as a PEFT folder. If `folder` is None, the returned adapter carries its content instead."""
     if folder is None:
         with tempfile.TemporaryDirectory() as made:
             adapter = write_adapter(Path(made), config, tensors)
@@ -100,10 +100,10 @@ def write_adapter(folder: Path | None, config: str, tensors: Mapping[str, Tensor
 
 
 def read_bucket(bucket: Bucket) -> dict[str, Tensor]:
-    """Map the tensors of a bucket from shared memory.
+    """Return the tensors of a bucket, mapped from shared memory.
 
     Raises:
-        WeightSyncError: bytes, names, dtypes or shapes are not those that were sent.
+        WeightSyncError: the bytes, names, dtypes or shapes differ from what was sent.
     """
     verify(bucket)
     tensors = load_file(bucket.path)
@@ -117,10 +117,10 @@ def read_bucket(bucket: Bucket) -> dict[str, Tensor]:
 
 
 def verify(bucket: Bucket) -> None:
-    """Compare the file's bytes with the checksum.
+    """Compare the checksum of the file with that of the bucket.
 
     Raises:
-        WeightSyncError: they differ, or the file is not there.
+        WeightSyncError: the checksums differ, or the file does not exist.
     """
     if not os.path.exists(bucket.path):
         raise WeightSyncError(f"the bucket {bucket.path} is gone; trainer and engine must share a host to sync through files")

@@ -1,7 +1,7 @@
-"""Buckets in device memory: tensors side by side in one flat buffer, shared with a process on the same GPU or broadcast.
+"""Buckets in GPU memory: tensors in one flat buffer, which is shared with a process on the same GPU or broadcast.
 
-The trainer fills two buffers in turn. While the engines read one it gathers into the other. Who reads a shared buffer
-copies it whole before it answers, so the trainer may fill it again.
+The trainer alternates between two buffers: while the engines read one, it gathers tensors into the other. An engine copies a shared
+buffer completely before it answers, so the trainer can then refill the buffer.
 """
 
 from __future__ import annotations
@@ -26,30 +26,32 @@ from roll.weight_sync.bucket import spec
 from roll.weight_sync.routes import Rendezvous
 
 ALIGNMENT = 256
-"""Bytes. Every tensor in a buffer starts at a multiple of it."""
+"""Alignment of the tensors in a buffer, in bytes."""
 SLOTS = 2
+"""Number of buffers between which the trainer alternates."""
 WORDS_AT_A_TIME = 1 << 24
+"""Number of words that `fingerprint` processes at a time."""
 LOOK_EVERY = 0.2
 """Seconds between two checks of a broadcast's store."""
 CUT_OFF = "cut off"
-"""Key in that store. If it is set, a member has died and the others stop waiting."""
+"""Key in the broadcast's store. It is set when a member has died, to stop the other members from waiting."""
 CUT_OFF_SECONDS = 10.0
-"""Deadline in seconds for setting that key in the store, which the trainer's rank 0 hosts."""
+"""Deadline for setting that key, in seconds. The trainer's rank 0 hosts the store."""
 
 
 @dataclass(frozen=True)
 class DeviceBucket:
-    """Some tensors in a flat buffer on the trainer's devices."""
+    """Description of a flat buffer on the trainer's GPUs that holds some tensors."""
 
     tensors: tuple[TensorSpec, ...]
     checksum: str
     """See `fingerprint`."""
     handles: Mapping[str, bytes] = field(default_factory=dict)
-    """IPC handles of the buffer by the UUID of the GPU that it lies on."""
+    """CUDA IPC handles of the buffer on each rank, by the UUID of the GPU. Empty if no engine opens the buffer."""
 
 
 def layout(tensors: Sequence[TensorSpec]) -> tuple[list[int], int]:
-    """Return the byte offset of each tensor in the buffer, and the buffer's length in bytes."""
+    """Return the byte offset of each tensor in the buffer, and the size of the buffer in bytes."""
     starts, end = [], 0
     for tensor in tensors:
         starts.append(end)
@@ -58,7 +60,7 @@ def layout(tensors: Sequence[TensorSpec]) -> tuple[list[int], int]:
 
 
 def views(buffer: Tensor, tensors: Sequence[TensorSpec]) -> dict[str, Tensor]:
-    """Return views of the tensors in a flat uint8 buffer."""
+    """Return the tensors by name, as views of a flat uint8 buffer."""
     starts, _ = layout(tensors)
     return {
         tensor.name: buffer[start : start + tensor.nbytes].view(getattr(torch, tensor.dtype.removeprefix("torch."))).view(tensor.shape)
@@ -67,13 +69,12 @@ def views(buffer: Tensor, tensors: Sequence[TensorSpec]) -> dict[str, Tensor]:
 
 
 def fingerprint(buffer: Tensor) -> str:
-    """Return two sums modulo 2**64 over the buffer's 8-byte words: of the words, and of each word times its position.
+    """Return a checksum of the buffer: two sums modulo 2**64, of its 8-byte words, and of each word times its position, in hex.
 
-    As Fletcher's checksum (1982): the second sum tells words that changed places. Runs where the buffer lies, at the
-    speed of its memory.
+    Like Fletcher's checksum (1982), the second sum detects reordered words. It runs on the buffer's device, at memory bandwidth.
 
     Args:
-        buffer: uint8, its length a multiple of 8.
+        buffer: uint8. Its length must be a multiple of 8.
     """
     words = buffer.view(torch.int64)
     plain = torch.zeros((), dtype=torch.int64, device=buffer.device)
@@ -89,14 +90,14 @@ def fingerprint(buffer: Tensor) -> str:
 
 
 class Broadcast:
-    """A broadcast group of the trainer's rank 0 and the engines' workers on other devices."""
+    """A broadcast group: the trainer's rank 0, and the engines' workers on other devices."""
 
     def __init__(self, rendezvous: Rendezvous, rank: int, device: torch.device) -> None:
-        """Join the group. All members must join within the deadline of the rendezvous.
+        """Join the group. All members must join before the deadline of the rendezvous.
 
         Raises:
-            TimeoutError: some did not come.
-            WeightSyncError: the broadcast was cut off.
+            TimeoutError: some members did not join.
+            WeightSyncError: a member died, and the broadcast was cut off.
         """
         limit = timedelta(seconds=rendezvous.seconds)
         store = dist.TCPStore(rendezvous.address, rendezvous.port, rendezvous.size, rank == 0, limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
@@ -112,14 +113,14 @@ class Broadcast:
         self._watching = threading.Thread(target=self._watch, args=(rendezvous,), daemon=True)
         if rank == 0 and self._on_gpu:
             self._watching.start()
-        # NCCL's first collective waits on the host for all members. Here all members have been called; during a sync, the engine is not
-        # told of a bucket before the trainer has handed it over.
+        # NCCL's first collective blocks the host until all members take part, so run it now. During a sync it would deadlock: engines learn
+        # of a bucket only after the trainer has started to send it.
         self.start(torch.zeros(1, dtype=torch.uint8, device=device)).wait()
         if self._on_gpu:
             torch.cuda.current_stream().synchronize()
 
     def _watch(self, rendezvous: Rendezvous) -> None:
-        """Abort the broadcast if a member has died. gloo notices a death by itself, NCCL does not."""
+        """Abort the broadcast if a member has died. NCCL does not detect dead members; gloo does."""
         store = _store(rendezvous, rendezvous.seconds)
         while not self._left.wait(LOOK_EVERY):
             if store.check([CUT_OFF]):
@@ -127,13 +128,13 @@ class Broadcast:
                 return
 
     def start(self, buffer: Tensor) -> Any:
-        """Start to send a buffer, or to receive into it. Return the work to wait for."""
+        """Start to send a buffer (rank 0) or to receive into it (other ranks). Return a handle to wait for."""
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         return self._group.broadcast([buffer], options)
 
     def close(self) -> None:
-        """Leave the group without waiting for its other members."""
+        """Leave the group, without waiting for the other members."""
         self._left.set()
         if self._watching.is_alive():
             self._watching.join()
@@ -143,39 +144,39 @@ class Broadcast:
 
 
 def meet(store: Any, rank: int, rendezvous: Rendezvous) -> None:
-    """Wait until all members of a broadcast have joined. NCCL itself would wait forever for a member that has died.
+    """Wait until all members of a broadcast have joined. NCCL itself would wait forever for a dead member.
 
     Raises:
-        TimeoutError: some did not come.
-        WeightSyncError: the broadcast was cut off.
+        TimeoutError: some members did not join before the deadline.
+        WeightSyncError: a member died, and the broadcast was cut off.
     """
     store.set(f"here {rank}", "")
     end = time.monotonic() + rendezvous.seconds
     while missing := [other for other in range(rendezvous.size) if not store.check([f"here {other}"])]:
         if store.check([CUT_OFF]):
-            raise WeightSyncError("the broadcast was cut off before all of its members had come")
+            raise WeightSyncError("the broadcast was cut off before all of its members had joined")
         if time.monotonic() > end:
-            raise TimeoutError(f"timed out: member(s) {', '.join(map(str, missing))} did not come to the broadcast")
+            raise TimeoutError(f"timed out: member(s) {', '.join(map(str, missing))} did not join the broadcast")
         time.sleep(LOOK_EVERY / 10)
 
 
 def cut_off(rendezvous: Rendezvous) -> None:
-    """Tell the members of a broadcast that one of them has died, so that they stop waiting.
+    """Signal to the members of a broadcast that one of them has died, so that they stop waiting.
 
     Raises:
-        RuntimeError: the trainer's rank 0, where they meet, does not answer.
+        RuntimeError: the trainer's rank 0, which hosts the store, does not answer.
     """
     _store(rendezvous, CUT_OFF_SECONDS).set(CUT_OFF, "")
 
 
 def _store(rendezvous: Rendezvous, seconds: float) -> Any:
-    """Open another connection to a broadcast's store."""
+    """Return a new connection to a broadcast's store."""
     limit = timedelta(seconds=seconds)
     return dist.TCPStore(rendezvous.address, rendezvous.port, None, False, limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
 
 
 class DeviceSender:
-    """The device buffers of one trainer rank."""
+    """The GPU buffers from which one trainer rank sends weights."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -188,15 +189,15 @@ class DeviceSender:
         self._broadcast = Broadcast(rendezvous, 0, self._device)
 
     def fill(self, tensors: Mapping[str, Tensor], slot: int, shared: bool) -> DeviceBucket:
-        """Copy tensors into a buffer, and start to broadcast it if there is a group.
+        """Copy tensors into a buffer, start to broadcast it if there is a group, and return its description.
 
-        `shared` says that an engine will open it: torch keeps for ever what was shared and is never opened.
+        Set `shared` only if an engine will open the buffer, because torch never frees a shared buffer that no process opens.
         """
         specs = tuple(spec(name, tensor) for name, tensor in tensors.items())
         buffer = self._free(slot, layout(specs)[1])
         targets = views(buffer, specs)
         torch._foreach_copy_([targets[name] for name in tensors], list(tensors.values()))  # pyright: ignore[reportPrivateImportUsage]
-        checksum = fingerprint(buffer)  # reads a number back: the copies are done
+        checksum = fingerprint(buffer)  # reads its result back to the host, so the copies are complete
         if self._broadcast is not None:
             self._sending[slot] = self._broadcast.start(buffer)
         return DeviceBucket(specs, checksum, share(buffer) if shared else {})
@@ -222,7 +223,7 @@ class DeviceSender:
             torch.cuda.ipc_collect()
 
     def close(self) -> None:
-        """Leave the group. Unfinished broadcasts are abandoned: a member may have died."""
+        """Leave the group and free the buffers. Unfinished broadcasts are abandoned, because a member may have died."""
         if self._broadcast is not None:
             self._broadcast.close()
             self._broadcast = None
@@ -230,35 +231,35 @@ class DeviceSender:
 
 
 def share(buffer: Tensor) -> dict[str, bytes]:
-    """Return the IPC handle of a flat uint8 buffer by this GPU's UUID. Another process on the GPU opens the buffer with it."""
+    """Return the IPC handle of a flat uint8 buffer, keyed by the UUID of its GPU. Another process on this GPU can open the buffer with it."""
     _, parts = reduce_tensor(buffer)
     return {gpu(buffer.device): pickle.dumps(parts)}
 
 
 def gpu(device: torch.device) -> str:
-    """Return the UUID of a GPU. It is the same in every process, unlike the device's number."""
+    """Return the UUID of a GPU. Unlike the device index, it is the same in every process."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def open_shared(bucket: DeviceBucket, device: torch.device) -> Tensor:
-    """Copy the buffer that the trainer shares on this GPU.
+    """Return a copy of the buffer that the trainer shares on this GPU.
 
     Raises:
-        WeightSyncError: no rank of the trainer shares one there.
+        WeightSyncError: no rank of the trainer shares a buffer on this GPU.
     """
     handle = bucket.handles.get(gpu(device))
     if handle is None:
-        raise WeightSyncError(f"no rank of the trainer shares its weights on GPU {gpu(device)}; it does on {', '.join(bucket.handles)}")
+        raise WeightSyncError(f"no rank of the trainer shares its weights on GPU {gpu(device)}, only on {', '.join(bucket.handles)}")
     parts = list(pickle.loads(handle))
-    parts[6] = device.index or 0  # the trainer may count its devices otherwise
+    parts[6] = device.index or 0  # the device index may differ between trainer and engine
     return rebuild_cuda_tensor(*parts)[: layout(bucket.tensors)[1]].clone()
 
 
 def checked(buffer: Tensor, bucket: DeviceBucket) -> dict[str, Tensor]:
-    """Verify a buffer that arrived, and return its tensors.
+    """Verify the checksum of a received buffer, and return its tensors.
 
     Raises:
-        WeightSyncError: it is not what was sent.
+        WeightSyncError: the checksum differs from what was sent.
     """
     if (found := fingerprint(buffer)) != bucket.checksum:
         names = f"{bucket.tensors[0].name} to {bucket.tensors[-1].name}"

@@ -1,4 +1,4 @@
-"""Reads the buckets of a sync in one worker of an engine, by any transport."""
+"""Reads the buckets of a weight sync in one worker of an engine, with any transport."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from roll.weight_sync.routes import Rendezvous, Route, Transport
 
 
 class BucketReader:
-    """Reads the buckets that are sent to one worker of an engine."""
+    """Reads the buckets sent to one worker of an engine."""
 
     def __init__(self, route: Route, rendezvous: Rendezvous | None, worker: int, device: torch.device) -> None:
-        """`worker` is the index of the worker's device in its engine. Waits for the other members of a broadcast."""
+        """Open the route. On a broadcast route, wait for the other members. `worker` is the index of the device in its engine."""
         self._device, self._broadcast = device, None
         if route.transport is Transport.BROADCAST:
             assert rendezvous is not None
             self._broadcast = Broadcast(rendezvous, route.first_rank + worker, device)
 
     def read(self, bucket: Bucket | DeviceBucket) -> dict[str, Tensor]:
-        """Return the bucket's tensors, which are valid until the next read.
+        """Return the tensors of a bucket. They are valid until the next call.
 
         Raises:
-            WeightSyncError: what arrived is not what was sent.
+            WeightSyncError: the received data does not match what was sent.
         """
         if isinstance(bucket, Bucket):
             return read_bucket(bucket)
@@ -35,7 +35,7 @@ class BucketReader:
         return checked(buffer, bucket)
 
     def close(self) -> None:
-        """Leave the broadcasts."""
+        """Leave the broadcast group, if any."""
         if self._broadcast is not None:
             self._broadcast.close()
             self._broadcast = None

@@ -1,7 +1,7 @@
-"""Chooses the transport of the weights to each engine. Pure functions of the plan.
+"""Chooses how the weights are sent to each engine. Pure functions of the placement plan.
 
 an engine on the CPU               a file in the host's shared memory
-an engine on the trainer's GPUs    the trainer's own buffer, shared by CUDA IPC: no byte leaves the device
+an engine on the trainer's GPUs    the trainer's buffer, shared through CUDA IPC, so that no data leaves the GPU
 an engine on other GPUs            a broadcast from the trainer's rank 0 (NCCL; gloo on the CPU)
 """
 
@@ -15,7 +15,7 @@ from roll.config.derived.placement import RolePlan
 
 
 class Transport(StrEnum):
-    """How a bucket reaches an engine."""
+    """The way in which a bucket reaches an engine."""
 
     FILE = "file"
     SHARED = "shared"
@@ -24,46 +24,47 @@ class Transport(StrEnum):
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Address at which the members of a broadcast meet. The trainer is rank 0."""
+    """The address at which the members of a broadcast meet. The trainer is rank 0."""
 
     address: str
     port: int
     size: int
+    """Number of members."""
     seconds: float
-    """Deadline in seconds of the rendezvous and of every broadcast."""
+    """Timeout of the rendezvous and of every broadcast, in seconds."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """How weights reach one engine."""
+    """The way in which weights reach one engine."""
 
     transport: Transport
     same_host: bool
-    """Whether the engine sees the shared memory of the trainer's rank 0."""
+    """Whether the engine is on the host of the trainer's rank 0, so that it can read its shared memory."""
     first_rank: int = 0
-    """Rank of the engine's first device in broadcasts. Its other devices have the ranks that follow."""
+    """Rank of the engine's first device in the broadcast group. Its other devices have the following ranks."""
 
 
 @dataclass(frozen=True)
 class Routes:
-    """How weights reach the engines that take part in syncs."""
+    """The ways in which weights reach all engines that take part in syncs."""
 
     to: Mapping[int, Route]
-    """Routes by engine."""
+    """Route of each engine, by engine number."""
     shared: Sequence[bool]
-    """Whether an engine opens the buffer of each rank of the trainer."""
+    """For each rank of the trainer, whether an engine opens its buffer."""
     broadcast_size: int
-    """Members of the broadcast, the trainer included; 0 if no engine needs it."""
+    """Number of members of the broadcast group, including the trainer; 0 if no engine needs a broadcast."""
 
 
 def find_routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collection[int]) -> Routes:
-    """Return the routes to these engines. The ranks of a broadcast are contiguous."""
+    """Return the routes to the given engines. Ranks of the broadcast group are contiguous."""
     to = routes(train, infer, gpus_per_node, engines)
     return Routes(to, sharing_ranks(train, infer, to), broadcast_size(to.values(), infer.tensor_parallel))
 
 
 def routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collection[int]) -> dict[int, Route]:
-    """Return the route to each of these engines, in rank order. No engine shares only some of its devices with the trainer."""
+    """Return the route to each of the given engines, in order. An engine must share all or none of its devices with the trainer."""
     if infer.on_cpu:
         return dict.fromkeys(sorted(engines), Route(Transport.FILE, True))
     home = train.devices[0][0] // gpus_per_node if train.devices[0] else None
@@ -80,12 +81,12 @@ def routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collec
 
 
 def sharing_ranks(train: RolePlan, infer: RolePlan, engine_routes: Mapping[int, Route]) -> list[bool]:
-    """Whether an engine opens the buffer of each rank of the trainer."""
+    """Return, for each rank of the trainer, whether an engine opens its buffer."""
     opened = {device for number, route in engine_routes.items() if route.transport is Transport.SHARED for device in infer.devices[number]}
     return [not opened.isdisjoint(devices) for devices in train.devices]
 
 
 def broadcast_size(engine_routes: Iterable[Route], devices_of_an_engine: int) -> int:
-    """Members of the broadcast, the trainer included; 0 if no engine needs it."""
+    """Return the number of members of the broadcast group, including the trainer; 0 if no engine needs a broadcast."""
     reached = sum(route.transport is Transport.BROADCAST for route in engine_routes)
     return 1 + reached * devices_of_an_engine if reached else 0

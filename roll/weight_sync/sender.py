@@ -1,6 +1,6 @@
-"""Makes buckets of gathered weights on each of the trainer's ranks, beside the strategy.
+"""Creates buckets of gathered weights on each rank of the trainer.
 
-Methods that gather are collective: every rank of the trainer calls them with the same names.
+Methods that gather are collective: every rank of the trainer must call them with the same names.
 """
 
 from __future__ import annotations
@@ -23,58 +23,58 @@ class Weights(Protocol):
     """The part of the training strategy that a sync uses."""
 
     def tensors(self, adapter: bool) -> list[TensorSpec]:
-        """Describe the tensors to send: the adapter's, or the whole model's with any adapter merged in."""
+        """See `TrainStrategy`."""
         ...
 
     def gathered(self, names: Sequence[str], adapter: bool) -> AbstractContextManager[Mapping[str, Tensor]]:
-        """Gather whole tensors on every rank while the block lasts."""
+        """See `TrainStrategy`."""
         ...
 
     def adapter_config(self) -> str:
-        """Return PEFT's `adapter_config.json`."""
+        """See `TrainStrategy`."""
         ...
 
 
 class BucketSender:
-    """Sends the weights of one rank of the trainer: by files, by buffers that engines open, and by broadcasts."""
+    """Sends the weights of one rank of the trainer: through files, shared buffers and broadcasts."""
 
     def __init__(self, weights: Weights, rank: int, device: torch.device) -> None:
         self._weights, self._rank = weights, rank
         self._buffers = DeviceSender(device)
 
     def tensors(self) -> list[TensorSpec]:
-        """Describe the tensors of the whole model."""
+        """Return the specifications of all tensors of the model."""
         return self._weights.tensors(adapter=False)
 
     def write_bucket(self, names: Sequence[str], path: Path) -> Bucket | None:
-        """Gather some of the model's tensors over all ranks. Rank 0 writes and describes them; the others return None."""
+        """Gather some of the model's tensors over all ranks. Rank 0 writes them to a file and describes it; the others return None."""
         with self._weights.gathered(names, adapter=False) as tensors:
             return write_bucket(path, tensors) if self._rank == 0 else None
 
     def write_adapter(self, folder: Path | None) -> Adapter | None:
-        """Gather the adapter. Rank 0 writes a PEFT folder or, without `folder`, returns the adapter's content; the others return None."""
+        """Gather the adapter and return it on rank 0: as a PEFT folder or, if `folder` is None, with its content. Others return None."""
         with self._weights.gathered([tensor.name for tensor in self._weights.tensors(adapter=True)], adapter=True) as tensors:
             return write_adapter(folder, self._weights.adapter_config(), tensors) if self._rank == 0 else None
 
     def join_broadcast(self, rendezvous: Rendezvous | None) -> None:
-        """On rank 0: leave the previous broadcast group, if any, and join the engines on other devices.
+        """Leave the previous broadcast group, if any, and join a new one if `rendezvous` is given. Called on rank 0 only.
 
-        Buckets of `fill_bucket` go to them from then on.
+        From then on, `fill_bucket` broadcasts its buckets to the new group.
         """
         self._buffers.close()
         if rendezvous is not None:
             self._buffers.join(rendezvous)
 
     def fill_bucket(self, names: Sequence[str], slot: int, shared: bool) -> DeviceBucket:
-        """Gather some of the model's tensors into this rank's buffer `slot`, and start to broadcast it.
+        """Gather some of the model's tensors into this rank's buffer `slot`, and start to broadcast it if there is a group.
 
-        `shared` says that an engine on this rank's device opens the buffer.
+        `shared` specifies whether an engine on this rank's device opens the buffer.
         """
         with self._weights.gathered(names, adapter=False) as tensors:
             return self._buffers.fill(tensors, slot, shared)
 
     def empty_buckets(self) -> None:
-        """Wait until all broadcasts of `fill_bucket` have ended, and free its buffers."""
+        """Wait until all broadcasts started by `fill_bucket` have ended, and free the buffers."""
         self._buffers.empty()
 
     def close(self) -> None:

@@ -1,13 +1,14 @@
-"""Trainer to engine: pause, move, verify, resume.
+"""Sends the trainer's weights to the engines: pause the engines, send, verify, resume.
 
     trainer   gather 0 | gather 1 | gather 2 | gather 3 |
     engines            | load 0   | load 1   | load 2   | load 3
 
-While the engines load one bucket the trainer gathers the next. Two slots alternate, so buckets take the room of two.
-Engines are addressed one by one. Which of them take part may change between two syncs; each change begins an epoch, for which
-the routes are opened anew. Each wait has a deadline, kept by the group of workers that is waited for.
-An engine that dies during a sync, or misses its deadline, is left out of the rest of it. The death of a member ends a broadcast: the
-trainer, which would wait for the member, is told, and all engines that take part are replaced, because none has the whole model.
+While the engines load one bucket, the trainer gathers the next. Two slots alternate, so the buckets never need more memory than two slots.
+The set of engines that take part may change between two syncs. Each change starts a new epoch, for which the routes are opened again.
+Each wait has a deadline, which the group of the awaited workers enforces.
+An engine that dies during a sync, or misses a deadline, is left out of the rest of the sync. If it is a member of a broadcast, the
+broadcast is cut off, so that the trainer stops waiting for it. All participating engines are then replaced, because none of them has all
+weights.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ class Sender(Protocol):
     """The sync's interface to the trainer."""
 
     async def free_address(self) -> tuple[str, int]:
-        """Return a free address and port for a broadcast's rendezvous."""
+        """Return an address and a free port for the rendezvous of a broadcast."""
         ...
 
     async def open_routes(self, routes: Routes, rendezvous: Rendezvous | None) -> None:
-        """Prepare to send by these routes only. If there is a rendezvous, wait for the engines there."""
+        """Prepare to send on these routes only. If there is a rendezvous, wait for the engines to join it."""
         ...
 
     async def cut_off(self, rendezvous: Rendezvous) -> None:
-        """Stop a broadcast that waits for a member that has died."""
+        """Stop a broadcast that is waiting for a dead member."""
         ...
 
     async def tensors(self) -> list[TensorSpec]:
-        """Describe the tensors of the whole model."""
+        """Return the specifications of all tensors of the model."""
         ...
 
     async def send_bucket(self, names: Sequence[str], slot: int) -> Bucket | DeviceBucket:
-        """Gather some tensors into a slot. No engine may still be reading it."""
+        """Gather some tensors into a slot, and return the bucket. No engine may still be reading the slot."""
         ...
 
     async def empty_buckets(self) -> None:
@@ -56,7 +57,7 @@ class Sender(Protocol):
         ...
 
     async def send_adapter(self) -> Adapter:
-        """Gather the adapter."""
+        """Gather the adapter and return it."""
         ...
 
 
@@ -65,15 +66,15 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """Role and rank, for messages."""
+        """Return the role and the rank, for messages."""
         ...
 
     async def pause(self) -> None:
-        """Stop producing tokens."""
+        """Stop generating."""
         ...
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
-        """Prepare for this route only. On a broadcast's route, wait for the other members."""
+        """Prepare for this route only. On a broadcast route, wait for the other members."""
         ...
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
@@ -85,7 +86,7 @@ class Engine(Protocol):
         ...
 
     async def resume(self, policy_version: int) -> None:
-        """Generate with this version from now on."""
+        """Continue to generate, as this version."""
         ...
 
     async def policy_version(self) -> int:
@@ -93,26 +94,24 @@ class Engine(Protocol):
         ...
 
     async def give_up(self, cause: str) -> None:
-        """Have the engine replaced: it has a part of the new weights."""
+        """Request the engine's replacement, because it has only a part of the new weights."""
         ...
 
 
 class BroadcastCutOff(WeightSyncError):
-    """A member of a broadcast has died while the others wait for it."""
+    """A member of a broadcast died while others were waiting for it."""
 
 
 class DidNotCome(WeightSyncError):
-    """Some processes did not join a collective operation that others waited in."""
+    """Some processes did not join a collective operation in which others were waiting."""
 
     def __init__(self, late: Sequence[str], waiting: Sequence[str]) -> None:
-        super().__init__(
-            f"{', '.join(late)} did not come to a collective operation of the weight sync for which {', '.join(waiting)} waited"
-        )
+        super().__init__(f"{', '.join(late)} did not join a collective operation of the weight sync in which {', '.join(waiting)} waited")
         self.late = late
 
 
 class WeightSync:
-    """Brings the trainer's weights to the engines, as an adapter or whole."""
+    """Sends the trainer's weights to the engines, as an adapter or as a whole model."""
 
     def __init__(
         self,
@@ -123,7 +122,16 @@ class WeightSync:
         bucket_bytes: int,
         seconds: float,
     ) -> None:
-        """`find_routes` returns the routes to some engines, by number. `seconds` is the deadline of a broadcast."""
+        """Create a sync in which all engines take part.
+
+        Args:
+            sender: The trainer.
+            engines: All engines. Their index is their number.
+            find_routes: Function that returns the routes to the engines with the given numbers.
+            adapter: Whether to send only the adapter instead of the whole model.
+            bucket_bytes: Largest size of a bucket, in bytes.
+            seconds: Timeout of a broadcast, in seconds.
+        """
         self._sender, self._engines, self._find_routes = sender, engines, find_routes
         self._adapter, self._bucket_bytes, self._seconds = adapter, bucket_bytes, seconds
         self._tensors: list[TensorSpec] = []
@@ -133,17 +141,17 @@ class WeightSync:
         self.epoch = 0
         """Number of changes to the set of engines that take part."""
         self.versions: dict[int, int | None] = dict.fromkeys(self._members)
-        """For each engine, the version that it reported after its last sync; None before the first sync and during one."""
+        """Version that each engine reported after its last sync. None before its first sync and during a sync."""
 
     def choose(self, engines: Mapping[int, int]) -> None:
-        """Set which engines take part from the next sync on, and how often each was restarted. Other engines are left alone."""
+        """Set the engines that take part from the next sync on, each with the number of its restarts. Other engines are left alone."""
         members = dict(sorted(engines.items()))
-        assert members and members.keys() <= self.versions.keys(), f"no such engines: {members}"
+        assert members and members.keys() <= self.versions.keys(), f"unknown engines in {members}"
         if members != self._members:
             self._members, self.epoch = members, self.epoch + 1
 
     async def open_routes(self) -> None:
-        """Let trainer and engines prepare for the routes of the weights, once in each epoch. Members of a broadcast meet here."""
+        """Make trainer and engines prepare for their routes, once in each epoch. The members of a broadcast join their group here."""
         if self._opened == self.epoch:
             return
         epoch, routes = self.epoch, self._find_routes(self._living)
@@ -159,14 +167,14 @@ class WeightSync:
         self._opened = epoch
 
     async def push(self, policy_version: int) -> list[int]:
-        """Bring the trainer's present weights to every engine that takes part.
+        """Send the trainer's current weights to every engine that takes part.
 
         Returns:
-            The engines that do: those that have not died meanwhile.
+            The numbers of the engines that now have the weights. Engines that died during the sync are missing.
 
         Raises:
-            WeightSyncError: what arrived is not what was sent, or an engine is at another version afterwards.
-            WorkerLate: the trainer did not come to a broadcast.
+            WeightSyncError: the received data does not match what was sent, or an engine reports another version after the sync.
+            WorkerLate: the trainer did not join a broadcast.
         """
         self._lost.clear()
         self.versions |= dict.fromkeys(self._members)
@@ -194,7 +202,7 @@ class WeightSync:
         return list(said)
 
     async def _give_up_broadcast(self, cause: str) -> None:
-        """Free the trainer, and have the engines replaced: each waits in the broadcast or has a part of the weights."""
+        """Request the replacement of the engines, which are waiting or have only a part of the weights, and stop the trainer's wait."""
         LOG.warning("%s", cause)
         self._opened = -1
         for number in self._living:
@@ -207,7 +215,7 @@ class WeightSync:
         return [number for number in self._members if number not in self._lost]
 
     async def _each(self, ask: Callable[[int, Engine], Awaitable[T]]) -> dict[int, T]:
-        """Ask the living engines that take part. Return their answers in the order of their numbers."""
+        """Call `ask` for all participating engines that are alive. Return the results by engine number, in order."""
         answers: dict[int, T] = {}
 
         async def keep(number: int, engine: Engine) -> None:
@@ -217,7 +225,10 @@ class WeightSync:
         return dict(sorted(answers.items()))
 
     def _asked(self, ask: Callable[[int, Engine], Awaitable[None]], broadcasts: bool = False) -> dict[str, Awaitable[None]]:
-        """Return the calls to the living engines that take part, by name. `broadcasts` says that the engines wait for each other."""
+        """Return the calls of `ask` for all participating engines that are alive, by name.
+
+        `broadcasts` specifies whether the engines wait for each other in these calls.
+        """
         return {self._engines[number].name: self._unless_it_dies(number, ask, broadcasts) for number in self._living}
 
     async def _unless_it_dies(self, number: int, ask: Callable[[int, Engine], Awaitable[None]], broadcasts: bool) -> None:
@@ -249,20 +260,20 @@ class WeightSync:
         return self._asked(lambda _, engine: engine.load_bucket(bucket), self._rendezvous is not None)
 
     async def _send_while_loading(self, names: Sequence[str], slot: int, sent: Bucket | DeviceBucket | None) -> Bucket | DeviceBucket:
-        """Send the next bucket while the engines load the one before."""
+        """Send the next bucket while the engines load the previous one."""
         sending = asyncio.ensure_future(self._sender.send_bucket(names, slot))
         await together({TRAINER: sending} | (self._loading(sent) if sent else {}))
         return sending.result()
 
 
 async def together(work: Mapping[str, Awaitable[T]]) -> list[T]:
-    """Run all at once, and return the results in order. A key names the process that works.
+    """Run all tasks concurrently, and return their results in order. The keys are the names of the processes that run them.
 
-    After the first failure the others have `ECHO_SECONDS` to fail too; then they are cancelled. A failure that is a cause is raised
-    rather than its consequence.
+    After the first failure, the other tasks have `ECHO_SECONDS` to finish or fail, and are then cancelled. If several tasks fail, the
+    root cause is raised in preference to its consequences.
 
     Raises:
-        DidNotCome: some did not come to a collective operation for which others waited.
+        DidNotCome: some processes did not join a collective operation in which all failed processes waited.
     """
     if not work:
         return []

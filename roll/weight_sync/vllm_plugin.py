@@ -1,6 +1,6 @@
 """Loads synced weights in vLLM's workers, as a weight-transfer engine of vLLM.
 
-vLLM loads this module in each of its processes through the entry point group `vllm.general_plugins`.
+vLLM loads this module in each of its processes, through the entry point group `vllm.general_plugins`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from roll.weight_sync.vllm_stages import tell_stages
 LOG = logging.getLogger(__name__)
 BACKEND = "roll"
 TEXT_MODEL = "language_model."
-"""Prefix of the text model's parameters in a Qwen3.5 with vision."""
+"""Prefix of the text model's parameters in a multimodal Qwen3.5 model."""
 
 
 def register() -> None:
-    """Entry point: make the backend known to vLLM. vLLM may call it more than once in a process.
+    """Register the backend in vLLM. This is the entry point, which vLLM may call more than once in a process.
 
-    vLLM's own processes, which hold the devices, do not see the death of the process that started them.
+    Also make a child process of vLLM end when its parent dies. Such processes hold the GPUs, and would otherwise not notice.
     """
     if (parent := multiprocessing.parent_process()) is not None and parent.pid is not None:
         die_with(parent.pid)
@@ -48,7 +48,7 @@ def register() -> None:
 
 @dataclass
 class RouteOpened(WeightTransferInitInfo):
-    """A `Route` and its `Rendezvous`, as plain values for the engine's message format."""
+    """A `Route` and its `Rendezvous` as plain values, which vLLM can send to its workers."""
 
     route: dict[str, Any]
     rendezvous: dict[str, Any] | None
@@ -56,13 +56,13 @@ class RouteOpened(WeightTransferInitInfo):
 
 @dataclass
 class BucketArrived(WeightTransferUpdateInfo):
-    """One bucket, as plain values."""
+    """A bucket as plain values, which vLLM can send to its workers."""
 
     tensors: list[list[Any]]
-    """Name, dtype, shape and bytes of each tensor."""
+    """Name, dtype, shape and size in bytes of each tensor."""
     checksum: str
     path: str | None
-    """Path of the bucket's file; None if the bucket is in device memory."""
+    """Path of the bucket's file. None if the bucket is in GPU memory."""
     handles: dict[str, bytes]
 
     def bucket(self) -> Bucket | DeviceBucket:
@@ -72,12 +72,12 @@ class BucketArrived(WeightTransferUpdateInfo):
 
 
 def route_as_plain(route: Route, rendezvous: Rendezvous | None) -> dict[str, Any]:
-    """Return the arguments of `RouteOpened`."""
+    """Return the route and the rendezvous as arguments of `RouteOpened`."""
     return {"route": asdict(route) | {"transport": route.transport.value}, "rendezvous": None if rendezvous is None else asdict(rendezvous)}
 
 
 def bucket_as_plain(bucket: Bucket | DeviceBucket) -> dict[str, Any]:
-    """Return the arguments of `BucketArrived`."""
+    """Return the bucket as arguments of `BucketArrived`."""
     specs = [[tensor.name, tensor.dtype, list(tensor.shape), tensor.nbytes] for tensor in bucket.tensors]
     in_file = isinstance(bucket, Bucket)
     return {
@@ -89,12 +89,12 @@ def bucket_as_plain(bucket: Bucket | DeviceBucket) -> dict[str, Any]:
 
 
 def text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the tensors of a text model to their names in the files of the model with vision."""
+    """Rename the tensors of a text model to their names in the weight files of the multimodal model."""
     return {name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: tensors[name] for name in tensors}
 
 
 class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
-    """Loads buckets into the model and, at the end, checks that every parameter was among them."""
+    """Loads buckets into the model and, at the end of an update, checks that every parameter was received."""
 
     init_info_cls = RouteOpened
     update_info_cls = BucketArrived
@@ -110,7 +110,7 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         self._reader = BucketReader(route, rendezvous, self.parallel_config.rank, torch.device(self.device))
 
     def start_weight_update(self) -> None:
-        """Prepare the layers to take weights in their checkpoint's format."""
+        """Prepare the layers to load weights in the format of checkpoints."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         names = [name for name, _ in self.model.named_parameters()]
@@ -120,21 +120,21 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load one bucket. The base class would synchronise a device, which the CPU is not.
+        """Load one bucket. Unlike the base class, do not synchronise the device, which fails on the CPU.
 
         Raises:
-            SystemExit: the GPU failed. vLLM would return the error to its caller and keep running in a CUDA context that may be broken.
-                An engine that ends is replaced.
+            SystemExit: the GPU failed. vLLM would only return the error and keep running with a CUDA context that may be broken. An engine
+                that ends is replaced.
         """
         try:
             self.receive_weights(self.parse_update_info(update_info))
         except torch.AcceleratorError as error:
-            LOG.exception("the GPU failed during an update of the weights; the engine ends")
+            LOG.exception("the GPU failed during a weight update; the engine stops")
             raise SystemExit(1) from error
 
     def receive_weights(self, update_info: BucketArrived) -> None:
         """Verify a bucket and load its tensors into the model."""
-        assert self._reader is not None, "vLLM sent weights before it opened the route"
+        assert self._reader is not None, "a bucket arrived before a route was opened"
         tensors = self._reader.read(update_info.bucket())
         named = text_tensors(tensors) if self._also_sees else tensors
         loaded = self.model.load_weights(iter(named.items()))  # pyright: ignore[reportCallIssue]
@@ -142,11 +142,15 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
 
     @property
     def _also_sees(self) -> bool:
-        """Whether the engine has a vision tower beside the model that is trained."""
+        """Return whether the engine's model has a vision tower in addition to the trained text model."""
         return is_seeing_hybrid(self.model_config.hf_config.model_type)
 
     def finish_weight_update(self) -> None:
-        """Let the layers take their final form. Check that every parameter was sent, and every part of a fused one."""
+        """Convert the loaded layers to their final form, and check that every parameter was received, including all parts of fused ones.
+
+        Raises:
+            WeightSyncError: some parameters were not sent.
+        """
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         missing = (self._expected - self._received) | {f"{name} (in part)" for name in self._half_loaded()}
@@ -158,16 +162,16 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
             raise WeightSyncError(f"{len(missing)} parameters of the engine were not sent: {', '.join(sorted(missing)[:5])}")
 
     def _half_loaded(self) -> list[str]:
-        """Return the layers that join several tensors of the checkpoint (q, k and v, for example) and did not get all of them."""
+        """Return the fused layers, such as the one for q, k and v, that received only some of their tensors."""
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
         fused = getattr(self.model, "packed_modules_mapping", {})
         layers = [(name, get_layerwise_info(layer)) for name, layer in self.model.named_modules() if name.rpartition(".")[2] in fused]
-        # A layer that got everything has been finished and forgotten.
+        # vLLM finalises a complete layer at once and resets its counts.
         return [name for name, info in layers if 0 < info.load_numel < (info.load_numel_total or 0)]
 
     def _finish_tied_heads(self) -> None:
-        """Finish heads that share the embedding's tensor. No tensor is sent for them, and on the CPU they keep a packed copy."""
+        """Process heads that share the embedding's weight. No tensor is sent for them, but on the CPU they have a packed copy to update."""
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         for name, layer in self.model.named_modules():
@@ -175,9 +179,9 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
                 layer.quant_method.process_weights_after_loading(layer)
 
     def _take_expert_kernels(self) -> list[tuple[Any, Any]]:
-        """Take the kernels from the methods of fused experts, and return both. On a GPU do nothing.
+        """Remove the kernels from the methods of fused experts, and return pairs of method and kernel. On a GPU, do nothing.
 
-        On the CPU experts are packed where a method without a kernel makes one. vLLM 0.32 keeps the kernel over an update, and so would
+        On the CPU, a method packs its experts only when it creates its kernel. vLLM 0.32 keeps the kernel during an update, so it would
         leave the new weights unpacked.
         """
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod

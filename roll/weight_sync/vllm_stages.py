@@ -1,4 +1,4 @@
-"""Stages of vLLM's own processes while an engine starts, read from vLLM's log messages."""
+"""Reports the stages of an engine's start in vLLM's own processes, derived from vLLM's log messages."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ STAGES = {
     "Graph capturing finished": "CUDA graphs captured",
     "init engine (profile, create kv cache, warmup model) took": "engine built",
 }
-"""Stages by the start of vLLM's message, before its arguments are filled in."""
+"""Stages by the beginning of vLLM's unformatted log message."""
 LOGGERS = ("vllm.v1.worker", "vllm.v1.engine.core", "vllm.compilation")
-"""Loggers of these messages, which are below the level that is printed."""
+"""Loggers of these messages, whose level is too low for vLLM to print them."""
 
 
 class StageHandler(logging.Handler):
     """Reports each stage when it begins, and prints nothing else."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Report the stage that a message stands for, if any."""
+        """Report the stage that a log message indicates, if any."""
         message = str(record.msg).removeprefix("%s")
         stage = next((stage for begin, stage in STAGES.items() if message.startswith(begin)), None)
         if stage:
@@ -31,7 +31,7 @@ class StageHandler(logging.Handler):
 
 
 def tell_stages() -> None:
-    """Report the stages of this process, once. vLLM's own output does not change, because its handler has a level."""
+    """Start to report the stages of this process. Idempotent. vLLM's own output does not change, because its handler has its own level."""
     for name in LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(handler, StageHandler) for handler in logger.handlers):

@@ -210,7 +210,7 @@ def test_an_engine_sleeps_and_wakes_in_stages(engine: Engine, model: Path) -> No
     if takes_adapter:
         engine.wait(strategy.onload(whole=True))
     else:
-        with pytest.raises(WeightSyncError, match="forgot its weights"):
+        with pytest.raises(WeightSyncError, match="discarded its weights"):
             engine.wait(strategy.onload(whole=True))
         push(engine, model)
         engine.wait(strategy.onload(whole=True))

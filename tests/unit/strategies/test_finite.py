@@ -92,7 +92,7 @@ def test_a_sum_that_overflows_has_no_culprit_and_fillers_have_no_samples(caplog:
     watch.settle(skipped=True)
     first, second = (record.getMessage() for record in caplog.records)
     assert first.endswith("every micro-batch is finite, but the sum of their gradients over the update is not")
-    assert second.endswith("rank 0 (it holds no sample)")
+    assert second.endswith("rank 0 (a filler without samples)")
 
 
 def test_an_update_that_was_made_of_what_is_not_finite_is_an_error() -> None:

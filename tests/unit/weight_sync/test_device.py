@@ -136,7 +136,7 @@ def test_who_waits_for_a_member_that_has_died_is_told(rendezvous: Rendezvous) ->
         waiting = [threads.submit(DeviceSender(CPU).join, rendezvous), threads.submit(BucketReader, route, rendezvous, 0, CPU)]
         cut_off(rendezvous)  # the third never comes
         for future in waiting:
-            with pytest.raises(WeightSyncError, match="cut off before all of its members had come"):
+            with pytest.raises(WeightSyncError, match="cut off before all of its members had joined"):
                 future.result(limits.CALL / 2)
 
 

@@ -312,7 +312,7 @@ def test_a_trainer_that_does_not_come_to_a_broadcast_is_late(tmp_path: Path, mon
     weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
     engines.dies_at, engines.error = {1: "open"}, WorkerWaited
     sender.stays_away = True
-    with pytest.raises(WorkerLate, match="^actor_train rank 0: actor_train did not come to a collective operation .* engine 1 waited$"):
+    with pytest.raises(WorkerLate, match="^actor_train rank 0: actor_train did not join a collective operation .* engine 1 waited$"):
         asyncio.run(weight_sync.push(1))
 
 
@@ -344,6 +344,6 @@ def test_who_did_not_come_is_named_and_not_who_waited(monkeypatch: pytest.Monkey
         never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         await together({"actor_train": fail(waited), "actor_infer rank 0": fail(waited), "actor_infer rank 1": never})
 
-    said = "^actor_infer rank 1 did not come to a collective operation of the weight sync for which actor_train, actor_infer rank 0 waited$"
+    said = "^actor_infer rank 1 did not join a collective operation of the weight sync in which actor_train, actor_infer rank 0 waited$"
     with pytest.raises(WeightSyncError, match=said):
         asyncio.run(broadcast())
