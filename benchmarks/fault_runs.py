@@ -1,4 +1,4 @@
-"""Runs the tiny world, injects a campaign's faults, and records their outcomes."""
+"""Runs the tiny task, injects the faults of a campaign, and records their outcomes."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from roll.pipeline.restarts import BACK_OFF_SECONDS
 
 PLACEMENTS = ("one engine, adapter, judge behind a URL", "two engines, whole weights, judge in the run")
 ROLES = {Kind.ENGINE: "actor_infer", Kind.CORE: "actor_infer", Kind.REWARD: "rewards.arithmetic", Kind.JUDGE: "rewards.judged"}
-"""Deadline in seconds for faults that heal by themselves."""
+"""Role of each process that the run itself replaces."""
 ENGINES = (Kind.ENGINE, Kind.CORE)
 TIMED = ("time/", "throughput/", "memory/", "engine/", "run/", "judge/")
-"""Metrics that depend on time, on restarts, or on a judge's memory."""
+"""Prefixes of metrics that depend on time, on restarts, or on a judge's cache."""
 SUSPENDED = 20.0
-"""Seconds for which a driver is stopped. Then it continues, as by `fg`."""
+"""Seconds for which a driver is stopped. Then it receives SIGCONT, as from `fg`."""
 PATIENCE = 4
-"""Number of steps to wait for a phase. Afterwards the fault is injected at any moment."""
+"""Number of steps to wait for a phase. Afterwards the fault is injected in any phase."""
 UNNOTICED = 3
-"""Largest number of steps in which an engine's death can go unnoticed."""
+"""Number of steps after which an engine whose death was never reported counts as replaced."""
 LONGEST = 1200.0
-"""Deadline of an attempt in seconds. A longer run hangs."""
+"""Deadline of an attempt in seconds. A longer attempt counts as hanging."""
 ALARM = re.compile(r"rank \d+ (died:|is replaced)|restart \d+ of \d+:|is stopped \(SIGSTOP\)|: its process \w+ on this host")
 ECHO = 120.0
-"""Seconds after a fault in which messages of the run may be about it."""
+"""Seconds after a fault in which messages of the run may refer to it."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Injected:
     step: int
     """Last logged step."""
     phases: tuple[str, ...]
-    """Phase of the run."""
+    """Phases of the run at that time."""
     pid: int
     actor: int
-    """Process id; of an engine that of Ray's process, also if vLLM's is hit."""
+    """Process id of the Ray actor. It differs from `pid` if vLLM's own process was hit."""
     rank: int
     noticed: float | None = None
     healed: float | None = None
@@ -61,7 +61,7 @@ class Injected:
     back_off: float = 0.0
     """Seconds that the run waited before the restart."""
     caught_up: float | None = None
-    """Time at which the current step was logged."""
+    """Time at which the step in progress at the fault was logged."""
 
 
 @dataclass(frozen=True)
@@ -72,21 +72,21 @@ class RunOutcome:
     placement: str
     injected: tuple[Injected, ...]
     left: int
-    """Number of faults without a suitable moment."""
+    """Number of faults that were not injected, because their phase did not occur."""
     statuses: tuple[int, ...]
     """Exit statuses of its attempts."""
     restarts: int
     """Number of restarts of the trainer's side."""
     false_alarms: tuple[str, ...]
     unequal: tuple[str, ...]
-    """Metrics that differ from the undisturbed run's, with their steps."""
+    """Metrics that differ from those of the undisturbed run, with their steps."""
     cold_start: float
     """Seconds from the start of the roles until engines and trainer have started, in the undisturbed run."""
     usual_step: float
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
@@ -122,7 +122,7 @@ class World:
         return [sys.executable, "-m", "roll.pipeline", "--config-name", "tiny/tiny_rlvr_lora_zero3", *keys]
 
     def _judge(self, placement: int) -> str:
-        """Return a judge's section: one behind a URL approves the right answer; the warmed-up policy answers with a digit."""
+        """Return the section of the judge: behind a URL, one that approves right answers; in the run, the warmed-up policy, which writes a digit."""
         if not placement:
             asked = (
                 f"judge_model_type: api, judge_model_name: equality, judge_api_url: '{self.judge}', judge_prompt: {self.folder}/asked.txt"
@@ -134,7 +134,7 @@ class World:
         return f"{{reward: llm_judge, template: raw, {asked}, {model}, {sampling}, world_size: 1}}"
 
     def start(self, name: str, placement: int, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Start a run in its own session, with further variables. Its output is kept beside its folder."""
+        """Start a run in its own session, with additional environment variables. Its output goes to a file next to its folder."""
         env, command = os.environ | dict(environment or {}), self.command(name, placement)
         with (self.folder / f"{name}.out").open("ab") as out:
             return subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=out, start_new_session=True, env=env)
@@ -144,10 +144,10 @@ class World:
         return [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
 
     def still(self, placement: int) -> str:
-        """Return the name of the undisturbed run, which is made once.
+        """Return the name of the undisturbed run, which is run once.
 
         Raises:
-            RuntimeError: it failed.
+            RuntimeError: the run failed.
         """
         name = f"still-{placement}"
         if not (self.folder / name / "export").exists() and (status := self.start(name, placement).wait(LONGEST)):
@@ -166,10 +166,10 @@ class Campaign:
         self._course = Course(world.folder / self._name)
         self._attempt = 0
         self._due = 0
-        """The last logged step when the next fault became due."""
+        """Last logged step when the next fault became due."""
 
     def run(self) -> RunOutcome:
-        """Start the command again until the run has taken all its steps or makes no progress."""
+        """Run the command up to six times, until the run has completed all its steps. Return the outcome."""
         began, statuses = time.time(), list[int]()
         while not statuses or (statuses[-1] and len(statuses) < 6):
             statuses.append(self._one_attempt())
@@ -190,7 +190,7 @@ class Campaign:
         )
 
     def _one_attempt(self) -> int:
-        """Return the command's exit status."""
+        """Run the command once, inject faults, and return its exit status."""
         process = self._world.start(self._name, self._placement)
         watch = Watch(process.pid, self._world.folder / self._name)
         try:
@@ -237,7 +237,7 @@ class Campaign:
         return fault.phase in phases or fault.at_once or self._course.step >= self._due + PATIENCE
 
     def _rank(self, fault: PlannedFault, victims: Mapping[int, int]) -> int:
-        """Whom a fault hits."""
+        """Return the rank that a fault hits."""
         hurt = [one.rank for one in self._injected if one.fault.kind in ENGINES]
         rank = hurt[-1] if fault.phase is Phase.START and hurt else fault.rank
         return rank if rank in victims else min(victims)
@@ -246,7 +246,7 @@ class Campaign:
         """Whether the target process is starting."""
         if fault.kind is Kind.DRIVER:
             here = [line.text for line in self._course.lines if line.at > watch.began]
-            return any("roles start" in text for text in here) and not any("actor_infer has started" in text for text in here)
+            return any("starting Ray and" in text for text in here) and not any("actor_infer has started" in text for text in here)
         hurt = next((one for one in reversed(self._injected) if one.fault.kind in ENGINES), None)
         if hurt is None or hurt.healed:  # too late: it has started, and is hit during its work
             return len(self._steps_of(watch)) > 1
@@ -267,7 +267,7 @@ class Campaign:
         os.kill(pid, signal.SIGSTOP if fault.is_stop else signal.SIGKILL)
         self._injected.append(Injected(fault, now, self._attempt, self._course.step, found, pid, actor, rank))
         self._due = self._course.step
-        print(f"{self._name}: {fault.name} {rank} ({pid}) after step {self._course.step}, amid {', '.join(found) or '?'}", flush=True)
+        print(f"{self._name}: {fault.name} {rank} ({pid}) after step {self._course.step}, during {', '.join(found) or '?'}", flush=True)
 
     def _settle(self, watch: Watch, process: subprocess.Popen[bytes]) -> None:
         """Check whether open faults have healed."""
@@ -312,13 +312,13 @@ class Campaign:
         return replace(one, noticed=noticed, healed=healed, caught_up=caught_up, steps_lost=self._steps_lost(one), back_off=back_off)
 
     def _back_off(self, one: Injected) -> float:
-        """Return the seconds before the restart that followed it. Runs are short, so all restarts of an attempt are recent."""
+        """Return the seconds of back-off before the restart after a fault. Runs are short, so all restarts of an attempt are recent."""
         found = self._course.since(one.at, r"restart \d+ of")
         number = int(re.findall(r"restart (\d+) of", found.text)[0]) if found else 1
         return BACK_OFF_SECONDS[min(number, len(BACK_OFF_SECONDS)) - 1]
 
     def _steps_lost(self, one: Injected) -> int:
-        """Return the number of logged steps that were repeated because of it."""
+        """Return the number of logged steps that were repeated because of a fault."""
         if one.fault.kind not in (*TRAINER_SIDE, *ENDS_RUN):
             return 0
         found = self._course.since(one.at, r"the run continues from|roles, to continue after step")
@@ -334,7 +334,7 @@ def false_alarms(lines: Sequence[tuple[float, str]], faults: Sequence[float]) ->
 
 
 def differences(expected: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return metrics of steps that differ by more than rounding."""
+    """Return the metrics that differ by more than rounding, with their steps."""
     if (steps := [line["step"] for line in found]) != (wanted := [line["step"] for line in expected]):
         return (f"steps {steps} and not {wanted}",)
     different = []
@@ -351,7 +351,7 @@ def cold_start(folder: Path) -> float:
     """Return the seconds from the start of a run's roles until the last has started."""
     course = Course(folder)
     course.look()
-    begin = course.since(0.0, "roles start")
+    begin = course.since(0.0, "starting Ray and")
     ends = [line.at for line in course.lines if " has started, " in line.text]
     return max(ends) - begin.at if begin and ends else 0.0
 
