@@ -10,8 +10,8 @@
     weight sync        actor_train, actor_infer's weights      critic, reference
     checkpoint         actor_train, then critic                actor_infer, reference
 
-Offline pipelines have `sft_train`, `reward_train` or `student` in the place of actor_train, unless they train a policy by preferences.
-They have no engine, and evaluate held-out rows with the learner.
+SFT, reward-model training and distillation have `sft_train`, `reward_train` and `student` instead of actor_train. Offline pipelines have
+no engine, and evaluate held-out rows with the learner.
 
 A sync follows every train step before anything is generated. An engine that is offloaded for the reference, for values or for training
 therefore need not keep its weights. An engine that is offloaded for a checkpoint must keep them, because it generates next.
@@ -35,7 +35,7 @@ class DevicePhases:
     """Brings the roles of a phase onto their devices. Await the phase's method before its work starts."""
 
     bring: Bring
-    """`DeviceSharing.bring`."""
+    """Onloads roles to the given levels; see `DeviceSharing.bring`."""
     pausing_for: Collection[str] = ()
     """Roles that use the devices of resident engines. Generation is paused for them until the next sync."""
     pause: Callable[[], Awaitable[None]] | None = None

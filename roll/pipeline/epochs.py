@@ -11,7 +11,7 @@ class Epochs:
 
     rows: int
     batch_size: int
-    """Rows of a step."""
+    """Number of rows per step."""
 
     def passed(self, step: int) -> float:
         """Return the number of epochs completed after `step` steps, including the fraction of the current one."""

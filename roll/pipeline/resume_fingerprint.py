@@ -27,7 +27,7 @@ def of_keys(config: Config) -> dict[str, str]:
     # DeepSpeed puts the dtype into the file names of a checkpoint.
     learners = {place: one for place, one in model_roles(config).items() if isinstance(one, LearnerConfig)}
     found |= {f"{place}.model_args.dtype": f"'{one.model_args.dtype}'" for place, one in learners.items()}
-    columns = role.data_args.model_dump(include=COLUMNS - {"id"}) if role.data_args else {}  # without keys that only affect reports
+    columns = role.data_args.model_dump(include=COLUMNS - {"id"}) if role.data_args else {}  # `id` only affects reports
     found |= {f"{name}.data_args.{key}": "nothing" if value is None else f"'{value}'" for key, value in columns.items()}
     if isinstance(config, RlvrConfig):
         found["rollout_batch_size"] = str(config.rollout_batch_size)

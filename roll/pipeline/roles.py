@@ -73,7 +73,7 @@ class Roles:
     def __init__(self, config: Config, plan: Plan, session: ClusterSession, stack: AsyncExitStack) -> None:
         self._config, self._plan, self._session, self._stack = config, plan, session, stack
         self._all: dict[str, WorkerGroup[Any]] = {}
-        self._starts: dict[str, Callable[[], Awaitable[None]]] = {}  # of groups that have not started
+        self._starts: dict[str, Callable[[], Awaitable[None]]] = {}  # by role, for groups that have not started
         self._colocated: dict[str, ColocatedRole] = {}
         self._sharing = DeviceSharing(plan.turns)
         self._unsettled: set[str] = set()
@@ -140,6 +140,7 @@ class Roles:
             seed=config.seed,
             load=load,
             deterministic=config.deterministic,
+            takes_turns=name in self._plan.turns,
         )
         return self._group(name, role, settings, blocking=True), shape
 
@@ -287,7 +288,7 @@ class Roles:
         Groups that share devices start one after the other, with engines first, because vLLM plans with the memory that is free
         when it starts. Groups that take turns on the devices are offloaded before the next one starts.
         """
-        await self._sharing.make_room(self._starts, discard=("actor_infer",))  # a sync follows
+        await self._sharing.make_room(self._starts, discard=("actor_infer",))  # its weights are synced before the next generation
         engines = [name for name, role in self._plan.roles.items() if role.strategy == "vllm"]
         waiting = lines(list(self._starts), neighbours(self._plan.roles), engines)
         tasks = [asyncio.ensure_future(self._start_line(line)) for line in waiting]

@@ -32,7 +32,7 @@ class HeldOutInputs:
     held_out: Mapping[str, Prompts]
     """Held-out sets by name."""
     renderer: ChatRenderer | None
-    """None without environments."""
+    """Renders conversations; None without environments."""
     models_of: Callable[[Roles], dict[str, ModelReward]]
     """Requests the models that score responses, and returns their rewards by domain."""
 

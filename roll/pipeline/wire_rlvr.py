@@ -71,7 +71,7 @@ class Inputs:
     held_out: Mapping[str, Prompts]
     """Held-out sets by name."""
     renderer: ChatRenderer | None
-    """None without environments."""
+    """Renders conversations; None without environments."""
     locate: TurnEnds | None
     """Finds the ends of turns. None if the advantage estimator does not credit single turns of a response."""
     models_of: Callable[[Roles], dict[str, ModelReward]]

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 LOOK_SECONDS = 0.1
-"""Longest wait in seconds of a waiting thread, between which signals are handled. A signal just before a wait does not interrupt it."""
+"""Interval in seconds at which a waiting thread wakes to handle signals, because a signal just before a wait does not interrupt it."""
 
 
 def run_in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -75,7 +75,7 @@ class _Elsewhere(Generic[T]):
             self._refused = True
             self._allowed.set()
             return
-        self._allowed.set()  # the handler may have raised between the flag and the waiter's check
+        self._allowed.set()  # again, because the handler may have raised inside `set`, before it woke the waiter
         _wait(self._begun)
         if self._loop is not None and self._task is not None:
             with suppress(RuntimeError):  # the loop is closed, because the work has already ended

@@ -45,7 +45,7 @@ def forks_die_too() -> Iterator[None]:
         forking = os.getpid()
 
     def bind() -> None:
-        if is_within and forking == parent:  # not grandchildren
+        if is_within and forking == parent:  # not in grandchildren
             die_with(parent)
 
     os.register_at_fork(before=note, after_in_child=bind)  # they cannot be unregistered, but do nothing outside the block

@@ -81,7 +81,7 @@ def _processes() -> dict[int, _Process]:
     for folder in PROC.iterdir():
         if folder.name.isdecimal():
             with contextlib.suppress(OSError, ValueError):  # it ended before or while it was read
-                # The fields after the name, which may contain anything: state, parent, ...
+                # Split after the name, which may contain any characters. The next fields are the state and the parent.
                 state, parent, *_ = (folder / "stat").read_bytes().rpartition(b")")[2].split(maxsplit=2)
                 found[int(folder.name)] = _Process(state.decode(), int(parent))
     return found

@@ -120,7 +120,7 @@ class ActorInfer:
             together = unbroken(request.waiting)
             engine, count = self._running.place(len(together), self._homes.get(request.session) if request.session else None)
             if not count:
-                self.pool.tell()  # samples wait
+                self.pool.tell()  # `waits` may have become true
                 return
             if request.session:
                 self._homes[request.session] = engine

@@ -93,7 +93,7 @@ class RoleSigns:
         return Sign(group.role, joined(stages), usage, progress, is_busy=any(stage != READY for stage in stages))
 
     async def _look(self, state: RankState) -> Look | None:
-        if self._ends.get(state.log, 0) < state.begin:  # another process has begun
+        if self._ends.get(state.log, 0) < state.begin:  # the rank has a new process
             self._stages.pop(state.log, None)
         begin = max(state.begin, self._ends.get(state.log, 0))
         try:
