@@ -21,19 +21,19 @@ def doubling(first: str, block: Callable[[int], str]) -> str:
 FILES = {
     "deep list": ("a: " + "[" * 300 + "]" * 300 + "\n", "spoilt.yaml:1", "more than 50", "less deeply"),
     "deep block": ("\n".join(" " * depth + f"a{depth}:" for depth in range(300)), "spoilt.yaml:51", "more than 50", "less deeply"),
-    "list in itself": ("a: &a [*a]\n", "spoilt.yaml:1", "*a stands within &a", "write the values"),
-    "block in itself": ("a: &a {b: {c: *a}}\n", "spoilt.yaml:1", "*a stands within &a", "write the values"),
+    "list in itself": ("a: &a [*a]\n", "spoilt.yaml:1", "*a is inside &a", "write out the values"),
+    "block in itself": ("a: &a {b: {c: *a}}\n", "spoilt.yaml:1", "*a is inside &a", "write out the values"),
     "aliases": (
         doubling("a0: &a0 [x, x]", lambda n: f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]"),
         "spoilt.yaml:6",
         "more than 100,000 values",
-        "repeat less",
+        "repeat fewer",
     ),
     "merged aliases": (
         doubling("a0: &a0 {x: 1}", lambda n: f"a{n}: &a{n} {{" + ", ".join(f"k{key}: *a{n - 1}" for key in range(9)) + "}"),
         "spoilt.yaml:6",
         "more than 100,000 values",
-        "repeat less",
+        "repeat fewer",
     ),
     "references": (
         EXPERIMENT + doubling("a0: xxxxxxxxxx", lambda n: f"a{n}: '" + f"${{a{n - 1}}}" * 9 + "'"),
@@ -47,16 +47,16 @@ FILES = {
         "more than 10,000,000 characters",
         "reference less",
     ),
-    "references in a circle": (EXPERIMENT + "x: ${y}\ny: ${x}\n", "x", "Recursive interpolation detected", "mend the expression"),
+    "references in a circle": (EXPERIMENT + "x: ${y}\ny: ${x}\n", "x", "Recursive interpolation detected", "fix the expression"),
     "not UTF-8": (EXPERIMENT.encode() + b"# caf\xe9\n", "spoilt.yaml:31", "byte 0xe9 is not UTF-8", "save the file as UTF-8"),
     "UTF-16": (EXPERIMENT.encode("utf-16"), "spoilt.yaml:1", "byte 0xff is not UTF-8", "save the file as UTF-8"),
-    "half a pair": (EXPERIMENT + 'system_envs: {A: "\\ud800"}\n', "system_envs.A", "not UTF-8", "without them"),
-    "NUL": (EXPERIMENT + 'system_envs: {A: "\\0"}\n', "system_envs.A", "NUL", "without them"),
+    "half a pair": (EXPERIMENT + 'system_envs: {A: "\\ud800"}\n', "system_envs.A", "not UTF-8", "remove them"),
+    "NUL": (EXPERIMENT + 'system_envs: {A: "\\0"}\n', "system_envs.A", "NUL", "remove them"),
     "a whole number of 5000 digits": (EXPERIMENT + f"keep_checkpoints: {'9' * 5000}\n", "configuration", "4300 digits", "shorter"),
 }
 WORDS = [
-    ("pipeline=[a]", "pipeline", '["a"]', "give one of: rlvr"),
-    ("pipeline={a: 1}", "pipeline", '{"a": 1}', "give one of: rlvr"),
+    ("pipeline=[a]", "pipeline", '["a"]', "use one of: rlvr"),
+    ("pipeline={a: 1}", "pipeline", '{"a": 1}', "use one of: rlvr"),
     (f"a={'[' * 300}{']' * 300}", "command line", "more than 50", "less deeply"),
     (f"++{'a.' * 300}a=1", "command line", "more than 50", "less deeply"),
     ("pretrain=\udcff", "command line", "not UTF-8", "write it in UTF-8"),
@@ -65,11 +65,11 @@ WORDS = [
     (f"pretrain={LONG}", "pretrain", "xxx...", "at most 255"),
     (f"actor_train.data_args.file_name=[{LONG}]", "actor_train.data_args.file_name[0]", "xxx...", "at most 255"),
     (f"resume_from_checkpoint={LONG}", "resume_from_checkpoint", "xxx...", "at most 255"),
-    ("output_dir=/proc/x", "output_dir", "the kernel's own (proc)", "another folder"),
+    ("output_dir=/proc/x", "output_dir", "a file system of the kernel (proc)", "another folder"),
     (f"exp_name={LONG}", "exp_name", "xxx...", "at most 128 characters"),
 ]
 VALUES = [
-    ("actor_train.data_args.file_name='~nobody-of-this-name/x.jsonl'", "actor_train.data_args.file_name", "~nobody", "make the file"),
+    ("actor_train.data_args.file_name='~nobody-of-this-name/x.jsonl'", "actor_train.data_args.file_name", "~nobody", "create the file"),
     ("actor_train.model_args.lora_rank=1000000000000000000", "actor_train.model_args.lora_rank", "1000000000000000000", "at most 16384"),
     ("seed=4600000000000000000", "seed", "4600000000000000000", "below 4294967296"),
     ("seed=4.6e18", "seed", "4.6e+18", "a whole number"),
@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_followed_is_refused(
 def test_a_preset_is_looked_through_as_well(folder: Path, refused_by_command: Callable[..., str]) -> None:
     (folder / "exp" / "mine.yaml").write_text("a: &a [*a]\n")
     (folder / "exp" / "spoilt.yaml").write_text("defaults: [mine, _self_]\n")
-    assert "mine.yaml:1: *a stands within &a" in refused_by_command(name="spoilt")
+    assert "mine.yaml:1: *a is inside &a" in refused_by_command(name="spoilt")
 
 
 @pytest.mark.parametrize(("word", "place", "value", "remedy"), WORDS)

@@ -129,7 +129,7 @@ DISTILL_FAULTS = [
     (["distill_temperature=0"], "distill_temperature", "0", "above 0"),
     (["teacher.model_args.lora_target=all-linear"], "teacher.model_args.lora_target", "without an adapter", "remove it"),
     (["teacher.model_args.model_name_or_path=model"], "teacher.model_args.model_name_or_path", "nothing to learn", "of another model"),
-    (["teacher.model_args.model_name_or_path=./gone"], "teacher.model_args.model_name_or_path", "there is no folder", "give a folder"),
+    (["teacher.model_args.model_name_or_path=./gone"], "teacher.model_args.model_name_or_path", "there is no folder", "set it to a folder"),
     (["teacher.strategy_args.strategy_name=vllm"], "teacher.strategy_args.strategy_name", "vllm", "'hf_infer', 'deepspeed_infer'"),
     (["~teacher"], "teacher", "missing", "add the key"),
 ]

@@ -37,7 +37,7 @@ def test_a_hybrid_is_fine_tuned_and_then_learns_by_reward(world: World) -> None:
     write_hybrid(world.folder / "hybrid")
     outcome = world.run("--config-name", "tiny/tiny_sft", *FINE_TUNING, "output_dir=hybrid_sft")
     assert outcome.status == 0, outcome.output
-    assert "each packed sequence in a row of its own" in " ".join(outcome.output.split())
+    assert "each packed sequence in a separate row" in " ".join(outcome.output.split())
     lines = world.metrics("hybrid_sft")
     assert lines[-1]["val/validation/loss"] < lines[0]["val/validation/loss"] - 1
     export = world.folder / "hybrid_sft" / "export"

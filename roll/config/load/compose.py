@@ -1,7 +1,7 @@
 """Composes configurations from a command line. Hydra composes and sweeps; nothing runs inside it.
 
-`python -m roll.pipeline --config-name NAME key=value ...`: the name is looked up among the shipped experiments,
-or in `--config-path`/`--config-dir`. `key=value` sets or adds, so that an unknown key meets our own checker.
+`python -m roll.pipeline --config-name NAME key=value ...` looks NAME up among the shipped experiments, or in
+`--config-path`/`--config-dir`. `key=value` sets a key or adds it, so that roll's own checks report an unknown key, not Hydra.
 Hydra writes nothing: no run folder, no logs, no copy of the configuration.
 """
 
@@ -40,16 +40,16 @@ from roll.errors import ConfigError, Fault, RollError
 
 QUIET = ("hydra.job.name=roll.pipeline", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
 MOST_JOBS = 1000
-"""Largest number of jobs of a sweep."""
+"""Largest number of jobs in a sweep."""
 USAGE = f"""{PROGRAM} --config-name NAME [key=value ...]
 
-  dry_run=true       print the plan and end
+  dry_run=true       print the plan and exit
   --config-path DIR  look NAME up in this folder (also --config-dir)
   --cfg job          print the composed configuration; with --resolve, after interpolation
   --multirun         one run for each combination of key=a,b
-  --info             how Hydra composed the configuration, from which files
-  --version          of roll and of Hydra
-  --hydra-help       Hydra's other flags
+  --info             print how Hydra composed the configuration, and from which files
+  --version          print the versions of roll and of Hydra
+  --hydra-help       print Hydra's other flags
 
 Experiments:
 """
@@ -57,10 +57,10 @@ Experiments:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The user's request."""
+    """A parsed command line."""
 
     file: Path | None
-    """The experiment, None if Hydra only prints information."""
+    """File of the experiment, None if Hydra only prints information."""
     flags: tuple[str, ...]
     """Flags for Hydra, unchanged."""
     overrides: tuple[str, ...]
@@ -71,7 +71,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
     """Find the experiment, and separate flags from overrides.
 
     Raises:
-        ConfigError: no name, an unknown or ambiguous one, an unknown folder, or an unknown flag.
+        ConfigError: the name is missing, unknown or ambiguous, or the folder or a flag is unknown.
         SystemExit: 0 after `--version` and after `--help` without a name, 2 for a flag without its value.
     """
     ours = argparse.ArgumentParser(prog=PROGRAM, add_help=False, allow_abbrev=False)
@@ -88,10 +88,10 @@ def parse(argv: Sequence[str]) -> CommandLine:
         raise SystemExit(0)
     if given.config_name is None:
         if {"--help", "-h"} & set(flags):
-            Console().out(USAGE + "\n".join(f"  {name}" for name in experiments()), highlight=False)  # rich ends quietly under `| head`
+            Console().out(USAGE + "\n".join(f"  {name}" for name in experiments()), highlight=False)  # rich exits quietly under `| head`
             raise SystemExit(0)
         if "--hydra-help" not in flags:
-            raise ConfigError([Fault("--config-name", "missing", f"give one of: {', '.join(experiments())}")])
+            raise ConfigError([Fault("--config-name", "missing", f"use one of: {', '.join(experiments())}")])
         return CommandLine(None, flags, overrides)
     option = "--config-path" if given.config_path else "--config-dir"
     folder = given.config_path or given.config_dir
@@ -102,18 +102,18 @@ def parse(argv: Sequence[str]) -> CommandLine:
 
 
 def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) -> None:
-    """Compose the configurations of the command line, one or one for each job of a sweep, and pass each to `check`.
+    """Compose the configuration of the command line, or one for each job of a sweep, and call `check` with each.
 
-    Flags such as `--cfg` and `--info` print and hand over none.
+    With flags such as `--cfg` and `--info`, Hydra prints and `check` is not called.
 
     Args:
         argv: The words after the program's name.
-        check: Called with the composed configuration and the root keys that only `${...}` uses: those of presets, and ROLL's variables
-            where they stand in the file and not on the command line. It must not run the job.
+        check: Called with the composed configuration and the root keys that only `${...}` uses: the names of presets, and those of ROLL's
+            variables that are not set on the command line. It must not run the job.
 
     Raises:
-        ConfigError: the name, Hydra's composition or an override is at fault.
-        RollError: what `check` raises.
+        ConfigError: the name or an override is wrong, or Hydra cannot compose the configuration.
+        RollError: any error of `check`.
         SystemExit: 0 after help, 2 for a wrong flag.
     """
     line = parse(argv)
@@ -131,7 +131,7 @@ def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) 
 
 
 def _run_hydra(file: Path | None, words: Sequence[str], task: Callable[[DictConfig], None]) -> None:
-    """Call `hydra.main` on `words`. Hydra would print an error and exit with 1; here the error is raised."""
+    """Call `hydra.main` with `words`. Raise the errors that Hydra would only print before it exits with status 1."""
     argv, errors = sys.argv, io.StringIO()
     path, name = (str(file.parent), file.stem) if file else (None, None)
     sys.argv = ["roll.pipeline", *words]
@@ -156,7 +156,7 @@ def _run_hydra(file: Path | None, words: Sequence[str], task: Callable[[DictConf
 
 @contextlib.contextmanager
 def _hydra_warnings() -> Iterator[None]:
-    """Silence Hydra's warning about ROLL's files, which have no `_self_` in their defaults. Its default place, the last, is right."""
+    """Silence Hydra's warning about ROLL's files, whose defaults have no `_self_`. Hydra then puts it last, which is right for them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`", category=UserWarning)
         yield
@@ -181,19 +181,19 @@ def _parsed(word: str) -> Override:
     except HydraException as error:
         reason = str(error).split("\n")[0]
         key, _, value = word.partition("=")
-        remedy = "write key=value; quote a value with special characters: key='\\'a,b\\''"
+        remedy = "write key=value, and quote a value with special characters: key='\\'a,b\\''"
         if value == "~":
-            remedy = f"write {key}=null; ~ is null in files alone"
+            remedy = f"write {key}=null; ~ means null only in files"
         elif "(" in value:
             remedy = f"quote it twice: '{key}=\"{value}\"'"
         raise ConfigError([Fault("command line", f"'{word}' is not an override: {reason}", remedy)]) from None
 
 
 def _refuse_long_sweeps(overrides: Sequence[Override]) -> None:
-    """Return all jobs, which Hydra lists before the first one.
+    """Refuse a sweep with too many jobs, because Hydra lists all of them before the first one.
 
     Raises:
-        ConfigError: there are too many.
+        ConfigError: the sweep has more than `MOST_JOBS` jobs.
     """
     jobs = 1
     for override in overrides:
@@ -203,11 +203,11 @@ def _refuse_long_sweeps(overrides: Sequence[Override]) -> None:
         elif isinstance(swept, ChoiceSweep):
             jobs *= len(swept.list)
     if jobs > MOST_JOBS:
-        raise ConfigError([Fault("command line", f"the sweep has {jobs:,} jobs", f"give at most {MOST_JOBS:,}")])
+        raise ConfigError([Fault("command line", f"the sweep has {jobs:,} jobs", f"use at most {MOST_JOBS:,}")])
 
 
 def _add_or_override(word: str, folder: Path) -> str:
-    """Return `key=value` as `++key=value`, unless it is Hydra's own, a group's choice, a deletion or an addition."""
+    """Return `key=value` as `++key=value`, unless it sets a key of Hydra, chooses a group's option, deletes or adds."""
     override = _parsed(word)
     key = override.key_or_group
     plain = override.type is OverrideType.CHANGE and override.package is None
@@ -218,7 +218,7 @@ def _add_or_override(word: str, folder: Path) -> str:
 
 @contextlib.contextmanager
 def _files_checked() -> Iterator[None]:
-    """Check every file before Hydra loads it while the block lasts, because some files would crash Hydra. Hydra has no hook for this."""
+    """Within this context, check every file before Hydra loads it, because some files would crash Hydra. Hydra has no hook for this."""
     load = ConfigRepository.load_config
 
     def check_and_load(self: ConfigRepository, config_path: str) -> ConfigResult | None:
@@ -236,9 +236,9 @@ def _files_checked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _overrides_checked() -> Iterator[None]:
-    """While the block lasts, check overrides after Hydra composed the files and before it applies the overrides.
+    """Within this context, check overrides after Hydra has composed the files and before it applies the overrides.
 
-    Hydra has no hook for this. Earlier the interpolations are unknown, and later those that an override replaced are gone.
+    Earlier, the interpolations are not known yet; later, the overrides have replaced some of them. Hydra has no hook for this.
     """
     apply = ConfigLoaderImpl._apply_overrides_to_config
 
@@ -257,14 +257,14 @@ def _overrides_checked() -> Iterator[None]:
 
 
 def _refuse_partial_blocks(keys: Sequence[str], composed: DictConfig) -> None:
-    """Refuse a key inside `strategy_config: ${deepspeed_zero3}`, which would replace the whole block by that one key.
+    """Refuse to set a key inside `strategy_config: ${deepspeed_zero3}`, which would replace the whole block by that one key.
 
     Args:
-        keys: Of the overrides, in the order in which they will be applied.
-        composed: The files, before any override.
+        keys: The keys of the overrides, in the order in which Hydra will apply them.
+        composed: The composed files, before any override.
 
     Raises:
-        ConfigError: an override does that.
+        ConfigError: an override sets such a key.
     """
     files, faults = OmegaConf.to_container(composed, resolve=False), []
     for key in keys:
@@ -284,7 +284,7 @@ def _refuse_deleted_items(keys: Sequence[str], composed: DictConfig) -> None:
     """Refuse to delete items of lists. Hydra only deletes keys of blocks.
 
     Raises:
-        ConfigError: a deleted key is one.
+        ConfigError: an override deletes an item of a list.
     """
     files, faults = OmegaConf.to_container(composed, resolve=False), []
     for key in keys:
@@ -295,27 +295,27 @@ def _refuse_deleted_items(keys: Sequence[str], composed: DictConfig) -> None:
         if isinstance(node, list):
             where = ".".join(steps)
             faults.append(
-                Fault(f"~{key}", f"{where} is a list, and items of lists cannot be deleted", f"give the list as it is to be: {where}=[...]")
+                Fault(f"~{key}", f"{where} is a list, and items of lists cannot be deleted", f"set the whole list: {where}=[...]")
             )
     if faults:
         raise ConfigError(faults)
 
 
 def _translated(cause: Exception) -> RollError | None:
-    """Convert an error of composition. None for an unrelated error."""
+    """Return an error of composition as a `RollError`, or None for an unrelated error."""
     if isinstance(cause, RollError):
         return cause
     if isinstance(cause, MarkedYAMLError):
         mark = cause.problem_mark or cause.context_mark
         place = f"{mark.name}:{mark.line + 1}" if mark else "YAML"
-        return ConfigError([Fault(place, f"this is not YAML: {cause.problem or cause.context}", "mend this line of the file")])
+        return ConfigError([Fault(place, f"this is not YAML: {cause.problem or cause.context}", "fix this line of the file")])
     if isinstance(cause, RecursionError):
         problem = "blocks, lists or references are nested too deeply, or refer to themselves"
         return ConfigError([Fault("configuration", problem, FLATTEN)])
     if isinstance(cause, ValueError) and "integer string conversion" in str(cause):
         return ConfigError([Fault("configuration", f"a whole number is too long: {str(cause).split(';')[0]}", "write a shorter one")])
     if isinstance(cause, YAMLError):
-        return ConfigError([Fault("YAML", f"the file cannot be read: {cause}", "mend the file")])
+        return ConfigError([Fault("YAML", f"the file cannot be read: {cause}", "fix the file")])
     if isinstance(cause, OmegaConfBaseException):
         return ConfigError([resolution_fault(cause)])
     if isinstance(cause, MissingConfigException):
@@ -323,7 +323,7 @@ def _translated(cause: Exception) -> RollError | None:
         if foreign := missing_plugin(problem):
             return ConfigError([foreign])
         remedy = f"correct the entry of `defaults`; presets are {', '.join(sorted(preset_names()))}, each as ../config/NAME@_here_; "
-        remedy += "shipped experiments are ../FOLDER/NAME@_here_, those beside the file NAME alone"
+        remedy += "shipped experiments are ../FOLDER/NAME@_here_, and files in the same folder are NAME"
         return ConfigError([Fault("defaults", problem, remedy)])
     if isinstance(cause, HydraException):
         inner = f": {cause.__cause__}" if cause.__cause__ else ""

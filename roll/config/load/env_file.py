@@ -1,4 +1,4 @@
-"""Environment variables of workers: from `.deepspeed_env`, in the places of DeepSpeed's launcher, and from `system_envs`."""
+"""Environment variables of workers: from `system_envs`, and from `.deepspeed_env` in the folders where DeepSpeed's launcher looks."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from roll.errors import Fault
 
 NAME = ".deepspeed_env"
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
-"""Variables of a worker's own place, which cannot have one value for all workers."""
+"""Variables for a worker's place among the others, which cannot have the same value for all workers."""
 
-RENDEZVOUS = "each role has an address and a port of its own, which its first worker finds"
-COLLECTIVE = "deadlines.collective says how long a collective operation may take, and a wait that is longer ends in an error"
+RENDEZVOUS = "each role has its own address and port, which its first worker chooses"
+COLLECTIVE = "deadlines.collective limits the time of a collective operation, and a longer wait ends with an error"
 WITHOUT_EFFECT: Mapping[str, str] = {
     "MASTER_ADDR": RENDEZVOUS,
     "MASTER_PORT": RENDEZVOUS,
-    "NODE_RANK": "device_mapping and num_gpus_per_node say what is on which node",
+    "NODE_RANK": "device_mapping and num_gpus_per_node determine which node each worker runs on",
     "NCCL_TIMEOUT": COLLECTIVE,
     "TORCH_NCCL_TIMEOUT": COLLECTIVE,
 }
-"""Variables for other programs that roll does not read, with their replacements."""
+"""Variables of other programs that roll does not read, with their replacements in roll."""
 
 
 def env_files() -> list[Path]:
-    """Return possible paths, the home folder first. A variable in the working directory's file takes precedence."""
+    """Return the possible paths. The last one, in the working directory, takes precedence over the one in the home folder."""
     return [Path.home() / NAME, Path.cwd() / NAME]
 
 
@@ -43,7 +43,7 @@ def read_env_files(files: Sequence[Path]) -> tuple[dict[str, str], list[Fault]]:
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            faults.append(Fault(str(file), f"it cannot be read: {error}", "mend it, or move it away"))
+            faults.append(Fault(str(file), f"it cannot be read: {error}", "fix it, or move it away"))
             continue
         for number, line in enumerate(map(str.strip, lines), 1):
             if not line or line.startswith("#"):
@@ -51,7 +51,7 @@ def read_env_files(files: Sequence[Path]) -> tuple[dict[str, str], list[Fault]]:
             name, equals, value = line.removeprefix("export ").partition("=")
             name, where = name.strip(), f"{file}:{number}"
             if not equals or not name.isidentifier():
-                faults.append(Fault(where, f"'{line}' sets no variable", "write a line as NCCL_IB_DISABLE=1"))
+                faults.append(Fault(where, f"'{line}' sets no variable", "write the line as NAME=VALUE, for example NCCL_IB_DISABLE=1"))
             elif name in PLACE:
                 faults.append(_of_its_place(where, name))
             else:
@@ -60,12 +60,12 @@ def read_env_files(files: Sequence[Path]) -> tuple[dict[str, str], list[Fault]]:
 
 
 def _unquoted(value: str) -> str:
-    """Remove quotes from a value. DeepSpeed's launcher passes it to a shell, which does so."""
+    """Return a value without its quotes. DeepSpeed's launcher passes the value to a shell, which removes them."""
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
 
 
 def environment_faults(config: Config) -> list[Fault]:
-    """Return faults of names in `system_envs` that are invalid or must not be set in a configuration."""
+    """Return faults of variable names in `system_envs` that are invalid or must not be set in a configuration."""
     names = [(f"{where}.{name}", name) for where, variables in _sections(config).items() for name in variables]
     faults = [
         Fault(where, f"'{name}' is not a valid variable name", "write NAME: value") for where, name in names if not name.isidentifier()
@@ -74,7 +74,7 @@ def environment_faults(config: Config) -> list[Fault]:
 
 
 def _sections(config: Config) -> dict[str, Mapping[str, str]]:
-    """Return every block of variables by its place."""
+    """Return every block of variables, by its key path."""
     sections: dict[str, Mapping[str, str]] = {"system_envs": config.system_envs}
     sections |= {f"{name}.system_envs": role.system_envs for name, role in model_roles(config).items()}
     if isinstance(config, RlvrConfig):
@@ -84,25 +84,25 @@ def _sections(config: Config) -> dict[str, Mapping[str, str]]:
 
 
 def idle_variables(config: Config, file: Mapping[str, str], environment: Mapping[str, str]) -> list[str]:
-    """Return a warning for each variable that is set but not read.
+    """Return a warning for each variable that is set but has no effect.
 
     Args:
         file: The variables of `.deepspeed_env`.
-        environment: The driver's own.
+        environment: The environment variables of the driver.
     """
     places = [(f"{where}.{name}", name) for where, variables in _sections(config).items() for name in variables]
     places += [(f"{name} in {NAME}", name) for name in file]
     places += [(f"{name} in the environment", name) for name in environment if name not in file]
-    return [f"{place}: without effect; {WITHOUT_EFFECT[name]}" for place, name in places if name in WITHOUT_EFFECT]
+    return [f"{place}: has no effect; {WITHOUT_EFFECT[name]}" for place, name in places if name in WITHOUT_EFFECT]
 
 
 def secrets_of(config: Config, variables: Mapping[str, str]) -> Secrets:
-    """Return the secrets of the configuration, of `.deepspeed_env` and of judges' URLs, which no file of the run may contain."""
+    """Return the secrets that no file of the run may contain: from the configuration, from `variables`, and the API keys of judges."""
     rewards = config.rewards.values() if isinstance(config, RlvrConfig) else ()
     judges = [{"api_key": os.environ.get(reward.judge_api_key_env, "")} for reward in rewards if reward.judge_api_key_env]
     return Secrets.of(config.model_dump(mode="json"), variables, judges)
 
 
 def _of_its_place(where: str, name: str) -> Fault:
-    remedy = "remove it; device_mapping (on the CPU: world_size) says which devices and how many workers"
-    return Fault(where, f"{name} tells a worker its place among the others", remedy)
+    remedy = "remove it; device_mapping (on the CPU: world_size) sets the devices and the number of workers"
+    return Fault(where, f"roll sets {name} for each worker itself", remedy)

@@ -1,7 +1,8 @@
-"""Checks the text of a configuration before it is parsed: UTF-8, limited depth, and references that do not expand without bounds.
+"""Checks a configuration before OmegaConf processes it: UTF-8, nesting depth, and the size to which references expand.
 
-OmegaConf follows nesting by recursion and copies what an alias names, so a few lines could take all memory. Both are counted first, without
-being followed: of a file over the events of YAML's parser, of what was composed over its unresolved text.
+OmegaConf recurses into nested values and copies the target of every alias, so a few lines could use up all memory. Depth and size are
+therefore computed first, without recursion and copies: for a file from the events of the YAML parser, for the composed configuration from
+its unresolved text.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ MOST_BYTES = 4 << 20
 MOST_VALUES = 100_000
 """Largest number of blocks, lists, keys and values in one file, with aliases expanded."""
 MOST_CHARACTERS = 10_000_000
-"""Largest number of characters in all texts below a root key, with `${...}` expanded."""
+"""Largest number of characters in all strings below a root key, with `${...}` expanded."""
 REFERENCE = re.compile(r"\$\{([\w.@-]+)\}")
 UNUSABLE = re.compile("[\x00\ud800-\udfff]")
-"""Characters that are refused everywhere: NUL, and lone surrogates, which stand for bytes that are not UTF-8."""
+"""Characters that are refused everywhere: NUL, and lone surrogates, by which Python represents bytes that are not UTF-8."""
 TOO_DEEP = f"blocks and lists are nested more than {DEEPEST} levels deep"
 FLATTEN = "nest blocks and lists less deeply"
 
 
 def check_file(file: Path) -> None:
-    """Check a YAML file before it is loaded. The loader checks its syntax.
+    """Check a YAML file before it is loaded. Syntax errors are left to the loader.
 
     Raises:
-        ConfigError: it cannot be read, is not UTF-8, or is too large or too deep.
+        ConfigError: the file cannot be read, is not UTF-8, or is too large or too deeply nested.
     """
     try:
         content = file.read_bytes()
@@ -47,11 +48,11 @@ def check_file(file: Path) -> None:
         raise ConfigError([Fault(f"{file}:{line}", problem, "save the file as UTF-8")]) from None
     except OSError as error:
         raise ConfigError(
-            [Fault(str(file), f"it cannot be read: {error.strerror}", "give another file, or change its permissions")]
+            [Fault(str(file), f"it cannot be read: {error.strerror}", "use another file, or change its permissions")]
         ) from None
     if len(content) > MOST_BYTES:
         problem = f"{len(content):,} bytes are too many for a configuration"
-        raise ConfigError([Fault(str(file), problem, f"keep it within {MOST_BYTES:,} bytes; rows belong into data files")])
+        raise ConfigError([Fault(str(file), problem, f"keep it within {MOST_BYTES:,} bytes; put rows into data files")])
     try:
         fault = _structure_fault(file, text)
     except yaml.YAMLError:
@@ -62,7 +63,7 @@ def check_file(file: Path) -> None:
 
 @dataclass
 class _Open:
-    """A block or list that the parser has entered and not yet left."""
+    """A block or list that the parser is in."""
 
     anchor: str | None
     values_before: int
@@ -71,13 +72,13 @@ class _Open:
 
 def _structure_fault(file: Path, text: str) -> Fault | None:
     within: list[_Open] = []
-    anchors: dict[str, tuple[int, int]] = {}  # values, and the depth of blocks and lists
+    anchors: dict[str, tuple[int, int]] = {}  # number of values, and nesting depth
     values = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         depth, place = len(within), f"{file}:{event.start_mark.line + 1}"
         if isinstance(event, yaml.AliasEvent):
             if any(event.anchor == block.anchor for block in within):
-                return Fault(place, f"*{event.anchor} stands within &{event.anchor}, which it repeats", "write the values in its place")
+                return Fault(place, f"*{event.anchor} is inside &{event.anchor}, which it repeats", "write out the values instead")
             repeated, below = anchors.get(event.anchor, (0, 0))
             values, depth = values + repeated, depth + below
         elif isinstance(event, yaml.CollectionStartEvent):
@@ -94,7 +95,7 @@ def _structure_fault(file: Path, text: str) -> Fault | None:
             return Fault(place, TOO_DEEP, FLATTEN)
         if values > MOST_VALUES:
             return Fault(
-                place, f"more than {MOST_VALUES:,} values, counting those that aliases repeat", "repeat less; rows belong into data files"
+                place, f"more than {MOST_VALUES:,} values, including those that aliases repeat", "repeat fewer; put rows into data files"
             )
         if within:
             within[-1].deepest = max(within[-1].deepest, depth)
@@ -102,10 +103,10 @@ def _structure_fault(file: Path, text: str) -> Fault | None:
 
 
 def word_faults(words: Sequence[str]) -> Iterator[Fault]:
-    """Check the words of the command line before Hydra parses them: its time grows with a power of their nesting depth."""
+    """Yield faults of the command line's words before Hydra parses them, because its parsing time is polynomial in the nesting depth."""
     for word in words:
         if UNUSABLE.search(word):
-            yield Fault("command line", f"'{UNUSABLE.sub('?', word)}' holds bytes that are not UTF-8", "write it in UTF-8")
+            yield Fault("command line", f"'{UNUSABLE.sub('?', word)}' contains bytes that are not UTF-8", "write it in UTF-8")
         elif word.partition("=")[0].count(".") >= DEEPEST or _depth(word) > DEEPEST:
             yield Fault("command line", f"'{word[:40]}...': {TOO_DEEP}", FLATTEN)
 
@@ -119,10 +120,10 @@ def _depth(word: str) -> int:
 
 
 def container_faults(raw: Any) -> list[Fault]:
-    """Return the faults because of which the values cannot be resolved and checked.
+    """Return the faults that prevent the values from being resolved and checked.
 
     Args:
-        raw: Blocks, lists and values, with their `${...}` as text.
+        raw: The unresolved configuration as plain dicts, lists and values, in which `${...}` is text.
     """
     faults: list[Fault] = []
     for place, value, in_list in _values(raw):
@@ -130,23 +131,23 @@ def container_faults(raw: Any) -> list[Fault]:
         if len(place) > DEEPEST:
             return [Fault(where, TOO_DEEP, FLATTEN)]
         if place and not in_list and not _is_text_or_whole(place[-1]):
-            faults.append(Fault(where, "its key is not text", "quote the key"))
+            faults.append(Fault(where, "the key is not text", "quote the key"))
         if isinstance(value, Mapping) and len(set(map(str, value))) < len(value):
-            faults.append(Fault(where, "two of its keys are the same as text", "remove one of them"))
+            faults.append(Fault(where, "two of its keys are the same when read as text", "remove one of them"))
         if any(isinstance(text, str) and UNUSABLE.search(text) for text in (value, *place[-1:])):
-            faults.append(Fault(where, "it holds NUL, or bytes that are not UTF-8", "write it without them"))
+            faults.append(Fault(where, "it contains NUL, or bytes that are not UTF-8", "remove them"))
     return faults or _expansion_faults(raw)
 
 
 def _is_text_or_whole(key: Any) -> bool:
-    """Whether a key can be used. Whole numbers can, because tables of symbols have them as keys."""
+    """Return whether a key is text or a whole number, such as the keys of a table of symbols."""
     return isinstance(key, str) or isinstance(key, int) and not isinstance(key, bool)
 
 
 def _values(node: Any) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
-    """Yield every block, list and value with its place, and whether a list holds it.
+    """Yield every block, list and value with its place and whether it is an item of a list.
 
-    It uses no recursion, because the values may be nested too deeply.
+    This is iterative, because the values may be nested too deeply for recursion.
     """
     waiting: list[tuple[tuple[Any, ...], Any, bool]] = [((), node, False)]
     while waiting:
@@ -176,6 +177,6 @@ def _expansion_faults(raw: Any) -> list[Fault]:
             known[path] = size(node)
         return known[path]
 
-    problem = f"with its ${{...}} references expanded it has more than {MOST_CHARACTERS:,} characters"
+    problem = f"with its ${{...}} references expanded, it has more than {MOST_CHARACTERS:,} characters"
     sizes = {str(key): size(value) for key, value in raw.items()} if isinstance(raw, Mapping) else {}
     return [Fault(key, problem, "reference less text by ${...}") for key, characters in sizes.items() if characters > MOST_CHARACTERS][:1]

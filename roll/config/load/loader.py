@@ -1,4 +1,4 @@
-"""Turns a composed configuration into a checked, frozen one."""
+"""Turns a composed configuration into a checked, immutable one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OWN = {"sft_train": "sft", "reward_train": "reward_model", "student": "distill",
 
 
 class ConfigWarning(UserWarning):
-    """Something that is accepted, but should be written differently."""
+    """A key or value that is accepted, but should be written differently."""
 
 
 @dataclass(frozen=True)
@@ -36,40 +36,39 @@ class Loaded:
     """A composed configuration, checked against the schema."""
 
     config: Config | None
-    """The configuration without faulty keys. None if too much is faulty to check the rest."""
+    """The configuration without the unknown keys, or None if the faults prevent further checks."""
     faults: list[Fault]
 
 
 def load_config(composed: DictConfig, passing: Collection[str] | None = None, imports: bool = True) -> Config:
-    """Read a configuration, as `read_config`, and raise its faults.
+    """Return the configuration that `read_config` reads.
 
     Raises:
-        ConfigError: with every fault found.
+        ConfigError: the configuration has faults. The error lists all of them.
     """
     loaded = read_config(composed, passing, imports)
     if loaded.faults:
         raise ConfigError(loaded.faults)
-    assert loaded.config is not None, "there is a configuration, or a fault"
+    assert loaded.config is not None, "neither a configuration nor a fault"
     return loaded.config
 
 
 def read_config(composed: DictConfig, passing: Collection[str] | None = None, imports: bool = True) -> Loaded:
-    """Resolve, translate ROLL's keys, and check.
+    """Resolve a composed configuration, translate ROLL's keys, and check it against the schema.
 
     Args:
-        composed: What Hydra made of the files and the command line, without its own `hydra` node.
-        passing: Root keys that only `${...}` uses and that are dropped then; the names of the shipped presets if not given.
-
-        imports: Whether what stands there as `package.module:Name` is imported, in a process of its own, and checked.
+        composed: The configuration that Hydra composed from the files and the command line, without the `hydra` node.
+        passing: Root keys that only `${...}` uses, and that are dropped after it is resolved. Defaults to the names of the shipped presets.
+        imports: Whether to import the user's code (`package.module:Name`) in a separate process, and check it.
 
     Returns:
-        The configuration, of the class that `pipeline` names; `RlvrConfig` where it is not given. With the faults of the schema.
+        The configuration, of the class that `pipeline` chooses (`RlvrConfig` by default), with all faults found.
 
     Raises:
-        ConfigError: it cannot be resolved, names no pipeline, or is about images, video or diffusion models.
+        ConfigError: the configuration cannot be resolved, its pipeline is unknown, or it is about images, video or diffusion models.
 
     Warns:
-        ConfigWarning: for each key of ROLL's that has another name or no meaning here, and for what ROLL does otherwise.
+        ConfigWarning: ROLL has a key that is named differently or has no meaning here, or whose behaviour differs.
     """
     if unusable := container_faults(OmegaConf.to_container(composed, resolve=False)):
         raise ConfigError(unusable)
@@ -102,18 +101,18 @@ def _with_text_keys(value: Any) -> Any:
 
 
 def resolution_fault(error: OmegaConfBaseException) -> Fault:
-    """Return OmegaConf's error about `${...}` or `???`."""
+    """Return OmegaConf's error about `${...}` or `???` as a fault."""
     place = str(error.full_key or error.key or "the configuration")
     message = str(error).split("\n    full_key")[0].strip()
     if isinstance(error, MissingMandatoryValue):
-        return Fault(place, "the value ??? was never given", f"give it in the file or as {place}=... on the command line")
+        return Fault(place, "the required value ??? was never set", f"set it in the file, or as {place}=... on the command line")
     if isinstance(error, InterpolationKeyError):
         preset = next((name for name in preset_names() if f"'{name}'" in message), "deepspeed_zero3")
-        remedy = f"define that key, or add the preset that does to `defaults`: ../config/{preset}@_here_"
+        remedy = f"define that key, or add the preset that defines it to `defaults`: ../config/{preset}@_here_"
         return Fault(place, message, remedy)
     if isinstance(error, InterpolationResolutionError):
-        return Fault(place, message, "mend the expression in ${...}")
-    return Fault(place, message, "mend this key in the file or on the command line")
+        return Fault(place, message, "fix the expression in ${...}")
+    return Fault(place, message, "fix this key in the file or on the command line")
 
 
 def _check(done: Translation, imports: bool) -> Loaded:
@@ -121,11 +120,11 @@ def _check(done: Translation, imports: bool) -> Loaded:
     pipeline = values.get("pipeline", "rlvr")
     meant = [key for key in OWN if key in values]
     if meant and "pipeline" not in values:
-        raise ConfigError([Fault("pipeline", f"missing, and {meant[0]} is given", f"add pipeline: {OWN[meant[0]]}"), *faults])
+        raise ConfigError([Fault("pipeline", f"missing, but {meant[0]} is set", f"add pipeline: {OWN[meant[0]]}"), *faults])
     if not isinstance(pipeline, str) or pipeline not in PIPELINES:
         known = ", ".join(PIPELINES)
         hint = nearest(str(pipeline), list(PIPELINES))
-        raise ConfigError([Fault("pipeline", f"there is no pipeline {shown(pipeline)}{hint}", f"give one of: {known}"), *faults])
+        raise ConfigError([Fault("pipeline", f"there is no pipeline {shown(pipeline)}{hint}", f"use one of: {known}"), *faults])
     schema = PIPELINES[pipeline]
     methods, wrong = look_into(values) if imports else ({}, [])
     faults = [*faults, *wrong]

@@ -1,6 +1,6 @@
-"""Checks whether this machine has what the configuration names: models, data, packages, the run folder, a checkpoint.
+"""Checks whether this machine has the models, data, packages, run folder and checkpoint that the configuration names.
 
-Reads no more than a config.json, `.deepspeed_env` and the templates of judges.
+Only reads config.json files, `.deepspeed_env` and the prompt templates of judges.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ DATA_ENDINGS = (".json", ".jsonl", ".parquet", ".arrow")
 
 @dataclass
 class Found:
-    """What exists on this machine, and what is missing."""
+    """The findings on this machine."""
 
     faults: list[Fault] = field(default_factory=list)
     missing: list[Fault] = field(default_factory=list)
-    """Models, data and packages that are not on this machine. They are faults, except in a dry run."""
+    """Models, data and packages that are not on this machine: warnings in a dry run, else faults."""
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     """Variables of `.deepspeed_env`."""
     shapes: dict[str, ModelShape] = field(default_factory=dict)
-    """Shapes by role, if the model's config.json is available."""
+    """Shapes by role, for models whose config.json is available."""
 
 
 def look(config: Config) -> Found:
@@ -68,12 +68,12 @@ def look(config: Config) -> Found:
     found.faults += faults
     found.warnings += idle_variables(config, found.environment, os.environ)
     if found.environment:
-        found.notes.append(f"every worker gets {', '.join(found.environment)} from {NAME}; system_envs takes precedence")
+        found.notes.append(f"every worker gets {', '.join(found.environment)} from {NAME}; system_envs takes precedence over it")
     return found
 
 
 def _held_out(config: Config) -> dict[str, DataConfig]:
-    """Return the held-out rows by the place of their block."""
+    """Return the held-out rows, by the key path of their block."""
     if isinstance(config, RlvrConfig):
         sets = config.validation.named_sets() if config.validation else {}
         places = config.validation.places() if config.validation else {}
@@ -87,7 +87,7 @@ def _models(config: Config, found: Found) -> None:
         own = role.model_args.model_name_or_path
         model, where = (own, f"{role_name}.model_args.model_name_or_path") if own else (config.pretrain, "pretrain")
         if model not in seen:
-            # A reward's model has its own tokenizer, and gives no verdict on texts that are too long for it.
+            # A reward model has its own tokenizer, and does not score texts that are too long for it.
             longest = 0 if isinstance(role, ServedConfig) else longest_sequence(config)
             seen[model] = _model(model, where, longest, found)
         shape = seen[model]
@@ -99,22 +99,21 @@ def _model(model: str, where: str, longest: int, found: Found) -> ModelShape | N
     file = config_file(model)
     if file is None:
         if _is_local(model) or not HUB_NAME.fullmatch(model):
-            found.missing.append(
-                Fault(where, f"there is no folder '{model}'", "give a folder with a config.json, or a Hub name such as Qwen/Qwen2.5-7B")
-            )
+            remedy = "set it to a folder with a config.json, or to a Hub name such as Qwen/Qwen2.5-7B"
+            found.missing.append(Fault(where, f"there is no folder '{model}'", remedy))
         else:
-            found.notes.append(f"{where}: '{model}' is taken as a Hub name; it is not in the local cache, so no memory is estimated for it")
+            found.notes.append(f"{where}: '{model}' is read as a Hub name; it is not in the local cache, so its memory is not estimated")
         return None
     if not file.is_file():
-        found.faults.append(Fault(where, f"'{model}' holds no config.json", "give the folder of a saved model"))
+        found.faults.append(Fault(where, f"'{model}' contains no config.json", "set it to the folder of a saved model"))
         return None
     try:
         shape = read_shape(file)
     except ValueError as error:
-        found.faults.append(Fault(where, f"{file} cannot be read: {error}", "save the model again, or give another folder"))
+        found.faults.append(Fault(where, f"{file} cannot be read: {error}", "save the model again, or use another folder"))
         return None
     if shape is None:
-        found.notes.append(f"{where}: '{model}' is of a kind whose size is not known from config.json; no memory is estimated for it")
+        found.notes.append(f"{where}: roll cannot compute the size of '{model}' from its config.json, so its memory is not estimated")
     elif shape.max_position_embeddings and longest > shape.max_position_embeddings:
         problem = f"sequences have up to {longest} tokens, but '{model}' has {shape.max_position_embeddings} positions"
         remedy = f"keep prompt_length + response_length, and sequence_length, within {shape.max_position_embeddings}"
@@ -123,39 +122,39 @@ def _model(model: str, where: str, longest: int, found: Found) -> ModelShape | N
 
 
 def _is_local(name: str) -> bool:
-    """Whether a name that does not exist looks like a local path."""
+    """Return whether a name that does not exist looks like a local path."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())
 
 
 def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
-    """Return faults of missing optional packages. Does not import them, because that would import torch."""
+    """Yield faults of missing optional packages. Does not import them, because that would import torch."""
     model, loads_by_transformers = role.model_args, not isinstance(role.strategy_args, VllmStrategyConfig)
     if not generates(name, role) and model.attn_implementation == "fa2" and find_spec("flash_attn") is None:
         problem = "fa2, but the package flash-attn is not installed"
-        remedy = "install it, or use auto: torch has a packed kernel of its own"
+        remedy = "install it, or set it to auto, which uses torch's own kernel for packed sequences"
         yield Fault(f"{name}.model_args.attn_implementation", problem, remedy)
     if loads_by_transformers and model.liger and find_spec("liger_kernel") is None:
         yield Fault(f"{name}.model_args.liger", "true, but the package liger-kernel is not installed", "install it, or remove the key")
 
 
 def _engines_packages(name: str, role: RoleConfig, shape: ModelShape | None) -> Iterator[Fault]:
-    """Return the fault of a package that vLLM's code of a hybrid imports, also for the text model only."""
+    """Yield the fault of a missing package that vLLM imports for a hybrid model, even if only its text model is used."""
     if shape and shape.delta and vllm_config(role) and find_spec("torchvision") is None:
         problem = "vllm, but its code for Qwen3.5 needs the package torchvision, which is not installed"
-        yield Fault(f"{name}.strategy_args.strategy_name", problem, "install the build for this torch, or use hf_infer")
+        yield Fault(f"{name}.strategy_args.strategy_name", problem, "install the torchvision build for this torch version, or use hf_infer")
 
 
 def _without_delta_kernels(config: Config, shapes: Mapping[str, ModelShape]) -> list[str]:
-    """Return a note on roles that run a hybrid's layers without kernels for packed sequences, with the remedy."""
+    """Return a note on the roles that run a hybrid model without kernels for packed sequences, or nothing if there are none."""
     missing = find_spec("fla") is None
     packed = [(name, role) for name, role in model_roles(config).items() if name in shapes and not generates(name, role)]
     hybrids = [(name, role) for name, role in packed if shapes[name].delta and not vllm_config(role)]
     slow = [name for name, role in hybrids if missing or role.device_mapping is None or role.model_args.dtype == "fp32"]
     if not slow:
         return []
-    how = "layers by the delta rule run by transformers' own code, each packed sequence in a row of its own"
-    remedy = "install flash-linear-attention" if missing else "give the roles devices, and dtype bf16"
-    return [f"{', '.join(slow)}: {how}, which is slow; on GPUs, in 16 bits, kernels can take all sequences at once: {remedy}"]
+    how = "transformers runs the gated-delta layers without a kernel, with each packed sequence in a separate row"
+    remedy = "install flash-linear-attention" if missing else "set device_mapping, and dtype bf16"
+    return [f"{', '.join(slow)}: {how}, which is slow; to use the kernel for packed sequences on GPUs in 16 bits, {remedy}"]
 
 
 def _files(where: str, columns: DataConfig, found: Found) -> None:
@@ -168,19 +167,19 @@ def _files(where: str, columns: DataConfig, found: Found) -> None:
             if not os.access(path, os.R_OK):
                 found.faults.append(Fault(place, f"'{name}' cannot be read: permission denied", "change its permissions"))
             elif path.is_file() and not name.endswith(DATA_ENDINGS):
-                found.faults.append(Fault(place, f"'{name}' is not a data file", f"give a file that ends in {', '.join(DATA_ENDINGS)}"))
+                found.faults.append(Fault(place, f"'{name}' is not a data file", f"use a file that ends in {', '.join(DATA_ENDINGS)}"))
         elif name.endswith(DATA_ENDINGS) or _is_local(name) or not HUB_NAME.fullmatch(name):
-            remedy = f"relative paths start at {Path.cwd()}; correct the path or make the file"
+            remedy = f"correct the path, or create the file; relative paths start at {Path.cwd()}"
             found.missing.append(Fault(place, f"there is no file '{name}'", remedy))
 
 
 def _keys_of_judges(config: RlvrConfig) -> Iterator[Fault]:
-    """Return faults of variables with the keys of judges' URLs."""
+    """Yield faults of missing environment variables that should hold the API keys of judges."""
     for domain, reward in config.rewards.items():
         name = reward.judge_api_key_env
         if name and name.isidentifier() and not os.environ.get(name):
             problem = f"the environment variable {name} is not set"
-            yield Fault(f"rewards.{domain}.judge_api_key_env", problem, f"export {name}=... where the run is started")
+            yield Fault(f"rewards.{domain}.judge_api_key_env", problem, f"export {name}=... in the shell that starts the run")
 
 
 def _templates_of_judges(config: RlvrConfig, found: Found) -> None:
@@ -189,10 +188,10 @@ def _templates_of_judges(config: RlvrConfig, found: Found) -> None:
         if name is None or not names_file(name):
             continue
         if not Path(name).is_file():
-            found.missing.append(Fault(place, f"there is no file '{name}'", "give a text file, or the name of a template"))
+            found.missing.append(Fault(place, f"there is no file '{name}'", "set it to a text file, or to the name of a template"))
         elif "{response}" not in Path(name).read_text(encoding="utf-8", errors="replace"):
-            problem = f"'{name}' has no {{response}}: every response would get the same verdict"
-            found.faults.append(Fault(place, problem, "put {question}, {response} and {reference} where they belong"))
+            problem = f"'{name}' does not contain {{response}}, so the judge would not see the response"
+            found.faults.append(Fault(place, problem, "add {response}, and {question} and {reference} if the judge needs them"))
 
 
 def _run_folder(config: Config, found: Found) -> None:
@@ -201,20 +200,19 @@ def _run_folder(config: Config, found: Found) -> None:
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent
     if not config.output_dir.strip():
-        found.faults.append(Fault("output_dir", "'' names no folder", "give the run folder: ./output/my_run"))
+        found.faults.append(Fault("output_dir", "'' names no folder", "set it to the run folder, for example ./output/my_run"))
     elif kind := _kernel_folder(nearest):
-        problem = f"'{config.output_dir}' cannot be made: {nearest} is the kernel's own ({kind}) and holds no files"
-        found.faults.append(Fault("output_dir", problem, "give another folder"))
+        problem = f"'{config.output_dir}' cannot be created: {nearest} is a file system of the kernel ({kind}), which stores no files"
+        found.faults.append(Fault("output_dir", problem, "use another folder"))
     elif not nearest.is_dir():
-        found.faults.append(Fault("output_dir", f"'{config.output_dir}' is below {nearest}, which is a file", "give another folder"))
+        found.faults.append(Fault("output_dir", f"'{config.output_dir}' is below {nearest}, which is a file", "use another folder"))
     elif not os.access(nearest, os.W_OK | os.X_OK):
-        found.faults.append(
-            Fault("output_dir", f"'{config.output_dir}' cannot be written: {nearest} is read-only for you", "give another folder")
-        )
+        problem = f"'{config.output_dir}' cannot be written: you have no write permission for {nearest}"
+        found.faults.append(Fault("output_dir", problem, "use another folder"))
 
 
 def _kernel_folder(folder: Path) -> str | None:
-    """Return the kind of a file system in which nobody can create files, whatever its permissions. None for all others."""
+    """Return the kind of the file system of a folder if it is one in which nobody can create files, else None."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:
@@ -227,5 +225,5 @@ def _kernel_folder(folder: Path) -> str | None:
 def _checkpoint(config: Config, found: Found) -> None:
     name = config.resume_from_checkpoint
     if name not in ("auto", "never") and not Path(name).is_dir():
-        remedy = "give the folder of a checkpoint (output_dir/checkpoints/step_N), auto, or never"
+        remedy = "set it to the folder of a checkpoint (output_dir/checkpoints/step_N), to auto, or to never"
         found.faults.append(Fault("resume_from_checkpoint", f"there is no folder '{name}'", remedy))

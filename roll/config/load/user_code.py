@@ -1,8 +1,8 @@
-"""Checks code that a configuration names, in a process of its own, so that a dry run does not import it here.
+"""Checks the user's code that a configuration names, in a separate process, so that a dry run does not import it here.
 
 user_code.py                                user_code_child.py
   ── parts: names, and values of their keys ─▶  imports each
-  ◀── traits, or faults ── traits ── ...... ──  one line of JSON for each part as soon as it is known
+  ◀── traits, or faults ── traits ── ...... ──  one line of JSON for each part, written as soon as it is checked
 """
 
 from __future__ import annotations
@@ -23,43 +23,44 @@ from roll.config.shipped import known_rewards
 from roll.errors import Fault
 
 IMPORT_SECONDS = 120.0
-"""Deadline for importing all modules; torch alone takes some seconds."""
+"""Deadline for importing all modules, in seconds. torch alone takes several seconds."""
 
 
 @dataclass(frozen=True)
 class UserPart:
-    """The user's code, or a built-in reward with its keys, as a configuration names it."""
+    """A class or function of the user, or a built-in reward with arguments, as a configuration names it."""
 
     name: str
     """`package.module:Name`"""
     place: tuple[str, ...]
-    """The key that names it."""
+    """Path of the key that names it."""
     arguments_place: tuple[str, ...]
+    """Path of the block with its arguments."""
     arguments: dict[str, Any]
-    """Values of its own keys."""
+    """Its arguments, by name."""
     kind: str | None = None
     """Key in `KINDS`, None for a reward."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Environment variables for the import of its module."""
+    """Environment variables to set before its module is imported."""
     group: bool = False
-    """Whether it is a reward that is given all responses to a prompt."""
+    """Whether it is a reward that receives all responses to a prompt in one call."""
     concurrency: int = 1
-    """Number of concurrent calls of a reward, 1 if it shares its process with others."""
+    """Number of concurrent calls of a reward. 1 if it shares its process with other rewards."""
 
 
 @dataclass(frozen=True)
 class Looked:
-    """The process's answer about a part."""
+    """The result of checking a part."""
 
     faults: tuple[Fault, ...]
     traits: Mapping[str, Any]
 
 
 def look_into(values: Mapping[str, Any]) -> tuple[dict[str, Method[Any]], list[Fault]]:
-    """Import the code that the plain values name, and check the values of its keys.
+    """Import the user's code that the plain values name, and check its arguments.
 
     Returns:
-        By key, the methods of the user's with the traits that they declare, and all faults. A part with a fault has the usual traits.
+        The user's methods with the traits that they declare, by key, without those that have faults; and all faults.
     """
     parts = list(user_parts(values))
     looked = ask(parts, _texts(values.get("system_envs"))) if parts else []
@@ -72,7 +73,7 @@ def look_into(values: Mapping[str, Any]) -> tuple[dict[str, Method[Any]], list[F
 
 
 def user_parts(values: Mapping[str, Any]) -> Iterator[UserPart]:
-    """Return the `package.module:Name` of the unchecked plain values, and rewards with keys."""
+    """Yield every `package.module:Name` in the unchecked plain values, and every built-in reward that has arguments."""
     for kind in KINDS.values():
         if is_path(name := values.get(kind.key)):
             yield UserPart(name, (kind.key,), (kind.arguments,), _block(values.get(kind.arguments)), kind.key)
@@ -86,7 +87,7 @@ def user_parts(values: Mapping[str, Any]) -> Iterator[UserPart]:
 
 
 def _reward(name: str, block: Mapping[str, Any], place: tuple[str, ...], environment: dict[str, str], concurrency: int) -> UserPart:
-    """Return a reward's part. A built-in one without keys is only checked by name before the run starts."""
+    """Return a reward as a part. Only a built-in reward with arguments gets a path, because others are checked by name alone."""
     named, arguments = block.get("reward") or name, _block(block.get("reward_args"))
     if arguments and named in known_rewards():
         named = f"roll.rewards.{named}:{named}"
@@ -103,7 +104,10 @@ def _texts(value: Any) -> dict[str, str]:
 
 
 def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[Looked]:
-    """Return the process's answer about each part. If the process ends or hangs, its part is at fault, and a new one continues after it."""
+    """Check the parts in a child process, and return the result of each.
+
+    If the child ends early or hangs, the part that it was importing has a fault, and a new child checks the remaining parts.
+    """
     command = [sys.executable, "-m", "roll.config.load.user_code_child", str(os.getpid())]
     process = subprocess.Popen(
         command,
@@ -130,7 +134,8 @@ def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[Looke
     if len(looked) == len(parts):
         return looked
     guilty, *others = parts[len(looked) :]
-    fault = Fault(".".join(guilty.place), f"'{guilty.name}' {cause}", "mend the module; what takes long belongs into its functions")
+    remedy = "fix the module, and move slow code from the module level into its functions"
+    fault = Fault(".".join(guilty.place), f"'{guilty.name}' {cause}", remedy)
     return [*looked, Looked((fault,), {}), *(ask(others, environment) if others else [])]
 
 

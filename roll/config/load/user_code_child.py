@@ -1,4 +1,4 @@
-"""A process that imports what a configuration names: `python -m roll.config.load.user_code_child PARENT`. Started by user_code.py."""
+"""The child process of user_code.py, which imports the user's code: `python -m roll.config.load.user_code_child PARENT`."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from roll.registry import imported, nearest
 from roll.system.orphans import die_with
 
 REWARD = {False: ("prompt", "response", "row"), True: ("prompt", "responses", "row")}
-"""Arguments of a reward, by whether it is given a group."""
+"""Positional arguments of a reward, by whether it receives a group of responses."""
 
 
 class LenientConfig(StrictConfig):
-    """Stands for a function that takes any keys."""
+    """Base for the arguments of a function with `**kwargs`, which accepts any key."""
 
     model_config = {"extra": "allow"}
 
 
 class Refused(Exception):
-    """The fault of a part."""
+    """A part cannot be used. Carries the fault."""
 
     def __init__(self, place: tuple[str, ...], problem: str, remedy: str) -> None:
         self.fault = Fault(".".join(place), problem, remedy)
 
 
 def main(parent: int) -> None:
-    """Read parts from stdin, and write a line for each. Output of modules goes to stderr."""
+    """Read the parts from stdin, and write one line of JSON for each to stdout. Output of imported modules goes to stderr."""
     die_with(parent)
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
@@ -55,7 +55,7 @@ def main(parent: int) -> None:
 
 
 def look(part: UserPart) -> dict[str, Any]:
-    """Return a part's declared traits, and the faults of the part and of its keys' values, as plain JSON values."""
+    """Return the traits that a part declares, and the faults of the part and of its arguments, as plain JSON values."""
     try:
         faults, traits = _look(part, KINDS[part.kind] if part.kind else None)
     except Refused as refused:
@@ -81,20 +81,20 @@ def _found(part: UserPart) -> Any:
         if error.name and f"{name}.".startswith(f"{error.name}."):
             here = sorted(file.removesuffix(".py") for file in os.listdir() if file.endswith(".py"))
             problem = f"'{part.name}', but there is no module '{error.name}'{nearest(error.name, here)}"
-            remedy = "give package.module:Name of an installed package, or of a file in the working directory"
+            remedy = "use package.module:Name of an installed package, or of a file in the working directory"
             raise Refused(part.place, problem, remedy) from error
-        raise Refused(part.place, f"'{part.name}' cannot be imported: {error}", "install what the module imports") from error
+        raise Refused(part.place, f"'{part.name}' cannot be imported: {error}", "install the package that the module imports") from error
     except BaseException as error:  # A module that calls sys.exit() must be a fault, too.
-        raise Refused(part.place, f"'{part.name}' cannot be imported: {_said(error, name)}", "mend the module") from error
+        raise Refused(part.place, f"'{part.name}' cannot be imported: {_said(error, name)}", "fix the module") from error
     if not hasattr(module, attribute):
         known = _own_names(module)
-        remedy = f"it defines {', '.join(known)}" if known else "it defines nothing of its own"
+        remedy = f"use one of the names that it defines: {', '.join(known)}" if known else "define it there; the module defines no name yet"
         raise Refused(part.place, f"'{part.name}', but the module has no '{attribute}'{nearest(attribute, known)}", remedy)
     return getattr(module, attribute)
 
 
 def _said(error: BaseException, module: str) -> str:
-    """Return the error in a line, with its place in the file, if any."""
+    """Return the error as one line, with its place in the user's file, if it has one."""
     frames = traceback.extract_tb(error.__traceback__)
     last = next((frame for frame in reversed(frames) if "importlib" not in frame.filename and frame.filename != __file__), None)
     where = f" ({os.path.basename(last.filename)}, line {last.lineno})" if last else ""
@@ -111,7 +111,7 @@ def _keys_of_function(part: UserPart, kind: Kind | None, entry: Any) -> type[Bas
     if not callable(entry) or (kind and inspect.isclass(entry)):
         raise Refused(part.place, f"'{part.name}' is a {_type_of(entry)}, but {noun} is a function", f"write it as {form}")
     if kind and is_async(entry):
-        raise Refused(part.place, f"'{part.name}' is asynchronous", "make it a plain function")
+        raise Refused(part.place, f"'{part.name}' is asynchronous", "make it a plain function, without async")
     signature = inspect.signature(entry)
     _check_call(part, signature, call, f"write it as {form}")
     positional = [name for name, one in signature.parameters.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
@@ -128,7 +128,7 @@ def _keys_of_class(part: UserPart, kind: Kind, entry: Any) -> type[BaseModel]:
     if not dataclasses.is_dataclass(entry) or not entry.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise Refused(
             part.place,
-            f"'{part.name}' is not a frozen dataclass, and only those can be sent to workers",
+            f"'{part.name}' is not a frozen dataclass, but only frozen dataclasses can be sent to workers",
             "put @dataclass(frozen=True) above it",
         )
     if entry.__call__ is base.__call__:
@@ -141,15 +141,16 @@ def _check_call(part: UserPart, signature: inspect.Signature, call: tuple[str, .
     try:
         bound = signature.bind_partial(*call)
     except TypeError as error:
-        raise Refused(part.place, f"'{part.name}' takes {signature}, but is called with {', '.join(call)}: {error}", remedy) from error
-    if call[0] == "self":  # keys of a class are its fields; its call takes nothing else
+        problem = f"'{part.name}' has the signature {signature}, but is called with {', '.join(call)}: {error}"
+        raise Refused(part.place, problem, remedy) from error
+    if call[0] == "self":  # the arguments of a class are its fields, so its `__call__` accepts no others
         missing = [
             name
             for name, one in signature.parameters.items()
             if name not in bound.arguments and one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
         ]
         if missing:
-            problem = f"'{part.name}' takes {signature}, but is called with {', '.join(call)}: nothing gives {', '.join(missing)}"
+            problem = f"'{part.name}' has the signature {signature}, but is called with {', '.join(call)}, without {', '.join(missing)}"
             raise Refused(part.place, problem, remedy)
 
 
@@ -158,7 +159,7 @@ def _type_of(entry: Any) -> str:
 
 
 def _keys(entry: Callable[..., Any], parameters: list[inspect.Parameter]) -> type[BaseModel]:
-    """Return a block of the schema with the parameters as keys. A type that pydantic cannot check takes any value."""
+    """Return a schema with the parameters as keys. A parameter whose type pydantic cannot check accepts any value."""
     fields: dict[str, Any] = {}
     for one in parameters:
         if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
@@ -185,7 +186,7 @@ def _traits(part: UserPart, kind: Kind, entry: Any) -> dict[str, Any]:
     traits: Any = declared(entry) or kind.traits
     wanted = type(kind.traits)
     if type(traits) is not wanted:
-        problem = f"'{part.name}' declares {type(traits).__name__}, but is named as {kind.noun}"
+        problem = f"'{part.name}' declares {type(traits).__name__}, but is used as {kind.noun}"
         raise Refused(part.place, problem, f"declare {wanted.__name__}")
     values = dataclasses.asdict(traits)
     try:
@@ -193,12 +194,12 @@ def _traits(part: UserPart, kind: Kind, entry: Any) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         problem = f"'{part.name}' declares {'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg'].lower()}"
-        raise Refused(part.place, problem, f"mend what it declares of {wanted.__name__}") from error
+        raise Refused(part.place, problem, f"fix the values that it declares in {wanted.__name__}") from error
     return values
 
 
 def _wrong_values(part: UserPart, keys: type[BaseModel]) -> Iterator[Fault]:
-    """Return the faults of the block, put at its place in a schema."""
+    """Yield the faults of the part's arguments. They are checked within the blocks around them, so that the faults have full key paths."""
     block, *above = reversed(part.arguments_place)
     root, values = create_model("Block", **{block: (keys, ...)}), {block: part.arguments}  # type: ignore[call-overload]
     for name, blocks in zip(above[::2], above[1::2], strict=True):
@@ -211,14 +212,14 @@ def _wrong_values(part: UserPart, keys: type[BaseModel]) -> Iterator[Fault]:
 
 
 def _unmade(part: UserPart, kind: Kind | None, entry: Any) -> Iterator[Fault]:
-    """Check that the class takes the values and that its object can be sent to workers."""
+    """Yield a fault if the class does not accept the arguments, or if its object cannot be sent to workers."""
     if kind is None or kind.base is None:
         return
     try:
         pickle.loads(pickle.dumps(entry(**part.arguments)))
     except Exception as error:
-        problem = f"{shown(part.arguments)}: '{part.name}' cannot be made with them: {type(error).__name__}: {error}"
-        yield Fault(".".join(part.arguments_place), problem, "give values that it takes")
+        problem = f"{shown(part.arguments)}: '{part.name}' cannot be created with them: {type(error).__name__}: {error}"
+        yield Fault(".".join(part.arguments_place), problem, "use values that it accepts")
 
 
 if __name__ == "__main__":

@@ -51,8 +51,8 @@ def test_system_envs_that_are_not_for_a_configuration_to_set_are_named(capsys: p
     words = ["--config-name", "rlvr_lora_zero3", "dry_run=true", "+system_envs.WORLD_SIZE='8'", "+actor_infer.system_envs.RANK='0'"]
     assert main([*words, "+rewards.math_rule.system_envs.a-b='1'"]) == 2
     said = capsys.readouterr().err
-    assert "system_envs.WORLD_SIZE: WORLD_SIZE tells a worker its place" in said
-    assert "actor_infer.system_envs.RANK: RANK tells" in said
+    assert "system_envs.WORLD_SIZE: roll sets WORLD_SIZE for each worker itself" in said
+    assert "actor_infer.system_envs.RANK: roll sets RANK" in said
     assert "rewards.math_rule.system_envs.a-b: 'a-b' is not a valid variable name" in said
 
 
@@ -75,14 +75,14 @@ def test_variables_that_nothing_reads_are_told_with_what_there_is(
     words = ["--config-name", "rlvr_lora_zero3", "dry_run=true", "+system_envs.NCCL_TIMEOUT=3600", "+actor_train.system_envs.MASTER_PORT=1"]
     assert main(words) == 0
     said = capsys.readouterr().err
-    assert "warning: system_envs.NCCL_TIMEOUT: without effect; deadlines.collective says" in said
-    assert "warning: actor_train.system_envs.MASTER_PORT: without effect; each role has an address" in said
-    assert "warning: MASTER_ADDR in the environment: without effect" in said
+    assert "warning: system_envs.NCCL_TIMEOUT: has no effect; deadlines.collective limits" in said
+    assert "warning: actor_train.system_envs.MASTER_PORT: has no effect; each role has its own address" in said
+    assert "warning: MASTER_ADDR in the environment: has no effect" in said
     assert main(["--config-name", "rlvr_lora_zero3", "dry_run=true", "deadlines.collective=3600"]) == 0
     config: Any = SimpleNamespace(system_envs={})
     monkeypatch.setattr("roll.config.load.env_file.model_roles", lambda config: {})
     (line,) = idle_variables(config, {"NCCL_TIMEOUT": "1"}, {"NCCL_TIMEOUT": "1"})
-    assert line.startswith("NCCL_TIMEOUT in .deepspeed_env: without effect")
+    assert line.startswith("NCCL_TIMEOUT in .deepspeed_env: has no effect")
 
 
 def test_a_roles_own_variables_win_over_the_roots_and_those_over_the_file() -> None:

@@ -121,20 +121,20 @@ def test_the_plan_tells_which_kernels_and_packages_are_missing(hybrid: str, monk
     words = [*TINY, hybrid, *BF16, NO_PREFIXES]
     there: set[str] = set()
     monkeypatch.setattr("roll.config.load.on_disk.find_spec", lambda name: name if name in there else None)
-    slow = "actor_train, reference: layers by the delta rule run by transformers' own code"
+    slow = "actor_train, reference: transformers runs the gated-delta layers without a kernel"
     assert slow in said(words) and "install flash-linear-attention" in said(words)
     assert "its code for Qwen3.5 needs the package torchvision" in said(words)
     there |= {"fla", "torchvision"}
-    assert "give the roles devices, and dtype bf16" in said(words) and "torchvision" not in said(words)
+    assert "set device_mapping, and dtype bf16" in said(words) and "torchvision" not in said(words)
     on_gpus = ["actor_train", "reference"]
     devices = [f"++{name}.device_mapping=[0]" for name in [*on_gpus, "actor_infer"]]
     sizes = [f"~{name}.world_size" for name in [*on_gpus, "actor_infer"]]
     bf16 = [f"{name}.model_args.dtype=bf16" for name in on_gpus]
-    assert "delta rule" not in said([*words, *devices, *sizes, *bf16, "actor_train.training_args.per_device_train_batch_size=256"])
+    assert "gated-delta layers" not in said([*words, *devices, *sizes, *bf16, "actor_train.training_args.per_device_train_batch_size=256"])
 
 
 def test_plain_models_need_none_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 320, "intermediate_size": 128}
     (tmp_path / "config.json").write_text(json.dumps(plain | {"num_attention_heads": 4}))
     monkeypatch.setattr("roll.config.load.on_disk.find_spec", lambda name: None)
-    assert "delta rule" not in said([*TINY, f"pretrain={tmp_path}"])
+    assert "gated-delta layers" not in said([*TINY, f"pretrain={tmp_path}"])

@@ -139,7 +139,7 @@ def test_a_template_of_ones_own_must_have_room_for_the_response(tmp_path: Path) 
     file.write_text("{question}?")
     with pytest.raises(ConfigError) as error:
         plan_of(reward)
-    assert "every response would get the same verdict" in error.value.faults[0].problem
+    assert "the judge would not see the response" in error.value.faults[0].problem
     file.write_text("{response}?")
     assert not [text for text in plan_of(reward).warnings if "judge_prompt" in text]
 
