@@ -1,4 +1,4 @@
-"""Runs an agent as a process tree with bounded memory and output, of which nothing is left. Its caller sets the deadline."""
+"""Runs an agent as a process tree with limits on memory, processes and output, and cleans it up. The caller sets the deadline."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from roll.system.tree import TreeBounds
 BASE_URL, KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 NO_PROXY = ("NO_PROXY", "no_proxy")
 CHECK = "check"
-"""Argument after a function's name, with which the process only checks it."""
+"""Argument after a function's name that makes the process only check the function."""
 SUPERVISOR, CALLER = "roll.gateway.supervisor", "roll.gateway.call"
 KEPT_CHARACTERS = 2000
-"""Number of characters of the end of an agent's output in the note of a failure."""
+"""Number of characters at the end of an agent's output that are kept for the note of a failure."""
 MOST_OUTPUT = 64 << 20
-"""Largest number of bytes of an agent's output, beyond which it is ended."""
+"""Largest number of bytes of an agent's output. An agent that writes more is killed."""
 TOO_MUCH = -1
-"""Exit status of an agent with too much output."""
+"""Exit status that is reported for an agent with too much output."""
 CHUNK_BYTES = 1 << 16
 END_SECONDS = 15.0
-"""Deadline in seconds for a supervisor to end its processes."""
+"""Deadline in seconds for the supervisor to end its processes."""
 
 
 @dataclass(frozen=True)
@@ -41,24 +41,27 @@ class AgentEnd:
 
 
 def command_of(function: str) -> tuple[str, ...]:
-    """Return the command that calls a function."""
+    """Return the command that runs an agent function in a process."""
     return (sys.executable, "-P", "-m", CALLER, function)
 
 
 def own_environment() -> dict[str, str]:
-    """Return the path with which modules of the run are found."""
+    """Return this process's environment variables, with a PYTHONPATH that finds the same modules as this process."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 
 
 def agent_environment(base_url: str, key: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of an agent: those of the run, `given`, and the gateway's address, without a proxy."""
+    """Return the environment variables of an agent: those of this process, `given`, and the gateway's address and key.
+
+    The gateway's host is excluded from HTTP proxies.
+    """
     variables = {**own_environment(), **given, BASE_URL: base_url, KEY: key}
     host = urlsplit(base_url).hostname or ""
     return variables | {name: ",".join(filter(None, (variables.get(name), host))) for name in NO_PROXY}
 
 
 async def run_agent(command: Sequence[str], row: Mapping[str, Any], environment: Mapping[str, str], bounds: TreeBounds) -> AgentEnd:
-    """Run a command to its end, with the row as JSON on its stdin. Kill it with its descendants if it is cancelled or exceeds a bound."""
+    """Run a command until it ends, with the row as JSON on stdin. If it exceeds a limit or this is cancelled, its whole tree is killed."""
     ends, alive = os.pipe()
     try:
         process = await _started(command, environment, bounds, ends)
@@ -93,7 +96,7 @@ async def _started(
 
 async def _tell(process: asyncio.subprocess.Process, text: bytes) -> None:
     assert process.stdin is not None
-    with suppress(ConnectionError):  # an agent need not read its row
+    with suppress(ConnectionError):  # the agent may end without reading the row
         process.stdin.write(text)
         await process.stdin.drain()
     process.stdin.close()
@@ -105,14 +108,14 @@ async def _run(process: asyncio.subprocess.Process) -> AgentEnd:
     while chunk := await process.stdout.read(CHUNK_BYTES):
         kept += chunk
         count += len(chunk)
-        del kept[: -4 * KEPT_CHARACTERS]  # UTF-8 has four bytes a character at most
+        del kept[: -4 * KEPT_CHARACTERS]  # a character has at most four bytes in UTF-8
         if count > MOST_OUTPUT:
             return AgentEnd(TOO_MUCH, f"it wrote more than {MOST_OUTPUT >> 20} MiB")
     return AgentEnd(await process.wait(), kept.decode(errors="replace").strip()[-KEPT_CHARACTERS:])
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Wait for the supervisor, which ends all its processes when its pipe is closed. Even a cancelled caller waits for this."""
+    """Wait for the supervisor, which kills all its processes once its pipe is closed. A cancelled caller waits as well."""
     waiting = asyncio.create_task(_drained(process))
     cancelled: asyncio.CancelledError | None = None
     while not waiting.done():

@@ -1,4 +1,4 @@
-"""An agent's request and the policy's answer, independent of any API."""
+"""An agent's request and the policy's answer, independent of the API that the agent uses."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from typing import Any
 from roll.errors import Fault
 
 Message = Mapping[str, Any]
-"""`role`, `content` (text), of an assistant `tool_calls`, of a tool `tool_call_id`. Arguments of calls are JSON text of an object."""
+"""`role`, `content` (text), for an assistant also `tool_calls`, for a tool also `tool_call_id`. Arguments of calls are JSON text of an
+object."""
 
 
 class Refused(Exception):
-    """A refused request, with HTTP's status."""
+    """A refused request, with the HTTP status of its response."""
 
     def __init__(self, status: int, fault: Fault, kind: str = "invalid_request_error") -> None:
         super().__init__(f"{fault.place}: {fault.problem}; {fault.remedy}")
         self.status, self.fault, self.kind = status, fault, kind
 
     def body(self) -> dict[str, Any]:
-        """As OpenAI's API has it."""
+        """Return the body of the response in the error format of OpenAI's API."""
         return {"error": {"message": str(self), "type": self.kind, "param": self.fault.place, "code": None}}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request."""
+    """A request of an agent."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
-    """OpenAI's schemas, as chat completions have them."""
+    """Schemas of the tools in the format of chat completions."""
     max_tokens: int | None = None
-    """Largest number of tokens of the answer, None for the run's."""
+    """Largest number of tokens of the answer. None means the limit of the run."""
     stop: tuple[str, ...] = ()
-    """Texts that end the answer. The answer does not include them."""
+    """Strings that end the answer. The answer does not include them."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Answer:
     """The policy's answer."""
 
     identity: str
-    """Identity of this answer within the session."""
+    """Identifier of the answer."""
     created: int
-    """Seconds of Unix time."""
+    """Unix time in seconds."""
     message: Message
     finish: str
     """`stop`, `length` or `tool_calls`."""
@@ -53,5 +54,5 @@ class Answer:
 
 
 def refusal(place: str, problem: str, remedy: str, status: int = 400) -> Refused:
-    """A request refused for something in its body."""
+    """Return the refusal of a request because of something in its body."""
     return Refused(status, Fault(place, problem, remedy))

@@ -1,6 +1,6 @@
 """Runs an agent that is a function: `python -m roll.gateway.call package.module:function`, with the row as JSON on stdin.
 
-With `check` behind the name it only looks whether the function can be called; what is wrong is written to stdout.
+With `check` after the name it only checks whether the function can be called. A fault is printed to stdout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from roll.system.raised import raised_where
 
 
 def found(name: str) -> Callable[..., Any]:
-    """Return the function of a name. Raises ValueError with the reason if none takes row, base_url and api_key."""
+    """Import a function by name. Raises ValueError if it does not exist or does not accept row, base_url and api_key."""
     module_name, _, function_name = name.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), function_name, None)
@@ -40,7 +40,7 @@ async def _awaited(value: Any) -> None:
 
 
 def main(name: str, only_check: bool) -> int:
-    """Returns the exit status."""
+    """Check the function, and call it unless `only_check`. Return the exit status."""
     try:
         function = found(name)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: reads requests and writes answers. Pure functions."""
+"""OpenAI's chat completions API: parses requests and builds responses. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MEANT = frozenset({"messages", "tools", "max_tokens", "max_completion_tokens", "
 
 
 def read_chat(body: Mapping[str, Any]) -> Asked:
-    """Parse the request of a body. Raises Refused."""
+    """Parse the body of a request. Raises Refused if it is invalid or not supported."""
     check_keys(body, MEANT, NEUTRAL)
     messages = messages_of(body.get("messages"), "messages")
     check_order(messages, "messages")
@@ -23,7 +23,7 @@ def read_chat(body: Mapping[str, Any]) -> Asked:
 
 
 def wants_usage(body: Mapping[str, Any]) -> bool:
-    """Whether a stream ends with the numbers of tokens. Raises Refused."""
+    """Return whether the request wants token counts at the end of the stream. Raises Refused if its options are invalid."""
     options = body.get("stream_options") or {}
     if not isinstance(options, Mapping):
         raise refusal("stream_options", f"{options!r:.80} is not an object", "leave it out")
@@ -31,7 +31,7 @@ def wants_usage(body: Mapping[str, Any]) -> bool:
 
 
 def chat_body(answer: Answer, model: str) -> dict[str, Any]:
-    """The answer in one piece."""
+    """Return the body of a response that is not streamed."""
     said = answer.message["content"]
     message = {**answer.message, "refusal": None, "content": None if _calls(answer) and not said else said}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish}
@@ -39,7 +39,7 @@ def chat_body(answer: Answer, model: str) -> dict[str, Any]:
 
 
 def chat_chunks(answer: Answer, model: str, with_usage: bool) -> Iterator[dict[str, Any]]:
-    """The answer as a stream."""
+    """Yield the chunks of a streamed response."""
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     if answer.message.get("reasoning_content"):
         deltas.append({"reasoning_content": answer.message["reasoning_content"]})
@@ -55,7 +55,7 @@ def chat_chunks(answer: Answer, model: str, with_usage: bool) -> Iterator[dict[s
 
 
 def usage(answer: Answer) -> dict[str, int]:
-    """Numbers of tokens."""
+    """Return the token counts of an answer."""
     total = answer.prompt_tokens + answer.completion_tokens
     return {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens, "total_tokens": total}
 

@@ -1,4 +1,4 @@
-"""Episodes of external agents: an agent runs against the gateway, then the environment judges the policy's last message."""
+"""Episodes of external agents: an agent runs against the gateway, and then the environment scores the policy's last message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roll.system.tree import TreeBounds
 from roll.types import Episode, Prompt, Sampling, StopReason
 
 GRACE_SECONDS = 5.0
-"""Seconds that an agent has to end after the policy's last answer. Then it is killed."""
+"""Seconds that an agent has to end after the policy's last answer, before it is killed."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Agent:
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    """Variables besides those of the gateway's address."""
+    """Environment variables of the agent, in addition to those for the gateway."""
     limits: EpisodeLimits
     bounds: TreeBounds
-    """Bounds of the processes of one episode."""
+    """Limits of the agent's process tree in one episode."""
 
 
 class AgentEpisodes:
-    """Implements `Player`."""
+    """A `Player` whose episodes are played by external agents."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class AgentEpisodes:
     ) -> None:
         """
         Args:
-            sampling: of one answer.
-            agents: by domain.
-            sequence: tokens of a trajectory at most.
-            clock: seconds of Unix time.
+            sampling: sampling settings of an answer.
+            agents: agents by domain.
+            sequence: largest number of tokens of a trajectory.
+            clock: returns the Unix time in seconds.
         """
         self._environments, self._gateway, self._generator, self._renderer = environments, gateway, generator, renderer
         self._sampling, self._agents, self._sequence, self._clock = sampling, agents, sequence, clock
@@ -86,7 +86,10 @@ class AgentEpisodes:
             await environment.close()
 
     async def _in_time(self, agent: Agent, session: AgentSession, key: str, prompt: Prompt, environment: EnvironmentSession) -> StopReason:
-        """Return why the episode ends. Raises EnvironmentFailed if the agent failed for another reason than missing answers."""
+        """Run the agent. Return why the episode ends.
+
+        Raises EnvironmentFailed if the policy gave no answer, or if the agent failed although all its requests were answered.
+        """
         first = environment.observation
         row = {**prompt.row, "messages": list(first.messages), "tools": list(first.tools)}
         variables = agent_environment(self._gateway.base_url, key, agent.environment)
@@ -100,17 +103,17 @@ class AgentEpisodes:
         if end is not None and end.status != 0 and session.stop not in FULL:
             raise EnvironmentFailed(f"the agent ended with status {end.status}: {_said(end, session)}")
         if session.last is None:
-            why = "its first request was longer than sequence_length" if session.stop is StopReason.CONTEXT_FULL else "it asked nothing"
-            raise EnvironmentFailed(f"the policy said nothing to the agent, as {why}: {_said(end, session)}")
+            why = "its first request was longer than sequence_length" if session.stop is StopReason.CONTEXT_FULL else "it sent no request"
+            raise EnvironmentFailed(f"the policy gave the agent no answer, because {why}: {_said(end, session)}")
         return session.stop
 
 
 FULL = (StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.ABORTED)
-"""Whether an agent may fail after this end, because it got no answer."""
+"""Reasons to stop after which a failure of the agent is no fault, because it got no (complete) answer."""
 
 
 async def _watched(run: Coroutine[Any, Any, AgentEnd], session: AgentSession) -> AgentEnd | None:
-    """Return how the agent ended. None if it was killed, because it did not end after the policy's last answer.
+    """Run an agent, and return how it ended. None if it was killed because it did not end after the policy's last answer.
 
     Raises:
         RollError: the engine failed.
@@ -129,7 +132,7 @@ async def _watched(run: Coroutine[Any, Any, AgentEnd], session: AgentSession) ->
 
 
 async def _judged(environment: EnvironmentSession, session: AgentSession) -> float:
-    """Return the environment's answer to the policy's last message. Raises EnvironmentFailed."""
+    """Pass the policy's last message to the environment, and return the reward. Raises EnvironmentFailed if the environment fails."""
     assert session.last is not None
     began = time.monotonic()
     step = await environment.step(session.last)
@@ -140,6 +143,6 @@ async def _judged(environment: EnvironmentSession, session: AgentSession) -> flo
 
 
 def _said(end: AgentEnd | None, session: AgentSession) -> str:
-    """Return a note on a failed agent."""
+    """Return the note for a failed agent: the last refused request and the end of the agent's output."""
     refused = f"the gateway refused a request: {session.refused}" if session.refused else ""
     return "; ".join(filter(None, (refused, end.output if end else ""))) or "it wrote nothing"

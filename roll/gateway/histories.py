@@ -1,8 +1,9 @@
-"""The tokens of a session: which request continues which answer, and what the engine is given for it. Without side effects on others.
+"""The token histories of a session: which answer a request continues, and the engine's input for the request.
 
-A request continues the answer whose conversation its messages begin with. Its tokens are those that the engine saw and sampled up to there,
-and what the new messages add to them. The first to continue an answer extends its trajectory; another one forks: a trajectory that begins
-with the same tokens, given. A conversation that continues no answer is rendered, as a trajectory of its own.
+A request continues an earlier answer if its messages begin with the conversation up to and including that answer. The engine's input is
+then the tokens that the engine read and sampled for that answer, followed by the tokens of the new messages. The first request that
+continues an answer extends the answer's trajectory. A later one forks it: it starts a new trajectory with the same tokens, which count as
+given. A request that continues no answer is rendered from its messages, and starts a new trajectory.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class _Path:
 
     segments: list[Segment] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
-    """State before each sampled segment."""
+    """Text of the new messages before each sampled segment."""
 
 
 @dataclass(eq=False)
@@ -40,8 +41,9 @@ class _Answered:
     before: Ints
     """[B], tokens before the answer."""
     sampled: Ints
-    """[S]"""
+    """[S], tokens of the answer."""
     is_continued: bool = False
+    """Whether a request has continued the trajectory from this answer."""
 
 
 @dataclass(eq=False)
@@ -49,15 +51,15 @@ class Opening:
     """The engine's input for a request."""
 
     context: Ints
-    """[C]"""
+    """[C], all tokens of the input."""
     given: Ints
-    """The part that is new in its trajectory, all of it for a new trajectory."""
+    """The tokens of `context` that are new in the trajectory; all of them for a new trajectory."""
     digest: str
     """Digest of the conversation."""
     state: str
-    """Text of the messages after the continued answer."""
+    """Text of the messages after the continued answer; of all messages if no answer is continued."""
     continued: _Answered | None
-    """The answer whose trajectory continues, None for a new trajectory."""
+    """The answer whose trajectory the request extends. None for a new trajectory."""
 
 
 class Histories:
@@ -70,23 +72,23 @@ class Histories:
 
     @property
     def trajectories(self) -> list[list[Segment]]:
-        """Return their segments, in the order of the trajectories' first answers."""
+        """Return the segments of each trajectory, in the order of the trajectories' first answers."""
         return [path.segments for path in self._paths]
 
     @property
     def states(self) -> list[str]:
-        """Return the new part before each sampled segment, trajectory by trajectory."""
+        """Return the text of the new messages before each sampled segment, trajectory by trajectory."""
         return [state for path in self._paths for state in path.states]
 
     def open(self, messages: Sequence[Message], inner: Sequence[Message], tools: Tools) -> Opening:
-        """Return the tokens to answer. Nothing else extends the same trajectory until `lay` or `give_up`.
+        """Return the engine's input for a request. Until `lay` or `give_up`, no other request extends the same trajectory.
 
         Args:
-            messages: as the agent has them, of which the last is not the assistant's.
-            inner: the same messages with the identities of calls that the renderer gave.
+            messages: the request's messages as the agent sent them. The last one is not the assistant's.
+            inner: the same messages, with the call ids that the renderer assigned.
 
         Raises:
-            TemplateFault: the chat template cannot express them.
+            TemplateFault: the chat template cannot express the messages.
         """
         digests = conversation_digests(messages, tools)
         for length in range(len(messages) - 1, 0, -1):
@@ -107,11 +109,11 @@ class Histories:
         return Opening(context, context, digests[-1], _text(messages), None)
 
     def lay(self, opening: Opening, completion: Completion, answer: Message, calls: Sequence[Mapping[str, Any]]) -> None:
-        """Record the given and the sampled tokens.
+        """Record the given and the sampled tokens of an answered request.
 
         Args:
-            answer: the message that the agent gets.
-            calls: name and arguments of the tools called in it.
+            answer: the message that the agent receives.
+            calls: the tool calls in the message, with name and arguments.
         """
         if opening.continued is None:
             self._paths.append(path := _Path())
@@ -120,18 +122,21 @@ class Histories:
         path.segments += [given(opening.given, self._renderer.text(opening.given)), sampled(completion, calls)]
         path.states.append(opening.state)
         laid = np.concatenate([segment.token_ids for segment in path.segments])
-        assert np.array_equal(laid[: len(laid) - len(completion.token_ids)], opening.context), "a trajectory is not what the engine saw"
+        assert np.array_equal(laid[: len(laid) - len(completion.token_ids)], opening.context), "a trajectory is not the engine's input"
         digest = _next_digest(opening.digest, answer)
         self._answered.setdefault(digest, []).append(_Answered(path, opening.context, completion.token_ids))
 
     def give_up(self, opening: Opening) -> None:
-        """Note that the request was not answered. Another one may continue the same answer."""
+        """Record that the request was not answered, so that another one may extend the same trajectory."""
         if opening.continued is not None:
             opening.continued.is_continued = False
 
 
 def conversation_digests(messages: Sequence[Message], tools: Tools) -> list[str]:
-    """Return [messages + 1] digests: of no message, of the first, of the first two, ... All include the tools."""
+    """Return the digests of all prefixes of a conversation: of no message, of the first, of the first two, and so on.
+
+    There are [messages + 1] of them. All depend on the tools too.
+    """
     digests = [hashlib.sha256(_json(list(tools))).hexdigest()]
     for message in messages:
         digests.append(_next_digest(digests[-1], message))
@@ -143,8 +148,8 @@ def _next_digest(before: str, message: Message) -> str:
 
 
 def _compared(message: Message) -> dict[str, Any]:
-    """Return a message's identity, which stays the same if an agent rewrites the message: without what the policy
-    thought, blanks at the ends of its words, identities of its calls."""
+    """Return the parts of a message that identify it. They do not change if an agent drops the policy's reasoning, strips white space
+    around its text, or changes the ids of its calls."""
     if message["role"] != "assistant":
         return {key: message.get(key) for key in ("role", "content", "tool_call_id")}
     calls = [[call["function"]["name"], json.loads(call["function"]["arguments"])] for call in message.get("tool_calls") or ()]

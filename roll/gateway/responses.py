@@ -1,4 +1,4 @@
-"""OpenAI's responses: reads requests and writes answers. Pure functions."""
+"""OpenAI's responses API: parses requests and builds responses. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESPONSES_NEUTRAL = {
     **{key: NEUTRAL[key] for key in ("tool_choice", "parallel_tool_calls", "top_logprobs")},
     "background": ((False,), "leave it out, and wait for the answer"),
     "include": (([], ["reasoning.encrypted_content"]), "leave it out"),
-    "text": (({}, {"format": {"type": "text"}}), "leave it out, and say in the input which format is wanted"),
+    "text": (({}, {"format": {"type": "text"}}), "leave it out, and ask for the format in the input"),
     "truncation": (("disabled",), "leave it out: the policy sees the whole input"),
 }
 WITHOUT_EFFECT = frozenset({"reasoning"})
@@ -33,13 +33,13 @@ Item = Mapping[str, Any]
 
 
 def read_response(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]) -> Asked:
-    """Parse the request of a body.
+    """Parse the body of a request.
 
     Args:
-        earlier: by the identity of each response of the session, its conversation without instructions.
+        earlier: the conversation, without instructions, up to each response of the session, by the response's id.
 
     Raises:
-        Refused: it cannot be answered.
+        Refused: the request is invalid or not supported.
     """
     check_keys(body, MEANT | WITHOUT_EFFECT, RESPONSES_NEUTRAL)
     messages = conversation_of(body, earlier)
@@ -51,7 +51,10 @@ def read_response(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Messag
 
 
 def conversation_of(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]) -> list[Message]:
-    """Return the messages of a body without its instructions, after those of `previous_response_id`. Raises Refused."""
+    """Return the conversation of a request without its instructions: the messages up to `previous_response_id`, then those of the input.
+
+    Raises Refused if one of them is invalid.
+    """
     before: Sequence[Message] = ()
     if (previous := body.get("previous_response_id")) is not None:
         if not isinstance(previous, str) or previous not in earlier:
@@ -76,7 +79,7 @@ def output_items(answer: Answer) -> list[dict[str, Any]]:
 
 
 def response_body(answer: Answer, model: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer in one piece."""
+    """Return the body of a response that is not streamed."""
     usage = {
         "input_tokens": answer.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0},
@@ -95,7 +98,7 @@ def response_body(answer: Answer, model: str, body: Mapping[str, Any]) -> dict[s
 
 
 def response_events(answer: Answer, model: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The answer as a stream."""
+    """Yield the events of a streamed response."""
     for number, event in enumerate(_events(answer, model, body)):
         yield {**event, "sequence_number": number}
 
@@ -130,7 +133,7 @@ def _call_events(index: int, item: Item) -> Iterator[dict[str, Any]]:
 
 
 def _messages(items: Sequence[Any]) -> list[Message]:
-    """Return the messages of input items. Consecutive items of the assistant are one message, without its thinking."""
+    """Return the messages of input items. Tool calls join the assistant message before them, and reasoning items are dropped."""
     messages: list[dict[str, Any]] = []
     for number, item in enumerate(items):
         place = f"input[{number}]"
@@ -145,7 +148,7 @@ def _messages(items: Sequence[Any]) -> list[Message]:
             messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             if not isinstance(item.get("call_id"), str):
-                raise refusal(f"{place}.call_id", "missing", "say which call the item answers")
+                raise refusal(f"{place}.call_id", "missing", "give the id of the call that the item answers")
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": text_of(item.get("output"), f"{place}.output")})
         elif kind != "reasoning":
             raise refusal(f"{place}.type", f"{kind!r:.80} is not supported", "give messages, function calls and their outputs")
@@ -160,7 +163,7 @@ def _message(item: Item, place: str) -> dict[str, Any]:
 
 
 def _tool(given: Any, place: str) -> Mapping[str, Any]:
-    """Return a function's schema, which is flat in this API."""
+    """Return the schema of a function, which this API does not nest, in the format of chat completions."""
     if not isinstance(given, Mapping) or given.get("type") != "function":
         raise refusal(place, f"{given!r:.80} is not a function", 'give {"type": "function", "name": ..., "parameters": ...}')
     return tool_of({"type": "function", "function": given}, place)

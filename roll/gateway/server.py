@@ -1,7 +1,7 @@
-"""The gateway: an HTTP server for external agents, with OpenAI's chat completions and responses of the trained policy.
+"""The gateway: an HTTP server through which external agents use the policy with OpenAI's chat completions or responses API.
 
-A session's key is the bearer token: it says whose request it is, and nothing is answered without one. Bodies, the time to send one, and the
-number of sessions are bounded; how long a request may take is bounded by its session, which ends all of its requests when it closes.
+Each session has a key, which its agent sends as the bearer token; a request without a valid key is refused. The size of a request body, the
+time to send it, and the number of sessions are limited. The duration of a request is not: when its session closes, the request ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from roll.gateway.session import AgentSession
 
 LOG = logging.getLogger(__name__)
 BODY_SECONDS = 60.0
-"""Deadline in seconds for the body of a request."""
+"""Deadline in seconds for receiving the body of a request."""
 STOP_SECONDS = 5.0
 """Seconds that connections have to end when the gateway closes."""
 KEEP_ALIVE_SECONDS = 3.0
@@ -36,41 +36,42 @@ ALIVE = b": waiting\n\n"
 MODEL = "policy"
 """Model name in an answer if the request gives none."""
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Addresses that stand for all of this machine, with the address for local agents."""
+"""Addresses that mean all interfaces of this machine, with the address that local agents use instead."""
 
 
 @dataclass(frozen=True)
 class GatewayBounds:
-    """Bounds of the gateway."""
+    """Limits of the gateway."""
 
     body_bytes: int
+    """Largest size of a request body."""
     sessions: int
-    """Largest number of concurrent sessions. Further ones wait."""
+    """Largest number of concurrent sessions. Further sessions wait."""
 
 
 @dataclass(eq=False)
 class _Open:
-    """A session that is open."""
+    """An open session."""
 
     session: AgentSession
     conversations: dict[str, Sequence[Message]] = field(default_factory=dict)
-    """Conversation up to each response, by its identity."""
+    """The conversation up to each response, by the response's id."""
 
 
 class Gateway:
-    """Serves sessions by key. For use from one asyncio event loop."""
+    """Serves sessions by their keys. Must be used from a single asyncio event loop."""
 
     def __init__(self, bounds: GatewayBounds) -> None:
         self._bounds, self._open, self._room = bounds, dict[str, _Open](), asyncio.Semaphore(bounds.sessions)
         self.base_url = ""
-        """The agents' OPENAI_BASE_URL, while the gateway listens."""
+        """The OPENAI_BASE_URL of agents. Set while the gateway listens."""
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncGenerator[Gateway, None]:
-        """Listen while the block lasts. Port 0 means a free one.
+        """Listen on an address within the `async with` block. Port 0 means a free port.
 
         Raises:
-            ConfigError: the address cannot be listened on.
+            ConfigError: the gateway cannot listen on the address.
         """
         app = web.Application(client_max_size=self._bounds.body_bytes, middlewares=[_plain_errors])
         app.router.add_post("/v1/chat/completions", self._chat)
@@ -82,7 +83,7 @@ class Gateway:
             try:
                 await web.TCPSite(runner, host, port).start()
             except OSError as error:
-                problem = f"{host}:{port} cannot be listened on: {error.strerror or error}"
+                problem = f"cannot listen on {host}:{port}: {error.strerror or error}"
                 raise ConfigError([Fault("gateway", problem, "give an address of this machine, and port 0 for a free one")]) from error
             name = ANYWHERE.get(host, host)
             self.base_url = f"http://{f'[{name}]' if ':' in name else name}:{runner.addresses[0][1]}/v1"
@@ -92,7 +93,7 @@ class Gateway:
 
     @asynccontextmanager
     async def serving(self, session: AgentSession) -> AsyncGenerator[str, None]:
-        """Answer the session's requests while the block lasts. Yields its key. Waits while the number of sessions is at its limit."""
+        """Answer the requests of a session within the `async with` block. Yields the session's key. Waits if too many sessions are open."""
         async with self._room:
             key = f"roll-{secrets.token_urlsafe(32)}"
             self._open[key] = _Open(session)
@@ -121,7 +122,7 @@ class Gateway:
         return await _streamed(request, asking, lambda answer: map(_event, response_events(answer, model, body)))
 
     async def _kept(self, opened: _Open, asked: Asked, identity: str, body: Mapping[str, Any]) -> Answer:
-        """Return the answer. Another request may continue its conversation by its identity."""
+        """Return the answer, and keep its conversation, so that another request can continue it by the response's id."""
         answer = await opened.session.answer(asked, identity)
         opened.conversations[f"resp_{answer.identity}"] = [*conversation_of(body, opened.conversations), answer.message]
         return answer
@@ -131,27 +132,27 @@ class Gateway:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "roll"}]})
 
     def _of(self, request: web.Request) -> _Open:
-        """Return the session of a request. Raises Refused if there is none."""
+        """Return the session of a request. Raises Refused if its key is not that of an open session."""
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
         found = self._open.get(key.strip()) if kind.lower() == "bearer" else None
         if found is None:
-            fault = Fault("Authorization", "not the key of an open session", "send `Bearer` and the key that the agent was given")
+            fault = Fault("Authorization", "not the key of an open session", "send `Bearer` and the agent's OPENAI_API_KEY")
             raise Refused(401, fault, "authentication_error")
         request[OPENED] = found
         return found
 
 
 OPENED = web.RequestKey("opened", _Open)
-"""The session of a request, if known."""
+"""Key of the session in a request's state, set once the session is known."""
 
 
 async def _body_of(request: web.Request) -> tuple[Mapping[str, Any], str]:
-    """Return (a body, a digest that identifies retries). Raises Refused."""
+    """Return (the body of a request, a digest that is equal for retries). Raises Refused if the body is late or not a JSON object."""
     try:
         async with asyncio.timeout(BODY_SECONDS):
             body = json.loads(await request.read())
     except TimeoutError as error:
-        raise refusal("body", f"not there after {BODY_SECONDS:g} s", "send it at once", 408) from error
+        raise refusal("body", f"not complete after {BODY_SECONDS:g} s", "send it without delay", 408) from error
     except (ValueError, RecursionError) as error:
         raise refusal("body", f"not JSON: {error!s:.200}", "send the JSON text of an object") from error
     if not isinstance(body, dict):
@@ -161,13 +162,13 @@ async def _body_of(request: web.Request) -> tuple[Mapping[str, Any], str]:
 
 
 async def _streamed(request: web.Request, asking: Awaitable[Answer], written: Callable[[Answer], Iterable[bytes]]) -> web.StreamResponse:
-    """Return the answer as server-sent events when it is complete."""
+    """Send the complete answer as server-sent events, with keep-alive comments before it."""
     task = asyncio.ensure_future(asking)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     try:
         done, _ = await asyncio.wait({task}, timeout=KEEP_ALIVE_SECONDS)
         if done:
-            task.result()  # an early refusal has its own status
+            task.result()  # an early refusal still gets its own HTTP status
         await response.prepare(request)
         while not (await asyncio.wait({task}, timeout=KEEP_ALIVE_SECONDS))[0]:
             await response.write(ALIVE)
@@ -180,7 +181,7 @@ async def _streamed(request: web.Request, asking: Awaitable[Answer], written: Ca
             await response.write(_data(_failure(error).body()))
         await response.write_eof()
     except ConnectionError:
-        LOG.debug("an agent hung up before its answer was there")  # kept for a retry
+        LOG.debug("an agent closed the connection before it received its answer")  # the session keeps the answer for a retry
     finally:
         if not task.done():
             task.cancel()
@@ -189,12 +190,12 @@ async def _streamed(request: web.Request, asking: Awaitable[Answer], written: Ca
 
 @web.middleware
 async def _plain_errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-    """Return a refusal in the format of OpenAI's API."""
+    """Convert errors to responses in the error format of OpenAI's API."""
     try:
         return await handler(request)
     except Refused as refused:
         if (opened := request.get(OPENED)) is not None:
-            opened.session.refused = str(refused)  # the cause, if the agent fails of it
+            opened.session.refused = str(refused)  # for the note, if the agent fails because of it
         return web.json_response(refused.body(), status=refused.status)
     except web.HTTPRequestEntityTooLarge as error:
         fault = Fault("body", f"larger than {request.client_max_size} bytes", "send less, or raise gateway.body_mib")
@@ -208,7 +209,7 @@ async def _plain_errors(request: web.Request, handler: Callable[[web.Request], A
 
 
 def _failure(error: RollError) -> Refused:
-    """Return the response to an agent after the run has failed. The episode's own task also gets the exception."""
+    """Return the refusal for an agent after the engine has failed. The task of the episode raises the error itself."""
     return Refused(500, Fault("policy", str(error), "the run ends"), "server_error")
 
 

@@ -1,4 +1,4 @@
-"""A session: answers the requests of one agent in one episode by the policy, on tokens."""
+"""A session: the policy answers the requests of one agent in one episode, and the exact tokens are recorded."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ NOTHING: Message = {"role": "assistant", "content": ""}
 
 @dataclass(frozen=True)
 class SessionBounds:
-    """Bounds of one episode."""
+    """Limits of one episode."""
 
     requests: int
-    """Number of answered requests, including those without room."""
+    """Largest number of requests, including those that are too long to be answered."""
     sequence: int
-    """Tokens of a trajectory."""
+    """Largest number of tokens of a trajectory."""
 
 
 class AgentSession:
-    """Answers the requests of one agent. For use from one asyncio event loop."""
+    """Answers the requests of one agent. Must be used from a single asyncio event loop."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class AgentSession:
     ) -> None:
         """
         Args:
-            sampling: of one answer.
-            seed: of the sampled tokens; None leaves randomness to the engine.
-            clock: seconds of Unix time.
+            sampling: sampling settings of an answer.
+            seed: seed of the sampling. None leaves the random state to the engine.
+            clock: returns the Unix time in seconds.
         """
         self._generator, self._renderer, self._bounds, self._seed, self._clock = generator, renderer, bounds, seed, clock
         stops = tuple(sorted({*sampling.stop_token_ids, *renderer.stop_token_ids}))
@@ -62,23 +62,23 @@ class AgentSession:
         self._is_closed = False
         self._is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.counts: defaultdict[str, float] = defaultdict(float)
-        """Return the metrics of the episode."""
+        """Metrics of the episode, by name."""
         self.last: Message | None = None
         """The policy's last message."""
         self.stop = StopReason.COMPLETED
-        """Why the episode ends if the agent makes no more requests."""
+        """Why the episode ends, if the agent makes no more requests."""
         self.refused = ""
-        """Reason of the last refusal."""
+        """The last refusal; empty if there was none."""
 
     async def answer(self, asked: Asked, identity: str) -> Answer:
-        """Return the policy's answer. Repeated requests get the same answer, also during sampling and after a caller gave up waiting.
+        """Return the policy's answer. Requests with the same `identity` share one answer, even if the first caller stopped waiting.
 
         Raises:
-            Refused: the session has ended, or the chat template does not take the messages.
+            Refused: the session has ended, or the chat template cannot express the messages.
             RollError: the engine failed.
         """
         if self._is_closed:
-            raise refusal("session", "it has ended", "ask no more", GONE)
+            raise refusal("session", "it has ended", "send no more requests", GONE)
         if (task := self._answers.get(identity)) is None:
             if self._requests >= self._bounds.requests:
                 return self._full(StopReason.MAX_TURNS)
@@ -89,11 +89,11 @@ class AgentSession:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if self._is_closed and task.cancelled():
-                raise refusal("session", "it has ended", "ask no more", GONE) from None
+                raise refusal("session", "it has ended", "send no more requests", GONE) from None
             raise
 
     async def over(self) -> None:
-        """Wait until no more answers are possible. `stop` gives the reason.
+        """Wait until no more answers are possible. `stop` then has the reason.
 
         Raises:
             RollError: the engine failed.
@@ -110,17 +110,17 @@ class AgentSession:
             await asyncio.wait(tasks)
 
     def episode(self, stop: StopReason, earned: float, prompt_text: str) -> Episode:
-        """Return the record. `earned` is the reward at the end."""
+        """Return the record of the episode. `earned` is its reward."""
         paths = self._histories.trajectories
         if not paths:
-            return without_verdict(NO_TOKENS, prompt_text, stop, "the policy said nothing", RewardOutcome.SCORED)
+            return without_verdict(NO_TOKENS, prompt_text, stop, "the policy gave no answer", RewardOutcome.SCORED)
         stops = [StopReason.COMPLETED] * (len(paths) - 1) + [stop]
         trajectories = [Trajectory(tuple(segments), why) for segments, why in zip(paths, stops, strict=True)]
         states = tuple(self._histories.states)
         return Episode(trajectories, RewardResult(earned), (0.0,) * len(states), states, dict(self.counts))
 
     def _failed(self, task: asyncio.Task[Answer], identity: str) -> None:
-        """Allow an unanswered request to be repeated. A fault that is not the request's ends the session."""
+        """Handle the end of a request: a failed one may be repeated. Any error except a refusal ends the session."""
         error = None if task.cancelled() else task.exception()
         if task.cancelled() or error is not None:
             del self._answers[identity]
@@ -128,14 +128,15 @@ class AgentSession:
             self.refused = str(error)
         elif error is not None and not self._is_over.done():
             self._is_over.set_exception(error)
-            self._is_over.exception()  # retrieve it, because there may be no waiter
+            self._is_over.exception()  # mark it as retrieved, because nobody may be waiting
 
     async def _sampled(self, asked: Asked, turn: int) -> Answer:
         inner = [self._with_inner_ids(message) for message in asked.messages]
         try:
             opening = self._histories.open(asked.messages, inner, asked.tools)
         except TemplateFault as fault:
-            raise refusal("messages", f"the model's chat template refuses them: {fault}", "send what its format can express") from fault
+            problem = f"the model's chat template rejects them: {fault}"
+            raise refusal("messages", problem, "send messages that the template can express") from fault
         room = self._bounds.sequence - len(opening.context)
         if room < 1:
             self._histories.give_up(opening)
@@ -165,13 +166,16 @@ class AgentSession:
         return self._answer(message, finish_of(completion, message), len(opening.context), len(completion.token_ids))
 
     def _why(self, completion: Completion, most: int, room: int) -> StopReason:
-        """Return why the episode ends if this is the last answer. An answer of the agent's maximal length is complete."""
+        """Return why the episode ends if this is its last answer. An answer cut at the agent's own `max_tokens` counts as complete."""
         if completion.finish_reason is not FinishReason.LENGTH or most < min(room, self._sampling.max_new_tokens):
             return StopReason.COMPLETED
         return StopReason.LENGTH if room >= self._sampling.max_new_tokens else StopReason.CONTEXT_FULL
 
     def _full(self, stop: StopReason, prompt_tokens: int = 0) -> Answer:
-        """No answer for want of room. A conversation that is too long may be followed by a shorter one; turns that are used up are not."""
+        """Return an empty answer with the finish reason `length`.
+
+        After MAX_TURNS no more answers are possible. After CONTEXT_FULL they are, because a shorter conversation may follow.
+        """
         if stop is StopReason.MAX_TURNS:
             self._end(stop)
         else:
@@ -187,7 +191,7 @@ class AgentSession:
         return Answer(uuid.uuid4().hex, int(self._clock()), message, finish, prompt_tokens, completion_tokens)
 
     def _outward(self, parsed: Parsed, stop: Sequence[str]) -> Message:
-        """Return the message for the agent. Calls get identities, unreadable calls are text, and stop texts are left out."""
+        """Return the message for the agent: tool calls have new ids, malformed calls become text, and text from a stop string on is cut."""
         content = "\n".join(part for part in (parsed.message.get("content") or "", *parsed.malformed) if part)
         ends = [at for text in stop if (at := content.find(text)) >= 0]
         message: dict[str, Any] = {**parsed.message, "content": content[: min(ends, default=None)]}
@@ -201,7 +205,7 @@ class AgentSession:
         return {**call, "id": outward}
 
     def _with_inner_ids(self, message: Message) -> Message:
-        """Return a message with the renderer's identities of calls."""
+        """Return a message with the ids that the renderer assigned to its calls."""
         known = self._inner_ids
         if "tool_call_id" in message:
             message = {**message, "tool_call_id": known.get(message["tool_call_id"], message["tool_call_id"])}
@@ -211,7 +215,7 @@ class AgentSession:
 
 
 def finish_of(completion: Completion, message: Message) -> str:
-    """Return OpenAI's reason for the end of an answer."""
+    """Return OpenAI's `finish_reason` of an answer."""
     if completion.finish_reason is not FinishReason.STOP:
         return "length"
     return "tool_calls" if message.get("tool_calls") else "stop"

@@ -1,7 +1,7 @@
-"""Runs one command: `python -m roll.gateway.supervisor DESCRIPTOR MEMORY_BYTES PROCESSES COMMAND...`. Started and ended by agent.py.
+"""Runs one command: `python -m roll.gateway.supervisor DESCRIPTOR MEMORY_BYTES PROCESSES COMMAND...`. agent.py starts and ends it.
 
-The command leads a session of its own. When it ends, when it exceeds a bound, or when the other end of the descriptor is closed, which also
-happens when the run dies, everything that it started is killed, in whatever process group it is.
+The command runs in a new session (setsid). It and all its descendants, in whatever process group they are, are killed when the command
+ends, when they exceed a limit, or when the other end of the descriptor is closed, which also happens when the run dies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roll.system.orphans import adopt_orphans, end_descendants
 from roll.system.tree import LOOK_EVERY, TreeBounds, tree
 
 EXCEEDED = 125
-"""Exit status of a command that exceeded a bound."""
+"""Exit status of a command that exceeded a limit."""
 NOT_FOUND = 127
 """Exit status of a command that cannot be started, as in shells."""
 BY_SIGNAL = 128
@@ -34,7 +34,7 @@ def main(descriptor: int, bounds: TreeBounds, command: Sequence[str]) -> int:
     ended = os.pidfd_open(process.pid)
     exceeded = ""
     while not exceeded and not select.select([ended, descriptor], [], [], LOOK_EVERY)[0]:
-        exceeded = bounds.exceeded(tree(os.getpid())[1:])  # orphans have become children of this process
+        exceeded = bounds.exceeded(tree(os.getpid())[1:])  # orphans become children of this process, so the tree includes them
     end_descendants()
     status = process.wait()
     if exceeded:

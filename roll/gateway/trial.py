@@ -1,4 +1,4 @@
-"""Checks every agent before anything starts: that its command exists, or that its function can be called."""
+"""Checks every agent before the run starts its roles: its command must exist, or its function must be callable."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from roll.gateway.agent import CHECK, KEPT_CHARACTERS, command_of, own_environme
 
 
 def agent_faults(sections: Mapping[str, EnvironmentConfig], seconds: float) -> Iterator[Fault]:
-    """Return faults of the agents of any domain.
+    """Yield the faults of all agents.
 
     Args:
-        sections: by domain.
-        seconds: in which a function's module must have been imported.
+        sections: configuration of the environments, by domain.
+        seconds: deadline for the import of a function's module.
     """
     for domain, section in sections.items():
         if section.agent is None:
@@ -37,14 +37,14 @@ def command_for(agent: AgentConfig) -> tuple[str, ...]:
 
 
 def _function(place: str, name: str, environment: Mapping[str, str], seconds: float) -> Iterator[Fault]:
-    remedy = "give `package.module:function`, which takes row, base_url and api_key"
+    remedy = "give a `package.module:function` that accepts row, base_url and api_key"
     try:
         command = [*command_of(name), CHECK]
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
-        yield Fault(place, f"'{name}' was not imported after {seconds:g} s", "mend the module, or raise deadlines.start")
+        yield Fault(place, f"'{name}' was not imported after {seconds:g} s", "fix the module, or raise deadlines.start")
         return
     if done.returncode:
         said = f"{done.stdout.strip()} {done.stderr.strip()}".strip()[-KEPT_CHARACTERS:]
@@ -53,4 +53,4 @@ def _function(place: str, name: str, environment: Mapping[str, str], seconds: fl
 
 def _command(place: str, command: tuple[str, ...], environment: Mapping[str, str]) -> Iterator[Fault]:
     if shutil.which(command[0], path=environment.get("PATH")) is None:
-        yield Fault(place, f"'{command[0]}' is not a program of this machine", "name a program that is on the PATH, or give its path")
+        yield Fault(place, f"'{command[0]}' is not found on this machine", "name a program that is on the PATH, or give its path")

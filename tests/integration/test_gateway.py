@@ -88,4 +88,4 @@ def test_an_agent_that_cannot_be_started_is_refused_before_anything_starts(agent
         "+environments.calculator.agent={command: [no-such-program]}",
     )
     assert outcome.status == 2
-    assert "environments.calculator.agent.command: 'no-such-program' is not a program of this machine" in outcome.output
+    assert "environments.calculator.agent.command: 'no-such-program' is not found on this machine" in outcome.output

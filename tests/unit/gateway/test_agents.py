@@ -143,10 +143,10 @@ def test_a_function_plays(module: str, name: str) -> None:
 FAILING = {
     "it says why": (python("import sys; sys.exit('no idea')"), "status 1: no idea"),
     "it is killed": (python("import os; os.kill(os.getpid(), 9)"), "status 137: it wrote nothing"),
-    "it asks nothing": (python("print('hello')"), "as it asked nothing: hello"),
+    "it asks nothing": (python("print('hello')"), "because it sent no request: hello"),
     "it is refused": (
         python(f"{ASKING}\nask([], n=2)"),
-        "status 1: the gateway refused a request: n: 2 is not supported; ask once for each answer",
+        "status 1: the gateway refused a request: n: 2 is not supported; send one request for each answer",
     ),
     "it does not start": (("/no/such/program",), "status 127: /no/such/program cannot be started"),
 }

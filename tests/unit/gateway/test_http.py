@@ -195,24 +195,24 @@ CALLING = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "
 @pytest.mark.parametrize(
     ("changed", "place", "remedy"),
     [
-        ({"n": 2}, "n", "ask once for each answer"),
+        ({"n": 2}, "n", "send one request for each answer"),
         ({"logprobs": True}, "logprobs", "leave it out"),
         ({"top_logprobs": 3}, "top_logprobs", "leave it out"),
         ({"tool_choice": "required"}, "tool_choice", "'auto'"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls", "leave it out"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "say in a message"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "ask for the format in a message"),
         ({"functions": []}, "functions", "leave it out"),
         ({"messages": None}, "messages", "at least one"),
         ({"messages": "go"}, "messages", "give a list"),
         ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role", "system, developer"),
-        ({"messages": [USER, IMAGE]}, "messages[1].content[0]", "text alone"),
+        ({"messages": [USER, IMAGE]}, "messages[1].content[0]", "send text only"),
         ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages", "end with a message"),
-        ({"messages": [USER, CALLING, USER]}, "messages[1].tool_calls[0].function.arguments", "as they came"),
-        ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id", "which call"),
+        ({"messages": [USER, CALLING, USER]}, "messages[1].tool_calls[0].function.arguments", "send calls back unchanged"),
+        ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id", "the id of the call that the message answers"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]", '"type": "function"'),
         ({"max_tokens": 0}, "max_tokens", "above 0"),
         ({"max_completion_tokens": "8"}, "max_completion_tokens", "above 0"),
-        ({"stop": [""]}, "stop", "not empty"),
+        ({"stop": [""]}, "stop", "non-empty texts"),
         ({"stream": "yes"}, "stream", "true or false"),
     ],
 )
@@ -322,7 +322,7 @@ def test_an_address_that_is_taken_is_a_fault_of_the_configuration() -> None:
     async def work() -> None:
         with socket.create_server((LOOPBACK, 0)) as taken:
             gateway, port = Gateway(GatewayBounds(BODY_BYTES, 1)), taken.getsockname()[1]
-            with pytest.raises(ConfigError, match=f"gateway: {LOOPBACK}:{port} cannot be listened on"):
+            with pytest.raises(ConfigError, match=f"gateway: cannot listen on {LOOPBACK}:{port}"):
                 async with gateway.listening(LOOPBACK, port):
                     pass
 
