@@ -1,4 +1,4 @@
-"""Batches many tasks' calls on one process into two Ray calls.
+"""Batches the calls of many tasks on one process into two Ray calls.
 
     driver                                           process
       calls of one event-loop iteration ───post───▶  a task for each call
