@@ -48,7 +48,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Processing of rewards and advantages around the estimator's own formula."""
+    """Settings of discounting, normalisation and clipping, around the estimator's own formula."""
 
     mean: Scope = None
     """Scope of the mean that is subtracted from rewards (`reinforce`) or from the returns of turns (`step_reinforce`)."""

@@ -79,6 +79,6 @@ class DistilledPolicy(Loss):
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, divergence: Tensor, inputs: LossInputs) -> TokenLosses:
         """See `Loss`. A student model also returns the divergence [S]."""
-        said = self.policy(log_probs, entropy, inputs)
-        metrics = {**said.metrics, "distill/divergence": divergence.detach()}
-        return TokenLosses(said.losses + self.coef * divergence, metrics, said.counted)
+        result = self.policy(log_probs, entropy, inputs)
+        metrics = {**result.metrics, "distill/divergence": divergence.detach()}
+        return TokenLosses(result.losses + self.coef * divergence, metrics, result.counted)

@@ -121,7 +121,7 @@ class Gspo(Objective):
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
         """See `Objective`."""
         ratio = ratio_of(sequence_mean(tokens.log_ratio.detach(), tokens.lengths))
-        own = (tokens.log_probs - tokens.log_probs.detach()).exp()  # 1, with the gradient of log pi
+        own = (tokens.log_probs - tokens.log_probs.detach()).exp()  # has the value 1 and the gradient of log pi
         return _clipped(ratio * own, tokens.advantages, self.clip_low, self.clip_high)
 
 

@@ -45,12 +45,12 @@ class PolicyLoss(Loss):
     def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
         """See `Loss`."""
         old = self._old(log_probs, inputs)
-        said = self.objective(PolicyTokens(log_probs, old, inputs.advantages, inputs.lengths, inputs.token_selection))
-        losses = said.losses
+        surrogate = self.objective(PolicyTokens(log_probs, old, inputs.advantages, inputs.lengths, inputs.token_selection))
+        losses = surrogate.losses
         metrics = {
             "policy/loss": losses.detach(),
-            "policy/ratio": said.ratio,
-            "policy/clip_fraction": said.clipped.float(),
+            "policy/ratio": surrogate.ratio,
+            "policy/clip_fraction": surrogate.clipped.float(),
             "policy/kl_behaviour": kl_estimate(old, log_probs, "k3").detach(),  # KL(old || policy); k3 is unbiased over samples of `old`
             "policy/entropy": entropy.detach(),
         }

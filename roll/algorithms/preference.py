@@ -175,11 +175,11 @@ class Mixture(PairObjective):
 
     def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
         """See `PairObjective`."""
-        said = self.first(chosen, rejected)
-        losses = said.losses
+        result = self.first(chosen, rejected)
+        losses = result.losses
         for weight, objective in self.others:
             losses = losses + weight * objective(chosen, rejected).losses
-        return replace(said, losses=losses)
+        return replace(result, losses=losses)
 
 
 def _log_odds(log_p: Tensor) -> Tensor:
@@ -198,13 +198,13 @@ class PreferenceLoss(Loss):
         if not len(log_probs):  # a filler micro-batch without sequences
             return TokenLosses(log_probs, {})
         chosen, rejected = (_responses(log_probs, inputs, number) for number in (0, 1))
-        said = self.objective(chosen, rejected)
+        result = self.objective(chosen, rejected)
         dtype = log_probs.dtype
-        per_token = said.losses.to(dtype).repeat_interleave(2).repeat_interleave(inputs.lengths, output_size=len(log_probs))
-        all_count = torch.ones_like(said.losses, dtype=torch.bool)
-        up, down = said.chosen_rewards.detach(), said.rejected_rewards.detach()
+        per_token = result.losses.to(dtype).repeat_interleave(2).repeat_interleave(inputs.lengths, output_size=len(log_probs))
+        all_count = torch.ones_like(result.losses, dtype=torch.bool)
+        up, down = result.chosen_rewards.detach(), result.rejected_rewards.detach()
         metrics = {
-            "dpo/loss": said.losses.detach(),
+            "dpo/loss": result.losses.detach(),
             "dpo/accuracy": (up > down).to(up.dtype),
             "dpo/reward_margin": up - down,
             "dpo/chosen_reward": up,

@@ -89,18 +89,18 @@ class PackedModel(nn.Module):
             **({} if inputs.share is None else {"over": inputs.share.group}),
         ).last_hidden_state[0]
 
-    def of_scored(self, inputs: PackedInputs, back: int, say: Callable[[Tensor, slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Return the outputs of `say`, [S] each, for the states `back` tokens before the scored tokens.
+    def of_scored(self, inputs: PackedInputs, back: int, compute: Callable[[Tensor, slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Return the outputs of `compute`, [S] each, for the states `back` tokens before the scored tokens.
 
-        `say` is called with states [K, H] and the slice of the scored tokens that they belong to: all, or those of this rank's share.
+        `compute` is called with states [K, H] and the slice of the scored tokens that they belong to: all, or those of this rank's share.
         """
         share, hidden = inputs.share, self.hidden(inputs)
         # Unlike indexing, index_select does not sort the rows in its backward pass.
         if share is None:
-            return say(hidden.index_select(0, inputs.scored - back), slice(None))
+            return compute(hidden.index_select(0, inputs.scored - back), slice(None))
         rows = share.rows(back)
         states = hidden.index_select(0, inputs.scored[rows] - back - share.tokens.start)
-        return gather(say(states, rows), share.counts(back), share.group)
+        return gather(compute(states, rows), share.counts(back), share.group)
 
 
 class PackedPolicy(PackedModel):
@@ -274,4 +274,4 @@ def unreadable(path: str, what: str, error: Exception) -> Fault:
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     where = "" if Path(path).exists() else " (there is no such folder here, and it could not be loaded from the Hub)"
     problem = f"the {what} '{path}' cannot be read{where}: {first_line}"
-    return Fault("pretrain", problem, "give the folder or Hub name of a causal language model")
+    return Fault("pretrain", problem, "set it to the folder or Hub name of a causal language model")

@@ -46,14 +46,14 @@ class PackedTopTeacher(PackedModel):
         head = self.causal.get_output_embeddings()
         assert isinstance(head, LogProbHead)
 
-        def say(hidden: Tensor, weight: Tensor) -> Tensor:
+        def encode(hidden: Tensor, weight: Tensor) -> Tensor:
             out = torch.empty(len(hidden), self.top.width, device=hidden.device)
             for part in chunks(len(hidden), len(weight)):
                 out[part] = self.top.encode(logits_of(hidden[part], weight[: self.top.rows]))
             return out
 
         # Call the head only once, so that with ZeRO-3 every rank gathers its weight once, for any number of tokens.
-        return (head(self.hidden(inputs).index_select(0, inputs.scored - 1), more=say),)
+        return (head(self.hidden(inputs).index_select(0, inputs.scored - 1), more=encode),)
 
 
 class PackedTopStudent(PackedPolicy):

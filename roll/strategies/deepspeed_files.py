@@ -63,8 +63,8 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
         remedy = (
             "states on NVMe can only be loaded by the same number of ranks"
             if swaps
-            else f"convert it with `python -m roll.export {folder} OUT --format universal`, which any number of ranks can load, "
-            "and start with resume_from_checkpoint=OUT"
+            else f"`python -m roll.export {folder} OUT --format universal` converts it for any number of ranks: "
+            "then start with resume_from_checkpoint=OUT"
         )
         raise CheckpointError(f"{folder} was written by {written} ranks, and there are {world_size}; {remedy}")
     if (written := parts(folder)) != max(1, engine.autotp_size()):
@@ -105,7 +105,7 @@ def _load_swapped(engine: Any, folder: Path) -> None:
                 zero.optimizer.state[flat][key] = state
         zero._reassign_or_swap_out_partitioned_parameters(index)
         zero._release_sub_group(index, set())
-    if zero.persistent_parameters:  # whole on each rank
+    if zero.persistent_parameters:  # replicated on each rank
         zero.persistent_parameters[0].partition(zero.persistent_parameters)
     zero.checkpoint_event_epilogue()
 

@@ -97,7 +97,7 @@ def _refused(folder: Path) -> tuple[Path, str] | None:
             with safe_globals(PLAIN):
                 torch.load(file, map_location="meta", weights_only=True)
         except pickle.UnpicklingError as error:
-            said = str(error)
-            _, found, name = said.partition("GLOBAL ")
-            return file, name.split()[0] if found else said.strip().splitlines()[-1]
+            reason = str(error)
+            _, found, name = reason.partition("GLOBAL ")
+            return file, name.split()[0] if found else reason.strip().splitlines()[-1]
     return None

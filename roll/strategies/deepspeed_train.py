@@ -168,6 +168,9 @@ class DeepSpeedTrain:
                 scalars[f"{metric_prefix}/skipped_updates"] += skipped
                 self._finite.settle(skipped > 0)
             self._finite.check()
+        if self._settings.takes_turns and self._rank.device == "cuda":
+            # The weight sync onloads the engine's weights beside the trainer. They need the memory that torch keeps from the activations.
+            torch.cuda.empty_cache()
         if self._balance:
             self._balance.report(sums)
         if (norm := self._engine.get_global_grad_norm()) is not None:  # DeepSpeed does not compute it in fp32 without ZeRO

@@ -95,11 +95,11 @@ class FiniteWatch:
             self._applied += [torch.isfinite(each.values).all() for each in seen]
             self._in_a_row = 0
             return
-        said = str(self._culprit(seen) or "every micro-batch is finite, but the sum of their gradients over the update is not")
-        self._first = self._first if self._in_a_row else said
+        reason = str(self._culprit(seen) or "every micro-batch is finite, but the sum of their gradients over the update is not")
+        self._first = self._first if self._in_a_row else reason
         self._in_a_row += 1
         if self._rank.rank == 0:
-            LOG.warning("%s: an update was skipped: %s", self._rank.role, said)
+            LOG.warning("%s: an update was skipped: %s", self._rank.role, reason)
         if self._in_a_row == self._max_consecutive:
             raise NonFiniteError(f"{self._in_a_row} updates in a row were skipped; the first because {self._first}")
 

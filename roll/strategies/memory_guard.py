@@ -211,11 +211,11 @@ def told_of_memory(rank: Rank, doing: str, *remedies: str) -> Iterator[None]:
 
 def shortage(report: str, rank: Rank, doing: str, remedies: Sequence[str]) -> str:
     """Return a one-line message from torch's report of an out-of-memory error."""
-    asked = re.search(r"Tried to allocate ([\d.]+ \w+)", report)
+    requested = re.search(r"Tried to allocate ([\d.]+ \w+)", report)
     free = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", report)
     # The worker sees its only device as number 0, but the message has the device's number on the host.
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "0") if rank.device == "cuda" else rank.device
-    said = f"requested {asked[1]}" if asked else report.splitlines()[0]
+    request = f"requested {requested[1]}" if requested else report.splitlines()[0]
     left = f", {free[2]} of {free[1]} were free" if free else ""
     change = ", or ".join(remedy.format(role=rank.role) for remedy in (*remedies, SMALLER_ENGINE))
-    return f"{rank.role} rank {rank.rank} ran out of memory on device {device} while {doing}: {said}{left}; {change}"
+    return f"{rank.role} rank {rank.rank} ran out of memory on device {device} while {doing}: {request}{left}; {change}"

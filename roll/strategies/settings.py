@@ -58,6 +58,8 @@ class TrainSettings:
     load: ModelLoader
     deterministic: bool = False
     """Whether to use torch's deterministic algorithms."""
+    takes_turns: bool = False
+    """Whether other roles use its devices while it does not train."""
 
     def build(self, rank: Rank) -> TrainStrategy:
         """See `Settings`."""

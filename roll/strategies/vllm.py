@@ -205,7 +205,7 @@ class VllmGenerate:
         self._may_generate.clear()
         # The sync of an adapter does not send the base weights, so they cannot be discarded. Discarded weights stay discarded.
         discard = self._discarded_weights or (discard and self._settings.adapter_rank is None)
-        if self._asleep:  # vLLM can only put all of its memory to sleep
+        if self._asleep:  # vLLM can only put all parts to sleep together
             await self._wake(*self._asleep)
         await self._engine.sleep(level=2 if discard else 1, mode="keep")
         self._asleep, self._discarded_weights = ASLEEP, discard

@@ -231,7 +231,7 @@ class DeviceSender:
 
 
 def share(buffer: Tensor) -> dict[str, bytes]:
-    """Return the IPC handle of a flat uint8 buffer, keyed by the UUID of its GPU. Another process on this GPU can open the buffer with it."""
+    """Return the IPC handle of a flat uint8 buffer, by the UUID of its GPU. Another process on this GPU can open the buffer with it."""
     _, parts = reduce_tensor(buffer)
     return {gpu(buffer.device): pickle.dumps(parts)}
 

@@ -194,12 +194,12 @@ class WeightSync:
             await self._give_up_broadcast(str(error))
             return []
         await self._each(lambda _, engine: engine.resume(policy_version))
-        said = await self._each(lambda _, engine: engine.policy_version())
-        self.versions |= said
-        for number, version in said.items():
+        reported = await self._each(lambda _, engine: engine.policy_version())
+        self.versions |= reported
+        for number, version in reported.items():
             if version != policy_version:
                 raise WeightSyncError(f"{self._engines[number].name} is at policy version {version} after a sync to {policy_version}")
-        return list(said)
+        return list(reported)
 
     async def _give_up_broadcast(self, cause: str) -> None:
         """Request the replacement of the engines, which are waiting or have only a part of the weights, and stop the trainer's wait."""

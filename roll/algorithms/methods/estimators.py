@@ -24,7 +24,7 @@ class EstimatorTraits:
     whitens: bool = False
     """Whether it whitens its advantages itself."""
     credits_tokens: bool = False
-    """Whether its advantages differ among the tokens of a response, whatever `gamma` is."""
+    """Whether its advantages differ among the tokens of a response, regardless of `gamma`."""
     needs_values: bool = False
     """Whether it uses a critic's values."""
     needs_turns: bool = False
