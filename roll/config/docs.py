@@ -159,7 +159,7 @@ def _name(part: object) -> str:
 def _bounds(metadata: Sequence[object]) -> str:
     signs = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
     bounds = [(getattr(bound, key), sign) for bound in metadata for key, sign in signs if getattr(bound, key, None) is not None]
-    found = [f"{sign} {bound:g}" for bound, sign in bounds if abs(bound) not in (LARGEST_COUNT, LARGEST_NUMBER)]
+    found = [f"{sign} {bound:.10g}" for bound, sign in bounds if abs(bound) not in (LARGEST_COUNT, LARGEST_NUMBER)]
     return f" {', '.join(found)}" if found else ""
 
 

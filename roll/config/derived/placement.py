@@ -79,7 +79,7 @@ def vllm_config(role: RoleConfig) -> VllmConfig | None:
 
 
 def generates(name: str, role: RoleConfig) -> bool:
-    """Whether a role generates or runs on vLLM, so that its attention kernel is not `attn_implementation`."""
+    """Whether a role generates or runs on vLLM, so that `attn_implementation` does not apply to it."""
     return name == "actor_infer" or isinstance(role, JudgeConfig) or vllm_config(role) is not None
 
 

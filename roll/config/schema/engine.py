@@ -93,7 +93,11 @@ class DeepSpeedConfig(StrictConfig):
     data_types: dict[str, Any] | None = Field(
         None, description="DeepSpeed's block of this name: `grad_accum_dtype`, the data type in which gradients accumulate."
     )
-    activation_checkpointing: dict[str, Any] | None = Field(None, description="DeepSpeed's block of this name.")
+    activation_checkpointing: dict[str, Any] | None = Field(
+        None,
+        description="DeepSpeed's block of this name, such as `cpu_checkpointing`, which keeps the inputs of recomputed layers in "
+        "host memory.",
+    )
     aio: dict[str, Any] | None = Field(None, description="DeepSpeed's block for asynchronous I/O, for offload to NVMe.")
     tensor_parallel: TensorParallelConfig | None = Field(None, description="Settings of tensor parallelism (AutoTP).")
     zero_allow_untested_optimizer: Literal[True] | None = Field(None, description="Always `true`, because roll creates the optimizer.")

@@ -78,7 +78,10 @@ class TrainingConfig(StrictConfig):
         "warmup_stable_decay",
         "reduce_lr_on_plateau",
         "greedy",
-    ] = Field("linear", description="Learning-rate schedule after the warm-up, as named in transformers. The last two are refused.")
+    ] = Field(
+        "linear",
+        description="Learning-rate schedule after the warm-up, as named in transformers. The last two need a metric and are refused.",
+    )
     lr_scheduler_kwargs: dict[str, float | int | str] = Field(
         default_factory=dict, description="Additional arguments of the schedule in transformers: `{min_lr: 1e-7}`."
     )
@@ -100,7 +103,7 @@ class TrainingConfig(StrictConfig):
     router_aux_loss_coef: NonNegativeFloat | None = Field(
         None,
         description="Mixture of experts: weight of the routers' load-balancing loss, which is added to the loss. 0 only reports the "
-        "metrics `router/aux_loss` and `router/load_max`. If not given, neither.",
+        "metrics `router/aux_loss` and `router/load_max`. If not given, neither is computed.",
     )
     num_train_epochs: PositiveInt = Field(
         1, description="Number of passes over the rows, after which the run ends, unless `max_steps` ends it earlier. Not used in RLVR."

@@ -32,14 +32,16 @@ class ModelRewardKeys(StrictConfig):
     device_mapping: tuple[NonNegativeInt, ...] | None = Field(
         None, description="GPUs of the model, as for a role. If not given, it runs on the CPU in `world_size` workers."
     )
-    generating_args: JudgeSamplingConfig | None = Field(None, description="`llm_judge`: sampling parameters of its answers.")
+    generating_args: JudgeSamplingConfig | None = Field(None, description="`llm_judge`: sampling parameters of the judge's answers.")
     template: Literal["native", "chatml", "qwen2_5", "raw"] = Field(
         "native", description="Chat template of a model that this run serves; see `template` of `data_args`."
     )
     max_tokens_per_microbatch: PositiveInt | None = Field(
         None, description="`reward_model` with `hf_infer`: token budget of one micro-batch; see this key of the roles."
     )
-    infer_batch_size: PositiveInt = Field(1, description="`reward_model` with `hf_infer`: batch size in the default of that budget.")
+    infer_batch_size: PositiveInt = Field(
+        1, description="`reward_model` with `hf_infer`: batch size in the default of `max_tokens_per_microbatch`."
+    )
     judge_model_type: Literal["inference", "api"] | None = Field(
         None, description="`llm_judge`, required: a model that this run serves (`inference`), or one behind a URL (`api`)."
     )

@@ -55,8 +55,8 @@ class SftConfig(OfflineConfig):
     pipeline: Literal["sft"] = Field(description=NAMES)
     loss_on: Literal["response", "assistant", "all"] = Field(
         "response",
-        description="Tokens in the loss: those of the last response, of all assistant turns (`assistant`), or of the prompt as well "
-        "(`all`). Raw text is always used as a whole.",
+        description="Tokens in the loss: those of the last response (`response`), of all assistant turns (`assistant`), or also those of "
+        "the prompt (`all`). Raw text is always used as a whole.",
     )
     sft_train: RowsTrainConfig = Field(description="The model in training.")
 

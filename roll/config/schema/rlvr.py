@@ -172,17 +172,21 @@ class RlvrConfig(ExperimentConfig):
     policy_loss_args: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments of your own policy loss, if `policy_loss` is `package.module:Name`."
     )
-    pg_clip: PositiveFloat = Field(0.2, description="The ratio is clipped to [1 - c, 1 + c]; `gmpo` clips the log-ratio to [-c, c].")
-    pg_clip_low: PositiveFloat | None = Field(None, description="c of the lower bound; `pg_clip` if not given.")
-    pg_clip_high: PositiveFloat | None = Field(None, description="c of the upper bound; `pg_clip` if not given.")
+    pg_clip: PositiveFloat = Field(
+        0.2, description="Clip range c: the ratio is clipped to [1 - c, 1 + c]; `gmpo` clips the log-ratio to [-c, c]."
+    )
+    pg_clip_low: PositiveFloat | None = Field(None, description="c for the lower bound; `pg_clip` if not given.")
+    pg_clip_high: PositiveFloat | None = Field(None, description="c for the upper bound; `pg_clip` if not given.")
     dual_clip_loss: PositiveFloat | bool = Field(
         False,
         description="Dual clip: bound the loss of a token with a negative advantage A at -c A. `true` means c = 3; `false`, no bound.",
     )
     sapo_positive_temperature: PositiveFloat = Field(
-        1.0, description="Tokens with a positive advantage: the higher, the faster the gradient falls as the ratio moves away from 1."
+        1.0, description="How fast the gradient of tokens with a positive advantage falls as the ratio leaves 1; larger is faster."
     )
-    sapo_negative_temperature: PositiveFloat = Field(1.05, description="The same for all other tokens.")
+    sapo_negative_temperature: PositiveFloat = Field(
+        1.05, description="How fast the gradient of all other tokens falls as the ratio leaves 1; larger is faster."
+    )
     dppo_divergence: Literal["tv", "kl"] = Field(
         "tv", description="Divergence between behaviour policy and policy, estimated from the sampled token: total variation (`tv`) or KL."
     )
@@ -252,7 +256,8 @@ class RlvrConfig(ExperimentConfig):
     )
     add_token_level_kl: bool = Field(False, description="Subtract the KL divergence from the reference from the reward of each token.")
     init_kl_coef: NonNegativeFloat = Field(
-        0.0, description="Weight of the KL in the reward; with `target_kl`, its value in the first step."
+        0.0,
+        description="Weight of the KL in the reward, required with `add_token_level_kl`; with `target_kl`, its value in the first step.",
     )
     kl_penalty: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="KL estimator in the reward.")
     target_kl: PositiveFloat | None = Field(

@@ -290,9 +290,7 @@ class ExperimentConfig(StrictConfig):
     output_dir: PathText = Field(
         description="The run folder, used exactly as given. Metrics, checkpoints and the exported model are written here."
     )
-    pretrain: PathText = Field(
-        description="Folder or Hub name of the model to start from, for all roles whose `model_args` name no model."
-    )
+    pretrain: PathText = Field(description="Folder or Hub name of the model to start from, for all roles whose `model_args` name no model.")
     roll_defaults: bool = Field(
         False, description="Use the defaults of ROLL v0.2.1 for keys that are not given, except `reward_clip` and `ipo`."
     )
