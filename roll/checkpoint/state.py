@@ -26,8 +26,8 @@ class LoopState:
     sampler: Mapping[str, Any]
     """The sampler's state, JSON-serialisable."""
     basis: Mapping[str, str]
-    """The resume fingerprint: values of the configuration keys that determine which rows come next and what a step is. A run that resumes
-    from this checkpoint must have the same values."""
+    """The resume fingerprint: the values, by configuration key, that determine which rows come next and how large a step is. A run that
+    resumes from this checkpoint must have the same values."""
     seconds: float
     """Wall-clock seconds so far, over all processes that ran this experiment."""
     credit: Mapping[str, Any] = field(default_factory=dict)

@@ -67,7 +67,7 @@ class ExampleSequence:
 
 @dataclass(frozen=True)
 class Example:
-    """One training example. A row gives one, or several if it is a long raw text."""
+    """One training example. A row is one example, except that a long raw text is cut into several."""
 
     sequences: tuple[ExampleSequence, ...]
     """One conversation, or the chosen and the rejected conversation of a pair."""

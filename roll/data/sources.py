@@ -106,7 +106,7 @@ def _resolve(name: str, split: str) -> list[Source]:
         saved = any((path / marker).exists() for marker in ("state.json", "dataset_dict.json"))
         return [_saved(path, split)] if saved else _folder(path, split)
     if path.suffix in SUFFIXES or not HUB_NAME.fullmatch(name):
-        raise DataError([Fault(name, "there is no such file or folder", f"give a path that exists; relative ones start at {Path.cwd()}")])
+        raise DataError([Fault(name, "there is no such file or folder", f"give an existing path; relative paths start at {Path.cwd()}")])
     return [_hub(name, split)]
 
 

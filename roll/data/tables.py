@@ -194,9 +194,9 @@ class Preparation:
 
 
 def cut_of(limit: int) -> int:
-    """Return the number of characters that suffices to see whether a text exceeds `limit` tokens.
+    """Return a number of characters that no useful text of at most `limit` tokens exceeds.
 
-    All limits up to 16,384 give the same number, and thus share a prepared table.
+    It is the same for all limits up to 16,384, so that these share a prepared table.
     """
     return max(SHORTEST_CUT, 1 << (limit * CHARACTERS_OF_TOKEN - 1).bit_length())
 

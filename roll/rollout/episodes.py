@@ -33,7 +33,7 @@ ENVIRONMENT = "environment/"
 UNREADABLE = "Error: this tool call cannot be read, and nothing was done: {}"
 """Answer to the policy's malformed tool calls. The placeholder is the call."""
 MOST_DISTURBED = 10
-"""Largest number of restarts of an episode because another environment took down its process. They do not count as attempts."""
+"""Largest number of restarts of an episode after `NeighbourFailed`. Such restarts do not count as attempts."""
 FAILURES = {"crashed": RewardOutcome.CRASHED, "timed_out": RewardOutcome.TIMED_OUT}
 """Reward outcome by the `reason` of `EnvironmentFailed`."""
 
@@ -267,7 +267,7 @@ async def attempted(attempt: Callable[[], Awaitable[Episode]], attempts: int, pr
 
     Args:
         attempt: plays the episode once.
-        attempts: largest number of attempts. An attempt that fails because of another environment does not count.
+        attempts: largest number of attempts. Attempts that end with `NeighbourFailed` do not count, but at most MOST_DISTURBED may.
         prompt_text: text of the prompt, for the record of a failed episode.
     """
     failed = disturbed = 0

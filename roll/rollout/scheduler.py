@@ -7,8 +7,8 @@ r batches are still being generated while the trainer works. By default groups a
 so that a run is reproducible. With a wider window, groups that finish first are handed over first (`Window`), but no group waits longer
 than the window's age limit.
 
-No group is discarded, except with dynamic sampling: groups that `keep` rejects, such as those whose rewards are all equal, are replaced
-by others, up to a limit.
+No group is discarded, with two exceptions: groups whose environments failed are replaced by others, and so are, with dynamic sampling and
+up to a limit, groups that `keep` rejects, such as those whose rewards are all equal.
 """
 
 from __future__ import annotations

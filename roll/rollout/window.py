@@ -1,10 +1,11 @@
-"""Decides which groups in flight a take may hand over. Works on counts alone, without clocks and tasks.
+"""Decides which groups in flight a take, that is, one call of `RolloutScheduler.take`, may hand over. Works on counts alone.
 
     ordinals   0 1 2 3 | 4 5 6 7 | 8 9 ...       in the order in which prompts were drawn
                window of two batches |
 
-A take chooses among the ordinals of the window. The window moves on only when all of its groups have been handed over. A window of one
-batch is first in, first out. With a wider one, a take may leave slow groups to a later take, but none for longer than `limit` steps.
+A take chooses among the ordinals of the window. The window moves on only when all of its groups have been handed over. With a window of
+one batch, groups are first in, first out. With a wider one, a take may leave slow groups to a later take, but none for longer than `limit`
+steps.
 """
 
 from __future__ import annotations

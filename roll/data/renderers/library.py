@@ -105,7 +105,7 @@ class FamilyRenderer:
         return self._encoder.decode(token_ids)
 
     def follows(self) -> bool:
-        """Whether the library and the template give the same tokens, and the library can parse the template's tool calls."""
+        """Whether library and template render the trials to the same tokens, and the library can parse the template's tool calls."""
         agreed = 0
         for messages, tools in TRIALS:
             try:

@@ -23,7 +23,7 @@ ABSENT = "—"
 COUNTERS = ("step", "epoch")
 """Columns of the metrics file that are no metrics to compare."""
 MEDIANS = ("time/", "throughput/")
-"""Prefixes of metrics of which the median is shown, because the last value of one step is not informative."""
+"""Prefixes of metrics whose median is shown, because the value of a single step is not informative."""
 
 
 @dataclass(frozen=True)

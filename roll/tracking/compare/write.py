@@ -99,7 +99,7 @@ def _run(run: RunRecord, label: str, place: int) -> dict[str, str]:
 
 
 def _metric(row: MetricRow) -> dict[str, Any]:
-    """Return the row of a metric for the template. Each cell has the value and the best value as text, and whether that is the best run."""
+    """Return the row of a metric for the template. Each cell has the last and the best value as text, and whether its run is the best."""
     cells = [
         None
         if cell is None
@@ -138,7 +138,7 @@ def _chart(name: str, comparison: Comparison, buckets: int) -> Chart:
 
 
 def clocks(runs: Sequence[RunRecord]) -> list[Mapping[str, list[float]]]:
-    """Return some steps of each run, with the hours from the start to the end of each step.
+    """Return some steps of each run, each with the hours from the start of the run to the end of the step.
 
     Return an empty list if any run has no step times.
     """

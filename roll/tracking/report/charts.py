@@ -162,7 +162,8 @@ def _mismatch(rows: Sequence[Row]) -> list[Chart | None]:
 
 
 def _who_worked(rows: Sequence[Row]) -> Chart | None:
-    """Return a chart of the seconds of each step: in the upper lane by part of the loop, in the lower one by whether the engines worked.
+    """Return a chart of the seconds of each step. The upper lane divides them by part of the loop, the lower one by use of the engines.
+
 
     Only sums are measured. The parts of a step are therefore stacked in the order of the loop, not by the time at which they began.
     """
