@@ -1,12 +1,13 @@
-"""Measures how long engines wait for environments, renderer and driver: rollouts of several turns against the engine alone.
+"""Measures how long engines wait for environments, renderer and driver: multi-turn rollouts compared with the engine alone.
 
     python benchmarks/agents.py [--model tiny|0.5b|1.5b] [--devices 0] [--groups 4] [--samples 64] [--turns 8] [--mean 128]
         [--seconds 0] [--steps 5] [--json FILE] [KEY=VALUE ...]
 
-A run of `python -m roll.pipeline` plays `--groups` x `--samples` episodes a step in an environment that answers each turn after `--seconds`
-with 32 random letters. Random weights give all tokens about the same probability, and some ids end a turn: it has `--mean` tokens on
-average. Afterwards vLLM's own `LLM` gets the same episodes: turns with the same numbers of tokens, each as soon as the one before has
-ended, with nothing around it. What the rollout takes longer, its engines waited for. The first step is not counted.
+A run of `python -m roll.pipeline` plays `--groups` x `--samples` episodes per step in an environment that answers each turn after
+`--seconds` with 32 random letters. A model with random weights assigns all tokens about the same probability, and some token ids end a
+turn, so that a turn has `--mean` tokens on average. Afterwards vLLM's own `LLM` generates the same episodes alone: turns with the same
+numbers of tokens, each as soon as the previous one has ended. The difference between the two is the time that the engines waited. The
+first step is not counted.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from benchmarks.work import TEMPLATE_TOKENS, AgentWork
 
 WARM_UP = 1
 MOST_WAITING = 0.1
-"""Target share of the rollout's time. It is shown, not enforced."""
+"""Target for the share of the rollout in which engines wait. It is shown, not enforced."""
 RECORDED = 4
-"""Number of a step's groups in `samples.jsonl`. The engine alone gets their episodes."""
+"""Maximum number of groups per step in `samples.jsonl`, from which the engine alone reads the episodes."""
 LEARNING_RATE = 1e-7
-"""Learning rate. So small that all tokens keep about the same probability, and turns their lengths."""
+"""Learning rate. It is so small that all tokens keep about the same probability, and turns their lengths."""
 
 
 def main() -> int:
@@ -71,18 +72,18 @@ def figures_of(lines: list[dict[str, Any]], alone: list[float]) -> dict[str, flo
 
 
 def show(work: AgentWork, figures: dict[str, float]) -> None:
-    """The figures as a table."""
+    """Print the figures as a table."""
     table = Table(title=f"{work.sequences} episodes of {work.turns} turns, means of {figures['steps']:.0f} steps")
     table.add_column("")
     table.add_column("", justify="right")
     rows = {
-        "turns of an episode": f"{figures['turns']:.2f}",
-        "sampled tokens of an episode": f"{figures['tokens']:,.0f}",
+        "turns per episode": f"{figures['turns']:.2f}",
+        "sampled tokens per episode": f"{figures['tokens']:,.0f}",
         "rollout, s": f"{figures['rollout_seconds']:.2f}",
-        "the engine alone, s": f"{figures['alone_seconds']:.2f}",
-        "engines wait": f"{figures['waiting_fraction']:.1%} (at most {MOST_WAITING:.0%})",
-        "an episode's environment, s": f"{figures['environment_seconds']:.2f}",
-        "sequences running, mean": f"{figures['running']:.0f}",
+        "engine alone, s": f"{figures['alone_seconds']:.2f}",
+        "time that engines wait": f"{figures['waiting_fraction']:.1%} (target: at most {MOST_WAITING:.0%})",
+        "environment per episode, s": f"{figures['environment_seconds']:.2f}",
+        "running sequences, mean": f"{figures['running']:.0f}",
     }
     for name, value in rows.items():
         table.add_row(name, value)
@@ -104,19 +105,19 @@ def overrides(work: AgentWork, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line (`sys.argv` if None) and fill in defaults of the model.
+    """Parse the command line (`sys.argv` if None) and fill in defaults that depend on the model.
 
     Raises:
-        SystemExit: options that do not go together.
+        SystemExit: an option is invalid or contradicts another one.
     """
     command = rlvr.parser(__doc__)
-    command.add_argument("--groups", type=int, default=4, help="of a step")
-    command.add_argument("--samples", type=int, help="episodes of a group (default: 64, for tiny 8)")
-    command.add_argument("--turns", type=int, default=8)
-    command.add_argument("--mean", type=int, help="sampled tokens of a turn on average (default: 128, for tiny 8)")
-    command.add_argument("--answer-tokens", type=int, default=32, help="letters of an answer of the environment")
-    command.add_argument("--seconds", type=float, default=0.0, help="that the environment takes for an answer")
-    command.add_argument("--steps", type=int, default=5, help=f"of the run; the first {WARM_UP} are not counted")
+    command.add_argument("--groups", type=int, default=4, help="groups per step")
+    command.add_argument("--samples", type=int, help="episodes per group (default: 64, for tiny 8)")
+    command.add_argument("--turns", type=int, default=8, help="turns per episode")
+    command.add_argument("--mean", type=int, help="mean number of sampled tokens per turn (default: 128, for tiny 8)")
+    command.add_argument("--answer-tokens", type=int, default=32, help="letters in each answer of the environment")
+    command.add_argument("--seconds", type=float, default=0.0, help="seconds that the environment needs for an answer")
+    command.add_argument("--steps", type=int, default=5, help=f"steps of the run; the first {WARM_UP} are not counted")
     command.set_defaults(repetitions=1, max_num_seqs=rlvr.MAX_NUM_SEQS, lora_rank=0)
     options = command.parse_args(arguments)
     tiny = options.model == "tiny"
@@ -125,14 +126,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if not 1 <= options.groups <= RECORDED:
         command.error(f"--groups {options.groups}: give 1 to {RECORDED}; a run records the tokens of no more groups")
     if options.lora_rank:
-        command.error(f"--lora-rank {options.lora_rank}: all parameters train here; the rollouts of an adapter are those of step.py")
+        command.error(f"--lora-rank {options.lora_rank}: remove it; this benchmark trains all parameters")
     if options.steps <= WARM_UP:
         command.error(f"--steps {options.steps}: the first {WARM_UP} are not counted; give at least {WARM_UP + 1}")
     return options
 
 
 def work_of(options: argparse.Namespace, scratch: Path) -> AgentWork:
-    """Return the work of the options: turns of at most eight times the mean length."""
+    """Return the work that the options describe. A turn has at most eight times the mean length."""
     work = rlvr.work_of(
         options,
         scratch,

@@ -1,4 +1,4 @@
-"""The environment of `agents.py`: it answers every turn with random letters, and ends after a given number of turns."""
+"""The environment of `agents.py`, which answers every turn with random letters and ends after a given number of turns."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from roll.environments.base import Message, Observation, Step
 
 
 class Letters:
-    """The row's prompt, then `letters` random letters for each turn of the policy."""
+    """An environment that gives the row's prompt, and then random letters after each turn of the policy."""
 
     def __init__(self, turns: int, letters: int, seconds: float = 0.0) -> None:
         """
         Args:
-            turns: of the policy in an episode.
-            letters: of an answer.
-            seconds: that each answer takes.
+            turns: number of turns of the policy in an episode.
+            letters: number of letters in an answer.
+            seconds: delay of each answer.
         """
         self._turns, self._letters, self._seconds = turns, letters, seconds
         self._taken, self._drawn = 0, random.Random()
@@ -39,4 +39,4 @@ class Letters:
         return Step([{"role": "user", "content": letters}], said.count("a") / max(len(said), 1), done=self._taken == self._turns)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because nothing is held."""

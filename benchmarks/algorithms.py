@@ -1,10 +1,10 @@
-"""Runs every recipe of examples/algorithms on the tiny task, with the same number of samples, over several seeds, and makes a table.
+"""Runs every recipe in examples/algorithms on the tiny task with the same number of samples over several seeds, and prints a table.
 
     python benchmarks/algorithms.py [--recipes grpo rloo ...] [--seeds 3] [--steps 30] [--seconds N] [--write docs/algorithms.md]
 
-All runs start from one warmed-up policy and train on 512 responses a step. What is finished is not run again, and with
-`--seconds` no run starts later than that: call it again until the table is whole. Runs are kept in `--folder`. Prints the table,
-and with `--write` puts it into the page, between its two marks.
+All runs start from the same warmed-up policy and train on 512 responses per step. Runs are kept in `--folder`, and completed ones are not
+repeated. With `--seconds`, no run starts after that time: repeat the command until the table is complete. `--write` also writes the table
+into the page, between its two marks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Run:
     """Accuracy on the held-out problems before the first step, 0 to 1."""
     end: float
     seconds: float
-    """Seconds of all its steps, without the start of the roles."""
+    """Seconds of all steps, without the start of the roles."""
 
 
 def main() -> int:
@@ -79,13 +79,13 @@ def main() -> int:
 
 
 def recipes() -> list[str]:
-    """Return the names of the recipes with rewards. Others, such as those that follow a teacher, have no accuracy."""
+    """Return the names of the recipes with rewards. Recipes without rewards, such as those with a teacher, have no accuracy."""
     files = (EXAMPLES / "algorithms").glob("*.yaml")
     return sorted(file.stem for file in files if OmegaConf.select(OmegaConf.load(file), "rewards.arithmetic.reward") != "no_reward")
 
 
 def preparation(folder: Path) -> list[list[str]]:
-    """Yield arguments of the interpreter that create what is missing of model, problems and warmed-up policy."""
+    """Return the missing commands, as arguments of the interpreter, that create model, problems and warmed-up policy."""
     commands = []
     for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
         if not (folder / name).exists():
@@ -102,7 +102,7 @@ def preparation(folder: Path) -> list[list[str]]:
 
 
 def arguments(recipe: str, seed: int, steps: int, folder: Path, world: Path) -> list[str]:
-    """Return arguments of the interpreter that run a recipe with a seed."""
+    """Return the arguments of the interpreter that run a recipe with a seed."""
     return pipeline(f"algorithms/{recipe}", tiny_keys(seed, steps, steps, folder, world))
 
 
@@ -123,18 +123,18 @@ def tiny_keys(seed: int, steps: int, eval_steps: int, folder: Path, world: Path)
 
 
 def pipeline(name: str, overrides: dict[str, object]) -> list[str]:
-    """Return arguments of the interpreter that run an experiment."""
+    """Return the arguments of the interpreter that run an experiment."""
     return ["-m", "roll.pipeline", "--config-name", name, *(f"{key}={value}" for key, value in overrides.items())]
 
 
 def finished(folder: Path, steps: int) -> tuple[float, float, float] | None:
-    """Return accuracy before and after, and seconds, of a complete run, None for another."""
+    """Return the accuracy before and after a run and its seconds, or None if the run is incomplete."""
     lines = whole_run(folder, steps)
     return None if lines is None else (lines[0][ACCURACY], lines[-1][ACCURACY], sum(line["time/step"] for line in lines[1:]))
 
 
 def whole_run(folder: Path, steps: int) -> list[dict[str, Any]] | None:
-    """Return the metrics of a complete run by step, None for another."""
+    """Return the metrics of a run by step, or None if the run is incomplete."""
     file = folder / "metrics.jsonl"
     if not file.exists():
         return None
@@ -143,7 +143,7 @@ def whole_run(folder: Path, steps: int) -> list[dict[str, Any]] | None:
 
 
 def table_of(runs: Sequence[Run], steps: int) -> str:
-    """Return Markdown with a line for each recipe, best first, with mean and sample standard deviation over its seeds."""
+    """Return a Markdown table with a row for each recipe, best first: mean and sample standard deviation over its seeds."""
     by_recipe = {name: [run for run in runs if run.recipe == name] for name in sorted({run.recipe for run in runs})}
     order = sorted(by_recipe, key=lambda name: -statistics.mean(run.end for run in by_recipe[name]))
     lines = [f"| recipe | before | after {steps} steps | gain | seeds | seconds per run |", "|---|---|---|---|---|---|"]
@@ -157,7 +157,7 @@ def table_of(runs: Sequence[Run], steps: int) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return mean and sample standard deviation, in points."""
+    """Return mean and sample standard deviation as text."""
     return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 

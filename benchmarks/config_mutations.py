@@ -1,9 +1,9 @@
-"""Spoils sound configurations at random and counts the outcomes: accepted, refused with a fault, or an outcome that is a defect.
+"""Mutates valid configurations at random and counts the outcomes: accepted, refused with a fault, or defective.
 
     python benchmarks/config_mutations.py [--mutations 10000] [--commands 300] [--seed 0]
 
-Mutations are judged in this process, commands go through Hydra's command line. What must not be: a traceback, a wait of more than the
-deadline, a value that is another in the checked configuration with nothing said of it. Status 1 if there was any.
+Mutations are checked in this process; commands go through Hydra's command line. Defects are a traceback, a case that exceeds the deadline,
+and a value that the checked configuration changes without a warning. The status is 1 if there was a defect.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from roll.pipeline.__main__ import main as command
 
 EXPERIMENTS = ("tiny_rlvr_lora_zero3", "tiny_warm_up", "rlvr_zero3", "tiny_dpo", "tiny_distill", "tiny_judge", "rlvr_async_8gpus")
 DEADLINE = 20
-"""Deadline of a case in seconds. A second is usual."""
+"""Deadline of a case in seconds. Most cases take about one second."""
 VALUES: Sequence[Any] = (
     None, True, False, 0, 1, -1, 2, 3, 7, 64, 10**6, 2**31, 2**63, 2**64, 10**18, 10**30, 10**400,
     0.0, -0.0, 0.5, 1.5, -1.0, 1e-300, 5e-324, 1e300, 4.6e18, float("inf"), float("-inf"), float("nan"),
@@ -49,7 +49,7 @@ VALUES: Sequence[Any] = (
 
 
 class TooLate(BaseException):
-    """Raised by the alarm. No handler of errors catches it."""
+    """Raised by the alarm. It is no `Exception`, so that no error handler catches it."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutations", type=int, default=10000)
     parser.add_argument("--commands", type=int, default=300)
@@ -97,7 +97,7 @@ def mutations(chance: random.Random, count: int) -> Iterator[Case]:
     """Change one to three places of a composed configuration, and check it as a dry run does."""
     sound = [composition(name) for name in EXPERIMENTS]
     for composed, passing in sound:
-        assert not checked(OmegaConf.to_container(composed, resolve=False), passing), "altered as it was"
+        assert not checked(OmegaConf.to_container(composed, resolve=False), passing), "an unmutated configuration was altered"
     for _ in range(count):
         composed, passing = chance.choice(sound)
         tree = OmegaConf.to_container(composed, resolve=False)
@@ -125,7 +125,7 @@ def checked(tree: Any, passing: set[str]) -> str:
 
 
 def differences(given: Any, taken: Any, said: str, place: str = "") -> Iterator[str]:
-    """Return changed values whose place no warning names."""
+    """Yield changed values whose place no warning names."""
     if place and place in said:
         return
     if isinstance(given, dict) and isinstance(taken, dict):
@@ -140,7 +140,7 @@ def differences(given: Any, taken: Any, said: str, place: str = "") -> Iterator[
 
 
 def _as_text(given: Any, taken: Any, place: str) -> bool:
-    """Whether a number among environment variables became its text."""
+    """Whether the value is a number of an environment variable that was converted to text."""
     return "system_envs." in place and isinstance(given, int | float) and str(given) == taken
 
 
@@ -158,7 +158,7 @@ def spoil(tree: dict[Any, Any], chance: random.Random) -> str:
         case "key" if isinstance(block, dict):
             new = chance.choice(("a", "", "a.b", "a/b", "x" * 200, 1, True, "len", "${a}", "name"))
             block[new] = copy.deepcopy(chance.choice(VALUES))
-            return f"{name}: beside it {new!r} = {block[new]!r}"[:300]
+            return f"{name}: added next to it {new!r} = {block[new]!r}"[:300]
         case "swap":
             other, other_key, other_name = chance.choice(places)
             block[key] = copy.deepcopy(other[other_key])
@@ -169,7 +169,7 @@ def spoil(tree: dict[Any, Any], chance: random.Random) -> str:
 
 
 def every_place(node: Any, name: str = "") -> Iterator[tuple[Any, Any, str]]:
-    """Return block or list, key or number, and path of everything in a tree."""
+    """Yield container, key or index, and path of each node of a tree."""
     items = list(node.items()) if isinstance(node, dict) else list(enumerate(node)) if isinstance(node, list) else []
     for key, below in items:
         path = f"{name}.{key}" if name else str(key)
@@ -178,7 +178,7 @@ def every_place(node: Any, name: str = "") -> Iterator[tuple[Any, Any, str]]:
 
 
 def commands(chance: random.Random, count: int) -> Iterator[Case]:
-    """Return words of the command line, mostly overrides of existing keys."""
+    """Run command lines, mostly with overrides of existing keys, and yield their outcomes."""
     for _ in range(count):
         name = chance.choice(EXPERIMENTS)
         tree = OmegaConf.to_container(composition(name)[0], resolve=False)
@@ -187,7 +187,7 @@ def commands(chance: random.Random, count: int) -> Iterator[Case]:
 
 
 def word(tree: Any, chance: random.Random) -> str:
-    """One word."""
+    """Return a random word of a command line."""
     _, _, place = chance.choice(list(every_place(tree)))
     value = chance.choice(
         (*map(str, VALUES), "[" * 60, "[" * 40 + "]" * 40, "{a:" * 30 + "1" + "}" * 30, "'", '"', "${", "a=b", "1,2", "range(0,9)")
@@ -208,20 +208,25 @@ def word(tree: Any, chance: random.Random) -> str:
 
 
 def commanded(words: Sequence[str]) -> str:
-    """Return an empty text, or the wrong end of the command. Refusals pass as errors of configuration."""
+    """Run the command with these words. Return an empty text.
+
+    Raises:
+        ConfigError: the command refused the words.
+        RuntimeError: the command ended in another way.
+    """
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
         status = command(list(words))
     if status not in (0, 2) or "Traceback" in errors.getvalue():
         raise RuntimeError(f"status {status}: {errors.getvalue()[-1500:]}")
     if status == 2:
-        assert errors.getvalue().strip(), "refused without a word"
+        assert errors.getvalue().strip(), "refused without a message"
         raise ConfigError([Fault("command line", errors.getvalue(), "")])
     return ""
 
 
 def watched(done: str, judge: Callable[[], str]) -> Case:
-    """Return the outcome of a case, with the deadline."""
+    """Run a case within the deadline and return its outcome."""
 
     def late(*_: object) -> None:
         raise TooLate

@@ -1,4 +1,4 @@
-"""One cell of the DeepSpeed matrix: a loss curve of roll's trainer on this rank."""
+"""Trains one cell of the DeepSpeed matrix with roll's trainer and returns its loss curve."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SKIPPED = "skipped_updates"
 
 
 def trained(cell: Cell, folders: Folders, rank: Rank) -> tuple[list[float], int]:
-    """Return DeepSpeed's curve, the same on every rank, and the number of updates that fp16 skipped. The process group stays open.
+    """Return the loss curve, which is the same on every rank, and the number of updates that fp16 skipped. The process group stays open.
 
     Raises:
         ConfigError: this machine lacks what the cell needs.
@@ -66,7 +66,7 @@ def trained(cell: Cell, folders: Folders, rank: Rank) -> tuple[list[float], int]
 
 
 def update(strategy: DeepSpeedTrain, cell: Cell, batch: TrainBatch, rank: Rank, number: int) -> tuple[Metrics, int]:
-    """Return the metrics of one update, and the number of skipped tries. fp16 skips until its loss scale is low enough."""
+    """Return the metrics of one update, and the number of skipped attempts. fp16 skips until its loss scale is low enough."""
     task = TASKS[cell.pipeline]
     shape = TrainShape(1, 1, TOKEN_BUDGET, task.loss_agg_mode, temperature=1.0)
     mine, tries = micro_batches_of(batch, range(len(batch)), rank.world_size, shape)[rank.rank], 0
@@ -80,13 +80,13 @@ def update(strategy: DeepSpeedTrain, cell: Cell, batch: TrainBatch, rank: Rank, 
 
 
 def machine(device: str) -> str:
-    """Return the device."""
+    """Return the name of the device and the versions."""
     name = f"two {torch.cuda.get_device_name(0)}" if device == "cuda" else "two ranks of one CPU"
     return f"{name}, torch {torch.__version__}, DeepSpeed {deepspeed.__version__}"
 
 
 def deepspeed_keys(cell: Cell, folders: Folders) -> DeepSpeedConfig:
-    """The `strategy_config`."""
+    """Return the `strategy_config` of a cell."""
     zero: dict[str, Any] = {"stage": cell.stage} | ZEROPP.get(cell.zeropp, {})
     if cell.stage == 3:
         zero["stage3_param_persistence_threshold"] = 0  # shard tensors as small as these too
@@ -108,7 +108,7 @@ def loader(cell: Cell, folders: Folders) -> Callable[[str, ModelConfig, int], Pa
 
 
 def teacher_args(cell: Cell) -> ModelConfig:
-    """Return the teacher, in the student's precision."""
+    """Return the keys of the teacher, which has the student's precision."""
     return ModelConfig.model_validate({"dtype": cell.dtype, "compile_layers": False})
 
 

@@ -1,15 +1,15 @@
-"""Stage x offload x precision x (full, LoRA) x pipeline, and more: each trained on two ranks, against plain PyTorch.
+"""Trains stage x offload x precision x (full, LoRA) x pipeline, and more, on two ranks, and compares each with plain PyTorch.
 
     python benchmarks/deepspeed_matrix.py [--device cpu|cuda] [--only TEXT ...] [--seconds N] [--pairs N] [--folder FOLDER]
                                           [--write docs/deepspeed.md]
 
-Every cell trains a model of 1.1 million random weights for six updates on two ranks, each update in several micro-batches, and is
-compared with one process of float64 PyTorch: the figure is the largest difference between the two loss curves. With `--device cuda`
-the ranks are two GPUs, and there are cells that no CPU can run. `--only` keeps cells whose name contains one of the texts, `--pairs`
-trains so many cells at the same time. FOLDER keeps a line for each cell in `cpu.jsonl` or `cuda.jsonl`; a cell that has a curve is not
-trained again, and after `--seconds` (1800) what is left is left: call it again until the tables are whole. Prints them, and with
-`--write` puts them into the page, between the device's two marks; `--seconds 0` does that alone. Exit status 1 if a cell failed or
-its difference is above its tolerance.
+Every cell trains a model of 1.1 million random weights for six updates on two ranks, each update in several micro-batches. It is compared
+with one process of PyTorch in float64: the figure is the largest difference between the two loss curves. With `--device cuda` the ranks are
+two GPUs, and the cells are those that a CPU cannot run. `--only` selects cells whose name contains one of the texts. `--pairs` is the
+number of cells that are trained at the same time. FOLDER stores a line for each cell in `cpu.jsonl` or `cuda.jsonl`. A cell with a curve is not
+trained again, and no cell starts after `--seconds` (1800): repeat the command until the tables are complete. The tables are printed, and
+`--write` also writes them into the page, between the device's two marks; with `--seconds 0` nothing is trained. The exit status is 1 if a
+cell failed or its difference exceeds its tolerance.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ PLACES = {
 }
 RANKS = 2
 COLLECTIVE_SECONDS = {"cpu": 300.0, "cuda": 120.0}
-"""Deadline in seconds of a collective. DeepSpeed may compile an operation meanwhile."""
+"""Deadline of a collective, in seconds. DeepSpeed may compile an op in this time."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Settings of the ranks."""
+    """Settings that the ranks share."""
 
     device: str
     folder: Path
-    """Temporary folder of the command, with the two models and swap files."""
+    """Temporary folder with the two models and the swap files."""
     record: Path
     deadline: float
-    """Deadline by `time.monotonic`."""
+    """Deadline of the command, on the clock of `time.monotonic`."""
 
 
 def main() -> int:
@@ -84,7 +84,7 @@ def main() -> int:
 
 
 def said_of(record: Path) -> dict[Cell, Said]:
-    """Return the outcomes of the cells. The last line of a cell counts. Unfinished lines are skipped."""
+    """Return the outcomes of the cells. If a cell has several lines, the last one counts. Incomplete lines are skipped."""
     if not record.exists():
         return {}
     lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
@@ -95,14 +95,14 @@ def said_of(record: Path) -> dict[Cell, Said]:
 
 
 def forget(record: Path, left: Sequence[Cell]) -> None:
-    """Drop cells to try again, and an unfinished line."""
+    """Remove the lines of cells that will be tried again, and an incomplete last line."""
     if record.exists():
         lines = [line for line in record.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
         record.write_text("".join(line for line in lines if Cell(*json.loads(line)["cell"]) not in left), encoding="utf-8")
 
 
 def run_all(left: Sequence[Cell], bench: Bench, pairs: int) -> None:
-    """Make the models and train the cells, some of them concurrently."""
+    """Create the models and train the cells, some of them concurrently."""
     for name, seed in (("model", 0), ("teacher", 1)):
         command = [sys.executable, str(ROOT / "examples/tiny/make_model.py"), str(bench.folder / name), "--seed", str(seed)]
         subprocess.run(command, check=True, stdout=sys.stderr)
@@ -122,7 +122,7 @@ def run_queue(queue: Sequence[Sequence[Cell]], bench: Bench) -> None:
 
 
 def run_group(group: Sequence[Cell], bench: Bench) -> None:
-    """Train cells until the deadline. A failed cell ends its processes, and the next cells get new ones."""
+    """Train cells until the deadline. A failed cell ends its processes, and new ones are started for the remaining cells."""
     left = list(group)
     while left and time.monotonic() < bench.deadline:
         codes = run_pair(left, bench)
@@ -137,7 +137,7 @@ def run_group(group: Sequence[Cell], bench: Bench) -> None:
 
 
 def run_pair(group: Sequence[Cell], bench: Bench) -> list[int]:
-    """Run two processes to their end. Return their exit codes, which are 0 at the deadline, too."""
+    """Run two processes to their end or to the deadline. Return their exit codes, which are 0 at the deadline."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -158,7 +158,7 @@ def run_pair(group: Sequence[Cell], bench: Bench) -> list[int]:
 
 
 def on_rank(rank: int, port: int, group: Sequence[Cell], bench: Bench) -> None:
-    """Run a process of a pair, which writes a line for each cell."""
+    """Train the cells on one rank. Rank 0 writes a line for each cell, and every rank for its own failure."""
     os.environ["RANK"] = str(rank)
     if bench.device == "cuda":
         given = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -196,7 +196,7 @@ def on_rank(rank: int, port: int, group: Sequence[Cell], bench: Bench) -> None:
 
 
 def write_line(record: Path, line: dict[str, Any]) -> None:
-    """Append a whole line, also with concurrent writers."""
+    """Append one line in a single write, so that concurrent writers do not interleave."""
     with record.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 

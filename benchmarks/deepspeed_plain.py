@@ -1,4 +1,4 @@
-"""Oracle of the DeepSpeed matrix: one process, plain PyTorch in float64, transformers' own outputs."""
+"""The expected loss curves of the DeepSpeed matrix: plain PyTorch in float64 in one process, with transformers' own outputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OWN = ("lion", "adagrad", "muon")
 
 
 def oracle(cell: Cell, folders: Folders, known: dict[Cell, list[float]]) -> list[float]:
-    """Return the curve, computed once for all cells with the same one, and kept in `known`. 8-bit AdamW has AdamW's curve."""
+    """Return the expected curve of a cell. Cells with the same curve share it through `known`. 8-bit AdamW has the curve of AdamW."""
     optimizer = cell.optimizer if cell.optimizer in OWN else "adamw"
     same = Cell(cell.pipeline, 0, "none", "fp32", cell.lora, optimizer)
     if same not in known:
@@ -43,7 +43,7 @@ def oracle(cell: Cell, folders: Folders, known: dict[Cell, list[float]]) -> list
 
 
 def plain(cell: Cell, folders: Folders) -> list[float]:
-    """Compute the curve. ZeRO, offload and precision of the cell do not matter."""
+    """Compute the expected curve, which does not depend on the ZeRO stage, offload and precision of the cell."""
     task, learns = TASKS[cell.pipeline], _scorer(cell, folders) if cell.pipeline in ("critic", "reward_model") else _policy(cell, folders)
     given = batches(cell.pipeline)
     if cell.pipeline == "dpo":
@@ -68,7 +68,7 @@ def plain(cell: Cell, folders: Folders) -> list[float]:
 
 @dataclass
 class PlainPolicy:
-    """A language model, compared with a teacher if there is one."""
+    """A language model, with a teacher if there is one."""
 
     model: Any
     teacher: Any = None
@@ -98,7 +98,7 @@ class PlainScorer:
     model: Any
     head: nn.Parameter
     back: int
-    """Distance in tokens from the scored token back to the read state: 1 for a critic's values, 0 for a reward model's scores."""
+    """Distance in tokens from a scored token back to the state that the head reads: 1 for a critic, 0 for a reward model."""
 
     @property
     def trains(self) -> list[nn.Parameter]:
@@ -137,7 +137,7 @@ def _scorer(cell: Cell, folders: Folders) -> PlainScorer:
 
 
 def _optimizer(cell: Cell, learns: PlainPolicy | PlainScorer) -> torch.optim.Optimizer:
-    """Build torch's AdamW with its groups written out, and other optimizers as roll does, without ZeRO."""
+    """Build torch's AdamW with explicit parameter groups, or another optimizer in the same way as roll, without ZeRO."""
     if cell.optimizer in OWN:
         assert isinstance(learns, PlainPolicy)
         place = Place(Rank("oracle", 0, 1, "", 0, "cpu", 1.0), stage=0, offloaded=False)
@@ -150,7 +150,7 @@ def _optimizer(cell: Cell, learns: PlainPolicy | PlainScorer) -> torch.optim.Opt
 
 
 def _with_reference(batch: TrainBatch, learns: PlainPolicy | PlainScorer) -> TrainBatch:
-    """Add the log-probs of the policy before training."""
+    """Return the batch with the log-probs of the policy before training as the reference."""
     ref = np.zeros(len(batch.sequences.token_ids), np.float32)
     with torch.no_grad():
         ref[batch.sequences.response_mask] = learns.outputs(batch)[0].numpy()
@@ -158,7 +158,7 @@ def _with_reference(batch: TrainBatch, learns: PlainPolicy | PlainScorer) -> Tra
 
 
 def _sequences(batch: TrainBatch) -> list[tuple[Tensor, Tensor]]:
-    """Yield the tokens of each sequence, and the positions to learn."""
+    """Return the tokens of each sequence, and the positions in the loss."""
     sequences, out = batch.sequences, []
     for begin, end in zip(sequences.offsets[:-1], sequences.offsets[1:], strict=True):
         where = torch.from_numpy(np.flatnonzero(sequences.response_mask[begin:end]))
@@ -184,7 +184,7 @@ def _inputs(batch: TrainBatch) -> LossInputs:
 
 
 def _mean(losses: Tensor, lengths: Tensor, mode: str) -> Tensor:
-    """Average over tokens, or over tokens and then over sequences."""
+    """Return the mean over tokens, or over the tokens of each sequence and then over sequences."""
     if mode == "token-mean":
         return losses.mean()
     parts: Sequence[Tensor] = losses.split(lengths.tolist())

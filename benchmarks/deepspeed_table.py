@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 PIPELINES = ("rlvr", "critic", "sft", "dpo", "reward_model", "distill")
 OFFLOADS = {0: ("none",), 1: ("none", "optimizer"), 2: ("none", "optimizer"), 3: ("none", "optimizer", "all")}
 DTYPES = {"cpu": ("fp32", "bf16"), "cuda": ("fp16",)}
-"""Precisions of the matrix by device: on a GPU those that a CPU cannot run."""
+"""Precisions of the matrix by device. A GPU runs those that a CPU cannot run."""
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 5e-3}
-"""Largest difference of a loss: nats, of the objective for `rlvr`, half a squared reward for `critic`."""
+"""Largest allowed difference of a loss: in nats; for `rlvr` in units of the objective, for `critic` in half a squared reward."""
 QUANTISED_TOLERANCE = 3e-1
 MUON_TOLERANCE = 1e-3
 """Tolerance of Muon, which orthogonalises matrices in bf16."""
@@ -21,17 +21,17 @@ ZEROPP: dict[str, dict[str, Any]] = {
     "hpZ": {"zero_hpz_partition_size": 2},
     "ZeRO++": {"zero_quantized_weights": True, "zero_quantized_gradients": True, "zero_hpz_partition_size": 2},
 }
-"""Keys of ZeRO++ by name. Those that leave process groups behind come last."""
+"""Keys of ZeRO++ by name."""
 
 
 class Cell(NamedTuple):
-    """One way to train."""
+    """One configuration of training."""
 
     pipeline: str
     """One of `PIPELINES`; `critic` is the value model of `rlvr` with `adv_estimator: gae`."""
     stage: int
     offload: str
-    """`none`; `optimizer`; `all`, with parameters; `nvme`, both to a file system."""
+    """`none`, `optimizer`, `all` (optimizer and parameters) or `nvme` (both, to a file system)."""
     dtype: str
     lora: bool
     optimizer: str = "adamw"
@@ -46,7 +46,7 @@ class Cell(NamedTuple):
 
     @property
     def tolerance(self) -> float:
-        """Return the tolerance of its difference."""
+        """Return the largest allowed difference."""
         if self.optimizer == "adamw_8bit" or self.zeropp not in ("", "hpZ"):
             return QUANTISED_TOLERANCE
         return max(TOLERANCE[self.dtype], MUON_TOLERANCE if self.optimizer == "muon" else 0.0)
@@ -59,15 +59,15 @@ class Said:
     machine: str
     """Device and versions."""
     difference: float | None
-    """Largest difference of the two loss curves, None without a curve."""
+    """Largest difference of the two loss curves. None if there is no curve."""
     trouble: str = ""
-    """Why there is none."""
+    """The reason for a missing curve."""
     lacks: bool = False
     """Whether the cell failed because this machine lacks what it needs."""
 
 
 def cells(device: str) -> list[Cell]:
-    """All of a device."""
+    """Return all cells of a device."""
     matrix = [
         Cell(pipeline, stage, offload, dtype, lora)
         for dtype in DTYPES[device]
@@ -80,7 +80,7 @@ def cells(device: str) -> list[Cell]:
 
 
 def special(device: str) -> list[Cell]:
-    """Return the cells outside the matrix: other optimizers, NVMe, ZeRO++, all of `sft`."""
+    """Return the cells outside the matrix, all of pipeline `sft`: other optimizers, NVMe and ZeRO++."""
     swapped = [Cell("sft", 3, "nvme", dtype, lora) for dtype in ("fp32", "bf16") for lora in (False, True)]
     if device == "cpu":
         out = [Cell("sft", stage, "none", "fp32", False, optimizer) for optimizer in ("lion", "adagrad") for stage in OFFLOADS]
@@ -95,7 +95,7 @@ def special(device: str) -> list[Cell]:
 
 
 def tables_of(found: Mapping[Cell, Said], device: str) -> str:
-    """Return Markdown: the matrix, the cells outside it, those that did not run with the reasons, and the machine."""
+    """Return Markdown: the matrix, the cells outside it, the reasons for missing curves, and the machine."""
     if not found:
         return "None of these cells has been run."
     columns = [(dtype, lora) for dtype in DTYPES[device] for lora in (False, True)]
@@ -117,7 +117,7 @@ def tables_of(found: Mapping[Cell, Said], device: str) -> str:
 
 
 def figures(found: Mapping[Cell, Said], row: Sequence[Cell]) -> Iterator[str]:
-    """Return a difference, in bold above its tolerance; a word without a curve, a dash for a cell that was not run."""
+    """Yield the text of each cell: a difference, in bold above its tolerance; a word without a curve; a dash if it was not run."""
     for cell in row:
         said = found.get(cell)
         if said is None:
@@ -129,7 +129,7 @@ def figures(found: Mapping[Cell, Said], row: Sequence[Cell]) -> Iterator[str]:
 
 
 def troubles(found: Mapping[Cell, Said]) -> Iterator[str]:
-    """Return a line for each reason why cells have no curve."""
+    """Yield a line for each reason for missing curves."""
     reasons: dict[str, list[Cell]] = {}
     for cell, said in found.items():
         if said.difference is None:
@@ -143,10 +143,10 @@ def troubles(found: Mapping[Cell, Said]) -> Iterator[str]:
 
 
 def is_failed(said: Said) -> bool:
-    """Whether a curve is missing."""
+    """Whether a curve is missing although the machine has everything that the cell needs."""
     return said.difference is None and not said.lacks
 
 
 def is_bad(cell: Cell, said: Said) -> bool:
-    """Whether it failed, or exceeds its tolerance, also by NaN."""
+    """Whether a cell failed, exceeds its tolerance, or has a difference of NaN."""
     return is_failed(said) or (said.difference is not None and not said.difference <= cell.tolerance)

@@ -1,4 +1,4 @@
-"""Tasks of the DeepSpeed matrix: loss, the curve's metric, model and batches by pipeline."""
+"""The tasks of the DeepSpeed matrix: loss, metric of the curve, model and batches of each pipeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roll.types import TrainBatch
 
 UPDATES = 6
 EXAMPLES, TOKEN_BUDGET = 4, 24
-"""Number of responses or pairs of an update; number of tokens of a micro-batch."""
+"""Number of responses or pairs per update, and largest number of tokens per micro-batch."""
 SEED, LEARNING_RATE, WEIGHT_DECAY, MAX_GRAD_NORM = 3, 2e-3, 0.1, 0.5
 
 
@@ -30,10 +30,10 @@ class Task:
 
     loss: Loss
     metric: str
-    """Makes the curve."""
+    """Metric of the loss curve."""
     loss_agg_mode: str
     sequences_per_example: int = 1
-    """Number of compared sequences: 2 for pairs."""
+    """Number of sequences in an example: 2 for pairs."""
 
 
 TASKS = {
@@ -48,17 +48,17 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Folders:
-    """Folders of the models."""
+    """Folders of the models and of the swap files."""
 
     model: Path
     teacher: Path
     """Teacher of `distill`: the same model with other random weights."""
     swap: Path
-    """For NVMe."""
+    """Folder for the offload `nvme`."""
 
 
 def batches(pipeline: str) -> list[TrainBatch]:
-    """Return two alternating batches, without the reference's log-probs of `dpo` and the teacher's states."""
+    """Return two batches that alternate. The reference's log-probs for `dpo` and the teacher's states are not in them yet."""
     sequences_per_example, out = TASKS[pipeline].sequences_per_example, []
     for seed in (0, 1):
         generator = np.random.default_rng(seed)
@@ -88,7 +88,7 @@ def batches(pipeline: str) -> list[TrainBatch]:
 
 
 def model_args(cell: Cell) -> ModelConfig:
-    """Return the keys of the trained model. Layers are not compiled, which would take longer than the training."""
+    """Return the keys of the trained model. Layers are not compiled, because that would take longer than the training."""
     keys = {
         "dtype": cell.dtype,
         "lora_target": "all-linear" if cell.lora else None,

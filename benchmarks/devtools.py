@@ -1,4 +1,4 @@
-"""Controls a headless Chromium by the DevTools protocol."""
+"""Controls a headless Chromium through the DevTools protocol."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Page:
     numbers: count[int] = field(default_factory=count)
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Make one call of the protocol.
+        """Make one call of the protocol and return its result.
 
         Raises:
-            RuntimeError: it failed.
+            RuntimeError: the call failed.
             TimeoutError: there was no answer within `CALL_SECONDS`.
         """
         number = next(self.numbers)
@@ -61,10 +61,10 @@ class Page:
         return answer["result"]
 
     async def evaluate(self, script: str) -> Any:
-        """Return the value of an expression, awaited if it is a promise.
+        """Return the value of an expression. A promise is awaited.
 
         Raises:
-            RuntimeError: it threw.
+            RuntimeError: the expression threw an exception.
         """
         answer = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if details := answer.get("exceptionDetails"):
@@ -82,7 +82,7 @@ class Page:
             thrown = params["exceptionDetails"]
             self.problems.append(thrown.get("exception", {}).get("description", thrown["text"]))
         elif event.get("method") == "Network.requestWillBeSent" and not params["request"]["url"].startswith(("file:", "data:", "blob:")):
-            self.problems.append(f"asked the network for {params['request']['url']}")
+            self.problems.append(f"network request: {params['request']['url']}")
 
 
 @asynccontextmanager
@@ -90,7 +90,7 @@ async def chromium(program: Path) -> AsyncIterator[Page]:
     """Yield an empty tab of a browser with a temporary profile.
 
     Raises:
-        TimeoutError: it does not start within `START_SECONDS`.
+        TimeoutError: the browser does not start within `START_SECONDS`.
     """
     with tempfile.TemporaryDirectory(prefix="roll-pages-", ignore_cleanup_errors=True) as folder:
         command = [str(program), *FLAGS, f"--user-data-dir={folder}", "about:blank"]
@@ -117,7 +117,7 @@ async def chromium(program: Path) -> AsyncIterator[Page]:
 
 
 async def _listening(file: Path) -> tuple[str, str]:
-    """Return port and path that the browser has written."""
+    """Wait for the browser's file and return the port and path in it."""
     async with asyncio.timeout(START_SECONDS):
         while True:
             lines = file.read_text().splitlines() if file.is_file() else []

@@ -1,9 +1,9 @@
-"""Measures the driver's work between a rollout and a train step, in CPU microseconds a sample, by the size of the step.
+"""Measures the driver's work between a rollout and a train step, in CPU microseconds per sample, for several step sizes.
 
     python benchmarks/driver.py [--samples 4096,32768] [--mean-length 256] [--json FILE]
 
-Groups of 8 with responses of geometric lengths; made here, so no engine, trainer or Ray takes part. Times are the process's CPU time, the
-least of three rounds. To compare with another checkout, run it once more with PYTHONPATH=CHECKOUT.
+The groups of 8 responses with geometrically distributed lengths are generated here, without an engine, a trainer or Ray. Times are the CPU
+time of the process, the minimum of three rounds. To compare with another checkout, repeat the command with PYTHONPATH=CHECKOUT.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
     options = parse()
     sizes = [int(size) for size in options.samples.split(",")]
     found = {size: measure(size, options.mean_length) for size in sizes}
-    table = Table("part", *(f"{size:,} samples" for size in sizes), title="CPU time of the driver, microseconds a sample")
+    table = Table("part", *(f"{size:,} samples" for size in sizes), title="CPU time of the driver, microseconds per sample")
     for part in found[sizes[0]]:
         table.add_row(part, *(f"{found[size][part]:.1f}" for size in sizes))
     Console().print(table)
@@ -51,16 +51,16 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", default="4096,32768", help="sizes of a step")
-    parser.add_argument("--mean-length", type=int, default=256, help="tokens of a response; at most four times as many")
+    parser.add_argument("--samples", default="4096,32768", help="step sizes in samples, separated by commas")
+    parser.add_argument("--mean-length", type=int, default=256, help="mean tokens per response; the maximum is four times as long")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 
 def measure(samples: int, mean_length: int) -> dict[str, float]:
-    """Return microseconds a sample by part."""
+    """Return the microseconds per sample of each part."""
     groups = make_groups(samples // GROUP, mean_length)
     step = experience(groups, Shaping())
     parts: dict[str, Callable[[], Any]] = {
@@ -73,14 +73,14 @@ def measure(samples: int, mean_length: int) -> dict[str, float]:
 
 
 def seconds(part: Callable[[], Any]) -> float:
-    """CPU time of the process."""
+    """Return the CPU seconds of the process for one call of a part."""
     begin = time.process_time()
     part()
     return time.process_time() - begin
 
 
 def make_groups(count: int, mean_length: int) -> list[RolloutGroup]:
-    """Return finished and scored groups, all of one version."""
+    """Return complete, scored groups, all sampled by one policy version."""
     numbers = np.random.default_rng(0)
 
     def completion() -> Completion:

@@ -1,4 +1,4 @@
-"""Trains the tiny task beside busy processes, to check that slow processes are not taken for dead."""
+"""Trains the tiny task on cores with other busy processes, to check that slow processes are not taken for dead."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from benchmarks.fault_watch import Course
 LOOPS_PER_CORE = 2
 LOOP = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 END = 600.0
-"""Seconds for the current step, the checkpoint and the end."""
+"""Seconds in which an interrupted run must finish the current step, write the checkpoint and end."""
 
 
 @contextmanager
 def busy() -> Iterator[int]:
-    """Run so many busy processes while the block lasts, the same number on each core."""
+    """Run `LOOPS_PER_CORE` busy processes on each core until the context exits. Yield their number."""
     cores = sorted(os.sched_getaffinity(0)) * LOOPS_PER_CORE
     loops = [subprocess.Popen([sys.executable, "-c", LOOP, str(core)]) for core in cores]
     try:
@@ -35,7 +35,7 @@ def busy() -> Iterator[int]:
 
 
 def train(world: World, minutes: float) -> int:
-    """Train for so long, and report false alarms. Return 0 if there were none and the run ended in order."""
+    """Train for some minutes and report false alarms. Return 0 if there were none and the run ended in order."""
     name = "busy"
     extensions = world.folder / f"{name}.extensions"
     world = replace(world, steps=1_000_000)
@@ -52,6 +52,6 @@ def train(world: World, minutes: float) -> int:
     course = Course(Path(world.folder / name))
     course.look()
     alarms = [line.text for line in course.lines if line.at > began and ALARM.search(line.text)]
-    print(f"{(time.time() - began) / 60:.1f} minutes beside {loops} busy processes: {course.step} steps, status {status}")
+    print(f"{(time.time() - began) / 60:.1f} minutes with {loops} busy processes: {course.step} steps, status {status}")
     print(f"false alarms: {len(alarms)}", *alarms, sep="\n")
     return 0 if status == 128 + signal.SIGINT and not alarms and course.step > 0 else 1

@@ -1,4 +1,4 @@
-"""Plans the faults of a campaign from the seed alone, so that each of its runs can be repeated by itself."""
+"""Plans the faults of a campaign from the seed alone, so that each run of the campaign can be repeated separately."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """Whose process is hit."""
+    """The process that a fault hits."""
 
     ENGINE = "engine"
     CORE = "vLLM's process"
@@ -23,7 +23,7 @@ class Kind(StrEnum):
 
 
 class Phase(StrEnum):
-    """Phase of the run for the fault."""
+    """The phase of the run in which a fault is injected."""
 
     START = "start"
     GENERATE = "generate"
@@ -38,7 +38,7 @@ ENDS_RUN = (Kind.DRIVER, Kind.RAYLET, Kind.GCS)
 TRAINER_SIDE = (Kind.TRAINER, Kind.REFERENCE)
 """Roles whose group restarts from the last checkpoint."""
 STEPS = 24
-"""Number of steps of each run, enough for its faults, most of which wait for a phase of a step."""
+"""Number of steps of each run. Most faults wait for a phase of a step, so there must be enough steps for all faults."""
 PER_RUN = 12
 WORK = (Phase.GENERATE, Phase.SYNC, Phase.TRAIN, Phase.SAVE)
 PHASES = {
@@ -54,17 +54,20 @@ PHASES = {
     Kind.GCS: WORK,
 }
 CHEAP = (Kind.REWARD, Kind.CHILD, Kind.JUDGE)
-"""Processes without a costly start. A run has as many of these faults as its others leave room for."""
+"""Processes that start quickly. Their faults fill a run up to `PER_RUN`."""
 ENDS = (
     ((Kind.RAYLET, False), (Kind.GCS, True)),
     ((Kind.DRIVER, True), (Kind.RAYLET, True)),
     ((Kind.GCS, False), (Kind.DRIVER, False)),
 )
-"""Faults that end runs with even numbers, in turn, and whether the process is stopped. Runs with odd numbers start with a killed driver."""
+"""Faults that end the attempt of a run with an even number, used in turn, and whether the process is stopped (True) or killed.
+
+A run with an odd number starts with a killed driver instead.
+"""
 TOGETHER = 0.4
-"""Share of the faults that are injected together with the previous one."""
+"""Probability that a fault is injected together with the previous one."""
 STOPPED = 0.4
-"""Share of SIGSTOP; the others are SIGKILL."""
+"""Probability of SIGSTOP; otherwise the signal is SIGKILL."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +76,16 @@ class PlannedFault:
 
     kind: Kind
     is_stop: bool
-    """Whether the signal is SIGSTOP, not SIGKILL."""
+    """Whether the signal is SIGSTOP instead of SIGKILL."""
     phase: Phase
     rank: int
-    """If its role has so many."""
+    """Rank of the process in its role. If the role has fewer ranks, the lowest one is hit."""
     at_once: bool
-    """Whether it is injected together with the previous fault, not after that has healed."""
+    """Whether the fault is injected together with the previous one, without waiting until that one has healed."""
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """Return the name for tables."""
         return f"{'stop' if self.is_stop else 'kill'} {self.kind}"
 
 
@@ -94,7 +97,7 @@ def planned(seed: int, faults: int) -> list[list[PlannedFault]]:
 
 
 def _run(draw: random.Random, number: int) -> list[PlannedFault]:
-    """Return the faults of a run: one that ends it, two of the trainer's side, three of engines, the others of reward processes."""
+    """Return the faults of a run: some end the attempt, two hit the trainer's side, three engines, and the others rewards and judges."""
     starts = [PlannedFault(Kind.DRIVER, False, Phase.START, 0, at_once=False)] if number % 2 else []
     ends = [] if starts else [_fault(draw, kind, is_stop) for kind, is_stop in ENDS[number // 2 % len(ENDS)]]
     engines = [_fault(draw, Kind.ENGINE), _fault(draw, Kind.CORE)]

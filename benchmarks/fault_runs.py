@@ -122,7 +122,7 @@ class World:
         return [sys.executable, "-m", "roll.pipeline", "--config-name", "tiny/tiny_rlvr_lora_zero3", *keys]
 
     def _judge(self, placement: int) -> str:
-        """Return the section of the judge: behind a URL, one that approves right answers; in the run, the warmed-up policy, which writes a digit."""
+        """Return the section of the judge: one behind a URL that approves right answers, or the warmed-up policy, which writes a digit."""
         if not placement:
             asked = (
                 f"judge_model_type: api, judge_model_name: equality, judge_api_url: '{self.judge}', judge_prompt: {self.folder}/asked.txt"

@@ -14,9 +14,9 @@ from benchmarks.fault_plan import Kind, Phase
 
 PROC, SHARED = Path("/proc"), Path("/dev/shm")  # noqa: S108
 LONG_CALL = 0.12
-"""Least seconds of a trainer's call that is an update or a pass over a model. A sync's calls of the tiny model are shorter."""
+"""Minimum seconds of a trainer's call to count as an update or a forward pass. The calls of a sync are shorter with the tiny model."""
 TICKS = 3
-"""Least CPU ticks of 10 ms that an engine uses between two checks while it generates."""
+"""Minimum CPU ticks of 10 ms between two checks for an engine to count as generating."""
 LOOK = 0.03
 """Seconds between two checks."""
 LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (\w+) [\w.]+: (.*)")
@@ -59,7 +59,7 @@ VICTIMS: Mapping[Kind, tuple[str, Callable[[Seen], bool]]] = {
     Kind.RAYLET: ("", lambda one: one.command.split(" ")[0].endswith("/raylet")),
     Kind.GCS: ("", lambda one: one.command.split(" ")[0].endswith("/gcs_server")),
 }
-"""Prefix of the name of its log, if it has its own, and what distinguishes it from others that write there."""
+"""By kind: the prefix of its log's name, empty if it has no own log, and a test that identifies its process."""
 
 
 class Course:
@@ -96,7 +96,7 @@ class Course:
 
 
 class Watch:
-    """The processes of one attempt at a run, from its command to its end."""
+    """The processes of one attempt of a run."""
 
     def __init__(self, driver: int, folder: Path) -> None:
         self.driver, self._folder = driver, folder
@@ -124,11 +124,11 @@ class Watch:
         return {rank: one.pid for rank, one in enumerate(sorted(found, key=lambda one: one.pid))}
 
     def _is_fork(self, one: Seen) -> bool:
-        """Whether it is a fresh fork of a worker that still has the worker's name."""
+        """Whether a process is a fresh fork of a worker that still has the worker's name."""
         return any(other.pid == one.parent and other.log == one.log and other.command == one.command for other in self._seen)
 
     def phases(self) -> set[Phase]:
-        """Return the run's present phase by files and the kernel, empty if it is unclear."""
+        """Return the current phases of the run, judged by its files and processes. Empty if no phase is recognised."""
         found = set()
         if any((self._folder / "checkpoints").glob(".step_*")):
             found.add(Phase.SAVE)
@@ -172,7 +172,7 @@ class Watch:
 
 
 def _descendants(driver: int) -> Iterator[Seen]:
-    """By one pass over /proc."""
+    """Yield the driver's descendants, found in one pass over /proc."""
     parents = {}
     for folder in PROC.iterdir():
         if folder.name.isdecimal():

@@ -1,23 +1,23 @@
-"""Kills and stops processes of tiny runs on the CPU, and says what each cost and whether every run healed.
+"""Kills and stops processes of tiny runs on the CPU, and reports the cost of each fault and whether every run healed.
 
     python benchmarks/faults.py [--seed 0] [--faults 100] [--runs 0 2 5] [--folder FOLDER] [--json FILE] [--markdown FILE] [--plan]
     python benchmarks/faults.py --busy MINUTES [--folder FOLDER]
 
-The seed decides which faults come in which run, in which phase; `--runs` injects those of some runs alone. What is finished is not run
-again: the table is of all runs of the folder. Runs with even numbers have one engine that takes the adapter and a judge behind a URL, those
-with odd ones two engines that take whole weights and a judge in the run. Each is compared with a run of the same placement in which nothing
-is injected. Engines, rewards, judges, the trainer's ranks and the reference heal in the run; after the death of the driver, of Ray's
-raylet or its GCS the same command is given again. A stopped driver is let go on after 20 s.
+The seed determines the faults of each run and their phases; `--runs` selects some of the runs. Completed runs are not repeated, and the
+tables cover all runs in the folder. Runs with even numbers have one engine that receives the adapter, and a judge behind a URL. Runs with
+odd numbers have two engines that receive whole weights, and a judge in the run. Each run is compared with an undisturbed run of the same
+placement. The run itself replaces engines, rewards, judges, ranks of the trainer and the reference. After the death of the driver, of Ray's
+raylet or of its GCS, the same command is started again. A stopped driver is continued after 20 s.
 
-On the CPU roles take no turns, so the phase `move` is left to tests/gpu/test_deaths_gpu.py.
+On the CPU roles take no turns on devices, so the phase `move` is only tested in tests/gpu/test_deaths_gpu.py.
 
-`--busy` trains beside two processes on each core that never rest, with DeepSpeed's ops compiled anew, and counts what the run took
-for dead.
+`--busy` trains with two busy processes on each core, compiles DeepSpeed's ops again, and counts the living processes that the run took for
+dead.
 
-Effective training time, at the end, is for failures at a rate of one in `FAILURE_EVERY` seconds, of which GPUs of engines have the share
-`ENGINE_SHARE`:
+The effective training time, at the end, assumes one failure in `FAILURE_EVERY` seconds, of which the share `ENGINE_SHARE` hits GPUs of
+engines:
 
-    lost per failure of an engine   (notice + start) / engines + rest, as the other engines go on; rest = 0 where the trainer does
+    lost per failure of an engine   (notice + start) / engines, because the other engines continue
     lost per failure of a rank      notice + back-off + start + (steps between checkpoints / 2) x step
     effective                       1 - (share x lost by an engine + (1 - share) x lost by a rank) / FAILURE_EVERY
 """
@@ -44,7 +44,7 @@ TINY = ROOT / "examples" / "tiny"
 
 
 class JudgeHandler(BaseHTTPRequestHandler):
-    """A judge that approves `question response reference` if the last two are equal."""
+    """A judge that approves a message `question|response|reference` if response and reference are equal."""
 
     def do_POST(self) -> None:
         """Answer a chat completion."""
@@ -63,12 +63,12 @@ class JudgeHandler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def judging() -> Iterator[str]:
-    """A judge behind a URL."""
+    """Serve a judge until the context exits, and yield its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), JudgeHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -79,7 +79,7 @@ def judging() -> Iterator[str]:
 
 
 def prepare(folder: Path) -> None:
-    """Create model, problems of two domains, the warmed-up policy and the judges' templates, each once."""
+    """Create model, problems of two domains, the warmed-up policy and the judges' templates. Existing ones are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
         if not (folder / "output/tiny" / name).exists():
@@ -95,21 +95,21 @@ def prepare(folder: Path) -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--runs", type=int, nargs="*", help="numbers of runs (default: all)")
     parser.add_argument("--folder", type=Path, default=Path("output/benchmark-faults"))
-    parser.add_argument("--json", type=Path, help="for all that was found")
-    parser.add_argument("--markdown", type=Path, help="for the tables")
-    parser.add_argument("--plan", action="store_true", help="print the faults and end")
-    parser.add_argument("--busy", type=float, metavar="MINUTES", help="train on busy cores instead")
+    parser.add_argument("--json", type=Path, help="file for all outcomes")
+    parser.add_argument("--markdown", type=Path, help="file for the tables")
+    parser.add_argument("--plan", action="store_true", help="print the planned faults and end")
+    parser.add_argument("--busy", type=float, metavar="MINUTES", help="train on busy cores for MINUTES instead")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Inject the remaining faults, and print the tables. Return 0 if every run took all its steps and equals the undisturbed one."""
+    """Inject the remaining faults, and print the tables. Return 0 if every run is good (`is_good`)."""
     options = parse()
     runs = planned(options.seed, options.faults)
     if options.plan:
