@@ -1,4 +1,4 @@
-"""Host memory of roles that take turns on devices, while others work. Pure functions."""
+"""Host memory of roles that take turns on devices: the memory of a role while other roles use its devices. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RoleConfig
 
 WHILE_IT_WORKS = ("activations", "head", "kv_cache")
-"""Memory that a role only needs during a pass or while it generates."""
+"""Kinds of memory that a role only needs during a forward or backward pass, or while it generates."""
 FROZEN_TOKEN = 250
-"""Bytes of a token of a waiting request in an engine, with its log-prob: measured with vLLM's containers, 200 in its front end and
-48 in its scheduler."""
+"""Host memory in bytes for one token, with its log-prob, of a request that waits in an engine. Measured with vLLM's data structures: 200 in
+its front end and 48 in its scheduler."""
 
 
 def with_turns(memory: RoleMemory, plan: RolePlan, role: RoleConfig, config: Config, batch: BatchPlan) -> RoleMemory:
-    """The memory of a role that takes turns: what it holds between its pieces of work waits in host memory.
+    """Return the memory of a role that takes turns, with the host memory to which its state is offloaded while other roles work.
 
-    An engine's weights do not where the next sync brings all of them; requests that a sync finds unfinished wait there too.
+    An engine's weights are not offloaded if the next weight sync sends all of them. Requests that are unfinished at a weight sync are kept
+    in host memory as well.
     """
     engine, is_policy = vllm_config(role), plan.name == "actor_infer"
     kept = sum(size for kind, size in memory.device.items() if kind not in WHILE_IT_WORKS) * len(plan.devices[0])

@@ -1,11 +1,10 @@
-"""Estimates of memory, from the model's shape, ZeRO's arithmetic and the token budget. Pure functions.
+"""Estimates memory from the model's shape, the arithmetic of ZeRO and the token budget. Pure functions.
 
-With Φ parameters, mixed precision holds 2Φ bytes of weights, 2Φ of gradients and 12Φ of optimizer states
-(fp32 copy and two moments; Rajbhandari et al., ZeRO, 2020, section 3.1); fp32 holds 4Φ, 4Φ and the same 12Φ, for DeepSpeed
-copies fp32 weights, too, but 8Φ on stage 0. Stage 1 shares out the optimizer states over the ranks, stage 2 also gradients,
-stage 3 also weights. Under LoRA only the adapters have gradients and optimizer states. Activations follow Korthikanti et al.,
-2022, for fused attention.
-DeepSpeed's buffers are those of its configuration (`deepspeed/runtime/zero/config.py`).
+For Φ parameters, mixed precision needs 2Φ bytes of weights, 2Φ of gradients and 12Φ of optimizer states (an fp32 copy and two moments;
+Rajbhandari et al., ZeRO, 2020, section 3.1). fp32 needs 4Φ, 4Φ and also 12Φ, because DeepSpeed copies fp32 weights, too; on stage 0
+the optimizer states are 8Φ. Stage 1 shards the optimizer states over the ranks, stage 2 also the gradients, stage 3 also the weights. With
+LoRA, only the adapters have gradients and optimizer states. Activations follow Korthikanti et al., 2022, for fused attention. The sizes of
+DeepSpeed's buffers follow from its configuration (`deepspeed/runtime/zero/config.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from roll.config.schema.roles import CriticConfig, LearnerConfig, RoleConfig, Sc
 from roll.system.sizes import GIB
 
 LOGITS = 2**29
-"""Logits that exist at a time: 2 GiB in fp32, and half of it for their gradient in bf16. Each portion costs a read and a write of the
-head's gradient, and all but one are formed twice."""
+"""Largest number of logits that exist at a time: 2 GiB in fp32, and 1 GiB for their gradient in bf16. Each chunk of logits costs a read and
+a write of the head's gradient, and all chunks except one are computed twice."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,9 @@ class RoleMemory:
     device: Mapping[str, int]
     """Bytes on the device by kind: weights, gradients, optimizer, buffers, activations, head, kv_cache."""
     host: int = 0
-    """Bytes of host memory of each rank: offloaded states, and those that wait while other roles use its devices."""
+    """Bytes of host memory of each rank: offloaded states, and the states kept there while other roles use its devices."""
     reserved_fraction: float | None = None
-    """vLLM: share of the device for weights and KV cache together."""
+    """Fraction of the device that vLLM reserves for weights and KV cache together. None for other backends."""
 
     @property
     def device_total(self) -> int:
@@ -43,16 +42,17 @@ class RoleMemory:
 
 
 def head_tokens(vocabulary: int) -> int:
-    """Return the number of tokens whose logits are formed at a time: whole tiles of the matrix product for any vocabulary."""
+    """Return the number of tokens whose logits are computed at a time: a multiple of 128, so that the matrix product has whole tiles."""
     return max(128, LOGITS // vocabulary // 128 * 128)
 
 
 def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) -> RoleMemory:
-    """Estimate the memory of one rank's device.
+    """Return an estimate of the memory of one rank.
+
+    Sequence parallelism splits the tokens over ranks, and tensor parallelism the layers.
 
     Args:
-        longest: tokens of the longest sequence; a micro-batch is never smaller than one sequence. The ranks of sequence parallelism
-            share its tokens out, and those of tensor parallelism the layers.
+        longest: Number of tokens of the longest sequence. A micro-batch is never smaller than one sequence.
     """
     engine = vllm_config(role)
     width = 4 if role.model_args.dtype == "fp32" else 2
@@ -81,7 +81,7 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
 
 
 def _training_states(plan: RolePlan, role: LearnerConfig, shape: ModelShape) -> tuple[dict[str, int], int]:
-    """Return bytes on the device by kind, and bytes moved to the host."""
+    """Return the bytes on the device by kind, and the bytes in host memory."""
     settings = deepspeed_config(role)
     assert settings is not None, "a role that trains runs on DeepSpeed"
     zero, model, ranks = settings.zero_optimization, role.model_args, plan.ranks // tensor_parallel(role)
@@ -110,22 +110,23 @@ def _training_states(plan: RolePlan, role: LearnerConfig, shape: ModelShape) -> 
 
 
 def secondary(zero: ZeroOptimizationConfig, held: int) -> int:
-    """Return the number of weights in a rank's part of the second copy that the ranks of a host share (ZeRO++, hpZ)."""
+    """Return the number of weights in a rank's shard of the secondary copy, which is sharded over the ranks of a host (ZeRO++, hpZ)."""
     sharers = _or_its_own(zero, "zero_hpz_partition_size", 1)
     return held // sharers if sharers > 1 else 0
 
 
 def beside_offloaded(zero: ZeroOptimizationConfig, width: int) -> int:
-    """Return further bytes of host memory for each parameter with offloaded optimizer states.
+    """Return the host memory in bytes per parameter that offloaded optimizer states need in addition to the states.
 
-    Gradients as they add up and, unless swapped to NVMe, in fp32 for the update; below stage 3 the new weights on their way back.
+    This is the accumulated gradients, their fp32 copy for the update (unless the states are on NVMe), and below stage 3 the updated weights
+    before they are copied back.
     """
     swapped = zero.offload_optimizer is not None and zero.offload_optimizer.device == "nvme"
     return width * (1 if zero.stage == 3 else 2) + (0 if swapped else 4)
 
 
 def gathered(zero: ZeroOptimizationConfig, shape: ModelShape, ranks: int) -> int:
-    """Return the number of parameters that a rank of stage 3 has whole at a time: its limit, or the largest one, embedding or head."""
+    """Return the number of parameters that are gathered on a rank of stage 3 at a time: at least the embedding or the head."""
     if zero.stage < 3 or ranks == 1:
         return 0
     may = _or_its_own(zero, "stage3_max_live_parameters", 10**9)
@@ -133,14 +134,14 @@ def gathered(zero: ZeroOptimizationConfig, shape: ModelShape, ranks: int) -> int
 
 
 def bucketed(zero: ZeroOptimizationConfig) -> int:
-    """Return the number of gradients in the buckets of a reduction. Below stage 3, with overlap, another bucket is filled meanwhile."""
+    """Return the number of gradients in reduction buckets. With overlap below stage 3, a second bucket fills while one is reduced."""
     if zero.stage == 0 or not _or_its_own(zero, "contiguous_gradients", True):
         return 0
     return _or_its_own(zero, "reduce_bucket_size", 5 * 10**8) * (2 if zero.stage < 3 and _or_its_own(zero, "overlap_comm", False) else 1)
 
 
 def _or_its_own(zero: ZeroOptimizationConfig, key: str, default: int) -> int:
-    """Return the given value, or DeepSpeed's default for none or `auto`."""
+    """Return the value of `key`, or DeepSpeed's default if the key is not set or is `auto`."""
     given = (zero.model_extra or {}).get(key, "auto")
     return default if given == "auto" else int(given)
 
@@ -148,9 +149,9 @@ def _or_its_own(zero: ZeroOptimizationConfig, key: str, default: int) -> int:
 def layer_activations(shape: ModelShape, tokens: int, width: int, compiled: bool) -> int:
     """Return the bytes that one layer keeps for its backward pass.
 
-    Its input, two norms, q, k, v, attention's output and its projection, the gated MLP: two products, the activation
-    and their product; of a mixture of experts those that a token runs through. Compiled, norms and the MLP's elementwise parts are
-    formed again from what they are made of. Of a hybrid's two kinds of layers the one that keeps more.
+    A layer keeps its input, two norms, q, k, v, the attention output and its projection, and four tensors of the gated MLP: two products,
+    the activation and their product. In a mixture of experts only the experts of a token count. A compiled layer recomputes norms and the
+    elementwise parts of the MLP. A hybrid model has two kinds of layers, of which the larger one counts.
     """
     query, key = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
     mixer = max((3 if shape.gated_attention else 2) * query + 2 * key, delta_activations(shape))
@@ -160,10 +161,10 @@ def layer_activations(shape: ModelShape, tokens: int, width: int, compiled: bool
 
 
 def delta_activations(shape: ModelShape) -> int:
-    """Return the count of numbers that a gated-delta mixer keeps of a token, 0 without such a mixer.
+    """Return the number of values that a gated-delta mixer keeps for each token, or 0 if the model has no such mixer.
 
-    Queries, keys and values before and after the convolution, the queries and keys of every value head, the gate, the rule's output and
-    what the two make, and a row of each head's triangular system of a chunk of 64 tokens.
+    It keeps the queries, keys and values before and after the convolution, the queries and keys of every value head, the gate, the output
+    of the delta rule, the product of the two, and for each head one row of the triangular system of a chunk of 64 tokens.
     """
     if (delta := shape.delta) is None:
         return 0
@@ -171,41 +172,42 @@ def delta_activations(shape: ModelShape) -> int:
 
 
 def activations(shape: ModelShape, tokens: int, width: int, checkpointed: int, compiled: bool) -> int:
-    """Return the bytes of activations. A checkpointed layer only keeps its input, and one at a time is recomputed."""
+    """Return the bytes of all activations. A checkpointed layer keeps only its input, and one such layer at a time is recomputed."""
     layer = layer_activations(shape, tokens, width, compiled)
     kept = (shape.num_hidden_layers - checkpointed) * layer
     return kept + checkpointed * width * tokens * shape.hidden_size + (layer if checkpointed else 0)
 
 
 def head_bytes(shape: ModelShape, tokens: int, width: int, is_trained: bool) -> int:
-    """Return the bytes of a chunk's logits, their gradient, and the head's gradient in fp32 and rounded."""
+    """Return the bytes of a chunk of logits, of their gradient and, for a trained head, of its gradient in fp32 and in the model dtype."""
     return logit_bytes(shape, tokens, width) + is_trained * (4 + width) * shape.vocab_size * shape.hidden_size
 
 
 def logit_bytes(shape: ModelShape, tokens: int, width: int) -> int:
-    """Return the bytes of the logits that exist at a time in fp32, and of their gradient."""
+    """Return the bytes of the logits that exist at a time, in fp32, and of their gradient."""
     return (4 + width) * min(head_tokens(shape.vocab_size), tokens) * shape.vocab_size
 
 
 def fewest_checkpointed(spare: int, layers: int, layer: int) -> int:
-    """Return the number of layers that must be recomputed.
+    """Return the smallest number of layers that must be recomputed.
 
     Args:
-        spare: bytes that would stay free if all were; negative if they would not do.
-        layer: bytes that a layer keeps more if it is not.
+        spare: Bytes that are free if all layers are recomputed. Negative if there is too little memory even then.
+        layer: Additional bytes for each layer that is not recomputed.
     """
     return max(0, layers - max(0, spare) // max(1, layer))
 
 
 def checkpointed_layers(wish: str | int, layers: int) -> int:
-    """Return the number of recomputed layers in `gradient_checkpointing`. `auto` starts with all."""
+    """Return the number of layers that `gradient_checkpointing` recomputes at the start. `auto` starts with all layers."""
     return min(wish, layers) if isinstance(wish, int) else 0 if wish == "none" else layers
 
 
 def compiles(model_args: ModelConfig, on_gpu: bool) -> bool:
-    """Whether decoder layers are compiled.
+    """Return whether decoder layers are compiled.
 
-    A recomputed layer must drop out the same again, which compiled code does not promise; Liger fuses by hand.
+    `auto` does not compile with dropout, because a recomputed layer must repeat its dropout mask, which compiled code does not guarantee.
+    It does not compile with Liger either, which has its own fused kernels.
     """
     wish = model_args.compile_layers
     return wish if isinstance(wish, bool) else on_gpu and model_args.lora_dropout == 0 and not model_args.liger

@@ -1,4 +1,4 @@
-"""Memory of a device by piece of work, if roles take turns on it. Pure functions."""
+"""Memory of a device in each phase of a step, if roles take turns on it. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from roll.config.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Phase:
-    """One piece of work on a device."""
+    """One phase of a step on a device."""
 
     name: str
-    """`generation`, `judging`, `training`, `weight sync`, or the role that computes; `all at once` without turns."""
+    """`generation`, `judging`, `training`, `weight sync`, or the name of the active role; `all at once` if no roles take turns."""
     held: int
-    """Bytes, without an engine's reserve beyond its weights and the KV cache of one sequence."""
+    """Bytes in use. An engine counts only with its weights and the KV cache of one sequence, not with all memory that it reserves."""
     reserved_fraction: float | None = None
-    """Share of the device of an engine that generates then, for weights and KV cache together."""
+    """Fraction of the device that an active engine reserves for weights and KV cache together."""
 
 
 def misfits(plan: Plan, gpu_memory: float) -> list[str]:
-    """Return pieces of work that need more than a GPU's bytes, on the first such device.
+    """Return the phases that do not fit into a GPU, for the first device that has such phases.
 
-    Or an engine whose share has no room for one whole sequence besides its weights.
+    A phase with an engine does not fit if the fraction that the engine reserves is too small for its weights and one whole sequence.
+
+    Args:
+        gpu_memory: Memory of a GPU in bytes.
     """
     for device in plan.devices:
         found = [phase for phase in phases(plan, device) if phase.held > gpu_memory * (phase.reserved_fraction or 1.0)]
@@ -37,9 +40,9 @@ def misfits(plan: Plan, gpu_memory: float) -> list[str]:
 
 
 def phases(plan: Plan, device: int) -> list[Phase]:
-    """Return the memory of a device's roles in each piece of work, for roles with a known shape.
+    """Return the memory of a device in each phase, counting the roles whose model has a known shape.
 
-    Roles that take no turns are there in all of them.
+    Roles that take no turns count in every phase.
     """
     here = {name: memory for name, memory in plan.memory.items() if device in plan.roles[name].all_devices}
     movers = {name for name in here if not plan.turns.get(name, frozenset()).isdisjoint(here)}
@@ -50,7 +53,7 @@ def phases(plan: Plan, device: int) -> list[Phase]:
 
 
 def _work(movers: Mapping[str, RoleMemory]) -> Iterator[tuple[str, dict[str, RoleMemory]]]:
-    """Return each piece of work with the roles that are onloaded for it."""
+    """Yield the name of each phase, with the memory of the roles that are on the device during it."""
     infer, train = movers.get("actor_infer"), movers.get("actor_train")
     if infer:
         yield "generation", {"actor_infer": infer}

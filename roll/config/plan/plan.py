@@ -1,4 +1,4 @@
-"""The plan of a checked configuration: roles on devices, batch arithmetic, the reference, memory. Pure but for looking at paths."""
+"""The plan of a checked configuration: roles on devices, batch arithmetic, reference and memory. Only reads the file system."""
 
 from __future__ import annotations
 
@@ -30,44 +30,43 @@ ReferencePlan = Literal["unused", "role", "adapter_off"]
 
 @dataclass(frozen=True)
 class Plan:
-    """All consequences of a configuration before anything starts."""
+    """Everything that follows from a configuration before anything starts."""
 
     roles: Mapping[str, RolePlan]
     """Groups of workers to start, by name: the roles with a model, then `rewards.<domain>` and `environments.<domain>`.
 
-    A reference that is unused is not here."""
+    An unused reference is not included."""
     batch: BatchPlan
     reference: ReferencePlan
-    """Source of reference log-probs: none, the role `reference`, or `actor_train` with its adapter off."""
+    """Source of the reference log-probs: none, the role `reference`, or `actor_train` with its adapter off."""
     nodes: int
-    """Number of nodes of the devices, 0 on the CPU."""
+    """Number of nodes that the devices are on, 0 on the CPU."""
     memory: Mapping[str, RoleMemory]
-    """Estimates by role, if the model's shape is known."""
+    """Memory estimates by role, for roles whose model has a known shape."""
     turns: Mapping[str, frozenset[str]]
-    """For each role that takes turns on its devices, the other roles."""
+    """For each role that takes turns on its devices, the roles with which it takes turns."""
     notes: tuple[str, ...]
-    """Notes on what the plan could not know or had to decide."""
+    """Notes on unknown facts, on automatic choices, and on possible savings."""
     warnings: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of every worker from `.deepspeed_env`."""
+    """Environment variables from `.deepspeed_env`, which every worker gets."""
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Return every device that a role uses, in order."""
+        """Return every device that any role uses, in ascending order."""
         return tuple(sorted({device for role in self.roles.values() for device in role.all_devices}))
 
 
 def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
-    """Check what the schema cannot, and plan.
+    """Return the plan of a configuration, after all checks that the schema cannot make.
 
-    Models, data files and packages that are missing are faults of a run. In a dry run, which may happen on another machine, they are
-    warnings.
+    Missing models, data files and packages are faults. In a dry run they are only warnings, because the run may happen on another machine.
 
     Args:
-        earlier: faults that were found before; they are raised together with those that are found here.
+        earlier: Faults that were found before. They are raised together with the faults found here.
 
     Raises:
-        ConfigError: with every fault found.
+        ConfigError: the configuration has faults. The error lists all of them.
     """
     faults = [*earlier, *placement_faults(config), *experiment_faults(config), *deepspeed_faults(config), *batch_faults(config)]
     found = look(config)
@@ -130,7 +129,7 @@ def _reference(config: Config) -> ReferencePlan:
 
 def _tight_budget(role: RolePlan, batch: BatchPlan) -> str:
     unit = "sequence" if batch.longest_example == batch.longest_sequence else "pair"
-    longest = f"the longest {unit}, {batch.longest_example} tokens, which then runs alone"
+    longest = f"the longest {unit}, {batch.longest_example} tokens, which runs in a micro-batch of its own"
     return f"{role.name}.max_tokens_per_microbatch: {role.tokens_per_microbatch} is less than {longest}"
 
 

@@ -1,4 +1,4 @@
-"""A plan on the terminal."""
+"""Prints a plan on the terminal."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.system.sizes import GIB
 
 WIDTH = 160
-"""Number of characters of a line without a terminal."""
+"""Width of a line in characters if there is no terminal."""
 REFERENCE = {
-    "unused": "none, no term of the loss or the reward uses them; a reference role is not started",
+    "unused": "none; neither the loss nor the reward uses them, so no reference role is started",
     "role": "the role reference",
     "adapter_off": "actor_train with its adapter off",
 }
 
 
 def show_plan(config: Config, plan: Plan, console: Console) -> None:
-    """Print roles, batch arithmetic and memory."""
+    """Print the roles, the batch arithmetic and the memory estimates of a plan."""
     console.print(f"[bold]{config.exp_name}[/bold]: {steps_text(config)} of {config.pipeline}, into {config.output_dir}", highlight=False)
     console.print(_roles(plan))
     for line in (*arithmetic_lines(config, plan), *variant_lines(config)):
@@ -47,7 +47,7 @@ def show_plan(config: Config, plan: Plan, console: Console) -> None:
 
 
 def steps_text(config: Config) -> str:
-    """Return the length of the run. The number of steps of an epoch is only known after reading the rows, which a plan does not do."""
+    """Return the length of the run, in epochs if it follows the data: a plan does not read the rows, so their number is unknown."""
     if isinstance(config, RlvrConfig):
         return f"{config.max_steps} steps"
     epochs = row_learner(config)[1].training_args.num_train_epochs
@@ -56,7 +56,7 @@ def steps_text(config: Config) -> str:
 
 
 def plan_text(config: Config, plan: Plan) -> str:
-    """Return the same as lines of text."""
+    """Return the output of `show_plan` as text."""
     text = StringIO()
     show_plan(config, plan, Console(file=text, width=WIDTH))
     return text.getvalue()
@@ -73,7 +73,7 @@ def _roles(plan: Plan) -> Table:
 
 
 def _table(title: str) -> Table:
-    """Return a table for narrow terminals, with wrapped columns."""
+    """Return an empty table whose narrow padding suits small terminals."""
     return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
@@ -89,7 +89,7 @@ def _devices(role: RolePlan) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Return `0-3, 6` for 0, 1, 2, 3, 6."""
+    """Return sorted numbers as ranges: `0-3, 6` for 0, 1, 2, 3, 6."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
@@ -100,7 +100,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
-    """Return what a step generates and learns from."""
+    """Return the lines on the nodes, on the data that a step generates and trains on, and on the longest sequence."""
     batch = plan.batch
     lines = [f"Nodes: {plan.nodes} of {config.num_gpus_per_node} devices"] if plan.nodes else []
     if isinstance(config, RlvrConfig):
@@ -117,7 +117,7 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
     if isinstance(config, RlvrConfig) and config.critic:
         learnt = sequences_per_update(config.critic)
         updates = batch.sequences_per_step // learnt * config.ppo_epochs
-        alone = f"; alone in the first {config.critic_warmup} steps" if config.critic_warmup else ""
+        alone = f"; the first {config.critic_warmup} steps train only the critic" if config.critic_warmup else ""
         lines.append(f"Critic: {_updates(updates)} a step, of {learnt} sequences{alone}")
     if isinstance(config, RlvrConfig) and config.environments:
         lines += _episodes(config)
@@ -125,12 +125,12 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
     if batch.longest_sequence == single:
         lines.append(f"Longest sequence: {config.prompt_length} + {config.response_length} = {single} tokens")
     else:
-        lines.append(f"Longest sequence: {batch.longest_sequence} tokens, of which {config.response_length} a turn at most")
+        lines.append(f"Longest sequence: {batch.longest_sequence} tokens, of which at most {config.response_length} per turn")
     return lines
 
 
 def _episodes(config: RlvrConfig) -> list[str]:
-    """Return a line on each environment, with the number of concurrent episodes."""
+    """Return a line for each environment, with its number of concurrent episodes."""
     return [
         f"Environment {domain}: {environment_of(domain, section)}{', an agent through the gateway' if section.agent else ''}, "
         f"at most {section.max_turns} turns"
@@ -140,9 +140,9 @@ def _episodes(config: RlvrConfig) -> list[str]:
 
 
 def _judging(config: RlvrConfig) -> list[str]:
-    """Return when models that give rewards work."""
+    """Return the lines on when reward models score the responses."""
     roles, in_turn = reward_roles(config), judged_in_turn(config)
-    when = {"as responses end": sorted(set(roles) - in_turn), "once all responses of a step are there": sorted(in_turn)}
+    when = {"as responses finish": sorted(set(roles) - in_turn), "once all responses of a step are generated": sorted(in_turn)}
     return [f"Judging: {', '.join(names)}, {said}" for said, names in when.items() if names]
 
 
@@ -155,7 +155,7 @@ def _generation(config: RlvrConfig) -> str:
     if batches == 1:
         return ahead
     limit = age_limit(ratio, batches)
-    return f"{ahead}; a step takes the first groups to finish in a window of {batches} batches; none is older than {limit} steps"
+    return f"{ahead}; a step trains on the first groups to finish in a window of {batches} batches; none is older than {limit} steps"
 
 
 def _updates(count: int) -> str:
@@ -180,23 +180,23 @@ def _memory(plan: Plan) -> Table:
 
 
 def device_lines(plan: Plan) -> list[str]:
-    """Return devices with the same memory, and that memory by piece of work, if roles take turns."""
+    """Return a line for each group of devices with the same memory, with the memory in each phase if roles take turns."""
     groups: dict[tuple[Phase, ...], list[int]] = {}
     for device in plan.devices:
         groups.setdefault(tuple(phases(plan, device)), []).append(device)
     if not groups:
         total = sum(memory.device_total * plan.roles[name].ranks for name, memory in plan.memory.items())
-        return [f"The CPU holds at most, with all roles at once: {_gib(total)} GiB"]
-    return [f"Device {ranges(devices)} holds at most: {_phases(found)}" for found, devices in groups.items()]
+        return [f"The CPU needs at most, with all roles at once: {_gib(total)} GiB"]
+    return [f"Device {ranges(devices)} needs at most: {_phases(found)}" for found, devices in groups.items()]
 
 
 def verdict(plan: Plan, gpu_memory_gib: float) -> str:
-    """Return whether all of it fits into GPUs of this size, by the estimate."""
+    """Return the line that says whether the plan fits into GPUs of this size, by the estimate."""
     wrong = misfits(plan, gpu_memory_gib * GIB)
     size = f"GPUs of {gpu_memory_gib:g} GiB, by the estimate"
     if not wrong:
         return f"It fits into {size}"
-    remedy = "more GPUs, ZeRO-3, offload, a larger tensor_parallel_size, or a smaller max_tokens_per_microbatch"
+    remedy = "use more GPUs, ZeRO-3, offload, a larger tensor_parallel_size, or a smaller max_tokens_per_microbatch"
     return f"warning: too much for {size}: {', '.join(wrong)}; {remedy}"
 
 

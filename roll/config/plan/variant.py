@@ -1,4 +1,4 @@
-"""The variant of a run: the keys that decide what is learnt and how. Pure functions."""
+"""The variant of a run: the keys that determine its training. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll.config.schema.secrets import redacted
 
 MODEL = ("lora_target", "lora_rank", "lora_alpha", "lora_dropout", "dtype", "gradient_checkpointing", "attn_implementation")
 ADAPTER = MODEL[1:4]
-"""Keys without an effect if all weights are trained."""
+"""Keys that have no effect if all weights are trained."""
 ZERO = ("stage", "offload_optimizer", "offload_optimizer.device", "offload_param", "offload_param.device")
 TRAINING = (
     "optimizer",
@@ -33,7 +33,7 @@ RLVR: Mapping[str, Sequence[str]] = {
 OTHERS: Mapping[str, Sequence[str]] = {
     "Loss": ("loss_on", "preference_loss", "beta", "label_smoothing", "simpo_gamma", "reference_log_probs", "divergence", "temperature"),
 }
-"""Keys to show for pipelines that learn from given rows."""
+"""Keys to show for pipelines that train on given rows."""
 COMMON: Mapping[str, Sequence[str]] = {
     "Steps": ("save_steps", "eval_steps", "seed", "max_grad_norm", "resume_from_checkpoint"),
     "Trackers": ("track_with",),
@@ -44,15 +44,15 @@ SHOWN_AS_RANKS = ("device_mapping", "world_size", "strategy_args.strategy_name")
 """Keys of a role in the plan's first table."""
 NONE = "none"
 SAYS_WITHOUT = ("lora_target", "offload_optimizer", "offload_param")
-"""Keys that are also shown if they are not given: all weights are trained, nothing is offloaded."""
+"""Keys that are shown even if they are not set, because `none` is informative: all weights are trained, nothing is offloaded."""
 ENGINE_KEYS = "strategy_args.strategy_config."
-"""Parts of a path that are not shown, because the keys in these blocks are unique without them."""
+"""Part of a key path that is not shown, because the keys in these blocks are unique without it."""
 
 
 def variant_lines(config: Config) -> list[str]:
-    """Return a line for each subject with its keys and their values, and then all other keys without default values, block by block.
+    """Return a line for each subject with its keys and values, then a line for each block with the other keys that differ from defaults.
 
-    Two configurations that differ in a key differ in a line that names it, but for keys that hold secrets.
+    If two configurations differ in a key, a line that names this key differs as well, except for keys with secrets.
     """
     values = flattened(redacted(config.model_dump(mode="json")))
     given = flattened(redacted(config.model_dump(mode="json", exclude_defaults=True)))
@@ -69,7 +69,7 @@ def variant_lines(config: Config) -> list[str]:
 
 
 def _subjects(config: Config) -> Iterator[tuple[str, str, Sequence[str]]]:
-    """Subject, the block in which its keys stand, and the keys."""
+    """Yield each subject with the path of the block that contains its keys, and the keys."""
     name, role = learner(config)
     model = [key for key in MODEL if role.model_args.lora_target or key not in ADAPTER]
     yield "Learns", f"{name}.model_args.", model
@@ -85,7 +85,7 @@ def _subjects(config: Config) -> Iterator[tuple[str, str, Sequence[str]]]:
 
 
 def _rest(given: Mapping[str, str]) -> list[str]:
-    """Return keys with their values, a line for each block of the file."""
+    """Return a line for each block, with the given keys and their values."""
     blocks = dict[str, list[str]]()
     for path, value in given.items():
         block, _, key = path.partition(".")
@@ -96,14 +96,14 @@ def _rest(given: Mapping[str, str]) -> list[str]:
 
 
 def flattened(tree: Any, path: str = "") -> dict[str, str]:
-    """Return the values of a tree of plain values as texts, by dotted path, without empty blocks."""
+    """Return the values in nested plain blocks as text, by dotted path. Empty blocks are left out."""
     if isinstance(tree, Mapping):
         return {name: text for key, value in tree.items() for name, text in flattened(value, f"{path}.{key}" if path else str(key)).items()}
     return {path: text_of(tree)}
 
 
 def text_of(value: Any) -> str:
-    """Return a value as in a YAML file, without quotes."""
+    """Return a value as YAML writes it, without quotes."""
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(text_of, value)) + "]"
     if value is None or isinstance(value, bool):

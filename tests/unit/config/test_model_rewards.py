@@ -164,9 +164,9 @@ def test_shared_devices_make_it_judge_after_the_rollout() -> None:
     plan = make_plan(config)
     assert plan.turns["rewards.llm_judge"] == {"actor_train", "actor_infer"}
     assert "rewards.llm_judge" in plan.turns["actor_infer"]
-    assert "Judging: rewards.llm_judge, once all responses of a step are there" in arithmetic_lines(config, plan)
+    assert "Judging: rewards.llm_judge, once all responses of a step are generated" in arithmetic_lines(config, plan)
     alone = experiment({**INFERENCE, "device_mapping": [4, 5]})
-    assert "Judging: rewards.llm_judge, as responses end" in arithmetic_lines(alone, make_plan(alone))
+    assert "Judging: rewards.llm_judge, as responses finish" in arithmetic_lines(alone, make_plan(alone))
     assert not judged_in_turn(experiment({**INFERENCE, "device_mapping": [2, 3]}, time_sharing=False))
     assert not judged_in_turn(experiment({**INFERENCE, "device_mapping": [4, 5]}))
     assert not judged_in_turn(experiment(INFERENCE))

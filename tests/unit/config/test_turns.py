@@ -120,8 +120,8 @@ def test_roles_that_learn_from_given_rows_take_turns_too(pipeline: str, learner:
     memory = {learner: MEMORY["actor_train"], other: MEMORY["reference"]}
     lines = device_lines(replace(plan, memory=memory))
     assert lines == [
-        "Device 0 holds at most: all at once 116.00 GiB",
-        f"Device 1 holds at most: {other} 14.00 GiB, training 116.00 GiB",
+        "Device 0 needs at most: all at once 116.00 GiB",
+        f"Device 1 needs at most: {other} 14.00 GiB, training 116.00 GiB",
     ]
     assert make_plan(offline(pipeline, time_sharing=False)).turns == {}
 
@@ -200,12 +200,12 @@ def test_memory_is_told_by_piece_of_work_where_roles_take_turns() -> None:
     alone = "reference 14.00 GiB, training 116.00 GiB"
     # To sync, the trainer's states and the engine's weights, without activations and KV cache.
     assert shown(range(16), range(12), range(16)) == [
-        f"Device 0-11 holds at most: {generation}, {alone}, weight sync 119.00 GiB",
-        f"Device 12-15 holds at most: {alone}",
+        f"Device 0-11 needs at most: {generation}, {alone}, weight sync 119.00 GiB",
+        f"Device 12-15 needs at most: {alone}",
     ]
     assert shown(range(4), range(4, 8), range(4)) == [
-        f"Device 0-3 holds at most: {alone}",
-        "Device 4-7 holds at most: all at once 14.00 GiB (90% of the device with the KV cache)",
+        f"Device 0-3 needs at most: {alone}",
+        "Device 4-7 needs at most: all at once 14.00 GiB (90% of the device with the KV cache)",
     ]
 
 
@@ -220,22 +220,22 @@ def test_the_plan_shows_a_wider_window_with_its_age_limit() -> None:
     assert told(async_generation_ratio=1.5) == "Generation: up to 1.5 steps ahead of training"
     window = 3 * experiment(*placed).rollout_batch_size
     assert told(async_generation_ratio=1.5, rollout_window=window) == (
-        "Generation: up to 1.5 steps ahead of training; a step takes the first groups to finish in a window of 3 batches; "
+        "Generation: up to 1.5 steps ahead of training; a step trains on the first groups to finish in a window of 3 batches; "
         "none is older than 4 steps"
     )
 
 
 def test_memory_is_added_up_where_roles_stay() -> None:
     together = "all at once 144.00 GiB (90% of the device with the KV cache)"
-    assert shown(range(1), range(1), range(1), time_sharing=False) == [f"Device 0 holds at most: {together}"]
+    assert shown(range(1), range(1), range(1), time_sharing=False) == [f"Device 0 needs at most: {together}"]
     assert shown(range(4), range(4, 8), range(4, 8), async_generation_ratio=1.0) == [
-        "Device 0-3 holds at most: all at once 116.00 GiB",
-        "Device 4-7 holds at most: all at once 28.00 GiB (90% of the device with the KV cache)",
+        "Device 0-3 needs at most: all at once 116.00 GiB",
+        "Device 4-7 needs at most: all at once 28.00 GiB (90% of the device with the KV cache)",
     ]
 
 
 def test_on_a_device_where_nobody_makes_room_roles_are_added_up() -> None:
     # The reference takes turns with the trainer, but beside the engine, which never pauses, it stays.
     lines = shown(range(4), range(4, 8), range(5), async_generation_ratio=1.0)
-    assert lines[0] == "Device 0-3 holds at most: reference 14.00 GiB, training 116.00 GiB"
-    assert lines[1] == "Device 4 holds at most: all at once 28.00 GiB (90% of the device with the KV cache)"
+    assert lines[0] == "Device 0-3 needs at most: reference 14.00 GiB, training 116.00 GiB"
+    assert lines[1] == "Device 4 needs at most: all at once 28.00 GiB (90% of the device with the KV cache)"
