@@ -95,8 +95,7 @@ class DeepSpeedConfig(StrictConfig):
     )
     activation_checkpointing: dict[str, Any] | None = Field(
         None,
-        description="DeepSpeed's block of this name, such as `cpu_checkpointing`, which keeps the inputs of recomputed layers in "
-        "host memory.",
+        description="DeepSpeed's block of this name. Its key `cpu_checkpointing` keeps the inputs of recomputed layers in host memory.",
     )
     aio: dict[str, Any] | None = Field(None, description="DeepSpeed's block for asynchronous I/O, for offload to NVMe.")
     tensor_parallel: TensorParallelConfig | None = Field(None, description="Settings of tensor parallelism (AutoTP).")

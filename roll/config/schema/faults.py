@@ -149,7 +149,7 @@ def shown(value: Any) -> str:
 
 
 def shown_at(place: Sequence[str | int], value: Any) -> str:
-    """Like `shown`, but hide the value if its key marks it as secret. In `system_envs` numbers are hidden, too: they may be secrets."""
+    """Like `shown`, but hide the value if the key marks it as secret: a text, and in `system_envs` also a number."""
     is_text = isinstance(value, str) or "system_envs" in place and not isinstance(value, Mapping)
     return HIDDEN if is_text and is_secret(place[-1]) or place[-1] == LOGIN else shown(value)
 
