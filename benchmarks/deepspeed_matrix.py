@@ -6,10 +6,10 @@
 Every cell trains a model of 1.1 million random weights for six updates on two ranks, each update in several micro-batches. It is compared
 with one process of PyTorch in float64: the figure is the largest difference between the two loss curves. With `--device cuda` the ranks are
 two GPUs, and the cells are those that a CPU cannot run. `--only` selects cells whose name contains one of the texts. `--pairs` is the
-number of cells that are trained at the same time. FOLDER stores a line for each cell in `cpu.jsonl` or `cuda.jsonl`. A cell with a curve is not
-trained again, and no cell starts after `--seconds` (1800): repeat the command until the tables are complete. The tables are printed, and
-`--write` also writes them into the page, between the device's two marks; with `--seconds 0` nothing is trained. The exit status is 1 if a
-cell failed or its difference exceeds its tolerance.
+number of cells that are trained at the same time. FOLDER stores a line for each cell in `cpu.jsonl` or `cuda.jsonl`. A cell with a curve is
+not trained again, and no cell starts after `--seconds` (1800): repeat the command until the tables are complete. The tables are printed,
+and `--write` also writes them into the page, between the device's two marks; with `--seconds 0` nothing is trained. The exit status is 1 if
+a cell failed or its difference exceeds its tolerance.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ from benchmarks.work import parameters
 from roll.models.flops import TrainingFlops
 
 PEAK = 790e12
-"""FLOP/s of an H200 for a measured bf16 product of 8192-cubes, the reference of MFU."""
+"""Measured FLOP/s of an H200 for a bf16 product of two 8192 x 8192 matrices. MFU is relative to this value."""
 PARTS = {"rollout": "generate", "log_probs": "forward", "reference": "forward", "train": "train", "weight_sync": "copy"}
-"""Parts of a step and their floors."""
+"""Floor of each part of a step."""
 SUMMED = ("rollout", "log_probs", "reference", "train")
-"""Parts whose floors make the floor of a step."""
+"""Parts whose floors add up to the floor of a step."""
 
 
 def medians(figures: dict[str, list[float]]) -> dict[str, float]:
@@ -27,9 +27,9 @@ def medians(figures: dict[str, list[float]]) -> dict[str, float]:
 
 
 def mfu(shape: Mapping[str, Any], adapter: bool, tokens: int, seconds: float, devices: int) -> float:
-    """Return the share of the GPUs' peak for training on so many tokens in so many seconds.
+    """Return the model FLOPs utilisation of training on so many tokens in so many seconds.
 
-    Counted is what `TrainingFlops` says, without attention; of an adapter's training, the frozen weights beneath it alone.
+    FLOPs are those of `TrainingFlops` without attention. With an adapter, only the frozen weights beneath it are counted.
     """
     count = parameters(dict(shape))
     return TrainingFlops(count, trained=0 if adapter else count).of([tokens]) / (seconds * PEAK * devices)
@@ -40,18 +40,18 @@ class Result:
     """A step and its floors."""
 
     work: dict[str, Any]
-    """A `Work`, as a mapping."""
+    """The fields of a `Work`."""
     versions: dict[str, str]
     lines: list[dict[str, Any]]
     """The metrics of every step."""
     floors: dict[str, float]
-    """Seconds."""
+    """Seconds of each floor."""
     warm_up: int
     """Number of first steps that are not counted."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return medians over the counted steps."""
+        """Return the median of each metric over the counted steps."""
         counted = self.lines[self.warm_up :]
         names = {name for line in counted for name in line}
         return {name: statistics.median(line[name] for line in counted if line.get(name) is not None) for name in sorted(names)}
@@ -62,7 +62,7 @@ class Result:
         return {name.removeprefix("time/"): value for name, value in self.metrics.items() if name.startswith("time/")}
 
     def floor(self, part: str) -> float | None:
-        """Return the seconds of a part's floor, None if it was not measured."""
+        """Return the seconds of a part's floor. None if it was not measured."""
         name = PARTS[part]
         if part == "log_probs" and self.work["lora_rank"]:
             name = "forward_adapter"
@@ -73,13 +73,13 @@ class Result:
 
     @property
     def floor_of_step(self) -> float | None:
-        """Return the sum of the floors of the step's parts, None if one was not measured."""
+        """Return the sum of the floors of the step's parts. None if one was not measured."""
         needed = [self.floor(part) for part in SUMMED if part in self.step]
         return None if None in needed else sum(floor for floor in needed if floor is not None)
 
     @property
     def ratio(self) -> float | None:
-        """Return the ratio of the step to the sum of its floors."""
+        """Return the ratio of the step to the sum of its floors. None if a floor was not measured."""
         return self.step["step"] / self.floor_of_step if self.floor_of_step else None
 
     @property
@@ -88,7 +88,7 @@ class Result:
         return self.work["prompts"] * self.work["samples"] * (self.work["prompt_tokens"] + self.work["response_tokens"])
 
     def mfu(self, seconds: float) -> float:
-        """Return the share of the GPUs' peak for training in so many seconds."""
+        """Return the model FLOPs utilisation of training in so many seconds."""
         return mfu(self.work["shape"], self.work["lora_rank"] > 0, self.tokens, seconds, max(1, len(self.work["devices"])))
 
     @property
@@ -104,13 +104,13 @@ class Result:
         return said
 
     def summary(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return everything, for JSON."""
         measured = {"step": self.step, "floors": self.floors, "ratio": self.ratio, "figures": self.figures}
         return {"work": self.work, "versions": self.versions, **measured, "lines": self.lines}
 
 
 def show(result: Result) -> None:
-    """Return one table of the parts beside their floors, and one of the other figures."""
+    """Print one table of the parts and their floors, and one of the other figures."""
     work, console = result.work, Console(width=90)
     size = f"{work['prompts']} prompts x {work['samples']} samples x {work['response_tokens']} tokens"
     table = Table(title=f"{size}, seconds")

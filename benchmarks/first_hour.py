@@ -2,9 +2,9 @@
 
     python benchmarks/first_hour.py [--terminal] [--busy 2] [--json FILE] [KEY=VALUE ...]
 
-Runs one step of the tiny world (model and problems are made in a temporary folder) and notes when each line came. A sign is a text that
-begins with a role and differs from what stood there before. `--terminal` gives the run a terminal of 80 columns in place of a file;
-`--busy` runs so many processes beside it that do nothing but count. The exit status is 1 where a silence is longer than it should be.
+Runs two steps of the tiny task (model and problems are created in a temporary folder) and records the time of each line until the first
+step. A sign is a line that begins with a role and differs from that role's previous line. `--terminal` connects the run to a terminal of 80
+columns instead of a pipe; `--busy` also starts so many busy processes. The exit status is 1 if the first sign or any later one is late.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "examples" / "tiny"
 FIRST_SECONDS, SILENT_SECONDS = 2.0, 5.0
-"""Largest seconds to the first sign, and between two signs."""
+"""Largest allowed seconds until the first sign, and between two signs."""
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 SIGN = re.compile(r"^(driver|actor_\w+|reference|critic|teacher|student|\w+_train|(?:rewards|environments)\.\w+): (\S.*)")
 FIRST_STEP = re.compile(r"\bstep 1/")
@@ -38,7 +38,7 @@ SPIN = "while True: pass"
 
 @dataclass(frozen=True)
 class Sign:
-    """A line, or its change on the screen."""
+    """A new or changed line on the screen."""
 
     second: float
     """Seconds since the command's start."""
@@ -55,7 +55,7 @@ class Course:
 
     @property
     def silences(self) -> list[tuple[float, float, str]]:
-        """Return silences in seconds, their starts, and the signs before them; the longest first."""
+        """Return seconds and start of each silence, and the sign before it; the longest first."""
         moments = [*((sign.second, sign.text) for sign in self.signs), (self.first_step, "")]
         if not self.signs:
             moments.insert(0, (self.first_output, "no sign at all"))
@@ -64,13 +64,13 @@ class Course:
 
 
 def main() -> int:
-    """Run, print the findings, and judge them."""
+    """Run, print the findings, and return 1 if a sign was late."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--terminal", action="store_true")
-    parser.add_argument("--columns", type=int, default=80, help="of the terminal")
-    parser.add_argument("--busy", type=int, default=0, metavar="PROCESSES")
+    parser.add_argument("--columns", type=int, default=80, help="width of the terminal")
+    parser.add_argument("--busy", type=int, default=0, metavar="PROCESSES", help="number of busy processes")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--record", type=Path, help="file for all that the run prints")
+    parser.add_argument("--record", type=Path, help="file for the output of the run")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="first-hour-") as scratch:
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def prepared(folder: Path, overrides: Sequence[str]) -> list[str]:
-    """Create the tiny world. Return the command of a run of one step in it."""
+    """Create model and problems of the tiny task. Return the command of a run of two steps."""
     for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
         subprocess.run([sys.executable, str(TINY / script), f"output/tiny/{name}"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     usual = ["output_dir=run", "pretrain=output/tiny/model", "max_steps=2", "save_at_end=false"]
@@ -99,7 +99,7 @@ def prepared(folder: Path, overrides: Sequence[str]) -> list[str]:
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Run busy processes while the block lasts."""
+    """Run busy processes until the context exits."""
     with ExitStack() as stack:
         for _ in range(processes):
             process = subprocess.Popen([sys.executable, "-c", SPIN])
@@ -109,10 +109,10 @@ def busy(processes: int) -> Iterator[None]:
 
 
 def run(command: Sequence[str], folder: Path, columns: int | None) -> tuple[Course, str]:
-    """Run to the end, in a terminal of so many columns or without one.
+    """Run the command to its end, in a terminal of so many columns or without one. Return the signs and the whole output.
 
     Raises:
-        SystemExit: the run failed, or took no step.
+        SystemExit: the run failed, or completed no step.
     """
     reader, writer = pty.openpty() if columns else os.pipe()
     if columns:
@@ -139,7 +139,11 @@ def run(command: Sequence[str], folder: Path, columns: int | None) -> tuple[Cour
 
 
 def course_of(chunks: Sequence[tuple[float, str]]) -> Course | None:
-    """Return the signs until the first step, None if there was no step. Each chunk has the second of its arrival."""
+    """Return the signs until the first step. None if there was no step.
+
+    Args:
+        chunks: parts of the output, each with the second of its arrival.
+    """
     signs, latest = list[Sign](), dict[str, str]()
     rest = ""
     for second, chunk in chunks:

@@ -1,21 +1,21 @@
-"""Measures the bare engines on one step's work, each alone in its own process, without roll.
+"""Measures the bare engines on the work of one step, each alone in its own process, without roll.
 
     python -m benchmarks.floors WORK.json KIND
 
-    KIND: generate             vLLM's own `LLM`, its engine in a process of its own as by default
+    KIND: generate             vLLM's own `LLM`, with its engine in a separate process (vLLM's default)
           generate_in_process  the same with the engine in the calling process
-          generate_saturated   `LLM` with always more requests than it runs at once; seconds, tokens and ended responses of each stretch
-          generate_turns       `LLM` with the episodes that a run recorded, turn by turn; the seconds of each of its steps
-          forward              log-probs of all tokens by the transformers model
+          generate_saturated   `LLM` with more requests than it can run at once; seconds, tokens and ended responses of each interval
+          generate_turns       `LLM` with the recorded episodes of a run, turn by turn; the seconds of each step of the run
+          forward              log-probs of all tokens, computed by the transformers model
           train                forward, backward and optimizer step
-          copy                 the weights (with adapter sync: the adapter) from one place of a GPU to another, and to a second GPU
-          sft_deepspeed        DeepSpeed by hand on the rows of a run of supervised fine-tuning
+          copy                 a copy of the weights (with adapter sync: of the adapter) within a GPU, and to a second GPU
+          sft_deepspeed        plain DeepSpeed on the rows of a run of supervised fine-tuning
           sft_train            torch alone on the same rows, on one GPU
 
-prints one JSON object: the seconds of each repetition after a warm-up, by figure. `benchmarks/step.py` calls it with a
-`Work`, `benchmarks/longtail.py` with a `LongTailWork`, `benchmarks/agents.py` with an `AgentWork`, `benchmarks/sft.py` with an
-`SftWork`. On several GPUs all share the work, and a figure is the time until the last is done; of `generate_saturated` and
-`generate_turns` it is the first engine's, while all run.
+The output is one JSON object: for each figure, the seconds of each repetition after a warm-up. `benchmarks/step.py` calls this module with
+a `Work`, `benchmarks/longtail.py` with a `LongTailWork`, `benchmarks/agents.py` with an `AgentWork`, and `benchmarks/sft.py` with an
+`SftWork`. Several GPUs share the work, and a figure is the time until the last one is done. For `generate_saturated` and `generate_turns`,
+it is that of the first engine while all engines run.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from roll.config.derived.devices import visible_devices
 Figures = dict[str, list[float]]
 """Seconds of each repetition, by name of the figure."""
 LOG_PROBS: dict[str, Any] = {"logprobs": 0, "flat_logprobs": True}
-"""Sampling option that keeps the log-probs of sampled tokens."""
+"""Sampling options that return the log-probs of sampled tokens."""
 
 
 def generate(work: Work, rank: int, device: str, timer: Any) -> Figures:
-    """Generate every sample of the step at once: `generate` the fastest way, `generate_log_probs` with the log-probs of a step."""
+    """Measure the generation of all samples of the step: `generate` without log-probs, `generate_log_probs` with them, as in a step."""
     from vllm import SamplingParams
 
     engine = bare_engine(work, device)
@@ -57,7 +57,7 @@ def generate(work: Work, rank: int, device: str, timer: Any) -> Figures:
 
 
 def bare_engine(work: Work, device: str) -> Any:
-    """vLLM's `LLM`."""
+    """Return vLLM's `LLM` with the settings of the work."""
     from vllm import LLM
 
     lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": max(work.lora_rank, 16)} if work.adapter else {}
@@ -76,7 +76,7 @@ def bare_engine(work: Work, device: str) -> Any:
 
 
 def own_prompts(work: Work, rank: int, engine: Any) -> list[Any]:
-    """Return this engine's prompts of the model's folder in vLLM's format."""
+    """Return this engine's share of the prompts in the model's folder, in vLLM's format."""
     from vllm.inputs import TokensPrompt
 
     rows = [json.loads(line) for line in (Path(work.model) / "prompts.jsonl").read_text().splitlines()]
@@ -85,14 +85,14 @@ def own_prompts(work: Work, rank: int, engine: Any) -> list[Any]:
 
 
 def adapter_request(work: Work, rank: int) -> Any:
-    """Return the adapter of requests, None if the engines have merged weights."""
+    """Return the adapter of the requests. None if the engines have merged weights."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest("policy", 1, write_adapter(work, rank)) if work.adapter else None
 
 
 def write_adapter(work: Work, rank: int) -> str:
-    """Write a random adapter on every linear layer as PEFT's folder."""
+    """Write a random adapter on every linear layer as a PEFT folder, and return its path."""
     import torch
     from peft import LoraConfig, get_peft_model
     from peft.utils.save_and_load import get_peft_model_state_dict
@@ -112,7 +112,7 @@ def write_adapter(work: Work, rank: int) -> str:
 
 
 def copy(work: Work, rank: int, device: str, timer: Any) -> Figures:
-    """Measure one copy of all bytes of a sync: `copy` within a device, `copy_peer` to a second one, if there is one."""
+    """Measure one copy of all bytes of a sync: `copy` within a device, and `copy_peer` to a second device if there is one."""
     import torch
 
     count = adapter_parameters(work.shape, work.lora_rank) if work.adapter else parameters(work.shape)
@@ -136,7 +136,7 @@ def run_rank(rank: int, kind: str, work: TrainingWork, ranks: int, barrier: Any,
         os.environ["DS_ACCELERATOR"] = "cpu"
     if kind == "generate_in_process":
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    # Imported now, because an import may search for GPUs and must see those of this rank.
+    # Imported only now, because an import may search for GPUs and must see those of this rank.
     import torch
 
     measure = measure_of(kind)
@@ -161,7 +161,7 @@ def run_rank(rank: int, kind: str, work: TrainingWork, ranks: int, barrier: Any,
 
 
 def measure_of(kind: str) -> Callable[[Any, int, str, Any], Figures]:
-    """Measures a floor."""
+    """Return the function that measures a floor."""
     if kind.startswith("sft_"):
         from benchmarks import plain_sft
 
@@ -180,7 +180,7 @@ def measure_of(kind: str) -> Callable[[Any, int, str, Any], Figures]:
 
 
 def ranks_of(work: TrainingWork, kind: str) -> int:
-    """Processes of a floor."""
+    """Return the number of processes of a floor."""
     if not isinstance(work, Work) or kind == "train":
         return work.train_ranks
     return {"forward": work.score_ranks, "copy": 1}.get(kind, work.engines)
@@ -201,7 +201,7 @@ def main(work: TrainingWork, kind: str) -> Figures:
 
 
 def kind_of_work(kind: str) -> type[TrainingWork]:
-    """Return the work of a floor."""
+    """Return the type of the work of a floor."""
     if kind.startswith("sft_"):
         return SftWork
     return {"generate_saturated": LongTailWork, "generate_turns": AgentWork}.get(kind, Work)

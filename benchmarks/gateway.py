@@ -1,16 +1,16 @@
-"""Measures the gateway's part of an answer: many concurrent sessions against an engine that only waits.
+"""Measures the latency that the gateway adds to an answer, with many concurrent sessions and an engine that only waits.
 
     python benchmarks/gateway.py [--sessions 1000] [--turns 4] [--seconds 10] [--tokens 128] [--json FILE]
 
-Each session is an agent that asks chat completions over its own connection, calls a tool in each turn and sends the whole
-conversation back. The simulated engine answers after --seconds, with --tokens tokens of the tiny world's tokenizer; prompts are
-rendered and bridged by the renderer of its `chatml` template. Agents run in a process of their own, begin evenly over the first
---seconds and ask again at once. What is reported is the time of an answer as the agent sees it less --seconds, of all answers but
-the first of each session. The engine's own lateness is in it, as it waits on the same event loop. Memory is kept as in a run
+Each session is an agent that requests chat completions over its own connection, calls a tool in each turn and sends the whole conversation
+back. The simulated engine answers after --seconds with --tokens tokens of the tiny model's tokenizer. The renderer of the `chatml` template
+renders the prompts and extends them from turn to turn. The agents run in a separate process, start evenly spread over the first --seconds,
+and send the next request immediately. The reported latency is the time until the agent has an answer, minus --seconds, over all answers
+except the first of each session. It includes the delay of the engine's timer, which runs on the same event loop. Memory is kept as in a run
 (roll/system/step_memory.py).
 
-The same agents then ask a plain server of aiohttp, which waits as long and sends one fixed answer: what remains beside it is the
-gateway's. On a machine that does something else as well both wait for their turn.
+The same agents then call a plain aiohttp server that waits for the same time and sends one fixed answer. The difference between the two
+is due to the gateway. With other work on the machine, both have to wait for the CPU.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ANSWER = "The document says that it is so. " * 8
 
 
 class WaitingEngine:
-    """Answers after so many seconds with so many tokens: filling text and a call of the tool."""
+    """An engine that answers after so many seconds with so many tokens: filler text and a tool call."""
 
     def __init__(self, renderer: ChatRenderer, tokenizer: Any, seconds: float, tokens: int) -> None:
         call = '<tool_call>\n{"name": "search", "arguments": {"query": "it"}}\n</tool_call>'
@@ -75,7 +75,7 @@ class WaitingEngine:
 
 
 async def serve(options: argparse.Namespace) -> dict[str, float]:
-    """Let all sessions call the gateway, and then a plain server."""
+    """Let all agents call the gateway and then a plain server. Return the figures of both."""
     tokenizer = build_tokenizer()
     renderer = chat_renderer(tokenizer, "tiny", "chatml")
     engine = WaitingEngine(renderer, tokenizer, options.seconds, options.tokens)
@@ -86,7 +86,7 @@ async def serve(options: argparse.Namespace) -> dict[str, float]:
         keys = [await stack.enter_async_context(gateway.serving(session)) for session in sessions]
         found = await measured(gateway.base_url, keys, options)
     paths = {len(session.episode(session.stop, 0.0, "").trajectories) for session in sessions}
-    assert paths == {1}, "a session whose history goes on has one trajectory"
+    assert paths == {1}, "a session that continues its history has one trajectory"
     async with plain_server(options.seconds) as base_url:
         plain = await measured(base_url, keys, options)
     return found | {f"plain_{name}": value for name, value in plain.items()}
@@ -94,7 +94,7 @@ async def serve(options: argparse.Namespace) -> dict[str, float]:
 
 @asynccontextmanager
 async def plain_server(seconds: float) -> AsyncGenerator[str, None]:
-    """Run a server that waits and sends the same answer to all. Yields its base URL."""
+    """Run a server that waits and then sends a fixed answer. Yield its base URL."""
 
     async def answer(request: web.Request) -> web.Response:
         await request.read()
@@ -113,7 +113,7 @@ async def plain_server(seconds: float) -> AsyncGenerator[str, None]:
 
 
 async def measured(base_url: str, keys: Sequence[str], options: argparse.Namespace) -> dict[str, float]:
-    """Run the agents in their own process."""
+    """Run the agents in their own process and return the figures."""
     command = (sys.executable, "-m", "benchmarks.gateway", "--agents", base_url)
     told = json.dumps({"keys": keys, "turns": options.turns, "seconds": options.seconds}).encode()
     agents = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
@@ -129,7 +129,7 @@ async def measured(base_url: str, keys: Sequence[str], options: argparse.Namespa
 
 
 async def ask(base_url: str, keys: Sequence[str], turns: int, seconds: float) -> list[list[float]]:
-    """Return the seconds of each answer, by session."""
+    """Run the agents. Return the seconds of each answer, by session."""
     connector, limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=REQUEST_SECONDS)
     async with aiohttp.ClientSession(connector=connector, timeout=limit) as client:
 
@@ -153,7 +153,7 @@ async def ask(base_url: str, keys: Sequence[str], turns: int, seconds: float) ->
 
 
 def figures(taken: Sequence[Sequence[float]], cpu_seconds: float, options: argparse.Namespace) -> dict[str, float]:
-    """Return the milliseconds that the gateway adds to an answer, and the cost of a request."""
+    """Return the milliseconds that the server adds to an answer, and the CPU time of a request."""
     added = 1000 * (np.array([times[1:] for times in taken]).ravel() - options.seconds)
     requests = sum(map(len, taken))
     return {

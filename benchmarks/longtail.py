@@ -1,21 +1,21 @@
-"""Rollouts whose lengths have a long tail: the same work synchronous, partial, asynchronous, and by the engine alone, in one call.
+"""Measures rollouts with long-tailed lengths: the same work synchronous, partial, asynchronous, and with the engine alone, in one call.
 
     python benchmarks/longtail.py [--model tiny|0.5b|1.5b] [--variants saturated,synchronous,partial] [--devices 0]
         [--infer-devices 1] [--ratio 1] [--window 64] [--ahead KEY=VALUE] [--steps 10] [--json FILE] [KEY=VALUE ...]
 
-    variants: saturated     vLLM's own `LLM` that never lacks requests, with nothing beside it (saturated.py)
+    variants: saturated     vLLM's own `LLM` alone, which always has waiting requests (saturated.py)
               synchronous   trainer, reference and engines on the same devices, everything resident
-              partial       the same places, `--ratio` batches ahead: unfinished responses go on after the sync
-              turns         the same, and the roles take turns on the devices
+              partial       the same devices, `--ratio` batches ahead: unfinished responses continue after the sync
+              turns         the same, with roles that take turns on the devices
               asynchronous  trainer and reference on --devices, engines on --infer-devices, `--ratio` batches ahead
 
-The work is 32 prompts of 128 tokens x 8 samples. Random weights give all tokens about the same probability, and one of 1,024 ids
-is an end token in the model's generation_config.json: a response ends with probability 1 / 1,024 at each token, and has at most
-4,096. For the tiny model, which needs no GPU, the mean is 16 tokens and the limit 64.
+The work is 32 prompts of 128 tokens x 8 samples. A model with random weights assigns all tokens about the same probability, and one of
+1,024 ids is an end token in its generation_config.json. A response therefore ends with probability 1 / 1,024 at each token, and has at most
+4,096 tokens. For the tiny model, which needs no GPU, the mean is 16 tokens and the limit 64.
 
-Each variant but `saturated` is a run of `python -m roll.pipeline`. KEY=VALUE goes to each as it is; --ahead gives keys for all but
-`synchronous`. The first three steps are not counted. Prints one table, also of what was measured before an error or an interrupt.
-JSON is written after each variant.
+Each variant except `saturated` is a run of `python -m roll.pipeline`. KEY=VALUE is passed to each run; --ahead adds a key to all runs
+except `synchronous`. The first three steps are not counted. The table is also printed after an error or an interrupt, with the variants
+measured so far. JSON is written after each variant.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks.work import LongTailWork
 
 VARIANTS = (SATURATED, "synchronous", "partial", "turns", "asynchronous")
 LEARNING_RATE = 1e-7
-"""Learning rate. So small that all tokens keep about the same probability, and responses their lengths."""
+"""Learning rate. It is so small that all tokens keep about the same probability, and responses their lengths."""
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def main() -> int:
         work = work_of(options, Path(folder))
         settings = {"ratio": options.ratio, "window": options.window, "ahead": options.ahead, "overrides": options.overrides}
         result = Comparison(work, settings, launch.versions())
-        # No prompt is repeated, not even among those in flight at the end.
+        # Enough prompts that none is repeated, including those in flight at the end.
         rlvr.write_model(work, options, 2 * work.prompts * options.steps, work.end_tokens)
         try:
             for variant in options.variants:
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def measured(result: Comparison, variant: str, options: argparse.Namespace) -> Comparison:
-    """With one more variant."""
+    """Measure a variant and return the comparison with it."""
     work, logs = result.work, options.logs / variant if options.logs else None
     if variant == SATURATED:
         return replace(result, saturated=Saturated(**launch.floor(work, "generate_saturated", logs)))
@@ -85,27 +85,29 @@ def overrides(variant: str, work: LongTailWork, options: argparse.Namespace) -> 
 def parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     out = rlvr.parser(__doc__)
-    out.add_argument("--variants", default="saturated,synchronous,partial", help=f"which to measure, of {','.join(VARIANTS)}")
-    out.add_argument("--prompts", type=int, default=32, help="of a step")
-    out.add_argument("--samples", type=int, default=8, help="of each prompt")
-    out.add_argument("--prompt-tokens", type=int, help="(default: 128, for tiny 16)")
-    out.add_argument("--mean", type=int, help="tokens of a response on average, without the limit (default: 1024, for tiny 16)")
-    out.add_argument("--longest", type=int, help="limit of a response (default: 4096, for tiny 64)")
-    out.add_argument("--ratio", type=float, default=1.0, help="async_generation_ratio of all variants but synchronous")
-    out.add_argument("--window", type=int, help="their rollout_window, in groups (default: --prompts)")
-    out.add_argument("--ahead", action="append", default=[], metavar="KEY=VALUE", help="a key of these variants alone; may be repeated")
-    out.add_argument("--steps", type=int, default=10, help=f"of each run; the first {WARM_UP} are not counted")
+    out.add_argument("--variants", default="saturated,synchronous,partial", help=f"variants to measure, of {','.join(VARIANTS)}")
+    out.add_argument("--prompts", type=int, default=32, help="prompts per step")
+    out.add_argument("--samples", type=int, default=8, help="responses per prompt")
+    out.add_argument("--prompt-tokens", type=int, help="tokens per prompt (default: 128, for tiny 16)")
+    out.add_argument("--mean", type=int, help="mean tokens per response without the limit (default: 1024, for tiny 16)")
+    out.add_argument("--longest", type=int, help="largest number of tokens per response (default: 4096, for tiny 64)")
+    out.add_argument("--ratio", type=float, default=1.0, help="async_generation_ratio of all runs except synchronous")
+    out.add_argument("--window", type=int, help="rollout_window of these runs, in groups (default: --prompts)")
+    out.add_argument("--ahead", action="append", default=[], metavar="KEY=VALUE", help="a key for these runs only; may be repeated")
+    out.add_argument("--steps", type=int, default=10, help=f"steps of each run; the first {WARM_UP} are not counted")
     out.add_argument("--max-num-seqs", type=int, default=rlvr.MAX_NUM_SEQS, help="sequences that an engine runs at once")
-    out.add_argument("--kv-cache-gib", type=float, help="of each engine (default: what --max-num-seqs need on average, and a quarter more)")
-    out.add_argument("--repetitions", type=int, default=4, help="stretches of `saturated`, a quarter of the mean length each")
+    out.add_argument(
+        "--kv-cache-gib", type=float, help="KV cache per engine (default: the mean need of --max-num-seqs sequences, plus a quarter)"
+    )
+    out.add_argument("--repetitions", type=int, default=4, help="measured intervals of `saturated`, a quarter of the mean length each")
     return out
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line (`sys.argv` if None) and fill in defaults of the model.
+    """Parse the command line (`sys.argv` if None) and fill in defaults that depend on the model.
 
     Raises:
-        SystemExit: options that do not go together.
+        SystemExit: an option is invalid or contradicts another one.
     """
     command = parser()
     options = command.parse_args(arguments)
@@ -115,20 +117,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     launch.fill(options, usual | {"window": options.prompts})
     options.variants = options.variants.split(",")
     if unknown := [variant for variant in options.variants if variant not in VARIANTS]:
-        command.error(f"--variants {','.join(unknown)}: choose of {','.join(VARIANTS)}")
+        command.error(f"--variants {','.join(unknown)}: choose from {','.join(VARIANTS)}")
     if options.steps <= WARM_UP:
         command.error(f"--steps {options.steps}: the first {WARM_UP} are not counted; give at least {WARM_UP + 1}")
     if "asynchronous" in options.variants and options.devices and not options.infer_devices:
-        command.error("--variants asynchronous: give --infer-devices, GPUs of the engines' own")
+        command.error("--variants asynchronous: give --infer-devices, the GPUs of the engines")
     if unset := [word for word in options.ahead if "=" not in word]:
         command.error(f"--ahead {unset[0]}: give KEY=VALUE")
     if work_of(options, Path()).end_tokens < 1:
-        command.error(f"--mean {options.mean}: with one end among its tokens the model's mean is shorter; give less")
+        command.error(f"--mean {options.mean}: even with a single end token the mean is shorter; give a smaller value")
     return options
 
 
 def work_of(options: argparse.Namespace, scratch: Path) -> LongTailWork:
-    """Return the work of the options. Its engines are those of `asynchronous`, if the options give them devices."""
+    """Return the work that the options describe. Its engines are those of `asynchronous`, if the options give them devices."""
     work = rlvr.work_of(
         options,
         scratch,

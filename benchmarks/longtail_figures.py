@@ -13,46 +13,46 @@ from rich.table import Table
 from benchmarks.work import LongTailWork
 
 WARM_UP = 3
-"""Number of first steps that are not counted: kernels compile, memory settles, groups in flight get their usual ages."""
+"""Number of first steps that are not counted: kernels compile, memory settles, and groups in flight reach their usual ages."""
 ENGINE = ("running", "idle_fraction", "prefilled_tokens", "preemptions")
-"""A run's metrics of its engines, if any: sequences in a forward pass, idle share, prefilled tokens and preempted requests."""
+"""Engine metrics of a run, if it reports them: running sequences, idle share, prefilled tokens and preemptions."""
 SATURATED = "saturated"
 TARGETS = {
     ("step", "partial"): 0.85,
     ("rollout", "partial"): 1.2,
     ("slower_side", "asynchronous"): 1.1,
 }
-"""Largest intended ratios of a variant. They are shown, not enforced."""
+"""Targets: largest ratios of a variant. They are shown, not enforced."""
 RATIOS = {
     "step": "step to the synchronous step",
-    "token": "the same for each token",
+    "token": "the same per sampled token",
     "rollout": "wait for the rollout to the engines alone",
-    "slower_side": "step to trainer or engines alone, the slower",
+    "slower_side": "step to the slower of trainer alone and engines alone",
 }
 
 
 @dataclass(frozen=True)
 class Saturated:
-    """Figures of one saturated engine, by stretch."""
+    """Figures of one saturated engine, by measured interval."""
 
     seconds: list[float]
     tokens: list[float]
     ended: list[float]
-    """Responses."""
+    """Number of responses that ended."""
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the median over the stretches."""
+        """Return the median over the intervals."""
         return statistics.median(self._speeds)
 
     @property
     def spread(self) -> float:
-        """Return the spread of the stretches' tokens/s, relative to the median."""
+        """Return the largest minus the smallest tokens/s of the intervals, relative to the median."""
         return (max(self._speeds) - min(self._speeds)) / self.tokens_per_second
 
     @property
     def length(self) -> float | None:
-        """Return the tokens for each ended response, which is the mean length in a steady state. None if none ended."""
+        """Return the tokens per ended response, which is the mean length in a steady state. None if no response ended."""
         return sum(self.tokens) / sum(self.ended) if sum(self.ended) else None
 
     @property
@@ -65,7 +65,7 @@ class Run:
     """Figures of a run, without its warm-up steps."""
 
     sequences: int
-    """Responses of a step."""
+    """Number of responses per step."""
     engines: int
     in_flight: int
     """Largest number of unfinished responses at a weight sync."""
@@ -73,20 +73,20 @@ class Run:
     """The metrics of every step."""
 
     def values(self, name: str) -> list[float]:
-        """Return a metric of each step, empty if there is none."""
+        """Return a metric of each counted step. Empty if the run does not report it."""
         return [line[name] for line in self.lines[WARM_UP:] if line.get(name) is not None]
 
     def median(self, name: str) -> float | None:
-        """Return the median of a metric, None if there is no such metric."""
+        """Return the median of a metric. None if the run does not report it."""
         return statistics.median(values) if (values := self.values(name)) else None
 
     def most(self, name: str) -> float | None:
-        """Return the largest value of a metric, None if there is no such metric."""
+        """Return the largest value of a metric. None if the run does not report it."""
         return max(self.values(name), default=None)
 
     @property
     def step(self) -> float:
-        """Seconds."""
+        """Return the seconds of a step."""
         return statistics.median(self.values("time/step"))
 
     @property
@@ -96,7 +96,7 @@ class Run:
 
     @property
     def spread(self) -> float:
-        """Return the spread of the steps' seconds, relative to the median."""
+        """Return the longest minus the shortest step, relative to the median."""
         steps = self.values("time/step")
         return (max(steps) - min(steps)) / self.step
 
@@ -108,7 +108,7 @@ class Run:
 
     @property
     def length(self) -> float:
-        """Tokens of a response."""
+        """Return the mean number of tokens per response."""
         return statistics.mean(self.values("response/length_mean"))
 
     @property
@@ -118,12 +118,12 @@ class Run:
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the sampled tokens of all counted steps over their seconds."""
+        """Return the sampled tokens of all counted steps divided by their seconds."""
         steps = self.values("time/step")
         return self.tokens * len(steps) / sum(steps)
 
     def figures(self) -> dict[str, float | None]:
-        """All of them, by name."""
+        """Return all figures by name."""
         parts = ("reference", "log_probs", "train", "onload", "weight_sync")
         return {
             "steps": float(len(self.values("time/step"))),
@@ -145,7 +145,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The measurements so far."""
+    """The variants measured so far."""
 
     work: LongTailWork
     settings: dict[str, Any]
@@ -153,14 +153,14 @@ class Comparison:
     versions: dict[str, str]
     saturated: Saturated | None = None
     runs: Mapping[str, Run] = field(default_factory=dict)
-    """By variant."""
+    """Runs by variant."""
 
     def alone(self, run: Run) -> float | None:
-        """Return the seconds in which the run's engines would sample a step's tokens if they were saturated."""
+        """Return the seconds that the run's engines would need for a step's tokens if they were saturated."""
         return run.tokens / (self.saturated.tokens_per_second * run.engines) if self.saturated else None
 
     def ratios(self, variant: str) -> dict[str, float]:
-        """Return the `RATIOS` with complete measurements."""
+        """Return those of the `RATIOS` whose measurements exist."""
         run, synchronous, found = self.runs[variant], self.runs.get("synchronous"), {}
         alone = self.alone(run)
         if synchronous and run is not synchronous:
@@ -172,7 +172,7 @@ class Comparison:
         return found
 
     def summary(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return everything, for JSON."""
         work, engine = self.work, self.saturated
         expected = {"mean": 1.0 / work.end_probability, "length": work.mean_length, "truncated_fraction": work.truncated_fraction}
         bare = {"tokens_per_second": engine.tokens_per_second, "spread": engine.spread, "length": engine.length} if engine else None
@@ -190,34 +190,34 @@ class Comparison:
 
 
 ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "steps": ("steps that count", "{:.0f}".format),
+    "steps": ("counted steps", "{:.0f}".format),
     "step": ("step, s", "{:.3f}".format),
-    "spread": ("its spread", "{:.0%}".format),
+    "spread": ("spread of the step", "{:.0%}".format),
     "rollout": ("wait for the rollout, s", "{:.3f}".format),
     "reference": ("reference, s", "{:.3f}".format),
     "log_probs": ("log-probs by the trainer, s", "{:.3f}".format),
     "train": ("train, s", "{:.3f}".format),
     "onload": ("moving roles, s", "{:.3f}".format),
     "weight_sync": ("weight sync, s", "{:.3f}".format),
-    "weight_sync_most": ("weight sync, most, s", "{:.3f}".format),
-    "in_flight_at_sync": ("responses in flight at it, at most", "{:.0f}".format),
-    "trainer": ("step but its rollout, s", "{:.3f}".format),
-    "alone": ("its tokens by the engines alone, s", "{:.3f}".format),
+    "weight_sync_most": ("longest weight sync, s", "{:.3f}".format),
+    "in_flight_at_sync": ("responses in flight during it, at most", "{:.0f}".format),
+    "trainer": ("step without its rollout, s", "{:.3f}".format),
+    "alone": ("engines alone for its tokens, s", "{:.3f}".format),
     "tokens_per_second": ("sampled tokens/s", "{:,.0f}".format),
     "length": ("mean length, tokens", "{:,.0f}".format),
     "truncated_fraction": ("truncated", "{:.1%}".format),
     "staleness_mean": ("staleness, mean", "{:.2f}".format),
-    "staleness_most": ("staleness, most", "{:.0f}".format),
-    "running": ("sequences running, mean", "{:,.0f}".format),
+    "staleness_most": ("staleness, maximum", "{:.0f}".format),
+    "running": ("running sequences, mean", "{:,.0f}".format),
     "idle_fraction": ("engines idle", "{:.0%}".format),
-    "prefilled_tokens": ("tokens prefilled, prompts and again", "{:,.0f}".format),
+    "prefilled_tokens": ("prefilled tokens, with repetitions", "{:,.0f}".format),
     "preemptions": ("preemptions", "{:,.0f}".format),
 }
-"""Figures of the table, with label and format."""
+"""Rows of the table, with label and format."""
 
 
 def show(result: Comparison) -> None:
-    """Return a table with a column for each variant."""
+    """Print a table with a column for each variant."""
     work, settings = result.work, result.settings
     size = f"{work.prompts} prompts x {work.samples} samples of at most {work.response_tokens:,} tokens"
     expected = f"expected: {work.mean_length:,.0f} tokens, {work.truncated_fraction:.1%} truncated"
@@ -244,4 +244,4 @@ def show(result: Comparison) -> None:
 def _ratio(value: float | None, target: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.2f}" + (f" (at most {target:g})" if target else "")
+    return f"{value:.2f}" + (f" (target: {target:g})" if target else "")

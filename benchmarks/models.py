@@ -1,13 +1,13 @@
-"""Writes a model of random weights in a shape of Qwen2.5 or Qwen3's mixture of experts, and random prompts of exactly 128 tokens for it.
+"""Writes a model with random weights in a shape of Qwen2.5 or Qwen3 MoE, and random prompts of a fixed number of tokens.
 
     python benchmarks/models.py SHAPE FOLDER [--prompts 64] [--prompt-tokens 128] [--end-tokens 1] [--seed 0]
         [--dtype bfloat16]
 
     SHAPE: tiny | 0.5b | 1.5b | 7b | tiny-moe | 30b-a3b-4
 
-FOLDER becomes a Hugging Face model folder like any other, and FOLDER/prompts.jsonl the problems of an RLVR run with the
-template `raw`. Nothing is downloaded; the weights are drawn on the GPU where there is one. Random weights give all tokens
-about the same probability: with K `--end-tokens` in a vocabulary of V, a response ends with probability K / V at each token.
+FOLDER becomes an ordinary Hugging Face model folder; FOLDER/prompts.jsonl has the problems of an RLVR run with the template `raw`. Nothing
+is downloaded. The weights are drawn on the GPU if there is one. A model with random weights assigns all tokens about the same probability:
+with K `--end-tokens` in a vocabulary of V, a response ends with probability K / V at each token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedToken
 from transformers.utils.logging import disable_progress_bar
 
 SHAPES: dict[str, dict[str, Any]] = {
-    # Heads of 64, as FlashAttention wants them; the CPU runs it too.
+    # Heads of 64, which FlashAttention supports. The CPU can run it too.
     "tiny": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 512}
     | {"vocab_size": 2048, "tie_word_embeddings": False},
     "0.5b": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864}
@@ -46,14 +46,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 """Shapes of Qwen2.5-0.5B, 1.5B and 7B, and of Qwen3-30B-A3B with 4 of its 48 layers."""
 DENSE = tuple(name for name, shape in SHAPES.items() if "num_experts" not in shape)
-"""Shapes without experts, which have floors."""
+"""Shapes without experts, for which the floors can be measured."""
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 PAD_ID, START_ID, END_ID = 256, 257, 258
 STANDARD_DEVIATION = 0.02
 
 
 def build_config(shape: str, dtype: str = "bfloat16") -> Qwen2Config | Qwen3MoeConfig:
-    """The shape's config."""
+    """Return the config of a shape."""
     rope = {"rope_type": "default", "rope_theta": 1_000_000.0}
     kind = Qwen3MoeConfig if "num_experts" in SHAPES[shape] else Qwen2Config
     return kind(
@@ -70,10 +70,10 @@ def build_config(shape: str, dtype: str = "bfloat16") -> Qwen2Config | Qwen3MoeC
 
 
 def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerBase:
-    """Byte-level BPE without merges: every byte of a text is one token.
+    """Return byte-level BPE without merges: every byte of a text is one token.
 
-    The other ids stand for words that no text is split into, so that decoding what a random model says costs what it
-    costs with a real vocabulary.
+    The other ids are words that encoding never produces. Decoding the output of a random model thus costs as much as with a real
+    vocabulary.
     """
     tokens = {token: number for number, token in enumerate(sorted(ByteLevel.alphabet()))}
     tokens |= {PAD: PAD_ID, START: START_ID, END: END_ID}
@@ -84,7 +84,7 @@ def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerBase:
 
 @torch.no_grad()
 def build_model(shape: str, seed: int, dtype: str = "bfloat16", end_tokens: int = 1) -> torch.nn.Module:
-    """Build a model with normal weights, zero biases and norms of one; on the GPU if there is one."""
+    """Build a model with normally distributed weights, zero biases and norms of one, on the GPU if there is one."""
     config = build_config(shape, dtype)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with torch.device("meta"):
@@ -115,7 +115,7 @@ def draw_weights(module: torch.nn.Module, generator: torch.Generator | None = No
 
 
 def draw_prompts(count: int, tokens: int, seed: int) -> list[dict[str, str]]:
-    """Return rows of the RLVR pipeline: `tokens` random letters each. No response is ever right."""
+    """Return rows of the RLVR pipeline with `tokens` random letters each."""
     generator = random.Random(seed)
     texts = ["".join(generator.choices(string.ascii_lowercase, k=tokens)) for _ in range(count)]
     return [{"prompt": text, "ground_truth": "0", "tag": "benchmark"} for text in texts]

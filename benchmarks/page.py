@@ -1,4 +1,4 @@
-"""Writes a benchmark's tables into a page of the documents."""
+"""Writes a benchmark's tables into a page of the documentation."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ class Place:
         page.write_text(between.sub(lambda _: f"{self.begin}\n{tables}\n{self.end}", text), encoding="utf-8")
 
     def read(self, page: Path) -> str:
-        """Return the text, empty if a mark is missing."""
+        """Return the text between the marks. Empty if a mark is missing."""
         return page.read_text(encoding="utf-8").partition(self.begin)[2].partition(self.end)[0]

@@ -1,9 +1,9 @@
-"""The report and the comparison in a browser: does anything overflow, can all be read, does axe find a fault, how long do they load.
+"""Checks the report and the comparison in a browser: overflow, readability, the faults that axe-core finds, and the load time.
 
     python benchmarks/pages.py --chromium /usr/bin/chromium --axe axe.min.js [--shots FOLDER] [--steps 80 5000]
 
-Writes runs with the project's own writers into a temporary folder, renders both pages, and looks at each on a desktop and on a phone, light
-and dark. axe.min.js is a file of axe-core. The exit status is 1 where a page has a fault.
+Writes runs with the project's own writers into a temporary folder, renders both pages, and checks each on a desktop and on a phone, in
+light and dark mode. axe.min.js is a file of axe-core. The exit status is 1 if a page has a fault.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ AXE = """axe.run(document).then(result => result.violations.map(
 
 @dataclass(frozen=True)
 class Look:
-    """Findings of one page in one look."""
+    """Findings of one check of a page."""
 
     page: str
     way: str
     bytes: int
     load_ms: float
-    """Milliseconds from the start of the navigation until the first screen is drawn."""
+    """Milliseconds from the start of the navigation to the first content on the screen."""
     overflows: Sequence[str]
     unreadable: Sequence[str]
     axe: Sequence[str]
@@ -115,7 +115,7 @@ def write_pages(folder: Path, steps: int) -> dict[str, Path]:
 
 
 async def look(tab: Page, name: str, path: Path, axe: str, shots: Path | None) -> AsyncIterator[Look]:
-    """The page in each way."""
+    """Check a page on each device and in each colour scheme, and yield the findings."""
     for device, (width, height) in WIDTHS.items():
         for scheme in SCHEMES:
             phone = device == "phone"
@@ -149,7 +149,7 @@ async def shoot(tab: Page, path: Path) -> None:
 
 
 async def by_keyboard(tab: Page, report: Path) -> list[str]:
-    """Return faults of the search, used without a mouse. Its number of results is compared with the samples themselves."""
+    """Return faults of the search when it is used without a mouse. The number of results is compared with the samples."""
     await tab.call("Page.navigate", url=report.as_uri())
     await tab.evaluate('new Promise(done => document.readyState === "complete" ? done() : addEventListener("load", done))')
     for _ in range(MOST_TABS):
@@ -157,7 +157,7 @@ async def by_keyboard(tab: Page, report: Path) -> list[str]:
         if await tab.evaluate('document.activeElement.name === "text"'):
             break
     else:
-        return [f"{MOST_TABS} tabs do not lead to the search"]
+        return [f"the search has no focus after {MOST_TABS} presses of Tab"]
     await tab.call("Input.insertText", text=SEARCHED)
     await tab.evaluate("new Promise(done => setTimeout(done, 1000))")
     training, validation = page_samples(report.parent)
@@ -167,7 +167,7 @@ async def by_keyboard(tab: Page, report: Path) -> list[str]:
 
 
 async def measure(program: Path, axe: str, steps: Sequence[int], shots: Path | None) -> list[Look]:
-    """All pages in all ways."""
+    """Check all pages on all devices and in all colour schemes."""
     looks: list[Look] = []
     with tempfile.TemporaryDirectory(prefix="roll-pages-") as folder:
         async with chromium(program) as tab:
@@ -182,7 +182,7 @@ async def measure(program: Path, axe: str, steps: Sequence[int], shots: Path | N
 
 
 def table(looks: Sequence[Look]) -> Table:
-    """Return a row for each page and look."""
+    """Return a table with a row for each check."""
     shown = Table(box=None)
     for column in ("page", "way", "MB", "load, ms", "overflow", "unreadable", "axe: serious or critical", "axe: other", "problems"):
         shown.add_column(column)
@@ -194,12 +194,12 @@ def table(looks: Sequence[Look]) -> Table:
 
 
 def main() -> int:
-    """Return 1 if a page has a fault."""
+    """Check the pages, print the findings, and return 1 if a page has a fault."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chromium", type=Path, default=Path("/usr/bin/chromium"))
     parser.add_argument("--axe", type=Path, required=True, help="axe.min.js")
     parser.add_argument("--steps", type=int, nargs="+", default=[80, 5000])
-    parser.add_argument("--shots", type=Path, help="a folder for pictures of all pages")
+    parser.add_argument("--shots", type=Path, help="folder for screenshots of all pages")
     words = parser.parse_args()
     if words.shots:
         words.shots.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ START = RunStart(
 
 
 def write_run(folder: Path, steps: int, rate: float, with_samples: bool) -> None:
-    """Write the folder of a finished run of so many steps. Equal arguments give equal runs."""
+    """Write the folder of a completed run of so many steps. The same arguments write the same run."""
     rng = random.Random(f"{steps} {rate}")
     every = max(1, steps // 20)
     tracker = JsonlTracker(folder)
@@ -135,7 +135,7 @@ def _answers(prompt: Prompt, product: int, learnt: float, rng: random.Random) ->
 
 
 def _played(prompt: Prompt, product: int, rng: random.Random) -> Episode:
-    """Asks a calculator and answers."""
+    """Return an episode that calls a calculator and then answers."""
     asked = given(prompt.token_ids, prompt.text)
 
     def say(text: str) -> Segment:

@@ -1,7 +1,7 @@
-"""Forward passes and training of the transformers model itself: packed rows, plain torch, and of roll only its attention kernel.
+"""Forward passes and training of the transformers model itself, on packed rows in plain torch. Only the attention kernel is roll's.
 
-On a GPU every decoder layer is compiled by itself and, in training, recomputed in the backward pass. On one rank the
-optimizer is torch's AdamW on the model's own weights; on several, and for ZeRO-3, it is DeepSpeed by hand.
+On a GPU every decoder layer is compiled separately and, in training, recomputed in the backward pass. On one rank the optimizer is torch's
+AdamW on the model's own weights. On several ranks, and for ZeRO-3, plain DeepSpeed is used.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from benchmarks.work import TrainingWork, Work
 from roll.models.attention import register
 
 HEAD_CHUNK = 4096
-"""Number of tokens whose logits exist at a time."""
+"""Number of tokens whose logits are computed at a time."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 LEARNING_RATE = 1e-6
-"""Learning rate, also of the experiments in `config`."""
+"""Learning rate, equal to that of the experiments in `config`."""
 Timer = Callable[[Callable[[], object]], list[float]]
-"""Return the seconds of each repetition of a function, with all ranks together."""
+"""A function that repeats a function on all ranks at the same time and returns the seconds of each repetition."""
 
 
 class LogProbs(nn.Module):
-    """Return the log-probs of all tokens of a packed row but the first."""
+    """A module that computes the log-probs of all tokens of a packed row except the first."""
 
     def __init__(self, causal: Any) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def load(work: TrainingWork, lora: bool) -> Any:
 
 
 def compile_layers(causal: Any, dynamic: bool | None = None) -> None:
-    """Compile the decoder layers with common code. Compiled separately they would soon reach dynamo's limit."""
+    """Compile one function for all decoder layers. One compiled function per layer would soon reach dynamo's recompile limit."""
     layers = causal.model.layers
     forward = torch.compile(type(layers[0]).forward, dynamic=dynamic)
     for layer in layers:
@@ -74,7 +74,7 @@ def compile_layers(causal: Any, dynamic: bool | None = None) -> None:
 def trainable(work: TrainingWork, checkpointed: int, compiled: bool, dynamic: bool | None = None) -> Any:
     """Return the transformers model for training. Its first `checkpointed` layers are recomputed in the backward pass.
 
-    `dynamic` is `torch.compile`'s: one code for rows of any number of tokens.
+    `dynamic` is that of `torch.compile`; if it is True, the same compiled code runs rows of any length.
     """
     causal = load(work, work.lora_rank > 0).train()
     causal.enable_input_require_grads()
@@ -87,7 +87,7 @@ def trainable(work: TrainingWork, checkpointed: int, compiled: bool, dynamic: bo
     if compiled and work.stage == 3:
         from deepspeed.utils import set_z3_leaf_modules
 
-        # ZeRO-3 gathers a layer before it runs: compiled code cannot stop for a hook.
+        # ZeRO-3 must gather a layer before it runs, because compiled code cannot stop for a hook.
         set_z3_leaf_modules(causal, [type(causal.model.layers[0])])
     return causal
 
@@ -95,7 +95,7 @@ def trainable(work: TrainingWork, checkpointed: int, compiled: bool, dynamic: bo
 def packed_rows(work: Work, rank: int, ranks: int, device: str) -> list[dict[str, Any]]:
     """Return this rank's sequences in rows of at most the token budget, as keyword arguments of a transformers model.
 
-    The rows hold as many sequences each, or one less.
+    The numbers of sequences of any two rows differ by at most one.
     """
     count = work.sequences // ranks
     per_row = max(1, work.token_budget // work.length)
@@ -134,7 +134,7 @@ def forward(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[
 
 
 def train(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[float]]:
-    """Run one optimizer step on the rank's sequences."""
+    """Measure one optimizer step on the rank's sequences."""
     rows = packed_rows(work, rank, work.train_ranks, device)
     on_gpu = device == "cuda"
 
@@ -154,7 +154,7 @@ def train(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[fl
 
 @dataclass(frozen=True)
 class Trainer:
-    """Common parts of both ways of training."""
+    """The functions of a training loop, with or without DeepSpeed."""
 
     model: Callable[..., Any]
     backward: Callable[[Tensor], object]
@@ -163,7 +163,7 @@ class Trainer:
 
 @contextmanager
 def bare_trainer(model: nn.Module, device: str) -> Iterator[Trainer]:
-    """torch alone."""
+    """Train the model with torch alone."""
     model = model.to(device)
     optimizer = adamw(model)
 
@@ -176,7 +176,7 @@ def bare_trainer(model: nn.Module, device: str) -> Iterator[Trainer]:
 
 @contextmanager
 def deepspeed_trainer(work: TrainingWork, rank: int, device: str, build: Callable[[], nn.Module]) -> Iterator[Trainer]:
-    """Train the model of `build` with DeepSpeed by hand."""
+    """Train the model that `build` returns with plain DeepSpeed."""
     os.environ |= {"LOCAL_RANK": "0", "RANK": str(rank), "WORLD_SIZE": str(work.train_ranks)}
     import deepspeed
     from transformers.integrations.deepspeed import HfDeepSpeedConfig
@@ -191,7 +191,7 @@ def deepspeed_trainer(work: TrainingWork, rank: int, device: str, build: Callabl
         "steps_per_print": 10**9,
     }
     if device == "cuda" and work.stage == 3:
-        # DeepSpeed's own linear function reads an id of each weight, so dynamo would compile every layer anew.
+        # DeepSpeed's own linear function reads the id of each weight, so dynamo would recompile for every layer.
         config["zero_optimization"]["memory_efficient_linear"] = False
     place = {"init_method": f"file://{work.scratch}/rendezvous", "rank": rank, "world_size": work.train_ranks}
     deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False, **place)
@@ -207,5 +207,5 @@ def deepspeed_trainer(work: TrainingWork, rank: int, device: str, build: Callabl
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """Over what is trained."""
+    """Return AdamW over the trained parameters."""
     return torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=LEARNING_RATE, fused=True)

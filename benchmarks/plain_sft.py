@@ -1,8 +1,8 @@
 """Supervised fine-tuning without roll, on the batches of a run of roll, packed in the same way.
 
-`deepspeed` is the loop that one would write by hand: the transformers model with its own loss, DeepSpeed, one backward
-pass a packed row. `train` is torch alone, with logits in chunks, as the floor of RLVR's training. Both start from the
-weights that the run started from, with layers recomputed and compiled as they were there.
+`deepspeed` is a plain DeepSpeed loop: the transformers model with its own loss, and one backward pass for each packed row. `train` is torch
+alone, with logits in chunks, like the floor of RLVR training. Both start from the initial weights of the run, and recompute and compile the
+same layers as the run.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class Row:
     inputs: dict[str, Any]
     """Keyword arguments of a transformers model."""
     labels: Tensor
-    """int64 [1, T], the token ids, or UNLEARNT. A token is predicted at the one before it."""
+    """int64 [1, T]: token ids, or UNLEARNT. A token is predicted from the position before it."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """The data of a rank in one step."""
+    """The data of one rank in one step."""
 
     rows: list[Row]
     learnt: int
-    """Number of tokens in the loss, of all ranks."""
+    """Number of tokens in the loss, over all ranks."""
 
 
 def batches(config: SftConfig, ranks: int) -> Iterator[list[list[MicroBatch]]]:
-    """Return the data of each rank in the run, by step."""
+    """Yield, for each step of the run, the micro-batches of each rank."""
     rows = prepare_rows(config, "responses", learn_all=config.loss_on == "all").training
     sampler = ExampleSampler(len(rows), config.seed)
     budget = config.sft_train.max_tokens_per_microbatch
@@ -84,7 +84,7 @@ def model_of(work: SftWork, config: SftConfig, device: str) -> Any:
 
 
 def updates(work: SftWork, config: SftConfig, rank: int, device: str) -> list[Update]:
-    """Return the steps of a floor, on the device."""
+    """Return the data of all steps of a floor, on the device."""
     steps = batches(config, work.train_ranks)
     found = []
     for _ in range(work.repetitions + 1):
@@ -95,7 +95,7 @@ def updates(work: SftWork, config: SftConfig, rank: int, device: str) -> list[Up
 
 
 def row_of(sequences: Sequences, device: str) -> Row:
-    """One packed row."""
+    """Return one packed row with its labels."""
     packed = packed_inputs(sequences, device)
     labels = torch.full_like(packed.token_ids, UNLEARNT)
     labels[packed.scored] = packed.token_ids[packed.scored]
@@ -140,7 +140,7 @@ def train(work: SftWork, rank: int, device: str, timer: Timer) -> dict[str, list
 def learn(
     trainer: Trainer, given: list[Update], loss_of: Callable[[Row, int], Tensor], ranks: int, timer: Timer
 ) -> tuple[list[float], Tensor]:
-    """Take every step once. Return the timer's seconds, and [steps] this rank's part of each step's loss."""
+    """Run every step once. Return the timer's seconds, and [steps] this rank's part of each step's loss."""
     steps, losses = iter(given), []
 
     def update() -> None:

@@ -1,4 +1,4 @@
-"""A cheap reward that differs between the random responses of a random model, so that weights change."""
+"""A cheap reward that differs between the responses of a random model, so that the weights change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Common parts of RLVR benchmarks: options, their work, and the experiment's keys."""
+"""Common code of the RLVR benchmarks: options, work, and keys of the experiment."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     out = launch.parser(description)
     out.add_argument("--infer-devices", help="GPUs that generate, one engine each (default: those that train)")
     out.add_argument("--lora-rank", type=int, help="0 trains all parameters (default: 0, for tiny 16)")
-    out.add_argument("--sync", choices=("adapter", "merged"), default="adapter", help="what engines take of a LoRA policy")
-    out.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help="of ZeRO (default: 1, for tiny 3)")
-    out.add_argument(
-        "--behaviour", choices=("engine", "trainer"), default="engine", help="where the behaviour policy's log-probs come from"
-    )
-    out.add_argument("--token-budget", type=int, help="tokens of a micro-batch (default: 20480, for tiny 8192)")
+    out.add_argument("--sync", choices=("adapter", "merged"), default="adapter", help="what a sync sends of a LoRA policy")
+    out.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help="ZeRO stage (default: 1, for tiny 3)")
+    out.add_argument("--behaviour", choices=("engine", "trainer"), default="engine", help="source of the behaviour policy's log-probs")
+    out.add_argument("--token-budget", type=int, help="largest number of tokens per micro-batch (default: 20480, for tiny 8192)")
     return out
 
 
 def fill(options: argparse.Namespace) -> None:
-    """Return defaults that depend on the model and the devices."""
+    """Fill in defaults that depend on the model and the devices."""
     tiny = options.model == "tiny"
     launch.fill(options, {"lora_rank": 16 if tiny else 0, "stage": 3 if tiny else 1, "token_budget": 8192 if tiny else 20480})
     options.dtype = "bfloat16" if options.devices else "float32"
@@ -36,7 +34,7 @@ def fill(options: argparse.Namespace) -> None:
 def work_of(
     options: argparse.Namespace, scratch: Path, *, prompts: int, samples: int, prompt_tokens: int, response_tokens: int, max_num_seqs: int
 ) -> Work:
-    """Return the work of the options, at these sizes."""
+    """Return the work that the options and these sizes describe."""
     devices = launch.device_list(options.devices)
     return Work(
         model=str(scratch / "model"),
@@ -62,7 +60,7 @@ def work_of(
 
 
 def write_model(work: Work, options: argparse.Namespace, rows: int, end_tokens: int = 1) -> None:
-    """Write the model's folder with so many prompts in another process, because this one must hold no GPU memory."""
+    """Write the model's folder with so many prompts. A separate process does this, because this one must hold no GPU memory."""
     sizes = {"--prompts": rows, "--prompt-tokens": work.prompt_tokens, "--end-tokens": end_tokens, "--dtype": options.dtype}
     words = [str(word) for pair in sizes.items() for word in pair]
     launch.run(["-m", "benchmarks.models", options.model, work.model, *words], work.scratch, options.logs, "models")
@@ -102,6 +100,6 @@ def overrides(work: Work, steps: int) -> dict[str, Any]:
 
 
 def measure(work: Work, keys: dict[str, Any], options: argparse.Namespace, logs: Path | None) -> list[dict[str, Any]]:
-    """Run, and return the metrics of every step. Keys of the command line come last."""
+    """Run the experiment and return the metrics of every step. Keys of the command line override `keys`."""
     name = "step_lora" if work.lora_rank else "step_full"
     return launch.pipeline(name, keys, options.overrides, work, logs, "step")

@@ -2,10 +2,10 @@
 
     python benchmarks/rounding.py [--model tiny|0.5b|1.5b|7b] [--tokens 256]
 
-A row of random tokens goes through the layers in fp32, in bf16 with torch's fused attention, and in bf16 with attention written
-out. Each layer is drawn when its turn comes and dropped after it, so that 7B takes 9 GiB of host memory; on two cores it takes two
-minutes. Each token's log-prob is of a token drawn from the distribution at its place, as a policy's is. Prints the mean absolute
-differences, nats: two engines that compute in bf16 cannot be expected to agree better.
+A row of random tokens is passed through the layers in fp32, in bf16 with torch's fused attention, and in bf16 with plain attention. Each
+layer is drawn when it is needed and dropped afterwards, so 7B needs only 9 GiB of host memory; it takes two minutes on two cores. As with a
+policy, each log-prob is that of a token drawn from the distribution at its position. Prints the mean absolute differences in nats: two
+engines that compute in bf16 cannot be expected to agree more closely.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMS
 
 from benchmarks.models import DENSE, STANDARD_DEVIATION, build_config, draw_weights
 
-WAYS = {"fp32": (torch.float32, "sdpa"), "bf16": (torch.bfloat16, "sdpa"), "bf16, attention written out": (torch.bfloat16, "eager")}
-"""Precision and kernel of attention."""
+WAYS = {"fp32": (torch.float32, "sdpa"), "bf16": (torch.bfloat16, "sdpa"), "bf16, plain attention": (torch.bfloat16, "eager")}
+"""Precision and attention kernel of each way to compute."""
 
 
 def main() -> None:
-    """Print a line for each pair of ways."""
+    """Print a line for each pair of `WAYS`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=DENSE, default="tiny")
-    parser.add_argument("--tokens", type=int, default=256, help="of the row")
+    parser.add_argument("--tokens", type=int, default=256, help="number of tokens in the row")
     options = parser.parse_args()
     for (one, other), difference in differences(options.model, options.tokens, seed=0).items():
-        print(f"{options.model}, {options.tokens} tokens, {one} against {other}: {difference:.4f}")
+        print(f"{options.model}, {options.tokens} tokens, {one} and {other}: {difference:.4f}")
 
 
 @torch.no_grad()
@@ -52,12 +52,12 @@ def differences(model: str, tokens: int, seed: int) -> dict[tuple[str, str], flo
 
 
 def random_row(config: Qwen2Config, tokens: int) -> torch.Tensor:
-    """Token ids, [1, T]."""
+    """Return random token ids [1, T]."""
     return torch.randint(0, config.vocab_size, (1, tokens))
 
 
 def drawn(config: Qwen2Config) -> torch.Tensor:
-    """An embedding or an output matrix, [vocabulary, width]."""
+    """Return a random embedding or output matrix [vocabulary, width]."""
     return torch.empty(config.vocab_size, config.hidden_size, dtype=torch.bfloat16).normal_(std=STANDARD_DEVIATION)
 
 

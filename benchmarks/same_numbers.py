@@ -1,10 +1,10 @@
-"""Two checkouts train the same six runs, and every metric but times, memory and what engines count must be equal to 1e-6.
+"""Trains the same six runs with two checkouts. Metrics, except times, memory and those of engines, must be equal to 1e-6.
 
     python benchmarks/same_numbers.py BEFORE [AFTER] [--steps 10] [--only rlvr,dpo] [--json FILE]
 
-BEFORE and AFTER are folders of checkouts (AFTER: this one); both run in this interpreter's environment, on the CPU, in fp32 with seeded
-sampling: RLVR with LoRA under ZeRO-3, RLVR with a critic, SFT, DPO, a reward model, distillation. Model, problems and the warm-up that all
-but SFT start from are made once, by BEFORE. Ends with status 1 if a metric differs, or is there in one of them alone.
+BEFORE and AFTER are folders of checkouts (default of AFTER: this checkout). Both run in this interpreter's environment, on the CPU, in fp32
+with seeded sampling: RLVR with LoRA under ZeRO-3, RLVR with a critic, SFT, DPO, a reward model, distillation. BEFORE creates the model, the
+problems and the warmed-up policy from which all runs except SFT start. The status is 1 if a metric differs or exists in only one checkout.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ("time/", "throughput/", "memory/", "engine/")
 TOLERANCE = 1e-6
-"""Largest difference, relative for values above 1."""
+"""Largest allowed difference, relative for values above 1."""
 LIMIT = 3600.0
-"""Deadline of one run in seconds, against hangs."""
+"""Deadline of one run in seconds, in case it hangs."""
 WARM = "pretrain=warm/export"
 SEEDED = (WARM, "actor_infer.generating_args.seeded=true", "rollout_batch_size=16", "rewards.arithmetic.world_size=1", "eval_steps=5")
 OFFLINE = ("data_split=[9,1,0]", "eval_steps=5")
@@ -50,7 +50,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
 
 
 def main() -> int:
-    """Run both checkouts, compare them, and print a line for each run."""
+    """Run both checkouts, compare them, and print a row for each run. Return 1 if they differ."""
     options = parse()
     names = options.only.split(",") if options.only else list(RUNS)
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
@@ -73,25 +73,25 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="folder of the checkout to compare with")
-    parser.add_argument("after", type=Path, nargs="?", default=ROOT, help="folder of the other one (default: this checkout)")
+    parser.add_argument("after", type=Path, nargs="?", default=ROOT, help="folder of the other checkout (default: this one)")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--only", help=f"of {', '.join(RUNS)}, with commas between")
+    parser.add_argument("--only", help=f"runs to compare, of {', '.join(RUNS)}, separated by commas")
     parser.add_argument("--json", type=Path, help="file for all metrics of all runs")
     return parser.parse_args()
 
 
 def make_world(checkout: Path, world: Path) -> None:
-    """Model, problems and a warmed-up policy."""
+    """Create model, problems and a warmed-up policy."""
     for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
         run(checkout, world, str(checkout / "examples" / "tiny" / script), f"output/tiny/{name}")
     run(checkout, world, "-m", "roll.pipeline", "--config-name", "tiny/tiny_warm_up", "output_dir=warm", "max_steps=60")
 
 
 def metrics(checkout: Path, world: Path, folder: str, experiment: tuple[str, ...], steps: int) -> list[dict[str, Any]]:
-    """Return the metrics of every step of a run, including step 0, without times and memory."""
+    """Run an experiment. Return the metrics of every step, including step 0, without times, memory and those of engines."""
     name, *overrides = experiment
     run(checkout, world, "-m", "roll.pipeline", "--config-name", name, *overrides, f"max_steps={steps}", f"output_dir={folder}")
     lines = [json.loads(line) for line in (world / folder / "metrics.jsonl").read_text().splitlines()]
@@ -99,7 +99,7 @@ def metrics(checkout: Path, world: Path, folder: str, experiment: tuple[str, ...
 
 
 def run(checkout: Path, world: Path, *words: str) -> None:
-    """Run a Python process of a checkout in the common folder. Its output is shown after a failure."""
+    """Run a Python process of a checkout in the common folder. Exit with its output if it fails."""
     environment = os.environ | {"PYTHONPATH": str(checkout)}
     done = subprocess.run([sys.executable, *words], cwd=world, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
     if done.returncode:
@@ -117,7 +117,7 @@ def largest(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> tuple[
 
 
 def differences(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Iterator[tuple[float, str]]:
-    """Yield the difference of each metric of each step, infinite if one side lacks it."""
+    """Yield the difference of each metric of each step; infinite if one side lacks the metric."""
     if len(before) != len(after):
         yield math.inf, f"{len(before)} and {len(after)} lines"
     for one, other in zip(before, after, strict=False):
@@ -126,7 +126,7 @@ def differences(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> It
 
 
 def distance(one: float | None, other: float | None) -> float:
-    """Return the difference of two values of a metric. null is a non-finite value."""
+    """Return the difference of two values of a metric. None is a non-finite value."""
     if one is None or other is None or math.inf in (one, other):
         return 0.0 if one is other else math.inf
     return abs(one - other) / max(1.0, abs(one))

@@ -1,9 +1,10 @@
-"""Measures how many programs a machine judges in the sandbox of `code_sandbox`, and whether anything is left behind.
+"""Measures how many programs per second a machine judges in the sandbox of `code_sandbox`, and checks that nothing is left behind.
 
     python benchmarks/sandbox.py --programs 1000 --workers 2
 
-A fourth of the programs is right, a fourth wrong, one forks and one fills its memory; half have three cases of a script, half three tests.
-Status 1 if a verdict is wrong, or a process, a mount, a control group or a file is left behind.
+A quarter of the programs is right, a quarter is wrong, a quarter forks and a quarter fills its memory. Half of them are scripts with three
+cases, the others functions with three tests. The status is 1 if a verdict is wrong, or if a process, a mount, a control group or a file is
+left behind.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ INPUTS = (1, 2, 30)
 
 
 def case(index: int) -> tuple[str, dict[str, Any], float]:
-    """A response, its row, and its right reward."""
+    """Return a response, its row, and the expected reward."""
     kind, script = index % 4, index // 4 % 2 == 0
     factor = 3 if kind == 1 else 2
     response = (SCRIPT if script else FUNCTION).format(SPOILT[kind], factor)
@@ -49,7 +50,7 @@ def judge(index: int) -> bool:
 
 
 def left(temporary: Path) -> dict[str, set[str]]:
-    """Return what sandboxes left behind: files in this command's temporary folder, and groups below its control groups."""
+    """Return the processes, mounts, control groups and files that sandboxes may leave behind."""
     return {
         "processes": {str(process.pid) for process in psutil.process_iter() if START in _command(process)},
         "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
@@ -59,7 +60,7 @@ def left(temporary: Path) -> dict[str, set[str]]:
 
 
 def _control_groups() -> list[Path]:
-    """Return the control groups of this process, of either version."""
+    """Return the control groups of this process, of version 1 or 2."""
     root, own = Path("/sys/fs/cgroup"), []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -83,13 +84,13 @@ def main() -> int:
         tempfile.tempdir = folder
         before = left(Path(folder))
         with ProcessPoolExecutor(chosen.workers) as workers:
-            list(workers.map(judge, range(2 * chosen.workers)))  # imports, and the sandbox's own trial
+            list(workers.map(judge, range(2 * chosen.workers)))  # not timed: imports, and the trial of the sandbox
             begin = time.perf_counter()
             right = sum(workers.map(judge, range(chosen.programs), chunksize=4))
             seconds = time.perf_counter() - begin
         remains = {what: sorted(now - before[what]) for what, now in left(Path(folder)).items() if now - before[what]}
     print(f"{chosen.programs} programs of {len(INPUTS)} cases in {seconds:.1f} s by {chosen.workers} workers on {os.cpu_count()} cores:")
-    print(f"{chosen.programs / seconds:.1f} programs a second; {right} verdicts right; left behind: {remains or 'nothing'}")
+    print(f"{chosen.programs / seconds:.1f} programs per second; {right} correct verdicts; left behind: {remains or 'nothing'}")
     return int(right != chosen.programs or bool(remains))
 
 

@@ -1,4 +1,4 @@
-"""Measures the tokens/s of a saturated vLLM `LLM`, in which no sequence waits for another."""
+"""Measures the tokens/s of a saturated vLLM `LLM`, which always has waiting requests."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from benchmarks.floors import LOG_PROBS, Figures, adapter_request, bare_engine, 
 from benchmarks.work import LongTailWork
 
 WARM_UP = 2.0
-"""Before the first stretch every running sequence has had so many times the mean length, so that starts and ends are mixed."""
+"""Length of the warm-up: tokens per running sequence, in mean lengths. It spreads the starts and ends of responses."""
 STRETCH = 0.25
-"""Length of a stretch: tokens of each running sequence, in mean lengths."""
+"""Length of a measured interval: tokens per running sequence, in mean lengths."""
 QUEUED = 2
-"""Number of unfinished sequences, in multiples of the running ones. An ended one is replaced at the next engine step."""
+"""Number of unfinished sequences, in multiples of the running ones. A sequence that ends is replaced at the next engine step."""
 
 
 class Counted:
-    """`EngineCoreClient.get_output`, which counts what passes.
+    """Wraps `EngineCoreClient.get_output` and counts tokens and ended responses.
 
-    The engine's own statistics, and outputs that stream, would cost the process that is measured time for each token.
+    The engine's own statistics, or streamed outputs, would cost the measured process time for each token.
     """
 
     def __init__(self, get_output: Any) -> None:
@@ -36,9 +36,9 @@ class Counted:
 
 
 def saturated(work: LongTailWork, rank: int, device: str, timer: Any) -> Figures:
-    """Return seconds, tokens and ended responses of each stretch after the warm-up.
+    """Return seconds, tokens and ended responses of each interval after the warm-up.
 
-    Requests are those of a run: so many samples of a prompt, with log-probs where the run takes the engine's. `timer` is not used:
+    Requests are those of a run: several samples per prompt, with log-probs if the run uses the engine's. `timer` is not used, because
     engines that wait for each other would idle.
     """
     from vllm import SamplingParams

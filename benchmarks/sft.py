@@ -1,11 +1,10 @@
-"""Supervised fine-tuning against DeepSpeed by hand on the same batches, measured in this run on this machine.
+"""Compares supervised fine-tuning with plain DeepSpeed on the same batches, both measured in this call on this machine.
 
     python benchmarks/sft.py [--model tiny|0.5b|1.5b|7b] [--devices 0] [--stage 1] [--lora-rank 32] [--json FILE] [KEY=VALUE ...]
 
-A step learns texts of many lengths that together fill 64 rows of 4,096 tokens (the tiny model, which needs no GPU: 8 rows
-of 256), packed by roll. It runs through `python -m roll.pipeline`, to which KEY=VALUE goes as it is; then each floor runs
-alone, with the run's own batches and its recomputed and compiled layers (plain_sft.py). Prints a table, and writes JSON
-where asked.
+A step learns texts of many lengths that together fill 64 rows of 4,096 tokens (with the tiny model, which needs no GPU, 8 rows of 256) and
+are packed by roll. It runs through `python -m roll.pipeline`, which receives KEY=VALUE. Then each floor runs alone, with the batches of the
+run and the same recomputed and compiled layers (plain_sft.py). Prints a table, and writes JSON if requested.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from roll.system.sizes import GIB
 WARM_UP = 3
 """Number of first steps that are not counted: layers compile, and recomputation settles."""
 TEXTS_A_ROW = 4
-FLOORS = {"deepspeed": "DeepSpeed by hand", "train": "torch alone"}
+FLOORS = {"deepspeed": "plain DeepSpeed", "train": "torch alone"}
 
 
 @dataclass(frozen=True)
@@ -47,51 +46,51 @@ class SftResult:
     versions: dict[str, str]
     texts: int
     micro_batches: int
-    """Number of packed rows of a step, of all ranks together."""
+    """Number of packed rows per step, over all ranks."""
     lines: list[dict[str, Any]]
     """The metrics of every step."""
     floors: dict[str, list[float]]
-    """Seconds of each counted step by floor, and as `<floor>_loss` the loss of every step."""
+    """Seconds of each counted step by floor, and under `<floor>_loss` the loss of every step."""
 
     def metric(self, name: str) -> float:
-        """Return the median over the counted steps."""
+        """Return the median of a metric over the counted steps."""
         return statistics.median(line[name] for line in self.lines[WARM_UP:])
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens of a step by the run's own count. Every step learns all the texts."""
+        """Return the number of tokens per step as the run counts them. Every step learns all the texts."""
         return round(self.lines[-1]["throughput/tokens_per_second"] * self.lines[-1]["time/step"])
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Return medians of a step: roll's, its training part, and each floor's."""
+        """Return the median seconds of roll's step, of its training part, and of each floor."""
         measured = {kind: statistics.median(self.floors[f"sft_{kind}"]) for kind in FLOORS if f"sft_{kind}" in self.floors}
         return {"step": self.metric("time/step"), "step_train": self.metric("time/train"), **measured}
 
     @property
     def ratio(self) -> float | None:
-        """Return the ratio of roll's step to DeepSpeed's by hand, None if that was not measured."""
+        """Return the ratio of roll's step to that of plain DeepSpeed. None if the latter was not measured."""
         seconds = self.seconds
         return seconds["step"] / seconds["deepspeed"] if "deepspeed" in seconds else None
 
     def mfu(self, seconds: float) -> float | None:
-        """See `figures.mfu`; None on the CPU."""
+        """See `figures.mfu`. Return None on the CPU."""
         work = self.work
         return mfu(work.shape, work.lora_rank > 0, self.tokens, seconds, len(work.devices)) if work.devices else None
 
     def speed(self, seconds: float) -> float:
-        """Return tokens per second and GPU, or process on the CPU."""
+        """Return the tokens per second of one GPU, or of one process on the CPU."""
         return self.tokens / seconds / self.work.train_ranks
 
     @property
     def loss_difference(self) -> dict[str, float]:
-        """Return, by floor, the largest difference of its loss from roll's in the same step, in nats a token."""
+        """Return, by floor, the largest difference between its loss and roll's in the same step, in nats per token."""
         own = [line["sft/loss"] for line in self.lines]
         losses = {kind: self.floors.get(f"sft_{kind}_loss", []) for kind in FLOORS}
         return {kind: max(abs(a - b) for a, b in zip(own, found, strict=False)) for kind, found in losses.items() if found}
 
     def summary(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return everything, for JSON."""
         seconds = self.seconds
         return {
             "work": asdict(self.work),
@@ -134,16 +133,16 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    """Parse the command line and fill in defaults of the model."""
+    """Parse the command line and fill in defaults that depend on the model."""
     parser = launch.parser(__doc__)
-    parser.add_argument("--ranks", type=int, default=2, help="on the CPU: processes that train")
-    parser.add_argument("--stage", type=int, choices=(0, 1, 2, 3), default=1, help="of ZeRO")
+    parser.add_argument("--ranks", type=int, default=2, help="number of processes that train, on the CPU")
+    parser.add_argument("--stage", type=int, choices=(0, 1, 2, 3), default=1, help="ZeRO stage")
     parser.add_argument("--lora-rank", type=int, default=0, help="0 trains all parameters")
-    parser.add_argument("--rows", type=int, help="packed rows of a step, of all GPUs together (default: 64, for tiny 8)")
-    parser.add_argument("--row-tokens", type=int, help="of a packed row, which is a micro-batch (default: 4096, for tiny 256)")
-    parser.add_argument("--steps", type=int, default=6, help=f"of which the first {WARM_UP} are not counted")
-    parser.add_argument("--repetitions", type=int, default=3, help="steps of each floor that are counted, after one to warm up")
-    parser.add_argument("--floors", help=f"which to measure, of {','.join(FLOORS)}; '' for none (default: those that apply)")
+    parser.add_argument("--rows", type=int, help="packed rows per step, over all GPUs (default: 64, for tiny 8)")
+    parser.add_argument("--row-tokens", type=int, help="tokens per packed row, which is a micro-batch (default: 4096, for tiny 256)")
+    parser.add_argument("--steps", type=int, default=6, help=f"steps of the run; the first {WARM_UP} are not counted")
+    parser.add_argument("--repetitions", type=int, default=3, help="counted steps of each floor, after one warm-up step")
+    parser.add_argument("--floors", help=f"floors to measure, of {','.join(FLOORS)}; '' for none (default: those that apply)")
     options = parser.parse_args()
     tiny = options.model == "tiny"
     launch.fill(options, {"rows": 8 if tiny else 64, "row_tokens": 256 if tiny else 4096})
@@ -151,12 +150,12 @@ def parse() -> argparse.Namespace:
     if options.steps <= WARM_UP:
         parser.error(f"--steps {options.steps}: the first {WARM_UP} are not counted; give at least {WARM_UP + 1}")
     if options.rows * TEXTS_A_ROW % ranks:
-        parser.error(f"--rows {options.rows}: {options.rows * TEXTS_A_ROW} texts are no whole number for each of {ranks} ranks")
+        parser.error(f"--rows {options.rows}: {options.rows * TEXTS_A_ROW} texts cannot be divided evenly among {ranks} ranks; change it")
     return options
 
 
 def work_of(options: argparse.Namespace, scratch: str) -> SftWork:
-    """Return the work of the options. The run itself chooses recomputation, which is not known yet."""
+    """Return the work that the options describe. The number of recomputed layers is not known yet, because the run chooses it."""
     devices = launch.device_list(options.devices)
     return SftWork(
         model=f"{scratch}/model",
@@ -174,7 +173,7 @@ def work_of(options: argparse.Namespace, scratch: str) -> SftWork:
 
 
 def draw_texts(rows: int, row_tokens: int, seed: int) -> list[str]:
-    """Return texts of random letters, a token each, of about 0.06 to 0.44 of a row. With their ends they fill so many rows."""
+    """Return texts of random letters, one token each. A text fills about 0.06 to 0.44 of a row; with end tokens all fill `rows` rows."""
     generator = random.Random(seed)
     shares = list(accumulate(generator.uniform(0.25, 1.75) for _ in range(rows * TEXTS_A_ROW)))
     ends = [0] + [round(share / shares[-1] * rows * row_tokens) for share in shares]
@@ -182,9 +181,9 @@ def draw_texts(rows: int, row_tokens: int, seed: int) -> list[str]:
 
 
 def packed_rows(work: SftWork, texts: list[str]) -> int:
-    """Return the number of micro-batches of a step. The order of the texts does not matter: the longest are packed first."""
+    """Return the number of micro-batches per step. The order of the texts does not matter, because the longest are packed first."""
     shape = read_shape(Path(work.model) / "config.json")
-    assert shape, "a benchmark's model has a shape that is known"
+    assert shape, "the shape of a benchmark's model is known"
     return split([len(text) + 1 for text in texts], work.train_ranks, work.token_budget, shape.attention_cost).forwards * work.train_ranks
 
 
@@ -213,31 +212,31 @@ def overrides(work: SftWork, steps: int, texts: int) -> dict[str, Any]:
 
 
 def floors_of(options: argparse.Namespace, work: SftWork) -> list[str]:
-    """Return the floors to measure. torch alone needs one process and whole weights."""
+    """Return the floors to measure. `train` (torch alone) needs a single process and unsharded weights."""
     if options.floors is not None:
         return options.floors.split(",") if options.floors else []
     return list(FLOORS) if work.train_ranks == 1 and work.stage < 3 else ["deepspeed"]
 
 
 def check_budget(result: SftResult) -> None:
-    """Check that the run kept the floors' micro-batches.
+    """Check that the run used the same micro-batches as the floors.
 
     Raises:
-        SystemExit: memory was short, and they became smaller.
+        SystemExit: the run made micro-batches smaller for lack of memory.
     """
     found = int(result.lines[-1]["memory/sft_train/token_budget"])
     if found != result.work.token_budget:
-        raise SystemExit(f"the run came down to {found} tokens a micro-batch for want of memory: give --row-tokens {found}")
+        raise SystemExit(f"the run lowered its micro-batches to {found} tokens for lack of memory: give --row-tokens {found}")
 
 
 def show(result: SftResult) -> None:
-    """Return one table of the step beside its floors, and one of the other figures."""
+    """Print one table of the step and its floors, and one of the other figures."""
     work, seconds, console = result.work, result.seconds, Console(width=100)
     size = f"{result.texts} texts, {result.tokens:,} tokens in {result.micro_batches} rows of at most {work.token_budget:,}"
     table = Table(title=f"{size}, {work.train_ranks} rank(s), ZeRO-{work.stage}")
-    for column in ("one step", "seconds", "tokens/s for each " + ("GPU" if work.devices else "process"), "MFU", "roll's step to it"):
+    for column in ("one step", "seconds", "tokens/s per " + ("GPU" if work.devices else "process"), "MFU", "ratio of roll's step to it"):
         table.add_column(column, justify="left" if column == "one step" else "right")
-    for name, title in {"step": "roll, whole", "step_train": "roll, its training", **FLOORS}.items():
+    for name, title in {"step": "roll, whole step", "step_train": "roll, training only", **FLOORS}.items():
         if name in seconds:
             share = result.mfu(seconds[name])
             cells = (f"{seconds[name]:.3f}", f"{result.speed(seconds[name]):,.0f}", f"{100 * share:.1f}%" if share else "-")
@@ -248,7 +247,7 @@ def show(result: SftResult) -> None:
     beside.add_row("peak memory of roll's trainer", f"{result.metric('memory/sft_train/peak_bytes') / GIB:.2f} GiB")
     beside.add_row("loss of roll's first and last step", f"{result.lines[0]['sft/loss']:.4f}, {result.lines[-1]['sft/loss']:.4f}")
     for kind, difference in result.loss_difference.items():
-        beside.add_row(f"loss, {FLOORS[kind]} against roll, most", f"{difference:.2g}")
+        beside.add_row(f"largest difference in loss, {FLOORS[kind]} and roll", f"{difference:.2g}")
     console.print(beside)
 
 

@@ -1,15 +1,15 @@
-"""Compares the tiny task's accuracy with generation ahead of training to synchronous training, over several seeds.
+"""Compares the tiny task's accuracy with generation ahead of training and with synchronous training, over several seeds.
 
     python benchmarks/staleness.py [--variants synchronous ratio_1 ...] [--seeds 3] [--steps 30] [--device 0] [--folder FOLDER]
 
     variants: synchronous
-              ratio_1, ratio_2                     the loss takes its ratio to the log-probs of the engine
-              ratio_1_corrected, ratio_2_corrected its ratio to the trainer's log-probs, and truncated importance sampling
+              ratio_1, ratio_2                     ratios are taken against the log-probs of the engine
+              ratio_1_corrected, ratio_2_corrected ratios are taken against those of the trainer, with truncated importance sampling
               partial, partial_turns               ratio 1 with engine and trainer on the same GPU, resident or taking turns
 
-All runs start from one warmed-up policy and train on 512 responses a step. The figure of a run is the mean of its last three validations.
-Without `--device` everything runs on the CPU, where there is no partial rollout. What is finished is not run again: call it with some of
-the variants at a time. Runs are kept in `--folder`.
+All runs start from the same warmed-up policy and train on 512 responses per step. The figure of a run is the mean of its last three
+validations. Without `--device` everything runs on the CPU, where there are no partial rollouts. Runs are kept in `--folder`, and completed
+ones are not repeated, so the variants can be run in several calls.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VARIANTS: Mapping[str, Mapping[str, object]] = {
 }
 ON_GPU = ("partial", "partial_turns")
 EVERY, LAST = 5, 3
-"""Steps between two validations, and the number of last validations in a run's figure."""
+"""Steps between two validations, and the number of last validations that a run's figure averages."""
 
 
 def main() -> int:
@@ -61,12 +61,14 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, metavar="NAME", help="(default: all that run on the device)")
+    parser.add_argument(
+        "--variants", nargs="+", choices=VARIANTS, metavar="NAME", help="variants to run (default: all that the device supports)"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--device", type=int, help="a GPU for all roles (default: the CPU)")
+    parser.add_argument("--device", type=int, help="GPU of all roles (default: the CPU)")
     parser.add_argument("--folder", type=Path, default=Path("output/benchmark-staleness"))
     options = parser.parse_args()
     options.variants = options.variants or [name for name in VARIANTS if options.device is not None or name not in ON_GPU]
@@ -83,13 +85,13 @@ def run_folder(folder: Path, name: str, seed: int, device: int | None) -> Path:
 
 
 def arguments(name: str, seed: int, steps: int, folder: Path, world: Path, device: int | None) -> list[str]:
-    """Return arguments of the interpreter that run a variant."""
+    """Return the arguments of the interpreter that run a variant."""
     keys = tiny_keys(seed, steps, EVERY, folder, world)
     return pipeline("tiny/tiny_rlvr_lora_zero3", {**keys, **VARIANTS[name], **({} if device is None else placed(device))})
 
 
 def placed(device: int) -> dict[str, object]:
-    """Return the keys that place all roles on one GPU, with the same sequences of an update."""
+    """Return the keys that place all roles on one GPU, with as many sequences per update as on the CPU."""
     roles = ("actor_train", "actor_infer", "reference")
     mappings = {f"{role}.device_mapping": f"[{device}]" for role in roles}
     sizes = {f"{role}.world_size": "null" for role in roles}
@@ -102,13 +104,13 @@ def placed(device: int) -> dict[str, object]:
 
 
 def figure(folder: Path, steps: int) -> float | None:
-    """Return the mean accuracy of the last validations, in points, None for an incomplete run."""
+    """Return the mean accuracy of the last validations, in percent. None if the run is incomplete."""
     lines = whole_run(folder, steps)
     return None if lines is None else 100 * statistics.mean([line[ACCURACY] for line in lines if ACCURACY in line][-LAST:])
 
 
 def figures(folder: Path, steps: int, device: int | None) -> dict[str, list[float]]:
-    """Return the accuracy of every finished run by variant, in the order of seeds."""
+    """Return the figure of every completed run by variant, in the order of seeds."""
     found: dict[str, list[float]] = {}
     for name in VARIANTS:
         folders = sorted(run_folder(folder, name, 0, device).parent.glob(f"{name}-[0-9]"))
@@ -118,8 +120,8 @@ def figures(folder: Path, steps: int, device: int | None) -> dict[str, list[floa
 
 
 def table_of(found: Mapping[str, Sequence[float]]) -> str:
-    """Return Markdown with a line for each variant, and whether it is within the spread of the synchronous seeds or above."""
-    lines = ["| variant | accuracy | seeds | least synchronous |", "|---|---|---|---|"]
+    """Return a Markdown table with a row for each variant, and its mean minus the worst synchronous seed."""
+    lines = ["| variant | accuracy | seeds | mean minus the worst synchronous seed |", "|---|---|---|---|"]
     least = min(found[SYNCHRONOUS]) if SYNCHRONOUS in found else None
     for name, values in found.items():
         against = "-" if least is None or name == SYNCHRONOUS else f"{statistics.mean(values) - least:+.1f}"

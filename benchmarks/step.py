@@ -1,10 +1,10 @@
-"""Compares a whole step to the floors of its parts, all measured in this run on this machine.
+"""Compares a whole step with the floors of its parts, all measured in this call on this machine.
 
     python benchmarks/step.py [--model tiny|0.5b|1.5b|7b] [--devices 0] [--lora-rank 32] [--json FILE] [KEY=VALUE ...]
 
-The work is 64 prompts of 128 tokens x 8 samples x exactly 512 tokens (`ignore_eos`), the reference on, one update; for
-the tiny model, which needs no GPU, 16 and 32 tokens. The step runs through `python -m roll.pipeline`, to which KEY=VALUE
-goes as it is; then each floor runs alone (floors.py). Prints tables, and writes JSON where asked.
+A step has 64 prompts of 128 tokens x 8 samples x exactly 512 tokens (`ignore_eos`), with a reference and one update. For the tiny model,
+which needs no GPU, prompts have 16 tokens and samples 32. The step runs through `python -m roll.pipeline`, which receives KEY=VALUE. Then
+each floor runs alone (floors.py). Prints tables, and writes JSON if requested.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.figures import Result, medians, show
 from benchmarks.work import Work
 
 WARM_UP = 2
-"""Number of first steps that are not counted: kernels compile, caches fill."""
+"""Number of first steps that are not counted, because kernels compile and caches fill."""
 FLOORS = ("generate", "forward", "train", "copy")
 
 
@@ -42,19 +42,19 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    """Parse the command line and fill in defaults of the model."""
+    """Parse the command line and fill in defaults that depend on the model."""
     parser = rlvr.parser(__doc__)
-    parser.add_argument("--steps", type=int, default=5, help=f"of which the first {WARM_UP} are not counted")
-    parser.add_argument("--repetitions", type=int, default=2, help="of each floor, after one to warm up")
-    parser.add_argument("--scale-work", action="store_true", help="64 prompts for each GPU that trains")
-    parser.add_argument("--floors", default=",".join(FLOORS), help="which to measure, of these and generate_in_process; '' for none")
+    parser.add_argument("--steps", type=int, default=5, help=f"steps of the run; the first {WARM_UP} are not counted")
+    parser.add_argument("--repetitions", type=int, default=2, help="repetitions of each floor, after one warm-up")
+    parser.add_argument("--scale-work", action="store_true", help="use 64 prompts for each GPU that trains")
+    parser.add_argument("--floors", default=",".join(FLOORS), help="floors to measure, of these and generate_in_process; '' for none")
     options = parser.parse_args()
     rlvr.fill(options)
     return options
 
 
 def work_of(options: argparse.Namespace, scratch: Path) -> Work:
-    """Return the work of the options."""
+    """Return the work that the options describe."""
     tiny, devices = options.model == "tiny", launch.device_list(options.devices)
     return rlvr.work_of(
         options,

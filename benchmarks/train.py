@@ -1,14 +1,14 @@
-"""Seconds, MFU and peak memory of training and of scoring with roll's own trainer, on random weights, in this one process.
+"""Measures seconds, MFU and peak memory of training and scoring with roll's trainer, on random weights, in a single process.
 
     python benchmarks/train.py --model 0.5b [--lora-rank 0] [--stage 1] [--tokens 32768] [--checkpointing auto]
         [--compile auto] [--attention auto] [--liger] [--router-loss COEFFICIENT] [--repetitions 4] [--json FILE]
 
     --model: a shape of benchmarks/models.py, or a model's folder
 
-The work is one update over 512 sequences of 128 prompt and 512 response tokens. A forward pass counts 2 operations a
-parameter that a token runs through, training three times that (with LoRA twice: a frozen weight has no gradient), whatever is recomputed,
-against 790 TFLOP/s, which is what a product of bf16 matrices of 8192 x 8192 was seen to reach on an H200. The first three
-repetitions compile and settle what is recomputed; they are left out.
+The work is one update over 512 sequences of 128 prompt and 512 response tokens. A forward pass counts 2 FLOP for each active parameter and
+token, and training three times as much (with LoRA twice as much, because a frozen weight has no gradient), without recomputation. MFU is
+relative to 790 TFLOP/s, the measured speed of an H200 for a bf16 product of two 8192 x 8192 matrices. The first three repetitions, which
+compile the layers and settle how many are recomputed, are not counted.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SHAPES = ("tiny", "0.5b", "1.5b", "7b", "tiny-moe", "30b-a3b-4")
 
 
 def main() -> int:
-    """Measure, and print one line."""
+    """Measure and print the result as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--lora-rank", type=int, default=0, help="0 trains all parameters")
     parser.add_argument("--stage", type=int, default=1, choices=range(4))
-    parser.add_argument("--tokens", type=int, default=32768, help="of a micro-batch")
+    parser.add_argument("--tokens", type=int, default=32768, help="largest number of tokens per micro-batch")
     parser.add_argument("--checkpointing", default="auto", help="auto, all, none or a number of layers")
     parser.add_argument("--compile", default="auto", choices=("auto", "true", "false"))
     parser.add_argument("--attention", default="auto", choices=("auto", "fa2"))
@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=4)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    # Set before torch and DeepSpeed are imported, which read them.
+    # Set before the imports of torch and DeepSpeed, which read these variables.
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(options.model)
@@ -78,7 +78,7 @@ def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
     from roll.models.flops import TrainingFlops
 
     shape = read_shape(model / "config.json")
-    assert shape, f"{model} is of a kind whose parameters cannot be counted"
+    assert shape, f"the parameters of {model} cannot be counted: its kind of model is unknown"
     strategy = build(options, model, device)
     sequences, micro_batches = work(options, shape.vocab_size)
     parts = [micro_batch.batch.sequences for micro_batch in micro_batches]
@@ -116,7 +116,7 @@ def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
 
 
 def build(options: argparse.Namespace, model: Path, device: str) -> Any:
-    """Build the trainer, alone in its group."""
+    """Build the trainer as the only rank of its process group."""
     from roll.config.schema.engine import DeepSpeedConfig
     from roll.config.schema.model import ModelConfig, TrainingConfig
     from roll.models.load import load_policy
@@ -167,7 +167,7 @@ def work(options: argparse.Namespace, vocabulary: int) -> tuple[Any, list[Any]]:
     )
     mask = sequences.response_mask
     advantages = np.where(mask, generator.normal(size=len(mask)), 0).astype(np.float32)
-    # Near the log-prob of a token under a uniform policy.
+    # The log-prob of a token under a uniform policy, to which random weights are close.
     behaviour = np.where(mask, -np.log(vocabulary), 0).astype(np.float32)
     batch = TrainBatch(sequences, advantages, behaviour, np.zeros(len(mask), np.int32), None)
     weights = loss_weights(sequences, "token-mean")

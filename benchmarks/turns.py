@@ -1,4 +1,4 @@
-"""Measures vLLM's own `LLM` with the episodes of a run, turn by turn, without an environment between turns."""
+"""Measures vLLM's own `LLM` on the episodes of a run, turn by turn, without an environment between turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.work import AgentWork
 
 @dataclass(frozen=True)
 class Turn:
-    """Given tokens, and the sampled tokens after them."""
+    """Numbers of given tokens and of the sampled tokens after them."""
 
     given: int
     sampled: int
@@ -55,7 +55,7 @@ def _turns(trajectories: Sequence[dict[str, Any]]) -> Recorded:
 
 
 def turns(work: AgentWork, rank: int, device: str, timer: Any) -> Figures:
-    """Return the seconds of each step of the run. `timer` is not used: a step is played once, as in the run."""
+    """Return the seconds of each step of the run. `timer` is not used, because each step is played once, as in the run."""
     llm = bare_engine(work, device)
     adapter = adapter_request(work, rank)
     steps = recorded(Path(work.scratch) / "run" / "samples.jsonl")
@@ -72,7 +72,7 @@ def turns(work: AgentWork, rank: int, device: str, timer: Any) -> Figures:
 
 
 def _play(llm: Any, episodes: Sequence[tuple[int, Recorded]], step: int, kept: dict[str, Any], adapter: Any) -> None:
-    """Request each turn when the previous one has ended. Given tokens are random; the first ones of a group are the same."""
+    """Request each turn as soon as the previous one has ended. Given tokens are random, and a group's episodes share the first ones."""
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 

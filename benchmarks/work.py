@@ -1,4 +1,4 @@
-"""The work of a benchmark's step: model, tokens, precision and devices. The step and its floors get the same work."""
+"""The work of a benchmark's step: model, tokens, precision and devices. The step and its floors share the same work."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ BLOCK = 16
 
 @dataclass(frozen=True)
 class TrainingWork:
-    """Common settings of all trainings."""
+    """Settings that all trainings have in common."""
 
     model: str
-    """Folder of the model, with its rows."""
+    """Folder with the model and its rows."""
     shape: dict[str, Any]
     """The model's config in `models.SHAPES`."""
     dtype: str
     """`bf16` or `fp32`."""
     devices: tuple[int, ...]
-    """GPUs that train and score, none on the CPU."""
+    """GPUs that train and score. Empty on the CPU."""
     train_ranks: int
     token_budget: int
-    """Number of tokens of one packed row, a micro-batch."""
+    """Largest number of tokens in a packed row, which is a micro-batch."""
     lora_rank: int
     """0 trains all parameters."""
     stage: int
@@ -37,12 +37,12 @@ class TrainingWork:
     """Folder for files of the run and the floors."""
 
     def write(self, file: Path) -> None:
-        """As JSON."""
+        """Write the fields as JSON."""
         file.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read a file of `write`."""
+        """Read a file that `write` has written."""
         values: dict[str, Any] = json.loads(file.read_text())
         for key in values.keys() & {"devices", "infer_devices"}:
             values[key] = tuple(values[key])
@@ -51,7 +51,7 @@ class TrainingWork:
 
 @dataclass(frozen=True)
 class SftWork(TrainingWork):
-    """One step of supervised fine-tuning, whose rows are those of the run in `scratch`/run."""
+    """One step of supervised fine-tuning, with the rows of the run in `scratch`/run."""
 
     checkpointed: int
     """Number of decoder layers that the run recomputed in the backward pass."""
@@ -59,14 +59,14 @@ class SftWork(TrainingWork):
 
 @dataclass(frozen=True)
 class Work(TrainingWork):
-    """One step of RLVR. A sequence is a prompt with one sample."""
+    """One step of RLVR. A sequence is a prompt and one sample."""
 
     infer_devices: tuple[int, ...]
-    """GPUs that generate, one engine each, none on the CPU."""
+    """GPUs that generate, one engine on each. Empty on the CPU."""
     score_ranks: int
     prompts: int
     samples: int
-    """Number of responses to each prompt."""
+    """Number of responses per prompt."""
     prompt_tokens: int
     response_tokens: int
     sync: str
@@ -74,11 +74,11 @@ class Work(TrainingWork):
     behaviour: str
     """`engine` or `trainer`: the source of the behaviour policy's log-probs."""
     max_num_seqs: int
-    """Number of concurrent sequences of an engine."""
+    """Largest number of concurrent sequences of an engine."""
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence."""
+        """Return the number of tokens of a sequence."""
         return self.prompt_tokens + self.response_tokens
 
     @property
@@ -87,7 +87,7 @@ class Work(TrainingWork):
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens of a step. Prompts count with every sample."""
+        """Return the number of tokens of a step. A prompt counts once for each of its samples."""
         return self.sequences * self.length
 
     @property
@@ -101,11 +101,11 @@ class Work(TrainingWork):
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Return the bytes for all sequences of one engine at once, and a tenth more."""
+        """Return the KV-cache bytes for all sequences of one engine at once, plus a tenth."""
         return self._kv_cache_of(1.1 * self.sequences / self.engines * (self.length + BLOCK))
 
     def _kv_cache_of(self, tokens: float) -> int:
-        """Return the bytes for keys and values of so many tokens, and a little more."""
+        """Return the bytes for keys and values of so many tokens, plus 0.25 GiB."""
         shape, width = self.shape, 4 if self.dtype == "fp32" else 2
         head = shape["hidden_size"] // shape["num_attention_heads"]
         return int(tokens * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head * width) + GIB // 4
@@ -113,16 +113,16 @@ class Work(TrainingWork):
 
 @dataclass(frozen=True)
 class LongTailWork(Work):
-    """One step of RLVR whose responses end with the same probability at each token: `response_tokens` is only their limit."""
+    """One step of RLVR with responses that end with the same probability at each token. `response_tokens` is their limit."""
 
     mean: int
-    """Mean number of tokens of a response without a limit."""
+    """Mean number of tokens per response if there were no limit."""
     kv_cache_gib: float | None
-    """KV-cache bytes of each engine, None for the mean need of its sequences."""
+    """KV cache of each engine in GiB. None computes it from the mean length of its sequences."""
 
     @property
     def end_tokens(self) -> int:
-        """Return the number of ids that end a response, with which a uniform policy has this mean."""
+        """Return the number of end-token ids with which responses of a uniform policy have this mean."""
         return round(self.shape["vocab_size"] / self.mean)
 
     @property
@@ -132,20 +132,20 @@ class LongTailWork(Work):
 
     @property
     def truncated_fraction(self) -> float:
-        """Return the expected share of responses that reach the limit without an end."""
+        """Return the expected share of responses that reach the limit without an end token."""
         return (1.0 - self.end_probability) ** self.response_tokens
 
     @property
     def mean_length(self) -> float:
-        """Return the expected number of tokens of a response with the limit: the sum of the probabilities of reaching each position."""
+        """Return the expected number of tokens per response with the limit: the sum of the probabilities to reach each position."""
         return (1.0 - self.truncated_fraction) / self.end_probability
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Return the bytes for an engine's concurrent sequences of the average length, and a quarter more.
+        """Return the KV-cache bytes for an engine's concurrent sequences of mean length, plus a quarter.
 
-        A running response has had `mean` tokens so far on average, as its end is as likely at each. One sequence of the greatest
-        length always fits.
+        A running response has `mean` tokens on average, because its end is equally likely at each token. There is always room for one
+        sequence of the largest length.
         """
         if self.kv_cache_gib is not None:
             return int(self.kv_cache_gib * GIB)
@@ -154,12 +154,12 @@ class LongTailWork(Work):
 
 
 TEMPLATE_TOKENS = 32
-"""Largest number of tokens of a chat template around a message and the next turn."""
+"""Largest number of tokens that a chat template adds around a message and the next turn."""
 
 
 @dataclass(frozen=True)
 class AgentWork(LongTailWork):
-    """One step of RLVR on episodes: `mean` and `response_tokens` are of a turn."""
+    """One step of RLVR on episodes. `mean` and `response_tokens` apply to each turn."""
 
     turns: int
     answer_tokens: int
@@ -167,17 +167,17 @@ class AgentWork(LongTailWork):
 
     @property
     def length(self) -> int:
-        """Return the limit of an episode's tokens: turns of twice the mean length on average. One in a hundred of eight turns is longer."""
+        """Return the token limit of an episode: turns of twice the mean length on average. About 1% of episodes with eight turns are longer."""
         return self.prompt_tokens + TEMPLATE_TOKENS + self.turns * (2 * self.mean + self.answer_tokens + TEMPLATE_TOKENS)
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Return the bytes for every episode at its greatest length."""
+        """Return the KV-cache bytes for all episodes of an engine at their largest length."""
         return self._kv_cache_of(self.sequences / self.engines * (self.length + BLOCK))
 
 
 def parameters(shape: dict[str, Any]) -> int:
-    """Return the number of parameters of a Qwen2 of this shape. Tied ones count once."""
+    """Return the number of parameters of a Qwen2 model of this shape. Tied parameters count once."""
     hidden, inner, vocabulary = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]
     narrow = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
     attention = 2 * hidden * hidden + 2 * hidden * narrow + hidden + 2 * narrow

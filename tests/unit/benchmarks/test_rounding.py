@@ -44,8 +44,8 @@ def test_the_command_prints_each_two_of_the_ways() -> None:
     command = [sys.executable, str(Path(rounding.__file__)), "--model", "tiny", "--tokens", "16"]
     printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=limits.PROCESS).stdout.splitlines()
     assert [line.rsplit(":", 1)[0] for line in printed] == [
-        "tiny, 16 tokens, fp32 against bf16",
-        "tiny, 16 tokens, fp32 against bf16, attention written out",
-        "tiny, 16 tokens, bf16 against bf16, attention written out",
+        "tiny, 16 tokens, fp32 and bf16",
+        "tiny, 16 tokens, fp32 and bf16, plain attention",
+        "tiny, 16 tokens, bf16 and bf16, plain attention",
     ]
     assert all(0 < float(line.rsplit(":", 1)[1]) < 0.01 for line in printed)
