@@ -220,5 +220,5 @@ def test_one_table_and_json_have_it_all(capsys: pytest.CaptureFixture[str]) -> N
     assert summary["expected"]["end_tokens"] == 128
     show(found)
     printed = capsys.readouterr().out
-    for text in ("saturated", "0.77 (at most 0.85)", "1.12 (at most 1.2)", "11.000", "expected: 16 tokens, 1.6% truncated"):
+    for text in ("saturated", "0.77 (target: 0.85)", "1.12 (target: 1.2)", "11.000", "expected: 16 tokens, 1.6% truncated"):
         assert text in printed
