@@ -167,7 +167,7 @@ class AgentWork(LongTailWork):
 
     @property
     def length(self) -> int:
-        """Return the token limit of an episode: turns of twice the mean length on average. Episodes of eight turns exceed it in 1% of cases."""
+        """Return the token limit of an episode: turns of twice the mean length. About 1% of episodes with eight turns are longer."""
         return self.prompt_tokens + TEMPLATE_TOKENS + self.turns * (2 * self.mean + self.answer_tokens + TEMPLATE_TOKENS)
 
     @property
