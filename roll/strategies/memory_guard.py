@@ -95,7 +95,7 @@ def alone(number: int) -> int:
 
 
 def over_hosts(world_size: int, seconds: float) -> Most:
-    """Return a `Most` that communicates over the hosts' CPUs, without waiting for a GPU. `seconds` is its timeout."""
+    """Return a `Most` that communicates through gloo on the CPU, so it does not wait for a GPU. `seconds` is its timeout."""
     group = torch.distributed.new_group(list(range(world_size)), timeout=timedelta(seconds=seconds), backend="gloo")
 
     def most(number: int) -> int:
