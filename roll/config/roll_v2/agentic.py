@@ -1,4 +1,4 @@
-"""ROLL's agentic files in our words: environments by tag, groups of episodes, lengths, and what rewards are compared with.
+"""Translates ROLL's agentic files: environments by tag, groups of episodes, lengths, and the normalisation of rewards.
 
 custom_envs.<tag>     ──▶ environments.<tag>
 train_env_manager     ──▶ rollout_batch_size, num_return_sequences_in_group, environments.<tag>.rows
@@ -18,42 +18,42 @@ MANAGERS = ("train_env_manager", "val_env_manager")
 DEFINITIONS, NORM = "custom_envs", "reward_normalization"
 AGENTIC: Mapping[str, str] = {
     f"{DEFINITIONS}.<tag>": "read as `environments.<tag>` if a manager names it; `env_config` and the templates as `environment_args`",
-    f"{DEFINITIONS}.<tag>.env_type": "read as `environment`; `frozen_lake` and `sokoban` are here, any other is refused",
-    f"{DEFINITIONS}.<tag>.env_manager_cls": "ignored if it is `TrajEnvManager`, any other is refused",
-    "train_env_manager.tags, num_groups_partition": "read as `environments.<tag>.rows`: so many tasks for each of `max_steps`",
+    f"{DEFINITIONS}.<tag>.env_type": "read as `environment`; only `frozen_lake` and `sokoban` exist here, any other is refused",
+    f"{DEFINITIONS}.<tag>.env_manager_cls": "ignored if it is `TrajEnvManager`; any other is refused",
+    "train_env_manager.tags, num_groups_partition": "read as `environments.<tag>.rows`: this number of tasks, times `max_steps`",
     "train_env_manager.group_size": "read as `num_return_sequences_in_group`",
     "train_env_manager.max_env_num_per_worker": "read as `environments.<tag>.sessions_per_process`",
-    "rollout_batch_size": "with `train_env_manager` a number of episodes, here of groups: divided by `group_size`",
+    "rollout_batch_size": "with `train_env_manager`, the number of episodes in ROLL and of groups here: divided by `group_size`",
     "val_env_manager": "read as `validation.sets.<tag>`: `rows`, and `group_size` as samples",
-    "sequence_length": "with environments a key of ours; `prompt_length` is what is left of it beside `response_length`",
-    f"{DEFINITIONS}.<tag>.max_tokens_per_step": "read as `response_length`, the largest of them",
+    "sequence_length": "kept with environments; sets `prompt_length` to `sequence_length` - `response_length`",
+    f"{DEFINITIONS}.<tag>.max_tokens_per_step": "the largest one is read as `response_length`",
     f"{DEFINITIONS}.<tag>.max_steps": "read as `max_turns`",
     NORM: "read as `adv_estimator`, `norm_mean_type` and `norm_std_type`; `asym_clip` is refused",
     "adv_estimator: agentic_reinforce": "read as `step_reinforce`",
-    "actor_train.data_args without file_name": "ignored; the tokenizer's own template is taken",
+    "actor_train.data_args without file_name": "ignored; the tokenizer's own template is used",
 }
-"""Translation of agentic files' keys by place, for the reference of keys."""
+"""Descriptions of the translation of the keys of agentic files, by key path. They are shown in docs/configuration.md."""
 TYPES = ("frozen_lake", "sokoban")
 """Values of `env_type` that are names of environments here."""
 WHOLE_EPISODES = "TrajEnvManager"
 NO_MEANING = ("use_thread_lock", "max_env_step_concurrent", "agent_runner_cls", "env_manager_cls")
-"""Keys of a definition without a meaning here."""
+"""Keys of an environment's definition that have no meaning in roll."""
 TEMPLATES = ("agent_system_template", "agent_template")
 METHODS = {"mean_std": ("mean", "std"), "mean": ("mean",), "identity": ()}
-"""Values of `reward_normalization.method`: the operations over the scope."""
+"""Values of `reward_normalization.method`, with the statistics by which they normalise."""
 SCOPES = {"traj_group_id": "group", "tags": "domain", "batch": "batch"}
-"""Values of `reward_normalization.grouping`, and ours: a tag is a domain here."""
+"""Values of `reward_normalization.grouping`, and roll's counterparts. A tag in ROLL is a domain in roll."""
 COMPARES = {("mean", "std"): "grpo", ("mean",): "dr_grpo"}
-"""The estimator with this operation within a group."""
+"""Estimators that normalise by these statistics within a group."""
 
 
 class Agentic:
-    """Brings the values of a file, in place, into the schema's form."""
+    """Translates the values of one file in place to the keys of the schema."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
         self.keys: list[str] = []
-        """Places of ROLL's keys in the file."""
+        """Key paths of ROLL's keys in the file."""
         self.warnings: list[str] = []
         self.faults: list[Fault] = []
 
@@ -79,24 +79,23 @@ class Agentic:
         self.keys.append(name)
         if isinstance(block, dict):
             return block
-        self.faults.append(Fault(name, f"{shown(block)} is not a block of keys", "give its keys, or remove it"))
+        self.faults.append(Fault(name, f"{shown(block)} is not a block of keys", "make it a block of keys, or remove it"))
         return None
 
     def _environment(self, tag: str, definition: Any) -> dict[str, Any] | None:
         where = f"{DEFINITIONS}.{tag}"
         if not isinstance(definition, dict):
-            self.faults.append(Fault(where, "missing, and a manager names the tag", f"define it, or add environments.{tag}"))
+            self.faults.append(Fault(where, "missing, but a manager names this tag", f"define it, or add environments.{tag}"))
             return None
         kind, manager = definition.get("env_type"), str(definition.get("env_manager_cls") or WHOLE_EPISODES)
         if kind not in TYPES:
-            remedy = f"{' and '.join(TYPES)} are; write your own and name it as environments.{tag}.environment=package.module:Class"
+            remedy = f"use {' or '.join(TYPES)}, or write your own and set environments.{tag}.environment=package.module:Class"
             self.faults.append(Fault(f"{where}.env_type", f"there is no environment {shown(kind)} here", remedy))
             return None
         if manager.rpartition(".")[2] != WHOLE_EPISODES:
             problem = f"{shown(manager)} has no counterpart here"
-            self.faults.append(
-                Fault(f"{where}.env_manager_cls", problem, f"remove it; an episode is one conversation, as {WHOLE_EPISODES} has it")
-            )
+            remedy = f"remove it; an episode is always one conversation, as with {WHOLE_EPISODES}"
+            self.faults.append(Fault(f"{where}.env_manager_cls", problem, remedy))
         own = definition.get("env_config") or {}
         templates = {key: definition[key] for key in TEMPLATES if definition.get(key) is not None}
         said = definition.get("max_tokens_per_step")
@@ -110,11 +109,11 @@ class Agentic:
         self.faults += [
             Fault(f"{where}.{key}", f"{shown(definition[key])} has no counterpart here", "remove it") for key in sorted(unknown)
         ]
-        self.warnings.append(f"{where}: read as environments.{tag} with environment={kind}; write it so")
+        self.warnings.append(f"{where}: read as environments.{tag} with environment={kind}; use that instead")
         return read
 
     def _lengths(self, definitions: Mapping[str, Any], tags: list[str]) -> None:
-        """Set `response_length` to a turn's, and `prompt_length`, which bounds the first observation, to the rest of an episode's."""
+        """Set `response_length` to the length of a turn, and `prompt_length`, which limits the first observation, to the rest."""
         values, found = (
             self._values,
             [definitions[tag].get("max_tokens_per_step") for tag in tags if isinstance(definitions.get(tag), dict)],
@@ -122,27 +121,27 @@ class Agentic:
         steps = [value for value in found if isinstance(value, int)]
         if steps and "response_length" not in values:
             values["response_length"] = max(steps)
-            self.warnings.append(f"max_tokens_per_step: read as response_length={max(steps)}, which holds for each turn; write it so")
+            self.warnings.append(f"max_tokens_per_step: read as response_length={max(steps)}, the limit of each turn; use that instead")
         longest, turn = values.get("sequence_length"), values.get("response_length")
         if isinstance(longest, int) and isinstance(turn, int) and longest > turn and "prompt_length" not in values:
             values["prompt_length"] = longest - turn
             self.warnings.append(
-                f"prompt_length: missing; {longest - turn} is taken, what sequence_length leaves beside a turn; write it so"
+                f"prompt_length: missing, so it is sequence_length - response_length = {longest - turn}; set it explicitly"
             )
 
     def _training(self, train: Mapping[str, Any]) -> None:
         size = train.get("group_size", 1)
         if not isinstance(size, int) or size < 1:
-            self.faults.append(Fault("train_env_manager.group_size", f"{shown(size)} is not a number of episodes", "give 1 or more"))
+            self.faults.append(Fault("train_env_manager.group_size", f"{shown(size)} is not a number of episodes", "set it to 1 or more"))
             return
         episodes = self._values.get("rollout_batch_size")
         if isinstance(episodes, int):
             if episodes % size:
                 problem = f"{episodes} episodes are not divisible by train_env_manager.group_size, {size}"
-                self.faults.append(Fault("rollout_batch_size", problem, "give a multiple of it"))
+                self.faults.append(Fault("rollout_batch_size", problem, f"set it to a multiple of {size}"))
             self._values["rollout_batch_size"] = episodes // size
             said = f"{episodes} episodes in groups of {size} are read as rollout_batch_size={episodes // size}"
-            self.warnings.append(f"rollout_batch_size: {said} and num_return_sequences_in_group={size}; write it so")
+            self.warnings.append(f"rollout_batch_size: {said} and num_return_sequences_in_group={size}; use that instead")
         self._values.setdefault("num_return_sequences_in_group", size)
         steps = self._values.get("max_steps")
         for tag, groups in _partition(train):
@@ -152,8 +151,8 @@ class Agentic:
                 section |= _sessions(train)
         if train.get("num_env_groups") is not None:
             self.warnings.append(
-                f"train_env_manager.num_env_groups: {shown(train['num_env_groups'])} is ignored; a group begins as soon as there is room, "
-                "and max_running_samples bounds how many episodes run"
+                f"train_env_manager.num_env_groups: {shown(train['num_env_groups'])} is ignored; a group starts as soon as there is room, "
+                "and max_running_samples limits the number of running episodes"
             )
         self._generating("train_env_manager", train, self._values.setdefault("actor_infer", {}))
 
@@ -172,7 +171,7 @@ class Agentic:
         samples = val.get("group_size", 1)
         block.setdefault("generating_args", {}).setdefault("num_return_sequences", samples)
         named = ", ".join(f"{tag} {one['rows'][tag]}" for tag, one in sets.items())
-        self.warnings.append(f"val_env_manager: read as validation.sets, by tag as many tasks ({named}), each {samples} times; write it so")
+        self.warnings.append(f"val_env_manager: read as validation.sets with these tasks: {named}, each {samples} times; use that instead")
 
     def _generating(self, name: str, manager: Mapping[str, Any], block: Any) -> None:
         given = manager.get("generating_args")
@@ -180,11 +179,11 @@ class Agentic:
             block["generating_args"] = {**(block.get("generating_args") or {}), **given}
 
     def _normalisation(self) -> None:
-        """Set the normalisation's keys, unless the estimator has this normalisation itself."""
+        """Set the keys of the normalisation, unless the estimator itself has this normalisation."""
         values = self._values
         if values.get("adv_estimator") == "agentic_reinforce":
             values["adv_estimator"] = "step_reinforce"
-            self.warnings.append("adv_estimator: agentic_reinforce is read as step_reinforce, which discounts by turns; write it so")
+            self.warnings.append("adv_estimator: agentic_reinforce is read as step_reinforce, which discounts per turn; use that instead")
         given = values.pop(NORM, None)
         if not isinstance(given, dict):
             return
@@ -193,7 +192,7 @@ class Agentic:
         if scope not in SCOPES or method not in METHODS:
             key, value = ("grouping", scope) if scope not in SCOPES else ("method", method)
             known = ", ".join(SCOPES if key == "grouping" else METHODS)
-            self.faults.append(Fault(f"{NORM}.{key}", f"{shown(value)} has no counterpart here", f"give one of {known}"))
+            self.faults.append(Fault(f"{NORM}.{key}", f"{shown(value)} has no counterpart here", f"use one of: {known}"))
             return
         done, ours = METHODS[method], SCOPES[scope]
         told = {f"norm_{what}_type": ours for what in done}
@@ -202,7 +201,7 @@ class Agentic:
         if values.get("adv_estimator") in ("reinforce", "step_reinforce"):
             values.update({key: value for key, value in told.items() if key not in values})
         said = ", ".join(f"{key}={value}" for key, value in {"adv_estimator": values.get("adv_estimator"), **told}.items())
-        self.warnings.append(f"{NORM}: {method} over {scope} is read as {said}; write it so")
+        self.warnings.append(f"{NORM}: {method} over {scope} is read as {said}; use that instead")
 
     def _rows_of_files(self) -> None:
         learner = self._values.get("actor_train")
@@ -210,12 +209,12 @@ class Agentic:
         if isinstance(learner, dict) and isinstance(rows, dict) and "file_name" not in rows:
             del learner["data_args"]
             self.warnings.append(
-                f"actor_train.data_args: {shown(rows)} is ignored; no file is read, and the tokenizer's own template is taken; remove it"
+                f"actor_train.data_args: {shown(rows)} is ignored; it names no file, and the tokenizer's own template is used; remove it"
             )
 
 
 def translate_agentic(values: dict[str, Any]) -> Agentic:
-    """Bring ROLL's keys of environments, in place, into the schema's form."""
+    """Translate ROLL's keys for environments in place to the keys of the schema."""
     done = Agentic(values)
     done.translate()
     return done
@@ -227,7 +226,7 @@ def _tags(manager: Mapping[str, Any] | None) -> list[str]:
 
 
 def _partition(manager: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Return the number of groups of each tag. Without a partition the only tag has all."""
+    """Yield each tag with its number of groups. Without a partition, the first tag has all groups."""
     tags, counts = _tags(manager), manager.get("num_groups_partition") or [manager.get("num_env_groups", 1)]
     yield from ((tag, count) for tag, count in zip(tags, counts, strict=False) if isinstance(count, int) and count > 0)
 

@@ -1,4 +1,4 @@
-"""Reports or applies ROLL's defaults and meanings of keys, where they differ from ours."""
+"""Reports or applies ROLL's defaults and its meanings of keys, if they differ from roll's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roll.config.schema.fields import section_at
 from roll.config.schema.pipelines import PIPELINES
 
 ENOUGH = 3
-"""Number of ROLL's keys that make a file one of ROLL's. A file of ours may have fewer, from a copied snippet."""
+"""Smallest number of ROLL's keys in a file of ROLL. A file for roll may have fewer, from a copied snippet."""
 SWITCH = "roll_defaults"
 DEFAULTS: Mapping[str, Any] = {
     "adv_estimator": "gae",
@@ -32,9 +32,9 @@ DEFAULTS: Mapping[str, Any] = {
     "<role>.training_args.learning_rate": 5e-5,
     "<role>.training_args.per_device_train_batch_size": 8,
 }
-"""Defaults of ROLL v0.2.1 that differ here, by place. `<role>` stands for every trained role."""
+"""Defaults of ROLL v0.2.1 that differ from roll's, by key path. `<role>` stands for every trained role."""
 NEEDED = {"eval_steps": "validation", "validation": "validation", "init_kl_coef": "add_token_level_kl"}
-"""Root keys without which these blocks have no effect, by the first step of the place."""
+"""By first component of a key path: the root key without which it has no effect."""
 LEARNERS = ("actor_train", "critic", "sft_train", "student")
 CISPO_CLIP = 0.1
 
@@ -42,7 +42,7 @@ Place = tuple[str, ...]
 
 
 def settle_defaults(done: Translation) -> None:
-    """Warn about differences from ROLL in a file of ROLL's, or apply ROLL's defaults with `roll_defaults`."""
+    """Warn about defaults that differ if the file is one of ROLL's, or apply ROLL's defaults if `roll_defaults` is true."""
     takes = done.values.get(SWITCH) is True
     if not takes and len(done.roll_keys) < ENOUGH:
         return
@@ -52,8 +52,8 @@ def settle_defaults(done: Translation) -> None:
             _put(done.values, place, value)
     elif missing:
         listed = ", ".join(f"{'.'.join(place)} {value} ({_ours(done.values, place)})" for place, value in missing.items())
-        text = f"{SWITCH}: false, and these keys are not given, and ROLL's defaults for them (roll's in brackets) are {listed}; write them"
-        done.warnings.append(f"{text}, or set {SWITCH}: true, which takes ROLL's")
+        text = f"{SWITCH}: false, so keys that are not set have roll's defaults; ROLL's differ for (roll's in brackets) {listed}; set them"
+        done.warnings.append(f"{text}, or set {SWITCH}: true to use ROLL's defaults")
     _dual_clip(done, takes)
     _cispo(done, takes)
     _reward_clip(done)
@@ -61,7 +61,7 @@ def settle_defaults(done: Translation) -> None:
 
 
 def _roll_defaults(values: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
-    """Return ROLL's defaults that differ from ours, for blocks in use."""
+    """Yield the key paths and values of ROLL's defaults that differ from roll's, for blocks in use."""
     for pattern, value in DEFAULTS.items():
         first, *below = pattern.split(".")
         for step in [role for role in LEARNERS if role in values] if first == ROLE else [first]:
@@ -71,7 +71,7 @@ def _roll_defaults(values: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
 
 
 def _left_out(values: Any, place: Place) -> bool:
-    """Whether a key is not given. A block above it may be given."""
+    """Return whether a key is not set. Blocks above it may be set."""
     for step in place:
         if not isinstance(values, dict):
             return False  # The schema reports a value that is not a block.
@@ -89,7 +89,7 @@ def _put(values: dict[str, Any], place: Place, value: Any) -> None:
 
 
 def _field(values: Mapping[str, Any], place: Place) -> FieldInfo | None:
-    """Return the key of the pipeline's schema at a place, None if it has none there."""
+    """Return the field of the pipeline's schema at a key path, or None if there is no such field."""
     schema = PIPELINES.get(str(values.get("pipeline", "rlvr")), PIPELINES["rlvr"])
     section = section_at(schema, place[:-1], values)
     return section.model_fields.get(place[-1]) if section else None
@@ -108,11 +108,11 @@ def _dual_clip(done: Translation, takes: bool) -> None:
     if takes:
         done.values["dual_clip_loss"] = theirs
     else:
-        done.warnings.append(f"dual_clip_loss: true is {USUAL_DUAL_CLIP:g} here and 1 + 2 x pg_clip, {theirs}, in ROLL; write the number")
+        done.warnings.append(f"dual_clip_loss: true means {USUAL_DUAL_CLIP:g} here, but 1 + 2 x pg_clip = {theirs} in ROLL; set a number")
 
 
 def _cispo(done: Translation, takes: bool) -> None:
-    """ROLL's CISPO reads no `pg_clip`."""
+    """Apply or report the clip range of ROLL's CISPO, which does not depend on `pg_clip`."""
     if done.values.get("policy_loss") != "cispo" or "actor_train.pg_variant" not in done.roll_keys:
         return
     if takes:
@@ -120,8 +120,8 @@ def _cispo(done: Translation, takes: bool) -> None:
             done.values.setdefault(key, CISPO_CLIP)
     elif not {"pg_clip_low", "pg_clip_high"} <= done.values.keys():
         clip = done.values.get("pg_clip", 0.2)
-        text = f"policy_loss: cispo clips at {CISPO_CLIP} on both sides in ROLL, whatever pg_clip, and at pg_clip, {clip}, here"
-        done.warnings.append(f"{text}; write pg_clip_low and pg_clip_high")
+        text = f"policy_loss: cispo clips at {CISPO_CLIP} on both sides in ROLL, whatever pg_clip is, but at pg_clip ({clip}) here"
+        done.warnings.append(f"{text}; set pg_clip_low and pg_clip_high")
 
 
 def _reward_clip(done: Translation) -> None:
@@ -130,12 +130,12 @@ def _reward_clip(done: Translation) -> None:
     estimator = values.get("adv_estimator", "grpo")
     if clip is not None and (scopes or estimator == "grpo"):
         by = "adv_estimator grpo" if not scopes else "norm_mean_type and norm_std_type"
-        text = f"reward_clip: {clip} bounds rewards as they come here, and in ROLL after {by} normalised them; choose it for the one meant"
+        text = f"reward_clip: {clip} clips the raw rewards here, but in ROLL the rewards after {by} normalised them; adapt the value"
         done.warnings.append(text)
 
 
 def _unused_kl(done: Translation) -> None:
-    """Drop the KL's weight that ROLL uses for metrics only, if no term has it."""
+    """Drop `init_kl_coef` if no term uses it. ROLL's files set it for metrics only."""
     if done.values.get("init_kl_coef") and done.values.get("add_token_level_kl", False) is False:
         value = done.values.pop("init_kl_coef")
-        done.warnings.append(f"init_kl_coef: {value} is ignored; without add_token_level_kl no reward has that term, in ROLL neither")
+        done.warnings.append(f"init_kl_coef: {value} is ignored; without add_token_level_kl the reward has no KL term, in ROLL as well")

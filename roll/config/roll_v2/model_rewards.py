@@ -1,4 +1,4 @@
-"""Translates ROLL's keys of domains that a model scores, and the same keys of domains that a function scores."""
+"""Translates ROLL's keys for domains that a model scores, and drops these keys from domains that a function scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roll.config.schema.faults import shown
 from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.errors import Fault
 
-MODEL, FUNCTION = "it is a function and loads no model", "it is a function and asks no judge"
+MODEL, FUNCTION = "it is a function and loads no model", "it is a function and calls no judge"
 OF_MODELS = {
     "model_args": MODEL,
     "data_args": "it is a function and reads no data set",
@@ -25,21 +25,21 @@ OF_MODELS = {
 }
 """Keys of a domain that a function does not read, with the reason. They are ignored with a warning."""
 NEUTRAL = {"infer_batch_size": 1}
-"""Values of these keys in a resolved configuration, which names every key; null if not listed."""
+"""Values with which these keys have no effect; null if not listed. A resolved configuration contains every key."""
 AS_A_ROLE = ("model_args", "generating_args", "strategy_args", "device_mapping", "infer_batch_size")
-"""Those of these keys that a domain with a model has, as a role does."""
+"""Keys that a domain with a model has in common with a role."""
 STAND_IN = "actor_infer"
-"""The role whose translation they get."""
+"""Role under whose name `AS_A_ROLE` is translated."""
 PROMPTS = {"Qwen2.5-7B-Instruct-RLVR-prompt": "same_answer"}
 """Shipped templates by ROLL's `judge_prompt`."""
-KEY = "export it in an environment variable where the run is started, and give the variable's name as judge_api_key_env"
+KEY = "export it in an environment variable of the shell that starts the run, and set judge_api_key_env to the variable's name"
 
 Translated = Callable[[dict[str, Any]], tuple[dict[str, Any], list[str], list[Fault]]]
 """`translate` for a part of a configuration: its values, warnings and faults."""
 
 
 def translate_model_rewards(rewards: Any, translated: Translated) -> tuple[list[str], list[Fault]]:
-    """Bring the domains, in place, into the schema's form. Return warnings and faults."""
+    """Translate the domains in place to the keys of the schema. Return warnings and faults."""
     warnings: list[str] = []
     faults: list[Fault] = []
     for domain, block in rewards.items() if isinstance(rewards, dict) else ():
@@ -58,7 +58,7 @@ def translate_model_rewards(rewards: Any, translated: Translated) -> tuple[list[
             for key in [key for key in OF_MODELS if key in block and block[key] != NEUTRAL.get(key)]:
                 value = "the key" if key == "judge_api_key" else shown(block[key])
                 del block[key]
-                warnings.append(f"{where}.{key}: {value} is ignored; the reward reads no such key: {OF_MODELS[key]}")
+                warnings.append(f"{where}.{key}: {value} is ignored; the reward does not read it: {OF_MODELS[key]}")
     return warnings, faults
 
 
@@ -67,11 +67,11 @@ def _prompt(where: str, block: dict[str, Any]) -> list[str]:
     if not isinstance(name, str) or name not in PROMPTS:
         return []
     block["judge_prompt"] = PROMPTS[name]
-    return [f"{where}.judge_prompt: '{name}' is read as judge_prompt={PROMPTS[name]}; write it so"]
+    return [f"{where}.judge_prompt: '{name}' is read as judge_prompt={PROMPTS[name]}; use that instead"]
 
 
 def _template(where: str, block: dict[str, Any]) -> list[str]:
-    """Read a model's chat template from its `data_args`. It has no rows."""
+    """Move the chat template of a model out of its `data_args`, and drop the rest, because a reward has no rows."""
     given = block.pop("data_args", None)
     if not isinstance(given, Mapping):
         return []
@@ -79,11 +79,11 @@ def _template(where: str, block: dict[str, Any]) -> list[str]:
     if "template" in given:
         template = "native" if given["template"] == "qwen3" else given["template"]
         block.setdefault("template", template)
-        warnings.append(f"{where}.data_args.template: read as {where}.template={block['template']}; write it so")
+        warnings.append(f"{where}.data_args.template: read as {where}.template={block['template']}; use that instead")
     return warnings
 
 
 def _key(where: str, block: dict[str, Any]) -> list[Fault]:
     if block.pop("judge_api_key", None) is None:
         return []
-    return [Fault(f"{where}.judge_api_key", "the key itself stands in the configuration, which is written to the run folder", KEY)]
+    return [Fault(f"{where}.judge_api_key", "the configuration contains the API key itself, and is written to the run folder", KEY)]

@@ -11,20 +11,19 @@ from roll.config.schema.faults import shown
 from roll.config.schema.fields import dotted
 from roll.errors import Fault
 
-REMEDY = "use text alone: models, rows and rewards of text"
+REMEDY = "use models, rows and rewards that are only text"
 CLASSES = re.compile(r"(Detection|Video|Vlm|VLM|Geo3k|Diffusion|Image)\w*$")
-"""Ends of the names of ROLL's workers."""
+"""Ends of the names of ROLL's worker classes."""
 TEMPLATES = re.compile(r"(^|[-_])vl([-_]|$)", re.IGNORECASE)
 KEYS = re.compile(r"(image|images|video|videos|vlm|max_pixels|min_pixels|wan|diffusion)(_|$)")
 SECTIONS = ("model_args", "data_args", "strategy_args", "generating_args")
 
 
 def picture_faults(values: Mapping[str, Any]) -> list[Fault]:
-    """A fault for each key, class, template or strategy that is about images, video or diffusion models."""
+    """Return a fault for each key, class, template or strategy that is about images, video or diffusion models."""
     found = [*_keys((), values), *_blocks(values)]
     return [
-        Fault(dotted(place), f"{shown(value)}: images, video and diffusion models are not for this program", REMEDY)
-        for place, value in found
+        Fault(dotted(place), f"{shown(value)}: roll does not support images, video or diffusion models", REMEDY) for place, value in found
     ]
 
 

@@ -1,4 +1,4 @@
-"""Translates ROLL's keys of domains that a function scores to `reward_args`, or drops them with a warning."""
+"""Translates ROLL's keys for domains that a function scores to `reward_args`, or drops them with a warning."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ USE_LOCAL, CODE_URL, REWARD_TYPE, LENGTH = "use_local", "code_url", "reward_type
 KEYS = (USE_LOCAL, CODE_URL, REWARD_TYPE, LENGTH)
 SANDBOX = "sandbox"
 """Argument of `code_sandbox` for the place where programs run, such as a server's address."""
-SANDBOXED = "programs run on this machine, in a sandbox, which ROLL's do not; remove the key"
+SANDBOXED = "programs run on this machine in a sandbox, unlike in ROLL; remove the key"
 MEANT = {
     USE_LOCAL: "ignored; `code_sandbox` runs programs on this machine in a sandbox, or on a server",
-    CODE_URL: f"read as `reward_args.{SANDBOX}` of `code_sandbox`, unless `{USE_LOCAL}` is true; else ignored",
-    REWARD_TYPE: f"read as `reward_args.{REWARD_TYPE}` of `crossthinkqa`; else ignored",
-    LENGTH: f"read as `reward_args.{LENGTH}` of `crossthinkqa`, unless it is 0; else ignored",
+    CODE_URL: f"read as `reward_args.{SANDBOX}` of `code_sandbox`, unless `{USE_LOCAL}` is true; ignored for other rewards",
+    REWARD_TYPE: f"read as `reward_args.{REWARD_TYPE}` of `crossthinkqa`; ignored for other rewards",
+    LENGTH: f"read as `reward_args.{LENGTH}` of `crossthinkqa`, unless it is 0; ignored for other rewards",
 }
 """Treatment of each key, for the reference of keys."""
 WITHOUT = {
     USE_LOCAL: "the reward runs no programs; remove the key",
     CODE_URL: "the reward runs no programs; remove the key",
-    REWARD_TYPE: "use failed_value and the reward function's own value",
+    REWARD_TYPE: "use failed_value, and the values that the reward function returns",
     LENGTH: "use overlong_buffer, or reward_args",
 }
-"""Replacements of a key, for rewards that do not read it."""
+"""Replacements for each key, for rewards that do not read it."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,13 @@ class Read:
     """Treatment of a key."""
 
     argument: str | None
-    """Name in `reward_args`, None if the key is left out."""
+    """Name in `reward_args`, None if the key is dropped."""
     said: str
+    """Reason for dropping the key, for the warning."""
 
 
 def translate_reward_functions(rewards: Any) -> list[str]:
-    """Bring the domains, in place, into the schema's form. Return a warning for each key."""
+    """Translate the domains in place to the keys of the schema. Return a warning for each key."""
     warnings: list[str] = []
     for domain, block in rewards.items() if isinstance(rewards, dict) else ():
         if not isinstance(block, dict):
@@ -51,22 +52,23 @@ def translate_reward_functions(rewards: Any) -> list[str]:
                 warnings.append(f"{place}: {shown(value)} is ignored; {read.said}")
             elif isinstance(arguments := block.setdefault("reward_args", {}), dict):
                 arguments.setdefault(read.argument, value)
-                warnings.append(f"{place}: {shown(value)} is read as reward_args.{read.argument}={arguments[read.argument]}; write it so")
+                target = f"reward_args.{read.argument}={arguments[read.argument]}"
+                warnings.append(f"{place}: {shown(value)} is read as {target}; use that instead")
     return warnings
 
 
 def _read(reward: str, given: dict[str, Any]) -> Iterator[tuple[str, Read]]:
     for key, value in given.items():
         if key == USE_LOCAL and reward == "code_sandbox":
-            yield key, Read(None, SANDBOXED if value else f"a server is named by {CODE_URL}; remove the key")
+            yield key, Read(None, SANDBOXED if value else f"{CODE_URL} is the address of the server; remove the key")
         elif key == CODE_URL and reward == "code_sandbox" and value is not None:
             is_used = not given.get(USE_LOCAL)
-            yield key, Read(SANDBOX, "") if is_used else Read(None, f"{USE_LOCAL}: true goes before it")
+            yield key, Read(SANDBOX, "") if is_used else Read(None, f"{USE_LOCAL}: true takes precedence")
         elif key == REWARD_TYPE and reward == "crossthinkqa" or key == LENGTH and reward == "crossthinkqa" and value:
             yield key, Read(key, "")
         elif key == REWARD_TYPE and reward == "ifeval":
-            yield key, Read(None, "a response meets its constraint or does not; remove the key")
+            yield key, Read(None, "a response either meets its constraint or fails; remove the key")
         elif key == LENGTH and not value:
-            yield key, Read(None, "it is what roll does already; remove the key")
+            yield key, Read(None, "roll already does this; remove the key")
         else:
             yield key, Read(None, WITHOUT[key])

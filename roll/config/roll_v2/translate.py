@@ -1,4 +1,4 @@
-"""Translates a plain configuration with ROLL's keys into this schema. Pure: returns a new mapping, warnings and faults."""
+"""Translates a plain configuration with ROLL's keys to roll's schema. Pure: returns a new mapping, warnings and faults."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ KNOWN = (
     | {"global_template", DEFINITIONS, NORM, *MANAGERS}
     | {key for schema in PIPELINES.values() for key in schema.model_fields}
 )
-"""Root keys that have a meaning. Any other root key that `${...}` refers to is a variable of the user's file."""
+"""Root keys with a meaning. Any other root key that `${...}` refers to is a variable in the user's file."""
 
 
 @dataclass
 class Translation:
-    """The result of translating a configuration of ROLL."""
+    """A translated configuration, with the warnings and faults of the translation."""
 
     values: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
@@ -55,15 +55,15 @@ class Translation:
     roll_keys: list[str] = field(default_factory=list)
     """Patterns of the keys in the file that only ROLL has."""
     is_whole: bool = True
-    """False if a value could not be read on which other values depend; further checks of the values are then pointless."""
+    """False if a value that others depend on could not be translated, so that further checks would report faults that do not exist."""
 
 
 def translate(plain: dict[str, Any], references: str) -> Translation:
-    """Bring ROLL's keys, values and device expressions into the schema's form.
+    """Translate ROLL's keys, values and device expressions to those of the schema.
 
     Args:
-        plain: The composed and resolved configuration; left as it is.
-        references: Text of the unresolved configuration, in which `${name}` shows the use of a variable.
+        plain: The composed and resolved configuration. It is not modified.
+        references: Text of the unresolved configuration. A root key is a variable if `${name}` occurs in this text.
     """
     done = Translation(copy.deepcopy(plain))
     for name in list(done.values):
@@ -90,7 +90,7 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
 
 
 def _matches(values: Any, pattern: Sequence[str], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Return the places that match a pattern, each with the block that holds its last key."""
+    """Yield the key paths that match a pattern, each with the block that contains its last key."""
     if not isinstance(values, dict):
         return
     names = {"*": tuple(values), ROLE: ROLES}.get(pattern[0], (pattern[0],))
@@ -116,7 +116,7 @@ def _ignored(done: Translation) -> None:
 
 
 def _sequence_length(done: Translation) -> None:
-    """Ignore `sequence_length` without environments: it bounds a prompt with its response, for which there are two keys here."""
+    """Drop `sequence_length` if there are no environments: roll has two keys for the lengths of prompt and response."""
     if "sequence_length" not in done.values or done.values.get("environments"):
         return
     done.roll_keys.append("sequence_length")
@@ -130,7 +130,7 @@ def _refused(done: Translation) -> None:
             done.roll_keys.append(pattern)
             value = block.pop(place[-1])
             if value is None or value == HOLDS.get(pattern):
-                done.warnings.append(f"{dotted(place)}: {shown(value)} is what roll does already; remove the key")
+                done.warnings.append(f"{dotted(place)}: {shown(value)} is what roll always does; remove the key")
             else:
                 problem = f"{shown_at(place, value)} has no counterpart here"
                 done.faults.append(Fault(dotted(place), problem, f"remove it; {instead}"))
@@ -147,15 +147,20 @@ def _read_as(done: Translation) -> None:
             elif not isinstance(value, str | bool) or value not in meanings:
                 done.faults.append(Fault(dotted(place), f"{shown(value)} has no counterpart here", f"remove it and set {target}"))
             elif meanings[value] is None:
-                done.warnings.append(f"{dotted(place)}: {shown(value)} is what roll does already; the key is {target} here; remove it")
+                done.warnings.append(f"{dotted(place)}: {shown(value)} is what roll always does; remove the key (it is {target} here)")
             else:
                 _say(done, place, value, target, meanings[value], DIFFERS.get((pattern, value), ""))
 
 
 def _say(done: Translation, place: tuple[str, ...], value: Any, target: str, meaning: Any, differs: str = "") -> None:
-    """Move the value of a key of ROLL to our key; a fault if that key already has another value.
+    """Move the value of one of ROLL's keys to roll's key. It is a fault if that key already has another value.
 
-    `differs` is what the counterpart does otherwise.
+    Args:
+        place: Path of ROLL's key.
+        value: Value of ROLL's key.
+        target: Path of roll's key.
+        meaning: Value of roll's key.
+        differs: Difference between the behaviour of ROLL and of roll, for the warning.
     """
     *above, key = target.split(".")
     block: Any = done.values
@@ -165,9 +170,10 @@ def _say(done: Translation, place: tuple[str, ...], value: Any, target: str, mea
         return  # The schema reports a value that is not a block.
     if block.setdefault(key, meaning) != meaning:
         problem = f"{shown(value)}, but {target} is {shown(block[key])}"
-        done.faults.append(Fault(dotted(place), problem, f"remove it; {target} says it here"))
+        done.faults.append(Fault(dotted(place), problem, f"remove it; {target} replaces it here"))
     else:
-        done.warnings.append(f"{dotted(place)}: {shown(value)} is read as {target}={meaning}; write it so" + f"; {differs}" * bool(differs))
+        difference = f"; {differs}" if differs else ""
+        done.warnings.append(f"{dotted(place)}: {shown(value)} is read as {target}={meaning}; use that instead{difference}")
 
 
 def _values(done: Translation) -> None:
@@ -176,11 +182,11 @@ def _values(done: Translation) -> None:
             old = block[place[-1]]
             if isinstance(old, str | bool | None) and old in translations:
                 block[place[-1]] = translations[old]
-                done.warnings.append(f"{dotted(place)}: {shown(old)} is read as {translations[old]}; write it so")
+                done.warnings.append(f"{dotted(place)}: {shown(old)} is read as {translations[old]}; use that instead")
 
 
 def _held_out_columns(done: Translation) -> None:
-    """Give held-out rows without their own columns the columns and the template of the training rows."""
+    """Copy the columns and the template of the training rows to held-out rows that name no columns."""
     learnt = [(name, block["data_args"]) for (name, _), block in _matches(done.values, (ROLE, "data_args"))]
     if not learnt or not isinstance(learnt[0][1], dict):
         return
@@ -190,11 +196,11 @@ def _held_out_columns(done: Translation) -> None:
         if any(key in COLUMNS for key in taken) and not any(key in held_out for key in COLUMNS):
             held_out.update(taken)
             said = ", ".join(f"{key}: {value}" for key, value in taken.items())
-            done.warnings.append(f"{place}: names no columns; read with those of {name}.data_args ({said}); write it so")
+            done.warnings.append(f"{place}: names no columns, so those of {name}.data_args are used ({said}); set them explicitly")
 
 
 def _held_out_rows(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the `data_args` of every held-out set with its place."""
+    """Yield the key path and the `data_args` of every held-out set."""
     for pattern in (("validation", "data_args"), ("validation", "sets", "*", "data_args")):
         for place, block in _matches(values, pattern):
             if isinstance(block[place[-1]], dict):
@@ -202,13 +208,13 @@ def _held_out_rows(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _global_template(done: Translation) -> None:
-    """Read `global_template` as the template of all rows, for training and held out."""
+    """Read `global_template` as the template of all training and held-out rows."""
     if "global_template" not in done.values:
         return
     done.roll_keys.append("global_template")
     template = done.values.pop("global_template")
     if template is None:
-        done.warnings.append("global_template: null is what roll does already; remove the key")
+        done.warnings.append("global_template: null is what roll always does; remove the key")
         return
     learnt = [(dotted(place), block["data_args"]) for place, block in _matches(done.values, (ROLE, "data_args"))]
     read = [(place, rows) for place, rows in learnt if isinstance(rows, dict) and "file_name" in rows]
@@ -218,11 +224,11 @@ def _global_template(done: Translation) -> None:
             problem = f"{shown(template)}, but {place}.template is {shown(rows['template'])}"
             done.faults.append(Fault("global_template", problem, "remove one of the two"))
     targets = " and ".join(f"{place}.template" for place, _ in places) or "nothing"
-    done.warnings.append(f"global_template: {shown(template)} is read as {targets}; write it so")
+    done.warnings.append(f"global_template: {shown(template)} is read as {targets}; use that instead")
 
 
 def _unread_by_variant(done: Translation) -> None:
-    """Read the root keys that ROLL's files have for every variant of the policy loss."""
+    """Drop root keys that ROLL's files set for every variant of the policy loss, if the chosen variant does not read them."""
     for place, block in _matches(done.values, ("actor_train", "pg_variant")):
         variant = block[place[-1]]
         for key in UNREAD.get(variant, ()) if isinstance(variant, str) else ():
@@ -232,54 +238,56 @@ def _unread_by_variant(done: Translation) -> None:
 
 
 def _ulysses(done: Translation) -> None:
-    """Read `model_args.ulysses_size` as DeepSpeed's `sequence_parallel_size`. Backends that score or generate ignore it."""
+    """Read `model_args.ulysses_size` as DeepSpeed's `sequence_parallel_size`. Drop it from roles that only score or generate."""
     for place, block in _matches(done.values, (ROLE, "model_args", "ulysses_size")):
         value, strategy = block.pop(place[-1]), done.values[place[0]].get("strategy_args")
         if isinstance(strategy, dict) and strategy.get("strategy_name") == "deepspeed_train":
             _say(done, place, value, f"{place[0]}.strategy_args.strategy_config.sequence_parallel_size", value)
         else:
-            done.warnings.append(f"{dotted(place)}: {shown(value)} is ignored; deepspeed_train alone shares sequences out")
+            done.warnings.append(f"{dotted(place)}: {shown(value)} is ignored; only deepspeed_train has sequence parallelism")
 
 
 def _backend_timeout(done: Translation) -> None:
-    """Read the longest `backend_timeout`, in minutes, as `deadlines.collective`, in seconds. Our key takes precedence."""
+    """Read the longest `backend_timeout`, in minutes, as `deadlines.collective`, in seconds, unless that is set."""
     found = [(place, block.pop(place[-1])) for place, block in _matches(done.values, (ROLE, "backend_timeout"))]
     minutes = [value for _, value in found if isinstance(value, int | float) and not isinstance(value, bool) and value > 0]
     deadlines = done.values.setdefault("deadlines", {}) if minutes else None
     seconds = deadlines.setdefault("collective", 60 * max(minutes)) if isinstance(deadlines, dict) else None
     for place, value in found:
         if value in minutes:
-            said = f"deadlines.collective, which holds for all roles, is {shown(seconds)} s; write it so"
-            done.warnings.append(f"{dotted(place)}: {shown(value)} min; {said}")
+            said = f"deadlines.collective={shown(seconds)} (in seconds, for all roles); set it there"
+            done.warnings.append(f"{dotted(place)}: {shown(value)} min is replaced by {said}")
         else:
             done.faults.append(Fault(dotted(place), f"{shown(value)} is not a number of minutes", "use deadlines.collective, in seconds"))
 
 
 def _rewards(done: Translation) -> None:
-    """Read the reward from `worker_cls`, unless `reward` names it. A class without a counterpart is a fault."""
+    """Read `worker_cls` as `reward`, unless `reward` is set. A class without a counterpart is a fault."""
     for place, block in _matches(done.values, ("rewards", "*", "worker_cls")):
         done.roll_keys.append("rewards.*.worker_cls")
         class_path = str(block.pop("worker_cls"))
         name = REWARD_CLASSES.get(class_path.rpartition(".")[2])
         if "reward" in block:
-            done.warnings.append(f"{dotted(place)}: {shown(class_path)} is ignored; the key `reward` chooses what scores this domain")
+            done.warnings.append(
+                f"{dotted(place)}: {shown(class_path)} is ignored; the key `reward` chooses the reward function of this domain"
+            )
         elif name:
             if name != place[1]:
                 block["reward"] = name
-            done.warnings.append(f"{dotted(place)}: read as reward={name}; write it so")
+            done.warnings.append(f"{dotted(place)}: read as reward={name}; use that instead")
             if name == SANDBOX and "timeout" not in block:
                 block["timeout"] = SANDBOX_TIMEOUT
-                done.warnings.append(f"{dotted(place[:-1])}.timeout: not given, {SANDBOX_TIMEOUT:g} s is taken; write it so")
+                done.warnings.append(f"{dotted(place[:-1])}.timeout: not set, so it is {SANDBOX_TIMEOUT:g} s; set it explicitly")
         else:
             domain = dotted(place[:-1])
             known = ", ".join([*known_rewards(), *MODEL_REWARDS])
-            remedy = f"set {domain}.reward to {known} or to your own package.module:function, or drop ~{domain}"
+            remedy = f"set {domain}.reward to {known} or to your own package.module:function, or remove the domain: ~{domain}"
             done.faults.append(Fault(dotted(place), f"{shown(class_path)} has no counterpart here", remedy))
             done.is_whole = False
 
 
 def _model_rewards(done: Translation) -> None:
-    """Read the blocks of models that score a domain as those of a role."""
+    """Translate the blocks of reward models in the same way as those of a role."""
 
     def part(values: dict[str, Any]) -> tuple[dict[str, Any], list[str], list[Fault]]:
         read = translate(values, "")
@@ -291,7 +299,7 @@ def _model_rewards(done: Translation) -> None:
 
 
 def _tracker_kwargs(done: Translation) -> None:
-    """Move the tracker's arguments below the tracker's name; ROLL gives them directly."""
+    """Move the tracker's arguments into a block with the tracker's name. ROLL has them in `tracker_kwargs` directly."""
     tracker, arguments = done.values.get("track_with", "tensorboard"), done.values.get("tracker_kwargs")
     if not isinstance(tracker, str) or not isinstance(arguments, dict) or not arguments or any(name in TRACKERS for name in arguments):
         return
@@ -300,7 +308,7 @@ def _tracker_kwargs(done: Translation) -> None:
 
 
 def _strategies(done: Translation) -> None:
-    """Read `strategy_config: ~` as the defaults, and `dtype` among vLLM's arguments as the role's `model_args.dtype`."""
+    """Read `strategy_config: ~` as the defaults, and `dtype` in `strategy_config` as the role's `model_args.dtype`."""
     for _, block in _matches(done.values, (ROLE, "strategy_args", "strategy_config")):
         if block["strategy_config"] is None and block.get("strategy_name") in ("hf_infer", "vllm"):
             del block["strategy_config"]
@@ -324,5 +332,5 @@ def _devices(done: Translation) -> None:
 
 
 def referenced_text(raw: Any) -> str:
-    """Return the unresolved configuration as text, in which `${...}` can be found."""
+    """Return the unresolved configuration as text, for the search for `${...}`."""
     return json.dumps(raw, default=str)

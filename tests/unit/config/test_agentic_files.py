@@ -162,7 +162,7 @@ def test_what_rewards_are_compared_with(estimator: str, norm: dict[str, str], ex
     ("changes", "place", "said"),
     [
         ({"custom_envs": {"lake": {"env_type": "webshop"}}}, "custom_envs.lake.env_type", '"webshop"'),
-        ({"custom_envs": {}}, "custom_envs.lake", "a manager names the tag"),
+        ({"custom_envs": {}}, "custom_envs.lake", "a manager names this tag"),
         (
             {"custom_envs": {"lake": {"env_type": "sokoban", "env_manager_cls": "roll.pipeline.agentic.StepEnvManager"}}},
             "custom_envs.lake.env_manager_cls",

@@ -192,7 +192,7 @@ def test_a_file_of_roll_loads_with_one_warning_for_each_key(folder: Path) -> Non
     assert config.actor_train.model_args.attn_implementation == "fa2"
     assert config.actor_train.model_args.gradient_checkpointing == "none"
     model = "actor_train.model_args"
-    assert f"{model}.disable_gradient_checkpointing: true is read as {model}.gradient_checkpointing=none; write it so" in texts
+    assert f"{model}.disable_gradient_checkpointing: true is read as {model}.gradient_checkpointing=none; use that instead" in texts
     assert config.validation and config.validation.data_args and config.validation.data_args.messages == "messages"
     assert config.actor_train.model_args.lora_rank == 32
     assert config.actor_train.max_tokens_per_microbatch == 8192

@@ -152,12 +152,12 @@ READ = {
     "five domains": (
         RLVR + REINFORCE + DOMAINS,
         [
-            "dual_clip_loss: true is 3 here",
+            "dual_clip_loss: true means 3 here",
             "rewards.code_sandbox.use_local: true is ignored",
-            "rewards.code_sandbox.timeout: not given, 90 s is taken",
+            "rewards.code_sandbox.timeout: not set, so it is 90 s",
         ],
     ),
-    "grpo": (RLVR + "adv_estimator: grpo\nuse_kl_loss: true\nkl_loss_coef: 0.01\nreward_clip: 5\n" + MATH, ["reward_clip: 5 bounds"]),
+    "grpo": (RLVR + "adv_estimator: grpo\nuse_kl_loss: true\nkl_loss_coef: 0.01\nreward_clip: 5\n" + MATH, ["reward_clip: 5 clips"]),
     "gspo": (RLVR + "adv_estimator: grpo\nimportance_sampling: seq\n" + MATH, ["importance_sampling: "]),
     "unused KL": (RLVR + REINFORCE + "init_kl_coef: 0.2\nadd_token_level_kl: false\n" + MATH, ["init_kl_coef: 0.2 is ignored"]),
     "topr": (
@@ -206,15 +206,15 @@ def test_every_domain_of_rolls_file_is_what_it_was() -> None:
 @pytest.mark.parametrize(
     ("domain", "keys", "arguments", "said"),
     [
-        ("code_sandbox", {"use_local": True}, {}, "in a sandbox, which ROLL's do not"),
+        ("code_sandbox", {"use_local": True}, {}, "in a sandbox, unlike in ROLL"),
         ("code_sandbox", {"use_local": False, "code_url": "http://b"}, {"sandbox": "http://b"}, "read as reward_args.sandbox=http://b"),
         ("code_sandbox", {"code_url": "http://b"}, {"sandbox": "http://b"}, "read as reward_args.sandbox=http://b"),
-        ("code_sandbox", {"use_local": True, "code_url": "http://b"}, {}, "use_local: true goes before it"),
+        ("code_sandbox", {"use_local": True, "code_url": "http://b"}, {}, "use_local: true takes precedence"),
         ("math_rule", {"use_local": True}, {}, "the reward runs no programs"),
         ("math_rule", {"reward_type": "soft"}, {}, "use failed_value"),
-        ("ifeval", {"reward_type": "soft"}, {}, "meets its constraint or does not"),
+        ("ifeval", {"reward_type": "soft"}, {}, "either meets its constraint or fails"),
         ("crossthinkqa", {"reward_type": "loose"}, {"reward_type": "loose"}, "read as reward_args.reward_type=loose"),
-        ("crossthinkqa", {"response_length_penalty_coef": 0.0}, {}, "what roll does already"),
+        ("crossthinkqa", {"response_length_penalty_coef": 0.0}, {}, "roll already does this"),
         ("crossthinkqa", {"response_length_penalty_coef": 0.5}, {"response_length_penalty_coef": 0.5}, "read as reward_args."),
         ("math_rule", {"response_length_penalty_coef": 0.5}, {}, "use overlong_buffer"),
     ],
@@ -346,7 +346,7 @@ def test_images_video_and_diffusion_are_refused_by_name_and_nothing_else_is_said
     with pytest.raises(ConfigError) as caught:
         read(BARE, not_a_key=1, **changes)
     (fault,) = caught.value.faults
-    assert fault.place == place and "images, video and diffusion models" in fault.problem
+    assert fault.place == place and "images, video or diffusion models" in fault.problem
 
 
 def test_faults_of_every_stage_come_together() -> None:

@@ -97,6 +97,6 @@ def test_rolls_key_is_deepspeeds() -> None:
         "actor_train.model_args.ulysses_size: 2 is read as actor_train.strategy_args.strategy_config.sequence_parallel_size"
     )
     done = of_roll({"strategy_name": "hf_infer"})
-    assert done.warnings == ["actor_train.model_args.ulysses_size: 2 is ignored; deepspeed_train alone shares sequences out"]
+    assert done.warnings == ["actor_train.model_args.ulysses_size: 2 is ignored; only deepspeed_train has sequence parallelism"]
     done = of_roll({"strategy_name": "deepspeed_train", "strategy_config": {"sequence_parallel_size": 4}})
     assert "sequence_parallel_size is 4" in str(done.faults[0])

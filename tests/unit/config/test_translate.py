@@ -26,7 +26,7 @@ def test_minutes_of_a_role_are_the_seconds_of_all(values: dict[str, Any], second
     roles = [role for role in values if role != "deadlines"]
     assert not done.faults and all(done.values[role] == {} for role in roles)
     assert [warning.split(":")[0] for warning in done.warnings] == [f"{role}.backend_timeout" for role in roles]
-    assert all(f"is {seconds} s" in warning for warning in done.warnings)
+    assert all(f"is replaced by deadlines.collective={seconds} (in seconds" in warning for warning in done.warnings)
 
 
 @pytest.mark.parametrize("value", ["long", -3, True])
@@ -83,7 +83,7 @@ def test_what_decides_the_loss_keeps_its_meaning(values: dict[str, Any], key: st
     ("values", "place", "remedy"),
     [
         ({"actor_train": {"pg_variant": "kimi15"}}, "actor_train.pg_variant", "set policy_loss"),
-        ({"actor_train": {"pg_variant": "topr"}, "policy_loss": "gspo"}, "actor_train.pg_variant", "policy_loss says it here"),
+        ({"actor_train": {"pg_variant": "topr"}, "policy_loss": "gspo"}, "actor_train.pg_variant", "policy_loss replaces it here"),
         ({"train_infer_correction": {"is_weight": {"enabled": True}}}, "train_infer_correction", "mismatch_correction"),
         ({"whiten_rewards": True}, "whiten_rewards", "norm_mean_type"),
         ({"rl_loss_coef": 0.0}, "rl_loss_coef", "the weight 1"),
