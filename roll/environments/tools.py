@@ -28,7 +28,7 @@ PARAMETER = re.compile(r"^ {4}(\w+)(?: \([^)]*\))?: (.*(?:\n {5,}.*)*)", re.MULT
 
 
 class CallError(Exception):
-    """A call that cannot be made or failed. The model receives `str()` as the reason."""
+    """A call that failed or cannot be made. The model receives `str()` as the reason."""
 
 
 class Answered(NamedTuple):
@@ -104,7 +104,7 @@ class Tools:
     def _begun(self, call: Mapping[str, Any]) -> Any:
         function = call["function"]
         if (tool := self._tools.get(str(function["name"]))) is None:
-            raise CallError(f"there is no tool '{function['name']}'; there are {', '.join(self._tools)}")
+            raise CallError(f"there is no tool '{function['name']}'; known tools: {', '.join(self._tools)}")
         return tool.function(**_arguments(tool, function["arguments"]))
 
 

@@ -88,7 +88,7 @@ class AgentEpisodes:
     async def _in_time(self, agent: Agent, session: AgentSession, key: str, prompt: Prompt, environment: EnvironmentSession) -> StopReason:
         """Run the agent. Return why the episode ends.
 
-        Raises EnvironmentFailed if the policy gave no answer, or if the agent failed although all its requests were answered.
+        Raises EnvironmentFailed if the policy gave no answer, or if the agent failed although the session was still answering (see FULL).
         """
         first = environment.observation
         row = {**prompt.row, "messages": list(first.messages), "tools": list(first.tools)}
@@ -109,7 +109,7 @@ class AgentEpisodes:
 
 
 FULL = (StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.ABORTED)
-"""Reasons to stop after which a failure of the agent is no fault, because it got no (complete) answer."""
+"""Reasons to stop after which a failing agent is not at fault, because the session did not answer its last request in full."""
 
 
 async def _watched(run: Coroutine[Any, Any, AgentEnd], session: AgentSession) -> AgentEnd | None:

@@ -44,4 +44,6 @@ def ground_truth(row: Mapping[str, Any]) -> str:
         return value.rpartition("####")[2].strip()
     if isinstance(value, int | float) and not isinstance(value, bool):
         return format(Decimal(repr(value)), "f")
-    raise ValueError("the row has neither 'ground_truth' nor 'answer'" if value is None else f"'{column}' is a {type(value).__name__}")
+    if value is None:
+        raise ValueError("the row has neither 'ground_truth' nor 'answer'")
+    raise ValueError(f"'{column}' is a {type(value).__name__}, not a text or a number")

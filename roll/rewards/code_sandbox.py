@@ -42,13 +42,13 @@ def code_sandbox(
         cases: `all` runs every case; `first_failure` stops after the first case that fails.
         sandbox: `bubblewrap`, the address of a SandboxFusion server, or `none` to run programs unisolated, with the files and the
             network of this machine.
-        python: Path of a Python interpreter; programs may import its packages. By default programs run with roll's own interpreter and
+        python: path of a Python interpreter; programs may import its packages. By default programs run with roll's own interpreter and
             may import only the standard library.
         cpu_seconds: CPU time limit of each case.
         wall_seconds: Wall-clock limit of all cases together. `timeout` of the domain must be longer.
-        memory_mib: Limit of the program's address space.
-        disk_mib: Size of the program's /tmp.
-        output_mib: Limit of the output of each case.
+        memory_mib: limit of the program's address space.
+        disk_mib: size of the program's /tmp.
+        output_mib: limit of the output of each case.
 
     Raises:
         ValueError: the row's cases cannot be read, or `sandbox` has an unknown value.

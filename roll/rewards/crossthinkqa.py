@@ -1,4 +1,4 @@
-"""A reward for multiple choice: right letter, given in a box. Short and repetitive responses are penalised."""
+"""A reward for multiple choice: the right letter, in a box. Short and repetitive responses are penalised."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def crossthinkqa(
     penalties apply to the whole response.
 
     Args:
-        reward_type: Scale of the reward for the choice, see VALUES. `loose` ignores the box, `strict` requires it, and `soft` gives half.
-        response_length_penalty_coef: Weight of the penalty for a short response.
+        reward_type: see VALUES. `loose` ignores the box, `strict` requires it, and `soft` gives partial credit.
+        response_length_penalty_coef: weight of the penalty for a short response.
 
     Raises:
         ValueError: the reference answer has no capital letter, or `reward_type` is unknown.

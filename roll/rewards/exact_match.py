@@ -17,7 +17,7 @@ def exact_match(prompt: Prompt, response: str, row: Mapping[str, Any], *, ignore
     Only the text after the last `</think>` counts, or the whole response if that text is empty. White space around both is ignored.
 
     Args:
-        ignore_case: Compare without regard to case.
+        ignore_case: compare without regard to case.
 
     Raises:
         ValueError: the row has no reference answer.

@@ -28,11 +28,11 @@ def length_penalty(
     and `too_long` no response is too long. With `short` and `enough` set to 0 no response is too short.
 
     Args:
-        short: Below this length the penalty is `most`.
-        enough: From this length on a response is not too short.
-        long: Up to this length a response is not too long.
-        too_long: From this length on the penalty is `most`.
-        most: The largest penalty, a number that is not positive.
+        short: below this length the penalty is `most`.
+        enough: from this length on a response is not too short.
+        long: up to this length a response is not too long.
+        too_long: from this length on the penalty is `most`.
+        most: the largest penalty, a number that is not positive.
 
     Raises:
         ValueError: an argument is out of bounds.

@@ -41,7 +41,7 @@ def math_steps(prompt: Prompt, response: str, row: Mapping[str, Any], *, share: 
     its own: a correct one earns its reward even if it does not contribute to the answer.
 
     Args:
-        share: Total weight of the equations, at least 0 and below 0.5.
+        share: total weight of the equations, at least 0 and below 0.5.
 
     Raises:
         ValueError: the row has no reference answer, or `share` is out of bounds.

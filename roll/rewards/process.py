@@ -173,7 +173,7 @@ class RewardProcess:
             self._child.wake()
 
     def _forget(self, group: _Group) -> None:
-        """End the running call of a group whose caller is gone. With `concurrency` above 1 the call just runs on: it delays no other."""
+        """End the running call of a group whose caller is gone. Concurrent calls run on, because killing the child would end others too."""
         first = next(iter(self._sent.values()), None)
         if self._section.concurrency == 1 and first and first.group is group and self._child is not None:
             self._child.end_process()

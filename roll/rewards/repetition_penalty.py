@@ -15,8 +15,8 @@ def repetition_penalty(prompt: Prompt, response: str, row: Mapping[str, Any], *,
     """Return `most` times the share of word n-grams in the response, including its thinking, that repeat an earlier one.
 
     Args:
-        ngram: Number of words of an n-gram.
-        most: The largest penalty, a number that is not positive.
+        ngram: number of words of an n-gram.
+        most: the largest penalty, a number that is not positive.
 
     Raises:
         ValueError: an argument is out of bounds.

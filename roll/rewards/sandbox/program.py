@@ -86,7 +86,7 @@ def run(job: Job, limits: Limits, interpreter: Interpreter, sandboxed: bool = Tr
     A caller that stops early must close the iterator, which ends the sandbox.
 
     Args:
-        sandboxed: If False, the program runs without isolation, with the files and the network of this machine.
+        sandboxed: if False, the program runs without isolation, with the files and the network of this machine.
 
     Raises:
         SandboxUnavailable: the sandbox did not start, or ended unexpectedly before it reported all cases.

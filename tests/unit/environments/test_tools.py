@@ -102,7 +102,7 @@ def test_calls_are_answered() -> None:
 @pytest.mark.parametrize(
     ("name", "given", "said"),
     [
-        ("weather", "{}", "Error: there is no tool 'weather'; there are plain, nested, chosen, raises, long"),
+        ("weather", "{}", "Error: there is no tool 'weather'; known tools: plain, nested, chosen, raises, long"),
         ("plain", "{}", "Error: the arguments of 'plain' do not fit: city: Field required"),
         ("plain", '{"city": 3}', "Error: the arguments of 'plain' do not fit: city: Input should be a valid string"),
         ("plain", '{"city": "a", "town": "b"}', "Error: the arguments of 'plain' do not fit: town: Extra inputs are not permitted"),

@@ -41,7 +41,7 @@ def serve_program(source: str, connection: socket.socket) -> NoReturn:
                     import asyncio
 
                     return asyncio.run(link.exported(handle))
-            raise ValueError(f"there is no request '{kind}'")
+            raise ValueError(f"unknown request '{kind}'")
 
         link = Link(Channel(connection), guarded=False, others=answer)
         link.serve()

@@ -118,7 +118,7 @@ class Link:
     def _do(self, kind: str, parts: list[Any]) -> Any:
         if self._guarded and (not parts or id(parts[0]) not in self._handles):
             raise ValueError(
-                "not handed out"
+                "this object is not accessible to the candidate"
             )  # classes cannot be called: with `type` a candidate could build an answer that equals anything
         match kind, parts:
             case "call", [target, list() as args, dict() as kwargs]:
@@ -139,7 +139,7 @@ class Link:
                 return base(target)
             case _:
                 if self._others is None:
-                    raise ValueError(f"there is no request '{kind}'")
+                    raise ValueError(f"unknown request '{kind}'")
                 return self._others(kind, parts)
 
     def _check(self, target: Any, name: str) -> None:
@@ -147,7 +147,7 @@ class Link:
             return
         kind = target if isinstance(target, type) else type(target)
         if name.startswith("_") or kind.__module__ != "__main__":
-            raise AttributeError(f"{name} is not handed out")
+            raise AttributeError(f"{name} is not accessible to the candidate")
 
     def _content(self, container: Any, letter: Letter) -> Any:
         return encode_plain(container, lambda part: self._write(part, letter))
@@ -165,7 +165,7 @@ class Link:
         if is_mirror(value):
             return ["yours", handle(value)]
         if isinstance(value, KEPT):
-            raise ValueError(f"a {type(value).__name__} is not handed out")
+            raise ValueError(f"a {type(value).__name__} cannot be passed to the other process")
         if isinstance(value, BaseException):
             return ["error", self._write_error(value)]
         if isinstance(value, type):
