@@ -182,7 +182,7 @@ def _kl(config: RlvrConfig) -> Iterator[Fault]:
             yield Fault(key, f"{shown}, but {switch} is not set", f"set {switch}=true, or remove this key")
     if uses_reference(config) and config.reference is None and not config.actor_train.model_args.lora_target:
         term = "use_kl_loss" if config.use_kl_loss else "add_token_level_kl"
-        problem = f"missing, but {term} needs it (only with LoRA can actor_train without its adapter replace it)"
+        problem = f"missing, but {term} needs it (with LoRA, actor_train without its adapter would replace it)"
         yield Fault("reference", problem, f"add a reference block (strategy_name: hf_infer), or set {term}=false")
 
 

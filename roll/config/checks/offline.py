@@ -118,7 +118,7 @@ def _preferences(config: DpoConfig) -> Iterator[Fault]:
     if asked and config.reference is None and not learning.model_args.lora_target:
         free = " or ".join(other.name for other in PREFERENCE_LOSSES.values() if not other.traits.needs_reference)
         names = [method.name for method in (loss, *added_losses(config)) if method.traits.needs_reference]
-        problem = f"missing, but preference_loss {names[0]} needs it (only with LoRA can actor_train without its adapter replace it)"
+        problem = f"missing, but preference_loss {names[0]} needs it (with LoRA, actor_train without its adapter would replace it)"
         yield Fault("reference", problem, f"add a reference block (strategy_name: hf_infer), or set preference_loss={free}")
     if config.reference and config.reference.model_args.lora_target:
         problem = f"'{config.reference.model_args.lora_target}', but the reference is the model without an adapter"

@@ -51,8 +51,8 @@ def settle_defaults(done: Translation) -> None:
         for place, value in missing.items():
             _put(done.values, place, value)
     elif missing:
-        listed = ", ".join(f"{'.'.join(place)} {value} ({_ours(done.values, place)})" for place, value in missing.items())
-        text = f"{SWITCH}: false, so keys that are not set have roll's defaults; ROLL's differ for (roll's in brackets) {listed}; set them"
+        listed = ", ".join(f"{'.'.join(place)} {value} (here {_ours(done.values, place)})" for place, value in missing.items())
+        text = f"{SWITCH}: false, so keys that are not set have roll's defaults, but ROLL's defaults differ: {listed}; set these keys"
         done.warnings.append(f"{text}, or set {SWITCH}: true to use ROLL's defaults")
     _dual_clip(done, takes)
     _cispo(done, takes)
@@ -130,7 +130,7 @@ def _reward_clip(done: Translation) -> None:
     estimator = values.get("adv_estimator", "grpo")
     if clip is not None and (scopes or estimator == "grpo"):
         by = "adv_estimator grpo" if not scopes else "norm_mean_type and norm_std_type"
-        text = f"reward_clip: {clip} clips the raw rewards here, but in ROLL the rewards after {by} normalised them; adapt the value"
+        text = f"reward_clip: {clip} clips the raw rewards here, but in ROLL the rewards that {by} normalised; adapt the value"
         done.warnings.append(text)
 
 
