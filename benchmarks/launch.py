@@ -71,17 +71,10 @@ def floor(work: TrainingWork, kind: str, logs: Path | None) -> dict[str, list[fl
 
 def run(arguments: list[str], scratch: str, logs: Path | None, name: str) -> str:
     """Run a Python process and return its stdout. Its stderr is shown after a failure, and kept in `logs` if given."""
-    quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore", "TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    places = {
-        # Modules of this folder are found by the root's path. Compiled kernels are kept for the next process.
-        "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
-        "TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache" / "roll" / "torchinductor"),
-        "HF_DATASETS_CACHE": f"{scratch}/datasets",  # The rows are useless for another run.
-    }
+    command, variables = [sys.executable, *arguments], environment(scratch)
     if "benchmarks.floors" in arguments:
-        places["TMPDIR"] = scratch  # vLLM leaves its sockets there. The pipeline has its own folder for them.
-    command, environment = [sys.executable, *arguments], os.environ | quiet | places
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        variables["TMPDIR"] = scratch  # vLLM leaves its sockets there. The pipeline has its own folder for them.
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             stdout, stderr = process.communicate()
         except BaseException:
@@ -93,6 +86,18 @@ def run(arguments: list[str], scratch: str, logs: Path | None, name: str) -> str
     if process.returncode:
         raise SystemExit(f"{name} failed with status {process.returncode}:\n{stdout[-4000:]}\n{stderr[-8000:]}")
     return stdout
+
+
+def environment(scratch: str) -> dict[str, str]:
+    """Return the environment of a measured process: few messages, this checkout's modules, and a cache of rows in `scratch`."""
+    quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore", "TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    places = {
+        # The repository's root makes the modules of this folder importable. Compiled kernels are kept for the next process.
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        "TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache" / "roll" / "torchinductor"),
+        "HF_DATASETS_CACHE": f"{scratch}/datasets",  # Other runs have other rows.
+    }
+    return os.environ | quiet | places
 
 
 def end(process: subprocess.Popen[str]) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from roll.workers.actor_train import TrainShape, micro_batches_of
 from roll.workers.memory_monitor import MemoryMonitor, held_by, nvml
 from tests import limits
 from tests.engines.ranks import free_port
-from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Case, trainer
+from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Case, settings, trainer, trainer_of
 from tests.gpu.conftest import write_qwen
 from tests.integration.conftest import TINY
 from tests.streams import whole
@@ -43,6 +44,8 @@ pytestmark = pytest.mark.gpu
 MIB = 1 << 20
 LEFT = 80 * MIB
 """What may stay in torch's hands: cuBLAS's workspace, which was seen to take 66 MiB, and scalars."""
+
+CACHED = 512 * MIB
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +106,19 @@ def test_a_trainer_gives_its_memory_up_and_comes_back_to_the_bit(case: Case, mod
             assert np.isfinite(result.scalars["policy/lr"]) and result.scalars["policy/skipped_updates"] == 0
         scored = strategy.log_probs([batch().sequences], TEMPERATURE, True)
         assert np.isfinite(scored[0]).all()
+
+
+@pytest.mark.parametrize("takes_turns", [True, False], ids=["shared", "alone"])
+def test_a_step_leaves_room_for_the_engines_weights(takes_turns: bool, model: Path, rank: Rank) -> None:
+    """The sync that follows onloads them while the trainer stays. A trainer that is alone keeps its cache for the next step."""
+    update = micro_batches_of(batch(), range(4), 1, TrainShape(1, 1, 100, "token-mean", TEMPERATURE))[0]
+    with trainer_of(replace(settings(Case(2, False, "bf16"), model, SEED), takes_turns=takes_turns), rank) as strategy:
+        strategy.train_step([update], LOSS, TEMPERATURE, VERSION)
+        activations = torch.empty(4 * CACHED, dtype=torch.uint8, device="cuda")
+        del activations
+        strategy.train_step([update], LOSS, TEMPERATURE, VERSION + 1)
+        kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    assert (kept < CACHED) if takes_turns else (kept > 3 * CACHED)
 
 
 def test_a_reference_gives_its_memory_up_and_scores_the_same(model: Path, rank: Rank) -> None:

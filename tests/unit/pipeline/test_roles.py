@@ -77,13 +77,37 @@ class Group:
         self.log.append(f"{self.role} {'closes' if seconds else 'is killed'}")
 
 
+def loaded(experiment: str, output: Path, model: Path) -> Any:
+    """Return the configuration of a shipped experiment with another model, and lengths that it can read."""
+    found: list[Any] = []
+    lengths = ("prompt_length=16", "response_length=16")
+    words = ["--config-name", experiment, f"output_dir={output}", f"pretrain={model}", "dry_run=true", *lengths]
+    compose(words, lambda composed, presets: found.append(load_config(composed, presets)))
+    return found[0]
+
+
+@pytest.mark.parametrize(("experiment", "shares"), [("gsm8k_rlvr", True), ("tiny/tiny_rlvr_lora_zero3", False)])
+def test_a_trainer_knows_whether_it_shares_its_devices(
+    experiment: str, shares: bool, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, settings = loaded(experiment, tmp_path, tiny_model), list[dict[str, Any]]()
+    monkeypatch.setattr(roles, "WorkerGroup", Group)
+    monkeypatch.setattr(roles, "worker_placements", lambda *_: [])
+    monkeypatch.setattr(roles, "TrainSettings", lambda **given: settings.append(given))
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            found = Roles(config, make_plan(config), ClusterSession(tmp_path, tmp_path, tmp_path), stack)
+            found.actor_train("actor_train", config.actor_train, 1, 1.0)
+
+    asyncio.run(run())
+    assert [given["takes_turns"] for given in settings] == [shares]
+
+
 def test_engines_and_rewards_outlive_the_trainer_side_unless_it_had_them_in_its_hands(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded: list[Any] = []
-    words = ["--config-name", "tiny/tiny_rlvr_lora_zero3", f"output_dir={tmp_path}", f"pretrain={tiny_model}", "dry_run=true"]
-    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
-    (config,) = loaded
+    config = loaded("tiny/tiny_rlvr_lora_zero3", tmp_path, tiny_model)
     monkeypatch.setattr(roles, "WorkerGroup", Group)
     monkeypatch.setattr(roles, "worker_placements", lambda *_: [])
     monkeypatch.setattr(Group, "log", [])
