@@ -29,14 +29,13 @@ from roll.pipeline.roles import Roles
 from roll.pipeline.sampling import sampling_of
 from roll.rewards.chat_api import ApiModel
 from roll.rewards.judge import Chat, Judge
-from roll.rewards.judging import JudgeTemplate, answer_pattern
+from roll.rewards.judging import SCORE_TEMPLATE, JudgeTemplate, answer_pattern
 from roll.rewards.scorer import Scorer
 from roll.types import Ints, Prompt, Sampling
 from roll.workers.reward_models import EngineJudge
 from roll.workers.rewards import ModelReward
 
 E = TypeVar("E")
-DEFAULT_TEMPLATE = "score"
 
 
 def prepare_reward_models(config: RlvrConfig) -> Callable[[Roles], dict[str, ModelReward]]:
@@ -63,7 +62,7 @@ def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Call
         DataError: the judge's tokenizer cannot be read, or its template refuses a user message.
     """
     template = judge_template(reward.judge_prompt)
-    pattern = answer_pattern(reward.judge_pattern, reward.judge_max_score, reward.judge_prompt is not None)
+    pattern = answer_pattern(reward.judge_pattern, reward.judge_max_score, reward.judge_prompt)
     role = reward_role(domain, reward)
     chat: Callable[[Roles], Chat]
     if role is None:
@@ -110,7 +109,7 @@ def positions_of(path: str, config: RlvrConfig) -> int:
 
 def judge_template(name: str | None) -> JudgeTemplate:
     """Return the shipped template of this name, or else the template in the file of this name."""
-    file = Path(judge_templates().get(name or DEFAULT_TEMPLATE, name or ""))
+    file = Path(judge_templates().get(name or SCORE_TEMPLATE, name or ""))
     return JudgeTemplate(file.read_text(encoding="utf-8").rstrip("\n"))
 
 

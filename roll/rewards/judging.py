@@ -16,6 +16,8 @@ YES = r"(?i)\byes\b"
 SCORE = r"(?i)\bscore:?[\s*]*:?[\s*]*(\d+(?:\.\d+)?)"
 """Matches `Score: 8`, also with the asterisks of bold text."""
 SCORE_OF = 10.0
+SCORE_TEMPLATE = "score"
+"""Name of the shipped template that requests a score, and the default. The other one requests YES or NO."""
 WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 """Words that a pattern's group may match instead of a number, with their values."""
 SEARCHED_CHARACTERS = 20_000
@@ -76,14 +78,15 @@ class AnswerPattern:
         return value / self.max_score if 0 <= value <= self.max_score else None
 
 
-def answer_pattern(pattern: str | None, max_score: float | None, named_template: bool) -> AnswerPattern:
+def answer_pattern(pattern: str | None, max_score: float | None, prompt: str | None) -> AnswerPattern:
     """Return the settings of a domain.
 
-    Without a pattern, the judge must answer "yes" or "no" if `named_template` is true, else `Score: x` with x at most `max_score` (10).
+    `prompt` is the domain's `judge_prompt`. Without a pattern, the judge must write `Score: x`, with x at most `max_score` (10), if the
+    prompt is the template `score`, and "yes" or "no" for every other prompt.
     """
     if pattern is not None:
         return AnswerPattern(pattern, max_score)
-    return AnswerPattern(YES) if named_template else AnswerPattern(SCORE, max_score or SCORE_OF)
+    return AnswerPattern(SCORE, max_score or SCORE_OF) if prompt in (None, SCORE_TEMPLATE) else AnswerPattern(YES)
 
 
 def verdict(answers: Sequence[str], pattern: AnswerPattern) -> RewardResult:

@@ -53,7 +53,7 @@ class ModelRewardKeys(StrictConfig):
     judge_pattern: str | None = Field(
         None,
         description="Regular expression for the verdict. The group of its last match in the answer is a number, yes or no; without a "
-        'group, a match is 1 and no match 0. If not given: the word "yes" if `judge_prompt` is set, otherwise `Score: x` out of 10.',
+        'group, a match is 1 and no match 0. If not given: `Score: x` out of 10 if `judge_prompt` is `score`, otherwise the word "yes".',
     )
     judge_max_score: PositiveFloat | None = Field(
         None,

@@ -56,8 +56,9 @@ def test_shipped_templates_have_what_they_need(name: str) -> None:
     ("answer", "value"),
     [("YES", 1.0), ("**Yes.**", 1.0), ("No.", 0.0), ("yesterday", 0.0), ("<think>yes or no?</think>NO", 0.0), ("", None), (" \n", None)],
 )
-def test_reads_yes_where_a_template_was_named(answer: str, value: float | None) -> None:
-    assert answer_pattern(None, None, named_template=True).read(answer) == value
+@pytest.mark.parametrize("prompt", ["same_answer", "./prompt.txt"])
+def test_reads_yes_where_a_template_was_named(answer: str, value: float | None, prompt: str) -> None:
+    assert answer_pattern(None, None, prompt).read(answer) == value
 
 
 @pytest.mark.parametrize(
@@ -73,8 +74,9 @@ def test_reads_yes_where_a_template_was_named(answer: str, value: float | None) 
         ("", None),
     ],
 )
-def test_reads_a_score_of_ten_by_default(answer: str, value: float | None) -> None:
-    assert answer_pattern(None, None, named_template=False).read(answer) == pytest.approx(value)
+@pytest.mark.parametrize("prompt", [None, "score"], ids=["default", "named"])
+def test_reads_a_score_of_ten_by_default(answer: str, value: float | None, prompt: str | None) -> None:
+    assert answer_pattern(None, None, prompt).read(answer) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_reads_a_score_of_ten_by_default(answer: str, value: float | None) -> No
     ],
 )
 def test_reads_by_a_pattern_of_ones_own(pattern: str, most: float | None, answer: str, value: float | None) -> None:
-    assert answer_pattern(pattern, most, named_template=True).read(answer) == value
+    assert answer_pattern(pattern, most, "./prompt.txt").read(answer) == value
 
 
 def test_several_answers_give_their_mean() -> None:
