@@ -1,3 +1,5 @@
+"""Attention over packed sequences, compared with each sequence alone in float64."""
+
 from __future__ import annotations
 
 import pytest
@@ -11,7 +13,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def packed(lengths: list[int], device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], Tensor]:
-    """Query, key and value of sequences that lie end to end, and their offsets."""
+    """Return random query, key and value of packed sequences, and the offsets of the sequences."""
     generator = torch.Generator().manual_seed(sum(lengths))
     parts = [torch.randn(1, heads, sum(lengths), WIDTH, generator=generator) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
     offsets = torch.tensor([0, *lengths]).cumsum(0).int()
@@ -19,7 +21,7 @@ def packed(lengths: list[int], device: str = "cpu", dtype: torch.dtype = torch.f
 
 
 def run(parts: list[Tensor], offsets: Tensor, scaling: float | None = None, sliding_window: int | None = None) -> Tensor:
-    """[T, heads, width]"""
+    """Return the output of packed attention, [T, heads, width]."""
     out, weights = packed_attention(
         nn.Identity(),
         parts[0],
@@ -37,7 +39,7 @@ def run(parts: list[Tensor], offsets: Tensor, scaling: float | None = None, slid
 
 
 def one_by_one(parts: list[Tensor], offsets: Tensor, scaling: float) -> Tensor:
-    """softmax(q k' scale + causal mask) v of each sequence alone, in float64."""
+    """Compute softmax(q k' scale + causal mask) v for each sequence alone, in float64."""
     out = []
     for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         query, key, value = (part[0, :, begin:end].double() for part in parts)

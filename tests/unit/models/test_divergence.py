@@ -1,4 +1,4 @@
-"""Divergences against sums written out in float64, and the chunked one against the whole."""
+"""Divergences compared with explicit sums in float64, and the chunked divergence with the unchunked one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_gradients_are_those_of_finite_differences(measure: Divergence) -> None:
 
 
 def world(rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Hidden states and output matrices of a student and of a wider teacher with other padding rows."""
+    """Return hidden states and output matrices of a student and of a wider teacher, which has `rows` vocabulary rows instead of 40."""
     generator = torch.Generator().manual_seed(2)
     shapes = ((70, 8), (40, 8), (70, 12), (rows, 12))
     hidden, weight, teacher_hidden, teacher_weight = (torch.randn(shape, generator=generator) for shape in shapes)
@@ -63,7 +63,7 @@ def world(rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("rows", [40, 36, 48])
 @pytest.mark.parametrize("measure", KINDS)
 def test_chunks_change_neither_values_nor_gradients(measure: Divergence, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "head_tokens", lambda vocabulary: 64)  # 16 tokens a chunk
+    monkeypatch.setattr(chunks, "head_tokens", lambda vocabulary: 64)  # 16 tokens per chunk
     hidden, weight, teacher_hidden, teacher_weight = world(rows)
     slope = torch.linspace(-1, 1, 70)
     said = chunked_divergence(hidden, weight, teacher_hidden, teacher_weight, measure)

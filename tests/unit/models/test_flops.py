@@ -1,4 +1,4 @@
-"""Model FLOPs against those that torch counts of a model's forward and backward passes."""
+"""Model FLOPs, compared with torch's FLOP counter for forward and backward passes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shape() -> ModelShape:
 
 
 def counted(model: nn.Module, length: int) -> int:
-    """Operations of a pass forwards and backwards over one sequence."""
+    """Count the FLOPs of a forward and a backward pass over one sequence."""
     counter = FlopCounterMode(display=False)
     with counter:
         model(input_ids=torch.arange(length)[None] % CONFIG.vocab_size).logits.sum().backward()
@@ -43,7 +43,7 @@ def causal_model() -> Qwen2ForCausalLM:
 
 
 def whole_attention(length: int) -> float:
-    """What torch counts of attention's products: all pairs, not those alone that causality lets through."""
+    """Return the FLOPs that torch counts for attention products: over all pairs of tokens, including those that the causal mask hides."""
     return 3 * shape().attending_flops * length**2
 
 
@@ -51,7 +51,7 @@ def whole_attention(length: int) -> float:
 def test_of_a_model_that_learns_whole(length: int) -> None:
     count = shape().parameters
     expected = counted(causal_model(), length)
-    # Biases and norms are no products: less than a hundredth of the parameters.
+    # Biases and norms take no part in matrix products. They are less than 1% of the parameters.
     assert TrainingFlops(count, count).of([length]) + whole_attention(length) == pytest.approx(expected, rel=0.01)
 
 

@@ -1,4 +1,4 @@
-"""Hybrids over packed sequences: against a recurrence in float64, and against transformers' own forward of each sequence alone."""
+"""Hybrid models on packed sequences, compared with a recurrence in float64 and with transformers on each sequence alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.hybrids import Kind, build_hybrid, write_hybrid
 
 FP32 = ModelConfig.model_validate({"dtype": "fp32"})
 LENGTHS = [5, 2, 64, 65, 130, 3, 70]
-"""Shorter than the convolution, whole chunks of 64 and parts of them, several of one number of chunks."""
+"""Lengths shorter than the convolution, multiples of the chunk size 64 and others. Several have the same number of chunks."""
 CHUNKED = inspect.unwrap(modeling_qwen3_5.torch_chunk_gated_delta_rule)
 PLAIN = DeltaKernels(partial(rule_by_chunks, CHUNKED), convolution_by_shifts)
 
@@ -50,20 +50,20 @@ def folder(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def batch(lengths: list[int], seed: int = 0) -> Sequences:
-    """Random tokens, all but the first of each sequence asked about."""
+    """Return random sequences. All tokens except the first of each sequence are scored."""
     generator = np.random.default_rng(seed)
     ids = [generator.integers(0, 250, length).astype(np.int32) for length in lengths]
     return concatenate(ids, [np.arange(length) > 0 for length in lengths])
 
 
 def parts(sequences: Sequences) -> list[Tensor]:
-    """[1, length] token ids of each sequence."""
+    """Return the token ids of each sequence, [1, length]."""
     spans = zip(sequences.offsets[:-1], sequences.offsets[1:], strict=True)
     return [torch.from_numpy(sequences.token_ids[begin:end]).long()[None] for begin, end in spans]
 
 
 def log_probs_alone(model: PreTrainedModel, sequences: Sequences) -> Tensor:
-    """[S], by transformers' own forward of each sequence."""
+    """Return log-probs [S] from the transformers forward pass of each sequence."""
     said = []
     for ids in parts(sequences):
         log_p = model(input_ids=ids, use_cache=False).logits[0, :-1].log_softmax(-1)
@@ -72,14 +72,14 @@ def log_probs_alone(model: PreTrainedModel, sequences: Sequences) -> Tensor:
 
 
 def one_layer() -> tuple[nn.Module, Tensor, Tensor]:
-    """A mixer, its input [1, T, H], and where sequences start."""
+    """Return a gated delta layer, its input [1, T, H] and the offsets of the sequences."""
     layer = delta_layers(build_hybrid())[1]
     hidden = torch.randn(1, sum(LENGTHS), 64, generator=torch.Generator().manual_seed(1))
     return layer, hidden, torch.tensor([0, *np.cumsum(LENGTHS)], dtype=torch.int32)
 
 
 def recurrence(layer: Any, hidden: Tensor) -> Tensor:
-    """[T, H] of one sequence [T, H], in its own precision, a token at a time (Yang et al., 2024, equation 10)."""
+    """Return the output [T, H] for one sequence [T, H], token by token, in the dtype of the input (Yang et al., 2024, equation 10)."""
     heads, keys, values = layer.num_v_heads, layer.head_k_dim, layer.head_v_dim
     row, width = hidden @ layer.in_proj_qkv.weight.T, layer.conv_kernel_size
     padded = torch.cat([row.new_zeros(width - 1, row.shape[1]), row])
@@ -137,12 +137,12 @@ def test_packed_is_alone_and_transformers_own_with_the_gradients(folder: Path) -
 
 
 def batch_of(ids: Tensor) -> Sequences:
-    """One sequence."""
+    """Return a batch with one sequence."""
     return concatenate([ids[0].numpy().astype(np.int32)], [np.arange(ids.shape[1]) > 0])
 
 
 def gradients(model: nn.Module, objective: Tensor) -> dict[str, Tensor]:
-    """Of the parameters that the objective depends on."""
+    """Return the gradients of the parameters on which the objective depends."""
     model.zero_grad()
     objective.backward()
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -171,11 +171,11 @@ def test_no_sequence_reads_another(folder: Path) -> None:
     scored = slice(sum(LENGTHS[:2]) - 2, sum(LENGTHS[:4]) - 4)
     said = [policy(packed_inputs(Sequences(ids, one.offsets, one.response_mask), "cpu"))[0] for ids in (one.token_ids, mixed)]
     torch.testing.assert_close(said[0][scored], said[1][scored], rtol=0, atol=1e-6)
-    assert (said[0][-LENGTHS[-1] + 1 :] - said[1][-LENGTHS[-1] + 1 :]).abs().max() > 0.1  # whose own tokens changed
+    assert (said[0][-LENGTHS[-1] + 1 :] - said[1][-LENGTHS[-1] + 1 :]).abs().max() > 0.1  # the tokens of this sequence changed
 
 
 def varlen_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, use_qk_l2norm_in_kernel: bool, cu_seqlens: Tensor) -> Any:
-    """flash-linear-attention's `chunk_gated_delta_rule` by its documentation: the rule of each sequence."""
+    """Apply the rule to each sequence, as the documentation of flash-linear-attention specifies for `chunk_gated_delta_rule`."""
     recurrent = inspect.unwrap(modeling_qwen3_5.torch_recurrent_gated_delta_rule)
     spans = [slice(begin, end) for begin, end in zip(cu_seqlens.tolist(), cu_seqlens.tolist()[1:], strict=False)]
     own = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
@@ -184,7 +184,7 @@ def varlen_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, use_qk
 
 
 def varlen_convolution(x: Tensor, weight: Tensor, activation: str, cu_seqlens: Tensor) -> tuple[Tensor, None]:
-    """flash-linear-attention's `causal_conv1d` by its documentation: each sequence of x [1, T, C] alone, weight [C, W]."""
+    """Convolve each sequence of x [1, T, C] with weight [C, W], as flash-linear-attention documents for `causal_conv1d`."""
     assert activation == "silu"
     out = []
     for begin, end in zip(cu_seqlens.tolist(), cu_seqlens.tolist()[1:], strict=False):

@@ -1,3 +1,5 @@
+"""Log-probs and entropies computed in chunks, compared with a full log softmax in float64; the memory and the compilation of the chunks."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -24,7 +26,7 @@ def inputs(tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Ten
 
 
 def formula(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The same in float64 with the whole of log softmax."""
+    """Compute log-probs and entropies in float64 from the full log softmax."""
     log_p = (hidden.double() @ weight.double().t() / temperature).log_softmax(-1)
     return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
@@ -76,7 +78,7 @@ def test_bf16_weights_lose_nothing_beyond_their_own_rounding(device: str) -> Non
     hidden, weight, targets = (part.to(device) for part in inputs(50, torch.bfloat16))
     expected_log_probs, expected_entropy = formula(hidden, weight, targets, 0.9)
     log_probs, entropy = chunked_log_probs(hidden, weight, targets, 0.9)
-    # The products are exact in fp32 and sums are made there: no trace of bf16's 3 digits.
+    # Products of bf16 values are exact in fp32, and sums are in fp32. The result is much more precise than the 3 digits of bf16.
     torch.testing.assert_close(log_probs.double(), expected_log_probs, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(entropy.double(), expected_entropy, rtol=1e-4, atol=1e-4)
     hidden.requires_grad_()
@@ -89,7 +91,7 @@ def test_bf16_weights_lose_nothing_beyond_their_own_rounding(device: str) -> Non
 
 
 class Largest(TorchDispatchMode):
-    """Notes the largest tensor that any operation makes."""
+    """Records the number of elements of the largest tensor that any operation returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +142,7 @@ def test_the_last_chunks_logits_are_formed_once(tokens: int, products: int, monk
     log_probs, _ = chunked_log_probs(hidden.requires_grad_(), weight, targets)
     log_probs.sum().backward()
     assert len(formed) == products
-    assert formed.count(8) == 2 * (tokens == 40), "the chunk that is not whole is not the one that is kept"
+    assert formed.count(8) == 2 * (tokens == 40), "the logits of the incomplete chunk should not be kept for the backward pass"
 
 
 def test_a_frozen_weight_gets_no_gradient() -> None:

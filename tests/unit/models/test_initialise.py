@@ -1,4 +1,4 @@
-"""Random weights of a configuration without any."""
+"""Random weights for a model folder that has only a configuration and a tokenizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests import limits
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's folder without its weights."""
+    """Return the folder of a model without weights."""
     folder = tmp_path_factory.mktemp("models") / "bare"
     write_model(folder, 0)
     for file in folder.glob("*.safetensors"):
@@ -50,7 +50,7 @@ def test_a_seed_says_which_weights(bare: Path, tmp_path: Path) -> None:
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not torch.equal(one["lm_head.weight"], other["lm_head.weight"])
     spread = one["lm_head.weight"].std().item()
-    assert spread == pytest.approx(0.05, rel=0.1), "the configuration's initializer_range"
+    assert spread == pytest.approx(0.05, rel=0.1), "the standard deviation should be the initializer_range of the configuration"
 
 
 def test_what_cannot_be_made_is_refused_and_leaves_nothing(bare: Path, tmp_path: Path) -> None:

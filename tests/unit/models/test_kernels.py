@@ -1,3 +1,5 @@
+"""Optional kernels: flash-attn and Liger, with stand-ins for their packages."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -64,7 +66,7 @@ def _installed(name: str) -> ModuleType:
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_flash_attention_is_given_what_its_package_documents(window: int | None) -> None:
-    """`flash_attn_varlen_func` of flash-attn 2, written out: [T, heads, width], offsets, causal, a window that counts what is before."""
+    """The stand-in implements the documentation of `flash_attn_varlen_func`. Its window counts the earlier tokens that are visible."""
 
     def varlen(
         q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *, softmax_scale: float, causal: bool,

@@ -1,4 +1,4 @@
-"""Layers that are recomputed with their inputs in host memory, and compiled ones."""
+"""Checkpointed layers with inputs in host memory, and compiled layers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_inputs_in_host_memory_change_no_gradient_and_only_recomputed_layers_lea
     assert got.keys() == expected.keys()
     for name, gradient in got.items():
         torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-7)
-    # One input of each: [batch, tokens, hidden].
+    # One input [batch, tokens, hidden] for each of the two recomputed layers.
     assert [shape for shape in kept if shape == (1, 12, 16)] == [(1, 12, 16)] * 2
 
 

@@ -1,3 +1,5 @@
+"""Checks of a model's folder before and during loading."""
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""Models whose log-probs would silently be others than their own are refused when they load."""
+"""Loading refuses models for which packed sequences would silently get wrong log-probs."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Log-probs, entropies and gradients of packed sequences, compared with transformers on each sequence alone."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -19,7 +21,7 @@ FP32 = ModelConfig.model_validate({"dtype": "fp32"})
 
 
 def sequences(lengths: list[int], prompt: int = 2, seed: int = 0) -> Sequences:
-    """Random tokens; all but the first `prompt` of each sequence are the response."""
+    """Return sequences of random tokens. The first `prompt` tokens of each are the prompt, the others the response."""
     generator = np.random.default_rng(seed)
     return concatenate(
         [generator.integers(0, 250, length).astype(np.int32) for length in lengths],
@@ -28,7 +30,7 @@ def sequences(lengths: list[int], prompt: int = 2, seed: int = 0) -> Sequences:
 
 
 def one_by_one(model: PreTrainedModel, batch: Sequences, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies [S] from transformers' own logits, a sequence at a time, in float64."""
+    """Return log-probs and entropies [S] in float64 from the logits of transformers, one sequence at a time."""
     log_probs, entropies = [], []
     for begin, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
         ids = torch.from_numpy(batch.token_ids[begin:end]).long()

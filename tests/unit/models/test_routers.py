@@ -1,3 +1,5 @@
+"""The auxiliary loss of mixture-of-experts routers, compared with the one in transformers."""
+
 from __future__ import annotations
 
 import copy
@@ -21,7 +23,7 @@ IDS = torch.randint(0, 64, (1, 23), generator=torch.Generator().manual_seed(0))
 
 
 def made(kind: str, **values: Any) -> Any:
-    """A model of a family."""
+    """Return a small model of an architecture."""
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHAPE, **values))
 
 
@@ -29,12 +31,12 @@ def qwen() -> Any:
     torch.manual_seed(1)
     experts = {"moe_intermediate_size": 8, "num_experts": 6, "num_experts_per_tok": 2, "initializer_range": 0.3}
     model = made("qwen3_moe", head_dim=8, **experts).double()
-    model.set_experts_implementation("eager")  # the grouped product knows no float64
+    model.set_experts_implementation("eager")  # the grouped product does not support float64
     return model
 
 
 def expected_gradients(model: PreTrainedModel) -> tuple[float, dict[str, Tensor]]:
-    """Of cross-entropy and the mean over layers of transformers' loss, by logits that transformers records."""
+    """Return the transformers auxiliary loss, averaged over layers, and the gradients of cross-entropy + WEIGHT * this loss."""
     outputs = model(input_ids=IDS, labels=IDS, output_router_logits=True)
     layers = [load_balancing_loss_func((each,), 6, 2) for each in outputs.router_logits]
     auxiliary = torch.stack([torch.as_tensor(each) for each in layers]).mean()
@@ -53,7 +55,7 @@ def test_the_gradient_is_of_the_mean_over_layers_recomputed_or_not(checkpointed:
         prepare_checkpointing(model, is_lora=True)
         checkpoint_first(model, checkpointed)
     model.train()
-    for _ in range(2):  # nothing of a micro-batch stays for the next
+    for _ in range(2):  # no state carries over to the next micro-batch
         model.zero_grad()
         router_loss.begin(torch.tensor(WEIGHT))
         logits = model(input_ids=IDS).logits

@@ -1,4 +1,4 @@
-"""Where a score is read."""
+"""The token at which a reward model reads its score, and scores of an exported reward model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks of a replica, as threads of this process, say together what one rank says alone, and learn the same."""
+"""Several ranks that split a packed row compute the same outputs and gradients as one rank. The ranks are threads of this process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LENGTHS = [7, 12, 3]
 
 
 class Ranks:
-    """Exchanges between threads, each named after its rank."""
+    """Collectives between threads. The name of each thread is its rank."""
 
     def __init__(self, size: int) -> None:
         self.size, self.exchanges = size, 0
@@ -57,14 +57,14 @@ class Ranks:
             place.copy_(sent)
 
     def run(self, function: Callable[[SequenceGroup], Any]) -> list[Any]:
-        """What the function says on each rank."""
+        """Call the function on every rank, and return the results in rank order."""
 
         def on(rank: int) -> Any:
             threading.current_thread().name = str(rank)
             try:
                 return function(SequenceGroup("together", rank, self.size))
             except BaseException:
-                self._meeting.abort()  # or the others would wait for this one until the limit
+                self._meeting.abort()  # otherwise the other ranks would wait until the timeout
                 raise
 
         with ThreadPoolExecutor(self.size) as pool:
@@ -77,7 +77,7 @@ class Ranks:
 
 @pytest.fixture(params=[2, 4], ids=lambda size: f"{size} ranks")
 def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ranks:
-    """The tiny model has four heads and two key-value heads, so that four ranks need copies."""
+    """Replace the collectives. The tiny model has 4 heads and 2 key-value heads, so 4 ranks need copies of the key-value heads."""
     ranks = Ranks(request.param)
     monkeypatch.setattr(sequence_parallel, "all_to_all", ranks.all_to_all)
     monkeypatch.setattr(torch.distributed, "all_gather", ranks.all_gather)
@@ -86,7 +86,7 @@ def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ra
 
 
 def sequences(lengths: list[int]) -> Sequences:
-    """Random tokens, all but the first a response."""
+    """Return sequences of random tokens. All tokens except the first of each are the response."""
     generator = np.random.default_rng(3)
     return concatenate([generator.integers(0, 250, length).astype(np.int32) for length in lengths], [np.arange(n) >= 1 for n in lengths])
 
@@ -94,7 +94,7 @@ def sequences(lengths: list[int]) -> Sequences:
 def said_and_learnt(
     model: PackedModel, batch: Sequences, teacher_states: Floats | None, ranks: Ranks | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """What the model says of the batch, and the gradients of a loss that weighs all of it; of ranks, summed over them."""
+    """Return the outputs for the batch, and the gradients of a weighted sum of all outputs, added over the ranks."""
     weights = torch.randn(int(batch.response_mask.sum()), generator=torch.Generator().manual_seed(5))
 
     def forward(over: SequenceGroup | None) -> tuple[Tensor, ...]:
@@ -147,7 +147,7 @@ def test_the_filler_runs_on_every_rank_and_teaches_nothing(tiny_model: Path, ran
 
 
 def test_a_share_by_hand() -> None:
-    """Shares of four tokens: what is said of tokens 1, 4 and 8 is read from tokens 0, 3 and 7, or from themselves."""
+    """Three shares of four tokens. The scored tokens 1, 4 and 8 use the states of tokens 0, 3 and 7 (back=1), or their own (back=0)."""
     before, at = [], []
     for rank in range(3):
         share = TokenShare(SequenceGroup("", rank, 3), 4, np.array([1, 4, 8]))

@@ -1,4 +1,4 @@
-"""What a student reads of its teacher."""
+"""The output matrix of a teacher, which a student reads from the teacher's checkpoint."""
 
 from __future__ import annotations
 

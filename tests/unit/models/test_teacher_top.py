@@ -1,4 +1,4 @@
-"""A teacher's top k: the divergence over k + 1 categories against sums in float64, and how far it is from the whole one."""
+"""The top-k output of a teacher: its divergence over k + 1 categories, compared with sums in float64 and with the full divergence."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ each = pytest.mark.parametrize("measure", MEASURES, ids=str)
 
 
 def doubles() -> tuple[Tensor, Tensor]:
-    """Logits of a student and of a teacher."""
+    """Return the logits of a student and of a teacher, in float64."""
     student, teacher = 2 * torch.randn(2, TOKENS, WORDS, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     return student.requires_grad_(), teacher
 
 
 def compared(measure: Divergence, student: Tensor, teacher: Tensor, count: int) -> Tensor:
-    """Over the top `count` of the teacher and the rest, in float64 throughout."""
+    """Return the divergence over the teacher's top `count` tokens and the tail, computed in float64."""
     q, p = (student / HEAT).log_softmax(-1), (teacher / HEAT).log_softmax(-1)
     token_ids = p.topk(count).indices
     return measure.between(in_buckets(q, token_ids), in_buckets(p, token_ids))
@@ -57,7 +57,7 @@ def test_the_more_tokens_the_nearer_and_never_above(measure: Divergence) -> None
 
 @pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl"])
 def test_what_is_missing_is_the_divergence_within_the_tail(kind: str) -> None:
-    """By the chain rule of KL, from probabilities: the tail's mass times the KL of the distributions given the tail."""
+    """By the chain rule of KL, the missing term is the probability of the tail times the KL of the distributions given the tail."""
     measure, (student, teacher), count = next(one for one in MEASURES if one.kind == kind), doubles(), 8
     q, p = ((logits.detach() / HEAT).softmax(-1) for logits in (student, teacher))
     in_tail = torch.ones_like(p, dtype=torch.bool).scatter(-1, p.topk(count).indices, False)
@@ -72,8 +72,8 @@ def test_what_is_missing_is_the_divergence_within_the_tail(kind: str) -> None:
 @pytest.mark.parametrize("count", [1, 8, 36, 99])
 @each
 def test_chunks_change_neither_values_nor_gradients(measure: Divergence, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From what a teacher whose matrix has fewer rows sends, against the whole in float64."""
-    monkeypatch.setattr(divergence, "head_tokens", lambda vocabulary: 64)  # 16 tokens a chunk
+    """Compare with the unchunked divergence in float64. The teacher's output matrix has fewer rows than the student's."""
+    monkeypatch.setattr(divergence, "head_tokens", lambda vocabulary: 64)  # 16 tokens per chunk
     generator, rows = torch.Generator().manual_seed(2), 36
     hidden, weight, teacher = (torch.randn(shape, generator=generator) for shape in ((70, 8), (WORDS, 8), (70, rows)))
     top = TeacherTop(min(count, rows), rows, HEAT)
@@ -101,7 +101,7 @@ def test_all_tokens_and_hidden_states_say_the_same(measure: Divergence) -> None:
 @each
 @pytest.mark.parametrize("far", [100.0, 3e4])
 def test_distributions_beyond_all_measure_stay_finite(measure: Divergence, far: float) -> None:
-    """The student is sure of a token of the tail, or the teacher of its first; in fp32."""
+    """In fp32. In the first row, the teacher is certain of its first token, and the student is certain of a token in the tail."""
     teacher, student = torch.zeros(2, WORDS), torch.zeros(2, WORDS)
     teacher[:, 0] = torch.tensor([far, -far])
     student[:, -1] = torch.tensor([far, -far])
@@ -114,7 +114,7 @@ def test_distributions_beyond_all_measure_stay_finite(measure: Divergence, far: 
 
 
 def test_a_token_of_any_vocabulary_takes_eight_bytes_for_each_of_the_top_k() -> None:
-    """Ids come back as they were sent, the largest too."""
+    """Token ids survive encoding and decoding, including the largest one."""
     rows, count = 151_936, 64
     logits = torch.randn(3, rows, generator=torch.Generator().manual_seed(6))
     logits[:, -1] = 99.0
@@ -127,7 +127,7 @@ def test_a_token_of_any_vocabulary_takes_eight_bytes_for_each_of_the_top_k() -> 
 
 
 def test_a_teacher_sends_the_top_of_its_own_logits(tiny_model: Path) -> None:
-    """Packed, against transformers' logits in float64, a sequence at a time."""
+    """Compare packed sequences with the float64 logits of transformers for one sequence at a time."""
     generator, lengths = np.random.default_rng(1), [9, 2, 6]
     sequences = packing.concatenate(
         [generator.integers(0, 250, length).astype(np.int32) for length in lengths], [np.arange(length) >= 2 for length in lengths]
@@ -136,7 +136,7 @@ def test_a_teacher_sends_the_top_of_its_own_logits(tiny_model: Path) -> None:
     expected = []
     for begin, end in zip(sequences.offsets[:-1], sequences.offsets[1:], strict=True):
         ids = torch.from_numpy(sequences.token_ids[begin:end]).long()
-        expected.append(plain(input_ids=ids[None]).logits[0, 1:-1])  # of the token before each response token
+        expected.append(plain(input_ids=ids[None]).logits[0, 1:-1])  # at the token before each response token
     logits = torch.cat(expected).detach()
     rows = output_rows(str(tiny_model), trust_remote_code=False)
     assert rows == logits.shape[1]

@@ -1,4 +1,4 @@
-"""Values of packed sequences, against transformers' own hidden states of each sequence alone."""
+"""Values of packed sequences, compared with the hidden states of transformers for each sequence alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LORA = ModelConfig.model_validate({"dtype": "fp32", "lora_target": "all-linear",
 
 
 def sequences(lengths: list[int], prompt: int = 2) -> Sequences:
-    """Random tokens; all but the first `prompt` of each sequence are the response."""
+    """Return sequences of random tokens. The first `prompt` tokens of each are the prompt, the others the response."""
     generator = np.random.default_rng(0)
     return concatenate(
         [generator.integers(0, 250, length).astype(np.int32) for length in lengths],
@@ -33,7 +33,7 @@ def sequences(lengths: list[int], prompt: int = 2) -> Sequences:
 
 @pytest.fixture(scope="module")
 def with_head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reward model's folder: the tiny model with a head that is not 0."""
+    """Return the folder of a reward model: the tiny model with a random head."""
     model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
     generator = torch.Generator().manual_seed(1)
     model.score.weight.data.normal_(generator=generator)
@@ -43,7 +43,7 @@ def with_head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def states_alone(model: PreTrainedModel, batch: Sequences) -> list[Tensor]:
-    """[length, H] of each sequence, by transformers' own attention."""
+    """Return the hidden states [length, H] of each sequence, computed by transformers without packing."""
     parts = [torch.from_numpy(batch.token_ids[begin:end]).long() for begin, end in zip(batch.offsets, batch.offsets[1:], strict=False)]
     return [model.base_model(input_ids=ids[None]).last_hidden_state[0] for ids in parts]
 
@@ -103,7 +103,7 @@ def test_a_lora_critic_trains_its_adapter_and_its_head(with_head: Path) -> None:
     torch.testing.assert_close(adapted, plain)
     adapted.sum().backward()
     moving = {name for name, parameter in values.named_parameters() if parameter.grad is not None and parameter.grad.any()}
-    assert moving == {name for name in trains if ".lora_A." not in name}  # of B, which is 0, A has no gradient yet
+    assert moving == {name for name in trains if ".lora_A." not in name}  # B is 0, so the gradient of A is still 0
 
 
 @torch.no_grad()

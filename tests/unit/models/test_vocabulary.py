@@ -1,4 +1,4 @@
-"""Models that cannot be compared are refused."""
+"""Models with different vocabularies, whose token probabilities cannot be compared, are refused."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Names and values of the weights for engines and exports, and adapters compared with those of PEFT."""
+
 from __future__ import annotations
 
 import copy
@@ -24,7 +26,7 @@ from roll.weight_sync.bucket import plan_buckets
 
 
 def load(folder: Path, dtype: str = "fp32", targets: str | None = None) -> PreTrainedModel | PeftModel:
-    """The policy's model; an adapter's B, which starts at zero, is made random."""
+    """Return the policy's model. If it has an adapter, the B matrices are random instead of 0."""
     model_args = ModelConfig.model_validate({"dtype": dtype, "lora_target": targets, "lora_rank": 4, "lora_alpha": 12.0})
     model = load_causal_model(str(folder), model_args)
     if targets is None:
@@ -77,7 +79,7 @@ def test_merged_weights_are_pefts(folder: str, targets: str, request: pytest.Fix
         torch.testing.assert_close(tensor, expected[name].data, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("adapter", [torch.float32, torch.bfloat16], ids=["fp32 adapter, as of ZeRO-3", "bf16 adapter, as of ZeRO-1"])
+@pytest.mark.parametrize("adapter", [torch.float32, torch.bfloat16], ids=["fp32 adapter, as with ZeRO-3", "bf16 adapter, as with ZeRO-1"])
 def test_merging_in_bf16_rounds_once(adapter: torch.dtype, tiny_model: Path) -> None:
     model = load(tiny_model, "bf16", "q_proj")
     name = "model.layers.2.self_attn.q_proj.weight"
@@ -88,7 +90,7 @@ def test_merging_in_bf16_rounds_once(adapter: torch.dtype, tiny_model: Path) -> 
     exact = weight + 3.0 * b @ a
     got = WeightView(model).model_tensors([name])[name]
     assert got.dtype == torch.bfloat16
-    # Sums of fp32 fall on the other side of a half now and then; a product in bf16 did so for one weight in six.
+    # The fp32 sum occasionally rounds differently from the exact one. With a bf16 product, one weight in six did.
     assert (got != exact.bfloat16()).double().mean() < 1e-3
 
 
@@ -140,7 +142,7 @@ def test_a_target_may_name_its_block_too(tiny_model: Path) -> None:
     assert {name.rpartition(".")[2] for name in adapted} == {"q_proj", "up_proj"}
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 300_000, 10**9], ids=["a tensor a file", "some files", "one file"])
+@pytest.mark.parametrize("bucket_bytes", [1, 300_000, 10**9], ids=["one tensor per file", "some files", "one file"])
 @pytest.mark.parametrize("folder", ["tiny_model", "tiny_tied_model"])
 def test_an_exported_model_loads_and_is_the_same_policy(
     folder: str, bucket_bytes: int, request: pytest.FixtureRequest, tmp_path: Path
