@@ -1,4 +1,4 @@
-"""What surrounds a run: who may use its folder, and its report."""
+"""The surroundings of a run: the lock of its folder, and its report."""
 
 from __future__ import annotations
 

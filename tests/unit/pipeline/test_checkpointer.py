@@ -1,4 +1,4 @@
-"""What a run finds of those before it."""
+"""Checkpoints and exports over several runs in the same folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roll.pipeline.position import Position
 
 
 class Trainer:
-    """Leaves a file that says at which step."""
+    """Stands in for a trainer: its weights are a file that contains the step."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -56,10 +56,10 @@ def test_a_longer_run_that_is_killed_before_its_export_is_not_finished(tmp_path:
     checkpointer, trainer, position = begin(tmp_path, "max_steps=4", "save_steps=2")
     assert position == Position(2, 2) and not checkpointer.is_finished(4)
     trainer.step = 4
-    asyncio.run(checkpointer.save_if_due(Position(4, 4)))  # and the process is killed
+    asyncio.run(checkpointer.save_if_due(Position(4, 4)))  # then the process is killed
 
     checkpointer, trainer, position = begin(tmp_path, "max_steps=4", "save_steps=2")
-    assert not checkpointer.is_finished(4), "what is exported is of step 2"
+    assert not checkpointer.is_finished(4), "the export is from step 2, not from step 4"
     asyncio.run(checkpointer.finish(position))
     assert (tmp_path / "export" / "weights").read_text() == "4"
     assert begin(tmp_path, "max_steps=4")[0].is_finished(4)
@@ -82,4 +82,4 @@ def test_a_checkpoint_is_written_where_an_epoch_ends(tmp_path: Path) -> None:
     for step in range(1, 9):
         asyncio.run(checkpointer.save_if_due(Position(step, step)))
     written = sorted(path.name for path in (tmp_path / "checkpoints").glob("step_*"))
-    assert written == ["step_3", "step_5", "step_8"], "rows 10, 20 and 30 are in steps 3, 5 and 8"
+    assert written == ["step_3", "step_5", "step_8"], "epochs end at rows 10, 20 and 30, in steps 3, 5 and 8"

@@ -1,4 +1,4 @@
-"""The loop of RLVR against devices that hold one whole role at a time and an engine that may discard its weights."""
+"""The RLVR loop on devices that hold only one fully onloaded role at a time, with an engine that may discard its weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROLES = ("actor_infer", "actor_train", "reference")
 
 
 class Devices:
-    """Which roles are there; the engine's weights, if it has them."""
+    """Shared devices: the level to which each role is onloaded, and whether the engine has weights."""
 
     def __init__(self) -> None:
         self.levels: dict[str, Level] = dict.fromkeys(ROLES, Level.AWAY)
@@ -40,7 +40,7 @@ class Devices:
 
 
 class FakeRole(ColocatedRole):
-    """A role on `Devices`."""
+    """A role on `Devices`. Checks that no two roles are fully onloaded at the same time."""
 
     def __init__(self, devices: Devices, role: str) -> None:
         self.devices, self.role = devices, role
@@ -57,12 +57,12 @@ class FakeRole(ColocatedRole):
         self.devices.levels[self.role] = level
         self.devices.moves += 1
         whole = [role for role, there in self.devices.levels.items() if there is Level.WHOLE]
-        assert len(whole) <= 1, f"no room for {whole}"
+        assert len(whole) <= 1, f"the devices have no room for {whole} at the same time"
         assert self.role != "actor_infer" or level is Level.WEIGHTS or self.devices.engine_has_weights
 
 
 class Work:
-    """Stands for the parts of the loop. Each looks whether it finds what it needs, and notes how many moves there were before it."""
+    """Stands in for the parts of the loop. Each part checks that its roles are onloaded, and records the number of moves so far."""
 
     def __init__(self, devices: Devices, phases: DevicePhases, evaluates: bool = False, saves: bool = False) -> None:
         self.devices, self.phases, self.evaluates, self.saves = devices, phases, evaluates, saves
@@ -131,7 +131,7 @@ def shared(roles: Sequence[str]) -> dict[str, set[str]]:
 
 
 async def run(work: Work, reference: str, steps: int, resumed: bool = False, own_log_probs: bool = False) -> None:
-    """The loop, from the start or from the checkpoint of step 1, and the export."""
+    """Run the loop from the start, or from a checkpoint of step 1, and export the model."""
     if resumed:
         await work.kept.load(Path())
     asked = {"": None, "role": ReferenceAtOnce(work.ref_log_probs).of, "trainer": ReferenceAtOnce(work.log_probs).of}[reference]
@@ -159,7 +159,7 @@ async def run(work: Work, reference: str, steps: int, resumed: bool = False, own
 
 
 async def started(evaluates: bool = False, saves: bool = False) -> Work:
-    """Every role has entered, and was offloaded for the next one to start."""
+    """Start all roles one after the other. Each is offloaded before the next one starts."""
     devices, sharing = Devices(), DeviceSharing(shared(ROLES))
     for role in ROLES:
         await sharing.enter(role, devices.colocated(role))
@@ -189,19 +189,19 @@ def test_a_step_moves_no_more_than_it_must() -> None:
         return [(name, moves - before) for name, moves in work.moves]
 
     assert asyncio.run(whole()) == [
-        ("sync", 2),  # trainer and weights in
+        ("sync", 2),  # onload the trainer and the engine's weights
         ("sync", 2),
-        ("take", 4),  # trainer out, KV cache in
-        ("train", 6),  # engine out, trainer in
-        ("sync", 7),  # weights in
+        ("take", 4),  # offload the trainer, onload the KV cache
+        ("train", 6),  # offload the engine, onload the trainer
+        ("sync", 7),  # onload the engine's weights
         ("sync", 7),
-        ("checkpoint", 7),  # the trainer is still there
+        ("checkpoint", 7),  # the trainer is still onloaded
         ("checkpoint", 7),
     ]
 
 
 class PausedWork(Work):
-    """Roles stay on the devices; generation ahead of training stops for those that work on the engine's."""
+    """Roles stay on the devices. Generation ahead of training is paused for the roles that use the engine's devices."""
 
     def __init__(self, pausing_for: Collection[str]) -> None:
         devices = Devices()
@@ -214,9 +214,9 @@ class PausedWork(Work):
 
     def _finds(self, role: str, work: str, level: Level = Level.WHOLE) -> None:
         if work in ("take", "evaluate"):
-            assert not self.paused, f"nobody would answer {work}"
+            assert not self.paused, f"generation is paused during {work}"
         elif work not in ("sync", "checkpoint"):
-            assert self.paused >= (role in self.pausing_for), f"{work} would compute beside the engine"
+            assert self.paused >= (role in self.pausing_for), f"{work} would run while the engine generates on the same devices"
         self.seen.append((work, self.paused))
 
     async def sync(self, version: int) -> None:

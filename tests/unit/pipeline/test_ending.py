@@ -1,4 +1,4 @@
-"""What a run says of its end, and where."""
+"""The outcome of a run on the console, in the log, in end.json and in the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def checkpointer(last: tuple[int, Path] | None, is_at_end: bool = False, exporte
 
 
 def run(folder: Path, error: BaseException | None, stands: Checkpointer | None) -> str:
-    """A run that ends so; what stands in its log."""
+    """End a run with `error`, or normally without one, and return its log."""
 
     def hide(text: str) -> str:
         return text.replace("hunter2", "***")

@@ -1,4 +1,4 @@
-"""The sync of a run whose engines die, with engines on the trainer's devices and on their own. In virtual time."""
+"""Weight sync while engines die, with engines on the trainer's devices and on devices of their own. In virtual time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROMPT = np.array([7, 8], np.int32)
 
 
 class Trainer:
-    """Sends an adapter, from its devices alone."""
+    """Sends an adapter. It must be onloaded to do so."""
 
     def __init__(self, group: Engines) -> None:
         self.group, self.level = group, Level.WHOLE
@@ -43,7 +43,7 @@ class Trainer:
         pass
 
     async def send_adapter(self) -> Adapter:
-        assert self.level is Level.WHOLE, "the trainer is not on its devices"
+        assert self.level is Level.WHOLE, "the trainer sends while it is offloaded"
         self.sent += 1
         return Adapter("{}", Bucket("", (), ""))
 
@@ -56,18 +56,18 @@ class Trainer:
 
 
 class OnSharedDevices(Engines):
-    """No engine starts while the trainer is there."""
+    """Engines that share devices with the trainer: the trainer must be offloaded while an engine starts."""
 
     trainer: Trainer
 
     async def replace(self, engine: int, seconds: float) -> None:
-        assert self.trainer.level is Level.AWAY, "no room to start"
+        assert self.trainer.level is Level.AWAY, "an engine starts while the trainer is onloaded"
         await super().replace(engine, seconds)
-        assert self.trainer.level is Level.AWAY, "the trainer came amid the start"
+        assert self.trainer.level is Level.AWAY, "the trainer was onloaded during the start of an engine"
 
 
 class Run:
-    """What is wired around a sync."""
+    """An `EngineSync` with its engines, trainer and phases."""
 
     def __init__(self, group: Engines, shared: bool) -> None:
         self.group = group
@@ -92,7 +92,7 @@ class Run:
         await self.sync.push(version)
 
     async def answers(self, samples: int) -> list[tuple[int, ...]]:
-        """Of each sample: seed, engine, process."""
+        """Generate samples, and return (seed, engine, number of the engine's process) for each."""
         await self.phases.generation()
         found = await self.sync.generating(lambda: whole(self.engines.generate(PROMPT, Sampling(1, samples=samples), 10)))
         return [tuple(one.token_ids.tolist()) for one in found]
@@ -107,7 +107,7 @@ def run(scenario: Callable[[Run], Coroutine[Any, Any, None]], engines: int, shar
         await parts.begin()
         await scenario(parts)
         await parts.engines.close()
-        assert asyncio.all_tasks() == {asyncio.current_task()}, "something was left behind"
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "some tasks were not finished or cancelled"
 
     loop = VirtualTime()
     try:
@@ -141,7 +141,7 @@ def test_who_is_back_before_the_next_sync_is_part_of_it(shared: bool) -> None:
         await asyncio.sleep(5)
         parts.group.kill(0)
         assert {engine for _, engine, _ in await answering} == {1}
-        assert parts.engines.pool.stale == [0] and parts.trainer.sent == 1, "the other one serves"
+        assert parts.engines.pool.stale == [0] and parts.trainer.sent == 1, "the other engine serves, so no sync is needed yet"
         await parts.step(1)
         assert parts.engines.pool.serving == [0, 1] and parts.group.versions == [1, 1] and parts.trainer.sent == 2
 

@@ -1,4 +1,4 @@
-"""Steps and passes over the rows, against rows that are drawn one by one."""
+"""Steps and epochs, compared with counting single rows."""
 
 from __future__ import annotations
 

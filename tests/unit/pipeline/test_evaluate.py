@@ -1,4 +1,4 @@
-"""Metrics of held-out sets, against counts of every way to draw."""
+"""Metrics of held-out sets, compared with enumeration of all orders and subsets of the samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.rollout.build import make_episode, make_group, make_trajectory, 
 
 
 def group_of(*responses: tuple[str, float], outcome: RewardOutcome = RewardOutcome.SCORED) -> RolloutGroup:
-    """Responses by text and reward; as many tokens as characters."""
+    """Return a group of responses with these texts and rewards. Each response has one token per character."""
     episodes = []
     for text, reward in responses:
         episode = make_episode([5], reward, outcome=outcome)
@@ -28,7 +28,7 @@ def group_of(*responses: tuple[str, float], outcome: RewardOutcome = RewardOutco
 
 
 def elected(answers: Sequence[str], passes: Sequence[bool]) -> float:
-    """Counted by hand: who has the most votes, and how likely is one of them to be right."""
+    """Return the pass rate of the most frequent answer, averaged over ties. Empty answers do not vote."""
     votes = Counter(answer for answer in answers if answer)
     first = [answer for answer in votes if votes[answer] == max(votes.values())]
     shares = [fmean(right for answer, right in zip(answers, passes, strict=True) if answer == winner) for winner in first]
@@ -52,7 +52,7 @@ def test_the_majority_is_elected_as_by_hand() -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 6])
 def test_maj_at_k_is_without_bias(k: int) -> None:
-    """Over every order of the samples its mean is that over every choice of k of them."""
+    """The mean over all orders of the samples equals the mean over all subsets of k samples."""
     answers, right = ("a", "a", "b", "c", "", "b"), "a"
     every = [majority_at_k(order, [answer == right for answer in order], k) for order in permutations(answers)]
     chosen = [elected(some, [answer == right for answer in some]) for some in combinations(answers, k)]
@@ -67,7 +67,7 @@ def test_the_metrics_of_a_set() -> None:
     metrics = {name.removeprefix("val/set/"): value for name, value in validation_metrics("set", groups, 4).items()}
     for k in (1, 2, 4):
         assert metrics[f"pass@{k}"] == pytest.approx((pass_at_k(4, 3, k) + pass_at_k(4, 1, k)) / 2)
-    # Of the first prompt 4, 4 | 5, 4 : 1 and a tie; of all 4. Of the second 7, 8 | 7, 9: wrong and a tie; of all 7.
+    # First prompt: (4, 4) is right, (5, 4) is a tie, and 4 wins over all. Second: (7, 8) is wrong, (7, 9) a tie, and 7 wins over all.
     assert metrics["maj@2"] == pytest.approx(((1 + 0.5) / 2 + (0 + 0.5) / 2) / 2) and metrics["maj@4"] == 0.5
     assert metrics["avg@4"] == pytest.approx((3 - 3 + 0.5) / 8)
     lengths = [len(segment.text) for group in groups for episode in group.episodes for segment in episode.sampled]
@@ -87,7 +87,7 @@ def test_what_got_no_verdict_passes_in_no_way() -> None:
 
 
 class Echo(Generator):
-    """Answers with the number of the prompt, and counts how often it is asked."""
+    """Answers with the number of the prompt, and counts the requests by their number of samples."""
 
     def __init__(self) -> None:
         self.asked: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""What Ctrl-C, SIGTERM and SIGHUP do, from a run's start to its end. The signals are real."""
+"""The effect of SIGINT, SIGTERM and SIGHUP from the start of a run to its end, tested with real signals."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Work = Callable[[Interrupt], Awaitable[None]]
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """A handler that is wrong here fails the test rather than ending pytest."""
-    before = {number: signal.signal(number, lambda number, _: pytest.fail(f"signal {number} was not taken")) for number in SIGNALS}
+    """Fail the test, instead of ending pytest, if `Interrupt` does not handle a signal."""
+    before = {number: signal.signal(number, lambda number, _: pytest.fail(f"signal {number} was not handled")) for number in SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -38,7 +38,7 @@ def send(number: int) -> None:
 
 
 def run(work: Work, ended: list[str], at_end: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic) -> None:
-    """As a run does it: start, work, an end that takes its time, and the end of what the start made."""
+    """Do the work like a real run: start, work, close the roles, which takes some time, and end the cluster."""
 
     async def close() -> None:
         at_end()
@@ -71,7 +71,7 @@ def test_the_first_ends_the_run_after_its_step(number: int, capsys: pytest.Captu
     async def work(interrupt: Interrupt) -> None:
         await step(interrupt)
         asyncio.get_running_loop().call_soon(send, number)
-        await limits.comes_true(interrupt.happened, "the signal has come")
+        await limits.comes_true(interrupt.happened, "the signal has arrived")
         done.append("step")
         done.append("checkpoint")
 
@@ -87,7 +87,7 @@ def test_the_second_ends_it_at_once(number: int) -> None:
 
     async def work(interrupt: Interrupt) -> None:
         asyncio.get_running_loop().call_soon(send, number)
-        await limits.comes_true(interrupt.happened, "the first signal has come")
+        await limits.comes_true(interrupt.happened, "the first signal has arrived")
         now.append(now[-1] + SAME_SECONDS)
         asyncio.get_running_loop().call_soon(send, number)
         await asyncio.sleep(limits.CALL)
@@ -100,15 +100,15 @@ def test_the_second_ends_it_at_once(number: int) -> None:
 
 
 def test_signals_within_a_second_are_one() -> None:
-    """Ctrl-C in a terminal reaches the launcher too, which passes it on; a queue sends SIGTERM to every process of a job."""
+    """Ctrl-C in a terminal also reaches the launcher, which forwards it. A batch system sends SIGTERM to every process of a job."""
     done, ended, taken = [], [], []
 
     async def work(interrupt: Interrupt) -> None:
         asyncio.get_running_loop().call_soon(send, signal.SIGINT)
-        await limits.comes_true(interrupt.happened, "the first signal has come")
+        await limits.comes_true(interrupt.happened, "the first signal has arrived")
         send(signal.SIGTERM)
         send(signal.SIGINT)
-        await limits.comes_true(lambda: len(taken) == 3, "the others have come")
+        await limits.comes_true(lambda: len(taken) == 3, "the other signals have arrived")
         await asyncio.sleep(0)
         done.append("step")
 
@@ -132,7 +132,7 @@ def test_a_hangup_that_nohup_has_turned_off_stays_off() -> None:
 
 
 def test_a_terminal_that_has_gone_is_written_to_no_more(tmp_path: Path) -> None:
-    """As when the connection breaks: the run goes on to the end of its step, and what it prints then is no error."""
+    """If the connection breaks, the run continues to the end of its step, and printing to the closed terminal is not an error."""
     program = """
 import asyncio, os, sys
 from roll.pipeline.interrupt import Interrupt
@@ -162,7 +162,7 @@ except KeyboardInterrupt:
 
 
 def own_terminal() -> None:
-    """In the child: the terminal of its standard input is that of its session."""
+    """In the child process, make the terminal of standard input the controlling terminal."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
@@ -171,7 +171,7 @@ def test_one_is_enough_before_the_first_step(capsys: pytest.CaptureFixture[str])
 
     async def work(interrupt: Interrupt) -> None:
         asyncio.get_running_loop().call_soon(send, signal.SIGTERM)
-        await asyncio.sleep(limits.CALL)  # the roles start
+        await asyncio.sleep(limits.CALL)  # the roles are starting
 
     with pytest.raises(KeyboardInterrupt):
         run(work, ended)
@@ -206,7 +206,7 @@ def test_what_stands_before_the_work_ends_at_once_and_is_put_in_order() -> None:
     with pytest.raises(KeyboardInterrupt), Interrupt():
         try:
             send(signal.SIGTERM)
-            raise AssertionError("the run went on")
+            raise AssertionError("the run continued after the signal")
         finally:
             send(signal.SIGTERM)
             ended.append("folder")

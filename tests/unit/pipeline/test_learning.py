@@ -1,4 +1,4 @@
-"""Policy and critic learn from a step's batch: in which order, from which step on, and where they are kept."""
+"""Updates of policy and critic in a step: their order, the warm-up of the critic, checkpoints, and shared devices."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from roll.workers.device_sharing import DeviceSharing, Level
 
 SEQUENCES = concatenate([np.array([1, 2], np.int32)], [np.array([False, True])])
 APART = DevicePhases(DeviceSharing({}).bring)
-"""Of roles that share no devices."""
+"""Phases of roles that share no devices."""
 BATCH = TrainBatch(SEQUENCES, np.zeros(2, np.float32), None, np.zeros(2, np.int32))
 
 
 class Recorder:
-    """Two learners that keep what happens to them."""
+    """Stands in for the updates of policy and critic, and records when each begins and ends."""
 
     def __init__(self, sharing: int = 1) -> None:
-        """`sharing`: of the event loop, for which an update lasts."""
+        """Each update yields to the event loop `sharing` times before it ends."""
         self.events: list[Any] = []
         self.turns = sharing
 
@@ -94,7 +94,7 @@ def test_while_the_critic_warms_up_the_policy_and_its_version_stay(at_once: bool
         "critic begins",
         "policy begins",
     ]
-    # A run that is resumed in its warm-up, or after it, is where its position says.
+    # After a resume, the position alone determines whether the critic still warms up.
     assert asyncio.run(learn(BATCH, Position(1, 0)))[1] == Position(2, 0)
     assert asyncio.run(learn(BATCH, Position(2, 0)))[1] == Position(3, 2)
 
@@ -156,7 +156,7 @@ class FakeRole:
 
 
 def test_on_shared_devices_they_take_turns(tmp_path: Path) -> None:
-    """Values, the critic's update, the policy's, the sync, a checkpoint, the next generation: each moves no more than it must."""
+    """Values, critic update, policy update, sync, checkpoint and next generation each move as few roles as possible."""
 
     class Kept:
         async def save(self, folder: Path) -> None:
@@ -197,7 +197,7 @@ def test_on_shared_devices_they_take_turns(tmp_path: Path) -> None:
 
 
 def plan_of(train: list[int] | None, critic: list[int] | None, infer: list[int] | None) -> Plan:
-    """A plan with these device mappings."""
+    """Return a plan with these device mappings."""
     zero = {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 3}}}
 
     def role(devices: list[int] | None, strategy: dict[str, Any], **more: Any) -> dict[str, Any]:

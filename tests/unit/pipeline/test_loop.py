@@ -1,4 +1,4 @@
-"""The loops with parts that record what is asked of them, the evaluation by hand, and the checkpointer's arithmetic."""
+"""The RLVR and offline loops with parts that record their calls, and evaluation compared with values worked out by hand."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def group(number: int, version: int) -> RolloutGroup:
 
 
 class Parts:
-    """Stands in for everything the loop calls, and keeps the calls in order."""
+    """Stands in for all parts that the loop calls, and records the calls in order."""
 
     def __init__(self, interrupt_after: int = 10**9) -> None:
         self.calls: list[Any] = []
@@ -162,7 +162,7 @@ def test_the_batch_carries_advantages_and_behaviour() -> None:
     asyncio.run(rlvr.train(wired(parts, max_steps=1), Position(0, 0)))
     [batch] = parts.batches
     assert batch.sequences.token_ids.tolist() == [7, 8, 9, 2, 1, 7, 8, 9, 3, 1] * 2
-    # Rewards 0 and 1 in each group: mean 0.5, sample deviation sqrt(0.5).
+    # Rewards 0 and 1 in each group: mean 0.5, sample standard deviation sqrt(0.5).
     expected = 0.5 / (np.sqrt(0.5) + 1e-6)
     assert batch.advantages[[3, 4, 8, 9]].tolist() == pytest.approx([-expected, -expected, expected, expected])
     assert batch.behaviour_log_probs is not None and batch.behaviour_log_probs[:5].tolist() == [0, 0, 0, -0.5, -0.25]
@@ -185,7 +185,7 @@ def test_a_critics_values_become_advantages_and_its_returns() -> None:
     asyncio.run(rlvr.train(wired(parts, max_steps=1, credit=credit, values=parts.values, log_probs=parts.log_probs), Position(0, 0)))
     assert [call for call in parts.calls if isinstance(call, str)] == ["take", "reference", "log_probs", "values"]
     [batch] = parts.batches
-    # Values 1/4, 1/4. Of the first response, reward 0: errors 1/8 - 1/4 and -1/4; of the second, reward 1: -1/8 and 3/4.
+    # All values are 1/4. TD errors of the first response, with reward 0: -1/8 and -1/4. Of the second, with reward 1: -1/8 and 3/4.
     assert batch.advantages[[3, 4, 8, 9]].tolist() == pytest.approx([-0.1875, -0.25, 0.0625, 0.75])
     assert batch.values is not None and batch.values[:5].tolist() == [0, 0, 0, 0.25, 0.25]
     assert batch.returns is not None and batch.returns[[3, 4, 8, 9]].tolist() == pytest.approx([0.0625, 0, 0.3125, 1])
@@ -203,7 +203,7 @@ def test_kl_in_the_reward_lowers_the_return_of_earlier_tokens_more() -> None:
     parts = Parts()
     credit = CreditAssignment(Credit("reinforce", Normalisation(), kl_coef=0.1, kl_estimator="k1"))
     asyncio.run(rlvr.train(wired(parts, max_steps=1, credit=credit), Position(0, 0)))
-    # k1 is behaviour minus reference: 0.25 and 0.5 on the two tokens; the reward of the first response is 0.
+    # k1 is the behaviour log-prob minus the reference log-prob: 0.25 and 0.5 on the two tokens. The reward of the first response is 0.
     assert parts.batches[0].advantages[3:5].tolist() == pytest.approx([-0.075, -0.05])
 
 
@@ -217,7 +217,7 @@ def test_a_resumed_run_syncs_first_and_does_not_validate_again() -> None:
     parts = Parts()
     asyncio.run(rlvr.train(wired(parts), Position(1, 3)))
     assert parts.calls[:2] == [("sync", 3), "take"]
-    assert parts.measured == [(3, 0), (6, 2)], "what loading took is counted out before the first step"
+    assert parts.measured == [(3, 0), (6, 2)], "the meter is reset after loading, before the first step"
 
 
 def offline_run(parts: Parts, held_out: dict[int, Metrics]) -> offline.Offline:
@@ -253,7 +253,7 @@ def test_the_offline_loop_logs_nothing_before_the_first_step_without_held_out_ro
     assert asyncio.run(offline.train(offline_run(parts, {}), Position(0, 0))) == Position(2, 2)
     assert [call[1] for call in parts.calls if call[0] == "log"] == [1, 2]
     assert [call for call in parts.calls if call[0] == "measure"][1:] == [("measure", 3, 1)] * 2
-    assert parts.calls[0] == ("measure", 0, 0), "what starting took is counted out before the first step"
+    assert parts.calls[0] == ("measure", 0, 0), "the meter is reset after the start, before the first step"
 
 
 @pytest.mark.parametrize(("samples", "passed"), [(4, 0), (4, 1), (4, 3), (5, 5), (6, 2)])
@@ -265,7 +265,7 @@ def test_pass_at_k_counts_subsets(samples: int, passed: int) -> None:
 
 
 class Answers(EachByItself):
-    """Answers a prompt with its own number, and rewards even ones; a crash never passes, whatever its value."""
+    """Answers a prompt with consecutive numbers, and rewards even ones. The rewards of prompt 2 crash, and so never pass."""
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
         assert seed is not None
@@ -279,7 +279,7 @@ class Answers(EachByItself):
 
 
 class Comparing(Answers):
-    """Would score every response 0 for the sake of its group."""
+    """Gives every response the reward 0 when it compares the responses of a group."""
 
     def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> list[RewardResult]:
         return [replace(result, value=0.0) for result in results]

@@ -1,4 +1,4 @@
-"""What is measured of a step, and of what its engines did."""
+"""Metrics of a step: times, throughput and the activity of the engines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_an_engine_does_not_count_is_left_out() -> None:
     silent = EngineActivity(3.0, 7, 5)
     assert engine_metrics([silent], 4.0) == {"engine/idle_fraction": 0.25, "engine/generated_tokens": 7, "engine/prefilled_tokens": 5}
     slept = replace(ENGINES[0], running=None, waiting=None)
-    assert engine_metrics([slept, ENGINES[1]], 10.0)["engine/running"] == 5, "an engine without a forward pass had no requests to count"
+    assert engine_metrics([slept, ENGINES[1]], 10.0)["engine/running"] == 5, "an engine without counts is left out of the mean"
 
 
 def test_an_engine_that_is_asked_after_the_step_ended_is_not_less_than_never_idle() -> None:
@@ -88,5 +88,5 @@ def test_the_meter_times_parts_and_counts_tokens() -> None:
     assert first["throughput/tokens_per_second_per_device"] == pytest.approx(first["throughput/tokens_per_second"] / 4)
     assert first["throughput/samples_per_second"] == pytest.approx(8 / first["time/step"])
     assert "time/nap" not in second
-    assert not [name for name in second if name.startswith("throughput/")], "a step of no tokens has none"
+    assert not [name for name in second if name.startswith("throughput/")], "a step without tokens has no throughput"
     assert first["memory/reference/resident_bytes"] == second["memory/reference/resident_bytes"] == 7

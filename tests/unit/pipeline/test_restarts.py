@@ -1,4 +1,4 @@
-"""After which failures the trainer's side starts anew, and from where the run goes on."""
+"""The failures after which the trainer's side is restarted, and the step from which the run then continues."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Roles:
 
 
 class Run:
-    """A loop of six steps with a checkpoint at every second, and failures when steps are taken for the n-th time."""
+    """A loop of six steps with a checkpoint after every second one. `failures` has errors by (step, number of the attempt)."""
 
     def __init__(self, failures: dict[tuple[int, int], RollError]) -> None:
         self.failures, self.taken, self.restarts = failures, dict.fromkeys(range(7), 0), 0
@@ -118,7 +118,7 @@ class Run:
         self.roles, self.restarts = roles, context.restarts
         trainer = Trainer()
         position = await context.checkpointer.restore(trainer, trainer)
-        assert trainer.step == position.step, "the trainer has the weights of the checkpoint"
+        assert trainer.step == position.step, "the trainer should have the weights of the checkpoint"
         for step in range(position.step + (position.step > 0), 7):
             self.taken[step] += 1
             if failure := self.failures.get((step, self.taken[step])):
@@ -131,7 +131,7 @@ class Run:
 
 
 def finished(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch, *keys: str) -> list[tuple[int, int]]:
-    """Step and restarts of each line of metrics."""
+    """Run to the end, and return the step and the number of restarts in each line of metrics."""
     loaded: list[Config] = []
     words = ["--config-name", "tiny/tiny_warm_up", f"output_dir={folder}", "max_steps=6", "save_steps=2", "track_with=none", *keys]
     compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))

@@ -1,4 +1,4 @@
-"""What a run that resumes must find as it was: here, the weights beneath an adapter."""
+"""Settings that must not change on resume: here, the dtype and the base weights of an adapter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def composed(*words: str) -> Config:
 
 
 def test_another_precision_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    """DeepSpeed's files of a checkpoint bear it in their names, and are not found with another."""
+    """DeepSpeed puts the dtype into the file names of a checkpoint, and would not find the files with another dtype."""
     store = CheckpointStore(tmp_path, 1)
     config = composed(f"output_dir={tmp_path}", "resume_from_checkpoint=auto")
     with store.writing(1) as folder:

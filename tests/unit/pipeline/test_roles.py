@@ -1,4 +1,4 @@
-"""What the roles are told of the models that they train, and which of them a restart ends."""
+"""The training FLOPs that roles report for their models, and the roles that a restart ends."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def test_fp32_has_no_place_against_a_peak_of_bf16(seven_billion: ModelShape) -> 
 
 
 class Group:
-    """Stands in for `WorkerGroup`: writes down its start and its end."""
+    """Stands in for `WorkerGroup`, and records starts and ends."""
 
     log: ClassVar[list[str]] = []
     die: ClassVar[set[str]] = set()
-    """As they start."""
+    """Roles whose process dies during the start."""
 
     def __init__(self, role: str, *_: object) -> None:
         self.role = role
@@ -117,7 +117,7 @@ def test_engines_and_rewards_outlive_the_trainer_side_unless_it_had_them_in_its_
             found = Roles(config, make_plan(config), ClusterSession(tmp_path, tmp_path, tmp_path), stack)
 
             async def begin() -> list[str]:
-                """What starts when a loop asks for its roles."""
+                """Request the roles as a loop does, start them, and return the roles that were started."""
                 Group.log.clear()
                 found.actor_train("actor_train", config.actor_train, 1, 1.0)
                 found.actor_infer(config)
@@ -144,7 +144,7 @@ def test_engines_and_rewards_outlive_the_trainer_side_unless_it_had_them_in_its_
                 raise WorkerDied("actor_train", 0, "the process died")
             assert await end() == ["actor_infer is killed", "actor_train is killed", "reference is killed"]
             assert await begin() == [*engines, *trainer]
-            assert await end() == ["actor_train is killed", "reference is killed"], "it was settled by its end"
+            assert await end() == ["actor_train is killed", "reference is killed"], "ending actor_infer also clears its unsettled state"
             with found.unsettled("actor_infer"):
                 pass
             await begin()

@@ -1,4 +1,4 @@
-"""A whole run around a loop that does nothing: what is left in its folder, whether it comes to its end or not."""
+"""A complete run with a loop that does nothing: the files in its folder after success and after a failure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.quiet import quiet_life
 
 
 class Nothing:
-    """A trainer and a source of rows without either."""
+    """Stands in for a trainer and for a source of rows."""
 
     async def save(self, folder: Path) -> None:
         (folder / "weights").write_text("w")
@@ -47,7 +47,7 @@ class Nothing:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException | None], str]:
-    """Runs two steps, of which the first is saved, and fails after them if told; the log of the driver."""
+    """Return a function that runs two steps, fails after the first one if given an error, and returns the log of the driver."""
     loaded: list[Config] = []
     words = ["--config-name", "tiny/tiny_warm_up", "max_steps=2", "save_steps=1", f"output_dir={tmp_path}/run", "dry_run=true"]
     words += ["track_with=none", "++system_envs={MY_TOKEN: of-mine-alone}"]
@@ -101,7 +101,7 @@ def test_the_jobs_of_a_multirun_are_compared_at_its_end(
     assert (tmp_path / "compare.html").is_file()
     monkeypatch.setattr(program, "_run", lambda config, plan: None)
     (tmp_path / "seed_1" / "metrics.jsonl").unlink()
-    assert program.main(words) == 0, "the runs have ended well"
+    assert program.main(words) == 0, "the runs succeeded, although the comparison failed"
     assert "the runs could not be compared: 1 fault in the data" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""Teachers by domain: each is asked about the sequences of its domains alone, and the divergence is that from each one's own teacher."""
+"""Teachers by domain: each gets only the sequences of its domains, and each token is compared with the teacher of its domain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DRAWN = [("chat", [[5, 6], [7]]), ("math", [[8, 9, 3]]), ("code", [[4], [6, 6]])
 
 
 def table(seed: int, rows: int) -> Tensor:
-    """Logits [WORDS, rows] of the next token after each token: a model that sees one token."""
+    """Return random logits [WORDS, rows] of the token after each token: a model with a context of one token."""
     return 2 * torch.randn(WORDS, rows, generator=torch.Generator().manual_seed(seed))
 
 
@@ -35,12 +35,12 @@ TABLES = {role: table(seed, TOP.rows) for seed, role in enumerate(DOMAINS)}
 
 
 def before(sequences: Sequences) -> np.ndarray:
-    """[S], the token before each response token."""
+    """Return the token before each response token, [S]."""
     return sequences.token_ids[np.flatnonzero(sequences.response_mask) - 1]
 
 
 class Asked:
-    """Teachers that keep what they were asked for."""
+    """Teachers that record their calls: (role, number of sequences), with 0 for onloading."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
@@ -68,7 +68,7 @@ def groups_of(drawn: list[tuple[str, list[list[int]]]]) -> list[RolloutGroup]:
 
 @pytest.mark.parametrize("measure", [Divergence("forward_kl", temperature=1.5), Divergence("reverse_kl", temperature=1.5)], ids=str)
 def test_each_token_is_compared_with_the_teacher_of_its_domain(measure: Divergence) -> None:
-    """Value and gradient against float64, a group at a time."""
+    """Compare value and gradient with a computation in float64, one group at a time."""
     groups = groups_of(DRAWN)
     asked, step, sent = ask(groups)
     assert asked.calls == [("teachers.exact", 0), ("teachers.exact", 5), ("teachers.kind", 0), ("teachers.kind", 3)]

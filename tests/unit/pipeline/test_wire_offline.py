@@ -1,4 +1,4 @@
-"""From an experiment's file to what its roles are asked, in order, for every offline pipeline; the roles themselves are stand-ins."""
+"""Every offline pipeline from the experiment file to the calls of its roles, in order. The roles are stand-ins."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CASES = {
 
 
 class Group:
-    """Two ranks that hold nothing."""
+    """A worker group of two ranks that report no memory."""
 
     def __len__(self) -> int:
         return 2
@@ -51,7 +51,7 @@ class Group:
 
 
 class FakeRole(ColocatedRole):
-    """A role on the devices that some roles share."""
+    """A role on shared devices. `there` has the roles that are onloaded."""
 
     def __init__(self, role: str, there: set[str]) -> None:
         self.role, self.there = role, there
@@ -62,12 +62,12 @@ class FakeRole(ColocatedRole):
         return 7
 
     async def onload(self, level: Level) -> None:
-        assert level is Level.WHOLE and not self.there, f"no room beside {self.there}"
+        assert level is Level.WHOLE and not self.there, f"the devices already hold {self.there}"
         self.there.add(self.role)
 
 
 class Stand:
-    """Stands for `Roles` and for every role; remembers what it was asked, and who was on the devices then."""
+    """Stands in for `Roles` and for every role. Records the calls, and the roles on the devices during each."""
 
     def __init__(self, plan: Plan) -> None:
         self.device_sharing = DeviceSharing(plan.turns)
@@ -104,7 +104,7 @@ class Stand:
         return self.device_sharing
 
     def asked(self, role: str) -> None:
-        """Note who is there while a role works, where roles share devices."""
+        """Record the roles that are onloaded while a role works."""
         self.sharing.append((role, set(self.there)))
 
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
@@ -126,7 +126,7 @@ class Stand:
         return -sequences.token_ids.astype(np.float32)
 
     async def log_probs(self, sequences: Sequences) -> Floats:
-        raise AssertionError("only KTO asks the policy")
+        raise AssertionError("only KTO needs log-probs of the policy")
 
     async def states(self, sequences: Sequences) -> Floats:
         self.calls.append(("teacher", len(sequences)))
@@ -158,7 +158,7 @@ class Stand:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Model, teacher and problems."""
+    """Return a folder with the tiny model, a teacher and problems."""
     root = tmp_path_factory.mktemp("tiny")
     for seed, name in enumerate(("model", "teacher")):
         write_model(root / "output" / "tiny" / name, seed)
@@ -175,12 +175,12 @@ def configuration(name: str, run_folder: Path, *more: str) -> Config:
 
 
 class Started(Exception):
-    """Ray would start now."""
+    """Raised at the point at which Ray would start."""
 
 
 @pytest.fixture
 def start(run: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """The command line's way to a run in the folder of `run`, as far as where Ray starts."""
+    """Return a function that starts a run in the folder of `run` as the command line does, until Ray would start."""
 
     def started(*_: Any) -> None:
         raise Started
@@ -230,7 +230,7 @@ def test_a_run_trains_and_looks_at_what_it_held_out(run: Callable[..., Stand], n
     rows = 64 if width == 2 else 128
     assert [call for call in stand.calls if call[0] == "train"] == [("train", version, rows * width) for version in range(3)]
     held_out = sum(call[1] for call in stand.calls if call[0] == "evaluate")
-    assert held_out == 3 * 400 * width, "a tenth of 4000 rows, three times"
+    assert held_out == 3 * 400 * width, "a tenth of the 4000 rows, evaluated three times"
     metrics = stand.lines[-1][1]
     expected = {
         "sft": {"loss": 2.0, "perplexity": np.exp(2.0)},
@@ -253,7 +253,7 @@ def test_a_precomputed_reference_is_asked_before_the_first_step_alone(run: Calla
     assert sum(stand.calls[index][1] for index in asked) == 2 * (2 * 64 + 400)
     for batch in stand.batches:
         assert batch.ref_log_probs is not None
-        assert np.array_equal(batch.ref_log_probs, -batch.sequences.token_ids.astype(np.float32)), "of these rows, in this order"
+        assert np.array_equal(batch.ref_log_probs, -batch.sequences.token_ids.astype(np.float32)), "each row should have its own log-probs"
 
 
 def test_a_live_reference_is_asked_in_every_step(run: Callable[..., Stand]) -> None:
@@ -290,7 +290,7 @@ def test_a_precomputed_reference_leaves_the_gpu_to_the_policy_for_good(run: Call
     roles = [role for role, _ in stand.sharing]
     assert roles == sorted(roles, reverse=True) and set(roles) == {"reference", "actor_train"}
     assert all(there == {role} for role, there in stand.sharing)
-    assert "memory/reference/resident_bytes" not in stand.lines[-1][1], "it is no more"
+    assert "memory/reference/resident_bytes" not in stand.lines[-1][1], "the reference has ended"
 
 
 def test_roles_stay_where_they_are_told_to(run: Callable[..., Stand]) -> None:
@@ -334,7 +334,7 @@ def test_a_run_that_its_epochs_ended_is_not_begun_again(
     start("sft", *keys[:-1], f"{keys[-1]}1")
     assert "has already completed its 29 steps" in capsys.readouterr().out
     assert files() == before
-    with pytest.raises(Started):  # more epochs make a longer run of it
+    with pytest.raises(Started):  # with more epochs, the run is not finished
         start("sft", *keys[:-1], f"{keys[-1]}2")
 
 

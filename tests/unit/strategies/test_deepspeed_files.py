@@ -1,4 +1,4 @@
-"""What is said of a checkpoint that this trainer cannot load, and of one that cannot be converted."""
+"""Error messages for checkpoints that this trainer cannot load, or that cannot be converted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll.strategies.deepspeed_files import SWAPPED, TAG, UNIVERSAL, load_states
 
 
 def engine(swaps: bool) -> SimpleNamespace:
-    """What is asked of a DeepSpeed engine of one rank before anything is loaded."""
+    """Stand in for a DeepSpeed engine of one rank: the methods that are called before loading."""
     return SimpleNamespace(zero_nvme_offload_optimizer=lambda: swaps, zero_optimization_stage=lambda: 3, autotp_size=lambda: 1)
 
 

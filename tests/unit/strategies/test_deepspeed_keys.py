@@ -1,4 +1,4 @@
-"""The keys that are checked are DeepSpeed's own, and `auto` leaves a choice to it."""
+"""The schema covers exactly the keys of DeepSpeed, and `auto` leaves the choice to DeepSpeed."""
 
 from __future__ import annotations
 

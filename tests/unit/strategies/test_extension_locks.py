@@ -1,4 +1,4 @@
-"""Locks of torch's extension cache: whose they are, which are removed, and who is named."""
+"""Locks in torch's extension cache: finding and naming their holder, and removing those that have none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests import limits
 ME = "actor_train rank 0"
 HOLDS = """
 import os, sys, time
-os.open(sys.argv[1], os.O_CREAT | os.O_EXCL)  # as torch's FileBaton
+os.open(sys.argv[1], os.O_CREAT | os.O_EXCL)  # as torch's FileBaton does
 print("held", flush=True)
 time.sleep(60)
 """
@@ -33,7 +33,7 @@ time.sleep(60)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of an op in a cache of its own."""
+    """Return the folder of an op in an extension cache that only this test uses."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     folder = tmp_path / "py311_cpu" / "cpu_adam"
     folder.mkdir(parents=True)
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def held(lock: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds the lock until the end of the block, and is then killed."""
+    """Start a process that holds the lock, and kill it at the end of the context."""
     with subprocess.Popen([sys.executable, "-c", HOLDS, str(lock)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
         try:
@@ -57,7 +57,7 @@ def on_network_mount(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def age(folder: Path, seconds: float) -> None:
-    """Make all of a folder older."""
+    """Make the folder and its files older."""
     for path in (*folder.iterdir(), folder):
         earlier = path.stat().st_mtime - seconds
         os.utime(path, (earlier, earlier))
@@ -112,7 +112,7 @@ def test_a_build_tool_that_outlived_its_process_is_waited_for(folder: Path, tmp_
     lock.touch()
     with subprocess.Popen([ninja, "60"], cwd=folder) as process:
         try:
-            limits.until(lambda: psutil.Process(process.pid).cmdline() == [str(ninja), "60"], "it has its name")
+            limits.until(lambda: psutil.Process(process.pid).cmdline() == [str(ninja), "60"], "the process runs the copy of sleep")
             with pytest.raises(TimeoutError, match=rf"process {process.pid} \({ninja} 60\) holds {lock}"), turn_to_compile(folder, 0.0, ME):
                 pass
         finally:
@@ -131,7 +131,7 @@ def test_where_a_process_may_be_elsewhere_age_decides(folder: Path, monkeypatch:
         pass
     age(folder, LONGEST_COMPILATION + 60)
     (folder / "cpu_adam.o").touch()
-    assert examine(lock) != module.ExtensionLock(lock, None), "something changes: it is compiled"
+    assert examine(lock) != module.ExtensionLock(lock, None), "a file in the folder is new, so a compilation may be in progress"
     age(folder, LONGEST_COMPILATION + 60)
     with turn_to_compile(folder, 0.0, ME):
         assert not lock.exists()
@@ -154,7 +154,7 @@ def test_on_a_network_mount_a_dead_process_of_this_host_is_known_by_its_record(f
         record = (folder / OWNER).read_text()
         assert f"process {os.getpid()} (" in record
     assert not (folder / OWNER).exists()
-    (folder / OWNER).write_text(record)  # as a process that is killed leaves it
+    (folder / OWNER).write_text(record)  # a killed process leaves this file
     assert examine(folder / LOCK) == module.ExtensionLock(folder / LOCK, None)
     (folder / OWNER).write_text("node7, pid:[4026531836]\nprocess 12 (ray::Process.build)\n")
     found = examine(folder / LOCK)
@@ -162,7 +162,7 @@ def test_on_a_network_mount_a_dead_process_of_this_host_is_known_by_its_record(f
 
 
 def _compile(folder: Path, number: int) -> None:
-    """Stands for a compilation: it fails if another one is under way."""
+    """Stand in for a compilation. Fail if another one is in progress."""
     with turn_to_compile(folder, limits.CALL, ME):
         (folder / "building").touch(exist_ok=False)
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""What the watch says of one process's updates; with DeepSpeed it is tested in tests/engines/test_finite.py."""
+"""Detection of non-finite losses and gradients in one process. tests/engines/test_finite.py tests it with DeepSpeed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ RANK = Rank("actor_train", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
 
 
 def micro_batch(*samples: int) -> MicroBatch:
-    """Of which only the samples' names matter."""
+    """Return a micro-batch of these samples. Its contents do not matter."""
     sequences = packing.concatenate([np.zeros(2, np.int32)] * max(1, len(samples)), [np.ones(2, bool)] * max(1, len(samples)))
     numbers = np.zeros(len(sequences.token_ids), np.float32)
     return MicroBatch(TrainBatch(sequences, numbers, None, np.zeros(len(numbers), np.int32)), numbers, samples)
 
 
 class Model(nn.Module):
-    """Two weights, of which one trains on the square root of the input."""
+    """Two trained weights, one of which is multiplied with the input under a square root, and a frozen weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_the_first_micro_batch_is_the_culprit_and_the_first_gradient_of_its_back
     model = Model()
     watch = FiniteWatch(model, RANK, 1)
     run(watch, model, [4.0, 9.0], samples=(3,))
-    run(watch, model, [0.0, 9.0], samples=(5, 8))  # the root's gradient is 0 times infinity
+    run(watch, model, [0.0, 9.0], samples=(5, 8))  # the gradient of root is 0 times infinity
     run(watch, model, [4.0, 9.0], shift=torch.nan, samples=(6,))
     with pytest.raises(
         NonFiniteError, match=r"1 updates in a row .* gradient of root is not finite in micro-batch 1 of rank 0 \(samples 5, 8"

@@ -1,4 +1,4 @@
-"""When `HfGenerate` gives up its device and its broadcasts; what it generates is tested in tests/engines/test_generate.py."""
+"""Offloading, activity and weight routes of `HfGenerate`. tests/engines/test_generate.py tests its generation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_it_leaves_once_the_prompt_is_answered(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_it_counts_what_it_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two samples of a prompt of three tokens, of one token and of four."""
+    """Each call has a prompt of three tokens and two samples, of one and of four tokens."""
 
     def answer(*_: Any) -> list[Completion]:
         ids = [np.zeros(length, np.int32) for length in (1, 4)]

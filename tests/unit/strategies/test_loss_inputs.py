@@ -1,3 +1,5 @@
+"""Inputs of the loss: the tokens of responses that span an update of the policy."""
+
 from __future__ import annotations
 
 import numpy as np

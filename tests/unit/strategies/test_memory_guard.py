@@ -1,3 +1,5 @@
+"""Splitting of micro-batches that do not fit into GPU memory, the choice of recomputed layers, and out-of-memory messages."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -24,7 +26,7 @@ REPORT = (
 
 @dataclass
 class Memory:
-    """A device of the test's making."""
+    """Stands in for the memory of a device, in bytes."""
 
     free: int
     uses: list[int] = field(default_factory=list)
@@ -40,7 +42,7 @@ class Memory:
 
 
 def micro_batch(*lengths: int) -> MicroBatch:
-    """Sequences whose tokens and weights count up."""
+    """Return a micro-batch of sequences with these lengths. The token ids of each sequence are its length, and the weights count up."""
     total = sum(lengths)
     numbers = np.arange(total, dtype=np.float32)
     sequences = packing.concatenate([np.full(n, n, np.int32) for n in lengths], [np.arange(n) > 0 for n in lengths])
@@ -86,7 +88,7 @@ def test_a_long_sequence_that_does_not_fit_is_tried() -> None:
 
 
 def test_ranks_halve_together_and_run_as_many_micro_batches() -> None:
-    """Another rank is short and then has five micro-batches; this one has room and fewer sequences."""
+    """Another rank has too little memory, and five micro-batches after the split. This rank has enough memory and fewer sequences."""
     answers = iter([1, 5, 0])
     asked: list[int] = []
 
@@ -117,7 +119,7 @@ def test_the_need_is_learned_from_the_largest_micro_batch_of_an_update() -> None
 
 
 def test_nothing_is_learned_from_the_filler() -> None:
-    """Whatever a pass takes would be laid to its two tokens, and nothing would fit any more."""
+    """Otherwise all memory of a pass would be attributed to the filler's two tokens, and no micro-batch would fit any more."""
     guard = MemoryGuard(32, Need(0, 1.0), Memory(4000, uses=[1032]))
     full = micro_batch(8, 8, 8, 8)
     with guard.measured(chosen(full, ())):
@@ -127,7 +129,7 @@ def test_nothing_is_learned_from_the_filler() -> None:
     assert guard.admit([full]) == [full] and guard.token_budget == 32
     with guard.measured(full):
         pass
-    assert guard.need.of(32) == 1032, "an update of fillers does not end what is to be learned"
+    assert guard.need.of(32) == 1032, "an update that had only fillers should not end the measurement"
     guard.update_ended()
     with guard.measured(full):
         pass
@@ -142,7 +144,7 @@ def test_layers_that_must_be_recomputed_by_hand() -> None:
 
 def test_auto_chooses_by_estimate_and_then_by_what_was_seen() -> None:
     applied: list[int] = []
-    # 100 tokens; all of 10 layers recomputed need 1000; a layer is thought to keep 5 a token more, and keeps 4.
+    # 100 tokens need 1000 bytes if all 10 layers are recomputed. A layer that is not adds an estimated 5 bytes per token, and really 4.
     guard = MemoryGuard(100, Need(0, 99.0), Memory(4050))
     auto = AutoCheckpointing(guard, layers=10, layer_bytes=5.0, total=1000, apply=applied.append)
     seen = {10: 10.0, 4: 10.0 + 6 * 4.0, 3: 10.0 + 7 * 4.0}
@@ -150,7 +152,7 @@ def test_auto_chooses_by_estimate_and_then_by_what_was_seen() -> None:
         auto.before_update()
         guard.need = Need(0, seen[auto.checkpointed])
         guard.update_ended()
-    # 4050 - 5% of 1000 - 1000 is 3000: six layers of 500, then seven of 400.
+    # 4050 - 5% of 1000 - 1000 = 3000 bytes are spare: enough for six layers of 500 bytes, and then for seven of 400.
     assert applied == [4, 3]
 
 

@@ -1,3 +1,5 @@
+"""Metrics summed over micro-batches and ranks."""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,4 @@
-"""Storages that are emptied and filled again: whoever looks into them sees the same values."""
+"""Offloading and onloading of storages: all views of a storage have the same values again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roll.strategies.offload import Offload, storages, tensors_in
 
 @dataclass
 class Bucket:
-    """Stands for what ZeRO keeps buffers in."""
+    """Stands in for ZeRO's objects that hold buffers."""
 
     buffer: Tensor
     elements: int = 0
@@ -26,7 +26,7 @@ def size(tensor: Tensor) -> int:
 
 
 def test_views_see_the_values_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload, "PIECE", 12)  # several pieces, the last one short
+    monkeypatch.setattr(offload, "PIECE", 12)  # several pieces, the last one shorter
     flat = torch.arange(10.0)
     view, parameter = flat[2:5], nn.Parameter(flat[5:])
     parameter.grad = torch.full((5,), 3.0)
@@ -61,7 +61,7 @@ def test_constant_values_are_copied_once() -> None:
         assert size(values) == 0
         store.onload()
         assert values.tolist() == [expected] * 4
-        values += 1  # against the promise: the copy of the first time is what comes back
+        values += 1  # the first copy is restored, because the values were declared constant
 
 
 def test_leaving_and_coming_twice_is_once() -> None:

@@ -1,4 +1,4 @@
-"""Groups of what trains, optimizers in one process against formulas in float64, and transformers' schedules."""
+"""Parameter groups, optimizers in one process compared with formulas in float64, and learning rate schedules of transformers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def arguments(**keys: Any) -> TrainingConfig:
 
 
 class Model(nn.Module):
-    """A matrix, a vector, an adapter and an embedding."""
+    """A matrix, a vector, an adapter, an embedding and a frozen matrix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def test_vectors_are_not_decayed_and_adapters_may_have_a_rate_of_their_own() -> 
 
 
 def expected(name: str, parameter: nn.Parameter, kind: str, steps: int) -> Tensor:
-    """A weight after some steps with the same gradient, rate 0.1, decay 0.2 of matrices, betas 0.8 and 0.9."""
+    """Return a weight after steps with a constant gradient: learning rate 0.1, weight decay 0.2 for matrices, betas 0.8 and 0.9."""
     p, g, decay = parameter.detach().double(), parameter.grad, 0.2 if parameter.ndim > 1 else 0.0
     assert g is not None
     g, first, second = g.double(), torch.zeros_like(p), torch.zeros_like(p)
@@ -93,7 +93,7 @@ def test_three_steps_are_the_formulas(kind: str) -> None:
 
 
 def orthogonal(gradient: Tensor) -> Tensor:
-    """Five steps of Muon's Newton-Schulz iteration (https://kellerjordan.github.io/posts/muon/)."""
+    """Apply five steps of Muon's Newton-Schulz iteration (https://kellerjordan.github.io/posts/muon/)."""
     x = gradient / gradient.norm()
     for _ in range(5):
         gram = x @ x.T
@@ -128,12 +128,12 @@ def test_muon_is_the_formula_for_matrices_of_layers_and_adamw_for_the_rest() -> 
         for one in (model, rest):
             for name, weight in one.named_parameters():
                 weight.grad = gradients[name][number].clone()
-        if number:  # states come back as they went
+        if number:  # saving and loading the state changes nothing
             optimizer.load_state_dict(optimizer.state_dict())
         optimizer.step()
         adamw.step()
     for name, weight in model.named_parameters():
-        if name in after:  # torch iterates in bf16
+        if name in after:  # torch runs the iteration in bf16
             moved = torch.linalg.vector_norm(after[name] - before[name].double())
             assert torch.linalg.vector_norm(weight.detach() - after[name]) < 0.06 * moved
         else:

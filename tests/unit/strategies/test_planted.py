@@ -1,4 +1,4 @@
-"""A checkpoint with something in it that would run when it is unpickled."""
+"""Checkpoints with a malicious object that would execute code when it is unpickled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODEL, STATES = "zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_
 
 
 class Planted:
-    """Makes a folder where it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -33,7 +33,7 @@ class Planted:
 
 
 class Engine(SimpleNamespace):
-    """Loads as DeepSpeed's engine does: whatever a file holds."""
+    """Stands in for DeepSpeed's engine, and unpickles any object in a checkpoint, as DeepSpeed does."""
 
     def __init__(self) -> None:
         answers = {"zero_nvme_offload_optimizer": False, "zero_optimization_stage": 3, "autotp_size": 1}
@@ -47,7 +47,7 @@ class Engine(SimpleNamespace):
 
 
 def checkpoint(folder: Path, planted: Mapping[str, Path], tag: str = TAG) -> Path:
-    """As DeepSpeed writes one under ZeRO-3; `planted` has, by kind of file, the folder that something in it would make."""
+    """Write a checkpoint like DeepSpeed with ZeRO-3. For each kind of file in `planted`, add an object that would create the folder."""
     (folder / tag).mkdir()
     scaler = DynamicLossScaler(2.0**16, 2.0, 1000, 1.0, 1, False)
     states = {"optimizer_state_dict": {"zero_stage": ZeroStageEnum(3), "loss_scaler": scaler}}
@@ -125,7 +125,7 @@ def test_the_process_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 class Attribute:
-    """Pickled as Python 3.11.2 pickles a member of an enumeration, whatever Python runs this."""
+    """Is pickled like a member of an enumeration in Python 3.11.2, with any version of Python."""
 
     def __init__(self, kind: type, name: str) -> None:
         self.kind, self.name = kind, name

@@ -1,4 +1,4 @@
-"""The seconds in which an engine is busy, against looking at every tenth of a second of a virtual clock."""
+"""The busy seconds of an engine, compared with sampling a virtual clock every tenth of a second."""
 
 from __future__ import annotations
 

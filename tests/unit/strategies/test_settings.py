@@ -1,4 +1,4 @@
-"""Settings are made where no backend is, and travel by pickle."""
+"""Settings can be made without importing a backend, and can be pickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is swapped to one NVMe folder by roles and runs side by side, and what is left of those that were killed."""
+"""Swap files of several roles and runs in one NVMe folder, and cleanup after processes that were killed."""
 
 from __future__ import annotations
 
