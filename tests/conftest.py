@@ -1,4 +1,4 @@
-"""What all tests share: a tiny model, which tests a machine can run, how Hypothesis draws its examples, and Ray's deadlines."""
+"""Set up all tests: the tiny models, the markers of tests that need an engine or a GPU, Hypothesis profiles and Ray's deadlines."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hypothesis import settings
 
 from tests import limits
 
-# By default the same examples in every run, so that a test that passed passes again; `--hypothesis-profile=random` draws others.
+# By default every run draws the same examples, so that results are reproducible; `--hypothesis-profile=random` draws others.
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.register_profile("random", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile("fixed")
-# Here, as Ray reads some of them when it is imported.
+# Set at import time of this file, because Ray reads some of them when it is imported.
 os.environ |= limits.RAY
 
 ENGINES = Path(__file__).parent / "engines"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what stands in `tests/engines`, and skip tests marked `gpu` where there is no CUDA device."""
+    """Mark the tests in `tests/engines` with `engines`, and skip tests marked `gpu` if there is no CUDA device."""
     for item in items:
         if item.path.is_relative_to(ENGINES):
             item.add_marker(pytest.mark.engines)
@@ -32,12 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     if not torch.cuda.is_available():
         for item in needs_gpu:
-            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and this machine has none that torch can use"))
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, but torch cannot use any on this machine"))
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a Qwen2 of random fp32 weights with a byte tokenizer; embedding and head are two tensors."""
+    """Return the folder of a Qwen2 with random fp32 weights, untied embeddings and a byte tokenizer."""
     from examples.tiny.make_model import write_model
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
@@ -47,7 +47,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same shape with one tensor for embedding and head."""
+    """Return the folder of a model of the same shape with tied embeddings."""
     import torch
     from transformers import Qwen2ForCausalLM
 

@@ -1,4 +1,4 @@
-"""How the cost of a computation grows with its input."""
+"""Measure how the cost of a computation grows with the size of its input."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 
 LARGER = 8
-"""The larger input to the smaller."""
+"""Ratio of the size of the larger input to that of the smaller input."""
 ABOUT_LINEAR = 24.0
-"""Below it, time grows with the size, which would give 8; its square would give 64."""
+"""Upper limit of `growth` for work that takes linear time. Linear time gives about 8, quadratic time about 64."""
 
 
 def growth(work: Callable[[str], object], text: Callable[[int], str], size: int) -> float:
-    """The time that `work` takes for `text(8 * size)`, to that for `text(size)`.
+    """Return the time of `work(text(8 * size))` divided by the time of `work(text(size))`.
 
-    Of this thread's time on the processor, the least of several runs: what else the machine does makes neither smaller.
+    Each time is the minimum CPU time of this thread over several runs, so that other load on the machine hardly matters.
     """
     small, large = (_seconds(work, text(number)) for number in (size, LARGER * size))
     return large / small

@@ -1,4 +1,4 @@
-"""Tiny models of Qwen3.5's shape: layers by the gated delta rule between those of attention, with the tiny world's tokenizer."""
+"""Tiny hybrid models with Qwen3.5's architecture (gated delta rule and attention layers) and the tokenizer of `examples/tiny`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHAPE: dict[str, Any] = {
     "head_dim": 32,
     "linear_num_key_heads": 1,
     "linear_num_value_heads": 2,
-    # vLLM's kernel for the CPU knows 128 and no small ones.
+    # vLLM's CPU kernel supports 128 and no smaller size.
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
     "max_position_embeddings": 1024,
@@ -46,7 +46,7 @@ SEEN: dict[str, Any] = {"image_token_id": 300, "video_token_id": 301, "vision_st
 
 
 def build_hybrid(kind: Kind = "dense") -> PreTrainedModel:
-    """Random weights, norms and decays among them, in fp32; the same each time."""
+    """Return a model with random fp32 weights, including norms and decays. The weights are the same in every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         if kind == "experts":
@@ -60,13 +60,13 @@ def build_hybrid(kind: Kind = "dense") -> PreTrainedModel:
             if "norm" in name or "dt_bias" in name:
                 parameter.data += 0.1 * torch.randn_like(parameter)
             if "A_log" in name:
-                parameter.data.uniform_(-4, 0)  # as drawn by transformers most states would be forgotten within a token
+                parameter.data.uniform_(-4, 0)  # transformers' initialisation would make most states decay within one token
     model.generation_config = GenerationConfig(eos_token_id=END_ID, pad_token_id=PAD_ID)
     return model
 
 
 def write_hybrid(folder: Path, kind: Kind = "dense") -> Path:
-    """The model's folder, with the tokenizer."""
+    """Write the model and its tokenizer to the folder, and return the folder."""
     build_hybrid(kind).save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
     return folder

@@ -1,8 +1,8 @@
-"""How long a test waits, in seconds, and how it waits for a condition. No other file of the tests names such a number.
+"""Time limits of all tests, in seconds, and helpers that wait for a condition. No other test file contains such a number.
 
-A limit ends a test that hangs and says nothing about how fast the code is: each is about twenty times what an idle machine of two cores
-needs, so that a slow or busy machine changes no verdict. What is tested gets the same limits for its own deadlines, except for those that
-the test wants to expire.
+A limit only ends a test that hangs; it is no statement about the speed of the code. Each is about twenty times the time that an idle
+machine with two cores needs, so that no test fails on a slow or busy machine. The code under test gets the same limits as its own
+deadlines, except for deadlines that are meant to expire.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import time
 from collections.abc import Callable
 
 END = 60.0
-"""What was ended is gone."""
+"""For a process that was ended to be gone."""
 CALL = 300.0
-"""A call of something that runs has its answer; a condition has come true."""
+"""For a call to a running worker or engine to return, or for a condition to come true."""
 PROCESS = 600.0
-"""A process has imported what it needs, done its work and ended."""
+"""For a process to import its modules, do its work and exit."""
 START = 1200.0
-"""An engine or a role has started, and has compiled what it needs. A collective operation waits as long: one rank may still be starting."""
+"""For an engine or a role to start, compilation included. Also the timeout of collectives, because one rank may still be starting."""
 RUN = 3600.0
-"""A whole run, or all the cases that ranks work through one after another."""
+"""For a whole run, or for all cases that a group of ranks processes one after another."""
 EXPIRY = 1.0
-"""A deadline that expires. Use it only where nothing that the test asserts has to be done within it."""
+"""A deadline that is meant to expire. Use it only if nothing that the test asserts must be done before it expires."""
 CPU_EXPIRY = 2
-"""Seconds of CPU time after which a program that never ends is ended."""
+"""CPU time after which a program that never ends is killed."""
 NONE = 0.0
-"""What would have to wait gives up at once."""
+"""A deadline that expires at once: whatever would have to wait gives up."""
 LOOK = 0.02
-"""Between two looks at a condition."""
+"""Interval between two checks of a condition."""
 RAY = {
     "RAY_gcs_server_request_timeout_seconds": str(int(CALL)),
     "RAY_worker_register_timeout_seconds": str(int(CALL)),
@@ -37,14 +37,14 @@ RAY = {
     "RAY_health_check_timeout_ms": str(int(1000 * CALL)),
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(int(CALL)),
 }
-"""Environment variables of Ray's own deadlines, in the units of each."""
+"""Environment variables for Ray's own deadlines, each in the unit that Ray expects."""
 
 
 def until(holds: Callable[[], bool], what: str, seconds: float = CALL, found: Callable[[], object] = str) -> None:
     """Wait until the condition holds.
 
     Raises:
-        TimeoutError: it did not within `seconds`. The message is `what` the condition says and what was `found` instead.
+        TimeoutError: the condition did not hold within `seconds`. The message contains `what` was expected and what was `found`.
     """
     end = time.monotonic() + seconds
     while not holds():
@@ -54,7 +54,7 @@ def until(holds: Callable[[], bool], what: str, seconds: float = CALL, found: Ca
 
 
 async def comes_true(holds: Callable[[], bool], what: str, seconds: float = CALL) -> None:
-    """`until` for a coroutine: the event loop goes on meanwhile."""
+    """Do the same as `until` without blocking the event loop."""
     async with asyncio.timeout(seconds):
         while not holds():
             await asyncio.sleep(LOOK)

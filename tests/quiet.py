@@ -1,4 +1,4 @@
-"""Signs of life that nobody sees."""
+"""A progress display that prints nothing."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from roll.tracking.life import Life
 
 
 def quiet_life() -> Life:
-    """To be given to what shows them, where a test looks at something else."""
+    """Return a `Life` that writes to a buffer, for tests that do not check its output."""
     return Life(Console(file=io.StringIO()))

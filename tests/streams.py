@@ -1,4 +1,4 @@
-"""Completions that come as they end, all of them in the order of their samples."""
+"""Collect a stream of completions, which arrive in the order in which they finish, in the order of their samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from roll.types import Completion, NumberedCompletions
 
 
 async def whole(stream: AsyncIterator[NumberedCompletions]) -> list[Completion]:
-    """Wait for all."""
+    """Wait for all completions of a prompt, and return them by sample number."""
     found: dict[int, Completion] = {}
     async for ended in stream:
         assert not found.keys() & dict(ended).keys(), "a sample ends once"

@@ -1,4 +1,4 @@
-"""The two tiers of a matrix: the cases of `make test`, and those that `make test-all` adds (the mark `full`)."""
+"""The two tiers of a parametrised test: the cases of `make test`, and those that `make test-all` adds (marked `full`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def tiered(cases: Sequence[T], quick: Sequence[T]) -> list[Any]:
-    """The cases as parameters of a test; those that are not `quick` are marked `full`. A case that is a tuple fills several parameters."""
+    """Return the cases as `pytest.param`s, marked `full` unless they are `quick`. A tuple supplies the values of several parameters."""
 
     def parameter(case: T) -> Any:
         values = case if isinstance(case, tuple) else (case,)
@@ -22,12 +22,12 @@ def tiered(cases: Sequence[T], quick: Sequence[T]) -> list[Any]:
 
 
 def each(names: str, cases: Sequence[T], quick: Sequence[T], ids: Callable[[Any], Any] | None = None) -> pytest.MarkDecorator:
-    """A parametrisation by `tiered` cases."""
+    """Return a `parametrize` decorator over `tiered` cases."""
     return pytest.mark.parametrize(names, tiered(cases, quick), ids=ids)
 
 
 def collected(request: pytest.FixtureRequest, cases: Sequence[T], quick: Sequence[T]) -> list[T]:
-    """What a fixture that runs many cases at once must run: all of them where a test of the module that is marked `full` was selected."""
+    """Return the cases that a fixture must run: all of them if a test of its module that is marked `full` was selected, else `quick`."""
     module = request.node.getparent(pytest.Module)
     full = any(item.get_closest_marker("full") and item.getparent(pytest.Module) is module for item in request.session.items)
     return list(cases if full else quick)

@@ -1,4 +1,4 @@
-"""The batch of the contract test of `TrainStrategy`, and each rank's share of the work on it."""
+"""The batch that the contract test of `TrainStrategy` trains on, and each rank's share of the work."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.engines.training import TEMPERATURE, VERSION, Work
 
 LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5]
 SPANNING_SEQUENCE = 2
-"""Its first half is of the version before."""
+"""Index of the sequence whose first half was sampled by the previous policy version."""
 FP32 = ModelConfig.model_validate({"dtype": "fp32"})
 
 
 def make_batch(model_folder: Path) -> TrainBatch:
-    """Eight sequences; behaviour and reference are the model itself, slightly off."""
+    """Return eight sequences. The behaviour and reference log-probs are the model's own plus a little noise."""
     generator = np.random.default_rng(0)
     sequences = packing.concatenate(
         [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS],
@@ -46,7 +46,7 @@ def make_batch(model_folder: Path) -> TrainBatch:
 
 
 def take(batch: TrainBatch, indices: list[int]) -> TrainBatch:
-    """The chosen sequences."""
+    """Return the batch of the chosen sequences."""
     chosen = packing.positions(batch.sequences.offsets, indices)
     assert batch.ref_log_probs is not None
     assert batch.behaviour_log_probs is not None
@@ -60,7 +60,7 @@ def take(batch: TrainBatch, indices: list[int]) -> TrainBatch:
 
 
 def shares(batch: TrainBatch, ranks: int, whole: bool) -> list[Work]:
-    """What each rank trains on."""
+    """Return the work of each rank."""
     shape = TrainShape(4, 1, 10**6 if whole else 14, "token-mean", TEMPERATURE)
     updates = [micro_batches_of(batch, range(start, start + 4), ranks, shape) for start in (0, 4)]
     single = micro_batches_of(batch, [2], ranks, shape)

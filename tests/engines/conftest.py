@@ -1,4 +1,4 @@
-"""The model of the engines' tests, and the promise that no engine outlives them."""
+"""Models for the engine tests, and the check that no engine process outlives a test module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests import limits
 
 
 def write_small(folder: Path, tied: bool) -> Path:
-    """The tiny model with half its layers and room for long sequences."""
+    """Write a smaller copy of the tiny model: 2 layers, but 1,024 positions. Return its folder."""
     import torch
     from transformers import GenerationConfig, Qwen2ForCausalLM
 
@@ -34,19 +34,19 @@ def write_small(folder: Path, tied: bool) -> Path:
 
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tensors for embedding and head."""
+    """Return the folder of the small model with untied embeddings."""
     return write_small(tmp_path_factory.mktemp("models") / "small", tied=False)
 
 
 @pytest.fixture(scope="session")
 def small_tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tensor for both."""
+    """Return the folder of the small model with tied embeddings."""
     return write_small(tmp_path_factory.mktemp("models") / "small_tied", tied=True)
 
 
 @pytest.fixture(scope="session")
 def expert_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A mixture of experts of Qwen3's kind: each token runs through 2 of 8."""
+    """Return the folder of a Qwen3 mixture of experts in which each token is routed to 2 of 8 experts."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -64,7 +64,7 @@ def expert_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_experts=8,
         num_experts_per_tok=2,
         norm_topk_prob=True,
-        initializer_range=0.1,  # the routers then differ clearly among the experts
+        initializer_range=0.1,  # large enough for the routers to prefer some experts clearly
         max_position_embeddings=1024,
         tie_word_embeddings=False,
         eos_token_id=END_ID,
@@ -82,7 +82,7 @@ def expert_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def with_head(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small model with a head that is not 0, as a reward model has it: every layer then has a gradient."""
+    """Return the folder of the small model with a nonzero score head, as a reward model has it, so that every layer has a gradient."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -98,7 +98,7 @@ def with_head(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="session", autouse=True)
 def sockets_of_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """vLLM does not remove its sockets; they go where pytest cleans up."""
+    """Put vLLM's sockets into a folder that pytest cleans up, because vLLM does not remove them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path_factory.mktemp("sockets")))
         yield
@@ -106,7 +106,7 @@ def sockets_of_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_kernels() -> Iterator[None]:
-    """They lie where a run's workers keep them, so that each is compiled once for all tests, and not again in the next `make test`."""
+    """Use the kernel cache of a run's workers, so that each kernel is compiled once for all tests and reused by the next `make test`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache" / "roll" / "torchinductor"))
         yield
@@ -114,7 +114,7 @@ def compiled_kernels() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_process_is_left() -> Iterator[None]:
-    """Every process that a module starts ends with it."""
+    """Check that every process that a test module starts has ended when the module is done."""
     before = set(psutil.Process().children(recursive=True))
     yield
     started = [process for process in psutil.Process().children(recursive=True) if process not in before and not lives_with_python(process)]
@@ -123,7 +123,7 @@ def no_process_is_left() -> Iterator[None]:
 
 
 def lives_with_python(process: psutil.Process) -> bool:
-    """Whether it is multiprocessing's own, which ends when Python does."""
+    """Return whether this is multiprocessing's resource tracker, which ends only when Python does."""
     try:
         return "resource_tracker" in " ".join(process.cmdline())
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""What the test of exports and of resuming on another number of ranks runs on each rank."""
+"""Code that `test_elastic.py` and `test_nvme.py` run on each rank: train, save, load and continue."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Case, Work,
 
 @dataclass(frozen=True)
 class Trained:
-    """What one rank saw. Weights are whole on rank 0 and empty elsewhere."""
+    """The results of one rank. Weights are complete on rank 0 and empty on other ranks."""
 
     saved: dict[str, Tensor]
     """Weights at the checkpoint, any adapter merged in."""
     adapter: dict[str, Tensor]
     curve: list[TrainResult]
-    """Of the three updates that follow."""
+    """Results of the three updates that follow the checkpoint."""
     weights: dict[str, Tensor]
-    """After them."""
+    """Weights after these updates."""
 
 
 def checkpoint_of(folder: Path, case: Case) -> Path:
-    """Where a case's run folder keeps its one checkpoint."""
+    """Return the path of the single checkpoint in the run folder of a case."""
     return folder / case.name / "checkpoints" / "step_1"
 
 
 def go_on(strategy: Any, case: Case, work: Work, folder: Path) -> Trained:
-    """The weights as they are, and three updates."""
+    """Record the current weights, then make three updates."""
     saved = tensors_of(strategy, False, folder)
     adapter = tensors_of(strategy, True, folder) if case.lora else {}
     curve = [strategy.train_step([update], LOSS, TEMPERATURE, VERSION + 1 + number) for number, update in enumerate(work.second)]
@@ -41,7 +41,7 @@ def go_on(strategy: Any, case: Case, work: Work, folder: Path) -> Trained:
 
 
 def train_and_save(rank: Rank, cases: Sequence[Case], model: Path, works: Sequence[Work], folder: Path) -> list[Trained]:
-    """For each case one update, a checkpoint, and three updates more."""
+    """For each case, make one update, save a checkpoint and make three more updates."""
     out = []
     for case in cases:
         checkpoint_of(folder, case).mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,10 @@ def train_and_save(rank: Rank, cases: Sequence[Case], model: Path, works: Sequen
 
 
 def load_and_train(rank: Rank, cases: Sequence[Case], model: Path, works: Sequence[Work], folder: Path) -> list[tuple[Trained, str]]:
-    """For each case what a trainer of another seed does that resumes from its universal checkpoint, and what it says of the other one."""
+    """For each case, resume a trainer that has another seed from the universal checkpoint and make three updates.
+
+    Also return the error that loading the original, unconverted checkpoint raises.
+    """
     out = []
     for case in cases:
         with trainer(case, model, rank, SEED + 1) as strategy:

@@ -1,4 +1,4 @@
-"""What the contract test of `GenerateStrategy` needs: an engine that runs, and the policy that it should be running."""
+"""Helpers for the tests of `GenerateStrategy`: a running engine, and the policy whose weights it should have."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MODEL_ARGS = ModelConfig.model_validate({"dtype": "fp32", "lora_target": "all-li
 
 
 def policy(model: Path, seed: int | None = None) -> PackedPolicy:
-    """The model, its weights moved by as much noise as they have themselves if there is a seed."""
+    """Load the model. With a seed, add noise of about the weights' own scale to all of them."""
     causal = load_causal_model(str(model), MODEL_ARGS)
     if seed is not None:
         generator = torch.Generator().manual_seed(seed)
@@ -46,7 +46,7 @@ def policy(model: Path, seed: int | None = None) -> PackedPolicy:
 
 
 def adapted(model: Path, seed: int, target: str = "all-linear") -> PackedPolicy:
-    """The model with a LoRA adapter that changes what it says."""
+    """Load the model with a LoRA adapter that changes its outputs."""
     chosen = MODEL_ARGS.model_copy(update={"lora_target": target})
     peft_model = add_lora(load_causal_model(str(model), chosen), chosen, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -57,14 +57,14 @@ def adapted(model: Path, seed: int, target: str = "all-linear") -> PackedPolicy:
 
 
 def said(completion: Completion) -> Floats:
-    """[R], the engine's own log-probs."""
+    """Return the log-probs that the engine reported, [R]."""
     assert completion.log_probs is not None
     return completion.log_probs
 
 
 @torch.no_grad()
 def log_probs(current: PackedPolicy, prompt: Ints, completion: Completion, temperature: float) -> Floats:
-    """[R] of the completion's tokens."""
+    """Return the policy's log-probs of the completion's tokens, [R]."""
     ids = np.concatenate([prompt, completion.token_ids])
     sequence = concatenate([ids], [np.arange(len(ids)) >= len(prompt)])
     return current(packed_inputs(sequence, "cpu", temperature))[0].numpy()
@@ -72,12 +72,12 @@ def log_probs(current: PackedPolicy, prompt: Ints, completion: Completion, tempe
 
 @torch.no_grad()
 def continued(model: Path, before: PackedPolicy, after: PackedPolicy, ids: Ints, begin: int) -> Floats:
-    """[len(ids) - begin], log-probs of the later tokens under `after`, with keys and values of the earlier ones by `before`."""
+    """Return the log-probs of `ids[begin:]` under `after`, [len(ids) - begin], with the KV cache of the earlier tokens from `before`."""
     plain = [load_causal_model(str(model), MODEL_ARGS, packed=False).eval() for _ in range(2)]
     for one, policy_of_it in zip(plain, (before, after), strict=True):
         one.load_state_dict(policy_of_it.causal.state_dict())
     tokens = torch.from_numpy(ids).long()[None]
-    # The last token before the update was sampled and not read yet.
+    # The last token before the update had been sampled, but the model had not processed it yet.
     cache = plain[0](tokens[:, : begin - 1], use_cache=True).past_key_values
     logits = plain[1](tokens[:, begin - 1 : -1], past_key_values=cache, use_cache=True).logits[0]
     return logits.log_softmax(-1).gather(1, tokens[0, begin:, None])[:, 0].numpy()
@@ -85,7 +85,7 @@ def continued(model: Path, before: PackedPolicy, after: PackedPolicy, ids: Ints,
 
 @torch.no_grad()
 def most_probable(current: PackedPolicy, prompt: Ints, completion: Completion) -> Ints:
-    """[R], the token that greedy decoding takes after each prefix."""
+    """Return the token that greedy decoding chooses after each prefix, [R]."""
     ids = torch.from_numpy(np.concatenate([prompt, completion.token_ids])).long()
     hidden = current.causal.base_model(
         input_ids=ids[None],
@@ -101,7 +101,7 @@ def most_probable(current: PackedPolicy, prompt: Ints, completion: Completion) -
 
 @dataclass
 class Running:
-    """An engine on an event loop of its own, and what it should be at."""
+    """An engine on its own event loop, with the policy and the version that it should have."""
 
     engine: GenerateStrategy
     runner: asyncio.Runner
@@ -110,7 +110,7 @@ class Running:
     version: int = 0
 
     def wait(self, coroutine: Coroutine[Any, Any, Result], seconds: float = limits.CALL) -> Result:
-        """Run a coroutine to its end, or past the deadline."""
+        """Run a coroutine and return its result; raise TimeoutError after the deadline."""
 
         async def bounded() -> Result:
             return await asyncio.wait_for(coroutine, seconds)
@@ -118,7 +118,7 @@ class Running:
         return self.runner.run(bounded())
 
     def generate(self, prompts: Sequence[Ints], sampling: Sampling, seed: int | None = None) -> list[list[Completion]]:
-        """All prompts at once."""
+        """Generate completions for all prompts concurrently."""
 
         async def run() -> list[list[Completion]]:
             return await asyncio.gather(*(whole(self.engine.generate(prompt, sampling, seed)) for prompt in prompts))
@@ -126,7 +126,7 @@ class Running:
         return self.wait(run())
 
     def buckets(self, view: WeightView, leave_out: Collection[str] = ()) -> list[Bucket]:
-        """The whole model in files."""
+        """Write the whole model, except the tensors in `leave_out`, to bucket files."""
         plan = plan_buckets(view.model_specs(), BUCKET_BYTES)
         assert len(plan) > 2
         out = []
@@ -136,25 +136,25 @@ class Running:
         return out
 
     async def update(self, buckets: Sequence[Bucket | DeviceBucket], version: int) -> None:
-        """Pause, load, resume."""
+        """Pause the engine, load the buckets and resume it at this version."""
         await self.engine.pause()
         for bucket in buckets:
             await self.engine.load_bucket(bucket)
         await self.engine.resume(version)
 
     def push(self, new: PackedPolicy) -> None:
-        """Bring the engine to the whole weights of a policy, any adapter merged in."""
+        """Send all weights of a policy to the engine, with any adapter merged."""
         self.policy, self.version = new, self.version + 1
         self.wait(self.update(self.buckets(WeightView(new.model)), self.version))
 
     def adapter(self, new: PackedPolicy, by_value: bool = False) -> Adapter:
-        """The policy's adapter as a PEFT folder, or with its content."""
+        """Write the policy's adapter to a PEFT folder, or return it with its contents if `by_value`."""
         view = WeightView(new.model)
         tensors = view.adapter_tensors([spec.name for spec in view.adapter_specs()])
         return write_adapter(None if by_value else self.folder, adapter_config(new.model), tensors)
 
     def push_adapter(self, new: PackedPolicy, by_value: bool = False) -> None:
-        """Bring the engine to a policy's adapter."""
+        """Send the adapter of a policy to the engine."""
         adapter = self.adapter(new, by_value)
         self.policy, self.version = new, self.version + 1
 
@@ -167,17 +167,17 @@ class Running:
 
 
 def update_amid_an_answer(engine: Running, new: PackedPolicy, prompt: Ints) -> list[Completion]:
-    """Samples of a prompt, begun before the engine takes new weights."""
+    """Start generating four samples, update the engine's weights meanwhile, and return the samples."""
     buckets = engine.buckets(WeightView(new.model))
     engine.policy, engine.version = new, engine.version + 1
 
     async def run() -> list[Completion]:
         answer = asyncio.create_task(whole(engine.engine.generate(prompt, Sampling(900, samples=4, ignore_eos=True), None)))
-        await asyncio.sleep(0)  # the answer is asked for
+        await asyncio.sleep(0)  # let the task send its request
         if not isinstance(engine.engine, HfGenerate):
-            # Another prompt of the same batch has its tokens: the long answer has as many. `HfGenerate` answers one after the other.
+            # When this short request in the same batch is done, the long one has as many tokens. `HfGenerate` runs one at a time.
             await whole(engine.engine.generate(PROMPTS[0], Sampling(8, ignore_eos=True), None))
-            await engine.engine.pause()  # as where a trainer works on the same devices; the update pauses it once more
+            await engine.engine.pause()  # as if a trainer shared its devices; the update pauses it a second time
         await engine.update(buckets, engine.version)
         return await answer
 
@@ -185,8 +185,12 @@ def update_amid_an_answer(engine: Running, new: PackedPolicy, prompt: Ints) -> l
 
 
 def answers_across_an_update(engine: Running, small_model: Path, prompt: Ints, seed: int) -> tuple[PackedPolicy, list[Completion], Bools]:
-    """The policy before, samples, and bool [samples, R]: which tokens are older than the update to a policy of about this seed."""
-    # This process may be held up until the answer is whole: try until an update falls into one.
+    """Update the engine while it generates four samples.
+
+    Returns:
+        The policy before the update, the samples, and a bool mask of the tokens that were sampled before the update, [samples, R].
+    """
+    # This process may be delayed until generation has finished: retry until an update falls within a generation.
     for attempt in range(10):
         before = engine.policy
         completions = update_amid_an_answer(engine, policy(small_model, seed + attempt), prompt)
@@ -197,12 +201,12 @@ def answers_across_an_update(engine: Running, small_model: Path, prompt: Ints, s
 
 
 def activity_around_a_pause(engine: Running, prompt: Ints, sampling: Sampling) -> tuple[list[Completion], list[EngineActivity]]:
-    """What an engine says, again and again: until it has tokens, when it is paused, before it goes on, and at the end."""
+    """Generate, pausing once, and record the engine's activity: until it has tokens, after the pause, before resuming, and at the end."""
 
     async def run() -> tuple[list[Completion], list[EngineActivity]]:
         await engine.engine.activity()
         answer = asyncio.create_task(whole(engine.engine.generate(prompt, sampling, None)))
-        await asyncio.sleep(0)  # the answer is asked for
+        await asyncio.sleep(0)  # let the task send its request
         told = [await engine.engine.activity()]
         while not told[-1].generated_tokens and not answer.done():
             await asyncio.sleep(limits.LOOK)
@@ -218,9 +222,9 @@ def activity_around_a_pause(engine: Running, prompt: Ints, sampling: Sampling) -
 
 
 def paused_amid_an_answer(engine: Running) -> tuple[EngineActivity, EngineActivity]:
-    """What an engine says of a pause amid four samples, and of the time after it."""
+    """Pause the engine during the generation of four samples. Return its activity while paused and after it resumed."""
     sampling = Sampling(900, samples=4, ignore_eos=True)
-    # This process may be held up until the answer is whole: try until a pause falls into one.
+    # This process may be delayed until generation has finished: retry until a pause falls within a generation.
     for _ in range(10):
         answer, (*before, paused, after) = activity_around_a_pause(engine, PROMPTS[1], sampling)
         if paused.tokens_in_flight:
@@ -235,7 +239,7 @@ def paused_amid_an_answer(engine: Running) -> tuple[EngineActivity, EngineActivi
 
 
 def flip_a_byte(bucket: Bucket) -> None:
-    """Spoil the file after it was described."""
+    """Corrupt the bucket's file after its checksum was computed."""
     path = Path(bucket.path)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -243,7 +247,7 @@ def flip_a_byte(bucket: Bucket) -> None:
 
 
 def make(name: str, model: Path) -> GenerateStrategy:
-    """`vllm`, `vllm_recomputing`, `vllm_lora`, `hf` or `hf_lora`, not started yet."""
+    """Build the engine `vllm`, `vllm_recomputing`, `vllm_lora`, `hf` or `hf_lora` without starting it."""
     rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
     if name.startswith("hf"):
         return HfGenerateSettings(str(model), MODEL_ARGS).build(rank)
@@ -264,7 +268,7 @@ def make(name: str, model: Path) -> GenerateStrategy:
 
 @contextmanager
 def running(name: str, model: Path, folder: Path) -> Iterator[Running]:
-    """A started engine; it is closed whatever happens."""
+    """Start an engine, and close it on exit."""
     with asyncio.Runner() as runner:
         engine = make(name, model)
         one = Running(engine, runner, policy(model), folder)

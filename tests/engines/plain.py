@@ -1,4 +1,4 @@
-"""The update that DeepSpeed must make, written out: transformers' logits, one process, float64, torch's AdamW."""
+"""The update that DeepSpeed must reproduce, in plain PyTorch: transformers' logits, one process, float64, torch's AdamW."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ TOTAL_UPDATES = 10
 
 @dataclass(frozen=True)
 class PlainUpdate:
-    """After one update."""
+    """The result of one update."""
 
     weights: dict[str, Tensor]
-    """Of the model, any adapter merged in."""
+    """Weights of the model, with any adapter merged."""
     grad_norm: float
-    """Before clipping."""
+    """Gradient norm before clipping."""
     means: dict[str, float]
-    """Metrics of the loss over the response tokens."""
+    """Means of the loss metrics over the response tokens."""
 
 
 def token_statistics(model: nn.Module, sequences: Sequences, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies [S] of the response tokens, a sequence at a time."""
+    """Return log-probs and entropies of the response tokens, each [S], from one forward pass per sequence."""
     log_probs, entropies = [], []
     for begin, end in zip(sequences.offsets[:-1], sequences.offsets[1:], strict=True):
         ids = torch.from_numpy(sequences.token_ids[begin:end]).long()
@@ -45,7 +45,7 @@ def token_statistics(model: nn.Module, sequences: Sequences, temperature: float)
 
 
 def plain_updates(folder: Path, lora: bool, batches: Sequence[TrainBatch]) -> list[PlainUpdate]:
-    """AdamW over whole batches; the loss is the mean over an update's response tokens."""
+    """Make one AdamW update per batch. The loss is the mean over the response tokens of the batch."""
     arguments = model_args(Case(stage=0, lora=lora))
     loaded = load_causal_model(str(folder), arguments, packed=False)
     model = (add_lora(loaded, arguments, SEED) if lora else loaded).double()

@@ -1,4 +1,4 @@
-"""What the offline pipelines must compute, written out: transformers' logits in float64, torch's AdamW, the losses from the papers."""
+"""The results that the offline pipelines must reproduce: transformers' logits in float64, torch's AdamW, and the papers' losses."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tests.engines.training import ADAM_EPSILON, Case, model_args
 LEARNING_RATE = 2e-3
 BETA, SMOOTHING, GAMMA = 0.5, 0.1, 0.3
 HEAT, MIX, SHARE = 1.5, 0.75, 0.3
-"""Of distillation: temperature, weight of the divergence, the teacher's weight in the mixture."""
+"""Distillation: the temperature, the weight of the divergence in the loss, and the teacher's weight in the mixture of `jsd`."""
 
 LossOf = Callable[["Plain", Sequence[Example]], Tensor]
 
 
 @dataclass
 class Plain:
-    """A model that learns, and one that stays."""
+    """A model that is trained, and a frozen one."""
 
     model: nn.Module
     reference: nn.Module
 
     def log_probs(self, sequence: ExampleSequence, reference: bool = False) -> Tensor:
-        """[R], of the response's tokens."""
+        """Return the log-probs of the response's tokens, [R]."""
         model = self.reference if reference else self.model
         ids = torch.from_numpy(sequence.token_ids).long()
         log_p = model(input_ids=ids[None]).logits[0].log_softmax(-1)
@@ -39,20 +39,20 @@ class Plain:
 
 
 def plain_policies(folder: Path, reference: Path) -> Plain:
-    """A policy, and another one that stays: the reference or the teacher."""
+    """Load a policy, and the frozen reference or teacher."""
     load = [load_causal_model(str(path), model_args(Case(stage=0, lora=False)), packed=False).double() for path in (folder, reference)]
     return Plain(load[0], load[1].requires_grad_(False))
 
 
 def plain_scorer(folder: Path) -> Plain:
-    """A reward model whose head is 0."""
+    """Load a reward model whose head is zero."""
     scorer = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, dtype=torch.float64)
     nn.init.zeros_(scorer.score.weight)
     return Plain(scorer, scorer)
 
 
 def plain_losses(plain: Plain, steps: Sequence[Sequence[Example]], loss_of: LossOf) -> list[float]:
-    """The loss of every update, before it. The gradient is not clipped and the learning rate stays."""
+    """Train, and return the loss before each update. Gradients are not clipped, and the learning rate is constant."""
     optimizer = torch.optim.AdamW(plain.model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPSILON, weight_decay=0.0)
     out = []
     for examples in steps:
@@ -65,23 +65,23 @@ def plain_losses(plain: Plain, steps: Sequence[Sequence[Example]], loss_of: Loss
 
 
 def sft(plain: Plain, examples: Sequence[Example]) -> Tensor:
-    """Mean over tokens."""
+    """Return the negative log-likelihood, averaged over tokens."""
     return -torch.cat([plain.log_probs(example.sequences[0]) for example in examples]).mean()
 
 
 def _pairs(plain: Plain, examples: Sequence[Example]) -> list[list[Tensor]]:
-    """By pair, the log-probs of the chosen and of the rejected response, and the same under the reference."""
+    """For each pair, return the log-probs of the chosen and the rejected response, then both under the reference."""
     return [[plain.log_probs(sequence, ref) for ref in (False, True) for sequence in example.sequences] for example in examples]
 
 
 def dpo(plain: Plain, examples: Sequence[Example]) -> Tensor:
-    """With label smoothing."""
+    """Return the DPO loss with label smoothing."""
     h = torch.stack([BETA * ((c.sum() - rc.sum()) - (r.sum() - rr.sum())) for c, r, rc, rr in _pairs(plain, examples)])
     return (-(1 - SMOOTHING) * torch.log(torch.sigmoid(h)) - SMOOTHING * torch.log(torch.sigmoid(-h))).mean()
 
 
 def dpo_norm_and_sft(plain: Plain, examples: Sequence[Example]) -> Tensor:
-    """Averages over tokens, with label smoothing, and the chosen response's likelihood with the weight SHARE."""
+    """Return DPO on per-token averages with label smoothing, plus SHARE times the chosen response's negative log-likelihood."""
     pairs = _pairs(plain, examples)
     h = torch.stack([BETA * ((c - rc).mean() - (r - rr).mean()) for c, r, rc, rr in pairs])
     likelihood = torch.stack([c.mean() for c, _, _, _ in pairs])
@@ -89,19 +89,19 @@ def dpo_norm_and_sft(plain: Plain, examples: Sequence[Example]) -> Tensor:
 
 
 def ipo(plain: Plain, examples: Sequence[Example]) -> Tensor:
-    """Averages over tokens."""
+    """Return the IPO loss on per-token averages."""
     h = torch.stack([(c.mean() - rc.mean()) - (r.mean() - rr.mean()) for c, r, rc, rr in _pairs(plain, examples)])
     return ((h - 1 / (2 * BETA)) ** 2).mean()
 
 
 def simpo(plain: Plain, examples: Sequence[Example]) -> Tensor:
-    """No reference."""
+    """Return the SimPO loss, which uses no reference."""
     h = torch.stack([BETA * (c.mean() - r.mean()) - GAMMA for c, r, _, _ in _pairs(plain, examples)])
     return -torch.log(torch.sigmoid(h)).mean()
 
 
 def orpo(plain: Plain, examples: Sequence[Example]) -> Tensor:
-    """Likelihood and odds."""
+    """Return the ORPO loss: the negative log-likelihood plus the odds ratio term."""
     parts = []
     for c, r, _, _ in _pairs(plain, examples):
         p, q = c.mean().exp(), r.mean().exp()
@@ -110,7 +110,7 @@ def orpo(plain: Plain, examples: Sequence[Example]) -> Tensor:
 
 
 def kto(plain: Plain, examples: Sequence[Example]) -> Tensor:
-    """The KL from each prompt with the next one's response; the last with the first one's."""
+    """Return the KTO loss. Its KL term pairs each prompt with the response of the next example, and the last prompt with the first's."""
     sequences = [example.sequences[0] for example in examples]
     with torch.no_grad():
         ratios = []
@@ -131,7 +131,7 @@ def kto(plain: Plain, examples: Sequence[Example]) -> Tensor:
 
 
 def bradley_terry(plain: Plain, examples: Sequence[Example]) -> Tensor:
-    """With the pair's margin."""
+    """Return the Bradley-Terry loss with the margin of each pair."""
     parts = []
     for example in examples:
         scores = [plain.model(input_ids=torch.from_numpy(one.token_ids).long()[None]).logits[0, 0] for one in example.sequences]
@@ -140,7 +140,7 @@ def bradley_terry(plain: Plain, examples: Sequence[Example]) -> Tensor:
 
 
 def distill(divergence: Callable[[Tensor, Tensor], Tensor]) -> LossOf:
-    """A divergence of probabilities P of the teacher and Q of the student [R, V], mixed with the likelihood."""
+    """Return a loss that mixes a divergence of the teacher's P and the student's Q, each [R, V], with the likelihood."""
 
     def loss_of(plain: Plain, examples: Sequence[Example]) -> Tensor:
         parts = []
@@ -165,6 +165,6 @@ def reverse_kl(p: Tensor, q: Tensor) -> Tensor:
 
 
 def jsd(p: Tensor, q: Tensor) -> Tensor:
-    """Generalised Jensen-Shannon."""
+    """Generalised Jensen-Shannon divergence."""
     mixture = SHARE * p + (1 - SHARE) * q
     return SHARE * forward_kl(p, mixture) + (1 - SHARE) * forward_kl(q, mixture)

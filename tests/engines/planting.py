@@ -1,4 +1,4 @@
-"""What the tests of non-finite updates run on each rank: a fault is planted, and what a checkpoint holds must not notice."""
+"""Code that `test_finite.py` runs on each rank: inject a non-finite value into an update, and compare checkpoints before and after."""
 
 from __future__ import annotations
 
@@ -23,58 +23,58 @@ from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Updates
 
 PLANTS = ("loss", "infinite_loss", "gradient", "embedding")
 COUNTERS = ("skipped_steps", "global_steps", "global_samples", "micro_steps", "overflow", "loss_scaler", "dynamic_loss_scale", "cur_scale")
-"""Keys of DeepSpeed's checkpoints that say how often it tried, and with which loss scale."""
+"""Keys of DeepSpeed's checkpoints that a skipped update may change: counters of attempted steps, and the state of the loss scaler."""
 COUNTERS += ("last_overflow_iter", "cur_iter", "ds_config")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One way to train, and where its states live."""
+    """A training configuration, including where its states are kept."""
 
     stage: int
     dtype: str
     lora: bool = False
     offload: str = "none"
-    """`none`, `optimizer` or `all`: what lies in host memory by DeepSpeed's account."""
+    """The states that DeepSpeed offloads to host memory: `none`, `optimizer` or `all`."""
 
     @property
     def name(self) -> str:
-        """In the report."""
+        """Name of the plan in pytest's report and of its folder."""
         parts = [f"ZeRO-{self.stage}", self.dtype, "LoRA" if self.lora else "full"]
         return "_".join(parts + [f"offload_{self.offload}"] * (self.offload != "none"))
 
 
 @dataclass(frozen=True)
 class Skip:
-    """The outcome of an update with a planted fault, on one rank."""
+    """The outcome of an update with an injected fault, on one rank."""
 
     skipped: float
     differences: list[str]
-    """Of the checkpoints before and after, rank 0 alone."""
+    """Differences between the checkpoints before and after; rank 0 only."""
     said: str
-    """The log's line, rank 0 alone."""
+    """The line in the log; rank 0 only."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What one rank saw of a plan."""
+    """The results of a plan on one rank."""
 
     skips: dict[str, Skip]
     afterwards: list[str]
-    """Differences from a run without faults, after one more update of both."""
+    """Differences from a run without faults, after one more good update in both runs."""
     moved: int
-    """Places where the checkpoints of the first good update and of the second differ."""
+    """Number of differences between the checkpoints after the first and after the second good update."""
     scales: list[float | None]
-    """fp16's loss scale before the faults and after each."""
+    """fp16's loss scale before the faults and after each fault."""
     rates: list[float]
-    """The learning rate of the good update and of those with faults."""
+    """Learning rate of the first good update and of each update with a fault."""
     end: str
-    """The error that ends a run of many faults."""
+    """The error that ends a run with several consecutive faults."""
 
 
 @dataclass(frozen=True)
 class PlantedLoss(Loss):
-    """The test's loss, with a fault in the micro-batch that holds a selected token."""
+    """The loss of the test, with a fault in the micro-batch that has a selected token."""
 
     plant: str
     loss: Loss = LOSS
@@ -85,15 +85,15 @@ class PlantedLoss(Loss):
             return said
         if self.plant == "loss":
             losses = said.losses * torch.nan
-        elif self.plant == "infinite_loss":  # with a gradient that is finite
+        elif self.plant == "infinite_loss":  # its gradient is finite
             losses = said.losses + torch.inf
-        else:  # sqrt at 0: a loss like any other, with a gradient of 0 times infinity
+        else:  # sqrt at 0: the loss is finite, but its gradient is 0 times infinity
             losses = said.losses + (log_probs * 0).abs().sqrt()
         return TokenLosses(losses, said.metrics)
 
 
 def settings(plan: Plan, model: Path, **training_args: Any) -> Any:
-    """`TrainSettings` of a plan."""
+    """Return the `TrainSettings` of a plan."""
     zero: dict[str, Any] = dict(training.ZERO[plan.stage])
     if plan.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu"}
@@ -107,7 +107,7 @@ def settings(plan: Plan, model: Path, **training_args: Any) -> Any:
 
 @contextmanager
 def nan_rows(strategy: Any, on: bool) -> Iterator[None]:
-    """The input embedding gives what is not a number for the first token of the update's second micro-batch."""
+    """If `on`, make the input embedding return NaN for the first token of the update's second micro-batch."""
     calls = 0
 
     def spoil(module: Any, inputs: Any, output: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def nan_rows(strategy: Any, on: bool) -> Iterator[None]:
 
 
 def with_selection(updates: Updates, number: int) -> Updates:
-    """The same with all tokens of one micro-batch selected."""
+    """Return the updates with all response tokens of one micro-batch selected."""
 
     def mark(index: int, micro_batch: MicroBatch) -> MicroBatch:
         mask = micro_batch.batch.sequences.response_mask
@@ -136,7 +136,7 @@ def with_selection(updates: Updates, number: int) -> Updates:
 
 
 def differences(first: Path, second: Path) -> list[str]:
-    """Places where two checkpoints differ in a bit."""
+    """Return the entries in which two checkpoints are not bitwise equal."""
     names = [sorted(str(file.relative_to(folder)) for file in folder.rglob("*_states.pt")) for folder in (first, second)]
     assert names[0] == names[1] and names[0]
     out: list[str] = []
@@ -170,7 +170,11 @@ class _Lines(logging.Handler):
 
 
 def plant_all(rank: Rank, plan: Plan, model: Path, work: Sequence[Updates], folder: Path) -> Faults:
-    """Every fault after a good update, then one more good update; the same two without any fault; and faults without end."""
+    """Inject every fault, and compare with a run without faults.
+
+    The first run makes a good update, one update with each fault, and another good update. The second run makes the same two good updates
+    without any fault in between, and then updates with faults until it ends with an error.
+    """
     good, other = ([update] for update in work[rank.rank])
     log, skips = _Lines(), {}
     logging.getLogger("roll.strategies.finite").addHandler(log)
@@ -190,7 +194,7 @@ def plant_all(rank: Rank, plan: Plan, model: Path, work: Sequence[Updates], fold
         before = saved(strategy, "before")
         for plant in PLANTS:
             log.lines.clear()
-            # On one rank: in the second of its micro-batches, or for a plain loss in the first.
+            # The fault is on rank 1 only, in its second micro-batch, or in its first for the plant "loss".
             here = with_selection(other, 0 if plant == "loss" else 1) if rank.rank == 1 else other
             with nan_rows(strategy, plant == "embedding" and rank.rank == 1):
                 loss = LOSS if plant == "embedding" else PlantedLoss(plant)
@@ -216,10 +220,10 @@ def plant_all(rank: Rank, plan: Plan, model: Path, work: Sequence[Updates], fold
 
 
 def plant_everywhere(rank: Rank, plans: Sequence[Plan], model: Path, work: Sequence[Updates], folder: Path) -> list[Faults]:
-    """Plans one after another. `work[rank]` is a rank's updates."""
+    """Run the plans one after another. `work[rank]` contains the updates of a rank."""
     from deepspeed.accelerator import get_accelerator
 
-    # DeepSpeed refuses fp16 where the CPU has no instructions for it; torch computes it all the same.
+    # DeepSpeed refuses fp16 if the CPU has no instructions for it, although torch can compute it.
     with mock.patch.object(get_accelerator(), "is_fp16_supported", lambda: True):
         out = [plant_all(rank, plan, model, work, folder / plan.name) for plan in plans]
     torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Runs a function on the ranks of a gloo process group, each in a process of its own, and brings back what it returns."""
+"""Run a function on the ranks of a gloo process group, each in its own process, and collect the return values."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from typing import Any
 from tests import limits
 
 Scenario = Callable[..., Any]
-"""Called with a `Rank` and the arguments."""
+"""A function that is called with a `Rank` and further arguments."""
 
 
 def free_port() -> int:
-    """A TCP port of this host that nobody listens on now."""
+    """Return a TCP port of this host that is currently free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def run_ranks(scenario: Scenario, world_size: int, folder: Path, *arguments: Any) -> list[Any]:
-    """What `scenario(rank, *arguments)` returned on each rank. Every process is gone afterwards, whatever happened."""
+    """Run `scenario(rank, *arguments)` on each rank and return the results by rank. No process is left on return or error."""
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("spawn")
     port = free_port()
@@ -51,7 +51,7 @@ def run_ranks(scenario: Scenario, world_size: int, folder: Path, *arguments: Any
 
 
 def _wait(processes: list[BaseProcess], folder: Path) -> None:
-    """Until all ranks ended well. The first that did not is an error with its traceback."""
+    """Wait until all ranks have succeeded, or raise an error with the traceback of the first that failed."""
 
     def alive() -> list[int]:
         return [rank for rank, process in enumerate(processes) if process.is_alive()]
@@ -60,11 +60,11 @@ def _wait(processes: list[BaseProcess], folder: Path) -> None:
     for rank, process in enumerate(processes):
         if process.exitcode:
             file = folder / f"failure{rank}.txt"
-            raise RuntimeError(f"rank {rank} ended with {process.exitcode}:\n{file.read_text() if file.exists() else 'it left no word'}")
+            raise RuntimeError(f"rank {rank} ended with {process.exitcode}:\n{file.read_text() if file.exists() else 'no traceback'}")
 
 
 def _on_rank(scenario: Scenario, rank: int, world_size: int, port: int, folder: Path, arguments: tuple[Any, ...]) -> None:
-    # What the worker layer sets before a strategy's module is imported.
+    # The variables that the worker layer sets before it imports a strategy's module.
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     try:
         import torch
@@ -77,7 +77,7 @@ def _on_rank(scenario: Scenario, rank: int, world_size: int, port: int, folder: 
     except BaseException:
         (folder / f"failure{rank}.txt").write_text(traceback.format_exc())
         raise
-    # As a worker that was closed, which is killed: gloo's groups that DeepSpeed keeps were seen to abort as an interpreter came to its end.
+    # Exit at once, like a worker, which is killed after `close`: the gloo groups that DeepSpeed keeps may abort at interpreter shutdown.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

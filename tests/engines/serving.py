@@ -1,4 +1,4 @@
-"""Ranks in processes of their own that do what a facade asks of them, one strategy after another; a `WorkerGroup` without Ray."""
+"""A replacement of `WorkerGroup` without Ray: ranks in separate processes, which serve one strategy after another."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests import limits
 from tests.engines.ranks import free_port
 
 BUILD = "build"
-"""Asks a rank for another strategy."""
+"""Name of the request to build a new strategy."""
 
 
 class ServedRanks(Ranks[Any]):
-    """Implements what the facades use of `WorkerGroup`."""
+    """The part of `WorkerGroup` that the facades use."""
 
     def __init__(self, pipes: Sequence[Connection], replica_size: int = 1) -> None:
         self._pipes, self.replica_size = pipes, replica_size
@@ -32,7 +32,7 @@ class ServedRanks(Ranks[Any]):
         return len(self._pipes)
 
     def build(self, settings: Settings[Any]) -> None:
-        """Another strategy in place of the one before."""
+        """Replace the current strategy with a new one on all ranks."""
         asyncio.run(self.run(BUILD, dict.fromkeys(range(len(self)), (settings,)), limits.START))
 
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
@@ -44,7 +44,7 @@ class ServedRanks(Ranks[Any]):
 
 def _answer(pipe: Connection) -> Any:
     if not pipe.poll(limits.START):
-        raise TimeoutError("a rank is late")
+        raise TimeoutError("a rank did not answer in time")
     good, value = pipe.recv()
     if not good:
         raise RuntimeError(value)
@@ -53,7 +53,7 @@ def _answer(pipe: Connection) -> Any:
 
 @contextmanager
 def served_ranks(role: str, world_size: int, replica_size: int = 1) -> Iterator[ServedRanks]:
-    """Started together; every process is gone afterwards, whatever happened."""
+    """Start the ranks together, and end all of their processes on exit."""
     context = multiprocessing.get_context("spawn")
     port, ends, processes = free_port(), [], []
     try:
@@ -92,7 +92,7 @@ def _serve(pipe: Connection, role: str, number: int, world_size: int, port: int)
                 sender = BucketSender(strategy, number, torch.device("cpu"))
                 pipe.send((True, None))
             else:
-                # No name may keep the strategy: the next one is built when nothing of this one is left.
+                # Bind the strategy to no other name: it must be freed before the next one is built.
                 pipe.send((True, getattr(strategy if hasattr(strategy, method) else sender, method)(*arguments)))
         except Exception:
             pipe.send((False, traceback.format_exc()))

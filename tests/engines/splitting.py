@@ -1,4 +1,4 @@
-"""Gradients as DeepSpeed has them before it steps, by what was trained on."""
+"""Record the gradient that DeepSpeed has before each optimizer step."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from roll.strategies.settings import ModelLoader
 from tests.engines.training import SEED, TEMPERATURE, VERSION, Case, settings
 
 Work = Mapping[tuple[str, int], tuple[Loss, Sequence[Sequence[MicroBatch]]]]
-"""By name of the loss and number of micro-batches: the loss, and by rank its micro-batches."""
+"""The loss, and the micro-batches of each rank. Key: the name of the loss and the number of micro-batches per rank."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What one rank knows of an update before it is made."""
+    """The results of an update on one rank."""
 
     gradient: Tensor
-    """Whole, over all ranks."""
+    """The complete gradient, reduced over all ranks, before the optimizer step."""
     result: TrainResult
 
 
 def updates(rank: Rank, case: Case, model: Path, work: Work, load: ModelLoader = load_policy) -> dict[tuple[str, int], Update]:
-    """Each piece of work as an update. The learning rate is 0, so the model stays as it is."""
+    """Make one update for each piece of work. The learning rate is 0, so the model does not change."""
     from deepspeed.utils import safe_get_full_grad
 
     from roll.strategies.deepspeed_train import DeepSpeedTrain
@@ -43,7 +43,7 @@ def updates(rank: Rank, case: Case, model: Path, work: Work, load: ModelLoader =
     engine: Any = strategy._engine
     trains = [parameter for parameter in engine.module.parameters() if parameter.requires_grad]
     seen: list[Tensor] = []
-    # Below ZeRO-2 the ranks' gradients meet in `step`, before the model's own.
+    # With ZeRO-0 and ZeRO-1, `step` reduces the gradients over the ranks before it calls `_take_model_step`.
     take_step = engine._take_model_step
 
     def look_and_step(*arguments: Any) -> None:
@@ -61,12 +61,12 @@ def updates(rank: Rank, case: Case, model: Path, work: Work, load: ModelLoader =
 
 
 def gradients(rank: Rank, case: Case, model: Path, work: Work, load: ModelLoader = load_policy) -> dict[tuple[str, int], Tensor]:
-    """The whole gradient of each piece of work, over all ranks. Arguments as of `updates`."""
+    """Return the complete gradient of each piece of work. The arguments are those of `updates`."""
     return {name: update.gradient for name, update in updates(rank, case, model, work, load).items()}
 
 
 def updates_by_case(rank: Rank, cases: Sequence[Case], model: Path, work: Work) -> list[dict[tuple[str, int], Update]]:
-    """Updates for several cases, in one process group."""
+    """Call `updates` for several cases in one process group."""
     with mock.patch.object(torch.distributed, "destroy_process_group"):
         seen = [updates(rank, case, model, work) for case in cases]
     torch.distributed.destroy_process_group()
@@ -74,6 +74,6 @@ def updates_by_case(rank: Rank, cases: Sequence[Case], model: Path, work: Work) 
 
 
 def gradients_by_case(rank: Rank, cases: Sequence[Case], model: Path, work: Work) -> list[dict[tuple[str, int], Tensor]]:
-    """Gradients for several cases, in one process group."""
+    """Call `gradients` for several cases in one process group."""
     by_case = updates_by_case(rank, cases, model, work)
     return [{name: update.gradient for name, update in seen.items()} for seen in by_case]

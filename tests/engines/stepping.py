@@ -1,4 +1,4 @@
-"""The half of vLLM that stands in the worker, with engine steps made by the test. Imports vLLM, which takes seconds."""
+"""vLLM's front end (the part in the worker process), with engine steps simulated by the test. Importing vLLM takes seconds."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from roll.strategies.base import EngineActivity
 from roll.strategies.vllm_activity import StepCounts, logger_into, tokens_in_flight
 
 BUSY = 1.0
-"""Seconds."""
+"""Busy time that the test reports, in seconds."""
 
 
 class Stepped:
-    """Requests go in, and what engine steps gave comes out."""
+    """A front end that accepts requests and the outputs of simulated engine steps."""
 
     def __init__(self) -> None:
         self.counts = StepCounts()
         self.output_processor = OutputProcessor(None, log_stats=True)
-        config = cast(VllmConfig, None)  # the logger that is tested reads nothing of it
+        config = cast(VllmConfig, None)  # the logger under test does not read it
         loggers: list[Any] = [logger_into(self.counts)]
         self.loggers = StatLoggerManager(config, [0], loggers, enable_default_loggers=False)
         self.loggers.log_engine_initialized()
 
     def ask(self, request_id: str, prompt_tokens: int) -> None:
-        """A request comes in."""
+        """Add a request."""
         kind = RequestOutputKind.FINAL_ONLY
         params = SamplingParams(max_tokens=64, detokenize=False, output_kind=kind)
         request = EngineCoreRequest(request_id, [1] * prompt_tokens, None, params, None, 0.0, None, None, None)
@@ -40,29 +40,29 @@ class Stepped:
         self.output_processor.add_request(request, None, None, 0, RequestOutputCollector(kind, request_id))
 
     def step(self, scheduler: SchedulerStats | None, *outputs: EngineCoreOutput) -> None:
-        """As `AsyncLLM` takes what an engine step gave."""
+        """Process the outputs of an engine step as `AsyncLLM` does."""
         iteration = IterationStats() if outputs else None
         self.output_processor.process_outputs(list(outputs), 1.0, iteration)
         self.loggers.record(scheduler, iteration, None, 0)
 
     def take(self) -> EngineActivity:
-        """What was counted."""
+        """Return the counts so far and reset them."""
         return self.counts.take(BUSY, tokens_in_flight(cast(AsyncLLM, self)))
 
 
 def prefilled(request_id: str, computed: int, cached: int = 0, tokens: int = 1) -> EngineCoreOutput:
-    """The end of a prompt's prefill, with its first tokens."""
+    """Return the output of the step that completes a prefill, with the first tokens."""
     stats = PrefillStats(num_prompt_tokens=computed + cached, num_computed_tokens=computed, num_cached_tokens=cached)
     return EngineCoreOutput(request_id, [5] * tokens, prefill_stats=stats)
 
 
 def decoded(request_id: str, finished: bool = False) -> EngineCoreOutput:
-    """One more token."""
+    """Return the output of a decode step: one more token."""
     return EngineCoreOutput(request_id, [5], finish_reason=FinishReason.STOP if finished else None)
 
 
 def resumed(request_id: str) -> EngineCoreOutput:
-    """The next token of a request that was preempted."""
+    """Return the output with the next token of a request that was preempted and scheduled again."""
     kinds = (EngineCoreEventType.PREEMPTED, EngineCoreEventType.SCHEDULED)
     return EngineCoreOutput(request_id, [5], events=[EngineCoreEvent.new_event(kind) for kind in kinds])
 
@@ -70,7 +70,7 @@ def resumed(request_id: str) -> EngineCoreOutput:
 def scheduled(
     running: int, waiting: int = 0, deferred: int = 0, use: float = 0.0, lookups: PrefixCacheStats | None = None
 ) -> SchedulerStats:
-    """What the scheduler says after an engine step."""
+    """Return the scheduler's statistics after an engine step."""
     stats = SchedulerStats(num_running_reqs=running, num_waiting_reqs=waiting, num_skipped_waiting_reqs=deferred, kv_cache_usage=use)
     stats.prefix_cache_stats = lookups or PrefixCacheStats()
     return stats

@@ -1,4 +1,4 @@
-"""What the test of optimizer states on NVMe runs on each rank."""
+"""Code that `test_nvme.py` runs on each rank."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Case, Work,
 
 
 def swap_folder(folder: Path) -> Path:
-    """Stands for an NVMe device."""
+    """Return the folder that takes the place of an NVMe device."""
     return folder / "nvme"
 
 
 def train_or_resume(rank: Rank, cases: Sequence[Case], model: Path, works: Sequence[Work], folder: Path, resumes: bool) -> list[Trained]:
-    """For each case one update and a checkpoint, or what resumes from that; then three updates more."""
+    """For each case, make one update and save a checkpoint, or load that checkpoint if `resumes`; then make three more updates."""
     place = {"device": "nvme", "nvme_path": str(swap_folder(folder)), "buffer_count": 5}
     zero = {"stage": 3, "offload_optimizer": place, "offload_param": place | {"buffer_size": 10**6}}
     out = []

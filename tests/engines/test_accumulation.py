@@ -1,4 +1,4 @@
-"""Gradients of many micro-batches: what their sum loses in bf16, and keeps in fp32."""
+"""Summing the gradients of many micro-batches is inexact in bf16 and exact in fp32."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.full
 PLAIN = Case(3, False, "bf16")
 CASES = [PLAIN, Case(2, False, "bf16", fp32_sums=True), Case(3, False, "bf16", fp32_sums=True)]
 COUNT, LENGTH = 8, 12
-"""Sequences, each a micro-batch, and their tokens."""
+"""Number of sequences, each of which is a micro-batch, and the tokens of each."""
 
 
 def test_sums_of_bf16_gradients_are_exact_in_fp32(small_model: Path, tmp_path: Path) -> None:

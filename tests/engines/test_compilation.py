@@ -1,4 +1,4 @@
-"""A real op, compiled by DeepSpeed and torch, after a process was killed that compiled it."""
+"""Compiling an extension with DeepSpeed and torch, after a process that compiled it was killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from roll.system.signs import MARK
 from tests import limits
 
 AT_ONCE = Rank("actor_train", 0, 1, "", 0, "cpu", limits.EXPIRY, start_timeout=limits.NONE)
-"""Gives up as soon as it would have to wait."""
+"""A rank whose start deadline has already expired: it gives up instead of waiting."""
 NAME = "tiny_op"
 SOURCE = f"""
 #include <Python.h>
@@ -38,11 +38,11 @@ COMPILER = """#!/bin/sh
 case "$*" in *" -c "*) touch "$0.runs"; exec sleep 60;; esac
 exec c++ "$@"
 """
-"""Compiles for ever."""
+"""A compiler that never finishes."""
 
 
 class TinyBuilder(CPUOpBuilder):
-    """An op of DeepSpeed's that compiles in less than a second: no header of torch's."""
+    """A DeepSpeed op that compiles in less than a second, because it includes none of torch's headers."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(NAME)
@@ -92,7 +92,7 @@ def start(cache: Path, log: Path, guarded: bool = True) -> BaseProcess:
 
 
 def load(cache: Path, log: Path) -> int | None:
-    """Exit status of a process that loads the op, compiled if need be: 0, 3 for a TimeoutError, None if it hangs."""
+    """Load the op in another process, which compiles it if necessary. Return its exit status: 3 for a TimeoutError, None if it hung."""
     process = start(cache, log)
     process.join(limits.CALL)
     status = process.exitcode
@@ -109,7 +109,7 @@ def test_a_stale_lock_makes_no_start_wait(cache: Path, tmp_path: Path) -> None:
     blocked = start(cache, log, guarded=False)
     try:
         blocked.join(limits.EXPIRY)
-        assert blocked.is_alive(), "torch alone waits for it"
+        assert blocked.is_alive(), "without roll, torch waits for the stale lock"
     finally:
         blocked.kill()
         blocked.join()
@@ -119,7 +119,7 @@ def test_a_stale_lock_makes_no_start_wait(cache: Path, tmp_path: Path) -> None:
 
 
 def pids_of(processes: Sequence[psutil.Process], name: str) -> list[int]:
-    """Of those with this name; one may end meanwhile."""
+    """Return the ids of the processes with this name; a process that has ended is skipped."""
     found = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -136,7 +136,7 @@ def test_what_a_killed_process_left_is_cleared_once_its_compiler_has_ended(
     monkeypatch.setenv("CXX", str(compiler))
     compiling, started = start(cache, log), []
     try:
-        limits.until(compiler.with_suffix(".runs").exists, "a process comes to its lock")
+        limits.until(compiler.with_suffix(".runs").exists, "the compiler runs and the lock is held")
         assert compiling.pid and lock.exists() and str(compiling.pid) in (cache / NAME / OWNER).read_text()
         started = psutil.Process(compiling.pid).children(recursive=True)
         ninjas = pids_of(started, "ninja")
@@ -166,7 +166,7 @@ def test_a_strategy_compiles_in_turn_from_its_first_step_on(module: Any, strateg
         raise InterruptedError
 
     torchs_own = cpp_extension.load
-    monkeypatch.setattr(cpp_extension, "load", torchs_own)  # put back at the end
+    monkeypatch.setattr(cpp_extension, "load", torchs_own)  # so that it is restored after the test
     monkeypatch.setattr(module, "join", join)
     with pytest.raises(InterruptedError):
         strategy(None, AT_ONCE)

@@ -1,4 +1,4 @@
-"""A critic on DeepSpeed: its updates are AdamW's, its values those of the states before the tokens, and no split changes a gradient."""
+"""A critic on DeepSpeed: its updates equal AdamW's, each value belongs to the state before its token, and splits change no gradient."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ each_exact_case = each("case", EXACT, QUICK, ids=lambda case: case.name)
 
 @pytest.fixture(scope="module")
 def batch() -> TrainBatch:
-    """Ten sequences with returns and values from before the step."""
+    """Return ten sequences with returns, and with values from before the step."""
     generator = np.random.default_rng(2)
     sequences = packing.concatenate(
         [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS], [np.arange(length) >= 2 for length in LENGTHS]
@@ -52,7 +52,7 @@ def batch() -> TrainBatch:
 
 
 def shares(batch: TrainBatch) -> list[Share]:
-    """What each rank trains on: two updates, then the same two again."""
+    """Return the work of each rank: two updates, then the same two again."""
     shape = TrainShape(updates=2, epochs=1, token_budget=BUDGET, loss_agg_mode="token-mean", temperature=1.0)
     halves = [micro_batches_of(batch, half, RANKS, shape) for half in (range(5), range(5, 10))]
     scored = packing.split(LENGTHS, RANKS, BUDGET)
@@ -69,7 +69,7 @@ def shares(batch: TrainBatch) -> list[Share]:
 def seen(
     batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> dict[Case, list[Seen]]:
-    """Every case of the tier, by rank."""
+    """Run all cases of the tier. Return the results of each case by rank."""
     folder = tmp_path_factory.mktemp("critic")
     cases = collected(request, CASES, QUICK)
     by_rank = run_ranks(value_cases, RANKS, folder, cases, small_model, shares(batch), folder)
@@ -77,7 +77,7 @@ def seen(
 
 
 def gathered(batch: TrainBatch, by_rank: list[list[Floats]]) -> Floats:
-    """[T] in the batch's own order."""
+    """Return the ranks' fields as one array in the order of the batch, [T]."""
     out = np.zeros(len(batch.sequences.token_ids), np.float32)
     for forwards, fields in zip(packing.split(LENGTHS, RANKS, BUDGET).ranks, by_rank, strict=True):
         for indices, field in zip(forwards, fields, strict=True):
@@ -96,7 +96,7 @@ def test_its_updates_are_adamws(seen: dict[Case, list[Seen]], batch: TrainBatch,
             torch.testing.assert_close(tensor, expected[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
     start = load_file(small_model / "model.safetensors")
     layer = "model.layers.0.mlp.down_proj.weight"
-    # The head starts at 0, so in the first update the layers below it see no gradient.
+    # The head starts at 0, so the layers below it get no gradient in the first update.
     assert seen[case][0].first[HEAD].abs().max() > 1e-3
     assert (seen[case][0].second[layer] - start[layer]).abs().max() > 1e-3
     first = merge([rank.first_result for rank in seen[case]])

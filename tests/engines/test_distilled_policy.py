@@ -1,4 +1,4 @@
-"""Reinforcement learning beside a teacher, through DeepSpeed: loss and gradient of an update in every split, against float64 by hand."""
+"""Reinforcement learning with a distillation term, on DeepSpeed: loss and gradient, for every split, match a plain float64 computation."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ pytestmark = pytest.mark.full
 
 LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5, 12, 7]
 MICRO_BATCHES = (1, 2, 5)
-"""Of a rank: all of its sequences packed into one row, up to one or two sequences a row."""
+"""Micro-batches per rank, from all sequences packed into one row to one or two sequences per row."""
 COEF = 0.7
 FAR = 1e4
-"""Factor of a teacher's logits that makes it sure of one token at every position."""
+"""Factor for the teacher's logits that puts nearly all probability on one token at every position."""
 LOSS = DistilledPolicy(PolicyLoss(Ppo(1e9, 1e9)), COEF)
-"""No clip binds."""
+"""The clip range is so wide that no ratio is clipped."""
 FP32 = model_args(Case(0, lora=False))
 KINDS = [("forward_kl", 0), ("reverse_kl", 2), ("jsd", 3)]
-"""Each divergence on another ZeRO stage."""
+"""Each divergence, with a different ZeRO stage."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Of an update, in float64."""
+    """The expected gradient and losses of an update, in float64."""
 
     gradient: Tensor
     policy: float
@@ -55,7 +55,7 @@ class Expected:
 
 
 def make_batch(teacher: Path, scale: float) -> TrainBatch:
-    """Ten sequences of random tokens with advantages, log-probs of a policy that sampled them, and the states of a teacher."""
+    """Return ten sequences of random tokens with advantages, behaviour log-probs and the teacher's hidden states times `scale`."""
     generator = np.random.default_rng(1)
     sequences = packing.concatenate(
         [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS], [np.arange(length) >= 2 for length in LENGTHS]
@@ -69,7 +69,7 @@ def make_batch(teacher: Path, scale: float) -> TrainBatch:
 
 
 def by_hand(kind: str, student: Path, teacher: Path, batch: TrainBatch, scale: float) -> Expected:
-    """-A pi / mu + COEF * D(policy, teacher), mean over the response tokens, a sequence at a time from transformers' logits."""
+    """Compute -A pi / mu + COEF * D(policy, teacher), averaged over the response tokens, with one forward pass per sequence."""
     models = [load_causal_model(str(folder), FP32, packed=False).double() for folder in (student, teacher)]
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
     sequences = batch.sequences
@@ -80,7 +80,7 @@ def by_hand(kind: str, student: Path, teacher: Path, batch: TrainBatch, scale: f
         now = torch.softmax(own / TEMPERATURE, -1).gather(1, ids[where][:, None])[:, 0]
         rows.append((now, own / HEAT, given.detach() * scale / HEAT))
     now, own, given = (torch.cat(parts) for parts in zip(*rows, strict=True))
-    tiny = torch.finfo(torch.float64).tiny  # p log p is 0 at p = 0; never reached by the plain teacher
+    tiny = torch.finfo(torch.float64).tiny  # p log p is 0 at p = 0, which only the scaled teacher reaches
     p, q = torch.softmax(given, -1).clamp(min=tiny), torch.softmax(own, -1)
     apart = plain_offline.reverse_kl(p, q) if kind == "reverse_kl" and scale == 1 else None
     if apart is None:
@@ -96,7 +96,7 @@ def by_hand(kind: str, student: Path, teacher: Path, batch: TrainBatch, scale: f
 
 
 def work(batches: Mapping[str, TrainBatch], ranks: int) -> Work:
-    """Each batch as one update, in so many micro-batches a rank."""
+    """Return each batch as one update, once for every number of micro-batches per rank."""
     budgets = {packing.split(LENGTHS, ranks, budget).forwards: budget for budget in range(1, 200)}
     out: dict[tuple[str, int], Any] = {}
     for name, batch in batches.items():
@@ -111,7 +111,7 @@ def work(batches: Mapping[str, TrainBatch], ranks: int) -> Work:
 def test_an_update_beside_a_teacher_is_the_one_by_hand_in_every_split(
     kind: Any, stage: int, small_model: Path, small_tied_model: Path, tmp_path: Path
 ) -> None:
-    """Also beside a teacher that is sure of one token, where divergences come to thousands of nats."""
+    """Includes a teacher that puts nearly all probability on one token, so that divergences reach thousands of nats."""
     scales = {"near": 1.0, "far": FAR}
     batches = {name: make_batch(small_tied_model, scale) for name, scale in scales.items()}
     expected = {name: by_hand(kind, small_model, small_tied_model, batches[name], scale) for name, scale in scales.items()}

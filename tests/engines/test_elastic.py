@@ -1,4 +1,4 @@
-"""A checkpoint exported is the policy that trained; resumed on another number of ranks it trains on as if nothing had happened."""
+"""An exported checkpoint equals the trained policy, and a run that resumes on another number of ranks continues the same training."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ pytestmark = pytest.mark.full
 
 CASES = [Case(1, False), Case(2, True), Case(3, False), Case(3, True, dtype="bf16")]
 TOLERANCE = 2e-5
-"""Of losses and of fp32 weights after three updates: another number of ranks adds up in another order."""
+"""Tolerance of losses and fp32 weights after three updates: the order of summation depends on the number of ranks."""
 
 
 @dataclass(frozen=True)
 class Worlds:
-    """By case: trained without a break on so many ranks, and resumed on the other number, each by rank."""
+    """Results of training without interruption and of resuming. Key: the original number of ranks. Value: by rank, then by case."""
 
     folder: Path
     whole: dict[int, list[list[Trained]]]
@@ -50,7 +50,7 @@ def identify(value: object) -> str | None:
 
 
 def config_of(case: Case, model: Path) -> str:
-    """What `config.yaml` of such a run says of the model."""
+    """Return the text of a `config.yaml` for a run of this case."""
     adapter = {"lora_target": "all-linear", "lora_rank": 4, "lora_alpha": 16.0} if case.lora else {}
     role = {
         "model_args": {"dtype": case.dtype, **adapter},
@@ -63,7 +63,7 @@ def config_of(case: Case, model: Path) -> str:
 
 @pytest.fixture(scope="module")
 def worlds(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Worlds:  # noqa: F811
-    """Two ranks to one and back: four groups of processes for all of it."""
+    """Train on two ranks and resume on one, and the reverse. This starts four groups of processes."""
     folder = tmp_path_factory.mktemp("elastic")
     works = {ranks: shares(batch, ranks, whole=False) for ranks in (1, 2)}
     whole, resumed = {}, {}
@@ -72,7 +72,7 @@ def worlds(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPa
         whole[ranks] = run_ranks(train_and_save, ranks, place, CASES, small_model, works[ranks], place)
         for case in CASES:
             checkpoint = checkpoint_of(place, case)
-            shutil.copytree(checkpoint / "deepspeed", checkpoint / "critic" / "deepspeed")  # a critic's states lie in a folder of their own
+            shutil.copytree(checkpoint / "deepspeed", checkpoint / "critic" / "deepspeed")  # a critic's states have their own folder
             LoopState(1, 1, {"position": 3}, {}, 1.0).write(checkpoint)
             seal(checkpoint, 1, 1, [LOOP_FILE])
             (place / case.name / "config.yaml").write_text(config_of(case, small_model))
@@ -99,7 +99,7 @@ def test_the_curve_goes_on_where_it_was(worlds: Worlds, ranks: int, number: int)
     assert_close(resumed[0].saved, whole[0].saved, 0.0)
     assert_close(resumed[0].weights, whole[0].weights, tolerance if CASES[number].dtype == "fp32" else 2e-2)
     losses = [merge([rank.curve[update] for rank in whole])["policy/loss"] for update in range(3)]
-    assert max(losses) - min(losses) > 10 * tolerance, "a curve that stands still would prove nothing"
+    assert max(losses) - min(losses) > 10 * tolerance, "the losses must change for the comparison to mean anything"
 
 
 @each_way
@@ -112,7 +112,7 @@ def test_without_conversion_it_says_what_to_do(worlds: Worlds, ranks: int, numbe
 
 
 def stored(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder."""
+    """Return all tensors of the folder's safetensors files."""
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 

@@ -1,4 +1,4 @@
-"""Episodes of several turns in the real engine: loss and gradient are those of the sampled tokens, written out in plain PyTorch."""
+"""Training on multi-turn episodes with DeepSpeed: loss and gradient match plain PyTorch and depend on sampled tokens only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SCALE = 7.0
 
 @dataclass(frozen=True)
 class Check:
-    """A way to learn from the episodes."""
+    """A loss, an aggregation mode and a credit assignment to test."""
 
     loss: PolicyLoss
     mode: str
@@ -49,14 +49,14 @@ CHECKS = {
     "turns": Check(PolicyLoss(Ppo(*CLIP)), "token-mean", Credit("step_reinforce", Normalisation(gamma=GAMMA))),
 }
 POISONED = "poisoned"
-"""As `ppo`, with numbers at given tokens that would spoil the loss and the gradient if they were read."""
+"""The check `ppo`, with extreme values at tokens that were not sampled: reading them would change the loss and the gradient."""
 
 Expected = dict[tuple[bool, str], tuple[Tensor, float]]
-"""By LoRA and check: the gradient, and the mean of the token losses."""
+"""The gradient and the mean of the token losses. Key: whether LoRA is used, and the name of the check."""
 
 
 class Player:
-    """Makes segments, and gives sampled tokens the model's log-probs, slightly off."""
+    """Generates segments of random tokens. Sampled tokens get the model's log-probs plus a little noise."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -66,7 +66,7 @@ class Player:
         return self._numbers.integers(0, 250, count).tolist()
 
     def path(self, start: Sequence[Segment], lengths: Sequence[int], stop: StopReason = StopReason.COMPLETED) -> Trajectory:
-        """`start`, then segments of these lengths: of the policy, of the environment, of the policy, ..."""
+        """Return `start` followed by segments of these lengths, which alternate between the policy and the environment."""
         segments = list(start)
         for number, length in enumerate(lengths):
             segments.append(observed(self.ids(length)) if number % 2 else sampled(self.ids(length)))
@@ -82,20 +82,20 @@ class Player:
 
 
 def token_log_probs(model: nn.Module, ids: np.ndarray) -> Tensor:
-    """[L], of each token given those before it; that of the first is 0."""
+    """Return the log-prob of each token given the tokens before it, [L]; 0 for the first token."""
     tokens = torch.from_numpy(ids).long()
     log_p = (model(input_ids=tokens[None]).logits[0] / TEMPERATURE).log_softmax(-1)
     return torch.cat([torch.zeros(1), log_p[:-1].gather(1, tokens[1:, None])[:, 0]])
 
 
 def unsampled(segments: Sequence[Segment]) -> list[Segment]:
-    """The same tokens as a later trajectory has them."""
+    """Return the segments as the prefix of a later trajectory, where they are not sampled."""
     return [observed(segment.token_ids.tolist()) for segment in segments]
 
 
 @pytest.fixture(scope="module")
 def groups(small_model: Path) -> list[RolloutGroup]:
-    """Three turns, one turn, and two trajectories that share a prompt, a turn and its answer."""
+    """Return groups with episodes of one to three turns. One episode has two trajectories that share a prompt, a turn and its answer."""
     player = Player(load_causal_model(str(small_model), ModelConfig.model_validate({"dtype": "fp32"}), packed=False))
 
     def prompt(length: int) -> list[Segment]:
@@ -131,7 +131,7 @@ def with_verdict(group: RolloutGroup) -> list[Episode]:
 
 
 def advantages_by_hand(name: str, group: RolloutGroup) -> list[list[float]]:
-    """By episode and sampled segment."""
+    """Return the expected advantage of each sampled segment, by episode."""
     episodes = with_verdict(group)
     counts = [len([s for path in episode.trajectories for s in path.segments if s.sampled]) for episode in episodes]
     values = np.array([episode.reward.value for episode in episodes])
@@ -146,7 +146,7 @@ def advantages_by_hand(name: str, group: RolloutGroup) -> list[list[float]]:
 
 
 def by_hand(name: str, groups: Sequence[RolloutGroup], model: nn.Module) -> tuple[Tensor, float]:
-    """The update's loss in float64, and the mean of the token losses. Nothing of what is not sampled is read but its ids."""
+    """Return the update's loss in float64 and the mean of the token losses. Of unsampled tokens, only the ids are read."""
     by_episode: list[list[Tensor]] = []
     for group in groups:
         for episode, advantages in zip(with_verdict(group), advantages_by_hand(name, group), strict=True):
@@ -203,7 +203,7 @@ def poisoned(batch: TrainBatch) -> TrainBatch:
 
 
 def work(groups: Sequence[RolloutGroup], ranks: int) -> Work:
-    """`ppo` in every number of micro-batches that there is, the other checks in the least and the most."""
+    """Return the updates: `ppo` with every possible number of micro-batches, the other checks with the fewest and the most."""
     out = {}
     step = experience(groups, Shaping())
     lengths = step.sequences.lengths.tolist()

@@ -1,4 +1,4 @@
-"""A mixture of experts on two ranks whose tokens are routed to different experts: ZeRO-3 trains as ZeRO-1 and as one process do."""
+"""A mixture of experts on two ranks that route tokens to different experts: ZeRO-3 trains like ZeRO-1 and like a single process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Seen = tuple[dict[str, Tensor], TrainResult, list[Floats]]
 
 @pytest.fixture(scope="module")
 def batch() -> TrainBatch:
-    """Sequences of one token each, repeated: a sequence goes to few experts, and another one to others."""
+    """Return sequences that each repeat one token, so that a sequence uses few experts, and different sequences use different ones."""
     generator = np.random.default_rng(0)
     ids = [np.full(length, token, np.int32) for length, token in zip(LENGTHS, generator.permutation(250), strict=False)]
     sequences = packing.concatenate(ids, [np.arange(length) >= 2 for length in LENGTHS])
@@ -42,12 +42,12 @@ def batch() -> TrainBatch:
 
 
 def parts(batch: TrainBatch, ranks: int) -> list[list[MicroBatch]]:
-    """By rank, the micro-batches of one update of all sequences."""
+    """Return the micro-batches of each rank for one update over all sequences."""
     return micro_batches_of(batch, range(len(LENGTHS)), ranks, TrainShape(len(LENGTHS), 1, 14, "token-mean", 1.0))
 
 
 def train(rank: Rank, case: Case, coefficient: float | None, model: Path, shares: Sequence[Sequence[MicroBatch]], folder: Path) -> Seen:
-    """Two updates; rank 0's weights, what each rank measured, and what it scores afterwards."""
+    """Make two updates. Return the weights (on rank 0) and the result of the first, and the log-probs after the second."""
     folder = folder / str(rank.rank)
     folder.mkdir(parents=True, exist_ok=True)
     chosen = settings(case, model, SEED)
@@ -63,17 +63,17 @@ def train(rank: Rank, case: Case, coefficient: float | None, model: Path, shares
 
 
 def run(ranks: int, case: Case, coefficient: float | None, model: Path, batch: TrainBatch, folder: Path) -> list[Any]:
-    """By rank."""
+    """Return the result of `train` on each rank."""
     return run_ranks(train, ranks, folder, case, coefficient, model, parts(batch, ranks), folder)
 
 
 def routed(model: PreTrainedModel, ids: np.ndarray) -> Tensor:
-    """[layers, T, E], the routers' logits of one sequence, as transformers records them."""
+    """Return the router logits of one sequence as transformers records them, [layers, T, E]."""
     return torch.stack(model(torch.from_numpy(ids).long()[None], output_router_logits=True).router_logits)
 
 
 def by_hand(folder: Path, batch: TrainBatch, shares: Sequence[Sequence[MicroBatch]]) -> tuple[dict[str, Tensor], float]:
-    """Weights after one update of cross-entropy and auxiliary loss, sequence by sequence without packing; and that loss."""
+    """Make one update with cross-entropy and auxiliary loss, without packing. Return the weights and the auxiliary loss."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     total, tokens = int(batch.sequences.response_mask.sum()), sum(LENGTHS)
     plain, auxiliary = torch.zeros(()), torch.zeros(())

@@ -1,4 +1,4 @@
-"""A mixture of experts in vLLM on the CPU: its log-probs are the trainer's, before and after a sync, in fp32."""
+"""A mixture of experts in vLLM on the CPU: its log-probs equal the trainer's before and after a sync, in fp32."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.engines.generating import PROMPTS, Running, adapted, log_probs, polic
 
 pytestmark = pytest.mark.full
 TOLERANCE = 1e-5
-"""Nats a token."""
+"""Largest allowed difference, in nats per token."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quiet() -> Iterator[None]:
-    """What the worker layer sets for an engine."""
+    """Set the environment variables that the worker layer sets for an engine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -28,13 +28,16 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def engine(expert_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """An engine that takes whole weights."""
+    """Return an engine that receives all weights."""
     with running("vllm", expert_model, tmp_path_factory.mktemp("experts")) as one:
         yield one
 
 
 def largest_difference(one: Running, before: PackedPolicy | None = None) -> float:
-    """Between engine and trainer, over all sampled tokens; with `before`, the trainer then must not be at that policy."""
+    """Return the largest difference between the engine's and the trainer's log-probs over all sampled tokens.
+
+    With `before`, also check that the engine has clearly left that policy.
+    """
     worst, moved = 0.0, 0.0
     for prompt, completions in zip(PROMPTS, one.generate(PROMPTS, Sampling(30, samples=4)), strict=True):
         for completion in completions:

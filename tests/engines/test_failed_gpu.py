@@ -1,4 +1,4 @@
-"""An engine whose GPU fails during a sync of the weights ends, so that another takes its place."""
+"""An engine whose GPU fails during a weight sync exits, so that it can be replaced."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ FAULT = "CUDA error: mapping of buffer object failed"
 
 
 class FailingReader:
-    """Stands for a `BucketReader` on a GPU that fails."""
+    """A `BucketReader` on a GPU that fails."""
 
     def read(self, bucket: object) -> None:
-        """Fail as torch does."""
+        """Raise the error that torch raises."""
         raise torch.AcceleratorError(FAULT)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
 
 def plant(worker: Any) -> None:
-    """Runs in the engine's process."""
+    """Replace the bucket reader of the worker. This runs in the engine's process."""
     worker.weight_transfer_engine._reader = FailingReader()
 
 

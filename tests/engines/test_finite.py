@@ -1,4 +1,4 @@
-"""A loss or gradient that is not finite changes nothing, on any ZeRO stage, and is said to be where it was."""
+"""An update whose loss or gradient is not finite changes no state on any ZeRO stage, and the log names the micro-batch and the rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Runs = dict[Plan, list[Faults]]
 
 @pytest.fixture(scope="module")
 def runs(small_model: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runs:
-    """Every plan of the tier on two ranks, each with two micro-batches of one sequence an update."""
+    """Run all plans of the tier on two ranks. In each update, a rank has two micro-batches of one sequence."""
     generator = np.random.default_rng(0)
     sequences = packing.concatenate(
         [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS],
@@ -56,7 +56,7 @@ def test_the_update_is_skipped_on_all_ranks_and_changes_no_bit(runs: Runs, plan:
     for faults in runs[plan]:
         assert faults.skips[plant].skipped == 1
         assert faults.skips[plant].differences == []
-    # What is compared does change with an update that is made.
+    # An update that is not skipped does change the compared states.
     assert runs[plan][0].moved > 3
 
 
@@ -78,7 +78,7 @@ def test_the_schedule_waits_and_only_the_loss_scale_notices(runs: Runs, plan: Pl
     assert good > skipped[0]
     assert skipped == [skipped[0]] * len(PLANTS)
     if plan.dtype == "fp16":
-        # Halved by every skip; with ZeRO the first is forgiven (DeepSpeed's `hysteresis` of 2).
+        # Every skip halves the scale, except for the first with ZeRO (DeepSpeed's `hysteresis` of 2).
         assert faults.scales == ([256, 128, 64, 32, 16] if plan.stage == 0 else [256, 256, 128, 64, 32])
     else:
         assert faults.scales == [None] * (1 + len(PLANTS))

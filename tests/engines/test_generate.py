@@ -1,4 +1,4 @@
-"""The contract of `GenerateStrategy`, kept by `VllmGenerate` and `HfGenerate`. Engines start once and are reused."""
+"""Contract test of `GenerateStrategy` for `VllmGenerate` and `HfGenerate`. Each engine starts once and serves many tests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.tiers import each
 
 @pytest.fixture(scope="module", autouse=True)
 def quiet() -> Iterator[None]:
-    """What the worker layer sets for an engine."""
+    """Set the environment variables that the worker layer sets for an engine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -52,20 +52,20 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["vllm", "hf"])
 def engine(request: pytest.FixtureRequest, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """An engine that takes whole weights."""
+    """Return an engine that receives all weights."""
     with running(request.param, small_model, tmp_path_factory.mktemp(request.param)) as one:
         yield one
 
 
 @pytest.fixture(scope="module", params=["vllm_lora", "hf_lora"])
 def adapter_engine(request: pytest.FixtureRequest, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """An engine that takes adapters."""
+    """Return an engine that receives adapters."""
     with running(request.param, small_model, tmp_path_factory.mktemp(request.param)) as one:
         yield one
 
 
 def assert_at_the_policy(one: Running, sampling: Sampling | None = None) -> float:
-    """What the engine says of its tokens is what the policy says of them; returns the mean log-prob."""
+    """Check that the engine's log-probs of its tokens equal the policy's, and return their mean."""
     sampling = sampling or Sampling(12, samples=3)
     means = []
     for prompt, completions in zip(PROMPTS, one.generate(PROMPTS, sampling), strict=True):
@@ -111,15 +111,15 @@ def test_a_seed_decides_the_samples(engine: Running) -> None:
     engine.generate(PROMPTS, sampling)
     assert tokens(1) == first
     assert tokens(2) != first
-    if not isinstance(engine.engine, HfGenerate):  # which draws the samples of a call together
+    if not isinstance(engine.engine, HfGenerate):  # it draws all samples of a call from one generator
         alone = [engine.generate(PROMPTS[:1], Sampling(20), seed)[0][0].token_ids.tolist() for seed in (1, 2)]
-        assert alone == first, "sample i is that of seed + i, wherever the others are drawn"
+        assert alone == first, "sample i depends on seed + i only, and not on the other samples"
     assert first[0] != first[1]
 
 
 def test_seeded_samples_of_more_prompts_than_a_step_takes_are_those_of_each_alone(engine: Running) -> None:
     if isinstance(engine.engine, HfGenerate):
-        pytest.skip("it computes the prompts of a call one after another")
+        pytest.skip("HfGenerate processes prompts one after another")
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, 250, 900).astype(np.int32) for _ in range(12)]
     assert sum(map(len, prompts)) > VllmConfig.model_validate({}).max_num_batched_tokens
@@ -167,7 +167,7 @@ def test_ignoring_the_end_runs_to_the_limit_and_does_not_bend_the_distribution(e
 
 def test_a_stop_string_ends_a_response_after_it(engine: Running) -> None:
     free = engine.generate(PROMPTS[:1], Sampling(30, samples=3), seed=3)[0]
-    # A byte below 128 is a character of its own, and a token of its own.
+    # Each byte below 128 is one character and one token.
     where, stop = next((n, chr(letter)) for n, letter in enumerate(free[0].text.encode()[4:], 4) if 32 < letter < 127)
     stopped = engine.generate(PROMPTS[:1], Sampling(30, samples=3, stop=(stop,)), seed=3)[0]
     assert where < 29
@@ -230,10 +230,10 @@ def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_mo
     expected = np.stack([log_probs(before, prompt, completion, 1.0) for completion in completions])
     np.testing.assert_allclose(of_engine[old], expected[old], atol=1e-4)
     if isinstance(engine.engine, HfGenerate):
-        assert old.all(), "a prompt that is being answered is waited for"
+        assert old.all(), "HfGenerate finishes the current prompt before an update"
     else:
         assert not old.all(), "the update came after the last token"
-        # From the very first token at the new version on, the old policy is not what drew them.
+        # The first token of each sample at the new version was not drawn from the old policy.
         rows = np.flatnonzero(~old.all(axis=1))
         assert (np.abs(of_engine - expected)[rows, old.argmin(axis=1)[rows]] > 1e-3).all()
     assert_at_the_policy(engine)
@@ -245,7 +245,7 @@ def test_an_engine_says_what_it_did(engine: Running) -> None:
     answers = engine.generate(PROMPTS, sampling)
     activity, idle = engine.wait(engine.engine.activity()), engine.wait(engine.engine.activity())
     assert activity.generated_tokens == sum(len(completion.token_ids) for completions in answers for completion in completions)
-    # No prompt fills a block, so none is found in the prefix cache.
+    # No prompt fills a KV cache block, so the prefix cache has no hits.
     assert activity.prefilled_tokens == sampling.samples * sum(map(len, PROMPTS))
     assert activity.busy_seconds > 0
     assert (idle.generated_tokens, idle.prefilled_tokens, idle.busy_seconds) == (0, 0, 0)
@@ -259,22 +259,22 @@ def test_an_engine_says_what_it_did(engine: Running) -> None:
 
 def test_a_paused_engine_is_idle_and_computes_nothing_again(engine: Running) -> None:
     if isinstance(engine.engine, HfGenerate):
-        pytest.skip("it answers a prompt to its end before it is paused")
+        pytest.skip("HfGenerate finishes the current prompt before it pauses")
     _, after = paused_amid_an_answer(engine)
     assert (after.preemptions, after.prefilled_tokens, after.tokens_in_flight) == (0, 0, 0)
 
 
 def test_an_unfinished_answer_goes_on_with_the_keys_and_values_that_it_has(engine: Running, small_model: Path) -> None:
     if isinstance(engine.engine, HfGenerate):
-        pytest.skip("it has no answer unfinished when it is updated")
+        pytest.skip("HfGenerate has no unfinished request during an update")
     before, completions, old = answers_across_an_update(engine, small_model, PROMPTS[1], 40)
     for completion, count in zip(completions, old.sum(axis=1), strict=True):
         expected = continued(
             small_model, before, engine.policy, np.concatenate([PROMPTS[1], completion.token_ids]), len(PROMPTS[1]) + count
         )
         np.testing.assert_allclose(said(completion)[count:], expected, atol=1e-4)
-        anew = log_probs(engine.policy, PROMPTS[1], completion, 1.0)[count:]
-        assert np.abs(anew - expected).max() > 1e-3, "the two policies must differ for this to show anything"
+        recomputed = log_probs(engine.policy, PROMPTS[1], completion, 1.0)[count:]
+        assert np.abs(recomputed - expected).max() > 1e-3, "the two policies must differ for the test to mean anything"
     assert_at_the_policy(engine)
 
 
@@ -347,7 +347,7 @@ def test_a_broken_adapter_is_refused_and_the_one_before_stays(adapter_engine: Ru
     assert_at_the_policy(adapter_engine)
 
 
-# An engine that refused weights is only fit to be closed: each of the last two tests is the last of its engine.
+# An engine that refused weights can only be closed, so each of the following two tests must be the last one of its engine.
 
 
 def test_a_broken_bucket_is_refused_and_named(engine: Running, small_model: Path) -> None:

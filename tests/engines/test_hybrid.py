@@ -1,4 +1,4 @@
-"""A hybrid of Qwen3.5's shape through trainer and engine: updates, samples, a weight sync, an export."""
+"""A hybrid model with Qwen3.5's architecture in the trainer and in the `hf_infer` engine: updates, samples, sync, checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.hybrids import build_hybrid, write_hybrid
 
 CASES = [Case(0, False), Case(3, False), Case(3, True)]
 PROMPT = np.arange(70, dtype=np.int32)
-"""More than a chunk of the delta rule."""
+"""A prompt that is longer than one chunk of the delta rule."""
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +31,13 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """transformers' own generation, with its cache of states."""
+    """Return an engine that runs transformers' `generate`, with its cache of recurrent states."""
     with running("hf", hybrid, tmp_path_factory.mktemp("engine")) as one:
         yield one
 
 
 def furthest(one: Running) -> float:
-    """The largest difference, in nats a token, of what the engine says of its tokens and what the trainer's packed forward says."""
+    """Return the largest difference between the log-probs of the engine and of the trainer's packed forward, in nats per token."""
     prompts = [*PROMPTS, PROMPT]
     answers = one.generate(prompts, Sampling(12, samples=2, ignore_eos=True))
     pairs = [(prompt, completion) for prompt, completions in zip(prompts, answers, strict=True) for completion in completions]
@@ -61,7 +61,7 @@ def batch(hybrid: Path) -> TrainBatch:
 
 @pytest.fixture(scope="module")
 def outcomes(batch: TrainBatch, hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Outcome]:
-    """What the first of two ranks saw."""
+    """Run all cases on two ranks. Return the results of rank 0."""
     folder = tmp_path_factory.mktemp("train")
     first, _ = run_ranks(train_cases, 2, folder, CASES, hybrid, {False: shares(batch, 2, whole=False)}, folder)
     return dict(zip(CASES, first, strict=True))
@@ -78,7 +78,7 @@ def test_updates_over_packed_sequences_are_adamws_over_each_alone(
         assert got.keys() == expected.weights.keys()
         for name, weight in expected.weights.items():
             torch.testing.assert_close(got[name], weight, rtol=0, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
-    if case.stage:  # plain fp32 without ZeRO does not keep it
+    if case.stage:  # DeepSpeed does not keep the gradient norm for fp32 without ZeRO
         assert outcomes[case].first_result.scalars["policy/grad_norm"] == pytest.approx(plain[0].grad_norm, rel=1e-3)
     assert outcomes[case].resumed.keys() == outcomes[case].second.keys()
     for name, weight in outcomes[case].resumed.items():

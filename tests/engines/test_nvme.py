@@ -1,4 +1,4 @@
-"""A run whose optimizer states and parameters lie on NVMe resumes to the bit, which DeepSpeed alone does not do. Needs libaio."""
+"""A run with optimizer states and parameters on NVMe resumes bitwise identically, which DeepSpeed alone does not do. Needs libaio."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.full
 CASES = [Case(3, False), Case(3, True, dtype="bf16")]
 
 
-@pytest.mark.skipif(not AsyncIOBuilder().is_compatible(), reason="libaio and its headers are not here")
+@pytest.mark.skipif(not AsyncIOBuilder().is_compatible(), reason="needs libaio and its headers")
 def test_a_resumed_run_goes_on_to_the_bit(batch: TrainBatch, small_model: Path, tmp_path: Path) -> None:  # noqa: F811
     swap_folder(tmp_path).mkdir()
     works = shares(batch, 2, whole=False)

@@ -1,4 +1,4 @@
-"""Every offline loss through DeepSpeed on two ranks, update by update, against float64 written by hand."""
+"""Every offline loss with DeepSpeed on two ranks matches a plain float64 computation in each update."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FP32 = model_args(Case(0, lora=False))
 
 STEPS, BATCH = 4, 6
 LENGTHS = [(4, 7), (2, 5), (6, 3), (3, 9), (5, 5), (2, 8)]
-"""Of prompt and response."""
+"""Lengths of prompt and response, in tokens."""
 CASES: dict[str, tuple[Loss, int, LossOf]] = {
     "sft": (NegativeLogLikelihood(), 0, plain_offline.sft),
     "dpo": (PreferenceLoss(Dpo(BETA, SMOOTHING)), 3, plain_offline.dpo),
@@ -64,13 +64,13 @@ CASES: dict[str, tuple[Loss, int, LossOf]] = {
     "orpo": (PreferenceLoss(OrPo(BETA)), 1, plain_offline.orpo),
     "kto": (Kto(BETA, 1.5, 0.7), 3, plain_offline.kto),
 }
-"""Loss, ZeRO stage, and the same by hand."""
+"""The loss, the ZeRO stage, and the plain computation of the loss."""
 REFERENCED = ("dpo", "dpo_norm and sft", "ipo", "kto")
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Stands for an `ExampleSet`."""
+    """A replacement of `ExampleSet`."""
 
     examples: Sequence[Example]
 
@@ -82,7 +82,7 @@ class Rows:
 
 
 def rows(pairs: bool) -> Rows:
-    """A dozen rows of random tokens."""
+    """Return twelve rows of random tokens."""
     generator = np.random.default_rng(5)
 
     def sequence(prompt: np.ndarray, response: int) -> ExampleSequence:
@@ -99,12 +99,12 @@ def rows(pairs: bool) -> Rows:
 
 
 def numbers(step: int) -> list[int]:
-    """The rows of a step: two epochs of two steps."""
+    """Return the row numbers of a step. Two epochs of two steps each."""
     return [(step % 2) * BATCH + number for number in range(BATCH)]
 
 
 def learnt_examples(given: Rows) -> list[list[Example]]:
-    """The examples of every step."""
+    """Return the examples of each step."""
     return [[given.example(number) for number in numbers(step)] for step in range(STEPS)]
 
 
@@ -122,7 +122,7 @@ def ranks() -> Iterator[ServedRanks]:
 
 @pytest.fixture(scope="module")
 def reference(small_model: Path) -> Any:
-    """The model as it was, in this process."""
+    """Return a function that scores sequences with the initial model, in this process."""
     scorer = HfScore(HfScoreSettings(str(small_model), FP32, PackedPolicy), Rank("reference", 0, 1, "", 0, "cpu", limits.START))
 
     async def ask(sequences: Sequences) -> Floats:
@@ -140,7 +140,7 @@ def batches(given: Rows, make_batch: MakeBatch, actor_train: ActorTrain, other: 
 
 
 async def learn(actor_train: ActorTrain, rows: Batches) -> list[Metrics]:
-    """Before each update, the metrics of the rows that it learns from; and those that the update reports itself."""
+    """Make all updates. Return each update's metrics, and under `before/` the evaluation of its rows just before it."""
     out = []
     for step in range(STEPS):
         batch, loss = await rows.of(numbers(step))
@@ -170,7 +170,7 @@ def test_the_loss_of_every_update_is_the_one_by_hand(name: str, ranks: ServedRan
     said = asyncio.run(run())
     key = "sft/loss" if name == "sft" else "dpo/loss"
     assert [line[key] for line in said] == pytest.approx(expected, abs=1e-5)
-    assert [line[f"before/{key}"] for line in said] == pytest.approx(expected, abs=1e-5), "evaluation sees what the update sees"
+    assert [line[f"before/{key}"] for line in said] == pytest.approx(expected, abs=1e-5), "evaluation and update compute the same loss"
     assert max(expected) - min(expected) > 1e-3, "the updates changed nothing"
 
 

@@ -1,4 +1,4 @@
-"""vLLM's own processes end with the process that started them, however that ends."""
+"""vLLM's processes end when the process that started them ends, even if it was killed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_engine_does_not_outlive_a_worker_that_is_killed(tmp_path: Path) -> N
 
 
 def is_running(pid: int) -> bool:
-    """A process that was killed exists until it is reaped, whenever the host does that."""
+    """Return whether the process runs. A killed process remains as a zombie until it is reaped, and does not count as running."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

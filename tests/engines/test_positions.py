@@ -1,4 +1,4 @@
-"""Far positions: a model that ZeRO-3 shards in bf16 tells them apart as the same model alone does."""
+"""Large position ids: a bf16 model under ZeRO-3 computes the same log-probs for them as the same model without sharding."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.engines.training import SEED, TEMPERATURE, Case, trainer
 pytestmark = pytest.mark.full
 
 LENGTH = 700
-"""Tokens; frequencies that are rounded to bf16 are off by up to a radian here."""
+"""Sequence length in tokens. At these positions, rotary frequencies rounded to bf16 would give angles wrong by up to a radian."""
 
 
 def scored(rank: Rank, model: Path, sequences: Sequences) -> Floats:
-    """By the trainer, before any update."""
+    """Return the trainer's log-probs before any update."""
     with trainer(Case(3, lora=False, dtype="bf16"), model, rank, SEED) as strategy:
         return strategy.log_probs([sequences], TEMPERATURE, True)[0]
 

@@ -1,4 +1,4 @@
-"""The contract of `RewardStrategy`, kept by `HfReward` and `VllmReward`: the score that transformers alone gives the same tokens."""
+"""Contract test of `RewardStrategy` for `HfReward` and `VllmReward`: both return the score that transformers computes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RANK = Rank("rewards.r", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
 
 @pytest.fixture(scope="module")
 def classifier(with_head: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model as a reward model is saved: transformers' class for sequence classification, with one label."""
+    """Return the folder of a reward model: transformers' sequence classification class with one label."""
     folder = tmp_path_factory.mktemp("models") / "classifier"
     model = AutoModelForSequenceClassification.from_pretrained(with_head, num_labels=1)
     model.config.pad_token_id = PAD_ID
@@ -47,7 +47,7 @@ def sequences() -> list[Ints]:
 
 @pytest.fixture(scope="module")
 def direct(classifier: Path, sequences: list[Ints]) -> list[float]:
-    """transformers' own logits in float64, a sequence at a time."""
+    """Return transformers' logits in float64, from one forward pass per sequence."""
     model = AutoModelForSequenceClassification.from_pretrained(classifier, dtype=torch.float64)
     assert isinstance(model, Qwen2ForSequenceClassification)
     with torch.no_grad():
@@ -61,18 +61,18 @@ def test_hf_infer_scores_as_transformers_does(classifier: Path, sequences: list[
         assert await strategy.scores(sequences) == pytest.approx(direct, abs=2e-5)
         await strategy.offload()
         await strategy.onload()
-        # Asked for at the same time, each in its own request.
+        # Concurrent calls with one sequence each.
         alone = await asyncio.gather(*(strategy.scores([tokens]) for tokens in sequences))
         assert [score for (score,) in alone] == pytest.approx(direct, abs=2e-5)
         await strategy.close()
 
-    assert max(direct) - min(direct) > 0.1, "a head of 0 would tell nothing apart"
+    assert max(direct) - min(direct) > 0.1, "the scores must differ for the comparison to mean anything"
     asyncio.run(run())
 
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """What the worker layer sets for an engine."""
+    """Set the environment variables that the worker layer sets for an engine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
         patch.setenv("OMP_NUM_THREADS", "1")

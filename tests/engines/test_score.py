@@ -1,4 +1,4 @@
-"""The contract of `ScoreStrategy`, kept by `HfScore` and by `DeepSpeedScore` on two ranks."""
+"""Contract test of `ScoreStrategy` for `HfScore`, and for `DeepSpeedScore` on two ranks."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def sequences() -> Sequences:
 
 @pytest.fixture(scope="module")
 def direct(small_model: Path, sequences: Sequences) -> Floats:
-    """[T] from transformers' own logits in float64, a sequence at a time."""
+    """Return log-probs from transformers' logits in float64, from one forward pass per sequence, [T]."""
     model = AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float64)
     with torch.no_grad():
         return spread(token_statistics(model, sequences, TEMPERATURE)[0], sequences)
 
 
 def parts(sequences: Sequences, ranks: int) -> list[list[Sequences]]:
-    """By rank, the micro-batches; the last rank has fillers among its own."""
+    """Return the micro-batches of each rank. The last rank also gets fillers."""
     shares = packing.split(LENGTHS, ranks, BUDGET).ranks
     return [[packing.select(sequences, indices) for indices in forwards] for forwards in shares]
 
 
 def gathered(sequences: Sequences, ranks: int, by_rank: list[list[Floats]]) -> Floats:
-    """[T] in the order of the sequences."""
+    """Return the ranks' log-probs as one array in the order of the sequences, [T]."""
     out = np.full(len(sequences.token_ids), np.nan, np.float32)
     for forwards, fields in zip(packing.split(LENGTHS, ranks, BUDGET).ranks, by_rank, strict=True):
         for indices, field in zip(forwards, fields, strict=True):
@@ -66,7 +66,7 @@ def test_hf_infer_scores_as_transformers_does(small_model: Path, sequences: Sequ
     rank = Rank("reference", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
     strategy = HfScore(HfScoreSettings(str(small_model), ModelConfig.model_validate({"dtype": "fp32"}), PackedPolicy), rank)
     for parameter in strategy._policy.parameters():
-        parameter.data = parameter.data.clone()  # out of the file, as on a device
+        parameter.data = parameter.data.clone()  # no longer backed by the file, as on a device
     for _ in range(2):
         strategy.offload()
         assert not any(parameter.untyped_storage().nbytes() for parameter in strategy._policy.parameters())

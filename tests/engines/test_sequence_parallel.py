@@ -1,4 +1,4 @@
-"""A replica of two ranks, which share the tokens of each micro-batch out, scores and learns as one rank with all of them does."""
+"""Sequence parallelism: two ranks that split the tokens of each micro-batch score and train like one rank with all tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BUDGET = 33
 
 @dataclass(frozen=True)
 class Kind:
-    """What learns, from what, on which stage."""
+    """A kind of model, its loss, and the ZeRO stage."""
 
     load: ModelLoader
     stage: int
@@ -48,7 +48,7 @@ class Kind:
     mode: str
     lora: bool = False
     compiled: bool = False
-    """Where two ranks share; the one is not."""
+    """Whether the layers of the two-rank replica are compiled; those of the single rank never are."""
 
 
 KINDS = {
@@ -61,7 +61,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of a step."""
+    """The results of a step."""
 
     scores: Floats
     metrics: Metrics
@@ -83,7 +83,7 @@ def together() -> Iterator[ServedRanks]:
 
 
 def batch_for(name: str) -> TrainBatch:
-    """Ten sequences of random tokens. Those of a reward model are pairs, of which the last token is scored."""
+    """Return ten sequences of random tokens. For a reward model they form pairs, and the last token of each sequence is scored."""
     generator = np.random.default_rng(1)
     masks = [np.arange(length) >= (length - 1 if name == "reward_model" else 2) for length in LENGTHS]
     sequences = packing.concatenate([generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS], masks)
@@ -107,7 +107,7 @@ def batch_for(name: str) -> TrainBatch:
 
 
 async def step(name: str, group: ServedRanks, folder: Path) -> Seen:
-    """Score, evaluate and learn, through the facades."""
+    """Score, evaluate and train, through the facades."""
     kind, batch = KINDS[name], batch_for(name)
     shape = TrainShape(
         updates=2 if batch.sequences_per_example == 1 else 1,
@@ -128,7 +128,7 @@ async def step(name: str, group: ServedRanks, folder: Path) -> Seen:
 
 
 async def weights(group: ServedRanks, folder: Path) -> dict[str, Tensor]:
-    """All of them, as a sync sends them."""
+    """Return all weights as a weight sync sends them."""
     out: dict[str, Tensor] = {}
     for names in plan_buckets((await group.within(limits.CALL).all(TrainStrategy.tensors, adapter=False))[0], 1 << 19):
         bucket = (await group.within(limits.CALL).all(BucketSender.write_bucket, names, folder / "bucket.safetensors"))[0]
@@ -138,7 +138,7 @@ async def weights(group: ServedRanks, folder: Path) -> dict[str, Tensor]:
 
 
 def far(got: Tensor | Floats, expected: Tensor | Floats) -> float:
-    """Relative."""
+    """Return the relative difference."""
     one, other = torch.as_tensor(got).double(), torch.as_tensor(expected).double()
     return float((one - other).norm() / other.norm())
 
@@ -157,7 +157,7 @@ def test_two_ranks_that_share_tokens_out_do_as_one(
     one, two = seen
     assert far(two.scores, one.scores) < 1e-6
     assert np.abs(one.scores).max() > 0.1
-    # Nothing counts twice, and every mean is the same.
+    # No token is counted twice, and all means agree.
     assert two.held_out_tokens == one.held_out_tokens > 0
     assert two.metrics.keys() == one.metrics.keys()
     for metric, expected in one.metrics.items():

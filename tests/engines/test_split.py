@@ -1,4 +1,4 @@
-"""A split into ranks and micro-batches changes no gradient of the real engine, nor does sharing the tokens of a micro-batch out."""
+"""On DeepSpeed, the gradient does not depend on the split into ranks and micro-batches, nor on sequence parallelism."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ LOSSES: dict[str, tuple[Loss, str]] = {
 }
 CASES = [Case(3, False), Case(3, True)]
 STAGES = [Case(0, False), Case(1, False), Case(2, False), Case(2, True)]
-"""Whose gradients meet in other ways: after the last micro-batch (0, 1) or after each (2)."""
+"""Stages that reduce gradients at other times: after the last micro-batch (0, 1), or after each micro-batch (2)."""
 ON_STAGES = ("ppo", "gspo")
 
 OVER_TWO = [Case(1, False, sequence_parallel=2), Case(3, False, sequence_parallel=2), Case(3, True, sequence_parallel=2)]
-"""Whose ranks share the tokens of each micro-batch out; the cut lies amid sequences."""
+"""Cases with sequence parallelism. The cut between the ranks falls inside sequences."""
 
 TIED = [Case(2, False), Case(3, False)]
 
@@ -53,7 +53,7 @@ ByWork = dict[tuple[str, int], Tensor]
 
 @pytest.fixture(scope="module")
 def batch(small_model: Path) -> TrainBatch:
-    """Ten sequences; the other policies are the model itself, slightly off."""
+    """Return ten sequences. The log-probs of the other policies are the model's own plus a little noise."""
     generator = np.random.default_rng(1)
     sequences = packing.concatenate(
         [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS], [np.arange(length) >= 2 for length in LENGTHS]
@@ -71,7 +71,7 @@ def batch(small_model: Path) -> TrainBatch:
 
 
 def work(batch: TrainBatch, ranks: int, losses: Iterable[str], counts: Sequence[int] = MICRO_BATCHES) -> Work:
-    """Each of the losses in so many micro-batches a rank."""
+    """Return an update for each of the losses and each number of micro-batches per rank."""
     budgets = {packing.split(LENGTHS, ranks, budget).forwards: budget for budget in range(1, 200)}
     out = {}
     for name in losses:
@@ -87,7 +87,7 @@ def work(batch: TrainBatch, ranks: int, losses: Iterable[str], counts: Sequence[
 
 @pytest.fixture(scope="module", params=tiered(CASES, CASES[1:]), ids=lambda case: case.name)
 def seen(request: pytest.FixtureRequest, batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Gradients:
-    """By ranks, loss and micro-batches."""
+    """Return gradients. Key: number of ranks, name of the loss, number of micro-batches per rank."""
     out: Gradients = {}
     for ranks in (1, 2):
         folder = tmp_path_factory.mktemp("split")
@@ -108,7 +108,7 @@ def test_no_split_changes_the_gradient(seen: Gradients, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def by_stage(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, tuple[ByWork, ByWork]]:
-    """For each case the gradients of one rank with one micro-batch, and those of two ranks."""
+    """Return for each case the gradients on one rank with one micro-batch, and the gradients on two ranks."""
     alone, together = work(batch, 1, ON_STAGES, counts=(1,)), work(batch, 2, ON_STAGES)
     [whole] = run_ranks(gradients_by_case, 1, tmp_path_factory.mktemp("alone"), STAGES, small_model, alone)
     split, _ = run_ranks(gradients_by_case, 2, tmp_path_factory.mktemp("together"), STAGES, small_model, together)
@@ -129,7 +129,7 @@ def test_no_split_changes_the_gradient_on_other_stages(by_stage: dict[Case, tupl
 
 @pytest.fixture(scope="module")
 def shared(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, tuple[ByWork, ByWork]]:
-    """For each case the gradients of one rank, and those of two with the same micro-batches."""
+    """Return for each case the gradients on one rank, and the gradients on two ranks that split the same micro-batches."""
     given = work(batch, 1, LOSSES, counts=(1, 5))
     odd = [len(part.batch.sequences.token_ids) % 2 for _, by_rank in given.values() for part in by_rank[0]]
     assert any(odd)
@@ -154,7 +154,7 @@ def test_sharing_tokens_out_changes_no_gradient(shared: dict[Case, tuple[ByWork,
 
 @pytest.mark.full
 def test_a_tied_matrix_has_the_gradient_of_both_its_uses(small_tied_model: Path, batch: TrainBatch, tmp_path: Path) -> None:
-    """Embedding and head are one tensor, which ZeRO shards once."""
+    """Embedding and head are one tensor, and ZeRO shards it once."""
     model = load_causal_model(str(small_tied_model), ModelConfig.model_validate({"dtype": "fp32"}), packed=False).double()
     (-token_statistics(model, batch.sequences, TEMPERATURE)[0].mean()).backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])

@@ -1,4 +1,4 @@
-"""Ranks that share the model's linear layers out by DeepSpeed's AutoTP train it as one process does that has it whole."""
+"""Tensor parallelism (DeepSpeed's AutoTP): ranks that split the linear layers train like one process with the whole model."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from tests.tiers import collected, each
 pytestmark = pytest.mark.full  # too long for `make test`; `.ci/run` runs it
 
 SHARED = 2
-"""Ranks of a replica."""
+"""Ranks per replica."""
 INPUT = torch.arange(24.0).reshape(1, 3, 8)
 PLAIN, ZERO_2 = Case(0, False, tensor_parallel=SHARED), Case(2, False, tensor_parallel=SHARED, overlap=True, share_inputs=True)
 BF16 = Case(1, False, dtype="bf16", tensor_parallel=SHARED)
 COMPILED = Case(2, False, checkpointing="none", compiled=True, tensor_parallel=SHARED)
 EXACT = [(1, PLAIN), (1, COMPILED), (2, ZERO_2)]
-"""By the number of replicas."""
+"""The number of replicas, and the case."""
 RUNS = [*EXACT, (1, BF16)]
 QUICK = [(1, PLAIN)]
 
@@ -53,7 +53,7 @@ each_exact_run = each("replicas,case", EXACT, QUICK, identify)
 
 
 def works(batch: TrainBatch, replicas: int) -> dict[bool, list[Work]]:  # noqa: F811
-    """By rank: those of a replica do the same."""
+    """Return the work of each rank. All ranks of a replica get the same work."""
     return {False: [share for share in shares(batch, replicas, whole=False) for _ in range(SHARED)]}
 
 
@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With what AutoTP treats in different ways: biases of rows and of columns, and norms of single heads."""
+    """Return a model with the parts that AutoTP handles differently: biases of row- and column-parallel layers, and per-head norms."""
     own = AutoConfig.from_pretrained(small_model).to_dict()
     same = {name: own[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
     config = Qwen3Config(**same, num_key_value_heads=2, head_dim=32, initializer_range=0.05, attention_bias=True, tie_word_embeddings=False)
@@ -72,7 +72,7 @@ def model(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(6)
         made = Qwen3ForCausalLM(config)
         for parameter in made.parameters():
-            if parameter.ndim == 1:  # all biases are 0 and all norms 1 where nothing was learnt
+            if parameter.ndim == 1:  # initially, all biases are 0 and all norms are 1
                 parameter.data += torch.randn_like(parameter) / 10
     folder = tmp_path_factory.mktemp("models") / "normed"
     made.save_pretrained(folder)
@@ -82,7 +82,7 @@ def model(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcomes(batch: TrainBatch, model: Path, folder: Path, request: pytest.FixtureRequest) -> Runs:  # noqa: F811
-    """Every run of the tier, by rank."""
+    """Return the results of all runs of the tier, by rank."""
     out: Runs = {}
     runs = collected(request, RUNS, QUICK)
     for replicas in sorted({replicas for replicas, _ in runs}):
@@ -94,13 +94,13 @@ def outcomes(batch: TrainBatch, model: Path, folder: Path, request: pytest.Fixtu
 
 @pytest.fixture(scope="module")
 def plain(batch: TrainBatch, model: Path) -> list[PlainUpdate]:  # noqa: F811
-    """The four updates by hand, in one process and in float64."""
+    """Return the four updates in plain PyTorch, in one process and in float64."""
     one, two = take(batch, [0, 1, 2, 3]), take(batch, [4, 5, 6, 7])
     return plain_updates(model, False, [one, two, one, two])
 
 
 def assert_near(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Every tensor, relative to its norm."""
+    """Check that every tensor is close to the expected one, relative to its norm."""
     assert got.keys() == expected.keys()
     for name, tensor in got.items():
         difference = float((tensor.double() - expected[name].double()).norm() / expected[name].double().norm())
@@ -134,7 +134,7 @@ def test_a_rank_keeps_its_part_of_an_input(wait_on_host: bool, folder: Path) -> 
 
 
 def packed(rank: Rank, wait_on_host: bool) -> tuple[Tensor, Tensor]:
-    """What a rank keeps of an input, and the input that it has of it and of the others' parts."""
+    """Return the part of an input that a rank keeps, and the input that it restores from all ranks' parts."""
     from roll.strategies import deepspeed_tensor
 
     rendezvous = {"init_method": f"tcp://{rank.master_address}:{rank.master_port}", "rank": rank.rank, "world_size": rank.world_size}

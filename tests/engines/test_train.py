@@ -1,4 +1,4 @@
-"""The contract of `TrainStrategy`, kept by `DeepSpeedTrain`: every ZeRO stage, with and without LoRA, on one rank and on two."""
+"""Contract test of `TrainStrategy` for `DeepSpeedTrain`: every ZeRO stage, with and without LoRA, on one rank and on two."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Plain = dict[bool, list[PlainUpdate]]
 
 
 def identify(value: object) -> str | None:
-    """Names of cases in the report."""
+    """Return the name of a parameter in pytest's report."""
     return value.name if isinstance(value, Case) else f"{value}_ranks" if isinstance(value, int) else None
 
 
@@ -53,7 +53,7 @@ each_exact_run = each("ranks,case", EXACT_RUNS, [run for run in QUICK if run in 
 
 @pytest.fixture(scope="module")
 def batch(small_model: Path) -> TrainBatch:
-    """Eight sequences; behaviour and reference are the model itself, slightly off."""
+    """Return eight sequences. The behaviour and reference log-probs are the model's own plus a little noise."""
     return make_batch(small_model)
 
 
@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcomes(batch: TrainBatch, small_model: Path, folder: Path, request: pytest.FixtureRequest) -> Runs:
-    """Every run of the tier, by rank. Two groups of processes are started for all of them."""
+    """Return the results of all runs of the tier, by rank. This starts two groups of processes."""
     out: Runs = {}
     for ranks in (1, 2):
         cases = [case for count, case in collected(request, RUNS, QUICK) if count == ranks]
@@ -76,13 +76,13 @@ def outcomes(batch: TrainBatch, small_model: Path, folder: Path, request: pytest
 
 @pytest.fixture(scope="module")
 def plain(batch: TrainBatch, small_model: Path) -> Plain:
-    """The four updates by hand; key: with LoRA."""
+    """Return the four updates in plain PyTorch. Key: whether LoRA is used."""
     one, two = take(batch, [0, 1, 2, 3]), take(batch, [4, 5, 6, 7])
     return {lora: plain_updates(small_model, lora, [one, two, one, two]) for lora in (False, True)}
 
 
 def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
-    """Every tensor, by name."""
+    """Check that all tensors are close to the expected ones."""
     assert got.keys() == expected.keys()
     assert got
     for name, tensor in got.items():
@@ -90,7 +90,7 @@ def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance:
 
 
 def moved(got: dict[str, Tensor], base: dict[str, Tensor]) -> float:
-    """The largest change of any weight."""
+    """Return the largest change of any weight."""
     return max(float((tensor.float() - base[name].float()).abs().max()) for name, tensor in got.items())
 
 
@@ -118,7 +118,7 @@ def test_metrics_are_means_over_all_ranks_and_updates(outcomes: Runs, plain: Pla
     assert sum(outcome.second_result.tokens for outcome in by_rank) == counts[0] + 2 * counts[1]
     if case.stage > 0:
         assert first["policy/grad_norm"] == pytest.approx(plain[case.lora][0].grad_norm, rel=1e-3)
-    # Of the last update: linear to nothing over ten.
+    # The learning rate of the last update; it decays linearly to 0 over ten updates.
     assert first["policy/lr"] == pytest.approx(1e-2)
     assert by_rank[0].second_result.scalars["policy/lr"] == pytest.approx(0.7e-2)
 
@@ -139,7 +139,7 @@ def test_trainer_and_engine_are_compared_on_the_tokens_of_the_current_version(
         difference = (own - batch.behaviour_log_probs)[: len(chosen)][chosen]
         assert merged[f"{prefix}/logprob_abs_diff_mean"] == pytest.approx(np.abs(difference).mean(), rel=1e-3)
         assert merged[f"{prefix}/kl"] == pytest.approx((np.expm1(difference) - difference).mean(), rel=1e-3)
-        # The next call says version + 1, and no token was sampled by it.
+        # The second call passes version + 1, and no token was sampled at that version.
         assert sum(outcome.second_result.counts[f"{prefix}/kl"] for outcome in by_rank) == 0
 
 
@@ -153,11 +153,11 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened(outcomes: Runs, ranks:
 
 @each_run
 def test_a_trainer_that_left_in_between_goes_on_to_the_bit(outcomes: Runs, ranks: int, case: Case) -> None:
-    # On the CPU, what DeepSpeed neither flattens nor copies looks into the files it was read from, which cannot be emptied.
+    # On the CPU, parameters that DeepSpeed neither flattens nor copies are views of the model's file, which cannot be freed.
     in_files = case.stage == 0 and not case.lora and case.dtype == "fp32"
     for outcome in outcomes[ranks, case]:
         assert (outcome.bytes_here > 0, outcome.bytes_away) == (not in_files, 0)
-    # It left before `resumed_result` and after it, and what it is compared with never did.
+    # This trainer was offloaded before and after `resumed_result`; the one it is compared with never was.
     assert_close(outcomes[ranks, case][0].resumed, outcomes[ranks, case][0].second, 0.0)
 
 
@@ -197,13 +197,13 @@ def test_neither_recomputing_nor_compiling_layers_changes_anything(outcomes: Run
 
 
 def score(policy: PackedPolicy, sequences: Sequences) -> Floats:
-    """[T] by one direct forward pass."""
+    """Return log-probs from one forward pass of the policy, [T]."""
     with torch.no_grad():
         return spread(policy(packed_inputs(sequences, "cpu", TEMPERATURE))[0], sequences)
 
 
 def gathered(batch: TrainBatch, ranks: int, by_rank: list[list[Floats]]) -> Floats:
-    """[T] in the batch's own order."""
+    """Return the ranks' fields as one array in the order of the batch, [T]."""
     out = np.zeros(len(batch.sequences.token_ids), np.float32)
     for forwards, fields in zip(packing.split(LENGTHS, ranks, 14).ranks, by_rank, strict=True):
         assert len(forwards) == len(fields)
@@ -272,7 +272,7 @@ def test_a_checkpoint_that_is_not_there_is_an_error(outcomes: Runs, folder: Path
 
 
 def test_micro_batches_of_the_test_are_many_and_uneven(batch: TrainBatch) -> None:
-    """The test would prove little if there were nothing to split."""
+    """The other tests would prove little with a single micro-batch or with even splits."""
     many = shares(batch, 1, whole=False)[0]
     assert len(many.first[0]) > 1
     assert [len(micro_batch.batch) for micro_batch in shares(batch, 1, whole=True)[0].first[0]] == [4]

@@ -1,4 +1,4 @@
-"""What is counted of vLLM's own statistics, made by vLLM's own objects. vLLM is imported where a test runs."""
+"""The counts that are taken from vLLM's statistics, with real vLLM objects. Each test imports vLLM itself, because the import is slow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_engine_steps_are_summed_up_and_forgotten() -> None:
     engine.ask("a", 10)
     engine.ask("b", 7)
     assert engine.take().tokens_in_flight == 17
-    # Of a's prompt 4 tokens come from the prefix cache.
+    # 4 tokens of prompt "a" are in the prefix cache.
     engine.step(scheduled(running=1, waiting=1, deferred=1, use=0.25), prefilled("a", 6, cached=4))
     engine.step(scheduled(running=2, use=0.75), decoded("a"), prefilled("b", 7, tokens=2))
     engine.step(scheduled(running=1, use=0.5), decoded("a", finished=True))
@@ -38,10 +38,10 @@ def test_what_a_preempted_request_computes_again_is_counted_by_its_lookup() -> N
     engine = Stepped()
     engine.ask("a", 10)
     engine.step(scheduled(running=1), prefilled("a", 10))
-    # It loses 11 tokens; 8 of them are still in the cache when it is scheduled again.
+    # The preempted request loses 11 tokens. 8 of them are still in the prefix cache when it is scheduled again.
     lookups = PrefixCacheStats()
     lookups.record(num_tokens=11, num_hits=8, preempted=True)
-    lookups.record(num_tokens=40, num_hits=32, preempted=False)  # a new prompt, which says itself what it computed
+    lookups.record(num_tokens=40, num_hits=32, preempted=False)  # a new prompt, whose own statistics count its prefill
     engine.step(scheduled(running=1, lookups=lookups), resumed("a"))
     activity = engine.take()
     assert (activity.preemptions, activity.prefilled_tokens, activity.generated_tokens) == (1, 10 + 3, 2)
@@ -68,4 +68,4 @@ def test_vllm_adds_no_logger_of_its_own() -> None:
     engine.loggers.record_sleep_state(1, 2)
     engine.loggers.record_admission_rejection("max_num_queued_reqs")
     engine.loggers.log()
-    assert vars(engine.loggers.stat_loggers[0]) == {}, "nothing is kept beside the counts"
+    assert vars(engine.loggers.stat_loggers[0]) == {}, "the logger has no state except the counts"

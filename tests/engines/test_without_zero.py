@@ -1,4 +1,4 @@
-"""bf16 and fp16 learn without ZeRO what plain PyTorch learns, where DeepSpeed by itself would not scale fp16's losses."""
+"""Training in bf16 and fp16 without ZeRO matches plain PyTorch, although DeepSpeed itself would not scale fp16's losses there."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ pytestmark = pytest.mark.full
 CELLS = [Cell("sft", 0, "none", dtype, lora) for dtype in ("bf16", "fp16") for lora in (False, True)]
 CELLS += [Cell("sft", 0, "none", "bf16", False, "muon")]
 REWARD = Cell("reward_model", 0, "none", "fp16", False)
-"""Its gradients overflow at fp16's first loss scale."""
+"""A cell whose gradients overflow at fp16's initial loss scale."""
 
 
 def curves(rank: Rank, folder: Path) -> list[tuple[float, int]]:
-    """Of each cell the largest difference from the plain curve, and the updates that were skipped."""
+    """Return for each cell the largest difference from the plain curve, and the number of skipped updates."""
     import torch
     from deepspeed.accelerator import get_accelerator
 
@@ -29,7 +29,7 @@ def curves(rank: Rank, folder: Path) -> list[tuple[float, int]]:
     from benchmarks.deepspeed_tasks import Folders
 
     folders, out = Folders(folder / "model", folder / "model", folder), []
-    # DeepSpeed refuses fp16 where the CPU has no instructions for it; torch computes it all the same.
+    # DeepSpeed refuses fp16 if the CPU has no instructions for it, although torch can compute it.
     with mock.patch.object(get_accelerator(), "is_fp16_supported", lambda: True):
         for cell in (*CELLS, REWARD):
             curve, skipped = trained(cell, folders, rank)
@@ -44,7 +44,7 @@ def test_the_curves_are_those_of_plain_pytorch(tmp_path: Path) -> None:
     write_model(tmp_path / "model", seed=0)
     for said in run_ranks(curves, 2, tmp_path / "ranks", tmp_path):
         for cell, (difference, _) in zip((*CELLS, REWARD), said, strict=True):
-            # Unscaled losses would be 2 off in fp16, and a first step too many 0.05 in both.
+            # Without loss scaling, fp16 would be off by 2; an extra first step would change both dtypes by 0.05.
             assert difference <= cell.tolerance, cell.name
         assert not any(skipped for _, skipped in said[: len(CELLS)])
-        assert said[-1][1] > 0, "the loss scale was found by overflowing"
+        assert said[-1][1] > 0, "the first updates must overflow and be skipped until the loss scale fits"

@@ -1,4 +1,4 @@
-"""What the contract test of `TrainStrategy` runs on each rank: one process group, many trainers one after another."""
+"""Code that the contract test of `TrainStrategy` runs on each rank: many trainers, one after another, in one process group."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from roll.weight_sync.sender import BucketSender
 LOSS = PolicyLoss(kl_coef=0.1, entropy_coef=0.01)
 TEMPERATURE = 0.8
 VERSION = 3
-"""Of the policy before the first update."""
+"""Version of the policy before the first update."""
 LEARNING_RATE = 1e-2
-# Adam divides by |g| + epsilon: with the usual 1e-8 the sign of a gradient that is noise decides the first update.
+# Adam's first update is g / (|g| + epsilon): with the usual epsilon of 1e-8, it would be +-1 even for gradients that are mere noise.
 ADAM_EPSILON = 1e-3
 WEIGHT_DECAY = 0.1
 MAX_GRAD_NORM = 0.5
@@ -41,7 +41,7 @@ ZERO: list[dict[str, Any]] = [
     {"stage": 0},
     {"stage": 1},
     {"stage": 2},
-    # By default ZeRO-3 leaves parameters as small as these whole on every rank.
+    # By default, ZeRO-3 does not shard parameters as small as these.
     {"stage": 3, "stage3_param_persistence_threshold": 0},
 ]
 
@@ -50,7 +50,7 @@ Updates = Sequence[Sequence[MicroBatch]]
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train."""
+    """A training configuration."""
 
     stage: int
     lora: bool
@@ -58,24 +58,24 @@ class Case:
     checkpointing: str | int = "all"
     compiled: bool = False
     short: bool = False
-    """Of memory, so that the budget is halved."""
+    """Simulate a shortage of memory, so that the token budget is halved."""
     dropout: float = 0.0
     whole: bool = False
-    """All sequences of an update in one micro-batch, where there is one rank."""
+    """Put all sequences of an update into one micro-batch. For one rank only."""
     sequence_parallel: int = 1
-    """Ranks that share the tokens of a micro-batch out."""
+    """Number of ranks that split the tokens of a micro-batch."""
     tensor_parallel: int = 1
-    """Ranks that share the model's linear layers out."""
+    """Number of ranks that split the linear layers of the model."""
     overlap: bool = False
-    """Their sums of gradients overlap with computing others."""
+    """Tensor-parallel ranks overlap their all-reduces with computation."""
     share_inputs: bool = False
-    """Each of them keeps its part of a recomputed layer's input, in host memory."""
+    """Each tensor-parallel rank keeps its part of a recomputed layer's input, in host memory."""
     fp32_sums: bool = False
-    """Gradients of micro-batches are added up in fp32."""
+    """Accumulate the gradients of micro-batches in fp32."""
 
     @property
     def name(self) -> str:
-        """Of its folder and in the report."""
+        """Name of the case's folder and of its parameter in pytest's report."""
         parts = [f"ZeRO-{self.stage}", "LoRA" if self.lora else "full", self.dtype]
         parts += [f"checkpointing {self.checkpointing}"] * (self.checkpointing != "all") + ["compiled"] * self.compiled
         parts += ["dropout"] * (self.dropout > 0) + ["one micro-batch"] * self.whole + ["short"] * self.short
@@ -87,23 +87,23 @@ class Case:
 
 @dataclass(frozen=True)
 class Work:
-    """One rank's share of the work: the same for every case but for how it is packed."""
+    """One rank's share of the work. Cases differ only in how it is packed."""
 
     first: Updates
     """One update."""
     second: Updates
-    """Three more: the rest of two epochs of two updates."""
+    """Three more updates: the rest of two epochs of two updates each."""
     single: Updates
-    """One update of a single sequence: other ranks get fillers."""
+    """One update on a single sequence; other ranks get fillers."""
     broken: Updates
-    """One update whose loss is not a number."""
+    """One update whose loss is NaN."""
     scored: Sequence[Sequences]
     """Micro-batches to score."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one rank saw. Weights are whole on rank 0 and empty elsewhere."""
+    """The results of one rank. Weights are complete on rank 0 and empty on other ranks."""
 
     scored_before: list[Floats]
     first: dict[str, Tensor]
@@ -120,15 +120,15 @@ class Outcome:
     single: dict[str, Tensor]
     single_result: TrainResult
     bytes_here: int
-    """See `held_bytes`, before `offload`."""
+    """Result of `held_bytes` before `offload`."""
     bytes_away: int
-    """The same after it."""
+    """Result of `held_bytes` after `offload`."""
     load_of_nothing: str
-    """What `load` says of a folder in which there is no checkpoint."""
+    """Error that `load` raises for a folder without a checkpoint."""
 
 
 def model_args(case: Case) -> ModelConfig:
-    """Of the policy."""
+    """Return the policy's `model_args` for a case."""
     return ModelConfig.model_validate(
         {
             "dtype": case.dtype,
@@ -143,7 +143,7 @@ def model_args(case: Case) -> ModelConfig:
 
 
 def settings(case: Case, model: Path, seed: int, load: ModelLoader = load_policy) -> TrainSettings:
-    """Of a case."""
+    """Return the `TrainSettings` of a case."""
     training = {"learning_rate": LEARNING_RATE, "adam_epsilon": ADAM_EPSILON, "weight_decay": WEIGHT_DECAY}
     return TrainSettings(
         str(model),
@@ -167,7 +167,7 @@ def settings(case: Case, model: Path, seed: int, load: ModelLoader = load_policy
 
 
 class Short:
-    """Room for ten bytes where every micro-batch turns out to need a hundred."""
+    """A memory probe that reports 10 bytes available, while every micro-batch uses 100."""
 
     def available(self) -> int:
         return 10
@@ -181,7 +181,7 @@ class Short:
 
 @contextmanager
 def trainer(case: Case, model: Path, rank: Rank, seed: int, load: ModelLoader = load_policy) -> Iterator[Any]:
-    """The trainer of a case."""
+    """Yield the trainer of a case."""
     from roll.strategies.memory_guard import MemoryGuard, Need, over_hosts
 
     with trainer_of(settings(case, model, seed, load), rank) as strategy:
@@ -193,10 +193,10 @@ def trainer(case: Case, model: Path, rank: Rank, seed: int, load: ModelLoader = 
 
 @contextmanager
 def trainer_of(chosen: Any, rank: Rank) -> Iterator[Any]:
-    """A trainer that is closed and forgotten afterwards; the process group stays for the next one."""
+    """Yield a trainer, then close and free it. The process group stays for the next trainer."""
     from roll.strategies.deepspeed_train import DeepSpeedTrain
 
-    gc.freeze()  # what is collected below is the trainer, not all of torch
+    gc.freeze()  # so that the collection below visits the trainer's objects and not all of torch
     strategy = DeepSpeedTrain(chosen, rank)
     try:
         yield strategy
@@ -204,12 +204,12 @@ def trainer_of(chosen: Any, rank: Rank) -> Iterator[Any]:
         with mock.patch.object(torch.distributed, "destroy_process_group"):
             strategy.close()
         del strategy
-        torch._dynamo.reset()  # compiled code is bounded by the process, and a run has one trainer in each
+        torch._dynamo.reset()  # torch limits recompilations per process, where a real run has one trainer
         gc.collect()
 
 
 def tensors_of(strategy: Any, adapter: bool, folder: Path) -> dict[str, Tensor]:
-    """All tensors as a weight sync sends them, in buckets of half a megabyte."""
+    """Return all tensors as a weight sync sends them, in buckets of 0.5 MiB."""
     out: dict[str, Tensor] = {}
     sender = BucketSender(strategy, strategy._rank.rank, torch.device("cpu"))
     if adapter:
@@ -227,7 +227,7 @@ def tensors_of(strategy: Any, adapter: bool, folder: Path) -> dict[str, Tensor]:
 
 
 def held_bytes(strategy: Any) -> int:
-    """Bytes of parameters, of ZeRO's partitions of them and of optimizer states, but for what looks into the model's file."""
+    """Return the bytes of parameters, their ZeRO partitions and optimizer states, without views of the model's file."""
     from roll.strategies.offload import storages, tensors_in
 
     held = tensors_in(list(strategy._model.parameters()), strategy._optimizer.state)
@@ -235,7 +235,7 @@ def held_bytes(strategy: Any) -> int:
 
 
 def train_case(rank: Rank, case: Case, model: Path, work: Work, folder: Path) -> Outcome:
-    """Everything the tests ask of one case."""
+    """Run everything that the tests check for one case."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def step(strategy: Any, updates: Updates, version: int) -> TrainResult:
@@ -253,7 +253,7 @@ def train_case(rank: Rank, case: Case, model: Path, work: Work, folder: Path) ->
         seen["scored_without_adapter"] = strategy.log_probs(work.scored, TEMPERATURE, False)
         seen["adapter"] = tensors_of(strategy, True, folder) if case.lora else {}
         strategy.export(folder / "export")
-    # Another seed: what is the same afterwards was restored and is no coincidence.
+    # Another seed: equal results then prove that the state was restored.
     with trainer(case, model, rank, SEED + 1) as strategy:
         seen["load_of_nothing"] = _refusal(strategy, folder / "nothing")
         strategy.load(folder / "checkpoint")
@@ -285,14 +285,14 @@ def _refusal(strategy: Any, folder: Path) -> str:
 
 
 def train_cases(rank: Rank, cases: Sequence[Case], model: Path, works: dict[bool, Sequence[Work]], folder: Path) -> list[Outcome]:
-    """Run cases one after another. `works[whole][rank]` is this rank's share."""
+    """Run the cases one after another. `works[whole][rank]` is the share of a rank."""
     outcomes = [train_case(rank, case, model, works[case.whole][rank.rank], folder / case.name) for case in cases]
     torch.distributed.destroy_process_group()
     return outcomes
 
 
 def score_sharded(rank: Rank, model: Path, parts: Sequence[Sequence[Sequences]], stage_config: dict[str, Any]) -> list[Floats]:
-    """Log-probs of this rank's micro-batches by `DeepSpeedScore`."""
+    """Return the log-probs that `DeepSpeedScore` computes for this rank's micro-batches."""
     from roll.strategies.deepspeed_infer import DeepSpeedScore
 
     config = DeepSpeedConfig.model_validate({"zero_optimization": stage_config})

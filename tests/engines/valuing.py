@@ -1,4 +1,4 @@
-"""What the critic's test runs on each rank, and the same updates written out: float64, one process, torch's AdamW."""
+"""Code that the critic's test runs on each rank, and the same updates in plain PyTorch: float64, one process, torch's AdamW."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank saw. Weights are whole on rank 0 and empty elsewhere."""
+    """The results of one rank. Weights are complete on rank 0 and empty on other ranks."""
 
     values_before: list[Floats]
     first: dict[str, Tensor]
@@ -59,7 +59,7 @@ class Seen:
 
 
 def value_case(rank: Rank, case: Case, model: Path, share: Share, folder: Path) -> Seen:
-    """Train a critic, save it in between, and go on from there in another one that leaves the device once."""
+    """Train a critic and save a checkpoint midway. Then resume another critic from it, with one offload and onload."""
     folder.mkdir(parents=True, exist_ok=True)
     seen: dict[str, Any] = {}
     with trainer(case, model, rank, SEED, load=load_values) as strategy:
@@ -80,22 +80,22 @@ def value_case(rank: Rank, case: Case, model: Path, share: Share, folder: Path) 
 
 
 def value_cases(rank: Rank, cases: Sequence[Case], model: Path, shares: Sequence[Share], folder: Path) -> list[Seen]:
-    """Run cases one after another."""
+    """Run the cases one after another."""
     seen = [value_case(rank, case, model, shares[rank.rank], folder / case.name) for case in cases]
     torch.distributed.destroy_process_group()
     return seen
 
 
 def value_gradients(rank: Rank, case: Case, model: Path, work: Work) -> dict[tuple[str, int], Tensor]:
-    """See `gradients`; of a critic."""
+    """Call `gradients` for a critic."""
     return gradients(rank, case, model, work, load=load_values)
 
 
 class PlainCritic:
-    """transformers' model, its head apart from it, a sequence at a time."""
+    """A critic in plain PyTorch: transformers' model with a separate head, one forward pass per sequence."""
 
     def __init__(self, folder: Path, lora: bool, head: Tensor | None = None) -> None:
-        """`head`: [1, H]; 0 if not given."""
+        """Load the model. `head` is [1, H]; the default is a head of zeros."""
         arguments = model_args(Case(stage=0, lora=lora))
         model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, dtype=torch.float32)
         self.head = nn.Parameter((torch.zeros(1, model.config.hidden_size) if head is None else head).double())
@@ -104,7 +104,7 @@ class PlainCritic:
         self.trains = [*(parameter for parameter in self.model.parameters() if parameter.requires_grad), self.head]
 
     def values(self, sequences: Sequences) -> Tensor:
-        """[S]: at each response token, what the head says of the state before it."""
+        """Return the value of the state before each response token, [S]."""
         out = []
         for begin, end in zip(sequences.offsets[:-1], sequences.offsets[1:], strict=True):
             ids = torch.from_numpy(sequences.token_ids[begin:end]).long()
@@ -114,7 +114,7 @@ class PlainCritic:
         return torch.cat(out)
 
     def weights(self) -> dict[str, Tensor]:
-        """Under the names of the whole model, any adapter merged in."""
+        """Return the weights under the names of the whole model, with any adapter merged."""
         model = self.model.merge_adapter() or self.model.get_base_model() if hasattr(self.model, "merge_adapter") else self.model
         named = {
             name.replace(".base_layer.", "."): p.detach().float().clone() for name, p in model.named_parameters() if ".lora_" not in name
@@ -125,7 +125,7 @@ class PlainCritic:
 
 
 def plain_loss(critic: PlainCritic, batch: TrainBatch) -> tuple[Tensor, Tensor]:
-    """The clipped loss, a mean over the response tokens, and the share of them that are clipped."""
+    """Return the clipped loss, averaged over the response tokens, and the fraction of these tokens that are clipped."""
     mask = batch.sequences.response_mask
     assert batch.values is not None and batch.returns is not None
     old, returns = (torch.from_numpy(field[mask]).double() for field in (batch.values, batch.returns))
@@ -136,7 +136,7 @@ def plain_loss(critic: PlainCritic, batch: TrainBatch) -> tuple[Tensor, Tensor]:
 
 
 def plain_updates(folder: Path, lora: bool, batches: Sequence[TrainBatch]) -> list[tuple[dict[str, Tensor], Mapping[str, float]]]:
-    """Weights after each update, and what there was to say of it. The loss is the mean over the update's response tokens."""
+    """Return the weights and the metrics after each update. The loss is the mean over the update's response tokens."""
     critic = PlainCritic(folder, lora)
     groups = [
         {"params": [parameter for parameter in critic.trains if parameter.ndim >= 2], "weight_decay": WEIGHT_DECAY},
