@@ -163,8 +163,9 @@ def _precision(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfi
     sums = (settings.data_types or {}).get("grad_accum_dtype")
     # With fp32 sums stage 0 fails, and stage 1 uses a different optimizer, whose checkpoints cannot be exported in fp32.
     if PRECISION.holds(sums) and sums != dtype and (sums != "fp32" or settings.zero_optimization.stage < 2):
-        problem = f"'{sums}', but {dtype} gradients are accumulated in {dtype}, or on stages 2 and 3 in fp32"
-        yield Fault(f"{where}.data_types.grad_accum_dtype", problem, "remove it, or use stage 2 or 3 with fp32")
+        choice, further = ("", "") if dtype == "fp32" else (", or on stages 2 and 3 in fp32", ", or use stage 2 or 3 with fp32")
+        problem = f"'{sums}', but {dtype} gradients are accumulated in {dtype}{choice}"
+        yield Fault(f"{where}.data_types.grad_accum_dtype", problem, f"remove it{further}")
 
 
 def _batch(settings: DeepSpeedConfig, where: str, name: str, role: LearnerConfig, max_grad_norm: float) -> Iterator[Fault]:

@@ -145,7 +145,7 @@ def loss_warnings(config: RlvrConfig) -> Iterator[str]:
         extra = "" if config.behaviour_log_probs else ", so behaviour_log_probs is trainer"
         yield (
             f"actor_infer.generating_args: with {shown(given)} responses are sampled from a modified distribution, but the trainer treats "
-            f"them as samples from the full one{extra} (docs/algorithms.md); set top_p=1 and top_k=-1 to avoid this"
+            f"them as samples from the full one{extra} (docs/algorithms.md); set top_p=1, top_k=-1 and repetition_penalty=1 to avoid this"
         )
     yield from _kl_gradient(config)
     if "pg_clip" in config.model_fields_set and config.pg_clip_low and config.pg_clip_high:

@@ -8,7 +8,7 @@ reward_normalization  ──▶ adv_estimator, norm_mean_type, norm_std_type
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from roll.config.schema.faults import shown
@@ -144,7 +144,7 @@ class Agentic:
             self.warnings.append(f"rollout_batch_size: {said} and num_return_sequences_in_group={size}; use that instead")
         self._values.setdefault("num_return_sequences_in_group", size)
         steps = self._values.get("max_steps")
-        for tag, groups in _partition(train):
+        for tag, groups in self._partition("train_env_manager", train):
             section = self._values["environments"].get(tag)
             if section is not None:
                 section["rows"] = groups * (steps if isinstance(steps, int) else 1)
@@ -158,7 +158,7 @@ class Agentic:
 
     def _validation(self, val: Mapping[str, Any]) -> None:
         sets = {}
-        for tag, groups in _partition(val):
+        for tag, groups in self._partition("val_env_manager", val):
             section = self._values["environments"].get(tag)
             if section is not None:
                 sets[tag] = {"rows": {tag: groups}}
@@ -172,6 +172,17 @@ class Agentic:
         block.setdefault("generating_args", {}).setdefault("num_return_sequences", samples)
         named = ", ".join(f"{tag} {one['rows'][tag]}" for tag, one in sets.items())
         self.warnings.append(f"val_env_manager: read as validation.sets with these tasks: {named}, each {samples} times; use that instead")
+
+    def _partition(self, name: str, manager: Mapping[str, Any]) -> list[tuple[str, int]]:
+        """Return each tag with its number of groups. A single tag needs no partition: it has all groups."""
+        tags, counts = _tags(manager), manager.get("num_groups_partition")
+        if counts is None and len(tags) <= 1:
+            counts = [manager.get("num_env_groups", 1)] * len(tags)
+        if not isinstance(counts, list | tuple) or len(counts) != len(tags):
+            problem = f"{shown(counts)}, but there are {len(tags)} tags: {', '.join(tags)}"
+            self.faults.append(Fault(f"{name}.num_groups_partition", problem, "list one number of groups for each tag"))
+            return []
+        return [(tag, count) for tag, count in zip(tags, counts, strict=True) if isinstance(count, int) and count > 0]
 
     def _generating(self, name: str, manager: Mapping[str, Any], block: Any) -> None:
         given = manager.get("generating_args")
@@ -223,12 +234,6 @@ def translate_agentic(values: dict[str, Any]) -> Agentic:
 def _tags(manager: Mapping[str, Any] | None) -> list[str]:
     tags = (manager or {}).get("tags")
     return [str(tag) for tag in tags] if isinstance(tags, list | tuple) else []
-
-
-def _partition(manager: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield each tag with its number of groups. Without a partition, the first tag has all groups."""
-    tags, counts = _tags(manager), manager.get("num_groups_partition") or [manager.get("num_env_groups", 1)]
-    yield from ((tag, count) for tag, count in zip(tags, counts, strict=False) if isinstance(count, int) and count > 0)
 
 
 def _sessions(manager: Mapping[str, Any]) -> dict[str, int]:

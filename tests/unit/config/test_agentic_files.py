@@ -174,6 +174,12 @@ def test_what_rewards_are_compared_with(estimator: str, norm: dict[str, str], ex
         ({"rollout_batch_size": 10}, "rollout_batch_size", "not divisible by train_env_manager.group_size, 4"),
         ({"train_env_manager": {"group_size": "many", "tags": ["lake"]}}, "train_env_manager.group_size", '"many"'),
         ({"train_env_manager": 3}, "train_env_manager", "not a block"),
+        (
+            {"train_env_manager": {"group_size": 4, "tags": ["lake"], "num_groups_partition": [8, 8]}},
+            "train_env_manager.num_groups_partition",
+            "there are 1 tags: lake",
+        ),
+        ({"val_env_manager": {"tags": ["lake", "lake"]}}, "val_env_manager.num_groups_partition", "there are 2 tags: lake, lake"),
         ({"ratio_type": "segment"}, "ratio_type", '"segment"'),
     ],
 )

@@ -321,7 +321,7 @@ def test_a_truncated_rollout_distribution_is_warned_of(folder: Path, words: tupl
     ((_, plan),) = jobs_of(folder, *words)
     texts = [warning for warning in plan.warnings if warning.startswith("actor_infer.generating_args:")]
     assert len(texts) == (given is not None)
-    assert given is None or (given in texts[0] and "top_p=1 and top_k=-1" in texts[0])
+    assert given is None or (given in texts[0] and "top_p=1, top_k=-1 and repetition_penalty=1" in texts[0])
 
 
 def test_a_variable_of_the_file_may_lose_its_last_use(folder: Path) -> None:
