@@ -1,4 +1,4 @@
-"""Prompts, episodes and groups made by hand."""
+"""Helpers that make prompts, episodes and groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll.types import Episode, Prompt, RewardOutcome, RewardResult, RolloutGrou
 
 
 class EachByItself:
-    """A scorer that compares no responses."""
+    """A scorer that scores each response alone, without comparing the responses of a group."""
 
     def compares(self, prompt: Prompt) -> bool:
         return False
@@ -22,7 +22,7 @@ class EachByItself:
 
 
 def kept_nowhere(name: str, groups: Sequence[RolloutGroup]) -> None:
-    """What an `Evaluator` does with its answers where nobody asks for them."""
+    """Discard the groups of an `Evaluator`."""
 
 
 def make_prompt(prompt_id: int, token_ids: Sequence[int] = (1, 2), domain: str = "sums") -> Prompt:
@@ -43,7 +43,7 @@ def sampled(
 
 
 def observed(token_ids: Sequence[int], text: str = "given") -> Segment:
-    """What the environment answered."""
+    """Return a segment of given tokens, such as an observation."""
     return given(np.array(token_ids, np.int32), text)
 
 
@@ -61,7 +61,7 @@ def make_episode(
     outcome: RewardOutcome = RewardOutcome.SCORED,
     note: str = "",
 ) -> Episode:
-    """One response to a prompt, which `make_group` puts before it."""
+    """Return an episode with one response and without a prompt, which `make_group` adds."""
     return Episode([make_trajectory(sampled(token_ids, log_probs, versions), stop=stop)], RewardResult(reward, outcome, note=note))
 
 

@@ -1,7 +1,7 @@
-"""An engine, environments and a chat format that cost nothing, for episodes made by hand.
+"""A simulated engine, environments and a chat format for tests of episodes.
 
-A message is written `role:content|`, the policy's turn is opened with `assistant:` and ended with `|`. `!name(text)` in it is a tool call,
-`!` without brackets one that cannot be read. A token is a byte.
+A message is written `role:content|`. A turn of the policy begins with `assistant:` and ends with `|`. In it, `!name(text)` is a tool call,
+and `!name` without brackets is a malformed one. Each byte is a token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.unit.rollout.build import EachByItself
 END = ord("|")
 DOMAIN = "world"
 LATE = 10.0
-"""Of virtual time: how long an episode may take."""
+"""Deadline of an episode, in seconds of virtual time."""
 
 
 def tokens(text: str) -> Ints:
@@ -68,7 +68,7 @@ class Chat:
 
 @dataclass
 class Request:
-    """What the engine was asked."""
+    """A request to the engine."""
 
     context: str
     sampling: Sampling
@@ -78,7 +78,7 @@ class Request:
 
 @dataclass
 class Engine:
-    """Says to a context what `says` says, by default in a second of the loop's time; its policy version grows by one with every answer."""
+    """Answers a context with `says(context)` after `takes` seconds of the loop's time. Each answer increases the policy version by one."""
 
     says: Callable[[str], str]
     version: int = 0
@@ -100,7 +100,7 @@ class Engine:
 
 @dataclass
 class World:
-    """An environment that answers as `answers` says, one turn after the other."""
+    """An environment that returns the given answers, one per turn. `takes` is the duration of a step in seconds."""
 
     answers: Sequence[Step | Exception]
     observation: Observation = field(default_factory=lambda: Observation([{"role": "user", "content": "go"}]))
@@ -123,7 +123,7 @@ class World:
 
 @dataclass
 class Worlds:
-    """Implements `Environments`: those that `make` makes, in their order."""
+    """Implements `Environments`: calls `make` for each environment."""
 
     make: Callable[[], World | Exception]
     opened: list[World] = field(default_factory=list)
@@ -139,7 +139,7 @@ class Worlds:
 
 
 class Judge(EachByItself):
-    """Rewards the number of characters that the policy said."""
+    """Rewards each response with its number of characters."""
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
         return [RewardResult(float(len(response))) for response in responses]

@@ -1,6 +1,6 @@
-"""A run of the scheduler against an engine, rewards and a trainer that cost virtual time alone, and the trace it leaves.
+"""Runs of the scheduler with a simulated engine, rewards and trainer in virtual time, and their traces.
 
-`PYTHONPATH=. python -m tests.unit.rollout.simulated` writes the traces of `CASES` anew, for a change that is meant to alter them.
+After a change that is meant to alter the traces, `PYTHONPATH=. python -m tests.unit.rollout.simulated` writes those of `CASES` again.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ TRACES = Path(__file__).with_name("scheduler_traces.json")
 BATCH = 3
 STEPS = 5
 RESUMED_AFTER = 3
-"""The run is closed after so many steps and goes on in another scheduler from the saved state."""
+"""Number of steps after which the run is closed and continues from the saved state with a new scheduler."""
 TRAIN_SECONDS = 7.0
 Event = list[Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to run the scheduler."""
+    """A configuration of the scheduler."""
 
     ratio: float
     most_batches: int | None = None
@@ -61,12 +61,12 @@ CASES = {
 
 
 class _NoWait(selectors.DefaultSelector):
-    """Lets virtual time pass where a loop would wait."""
+    """Advances virtual time when the event loop would wait."""
 
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "every task waits for another"
+        assert timeout is not None, "deadlock: every task waits for another one"
         self.now += timeout
         return super().select(0)
 
@@ -83,12 +83,12 @@ class VirtualTime(asyncio.SelectorEventLoop):
 
 
 def drawn(*key: int) -> np.random.Generator:
-    """Random numbers that depend on the key alone."""
+    """Return a random generator that depends only on the key."""
     return np.random.default_rng(key)
 
 
 class World(EachByItself):
-    """Source, engine and rewards in one, with the version of the policy. Each says what it does to the trace."""
+    """Prompt source, engine, rewards and policy version in one object. All its actions are recorded in the trace."""
 
     def __init__(self, trace: list[Event]) -> None:
         self.position = 0
@@ -111,7 +111,7 @@ class World(EachByItself):
         self.position = state["position"]
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
-        """Up to seven tokens, or three times as many, each in between half a second and three, at the version that there is at its end."""
+        """Generate 1 to 7 tokens, or three times as many for every fourth prompt. Each takes 0.5 to 3 s and has the version at its end."""
         prompt_id = int(token_ids[0])
         self.say("dispatch", prompt_id, sampling.samples, sampling.temperature, seed)
         numbers = drawn(prompt_id, sampling.samples)
@@ -129,14 +129,14 @@ class World(EachByItself):
         )
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
-        """Of every other prompt all samples earn the same."""
+        """Give all samples of an even prompt the same reward, and those of an odd one different rewards."""
         await asyncio.sleep(round(drawn(prompt.prompt_id).uniform(0.1, 2.0), 3))
         self.say("scored", prompt.prompt_id, len(responses))
         return [RewardResult(float(n if prompt.prompt_id % 2 else 1)) for n in range(len(responses))]
 
 
 def told(group: RolloutGroup) -> dict[str, Any]:
-    """A group as it stands in a trace; of each sample: first and last token, the last log-prob, versions, truncated, text, reward."""
+    """Return a group for the trace. Each sample is: first and last token, last log-prob, versions, truncated, text, reward."""
 
     def of(episode: Episode) -> list[Any]:
         [trajectory] = episode.trajectories
@@ -173,7 +173,7 @@ async def _run(case: Case, trace: list[Event]) -> None:
 
 
 def trace_of(case: Case) -> list[Event]:
-    """Whatever happens in a run, in its order, with its virtual time in seconds; as JSON gives it back."""
+    """Return all events of a run in order, each with its virtual time in seconds, after a round trip through JSON."""
     trace: list[Event] = []
     loop = VirtualTime()
     try:
@@ -184,7 +184,7 @@ def trace_of(case: Case) -> list[Event]:
 
 
 def write() -> None:
-    """Make the traces of all cases the stored ones."""
+    """Replace the stored traces by new ones for all cases."""
     lines = {name: [json.dumps(event, separators=(",", ":")) for event in trace_of(case)] for name, case in CASES.items()}
     cases = [f"{json.dumps(name)}: [\n" + ",\n".join(events) + "\n]" for name, events in lines.items()]
     TRACES.write_text("{" + ",\n".join(cases) + "}\n")

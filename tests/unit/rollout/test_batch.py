@@ -1,3 +1,5 @@
+"""Experience and training batches from groups, and metrics of a rollout."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -18,7 +20,7 @@ REINFORCE = Credit("reinforce", Normalisation())
 
 
 def assigned(step: Experience, ref_log_probs: Floats | None, credit: Credit) -> TrainBatch:
-    """The batch of a first step."""
+    """Return the training batch, with credit assigned as in the first step of a run."""
     return CreditAssignment(credit)(step, ref_log_probs)[0]
 
 
@@ -62,7 +64,7 @@ def test_truncated_responses_leave_the_loss_and_not_the_group() -> None:
     step = experience(groups, Shaping(max_len_mask=True))
     assert step.rewards.tolist() == [0, 2]
     assert step.sequences.response_mask.astype(int).tolist() == [0, 0, 0, 0, 0, 0, 1]
-    # The mean of the group is 1 with the truncated response and would be 2 without.
+    # The mean of the group is 1 with the truncated response. Without it, it would be 2.
     batch = assigned(step, None, Credit("reinforce", Normalisation(mean="group")))
     assert batch.advantages.tolist() == [0, 0, 0, 0, 0, 0, 1]
     assert experience(groups, Shaping()).sequences.response_mask.sum() == 3
@@ -90,7 +92,7 @@ def test_a_train_batch_carries_what_was_sampled() -> None:
 def test_the_kl_to_the_reference_is_paid_from_the_reward() -> None:
     step = experience([make_group(0, [make_episode([5, 6], 3.0, log_probs=[-1, -2])])], Shaping())
     ref = np.array([0, 0, -1.5, -1], np.float32)
-    # k1 at the tokens: 1/2 and -1; times 0.1. From the end: 3 + 0.1, then - 0.05.
+    # k1 is 1/2 and -1 at the two tokens, with weight 0.1. The return is 3 + 0.1 at the last token, and 0.05 less at the first.
     batch = assigned(step, ref, Credit("reinforce", Normalisation(), kl_coef=0.1, kl_estimator="k1"))
     np.testing.assert_allclose(batch.advantages, [0, 0, 3.05, 3.1], rtol=1e-6)
     assert batch.ref_log_probs is ref
@@ -124,13 +126,13 @@ def test_long_wrong_responses_leave_the_loss_and_not_the_group() -> None:
     in_loss = np.logical_or.reduceat(step.sequences.response_mask, step.sequences.offsets[:-1])
     assert in_loss.tolist() == [False, True, True, False]
     assert step.rewards.tolist() == [0, 0, 0.5, -1]
-    # The punishment of length comes after the verdict: it makes no right response a wrong one.
+    # The length penalty is applied after the verdict, so it does not make a right response wrong.
     punished = experience(groups, Shaping(longest_wrong=3, overlong=Overlong(limit=4, buffer=4, factor=2.0)))
     np.testing.assert_array_equal(punished.sequences.response_mask, step.sequences.response_mask)
 
 
 def test_long_responses_pay_before_credit_is_assigned_and_the_difficulty_does_not_see_it() -> None:
-    # The limit is 4 and the buffer 2: two tokens are free, three pay half, four pay all of 0.5.
+    # With limit 4 and buffer 2, two tokens are free, three cost half of the factor 0.5, and four cost all of it.
     groups = [make_group(0, [make_episode([5] * n, 1.0) for n in (1, 2, 3, 4)])]
     step = experience(groups, Shaping(overlong=Overlong(limit=4, buffer=2, factor=0.5)))
     assert step.rewards.tolist() == [1, 1, 0.75, 0.5]
@@ -207,7 +209,7 @@ def test_metrics_by_hand() -> None:
     assert metrics["response/length_mean"] == 2
     assert metrics["response/length_max"] == 3
     assert metrics["response/truncated_fraction"] == 0.25
-    # Ages of the eight tokens: 2 1 | 5 5 5 | 3 | 0 0.
+    # Ages of the eight tokens, by response: 2 1 | 5 5 5 | 3 | 0 0.
     assert metrics["staleness/mean"] == pytest.approx(21 / 8)
     assert metrics["staleness/max"] == 5
     assert metrics["staleness/min"] == 0

@@ -1,4 +1,4 @@
-"""What credit assignment carries from step to step, and the weights of responses."""
+"""Credit assignment: its state from step to step, and the weights of responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.rollout.build import make_episode, make_group
 
 
 def step_of(*rewards: float) -> Experience:
-    """One group of responses of one token, each with a log-prob of -1."""
+    """Return the experience of one group, with responses of one token that has a log-prob of -1."""
     return experience([make_group(0, [make_episode([5], reward) for reward in rewards])], Shaping())
 
 
@@ -29,7 +29,7 @@ RUNNING = Credit("reinforce", Normalisation(mean="running", std="running"))
 
 def test_running_moments_know_all_rewards_so_far() -> None:
     assignment = CreditAssignment(RUNNING)
-    # 0 and 2: mean 1, sample variance 2. With 4 and 6: mean 3, squares 9 + 1 + 1 + 9 = 20, variance 20 / 3.
+    # Rewards 0, 2: mean 1, sample variance 2. Rewards 0, 2, 4, 6: mean 3, squared deviations 9 + 1 + 1 + 9 = 20, variance 20 / 3.
     assert advantages_of(assignment, step_of(0, 2)) == pytest.approx([-1 / sqrt(2), 1 / sqrt(2)], rel=1e-5)
     std = sqrt(20 / 3)
     assert advantages_of(assignment, step_of(4, 6)) == pytest.approx([1 / std, 3 / std], rel=1e-5)
@@ -59,7 +59,7 @@ def test_a_saved_state_goes_on_exactly() -> None:
 
 def test_the_weight_of_the_kl_adapts_after_the_step_and_is_reported() -> None:
     assignment = CreditAssignment(Credit("reinforce", Normalisation(), kl_coef=0.1, target_kl=0.1, kl_horizon=4))
-    # k1 is 1/2 on both tokens, five times the target: the error is clipped to 0.2, and two of four responses make 1 + 0.2 / 2.
+    # k1 is 1/2 on both tokens, five times the target. The error is clipped to 0.2. Two responses and horizon 4: factor 1 + 0.2 * 2 / 4.
     ref = np.array([0, 0, -1.5, 0, 0, -1.5], np.float32)
     batch, metrics = assignment(step_of(0, 0), ref)
     assert batch.advantages[2] == pytest.approx(-0.05)
@@ -88,7 +88,7 @@ def test_weights_of_responses_by_hand() -> None:
     ]
     step = experience(groups, Shaping(max_len_mask=True))
     credit = Credit("grpo", Normalisation(), weigh_difficulty=True)
-    # Difficulties 0, 0, 1, 1: weights 1/2, 1/2, 2, 2, of which the last is not in the loss. The mean of the other three is 1.
+    # Difficulties 0, 0, 1, 1: weights 1/2, 1/2, 2, 2. The last response is not in the loss. The mean of the other three weights is 1.
     assert sequence_weights(step, credit) == pytest.approx([0.5, 0.5, 2, 2])
     # Lengths 1, 3, 5, 3: weights 3/2, 1, 1/2, 1.
     assert sequence_weights(step, Credit("grpo", Normalisation(), weigh_length=True)) == pytest.approx([1.5, 1, 0.5, 1])
@@ -99,7 +99,7 @@ def test_weights_of_responses_by_hand() -> None:
 
 
 def test_on_policy_distillation_pays_each_token_what_the_teacher_gives_it_over_the_policy() -> None:
-    """`gamma` 0 and a KL of weight 1 as the only reward: a token answers for itself alone."""
+    """With `gamma` 0 and a KL of weight 1 as the only reward, each token is rewarded only for itself."""
     step = experience([make_group(0, [make_episode([5, 6, 7], 0.0), make_episode([8, 9], 0.0)])], Shaping())
     mask = step.sequences.response_mask
     own = np.where(mask, -1.0 - np.arange(len(mask)) / 10, 0).astype(np.float32)

@@ -1,6 +1,6 @@
-"""Runs in which engines die and come back at random, in virtual time: the scheduler, the engines and the sync together.
+"""Runs in which engines die and restart at random, in virtual time: the scheduler, the engines and the sync together.
 
-Every prompt is used once, none is older than its limit, each sample has its own seed, and none is drawn with weights that no sync brought.
+Every prompt is used once and within its staleness limit. Each sample has its own seed, and comes from an engine with synced weights.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEPS, BATCH, SAMPLES, SEED = 4, 3, 2, 7
 
 
 class Trainer:
-    """Sends an adapter at once."""
+    """Sends an adapter without a delay."""
 
     async def free_address(self) -> tuple[str, int]:
         return "here", 1
@@ -47,7 +47,7 @@ class Trainer:
 
 
 class Schedule(EachByItself):
-    """Prompts, rewards, the trainer's loop, and whoever kills engines."""
+    """Prompts, rewards and the trainer's loop, with engines that are killed at random times."""
 
     def __init__(self, number: int) -> None:
         self.numbers = numbers = random.Random(number)
@@ -114,7 +114,7 @@ class Schedule(EachByItself):
         await engines.close()
 
     async def bring(self, needs: Any, discard: Any) -> None:
-        """Nobody shares devices."""
+        """Do nothing, because the roles share no devices."""
 
     def check(self, prompts: list[int], limit: float) -> None:
         assert len(prompts) == BATCH and not set(prompts) & set(self.used)
@@ -135,4 +135,4 @@ def test_whatever_dies_each_prompt_is_used_once_and_in_time(start: int) -> None:
         finally:
             loop.close()
         restarts += sum(schedule.group.processes)
-    assert restarts > QUICK, "too few engines died for this to say anything"
+    assert restarts > QUICK, "too few engines died for a meaningful test"

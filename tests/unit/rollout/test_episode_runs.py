@@ -1,4 +1,4 @@
-"""Episodes in the scheduler: broken environments are replaced and counted, finished episodes survive a resume, held-out tasks are apart."""
+"""Episodes in the scheduler: groups of broken environments are replaced, finished episodes survive a resume, held-out tasks differ."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BROKEN = EnvironmentFailed("it fell over")
 
 @dataclass
 class BySeed(Worlds):
-    """Those of some seeds break whenever they are opened."""
+    """Environments with a seed in `broken` fail whenever they are opened."""
 
     broken: frozenset[int] = frozenset()
 
@@ -74,12 +74,12 @@ def test_groups_of_broken_environments_are_replaced_and_counted(ratio: float) ->
             failed.append(running.metrics().get("episode/failed_groups", 0.0))
         await running.aclose()
         assert worlds.seeds.count(drawn[1]) == 4, "two episodes, two attempts each"
-        assert not {drawn[1], drawn[2], drawn[6]} & set(seeds(told)), "nothing is asked about groups that are replaced"
+        assert not {drawn[1], drawn[2], drawn[6]} & set(seeds(told)), "`finished` is not called for groups that are replaced"
         return [seeds(groups) for groups in taken], failed
 
     taken, failed = run(take)
     left = [seed for number, seed in enumerate(drawn) if number not in (1, 2, 6)]
-    assert taken == [left[:4], left[4:8], left[8:12]], "each in the order drawn, with others in place of those"
+    assert taken == [left[:4], left[4:8], left[8:12]], "groups in the order drawn, with later ones in place of the broken ones"
     assert failed == [2.0, 1.0, 0.0]
 
 
@@ -88,7 +88,9 @@ def test_a_run_whose_environments_all_break_ends() -> None:
         running = scheduler(
             groups(episodes(BySeed(lambda: BROKEN), saying()))  # type: ignore[arg-type]
         )
-        with pytest.raises(RollError, match=f"{MOST_FAILED * BATCH + 1} groups of one step .* the last one, of domain {DOMAIN}: it fell over"):
+        with pytest.raises(
+            RollError, match=f"{MOST_FAILED * BATCH + 1} groups of one step .* the last one, of domain {DOMAIN}: it fell over"
+        ):
             await running.take()
         await running.aclose()
 
@@ -96,7 +98,7 @@ def test_a_run_whose_environments_all_break_ends() -> None:
 
 
 def test_an_episode_may_span_updates_of_the_policy() -> None:
-    """Generation runs ahead: the version grows with every answer, so each turn has its own, and training knows them."""
+    """Generation runs ahead. The version increases with every answer, so each turn has its own version, which is recorded."""
 
     async def take() -> list[RolloutGroup]:
         running = scheduler(groups(episodes(Worlds(fresh), saying())), ratio=1.0)
@@ -134,7 +136,7 @@ def test_a_resumed_run_takes_what_was_finished(tmp_path: Path, log_probs: bool) 
         before.takes = engine.takes = limits.NONE
         first = scheduler(groups(episodes(Worlds(fresh), before)), ratio=1.0)
         taken = await first.take()
-        await limits.comes_true(lambda: len(before.requests) == 32, "two turns of two episodes of eight groups")
+        await limits.comes_true(lambda: len(before.requests) == 32, "all requests: eight groups with two episodes of two turns")
         await asyncio.sleep(limits.LOOK)
         state = first.state_dict()
         await first.save(tmp_path)
@@ -151,7 +153,7 @@ def test_a_resumed_run_takes_what_was_finished(tmp_path: Path, log_probs: bool) 
         assert has == {log_probs}
         before_resume = {request.seed for request in before.requests}
         again = [request for request in engine.requests if request.seed in before_resume]
-        assert bool(again) == (not log_probs), "with other log-probs they are played again"
+        assert bool(again) == (not log_probs), "stored episodes that do not match log_probs are played again"
 
     asyncio.run(take())
 
@@ -179,7 +181,7 @@ def test_held_out_tasks_are_apart_and_repeat() -> None:
         return await Evaluator("held", prompts, sampler, 2, 0).run(kept_nowhere), worlds.seeds
 
     metrics, opened = run(evaluate)
-    assert metrics["val/held/pass@1"] == 7 / 8, "a broken environment is no pass"
+    assert metrics["val/held/pass@1"] == 7 / 8, "a broken environment does not count as passed"
     assert metrics["val/held/length_mean"] == pytest.approx(7 / 8 * 14)
     assert min(opened) >= FIRST_HELD_OUT
 

@@ -1,4 +1,4 @@
-"""Episodes: the tokens that the engine saw are those that are trained on, and every end has its reason."""
+"""Episodes: training uses exactly the tokens that the engine saw, and every episode has a stop reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DONE = Step(reward=1.0, done=True)
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """In virtual time."""
+    """Run a coroutine in virtual time."""
     loop = VirtualTime()
     try:
         return loop.run_until_complete(work())
@@ -38,12 +38,12 @@ def said(*contents: str, **more: Any) -> Step:
 
 
 def counting() -> Callable[[str], str]:
-    """Says how many turns it has had."""
+    """Return a function that answers a context with its number of turns."""
     return lambda context: f"turn {context.count('assistant:')}"
 
 
 def one(world: World, engine: Engine, **keys: Any) -> Episode:
-    """One episode in one world, which is closed once."""
+    """Play an episode in one environment, and check that the environment is closed once."""
 
     async def play() -> Episode:
         return await episodes(Worlds(lambda: world), engine, **keys).play(task(), 5, 11)
@@ -96,7 +96,7 @@ def test_a_turn_has_a_seed_of_its_own() -> None:
         worlds = Worlds(lambda: World([said("a"), DONE]))
         player = groups(episodes(worlds, engine), samples=3)
         group = await player.sample(task(4), 99)
-        assert len(set(worlds.seeds)) == 1, "all samples begin in the same world"
+        assert len(set(worlds.seeds)) == 1, "all samples of a group start from the same environment seed"
         await player.sample(task(seed=1234), 99)
         assert worlds.seeds[3:] == [1234] * 3
         return group
@@ -104,16 +104,16 @@ def test_a_turn_has_a_seed_of_its_own() -> None:
     group = run(play)
     seeds = [request.seed for request in engine.requests]
     assert len(set(seeds[:6])) == 6 and None not in seeds
-    assert sorted(map(str, seeds[:6])) == sorted(map(str, seeds[6:])), "they follow from the prompt's"
+    assert sorted(map(str, seeds[:6])) == sorted(map(str, seeds[6:])), "the seeds of turns depend only on the seed of the prompt"
     assert text(group.prompt.token_ids) == "user:go|assistant:" == group.prompt.text
 
 
 def stops() -> Iterator[tuple[StopReason, World, Engine, dict[str, Any], int]]:
-    """A stop reason, what leads to it, and how many turns there are then."""
+    """Yield each stop reason with an environment, an engine and limits that lead to it, and the number of turns."""
     yield StopReason.COMPLETED, World([DONE]), Engine(counting()), {}, 1
     yield StopReason.LENGTH, World([said("a"), DONE]), Engine(lambda _: "x" * 30), {}, 1
     yield StopReason.MAX_TURNS, World([said("a")] * 4), Engine(counting()), {"max_turns": 3}, 3
-    # user:go|assistant: has 18 tokens, a turn 7, tool:a|assistant: 17
+    # user:go|assistant: has 18 tokens, a turn has 7, and tool:a|assistant: has 17.
     yield StopReason.CONTEXT_FULL, World([said("a")] * 4), Engine(counting()), {"sequence": 42}, 1
     yield StopReason.CONTEXT_FULL, World([said("a"), DONE]), Engine(counting()), {"sequence": 46}, 2
     yield StopReason.COMPLETED, World([said("a"), DONE]), Engine(counting()), {"sequence": 49}, 2
@@ -178,7 +178,7 @@ def test_what_a_neighbour_broke_uses_up_no_attempt() -> None:
 
 @pytest.mark.parametrize("refuses", [0, 1])
 def test_what_the_chat_template_refuses_is_a_failure(refuses: int) -> None:
-    """The first observation, or what the environment says later."""
+    """The template refuses the first observation, or a later one."""
 
     class Strict(Chat):
         rendered = 0
@@ -216,7 +216,7 @@ def test_calls_that_cannot_be_read_are_answered() -> None:
     world = World([said("2"), DONE])
     episode = one(world, Engine(lambda _: next(says)))
     assert "tool:Error: this tool call cannot be read, and nothing was done: !add|assistant:" in laid(episode)[0]
-    assert [message["content"] for message in world.heard] == ["!add(2)", "2"], "the environment never heard of the first"
+    assert [message["content"] for message in world.heard] == ["!add(2)", "2"], "the environment does not get the malformed call"
     assert list(episode.turn_rewards) == [0.0, 0.0, 1.0] and list(episode.turn_states) == ["go", "go", "2"]
     assert episode.metrics["tool_errors"] == 1 and episode.metrics["tool_calls"] == 1
     assert [list(segment.calls) for segment in episode.sampled] == [[], [{"name": "add", "arguments": '{"text": "2"}'}], []]
@@ -252,7 +252,7 @@ def test_a_reward_of_the_domain_is_added() -> None:
 
     for episode in run(play).episodes:
         assert episode.reward.value == 1.0 + len("turn 1turn 2") and dict(episode.reward.parts) == {"environment": 1.0}
-        assert list(episode.turn_rewards) == [0.0, 1.0], "what is beyond is earned at the end"
+        assert list(episode.turn_rewards) == [0.0, 1.0], "the reward of the domain is not in the rewards of the turns"
 
 
 def test_episodes_of_a_group_are_played_side_by_side() -> None:
@@ -261,7 +261,7 @@ def test_episodes_of_a_group_are_played_side_by_side() -> None:
         await groups(episodes(worlds, Engine(counting())), samples=16).sample(task(), None)
         return asyncio.get_running_loop().time()
 
-    assert run(play) == pytest.approx(4.0, abs=0.01), "two turns and two steps, of a second each"
+    assert run(play) == pytest.approx(4.0, abs=0.01), "two turns and two steps, of one second each"
 
 
 def test_cancelled_episodes_close_their_environments() -> None:

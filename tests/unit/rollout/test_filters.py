@@ -1,4 +1,4 @@
-"""Filters of groups: each against its definition on many groups, and in the scheduler."""
+"""Filters of groups: compared with their definitions on random groups, and used in the scheduler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.rollout.test_scheduler import AlikeFor, Gated, ids, scheduler
 
 
 def group_of(*rewards: float, lost: int = 0, domain: str = "sums") -> RolloutGroup:
-    """Responses with these rewards, and `lost` others whose reward crashed."""
+    """Return a group of responses with these rewards, and of `lost` others whose reward function crashed."""
     episodes = [make_episode([5], reward) for reward in rewards]
     return make_group(0, [*episodes, *[make_episode([5], 0.0, outcome=RewardOutcome.CRASHED)] * lost], domain=domain)
 
@@ -58,7 +58,7 @@ def test_each_domain_has_its_own() -> None:
 
 
 class Keys:
-    """Of an `RlvrConfig`, those that are read."""
+    """The keys of an `RlvrConfig` that the filters use."""
 
     def __init__(self, bound: int | None, **filters: dict[str, Any] | None) -> None:
         self.dynamic_sampling = bound and DynamicSamplingConfig(max_num_gen_batches=bound)
@@ -90,11 +90,11 @@ def test_the_keys_decide_what_is_kept(keys: Any, batches: int | None, kept: str)
 
 def test_the_scheduler_replaces_what_a_filter_refuses() -> None:
     async def run() -> None:
-        never = AlikeFor(lambda prompt_id: False)  # rewards 0 and 1: of a mean of 0.5
+        never = AlikeFor(lambda prompt_id: False)  # rewards 0 and 1, with mean 0.5
         for keep, expected in ((MeanBetween(0.4, 0.6), [0, 1, 2, 3]), (everything, [0, 1, 2, 3])):
             rollouts, _ = scheduler(Gated(is_open=True), scorer=never, most_batches=2, keep=keep)
             assert ids(await rollouts.take()) == expected and rollouts.metrics()["sampling/dropped_groups"] == 0
-        odd = AlikeFor(lambda prompt_id: prompt_id % 2 == 1)  # the odd ones: 0 and 0
+        odd = AlikeFor(lambda prompt_id: prompt_id % 2 == 1)  # odd prompts have rewards 0 and 0
         rollouts, _ = scheduler(Gated(is_open=True), scorer=odd, most_batches=3, keep=MeanBetween(high=0.4))
         assert ids(await rollouts.take()) == [1, 3, 5, 7]
         assert rollouts.metrics()["sampling/dropped_groups"] == 4

@@ -1,4 +1,4 @@
-"""Samples are scored as they end, each with its own reward whatever the order."""
+"""Samples are scored as soon as they end, in any order, and each keeps its own reward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ORDER = (2, 0, 3, 1)
 
 
 class Engine:
-    """Ends samples in an order of its own, and goes on when it is told to."""
+    """Ends samples in the order `ORDER`, one for each item in `steps`."""
 
     def __init__(self) -> None:
         self.steps: asyncio.Queue[None] = asyncio.Queue()
@@ -37,7 +37,7 @@ class Engine:
 
 
 class Rewards(EachByItself):
-    """Rewards a response with its number, as soon as it may."""
+    """Rewards a response with its number, as soon as `may_score` is set."""
 
     def __init__(self) -> None:
         self.scored: list[list[str]] = []

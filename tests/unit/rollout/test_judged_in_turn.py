@@ -1,4 +1,4 @@
-"""Responses are judged once all of them are generated, where both need the same devices."""
+"""If judges and engines share devices, responses are judged after all of them are generated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BATCH = 6
 
 
 class Device:
-    """One device for all roles; knows who is there and what was moved."""
+    """A device that all roles share. Records the onloaded roles and the moves."""
 
     def __init__(self) -> None:
         self.moves: list[str] = []
@@ -58,11 +58,11 @@ class Role:
         await asyncio.sleep(0)
         self.device.there.add(self.name)
         self.device.moves.append(self.name)
-        assert len(self.device.there) == 1, "two roles at once"
+        assert len(self.device.there) == 1, "two roles are onloaded at the same time"
 
 
 class Engine:
-    """Implements `Generator`: later prompts are answered earlier."""
+    """Implements `Generator`. Prompts are not answered in the order of the calls."""
 
     def __init__(self, device: Device) -> None:
         self.device, self.calls = device, 0
@@ -77,7 +77,7 @@ class Engine:
 
 
 class Judges(EachByItself):
-    """Implements `Scorer`."""
+    """Implements `Scorer`. Checks that the judge of a domain is onloaded while it scores."""
 
     def __init__(self, device: Device, judged: Sequence[str]) -> None:
         self.device, self.judged = device, judged
@@ -95,7 +95,7 @@ class Judges(EachByItself):
 
 
 class Source:
-    """Implements `PromptSource`: domains take turns."""
+    """Implements `PromptSource`: domains alternate."""
 
     def __init__(self, domains: Sequence[str]) -> None:
         self.domains, self.drawn = domains, 0
@@ -177,7 +177,7 @@ def test_what_is_asked_for_while_a_model_judges_is_generated_after_it() -> None:
         while device.there != {"rewards.first"}:
             await asyncio.sleep(0)
         await whole(both.generate(prompt.token_ids, SAMPLING))
-        assert device.discards == [("actor_infer", False), ("rewards.first", False)], "no sync would bring the weights back"
+        assert device.discards == [("actor_infer", False), ("rewards.first", False)], "no sync would restore discarded weights"
         assert scoring.done() and device.moves == ["actor_infer", "rewards.first", "actor_infer"]
 
     asyncio.run(asyncio.wait_for(run(), limits.CALL))

@@ -1,4 +1,4 @@
-"""Experience against a plain loop over every token: episodes of any number of trajectories and segments, with or without a verdict."""
+"""Experience compared with a simple loop over all tokens, for random episodes with several trajectories and segments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHAPING = Shaping(max_len_mask=True, longest_wrong=6, difficulty=(-10.0, 10.0))
 
 @st.composite
 def policy_segments(draw: st.DrawFn, log_probs: bool) -> Segment:
-    """Of no token too, and of several versions."""
+    """Draw a sampled segment, possibly empty, with tokens of several versions."""
     ids = draw(IDS)
     versions = [draw(st.integers(0, 2)) for _ in ids]
     segment = sampled(ids, [-0.25 * number for number in range(len(ids))], versions)
@@ -31,7 +31,7 @@ def policy_segments(draw: st.DrawFn, log_probs: bool) -> Segment:
 
 @st.composite
 def episodes(draw: st.DrawFn, log_probs: bool) -> Episode:
-    """Each trajectory begins with given tokens and has one turn at least."""
+    """Draw an episode. Each trajectory begins with given tokens and has at least one turn."""
     trajectories = []
     for _ in range(draw(st.integers(1, 2))):
         segments = [observed([7, *draw(IDS)]), draw(policy_segments(log_probs))]

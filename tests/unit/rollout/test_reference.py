@@ -1,4 +1,4 @@
-"""Reference log-probs: of a step at once, and group by group as they are finished."""
+"""Reference log-probs, computed for a whole step or for each group as soon as it is finished."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPING = Shaping(max_len_mask=True, longest_wrong=3)
 
 
 class Model:
-    """A reference whose answer for a token depends on the token and on its place in its sequence, as a model's does."""
+    """Stands in for the reference model. A log-prob depends on the token and on its position in the sequence."""
 
     def __init__(self, fails_on: int | None = None) -> None:
         self.fails_on = fails_on
@@ -28,7 +28,7 @@ class Model:
         self.may_answer.set()
 
     async def log_probs(self, sequences: Sequences) -> Floats:
-        assert not self.at_work, "a second question before the first is answered"
+        assert not self.at_work, "a second call before the first one has returned"
         self.at_work += 1
         self.calls.append(sequences.token_ids.tolist())
         try:
@@ -43,7 +43,7 @@ class Model:
 
 
 def groups() -> list[RolloutGroup]:
-    """Of different lengths; one response is long and wrong, one has no verdict, and one group has none at all."""
+    """Return groups of different lengths. One response is long and wrong, one has no verdict, and one group has no verdict at all."""
     crashed = make_episode([90, 91], outcome=RewardOutcome.CRASHED)
     return [
         make_group(0, [make_episode([10, 11, 12], 1.0), make_episode([13, 14, 15, 16])]),

@@ -1,4 +1,4 @@
-"""A checkpoint that version 0.1 wrote, when what flowed was single completions: the run goes on where it stood."""
+"""A run resumes from a checkpoint of version 0.1, in which rollouts were single completions."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ WRITTEN = """{
   }
  }
 }"""
-"""`loop.json` of 0.1."""
+"""A `loop.json` that version 0.1 wrote."""
 
 
 DRAWN = ["5", "2", "4", "14"]
-"""What 0.1 drew next from sixteen prompts with the seed 42."""
+"""The prompts that version 0.1 drew next, from sixteen prompts with seed 42."""
 
 
 def prompts(count: int) -> PromptSet:
-    """Each of one token, its number."""
+    """Return prompts of one token each, which is the number of the prompt."""
     rows = [{"token_ids": [number], "text": str(number), "row": "{}"} for number in range(count)]
     data_args, table = DataConfig.model_validate({"file_name": "rows.jsonl", "prompt": "prompt"}), datasets.Dataset.from_list(rows)
     return PromptSet(("rows.jsonl",), ("sums",), np.arange(count), np.zeros(count, np.int16), {}, {}, {}, data_args, table)
 
 
 class Same(EachByItself):
-    """Engine and rewards."""
+    """Engine and rewards in one object. Repeats the prompt, with reward 0."""
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
         yield list(
@@ -90,6 +90,6 @@ def test_credit_goes_on_with_the_moments_and_the_weight_that_it_had(tmp_path: Pa
     assignment.load_state_dict(LoopState.read(tmp_path).credit)
     step = experience([make_group(0, [make_episode([5], 8.0)])], Shaping())
     batch, metrics = assignment(step, np.array([0, 0, -1], np.float32))
-    # Four rewards with a mean of 3, and 8: their mean is 4.
+    # The mean of four rewards with mean 3 and of the reward 8 is 4.
     assert batch.advantages.tolist() == [0, 0, 4]
     assert metrics["reward/kl_coef"] == 0.11

@@ -1,3 +1,5 @@
+"""The rollout scheduler: batches, staleness, resumes, failures and dynamic sampling."""
+
 from __future__ import annotations
 
 import asyncio
@@ -16,7 +18,7 @@ from tests.unit.rollout.build import EachByItself, make_prompt
 
 
 class Counting:
-    """A source of prompts 0, 1, 2, ... whose only token is their number."""
+    """A source of prompts 0, 1, 2, ... The only token of a prompt is its number."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -34,7 +36,7 @@ class Counting:
 
 
 class Gated:
-    """A generator whose prompts finish when the test lets them: each response to prompt n has n + 1 tokens."""
+    """A generator that finishes a prompt when the test opens its gate. Each response to prompt n has n + 1 tokens."""
 
     def __init__(self, *, is_open: bool) -> None:
         self.is_open = is_open
@@ -70,14 +72,14 @@ class Gated:
 
 
 class ByText(EachByItself):
-    """Scores a response with the number of its prompt."""
+    """Rewards a response with the number of its prompt."""
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
         return [RewardResult(float(text.split("/")[0])) for text in responses]
 
 
 class AlikeFor(EachByItself):
-    """Gives both responses to some prompts the same reward, and those to others different ones."""
+    """Rewards all responses to a prompt with 0 if `alike` is true for it, and with 0, 1, ... otherwise."""
 
     def __init__(self, alike: Callable[[int], bool]) -> None:
         self._alike = alike
@@ -105,7 +107,7 @@ def ids(groups: Sequence[RolloutGroup]) -> list[int]:
 
 
 async def settle() -> None:
-    """Let every task run until it waits."""
+    """Yield to the event loop until every task waits."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -158,7 +160,7 @@ def test_groups_leave_in_the_order_in_which_they_were_drawn() -> None:
         assert not taking.done()
         generator.gates[0].set()
         assert ids(await taking) == [0, 1]
-        # 2 and 3 are finished already: the next batch is them, at once.
+        # Groups 2 and 3 are already finished, and are the next batch without a wait.
         assert ids(await asyncio.wait_for(rollouts.take(), limits.CALL)) == [2, 3]
         await rollouts.aclose()
 
@@ -252,7 +254,7 @@ def test_a_failure_that_is_still_in_flight_does_not_break_the_close() -> None:
         with pytest.raises(RollError, match="the engine died"):
             await rollouts.take()
         await rollouts.aclose()
-        # Nothing is in flight: the position is the source's own.
+        # Nothing is in flight, so the saved position is that of the source.
         assert rollouts.state_dict() == source.state_dict()
 
     asyncio.run(run())
@@ -273,11 +275,11 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing() -> None:
         generator = Gated(is_open=True)
         rollouts, source = scheduler(generator, scorer=ODD, most_batches=3)
         assert rollouts.metrics() == {}
-        # 0 to 3 gives 0 and 2; 4 and 5 gives 4; 6 gives the last.
+        # Of 0 to 3, groups 0 and 2 are kept. Of the replacements 4 and 5, group 4 is kept, and then 6.
         assert ids(await rollouts.take()) == [0, 2, 4, 6]
-        # Groups 1, 3 and 5 are gone, each of two responses of 2, 4 and 6 tokens.
+        # Groups 1, 3 and 5 were dropped. They had two responses each, of 2, 4 and 6 tokens.
         assert rollouts.metrics() == {"sampling/drawn_groups": 7, "sampling/dropped_groups": 3, "sampling/dropped_tokens": 24}
-        # Synchronous: nothing generates that was not asked for.
+        # In synchronous training, nothing is generated beyond the step.
         assert source.position == 7 and not generator.running
         assert rollouts.state_dict() == {"position": 7}
         assert ids(await rollouts.take()) == [8, 10, 12, 14]
@@ -290,7 +292,7 @@ def test_where_the_bound_is_hit_dropped_groups_fill_the_batch_up(caplog: pytest.
         rollouts, source = scheduler(Gated(is_open=True), scorer=AlikeFor(lambda prompt_id: prompt_id != 5), most_batches=2)
         assert ids(await rollouts.take()) == [5, 0, 1, 2]
         assert source.position == 8
-        # Groups 3, 4, 6 and 7 are gone.
+        # Groups 3, 4, 6 and 7 were dropped.
         assert rollouts.metrics() == {"sampling/drawn_groups": 8, "sampling/dropped_groups": 4, "sampling/dropped_tokens": 48}
 
     asyncio.run(run())
@@ -302,7 +304,7 @@ def test_dynamic_sampling_keeps_the_ratio_in_flight_and_repeats_from_a_saved_pos
         generator = Gated(is_open=True)
         rollouts, source = scheduler(generator, scorer=ODD, ratio=0.5, most_batches=3)
         assert ids(await rollouts.take()) == [0, 2, 4, 6]
-        # Seven were taken; the ratio keeps two more in flight.
+        # Seven groups were used up, and the ratio keeps two more in flight.
         assert source.position == 9
         saved = rollouts.state_dict()
         assert saved == {"position": 7}

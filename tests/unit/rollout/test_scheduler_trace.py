@@ -1,4 +1,4 @@
-"""What the scheduler does, and when, against the stored traces: each draw, dispatch, finish and take, in virtual time."""
+"""Every draw, dispatch, finish and take of the scheduler, with its virtual time, compared with stored traces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_trace_is_the_stored_one(name: str) -> None:
 
 
 def test_the_stored_traces_hold_what_they_are_for() -> None:
-    """Responses that span versions, groups that wait for older ones, and a resume in the middle."""
+    """The traces contain responses that span versions, groups that wait for older ones, and a resume."""
     stored = json.loads(TRACES.read_text())
     assert stored.keys() == CASES.keys()
     for name, trace in stored.items():

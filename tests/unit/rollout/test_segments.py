@@ -1,4 +1,4 @@
-"""Episodes of several turns and several trajectories: laid out, paid, weighed and shared out. Each number is worked out by hand."""
+"""Layout, credit, weights and micro-batches of episodes with several turns and trajectories. Expected values are worked out by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASKED = observed([1, 2])
 
 
 def tool_call(reward: float = 1.0, stop: StopReason = StopReason.COMPLETED) -> Episode:
-    """Policy, environment, policy, environment, policy."""
+    """Return an episode with one trajectory: three turns of the policy, with observations between them."""
     turns = [
         sampled([10, 11], [-0.5, -0.25], [3, 4]),
         observed([20]),
@@ -31,7 +31,7 @@ def tool_call(reward: float = 1.0, stop: StopReason = StopReason.COMPLETED) -> E
 
 
 def compacted(reward: float = 3.0) -> Episode:
-    """The second trajectory shares the prompt and the first turn with the first, and has them given."""
+    """Return an episode with two trajectories. The second has the prompt and the first turn of the first one as given tokens."""
     first = make_trajectory(ASKED, sampled([10]), observed([20]), sampled([11, 12]), stop=StopReason.CONTEXT_FULL)
     return Episode(
         [first, make_trajectory(ASKED, observed([10, 20]), sampled([14]), observed([23]))], RewardResult(reward), [1.0, 0.0, 1.0]
@@ -72,7 +72,7 @@ def test_segments_lie_end_to_end_and_only_sampled_ones_are_learnt() -> None:
 
 
 def test_every_trajectory_gets_its_episodes_advantage() -> None:
-    """The group's mean is that of two episodes, not of three sequences: 2, with a deviation of the root of 2."""
+    """Mean and standard deviation of the group are over two episodes, not over three sequences: 2 and sqrt(2)."""
     batch = batch_of(step_of(tool_call(), compacted()), Credit("grpo", Normalisation()))
     step = 1 / (2**0.5 + 1e-6)
     np.testing.assert_allclose(batch.advantages, np.array(MASK) * np.repeat([-step, step, step], [9, 6, 6]), rtol=1e-6)
@@ -80,17 +80,17 @@ def test_every_trajectory_gets_its_episodes_advantage() -> None:
 
 
 def test_returns_run_through_all_trajectories_of_an_episode() -> None:
-    """Discounts and penalties go from sampled token to sampled token, over what is given and into the next trajectory."""
+    """Discounts and penalties skip given tokens, and continue from one trajectory to the next."""
     batch = batch_of(step_of(compacted(8.0)), Credit("reinforce", Normalisation(gamma=0.5)))
     assert batch.advantages.tolist() == [0, 0, 1, 0, 2, 4, 0, 0, 0, 0, 8, 0]
     ref = np.array([0, 0, -2, 0, -2, -2, 0, 0, 0, 0, -2, 0], np.float32)
     batch = batch_of(step_of(compacted(8.0)), Credit("rloo", Normalisation(), kl_coef=0.5), ref)
-    # k1 is 1 at each of four tokens; a group of one has no advantage but the penalties from each token on.
+    # k1 is 1 at each of four tokens. In a group of one, the advantage of a token is only the sum of the penalties from it on.
     assert batch.advantages.tolist() == [0, 0, -2, 0, -1.5, -1, 0, 0, 0, 0, -0.5, 0]
 
 
 def test_each_sampled_segment_is_a_turn() -> None:
-    """The rest of the rewards 1 and 3 are 0.25 and 1. Undivided, an episode of several turns earns all at its end."""
+    """The last turn also gets the rest of the reward: 0.25 of 1, and 1 of 3. Without turn rewards, it gets the whole reward."""
     step = step_of(tool_call(), compacted(), replace(tool_call(), turn_rewards=()), one_turn(2.0))
     assert step.turns is not None
     assert step.turns.rewards.tolist() == [0.5, 0, 0.5, 1, 0, 2, 0, 0, 1, 2]
@@ -105,7 +105,7 @@ def test_each_sampled_segment_is_a_turn() -> None:
 
 
 def test_turns_taken_in_one_state_are_compared() -> None:
-    """All begin alike and earn 1 and 3 in the end. The states of the third are not known: it is compared as a whole."""
+    """All start in the same state, with rewards 1, 3 and 2. The third has no known states, so only its whole reward is compared."""
     first = replace(tool_call(), turn_states=("start", "door", "start"))
     second, third = replace(compacted(), turn_states=("start", "hall", "door")), one_turn(2.0)
     step = step_of(first, second, third)
@@ -113,7 +113,7 @@ def test_turns_taken_in_one_state_are_compared() -> None:
     assert step.turns.states.tolist() == [0, 1, 0, 0, 2, 1, 3]
     own = {"step_reward_gamma": 0.5, "gigpo_std": False}
     batch = batch_of(step, Credit("gigpo", Normalisation(), estimator_args=own))
-    # Returns 0.625, 0.25, 0.5 and 1.5, 1, 2: those of the start have the mean 0.875, those of the door 1.125. The rewards' mean is 2.
+    # Returns 0.625, 0.25, 0.5 and 1.5, 1, 2. Their mean is 0.875 in state start, and 1.125 in state door. The mean reward is 2.
     paid = np.repeat([-1.25, -1.875, -1.375, 1.625, 1, 1.875, 0], [4, 2, 3, 3, 3, 6, 3])
     np.testing.assert_allclose(batch.advantages, step.sequences.response_mask * paid, rtol=1e-6)
     assert step_of(one_turn(2.0), tool_call()).turns.states is None  # type: ignore[union-attr]
@@ -137,21 +137,21 @@ def test_a_trajectory_that_was_broken_off_leaves_its_whole_episode_out() -> None
     first, second = compacted().trajectories
     broken = Episode([replace(first, stop=StopReason.ABORTED), second], RewardResult(9.0))
     assert step_of(broken, one_turn(1.0)).rewards.tolist() == [1]
-    # A context that was full, and was compacted, truncates nothing.
+    # An episode does not count as truncated if its context became full and was then compacted.
     assert rollout_metrics([group_of(compacted())], 0)["response/truncated_fraction"] == 0
 
 
 def test_metrics_are_per_episode() -> None:
     metrics = rollout_metrics([group_of(tool_call(), compacted(), one_turn(2.0))], policy_version=5)
     assert (metrics["reward/mean"], metrics["response/length_mean"], metrics["response/length_max"]) == (2, 3, 4)
-    # Ages 2 1 1 0 | 5 5 5 5 | 5 of the sampled tokens.
+    # Ages of the sampled tokens, by episode: 2 1 1 0 | 5 5 5 5 | 5.
     assert metrics["staleness/mean"] == pytest.approx(29 / 9)
     assert token_count([group_of(tool_call(), compacted())]) == 21
 
 
 def test_weights_of_episodes_are_those_of_their_sequences() -> None:
     step = step_of(tool_call(), compacted(), one_turn(0.0))
-    # Sampled tokens 4, 4 and 1: weights 1/2, 1/2 and 3/2, with a mean of 5/6 over three episodes.
+    # The episodes have 4, 4 and 1 sampled tokens: weights 1/2, 1/2 and 3/2, with mean 5/6.
     assert sequence_weights(step, Credit("grpo", Normalisation(), weigh_length=True)) == pytest.approx([0.6, 0.6, 0.6, 1.8])
 
 
@@ -170,7 +170,7 @@ def test_an_update_holds_whole_episodes() -> None:
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("budget", [1, 15, 100])
 def test_an_episode_weighs_as_one_sequence_however_it_is_split(replicas: int, budget: int) -> None:
-    """Each of three episodes has a third of the loss, whether its trajectories share a micro-batch or not."""
+    """Each of three episodes has a third of the loss, whether or not its trajectories are in the same micro-batch."""
     batch = batch_of(step_of(tool_call(), compacted(), one_turn(0.0)), Credit("grpo", Normalisation()))
     shape = TrainShape(1, 1, budget, "seq-mean-token-mean", 1.0)
     by_sequence = np.zeros(4)
@@ -190,7 +190,7 @@ def test_a_trajectory_begins_with_what_is_given() -> None:
 
 
 def test_segments_of_no_token_change_nothing() -> None:
-    """The environment may say nothing, and the policy may end at once; a turn it is all the same."""
+    """An observation or a turn of the policy may be empty. An empty turn still counts as a turn."""
     turns = [sampled([10]), observed([]), sampled([]), observed([21]), sampled([11])]
     quiet = Episode([make_trajectory(ASKED, *turns)], RewardResult(3.0), [1.0, 1.0, 1.0])
     step = step_of(quiet)

@@ -1,4 +1,4 @@
-"""Finished groups in a checkpoint: what is read is what was written, and a run that resumes does not generate it again."""
+"""Finished groups in a checkpoint are read as they were written, and a resumed run does not generate them again."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def episode(numbers: np.random.Generator) -> Episode:
 
 
 def plain(value: Any) -> Any:
-    """Whatever there is in it, comparable."""
+    """Convert dataclasses, arrays and sequences to values that can be compared."""
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.tolist())
     if isinstance(value, (list, tuple)):
@@ -88,7 +88,7 @@ def test_a_group_of_another_prompt_is_refused() -> None:
 
 
 class Engine(World):
-    """Answers short prompts at once, and every fourth when `release` says so. Keeps what was asked for."""
+    """Answers at once, except for every fourth prompt, which waits for `release`. Records the requested prompts."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -114,7 +114,7 @@ def scheduler(engine: Engine, finished: Callable[[RolloutGroup], None] | None = 
 
 
 def told(groups: Sequence[RolloutGroup]) -> list[list[int]]:
-    """Of each group, what its first sample says: its prompt, and the version that answered it."""
+    """Return the tokens of the first sample of each group: its prompt, and the policy version."""
     return [group.episodes[0].sampled[0].token_ids.tolist() for group in groups]
 
 
@@ -141,7 +141,7 @@ def test_what_was_finished_is_not_generated_again(tmp_path: Path, log_probs: boo
         stored = 0 if log_probs else 1
         assert told(groups) == [[3, 1], [5, stored], [6, stored], [7, 1]]
         assert [number for number in after.asked if number < 8] == again
-        assert all(sum(one is group for one in heard) == 1 for group in groups), "also of those that were stored"
+        assert all(sum(one is group for one in heard) == 1 for group in groups), "stored groups are also passed to `finished`"
         await second.aclose()
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Turns of responses: from characters to tokens, exactly; and from rewards to advantages."""
+"""Turns of responses: the exact mapping of their ends from characters to tokens, and their rewards and advantages."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from tests.unit.rollout.build import EachByItself, make_episode, make_group, mak
 
 
 def bytewise() -> PreTrainedTokenizerBase:
-    """A token for every byte: other letters than the Latin ones have several."""
+    """Return a tokenizer with one token per byte. A non-ASCII character has several tokens."""
     return build_tokenizer()
 
 
 def wordwise() -> PreTrainedTokenizerBase:
-    """Words with their blanks, as SentencePiece has them: the blank before the first word goes when a text is made."""
+    """Return a tokenizer like SentencePiece: a word includes the space before it, and decoding removes the first space."""
     words = ["<unk>", "▁on", "e", "▁two", "▁", "=", "1", "2"]
     inner = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
     inner.decoder = decoders.Metaspace()
@@ -74,7 +74,7 @@ def test_bytes_of_one_letter_stay_together() -> None:
     ids = tokenizer("a€b", add_special_tokens=False).input_ids
     assert len(ids) == 5
     segment = response(tokenizer, [*ids, END_ID])
-    # a | the three bytes of the euro | b, and with it the end of the sequence.
+    # Turns: a | the three bytes of the euro sign | b and the end of the sequence.
     assert located(tokenizer, segment, [1, 2, 3]) == [1, 4, 6]
 
 
@@ -93,13 +93,13 @@ def test_blanks_that_depend_on_what_stands_before() -> None:
 
 
 def by_search(tokenizer: PreTrainedTokenizerBase, segment: Segment, end: int) -> int:
-    """The definition: tokens are added until the text of all of them has the character."""
+    """Find the smallest number of tokens whose text contains the first `end` characters. This is the definition."""
     if end == len(segment.text):
         return len(segment.token_ids)
     for count in range(1, len(segment.token_ids) + 1):
         if len(commonprefix([text_of(tokenizer, segment.token_ids[:count].tolist()), segment.text])) >= end:
             return count
-    raise AssertionError("the text is not that of the tokens")
+    raise AssertionError("the tokens do not decode to the text")
 
 
 TOKENIZERS: list[tuple[Callable[[], PreTrainedTokenizerBase], st.SearchStrategy[list[int]]]] = [
@@ -112,7 +112,7 @@ TOKENIZERS: list[tuple[Callable[[], PreTrainedTokenizerBase], st.SearchStrategy[
 @settings(max_examples=60)
 @given(which=st.sampled_from(range(len(TOKENIZERS))), drawn=st.data())
 def test_against_the_definition(which: int, drawn: st.DataObject) -> None:
-    """Also for bytes that are no text at all."""
+    """Also covers bytes that are not valid UTF-8."""
     make, ids = TOKENIZERS[which]
     tokenizer = make()
     segment = response(tokenizer, drawn.draw(ids))
@@ -123,7 +123,7 @@ def test_against_the_definition(which: int, drawn: st.DataObject) -> None:
 
 
 def by_turns(token_ids: list[int], reward: float, ends: list[int], values: list[float], stop: StopReason = StopReason.COMPLETED) -> Episode:
-    """An episode whose reward divides its response; `make_group` has yet to put a prompt before it."""
+    """Return an episode with a response that is divided into turns. It has no prompt, which `make_group` adds."""
     turns = tuple(TurnReward(number + 1, value) for number, value in enumerate(values))
     path = make_trajectory(observed([]), sampled(token_ids, text="x" * (len(turns) + 1)), stop=stop)
     episode = divided(Episode([path], RewardResult(reward, turns=turns)), lambda segment, _: np.array(ends, np.int32))
@@ -139,7 +139,7 @@ def advantages_of(groups: list[RolloutGroup], credit: Credit = BY_TURNS, shaping
 
 
 def test_turns_are_discounted_and_what_is_left_of_the_value_is_the_last_ones() -> None:
-    # Two turns earn 1 and 2; the rest of 7, which is 4, is earned by the tokens after them. Undivided, a response is one turn.
+    # Two turns get 1 and 2. The rest of the reward 7, which is 4, goes to the tokens after them. An undivided response is one turn.
     groups = [make_group(0, [by_turns([5, 6, 7, 8, 9], 7.0, [2, 3], [1.0, 2.0]), make_episode([5, 6], 3.0)])]
     assert advantages_of(groups) == [0, 0, 3, 3, 4, 4, 4, 0, 0, 3, 3]
     step = experience(groups, Shaping())
@@ -163,7 +163,7 @@ def test_the_turns_of_masked_responses_count_and_are_not_learnt() -> None:
         make_group(0, [by_turns([5, 6], 3.0, [1, 2], [1.0, 2.0]), by_turns([7], 9.0, [1], [9.0], StopReason.LENGTH)]),
     ]
     credit = Credit("step_reinforce", Normalisation(gamma=0.5, mean="group"))
-    # Returns 2, 2 and 9: their mean is 13/3.
+    # The returns are 2, 2 and 9, with mean 13/3.
     got = advantages_of(groups, credit, Shaping(max_len_mask=True))
     assert got == pytest.approx([0, 0, 2 - 13 / 3, 2 - 13 / 3, 0, 0, 0])
 
@@ -183,7 +183,7 @@ def whole_texts(episode: Episode) -> str:
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_dividing_keeps_everything_and_pays_as_if_by_hand(drawn: st.DataObject) -> None:
-    """Any turns of any response, of no token too: segments join to the response, and each earned what the turns that end in it did."""
+    """For any response and turns: the segments join to the response, and each has the rewards of the turns that end in it."""
     count = drawn.draw(st.integers(0, 6))
     ends = sorted(drawn.draw(st.lists(st.integers(min(count, 1), count), min_size=1, max_size=5)))
     values = [float(drawn.draw(st.integers(-3, 3))) for _ in ends]
@@ -210,7 +210,7 @@ def test_dividing_keeps_everything_and_pays_as_if_by_hand(drawn: st.DataObject) 
 
 
 class Saying:
-    """Answers every prompt with one text, byte by byte."""
+    """Answers every prompt with the same text, with one token per byte."""
 
     async def generate(self, token_ids: object, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
         tokenizer = bytewise()
@@ -221,10 +221,10 @@ class Saying:
 
 
 class Halving(EachByItself):
-    """A turn for each character."""
+    """Makes each of the two characters a turn with reward 0.5."""
 
     async def score(self, prompt: object, responses: list[str]) -> list[RewardResult]:
-        """A greedy response, which comes alone, earns nothing."""
+        """Return the rewards. A greedy response, which is scored alone, gets 0."""
         if len(responses) == 1:
             return [RewardResult(0.0)]
         return [RewardResult(1.0, turns=(TurnReward(1, 0.5), TurnReward(2, 0.5)))] * len(responses)

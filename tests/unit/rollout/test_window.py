@@ -1,4 +1,4 @@
-"""The rules of the window over random schedules: durations, drops, resumes."""
+"""Invariants of the window in random schedules of durations, dropped groups and resumes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from roll.rollout.window import Choice, Window
 SCHEDULES = 1000
 STEPS = 12
 STORED = 0.7
-"""What takes no longer is finished when the run is resumed, and kept."""
+"""Groups with a duration below this one are finished when the run is resumed, and are kept."""
 
 
 @dataclass
 class Schedule:
-    """A trainer and an engine that cost nothing: how long each ordinal takes is random, and who is finished decides."""
+    """A simulated trainer and engine. The duration of each ordinal is random, and those that finish first are taken first."""
 
     numbers: random.Random
     batch: int
@@ -28,14 +28,14 @@ class Schedule:
     window: Window = field(init=False)
     step: int = 0
     first: int = 0
-    """What the window calls ordinal 0, counted from the start of the run: its head at the last resume."""
+    """Ordinal, counted from the start of the run, that the window calls 0: its head at the last resume."""
     drawn_at: dict[int, int] = field(default_factory=dict)
     finish: dict[int, float] = field(default_factory=dict)
     consumed: list[list[int]] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     most_drawn: int = 0
     stored: dict[int, int] = field(default_factory=dict)
-    """By ordinal, the age of what was finished at the last resume and not handed over."""
+    """Ages of the groups that were finished but not handed over at the last resume, by ordinal."""
 
     def __post_init__(self) -> None:
         self.window = Window(self.batch, self.ratio, self.width)
@@ -138,7 +138,7 @@ def test_a_wider_window_leaves_slow_groups_for_later() -> None:
     window.remove([1, 3])
     window.next_step()
     assert drawn(window, 2) == [4, 5]
-    assert window.choice(2) == Choice([0, 2], 2, frozenset()), "the window stays until all of it is gone"
+    assert window.choice(2) == Choice([0, 2], 2, frozenset()), "the window does not move until all its groups are taken"
     window.remove([0, 2])
     window.next_step()
     assert drawn(window, 2) == [6, 7]
