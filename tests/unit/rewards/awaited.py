@@ -1,4 +1,4 @@
-"""Asynchronous rewards that fail in every way. A test copies this file to a folder of its own, in which they leave marks."""
+"""Asynchronous rewards that fail in many ways. A test copies this file to a temporary folder, where they create marker files."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ RUNNING: set[str] = set()
 
 
 def mark(name: str) -> Path:
-    """A file of the test's folder."""
+    """Return the path of a marker file in the test's folder."""
     return Path(__file__).with_name(name)
 
 
 async def marked(name: str) -> None:
-    """Until the test, or another call, has left a mark."""
+    """Wait until the test or another call has created a marker file."""
     while not mark(name).exists():
         await asyncio.sleep(0.01)
 
 
 def say_that_it_hangs() -> None:
-    """Leave a mark with this process's number."""
+    """Create the marker file `hanging`, which contains the PID of this process."""
     (unfinished := mark("unfinished")).write_text(str(os.getpid()))
     unfinished.rename(mark("hanging"))
 
 
 async def act(prompt: Prompt, response: str, row: Any) -> Any:
-    """What the response says, word by word; its length if that is nothing special."""
+    """Do what the words of the response name. Return the length of any other response."""
     match response.split():
         case ["after", other]:
             mark(f"begun {response}").touch()
@@ -78,7 +78,7 @@ async def act(prompt: Prompt, response: str, row: Any) -> Any:
 
 
 async def most_running(prompt: Prompt, response: str, row: Any) -> float:
-    """How many calls run at once, this one included, while it does."""
+    """Return the largest number of calls that ran at the same time as this one, including this one."""
     RUNNING.add(response)
     most = len(RUNNING)
     for _ in range(10):
@@ -89,12 +89,12 @@ async def most_running(prompt: Prompt, response: str, row: Any) -> float:
 
 
 def process_number(prompt: Prompt, response: str, row: Any) -> float:
-    """Of the process that scores."""
+    """Return the PID of the process that scores."""
     return float(os.getpid())
 
 
 def longer_than(prompt: Prompt, responses: Sequence[str], row: Any) -> Any:
-    """How many others of the group a response is longer than; what the first response says if that is something special."""
+    """Reward each response with the number of shorter ones in the group, unless the first response names a special case."""
     match responses[0]:
         case "too few":
             return [1.0]
@@ -108,6 +108,6 @@ def longer_than(prompt: Prompt, responses: Sequence[str], row: Any) -> Any:
 
 
 async def longer_than_awaited(prompt: Prompt, responses: Sequence[str], row: Any) -> Any:
-    """The same, asynchronously."""
+    """Call `longer_than` asynchronously."""
     await asyncio.sleep(0)
     return longer_than(prompt, responses, row)

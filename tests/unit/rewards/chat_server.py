@@ -1,4 +1,4 @@
-"""A server of the chat-completions protocol that answers, or fails, as the test has it. Real sockets, in the test's own event loop."""
+"""A chat-completions server that answers or fails as the test specifies. It uses real sockets in the event loop of the test."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Response:
-    """What the server says to one request."""
+    """Response of the server to one request."""
 
     status: int = 200
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     hangs: bool = False
-    """Never answers; the connection stays open until the server ends."""
+    """Whether the server never answers, and keeps the connection open until it ends."""
     cut: bool = False
-    """Closes the connection amid the response."""
+    """Whether the server closes the connection in the middle of the response."""
 
 
 Behaviour = Callable[[dict[str, Any], int], Response]
-"""From a request's body and its number, counted from 0, to what is said."""
+"""Maps the body of a request and its number, counted from 0, to the response."""
 
 
 @dataclass
 class ChatServer:
-    """What the server has seen."""
+    """The URL of the server, and the requests that it received."""
 
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -39,20 +39,20 @@ class ChatServer:
 
 
 def completion(*answers: str, prompt_tokens: int = 7, completion_tokens: int = 3) -> Response:
-    """A whole answer."""
+    """Return a successful response with one choice per answer."""
     choices = [{"index": index, "message": {"role": "assistant", "content": answer}} for index, answer in enumerate(answers)]
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
     return Response(body=json.dumps({"object": "chat.completion", "choices": choices, "usage": usage}).encode())
 
 
 def error(status: int, message: str, **headers: str) -> Response:
-    """An error in OpenAI's form."""
+    """Return an error response in the format of OpenAI."""
     return Response(status, json.dumps({"error": {"message": message}}).encode(), headers)
 
 
 @asynccontextmanager
 async def chat_server(behaviour: Behaviour) -> AsyncIterator[ChatServer]:
-    """Serves until the block ends."""
+    """Run the server until the end of the context."""
     seen = ChatServer()
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,7 +60,7 @@ async def chat_server(behaviour: Behaviour) -> AsyncIterator[ChatServer]:
             while await _serve(seen, behaviour, reader, writer):
                 pass
         except (asyncio.CancelledError, asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client or the test has gone
+            pass  # the client or the test has ended
         finally:
             writer.close()
 
@@ -82,7 +82,7 @@ async def chat_server(behaviour: Behaviour) -> AsyncIterator[ChatServer]:
 
 
 async def _serve(seen: ChatServer, behaviour: Behaviour, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """One request; whether another may follow on the connection."""
+    """Serve one request. Return whether the connection stays open for another one."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     request, *lines = head.strip().split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -95,7 +95,7 @@ async def _serve(seen: ChatServer, behaviour: Behaviour, reader: asyncio.StreamR
     seen.most_open = max(seen.most_open, seen.open_requests)
     try:
         response = behaviour(body, number)
-        await asyncio.sleep(0)  # others may come meanwhile
+        await asyncio.sleep(0)  # other requests may arrive meanwhile
         if response.hangs:
             await asyncio.Event().wait()
         said = {"content-type": "application/json", "content-length": str(len(response.body)), **response.headers}

@@ -1,3 +1,5 @@
+"""Fixtures for tests of reward processes."""
+
 from __future__ import annotations
 
 import os
@@ -12,7 +14,7 @@ from tests.unit.rewards.running import descendants, open_channels
 
 @pytest.fixture
 def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder of the modules `faulty_rewards` and `awaited_rewards`, and of the marks that they leave."""
+    """Return the folder of the modules `faulty_rewards` and `awaited_rewards`, in which they create marker files."""
     for name in ("faulty", "awaited"):
         (tmp_path / f"{name}_rewards.py").write_text(Path(__file__).with_name(f"{name}.py").read_text())
     monkeypatch.syspath_prepend(tmp_path)
@@ -21,7 +23,7 @@ def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def nothing_left_behind() -> Iterator[None]:
-    """No process, socket or pipe may outlive a test. Libraries that tests before it have used may open a socket for a moment."""
+    """Check that no process, socket or pipe outlives the test. Libraries used by earlier tests may open a socket for a moment."""
     channels, processes = open_channels(), descendants(os.getpid())
     yield
     assert [pid for pid in descendants(os.getpid()) if pid not in processes] == []

@@ -1,8 +1,10 @@
-"""What a program may try against the sandbox that judges it.
+"""Attacks of programs on the sandbox that judges them.
 
-attempts.txt has programs that print ESCAPED if they succeed, forgeries.txt programs with tests that they must not pass, endless.txt
-programs that do not end by themselves. `python escapes.py SECRET PORT NAME...` tries them as the user who runs it: SECRET is a file, PORT a
-server's. It prints a JSON object: by name, how an attempt got on.
+attempts.txt has programs that escape if they run without an error. forgeries.txt has programs, each with a test that it must not pass.
+endless.txt has programs that never end.
+
+`python escapes.py SECRET PORT NAME...` runs attacks as the current user. SECRET is a file, and PORT is the port of a server. The output is a
+JSON object that maps the name of each attack to its result.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from roll.rewards.sandbox.program import Ending, Job, Limits, Outcome, run
 HERE = Path(__file__).parent
 CPU, WALL = 2, 300.0
 SHORT_WALL = 3.0
-"""Seconds for those that sleep; nothing has to be done within it. This file is run by itself, so its limits stand here."""
+"""Wall time limit of programs that sleep, in seconds. The limits are not in tests/limits.py because this file runs as a script."""
 LIMITS = Limits(cpu_seconds=CPU, wall_seconds=WALL, memory_mib=512, disk_mib=16, output_mib=1)
 WITHSTOOD = "withstood"
 BESIDE_THE_POINT = re.compile("ESCAPED|ModuleNotFound|ImportError|LookupError|NameError|SyntaxError|AttributeError|TypeError")
-"""It succeeded, or failed for a reason that has nothing to do with the sandbox, and so shows nothing."""
+"""Output of an attack that succeeded, or that failed for a reason unrelated to the sandbox and therefore proves nothing."""
 CALL = """
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
@@ -50,18 +52,18 @@ def find(): return next(item for item in gc.get_objects() if type(item) is Link)
 
 
 def sections(name: str) -> dict[str, str]:
-    """The programs of a file, by name."""
+    """Return the programs of a file by name."""
     parts = re.split(r"^### (\w+)\n", (HERE / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def names() -> list[str]:
-    """All of them."""
+    """Return the names of all attacks."""
     return [*sections("attempts.txt"), *sections("endless.txt"), *sections("forgeries.txt")]
 
 
 def try_all(chosen: Iterable[str], secret: str, port: int) -> dict[str, str]:
-    """By name, WITHSTOOD, or what came of the attempt."""
+    """Run attacks. Return the result of each by name: WITHSTOOD, or a description if the sandbox did not withstand it."""
     attempts, endless, forgeries = sections("attempts.txt"), sections("endless.txt"), sections("forgeries.txt")
     found = {}
     for name in chosen:
@@ -75,7 +77,7 @@ def try_all(chosen: Iterable[str], secret: str, port: int) -> dict[str, str]:
 
 
 def attempt(name: str, body: str) -> str:
-    """Runs it in two cases, of which the second has an input that the first must not know."""
+    """Run the code on two inputs. It must not see the second input while it runs on the first one. Return WITHSTOOD or the output."""
     guarded = f"{CALL}\ntry:\n{textwrap.indent(body, '    ')}\n    print('ESCAPED')\nexcept BaseException as error:\n"
     source = f"{guarded}    print(type(error).__name__, error)\n"
     outcomes = _outcomes(Job(source, "input", (b"first", b"LATERCASE")), LIMITS)
@@ -85,7 +87,7 @@ def attempt(name: str, body: str) -> str:
 
 
 def forge(source: str, test: str) -> str:
-    """Whether the test that it must not pass passes."""
+    """Run a program with a test that it must not pass. Return WITHSTOOD, or the outcome if it passes or proves nothing."""
     source = source.replace("LIAR\n", LIAR).replace("FIND\n", FIND)
     kind = "text" if "{response}" in test else "assert"
     judged = {"kind": kind, "code": test, "source": source, "entry": "", "response": source}
@@ -95,7 +97,7 @@ def forge(source: str, test: str) -> str:
 
 
 def go_on(source: str, sleeps: bool) -> str:
-    """Whether it is ended by a limit."""
+    """Run a program that never ends. Return WITHSTOOD if a limit ends it, and the outcome otherwise."""
     limits = Limits(1, SHORT_WALL if sleeps else LIMITS.wall_seconds, 256, 16, 1)
     outcome = _outcomes(Job(source, "input", (b"",)), limits)[0]
     ended = outcome.ending == Ending.WALL_TIME if sleeps else outcome.ending in (Ending.CPU_TIME, Ending.OUTPUT_SIZE, Ending.FAILED)

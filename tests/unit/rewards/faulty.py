@@ -1,4 +1,4 @@
-"""A reward that fails in every way. A test copies this file to a folder of its own, in which the reward leaves marks of what it does."""
+"""A reward that fails in many ways. A test copies this file to a temporary folder, where the reward creates marker files."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ RESULTS = {
 
 
 def mark(name: str) -> Path:
-    """A file of the test's folder."""
+    """Return the path of a marker file in the test's folder."""
     return Path(__file__).with_name(name)
 
 
 def say_that_it_hangs() -> None:
-    """Leave a mark with this process's number."""
+    """Create the marker file `hanging`, which contains the PID of this process."""
     (unfinished := mark("unfinished")).write_text(str(os.getpid()))
     unfinished.rename(mark("hanging"))
 
@@ -44,7 +44,7 @@ def hang() -> None:
 
 
 def fail(response: str) -> None:
-    """Raise what the response says."""
+    """Raise the exception that the response names, if it names one."""
     if response == "sys.exit":
         sys.exit("enough")
     if response == "raise":
@@ -60,7 +60,7 @@ def fail(response: str) -> None:
 
 
 def act(prompt: Prompt, response: str, row: Any, bonus: float = 0.0) -> Any:
-    """What the response says; its length if that is nothing special."""
+    """Do what the response names. Reward any other response with a value that depends on its length."""
     if response == "hang":
         hang()
     if response == "swallow":
@@ -71,7 +71,7 @@ def act(prompt: Prompt, response: str, row: Any, bonus: float = 0.0) -> Any:
                 hang()
     if response == "hang in C":
         say_that_it_hangs()
-        ctypes.PyDLL(None).sleep(FOREVER)  # Holds the interpreter's lock: no Python code runs meanwhile.
+        ctypes.PyDLL(None).sleep(FOREVER)  # keeps the GIL, so no Python code runs meanwhile
     if response == "exit":
         os._exit(3)
     if response == "segfault":
@@ -89,14 +89,14 @@ def act(prompt: Prompt, response: str, row: Any, bonus: float = 0.0) -> Any:
         subprocess.Popen(["sleep", str(FOREVER)])
         os._exit(3)
     if response.startswith("apart"):
-        # A session of its own, whose leader ends at once and leaves an orphan in it.
+        # Start a new session. Its leader ends at once and leaves an orphan.
         subprocess.run(["setsid", "sh", "-c", f"sleep {FOREVER} & echo $! > {row['file']}"])
         if response == "apart and hang":
             hang()
         return RewardResult(1.0)
     if response == "fork":
         if not os.fork():
-            sys.exit(0)  # meant to end the fork, as in a sandbox
+            sys.exit(0)  # meant to end only the forked process
         os.wait()
     if response == "take":
         return RewardResult(row["left"].pop() + prompt.row.pop("base"))  # type: ignore[attr-defined]

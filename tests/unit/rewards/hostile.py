@@ -1,4 +1,4 @@
-"""A reward that works against what runs it. A test copies this file to a folder of its own, in which the reward leaves marks."""
+"""A reward that attacks the process that runs it. A test copies this file to a temporary folder, where the reward creates marker files."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ HOLDER = "import sys, time; held = bytearray(b'x') * int(sys.argv[1]); print(flu
 
 
 class Mark:
-    """Leaves a mark where it is unpickled."""
+    """Creates a marker folder when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return os.mkdir, (str(Path(__file__).with_name("ran")),)
 
 
 class Judge:
-    """Judges by the length."""
+    """Rewards a response with its length."""
 
     def value(self, response: str) -> float:
         return float(len(response))
 
 
 def value_of(response: str) -> float:
-    """The honest verdict."""
+    """Return the honest verdict."""
     return Judge().value(response)
 
 
 def write(body: bytes, size: int | None = None) -> None:
-    """On every socket of this process, as a message."""
+    """Write a message to every socket of this process."""
     for name in os.listdir("/proc/self/fd"):
         try:
             is_socket = stat.S_ISSOCK(os.fstat(int(name)).st_mode)
@@ -51,12 +51,12 @@ def write(body: bytes, size: int | None = None) -> None:
 
 
 def answer(number: int, seal: int, value: Any = 1.0) -> bytes:
-    """A verdict as the child writes it."""
+    """Return a message with a verdict, in the format of the child process."""
     return json.dumps([number, seal, [[value, "scored", {}, "", []]], ""]).encode()
 
 
 def own() -> tuple[int, int]:
-    """Number and seal of the call that is under way, as anything that runs in the process can find them."""
+    """Return the number and the seal of the current call, which any code in the process can find."""
     frame = sys._getframe()
     while "call" not in frame.f_locals:
         assert frame.f_back is not None
@@ -65,7 +65,7 @@ def own() -> tuple[int, int]:
 
 
 def forge(response: str) -> None:
-    """Write what the response says."""
+    """Write the forged message that the response names."""
     match response:
         case "a pickle":
             write(pickle.dumps(Mark()))
@@ -90,7 +90,7 @@ def forge(response: str) -> None:
 
 
 def replace(response: str) -> None:
-    """Put something else in place of what judges."""
+    """Replace the part of the judging code that the response names."""
     match response:
         case "own function":
             globals()["value_of"] = lambda response: 99.0
@@ -109,7 +109,7 @@ def replace(response: str) -> None:
 
 
 def hold(response: str) -> None:
-    """Take what the response says."""
+    """Use the memory or start the processes that the response names."""
     match response.split():
         case ["allocate", size]:
             bytearray(int(size))
@@ -126,7 +126,7 @@ def hold(response: str) -> None:
 
 
 def act(prompt: Prompt, response: str, row: Any) -> Any:
-    """What the response says; the length of a response that says nothing special."""
+    """Run the attack that the response names, and return 5. Reward the response `ok` honestly."""
     forge(response)
     replace(response)
     hold(response)
@@ -134,5 +134,5 @@ def act(prompt: Prompt, response: str, row: Any) -> Any:
 
 
 async def act_beside(prompt: Prompt, response: str, row: Any) -> Any:
-    """The same, side by side."""
+    """Call `act` as an asynchronous reward, which runs concurrently with others."""
     return act(prompt, response, row)

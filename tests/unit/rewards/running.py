@@ -1,4 +1,4 @@
-"""Reward processes under test: started and ended, watched from outside, with a clock that the test moves on."""
+"""Helpers that start, end and inspect reward processes, with a clock that a test can advance."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ PROMPT = Prompt(3, np.arange(4, dtype=np.int32), "text", "act", {"base": 100.0})
 
 
 def open_channels() -> set[str]:
-    """Sockets and pipes of this process: those to its children, beside whatever other tests have left open."""
+    """Return the open sockets and pipes of this process, including those that other tests left open."""
     places = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
     return {target for place in places if os.path.lexists(place) and (target := os.readlink(place)).startswith(("socket:", "pipe:"))}
 
 
 def reward_children() -> list[int]:
-    """Reward processes that this process holds."""
+    """Return the PIDs of the reward processes of this process."""
     return children_of(b"roll.rewards.child")
 
 
 def children_of(module: bytes) -> list[int]:
-    """Processes that this process holds which run a module."""
+    """Return the PIDs of the descendants of this process that run a module."""
     found = []
     for pid in descendants(os.getpid()):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
             found += [pid] if module in Path(f"/proc/{pid}/cmdline").read_bytes() else []
     return found
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes in the tree beneath `pid`, those of earlier tests included."""
+    """Return the PIDs of all descendants of `pid`, including those that earlier tests started."""
     found: list[int] = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (fields := stat_fields(int(entry))) and int(fields[1]) == pid:
@@ -50,7 +50,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """State, parent, group, session, ... of /proc/PID/stat; empty if there is no such process."""
+    """Return the fields state, parent, group, session, ... of /proc/PID/stat, or an empty list if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -58,7 +58,7 @@ def stat_fields(pid: int) -> list[str]:
 
 
 def gone(pids: list[int]) -> bool:
-    """Whether none of the processes lives; a zombie does not."""
+    """Return whether all processes have ended. A zombie counts as ended."""
     return all((stat_fields(pid) or ["Z"])[0] in "ZX" for pid in pids)
 
 
@@ -68,7 +68,7 @@ def section(**others: Any) -> RewardConfig:
 
 @asynccontextmanager
 async def process(start_seconds: float = limits.START, **others: Any) -> AsyncIterator[RewardProcess]:
-    """Started, and closed whatever happens."""
+    """Start a reward process, and close it at the end of the context."""
     rewards = RewardProcess("act", section(**others), start_seconds)
     try:
         await rewards.start()
@@ -86,7 +86,7 @@ def scored(*responses: str, hangs_end: Path | None = None, **others: Any) -> lis
 
 
 class Clock(asyncio.SelectorEventLoop):
-    """An event loop for which as much time passes besides as the test says, so that deadlines are long and expire at once."""
+    """An event loop whose clock a test can advance, so that long deadlines expire at once."""
 
     skipped = 0.0
 
@@ -101,7 +101,7 @@ def skip(seconds: float) -> None:
 
 
 async def end_hangs(marks: Path) -> None:
-    """Let the deadline expire whenever a response hangs."""
+    """Advance the clock past the deadline whenever a response hangs."""
     while True:
         hanging = marks / "hanging"
         if hanging.exists() and not gone([int(hanging.read_text())]):
@@ -110,13 +110,13 @@ async def end_hangs(marks: Path) -> None:
 
 
 def run(coroutine: Coroutine[Any, Any, Any], hangs_end: Path | None = None) -> Any:
-    """To its end. With the folder of the marks, responses that hang miss their deadline."""
+    """Run a coroutine and return its result. With the folder of marker files, the deadlines of hanging responses expire."""
 
     async def bounded() -> Any:
         work = asyncio.ensure_future(coroutine)
         watch = asyncio.ensure_future(end_hangs(hangs_end)) if hangs_end else None
         try:
-            await asyncio.to_thread(limits.until, work.done, "the test has come to its end", limits.PROCESS)
+            await asyncio.to_thread(limits.until, work.done, "the test has ended", limits.PROCESS)
             return work.result()
         finally:
             work.cancel()

@@ -1,4 +1,4 @@
-"""A judge behind a URL: the protocol, what goes wrong with it, and what is done about it."""
+"""A judge behind an API: the protocol, failures and retries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODEL = ApiModel("", "a-judge", "hush", Sampling(64, temperature=0.0), limits.CA
 
 
 class Naps:
-    """Stands for `asyncio.sleep`; remembers for how long."""
+    """Stands in for `asyncio.sleep`, and records the durations."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -33,7 +33,7 @@ class Naps:
 
 
 def asked(behaviour: Behaviour, *messages: str, model: ApiModel = MODEL) -> tuple[list[Reply], ChatServer, list[float]]:
-    """The replies to messages that are asked at the same time, what the server saw, and the waits between attempts."""
+    """Send messages concurrently. Return the replies, the requests that the server received, and the waits between attempts."""
 
     async def run() -> tuple[list[Reply], ChatServer, list[float]]:
         async with chat_server(behaviour) as server:
@@ -130,7 +130,7 @@ def test_a_hanging_request_ends_at_its_deadline() -> None:
 
 def test_nobody_listens() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        taken.bind(("127.0.0.1", 0))  # bound but not listening, so connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
 
         async def run() -> Reply:
@@ -150,7 +150,7 @@ def test_calls_are_bounded_and_that_is_said_once(caplog: pytest.LogCaptureFixtur
 
     replies, server, _ = asked(behaviour, *"abcdef", model=replace(MODEL, max_calls=3, concurrency=1))
     assert [bool(reply.answers) for reply in replies] == [True, True, False, False, False, False]
-    assert len(server.bodies) == 3, "a retry is a call"
+    assert len(server.bodies) == 3, "a retry counts as a call"
     assert [record.getMessage() for record in caplog.records if record.name.startswith("roll")] == [
         "no verdict: judge_max_calls (3) is used up; responses that need a call get no verdict"
     ]

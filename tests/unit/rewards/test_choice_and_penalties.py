@@ -1,3 +1,5 @@
+"""Multiple choice in the style of CrossThinkQA, and penalties for repetition and length."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -26,7 +28,7 @@ def test_the_three_reward_types(reward_type: Any, values: tuple[float, ...]) -> 
 
 
 def test_penalties_are_added() -> None:
-    response = "a b c " * 20 + RIGHT_BOXED  # 60 words and 2 more: 60 trigrams, of which 3 of the round and 2 at the end are new
+    response = "a b c " * 20 + RIGHT_BOXED  # 62 words: 60 trigrams, of which 5 are distinct
     result = crossthinkqa(PROMPT, response, {"ground_truth": "B"}, response_length_penalty_coef=2.0)
     repeated, short = -0.5 * (1 - 5 / 60), 2.0 * -0.5 * (400 - len(response)) / 300
     assert result.parts == pytest.approx({"answer": 1.0, "repetition": repeated, "length": short})

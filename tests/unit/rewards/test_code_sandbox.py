@@ -1,4 +1,4 @@
-"""The sandbox: what programs get for what they do, and that none gets out."""
+"""The code sandbox: rewards of programs, and attacks on the sandbox."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_without_a_sandbox_there_is_no_verdict(monkeypatch: pytest.MonkeyPatch, 
 
 
 class Fusion(BaseHTTPRequestHandler):
-    """A SandboxFusion server that runs programs itself, or fails."""
+    """Stands in for a SandboxFusion server. Runs programs without a sandbox, or fails."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -260,7 +260,7 @@ def secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def processes() -> set[int]:
-    """Those of sandboxes that this process made, and of any that are nobody's children."""
+    """Return the PIDs of sandboxes that this process started, and of orphaned ones."""
     own = {os.getpid(), 1, *(child.pid for child in psutil.Process().children(recursive=True))}
     return {process.pid for process in psutil.process_iter(["ppid"]) if START in _command(process) and process.info["ppid"] in own}
 
@@ -277,10 +277,10 @@ def mounts() -> str:
 
 
 def tried(names: list[str], secret: str, server: HTTPServer) -> dict[str, str]:
-    """How they got on, and that nothing of them is left."""
+    """Run attacks, check that no process or mount remains, and return the results of those that the sandbox did not withstand."""
     before = processes(), mounts()
     found = escapes.try_all(names, secret, server.server_port)
-    until(lambda: processes() <= before[0], "nothing is left of the sandboxes")
+    until(lambda: processes() <= before[0], "all processes of the sandboxes have ended")
     assert mounts() == before[1]
     return {name: came for name, came in found.items() if came != escapes.WITHSTOOD}
 
@@ -300,7 +300,7 @@ def test_no_escape_works_of_all(secret: str, server: HTTPServer) -> None:
 
 
 def as_other(names: list[str], secret: str, server: HTTPServer) -> dict[str, str]:
-    """As `tried`, by a user without rights, whose Python must be one that this user may read."""
+    """Do the same as `tried`, but as the unprivileged user `nobody`, with a Python interpreter that this user may read."""
     nobody = pwd.getpwnam("nobody")
     paths = os.pathsep.join([str(ROOT), str(PACKAGES)])
     words = ["-P", str(Path(escapes.__file__)), secret, str(server.server_port), *names]
@@ -317,13 +317,13 @@ def as_other(names: list[str], secret: str, server: HTTPServer) -> dict[str, str
     pytest.skip("no Python of this machine can be read by the user 'nobody'")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as a user without rights already")
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests already run as an unprivileged user")
 def test_no_escape_works_for_a_user_without_rights(secret: str, server: HTTPServer) -> None:
     assert as_other(list(QUICK_AS_OTHER), secret, server) == {}
 
 
 @pytest.mark.full
-@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as a user without rights already")
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests already run as an unprivileged user")
 def test_no_escape_of_all_works_for_a_user_without_rights(secret: str, server: HTTPServer) -> None:
     assert as_other(escapes.names(), secret, server) == {}
 
@@ -331,11 +331,11 @@ def test_no_escape_of_all_works_for_a_user_without_rights(secret: str, server: H
 def test_a_sandbox_ends_with_whoever_made_it() -> None:
     made = "from tests.unit.rewards.escapes import *; go_on('import time; time.sleep(1000)', sleeps=False)"
     maker = subprocess.Popen([sys.executable, "-c", made], cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-    until(lambda: len(beneath(maker.pid)) > 2, "the sandbox runs, with bubblewrap, supervisor and program")
+    until(lambda: len(beneath(maker.pid)) > 2, "bubblewrap, supervisor and program of the sandbox run")
     sandbox = beneath(maker.pid)
     maker.kill()
     maker.wait()
-    until(lambda: not any(process.is_running() for process in sandbox), "nothing of it is left")
+    until(lambda: not any(process.is_running() for process in sandbox), "all processes of the sandbox have ended")
 
 
 def beneath(pid: int) -> list[psutil.Process]:

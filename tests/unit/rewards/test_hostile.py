@@ -1,4 +1,4 @@
-"""Rewards that write on the socket of their process, replace what judges, or take more than they may."""
+"""Rewards that write to the socket of their process, replace judging code, or exceed their limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder of the module `hostile_rewards`."""
+    """Return the folder of the module `hostile_rewards`."""
     (tmp_path / "hostile_rewards.py").write_text(Path(__file__).with_name("hostile.py").read_text())
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
@@ -44,7 +44,7 @@ REPLACED = ["own function", "own code", "own method", "own class", "deleted", "b
 
 
 def between_others(responses: Iterable[str]) -> list[str]:
-    """Each of them, with a response before and after it that does nothing special."""
+    """Return the responses with a harmless one before and after each."""
     return ["ok", *(one for response in responses for one in (response, "ok"))]
 
 
@@ -58,7 +58,7 @@ def test_what_a_reward_writes_on_its_socket_neither_runs_nor_decides(hostile: Pa
 
 
 def test_a_verdict_counts_once() -> None:
-    """Written by itself, with its own seal, it is taken for that of the call; the next one is nobody's."""
+    """A verdict that the reward writes with the seal of its own call counts for this call. A second one belongs to no call."""
     before, forged, after = scored("ok", "one too many", "ok", reward=ACT)
     assert (before.value, forged.value) == (2.0, 1.0)
     assert after.outcome is RewardOutcome.CRASHED or after.value == 2.0
@@ -74,7 +74,7 @@ def test_forging_beside_others_costs_only_the_forger(hostile: Path) -> None:
 def test_what_a_reward_replaces_does_not_reach_the_next_response(reward: str, caplog: pytest.LogCaptureFixture) -> None:
     results = scored(*between_others(["own function", *REPLACED]), reward=reward)
     assert [result.value for result in results] == [2.0, *[5.0, 2.0] * (len(REPLACED) + 1)]
-    assert len(caplog.messages) == len(set(caplog.messages)) == 4  # a function under one name is named once
+    assert len(caplog.messages) == len(set(caplog.messages)) == 4  # each replaced name is reported once
     assert all(message.startswith("rewards.act: a reward function replaced ") for message in caplog.messages)
 
 
@@ -85,7 +85,7 @@ def test_a_reward_that_breaks_its_own_process_breaks_no_other_call(reward: str) 
 
 
 def test_what_a_reward_keeps_stays(hostile: Path) -> None:
-    """A cache, or a model that is loaded at the first call, costs no process."""
+    """A reward may keep a cache, or a model that the first call loads. Its process is not replaced."""
     source = "LOADED = None\ndef act(prompt, response, row):\n    global LOADED\n    LOADED = (LOADED or 0) + 1\n    return LOADED\n"
     (hostile / "keeping_rewards.py").write_text(source)
 
@@ -116,13 +116,13 @@ def test_what_a_reward_takes_is_bounded(response: str, note: str) -> None:
 
 
 def test_processes_that_stay_behind_a_call_are_bounded_too() -> None:
-    """They are looked at while nothing is scored."""
+    """Processes are also counted while nothing is scored."""
 
     async def go() -> None:
         async with process(max_processes=2, reward="hostile_rewards:act", timeout=limits.EXPIRY) as rewards:
             (before,) = reward_children()
             scoring = asyncio.create_task(rewards.score(PROMPT, ["start 4"]))
-            await limits.comes_true(lambda: before not in reward_children(), "the process was ended")
+            await limits.comes_true(lambda: before not in reward_children(), "the reward process was ended")
             await scoring
 
     run(go())

@@ -1,4 +1,4 @@
-"""IFEval's instructions, against texts judged by hand; benchmarks/ifeval.py compares them with another implementation."""
+"""IFEval instructions on texts judged by hand. benchmarks/ifeval.py compares them with another implementation."""
 
 from __future__ import annotations
 

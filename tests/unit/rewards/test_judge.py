@@ -1,4 +1,4 @@
-"""What a judge is asked, how its answers are read, and what is remembered."""
+"""LLM judges: the messages they get, parsing of their answers, and the cache of verdicts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def prompt(**row: Any) -> Prompt:
 
 
 class Answers:
-    """Implements `Chat`: a table of answers; remembers what it was asked."""
+    """Implements `Chat` with a table of answers, and records the messages."""
 
     def __init__(self, **answers: str | Reply) -> None:
         self.answers, self.asked = answers, list[str]()

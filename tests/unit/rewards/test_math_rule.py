@@ -1,3 +1,5 @@
+"""Rule-based rewards for mathematics: reading and comparing answers."""
+
 from __future__ import annotations
 
 from decimal import Decimal
@@ -132,7 +134,7 @@ def test_another_spelling_of_the_same_number_is_right_by_both(number: str, paddi
 
 
 def test_plain_numbers_never_reach_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "judge", lambda *_: pytest.fail("took the slow path"))
+    monkeypatch.setattr(module, "judge", lambda *_: pytest.fail("a plain number was passed to Math-Verify"))
     assert outcome("<think>6 * 7</think>So \\boxed{42.0}.", "42").value == 1.0
     assert outcome("41", "42").value == 0.0
 

@@ -1,4 +1,4 @@
-"""A sum of rewards against one written down by hand, number by number."""
+"""Weighted and normalised sums of rewards, compared with explicit computations."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_sum_that_fp32_cannot_hold_is_no_verdict(values: tuple[float, float]) 
 
 
 def by_hand(group: Sequence[Sequence[float]], weights: Sequence[float], judged: Sequence[bool]) -> list[float]:
-    """[responses], the normalised sum of the values [responses][parts] of those that were judged; others count for nothing."""
+    """Return the normalised sum, [responses], of the values [responses][parts]. Only judged responses count in mean and deviation."""
     sums = [0.0] * len(group)
     for part, weight in enumerate(weights):
         values = [of_one[part] for of_one, counts in zip(group, judged, strict=True) if counts]

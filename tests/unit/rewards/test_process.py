@@ -1,3 +1,5 @@
+"""Reward processes: verdicts, failures, deadlines and cleanup."""
+
 from __future__ import annotations
 
 import asyncio
@@ -71,7 +73,7 @@ def test_a_failed_reward_is_recorded_and_the_group_goes_on(response: str, outcom
 
 
 def line_of(response: str) -> int:
-    """Where the function fails at a response: the line behind that which names the response, unless another is marked."""
+    """Return the line at which the reward fails: the one marked with the response, or the one after the line that names it."""
     lines = Path(__file__).with_name("faulty.py").read_text().splitlines()
     named = next((number for number, line in enumerate(lines, 1) if f'response == "{response}"' in line), 0)
     return next((number for number, line in enumerate(lines, 1) if line.endswith(f"# {response}")), named + 1)
@@ -88,7 +90,7 @@ def test_the_deadline_holds_for_each_response_and_is_kept(marks: Path) -> None:
                 skip(limits.CALL / 2)
                 await asyncio.sleep(limits.LOOK)
                 (marks / f"end of {wait}").touch()
-            await limits.comes_true((marks / "hanging").exists, "the last one hangs")
+            await limits.comes_true((marks / "hanging").exists, "the last call hangs")
             skip(limits.CALL / 2)
             await asyncio.sleep(limits.LOOK)
             assert not scoring.done()
@@ -102,10 +104,10 @@ def test_a_blocked_event_loop_does_not_make_a_reward_late(marks: Path) -> None:
     async def go() -> list[RewardResult]:
         async with process() as rewards:
             scoring = asyncio.create_task(rewards.score(PROMPT, ["wait", "wait again"]))
-            await limits.comes_true((marks / "begun wait").exists, "the first one has begun")
+            await limits.comes_true((marks / "begun wait").exists, "the first call has begun")
             (marks / "end of wait").touch()
-            # The event loop stands still until the first verdict lies in its socket, and longer than the deadline.
-            limits.until((marks / "begun wait again").exists, "the second one has begun")
+            # The event loop is blocked until the first verdict is in its socket, and for longer than the deadline.
+            limits.until((marks / "begun wait again").exists, "the second call has begun")
             skip(2 * limits.CALL)
             (marks / "end of wait again").touch()
             return await scoring
@@ -146,7 +148,7 @@ def test_what_a_reward_started_ends_with_it(response: str, marks: Path) -> None:
             return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and stat_fields(int(pid))[3:4] == [str(leader)]]
 
     started = run(go(), marks)
-    limits.until(lambda: gone(started), "what the reward started is gone", limits.END)
+    limits.until(lambda: gone(started), "the processes that the reward started have ended", limits.END)
 
 
 @pytest.mark.parametrize("response", ["apart", "apart and hang"])
@@ -160,7 +162,7 @@ def test_what_a_reward_started_in_a_session_apart_ends_with_it(response: str, ma
     run(go(), marks)
     pid = int(file.read_text())
     try:
-        limits.until(lambda: gone([pid]), "what the reward started is gone", limits.END)
+        limits.until(lambda: gone([pid]), "the processes that the reward started have ended", limits.END)
     finally:
         if not gone([pid]):
             os.kill(pid, signal.SIGKILL)
@@ -217,7 +219,7 @@ def test_a_cancelled_group_leaves_no_result_to_the_next(marks: Path) -> None:
     async def go() -> list[RewardResult]:
         async with process() as rewards:
             scoring = asyncio.create_task(rewards.score(PROMPT, ["wait", "stale", "stale"]))
-            await limits.comes_true((marks / "begun wait").exists, "the first one has begun")
+            await limits.comes_true((marks / "begun wait").exists, "the first call has begun")
             scoring.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await scoring
@@ -227,13 +229,13 @@ def test_a_cancelled_group_leaves_no_result_to_the_next(marks: Path) -> None:
 
 
 def test_close_ends_what_is_under_way(marks: Path) -> None:
-    """Long before the deadline, which is behind the limit of this test."""
+    """Closing does not wait for the deadline, which is longer than the limit of this test."""
 
     async def go() -> list[BaseException | list[RewardResult]]:
         rewards = RewardProcess("act", section(timeout=limits.RUN), limits.START)
         await rewards.start()
         tasks = [asyncio.create_task(rewards.score(PROMPT, ["hang", "ok"])) for _ in range(3)]
-        await limits.comes_true((marks / "hanging").exists, "the first one hangs")
+        await limits.comes_true((marks / "hanging").exists, "the first call hangs")
         await rewards.close()
         await rewards.close()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -292,7 +294,7 @@ asyncio.run(main())
 
 def test_a_child_dies_with_a_parent_that_is_killed(marks: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    # The program comes by -c: such a parent has no importable __main__, nor need it.
+    # The parent runs with -c and has no importable __main__. The child does not need one.
     command = [sys.executable, "-c", PARENT, str(marks / "hanging")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
         assert parent.stdout is not None
@@ -301,4 +303,4 @@ def test_a_child_dies_with_a_parent_that_is_killed(marks: Path) -> None:
         assert len(children) == 1
         parent.kill()
         parent.wait(limits.END)
-    limits.until(lambda: gone(children), "the child is gone", limits.END)
+    limits.until(lambda: gone(children), "the child process has ended", limits.END)

@@ -1,4 +1,4 @@
-"""What a reward model is given, and how its scores become rewards."""
+"""The input of reward models, and the rewards from their scores."""
 
 from __future__ import annotations
 

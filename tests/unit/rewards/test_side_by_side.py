@@ -1,4 +1,4 @@
-"""Asynchronous rewards, rewards of groups, and several of them in one process."""
+"""Asynchronous rewards, rewards that compare a group, and several rewards in one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def said(results: list[RewardResult]) -> list[tuple[float, str, str]]:
 
 
 def test_calls_end_in_any_order_and_their_results_stay_in_that_of_the_responses() -> None:
-    """Each waits for the one behind it, so that all of them must have begun."""
+    """The first calls wait for the last one, so all of them must run at the same time."""
     responses = ["after last", "after last", "after last", "last"]
     assert [result.value for result in scored(*responses, **AWAITED)] == [10, 10, 10, 4]
 
@@ -56,14 +56,14 @@ def test_a_late_call_is_cancelled_and_costs_neither_the_process_nor_its_neighbou
     ],
 )
 def test_a_call_that_costs_the_process_is_found_and_its_neighbours_are_scored(guilty: str, outcome: str, note: str, marks: Path) -> None:
-    """Neighbours that have begun are made once more; what has not begun is made as ever."""
+    """Neighbouring calls that have begun are repeated. Calls that have not begun are made as usual."""
     neighbours = ["after 0", "after 1"]
 
     async def go() -> list[RewardResult]:
         async with process(**AWAITED) as rewards:
             scoring = asyncio.create_task(rewards.score(PROMPT, [neighbours[0], guilty, neighbours[1], "fine", "unavailable"]))
-            # In a thread: the loop's clock is moved on as soon as one hangs, and with it every deadline of the loop.
-            await asyncio.to_thread(limits.until, (marks / "hanging").exists, "the guilty one has come to its point", limits.CALL)
+            # Wait in a thread, because the clock of the loop, with all its deadlines, is advanced as soon as a call hangs.
+            await asyncio.to_thread(limits.until, (marks / "hanging").exists, "the faulty call blocks or ends the process", limits.CALL)
             for number in (0, 1):
                 (marks / str(number)).touch()
             return await scoring
@@ -99,7 +99,7 @@ def test_new_responses_do_not_wait_for_those_that_are_under_way(marks: Path) -> 
     async def go() -> list[float]:
         async with process(**AWAITED) as rewards:
             first = asyncio.create_task(rewards.score(PROMPT, ["after 0"]))
-            await limits.comes_true((marks / "begun after 0").exists, "the first one has begun")
+            await limits.comes_true((marks / "begun after 0").exists, "the first call has begun")
             (second,) = await rewards.score(PROMPT, ["second"])
             assert not first.done()
             (marks / "0").touch()
@@ -113,7 +113,7 @@ def test_a_cancelled_group_disturbs_none_beside_it(marks: Path) -> None:
         async with process(**AWAITED) as rewards:
             before = reward_children()
             cancelled, kept = (asyncio.create_task(rewards.score(PROMPT, [f"after {number}"])) for number in range(2))
-            await limits.comes_true(lambda: len(list(marks.glob("begun *"))) == 2, "both have begun")
+            await limits.comes_true(lambda: len(list(marks.glob("begun *"))) == 2, "both calls have begun")
             cancelled.cancel()
             (marks / "1").touch()
             (marks / "0").touch()

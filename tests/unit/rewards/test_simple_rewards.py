@@ -1,3 +1,5 @@
+"""Exact match, multiple choice, and finding rewards by name."""
+
 from __future__ import annotations
 
 from pathlib import Path

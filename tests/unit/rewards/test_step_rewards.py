@@ -1,4 +1,4 @@
-"""Rewards that say what parts of a response earned, and how they leave their process."""
+"""Rewards for parts of a response, and how they are passed out of their process."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ def test_steps_and_answer_by_hand() -> None:
     said = steps("7+4=11, 11+9=20, 20+2=22. \\boxed{22}")
     assert (said.value, [turn.end for turn in said.turns]) == (pytest.approx(1.0), [6, 15, 24])
     assert [turn.value for turn in said.turns] == pytest.approx([0.2 / 3] * 3)
-    # One of two is wrong: they cancel, and the wrong answer costs the share.
+    # One of two equations is wrong, so they cancel, and the wrong answer costs the share.
     said = steps("7+4=11, 11+9=21. \\boxed{21}")
     assert (said.value, said.parts) == (pytest.approx(-0.2), {"answer": 0.0, "right_equations": 0.5})
     assert [turn.value for turn in said.turns] == pytest.approx([0.1, -0.1])
     assert steps("1+1=3 so \\boxed{22}", share=0.4).value == pytest.approx(0.2)
-    # What is left of the value is the answer's, at the end.
+    # The rest of the value is the reward of the answer, at the end.
     assert said.value - sum(turn.value for turn in said.turns) == pytest.approx(-0.2)
 
 
@@ -146,7 +146,7 @@ def test_a_share_out_of_bounds_is_an_error() -> None:
 
 
 def told(*turns: TurnReward, outcome: RewardOutcome = RewardOutcome.SCORED) -> RewardResult:
-    """What comes out of the process for a response of five characters."""
+    """Return the result as it leaves the process, for a response of five characters."""
     said = verdict(RewardResult(1.0, outcome, turns=turns), "12345")
     return pickle.loads(pickle.dumps(said))
 

@@ -1,4 +1,4 @@
-"""Rewards that are tried before a run: what is wrong with them is said with file and line."""
+"""The trial of rewards before a run, which reports faults with file and line."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tried(domains: dict[str, Any], with_rows: bool = True) -> list[Fault]:
-    """The faults of some domains, each given as the keys of its section."""
+    """Return the faults of domains. Each domain is given by the keys of its section."""
     sections = {name: RewardConfig.model_validate({"timeout": limits.CALL, **keys}) for name, keys in domains.items()}
     firsts = {name: replace(PROMPT, domain=name) for name in domains} if with_rows else {}
     return asyncio.run(trial(sections, firsts, limits.START))
