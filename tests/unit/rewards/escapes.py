@@ -3,7 +3,7 @@
 attempts.txt has programs that escape if they run without an error. forgeries.txt has programs, each with a test that it must not pass.
 endless.txt has programs that never end.
 
-`python escapes.py SECRET PORT NAME...` runs attacks as the current user. SECRET is a file, and PORT is the port of a server. The output is a
+`python escapes.py SECRET PORT NAME...` runs attacks as the current user. SECRET is a file, and PORT the port of a server. It prints a
 JSON object that maps the name of each attack to its result.
 """
 
