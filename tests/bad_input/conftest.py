@@ -1,4 +1,4 @@
-"""A small sound experiment on the CPU, to be spoilt in one way at a time."""
+"""Fixtures for refused configurations: a small valid experiment on the CPU, in which each test makes one mistake."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ MODEL = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of the experiment: `exp/sound.yaml`, a model's config.json and a data file."""
+    """Return the working directory of the experiment, with `exp/sound.yaml`, a model's config.json and a data file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "sound.yaml").write_text(EXPERIMENT)
@@ -77,15 +77,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def compositions() -> dict[str, Composition]:
-    """Experiments that were composed before, by their text."""
+    """Cache of composed experiments, by the text of their file."""
     return {}
 
 
 @pytest.fixture
 def judged(folder: Path, compositions: dict[str, Composition]) -> Callable[..., str | None]:
-    """Sets keys of an experiment and hands over what is said of its faults, None if it has none. Hydra composes an experiment once.
+    """Return a function that applies overrides to an experiment and returns the message with its faults, or None if it has none.
 
-    Takes overrides of keys, as `key=value`, `+key=value` or `~key`; everything else goes to `refused_by_command`.
+    Hydra composes each experiment only once. Overrides have the form `key=value`, `+key=value` or `~key`; tests of any other argument
+    use `refused_by_command`.
     """
 
     def judge(*overrides: str, name: str = "sound") -> str | None:
@@ -109,7 +110,7 @@ def judged(folder: Path, compositions: dict[str, Composition]) -> Callable[..., 
 
 @pytest.fixture
 def refused(judged: Callable[..., str | None]) -> Callable[..., str]:
-    """The same for an experiment that has faults."""
+    """Return a function like `judged` for an experiment that must have faults."""
 
     def judge(*overrides: str, name: str = "sound") -> str:
         said = judged(*overrides, name=name)
@@ -120,7 +121,7 @@ def refused(judged: Callable[..., str | None]) -> Callable[..., str]:
 
 
 def composition(file: Path) -> Composition:
-    """What Hydra makes of an experiment, and the root keys that only `${...}` uses."""
+    """Return the experiment as composed by Hydra, and the root keys that only `${...}` expressions use."""
     found: list[Composition] = []
     compose(["--config-path", str(file.parent), "--config-name", file.stem], lambda composed, passing: found.append((composed, passing)))
     return found[0]
@@ -128,7 +129,7 @@ def composition(file: Path) -> Composition:
 
 @pytest.fixture
 def refused_by_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs the command line in this process and hands over what it printed as an error; asserts that it ends with status 2."""
+    """Return a function that runs the command line in this process, asserts exit status 2, and returns what was printed to stderr."""
 
     def run(*overrides: str, name: str = "sound") -> str:
         status = main(["--config-path", str(folder / "exp"), "--config-name", name, *overrides])

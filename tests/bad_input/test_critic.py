@@ -1,4 +1,4 @@
-"""A critic where none is used, none where one is needed, and keys that speak of one: status 2 with place, value and remedy."""
+"""An unused critic, a missing critic, and keys that need a critic: exit status 2, with place, value and remedy."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_makes_no_sense_is_refused(refused: Callable[..., str], overrides: 
 
 
 def plan_of(folder: Path, *overrides: str) -> Plan:
-    """The plan of the sound experiment with these overrides."""
+    """Return the plan of the valid experiment with these overrides."""
     plans: list[Plan] = []
     arguments = ["--config-path", str(folder / "exp"), "--config-name", "sound", "dry_run=true", *overrides]
     compose(arguments, lambda composed, presets: plans.append(make_plan(load_config(composed, presets))))
@@ -79,6 +79,6 @@ def test_one_sample_a_prompt_is_enough_for_a_critic(folder: Path) -> None:
 
 
 def test_a_clip_of_values_without_a_critic_is_warned_of(folder: Path) -> None:
-    """ROLL's files have the key whatever the estimator."""
+    """It is not a fault, because ROLL's files set the key with every estimator."""
     (warning,) = plan_of(folder, "value_clip=0.5").warnings
     assert warning == "value_clip: has no effect with adv_estimator grpo, which has no critic; remove the key"

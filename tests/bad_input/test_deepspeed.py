@@ -1,4 +1,4 @@
-"""What is refused of DeepSpeed's configuration and of the optimizer's keys: exit status 2, place, value and remedy."""
+"""Faults in DeepSpeed's configuration and in the optimizer's keys: exit status 2, with place, value and remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments that cannot be meant."""
+"""Incomplete or contradictory environments are refused with place, value and remedy; valid ones are accepted."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_it_is_taken(judged: Callable[..., str | None], overrides: list[str]) ->
 
 
 def test_lengths_follow_from_the_episode(folder: Path, judged: Callable[..., str | None]) -> None:
-    """The engine's own length and the micro-batches are made for the longest episode."""
+    """max_model_len only has to hold the longest episode, and a micro-batch may be smaller than that."""
     engine = "+actor_infer.strategy_args.strategy_config.max_model_len"
     assert judged(WORLD, "+sequence_length=60", f"{engine}=60") is None
-    assert judged(WORLD, "+sequence_length=60", "+actor_train.max_tokens_per_microbatch=24") is None, "a sequence may run alone"
+    assert judged(WORLD, "+sequence_length=60", "+actor_train.max_tokens_per_microbatch=24") is None, "a sequence may exceed the budget"

@@ -1,4 +1,4 @@
-"""What the command ends with when the run itself ends well or badly."""
+"""Exit status and last line of stderr, when the run succeeds and when it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of mixtures of experts that nothing can be made of: exit status 2, place, value and remedy."""
+"""Invalid or unsupported keys for mixtures of experts: exit status 2, with place, value and remedy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_routers_loss(refused: Callable[..., str], overrides: list[str], pla
 
 @pytest.fixture
 def experts(tiny_model: Path, tmp_path: Path) -> Path:
-    """A model's folder whose configuration is that of a mixture of experts."""
+    """Return a copy of the tiny model's folder whose configuration is that of a mixture of experts."""
     for file in tiny_model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((tmp_path / "config.json").read_text())

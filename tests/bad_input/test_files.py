@@ -1,4 +1,4 @@
-"""Files and names that cannot be used, through the same door; and a few cases through a real process."""
+"""Files, names and packages that cannot be used are refused in the same way. A few cases run in a process of their own."""
 
 from __future__ import annotations
 

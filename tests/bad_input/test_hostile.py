@@ -1,4 +1,4 @@
-"""What no parser is to follow: nesting without end, aliases that double, bytes that are no text, numbers and paths without measure."""
+"""Hostile input is refused: deep nesting, aliases that multiply, bytes that are not text, and excessive numbers and paths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONG, LONGER = "x" * 300, "x/" * 3000
 
 
 def doubling(first: str, block: Callable[[int], str]) -> str:
-    """Ten keys, each of which repeats the one before it."""
+    """Return YAML with the key `first` and ten more, each of which repeats the previous one several times."""
     return "\n".join([first, *(block(number) for number in range(1, 11))]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Which faults of a command line are told together, and which follow from another and are not."""
+"""Which faults of a command line are listed together, and which are left out because they follow from another fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pipelines that learn from given rows refuse: exit status 2, with place, value and remedy."""
+"""Faults of the offline pipelines (sft, dpo, reward_model, distill): exit status 2, with place, value and remedy."""
 
 from __future__ import annotations
 

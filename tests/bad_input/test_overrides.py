@@ -373,7 +373,7 @@ def test_the_command_ends_with_what_is_refused(
 
 
 def assert_said(message: str, place: str, value: str, remedy: str) -> None:
-    """Among the faults of a message is one of this place, with value and remedy."""
+    """Assert that the first fault at this place contains the value and the remedy."""
     faults = message.split("\n  ")
     said = [index for index, line in enumerate(faults) if f"{place}:" in line or f"{place} or defaults:" in line]
     assert said, message

@@ -1,4 +1,4 @@
-"""Rewards that cannot be added up, compared or called: said before any role starts."""
+"""Reward settings that contradict each other, and reward functions that fail on the data, are refused before any role starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Held-out sets and filters of groups that cannot be meant."""
+"""Incomplete or contradictory held-out sets and group filters are refused with place, value and remedy."""
 
 from __future__ import annotations
 

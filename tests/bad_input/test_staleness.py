@@ -1,4 +1,4 @@
-"""Generation ahead of training: whatever the loss and the sampling are, one message names all keys to set."""
+"""Generation ahead of training: for every loss and sampling setting, one message names all keys to set."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_does_not_go_together_is_refused(
 
 
 def changes(message: str) -> list[str]:
-    """What the fault of `async_generation_ratio` says to set."""
+    """Return the overrides that the fault of `async_generation_ratio` says to set."""
     [named] = re.findall(r"a token may come from an older policy.*\n *set (.*), or async_generation_ratio=0", message)
     return named.split(" and ")
 
@@ -56,7 +56,7 @@ def test_what_the_message_names_is_all_there_is_to_change(judged: Callable[..., 
     for source, sampling in product(SOURCES, SAMPLINGS):
         keys = [f"policy_loss={loss}", *sampling, *([source] if source else [])]
         if judged(*keys):
-            continue  # a fault without any staleness
+            continue  # refused even with synchronous generation
         said = judged(*keys, AHEAD)
         if said is None:
             continue
@@ -71,4 +71,4 @@ def test_a_correction_stays_and_only_the_sampling_changes(judged: Callable[..., 
     assert judged(*corrected) is None
     said = judged(*corrected, f"{SAMPLING}.top_p=0.9")
     assert said and changes(said) == [f"{SAMPLING}.top_p=1"]
-    assert said.count("top_p") == 2, "the same is not said twice"
+    assert said.count("top_p") == 2, "the message must not repeat itself"

@@ -1,4 +1,4 @@
-"""Estimators, losses and rewards of the user's, named as `package.module:Name`: what is wrong with them is said before anything starts."""
+"""Faults in the user's own estimators, losses and rewards (`package.module:Name`) are reported before anything starts."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ REWARD = "rewards.math_rule.reward"
 
 
 def part(key: str, name: str, **arguments: Any) -> UserPart:
-    """Of the key of a method, or of a reward."""
+    """Return the part that a method's key names; any other `key` stands for the reward of the domain math_rule."""
     if key in KINDS:
         return UserPart(name, (key,), (KINDS[key].arguments,), arguments, key)
     return UserPart(name, tuple(REWARD.split(".")), ("rewards", "math_rule", "reward_args"), arguments)
@@ -226,14 +226,14 @@ def write_modules(folder: Path) -> None:
 
 @pytest.fixture
 def modules(folder: Path) -> Path:
-    """The working directory with some modules in it."""
+    """Return the working directory, with the user's modules in it."""
     write_modules(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def looked(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Looked]:
-    """What is said of each case, all of them asked about at once."""
+    """Return the result of each case. All cases are inspected in one call."""
     folder = tmp_path_factory.mktemp("modules")
     write_modules(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -260,7 +260,7 @@ def test_a_command_line_with_code_of_the_users_is_refused(
     assert remedy in said.partition("\n")[0], message
 
 
-@pytest.mark.full  # it waits for a deadline, long enough for the other modules' import on a busy machine
+@pytest.mark.full  # waits for a deadline that lets the other modules' import finish on a busy machine
 def test_a_module_that_does_not_end_its_import_is_named_and_the_others_are_looked_at(
     refused: Callable[..., str], modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Keys that do less than they seem to: the plan says so and the run goes on."""
+"""Keys that do less than they seem to: the plan prints a warning, and the run continues."""
 
 from __future__ import annotations
 

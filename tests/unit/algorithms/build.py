@@ -1,4 +1,4 @@
-"""Scores made by hand and at random."""
+"""Helpers that build `Scores`, by hand and from random rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.types import Sequences
 
 
 def responses(*masks: str) -> Sequences:
-    """Sequences from pictures: `..xx` is two prompt and two response tokens."""
+    """Return sequences with these masks, written as text: `..xx` is two prompt tokens and two response tokens."""
     return concatenate(
         [np.arange(len(mask), dtype=np.int32) for mask in masks],
         [np.array([letter == "x" for letter in mask]) for mask in masks],
@@ -23,7 +23,7 @@ def responses(*masks: str) -> Sequences:
 def scores(
     rewards: list[float], groups: list[int], masks: list[str], penalties: list[float] | None = None, baselines: list[float] | None = None
 ) -> Scores:
-    """Scores of responses drawn as pictures."""
+    """Return scores of responses whose masks are written as text."""
     return Scores(
         responses(*masks),
         np.array(rewards, np.float32),
@@ -39,11 +39,11 @@ ROWS = st.lists(
     min_size=1,
     max_size=12,
 )
-"""Reward, group and picture of each response."""
+"""Random rows: reward, group and mask of each response."""
 
 
 def build(rows: list[Row]) -> Scores:
-    """Scores of random rows; the greedy response to prompt g was worth g, and a critic expects g / 2 throughout."""
+    """Return scores of these rows. In group g, the greedy response has reward g, and the critic's value of every token is g / 2."""
     rewards, groups, masks = zip(*rows, strict=True)
     made = scores(list(rewards), list(groups), list(masks), baselines=[float(group) for group in groups])
     return replace(made, values=np.repeat(made.groups / 2, made.sequences.lengths).astype(np.float32))

@@ -1,4 +1,4 @@
-"""The losses once more: float64, one token after another, as the papers tell them. Written from the formulas, not from the code."""
+"""A second implementation of the losses, token by token in float64, written from the papers' formulas and not from roll's code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, 
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence's response tokens."""
+    """The response tokens of one sequence."""
 
     current: Sequence[float]
     old: Sequence[float]
@@ -22,7 +22,7 @@ class Row:
 
 
 Formula = Callable[[Row, Row], list[float]]
-"""Token losses of a sequence from the row as it is and from the row at which stopped gradients are held."""
+"""Token losses of a sequence, from its row and from the row at which terms without a gradient are evaluated."""
 
 
 def clip(value: float, low: float, high: float) -> float:
@@ -30,19 +30,19 @@ def clip(value: float, low: float, high: float) -> float:
 
 
 def surrogate(ratio: float, advantage: float, low: float, high: float) -> float:
-    """Minus PPO's objective, by cases."""
+    """Return PPO's token loss, minus its clipped objective, by the sign of the advantage."""
     return -advantage * (min(ratio, 1 + high) if advantage >= 0 else max(ratio, 1 - low))
 
 
 def apart(kind: str, p: float, q: float) -> float:
-    """Total variation, or KL(q || p), of two distributions over two outcomes with probabilities p and q of the first."""
+    """Return the total variation, or KL(q || p), of two distributions over two outcomes; p and q are the first outcome's probabilities."""
     if kind == "tv":
         return (abs(p - q) + abs((1 - p) - (1 - q))) / 2
     return q * log(q / p) + (1 - q) * log((1 - q) / (1 - p))
 
 
 def formula(objective: Objective) -> Formula:
-    """The method's token losses; with `row` and `held` the same it is their value, with `held` fixed the gradient's antiderivative."""
+    """Return the method's token losses. With `held` equal to `row` they are the values; with `held` fixed, their slope is the gradient."""
 
     def losses(row: Row, held: Row) -> list[float]:
         tokens = list(zip(row.current, row.old, row.advantages, row.token_selection, strict=True))

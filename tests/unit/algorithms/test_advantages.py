@@ -1,3 +1,5 @@
+"""Advantage estimators: `grpo` and `reinforce` by hand, and properties that all estimators share."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -50,10 +52,10 @@ def test_gamma_zero_pays_the_last_token_alone() -> None:
 
 
 def test_penalties_are_paid_by_every_token_at_or_before_them() -> None:
-    # Immediate rewards -1, -2, 5 - 4 = 1; from the end: 1, -1, -2. The prompt's penalty of 9 is nobody's.
+    # Immediate rewards: -1, -2 and 5 - 4 = 1. Returns from the last token back: 1, -1, -2. The prompt's penalty of 9 does not count.
     given_scores = scores([5], [0], [".xxx"], [9, 1, 2, 4])
     np.testing.assert_array_equal(advantages("reinforce", given_scores, Normalisation()), [0, -2, -1, 1])
-    # Discounted by a half: 1, -2 + 1/2, -1 + (-3/2)/2.
+    # With gamma 1/2, from the last token back: 1, -2 + 1/2, -1 + (-3/2)/2.
     np.testing.assert_array_equal(advantages("reinforce", given_scores, Normalisation(gamma=0.5)), [0, -1.75, -1.5, 1])
 
 
@@ -82,7 +84,7 @@ def test_reinforce_normalises_over_what_it_is_told(mean: Scope, std: Scope, expe
 
 @pytest.mark.parametrize(("mean", "expected"), [(None, 1.0), ("batch", 0.5)])
 def test_rewards_that_do_not_spread_are_not_divided(mean: Scope, expected: float) -> None:
-    """A group of right answers, whose standard deviation is 0, is worth no million."""
+    """Equal rewards have a standard deviation of 0. Divided by the epsilon of 1e-6 instead, they would become millions."""
     got = advantages("reinforce", scores([1, 1, 0, 0], [0, 0, 1, 1], [".x"] * 4), Normalisation(mean=mean, std="group"))
     np.testing.assert_allclose(got[1::2], [expected, expected, expected - 1, expected - 1], rtol=1e-6)
     first_step = advantages("reinforce", replace(scores([3], [0], [".x"]), running=RunningMoments(1, 3.0)), Normalisation(std="running"))
@@ -90,7 +92,7 @@ def test_rewards_that_do_not_spread_are_not_divided(mean: Scope, expected: float
 
 
 def test_grpo_at_both_sides_of_the_least_standard_deviation() -> None:
-    """Of two rewards it is their difference by the square root of 2: 0.997e-6 counts as 0, 1.004e-6 does not."""
+    """For two rewards, it is their difference divided by sqrt(2): 0.997e-6 counts as 0, 1.004e-6 does not."""
     below, above = (advantages("grpo", scores([0, high], [0, 0], [".x"] * 2), Normalisation())[3] for high in (1.41e-6, 1.42e-6))
     assert below == pytest.approx(0.705e-6)
     assert above == pytest.approx(0.71 / 2.00409, rel=1e-5)
@@ -99,14 +101,14 @@ def test_grpo_at_both_sides_of_the_least_standard_deviation() -> None:
 def test_rewards_are_clipped_before_and_advantages_after() -> None:
     clipped_rewards = advantages("reinforce", scores([9, -9, 1], [0, 0, 0], [".x"] * 3), Normalisation(reward_clip=2))
     np.testing.assert_array_equal(clipped_rewards[1::2], [2, -2, 1])
-    # Clipping to [-2, 2] first makes the two rewards equal, so their group teaches nothing.
+    # Clipping to [-2, 2] first makes the two rewards equal, so their advantages are 0.
     np.testing.assert_allclose(advantages("grpo", scores([9, 5], [0, 0], [".x"] * 2), Normalisation(reward_clip=2)), 0, atol=1e-6)
     clipped = advantages("reinforce", scores([9, -9, 1], [0, 0, 0], [".x"] * 3), Normalisation(mean="batch", advantage_clip=2))
     np.testing.assert_allclose(clipped[1::2], [2, -2, 1 - 1 / 3], rtol=1e-6)
 
 
 def test_whitening_counts_tokens_and_leaves_the_prompt_at_zero() -> None:
-    # Tokens: 1 once and 4 three times: mean 13/4, variance (2.25^2 + 3 * 0.75^2) / 4 = 27/16.
+    # The tokens have 1 once and 4 three times: mean 13/4, variance (2.25^2 + 3 * 0.75^2) / 4 = 27/16.
     got = advantages("reinforce", scores([1, 4], [0, 1], ["..x", ".xxx"]), Normalisation(whiten=True))
     low, high = -2.25 / (27 / 16) ** 0.5, 0.75 / (27 / 16) ** 0.5
     np.testing.assert_allclose(got, [0, 0, low, 0, high, high, high], rtol=3e-6)

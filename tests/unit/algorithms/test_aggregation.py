@@ -1,3 +1,5 @@
+"""Loss weights of every aggregation mode: by hand, against a count of tokens, and over every split of an update."""
+
 from __future__ import annotations
 
 import itertools
@@ -32,7 +34,7 @@ def responses(*masks: str) -> Sequences:
     ],
 )
 def test_weights_by_hand(mode: str, expected: list[float]) -> None:
-    # One and three response tokens; the last sequence is masked out and counts in neither denominator.
+    # One and three response tokens. The last sequence is masked out and counts in no denominator, of tokens or of sequences.
     got = loss_weights(responses(".x", "..xxx", ".."), mode, SCALE)
     np.testing.assert_allclose(got, expected, rtol=1e-6)
     assert got.dtype == np.float32
@@ -48,14 +50,14 @@ def test_weights_by_hand(mode: str, expected: list[float]) -> None:
     ],
 )
 def test_the_sequences_of_an_episode_count_as_one(mode: str, expected: list[float]) -> None:
-    # Four tokens in three sequences, one of them empty, make one episode; two tokens make another. The third is masked out.
+    # The first episode has four tokens in three sequences, one of them empty; the second has two tokens; the third is masked out.
     got = loss_weights(responses(".x.x", "..", ".xx", ".x.x", ".."), mode, SCALE, episode_of_sequence=np.array([4, 4, 4, 5, 7]))
     first, second, third, fourth = expected
     np.testing.assert_allclose(got, [0, first, 0, second, 0, 0, 0, third, third, 0, fourth, 0, fourth, 0, 0], rtol=1e-6)
 
 
 def weight_of(mode: str, tokens: int, own: int, rows: int) -> float:
-    """Of a token: all tokens in the loss, those of its own episode, and the episodes that have some."""
+    """Return a token's weight, from the numbers of tokens in the loss, of tokens in its episode, and of episodes with tokens."""
     match mode:
         case "token-mean":
             return 1.0 / tokens
@@ -70,7 +72,7 @@ def weight_of(mode: str, tokens: int, own: int, rows: int) -> float:
 @pytest.mark.parametrize("mode", MODES)
 @given(masks=st.lists(st.text(".x", min_size=1, max_size=6), min_size=1, max_size=8), drawn=st.data())
 def test_every_token_has_the_weight_that_a_count_gives(mode: str, masks: list[str], drawn: st.DataObject) -> None:
-    """To the bit, with factors of sequences and with episodes of several sequences."""
+    """Bit by bit, with sequence weights and with episodes of several sequences."""
     episodes = sorted(drawn.draw(st.lists(st.integers(0, 4), min_size=len(masks), max_size=len(masks))))
     factors = drawn.draw(st.lists(st.sampled_from([0.3, 1.0, 1.7]), min_size=len(masks), max_size=len(masks)))
     counts = {number: sum(mask.count("x") for mask, own in zip(masks, episodes, strict=True) if own == number) for number in episodes}
@@ -99,7 +101,7 @@ MASKS = st.lists(st.text("x.", min_size=1, max_size=8).map(lambda mask: "." + ma
 
 
 def direct(sequences: Sequences, losses: np.ndarray, mode: str) -> float:
-    """The aggregate by its definition, over whole sequences, in float64."""
+    """Return the aggregated loss by its definition, over whole sequences, in float64."""
     bounds = itertools.pairwise(sequences.offsets)
     rows = [losses[begin:end][sequences.response_mask[begin:end]] for begin, end in bounds]
     rows = [row for row in rows if len(row)]
@@ -138,7 +140,7 @@ def test_sequence_weights_are_factors_of_the_sequences_losses() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_masked_tokens_leave_numerator_and_denominator(mode: str) -> None:
-    """Half of a response masked out: the loss is that of the other half alone, not half of it or twice."""
+    """With part of a response masked out, the loss is that of the remaining tokens alone, neither diluted nor scaled up."""
     sequences, losses = responses(".xxx", ".x"), np.array([9, 1, 2, 3, 9, 5], np.float64)
     masked = responses(".x..", ".x")
     without = responses(".x", ".x")

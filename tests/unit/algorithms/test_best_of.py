@@ -1,4 +1,4 @@
-"""The advantages of pass@k: against every choice of samples, and their expected gradient against that of the objective itself."""
+"""The advantages of pass@k, against all subsets of samples; and their expected gradient, against the objective's own gradient."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from roll.algorithms.best_of import added_to_best
 from tests.unit.algorithms.build import scores
 
 SIZES = [(2, 2), (5, 2), (5, 4), (6, 3), (4, 4)]
-"""Samples n and k."""
+"""Pairs of the group size n and of k."""
 
 
 def by_subsets(rewards: list[float], k: int) -> list[float]:
-    """k times the mean over all sets of k that hold a sample of the set's best less the best of the rest."""
+    """Return the credit of each sample: k times its mean gain over all subsets of k samples that contain it.
+
+    The gain is the largest reward in the subset minus the largest reward of the other samples in it.
+    """
     out = []
     for index, reward in enumerate(rewards):
         others = [other for number, other in enumerate(rewards) if number != index]
@@ -29,7 +32,7 @@ def by_subsets(rewards: list[float], k: int) -> list[float]:
 
 
 def credited(given_scores: Scores, k: int) -> list[float]:
-    """By response, each of which is one token after one of the prompt."""
+    """Return the advantage of each response. Every sequence is one prompt token and one response token."""
     return advantages("pass_at_k", given_scores, Normalisation(), {"pass_k": k})[1::2].tolist()
 
 
@@ -42,18 +45,21 @@ def test_against_every_choice_of_samples(rewards: list[float], k: int) -> None:
 @pytest.mark.parametrize("p", [0.03, 0.4, 0.9])
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_the_expected_gradient_is_that_of_pass_at_k(n: int, k: int, p: float) -> None:
-    """Exactly, over all outcomes of n samples of a success with p = s(theta): d(1 - (1 - p)^k) = k (1 - p)^(k - 1) p (1 - p)."""
+    """Exact, over all outcomes of n samples with success probability p = sigmoid(theta).
+
+    The derivative of 1 - (1 - p)^k with respect to theta is k (1 - p)^(k - 1) p (1 - p).
+    """
     expected = 0.0
     for outcome in itertools.product([0.0, 1.0], repeat=n):
         chance = float(np.prod([p if success else 1 - p for success in outcome]))
-        slopes = [1 - p if success else -p for success in outcome]  # of the sample's log-probability
+        slopes = [1 - p if success else -p for success in outcome]  # derivatives of the samples' log-probabilities
         expected += chance * float(np.dot(credited(scores(list(outcome), [0] * n, [".x"] * n), k), slopes)) / n
     assert expected == pytest.approx(k * (1 - p) ** (k - 1) * p * (1 - p), rel=1e-5)
 
 
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_the_expected_gradient_is_that_of_the_largest_of_k_rewards(n: int, k: int) -> None:
-    """Over all outcomes of samples of four rewards under a softmax of three logits and 0, against finite differences in float64."""
+    """Exact, over all draws of n samples from four rewards under a softmax of three logits and 0, against finite differences in float64."""
     values, theta = np.array([-2.0, 0.5, 0.5, 3.0]), np.array([0.3, -0.5, 0.8])
 
     def chances(logits: np.ndarray) -> np.ndarray:
@@ -77,7 +83,7 @@ def test_the_expected_gradient_is_that_of_the_largest_of_k_rewards(n: int, k: in
 
 
 def test_a_right_response_is_paid_by_how_seldom_others_are_right() -> None:
-    """Of five two are right; with k = 3 both others are wrong in 3 of 6 choices. A group of two is taken with k = 2, one alone gets 0."""
+    """Two of five are right. With k = 3, both other samples are wrong in 3 of 6 choices. A group of two uses k = 2; a single one gets 0."""
     given_scores = scores([1, 0, 0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 0, 1, 1, 2], [".x"] * 8)
     assert credited(given_scores, 3) == pytest.approx([1.5, 0, 0, 1.5, 0, 2, 0, 0])
 

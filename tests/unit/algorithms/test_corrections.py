@@ -1,3 +1,5 @@
+"""Corrections for the mismatch of engine and trainer: by hand, against the formulas in float64, and within the policy loss."""
+
 from __future__ import annotations
 
 import itertools
@@ -31,7 +33,7 @@ def tensor(*values: float) -> Tensor:
 
 RATIOS = [4.0, 0.5, 1.0, 1.001, 0.25, 0.4]
 LENGTHS = [3, 1, 2]
-"""Products 2, 1.001, 0.1; geometric means 2 ** (1 / 3), 1.001, 0.1 ** 0.5."""
+"""Lengths of the sequences. The products of their ratios are 2, 1.001 and 0.1; the geometric means are `ROOTS`."""
 ROOTS = [2 ** (1 / 3)] * 3 + [1.001] + [0.1**0.5] * 2
 BY_HAND = {
     "tis": [2, 0.5, 1, 1.001, 0.25, 0.4],
@@ -48,7 +50,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_by_hand(name: str) -> None:
-    # A hair within the bounds that the ratios touch.
+    # Ratios that equal a bound are moved slightly inside it.
     ratios = tensor(*RATIOS) * torch.where(tensor(*RATIOS) == 0.5, 1 + 1e-12, 1 - 1e-12)
     said = CORRECTIONS[name](ratios.log(), torch.tensor(LENGTHS))
     torch.testing.assert_close(said.weights, tensor(*BY_HAND[name]), rtol=1e-9, atol=1e-9)
@@ -83,7 +85,7 @@ def test_no_difference_is_too_large(name: str, delta: float) -> None:
 
 
 def reference(correction: Correction, delta: list[float]) -> list[float]:
-    """Of one sequence, token by token."""
+    """Return the weights of one sequence by the formula, token by token."""
     product = exp(sum(delta))
     rho = {"token": [exp(x) for x in delta], "sequence": [product] * len(delta), "geometric": [product ** (1 / len(delta))] * len(delta)}
     weights = rho[correction.weight] if correction.weight else [1.0] * len(delta)
@@ -105,7 +107,7 @@ def test_against_the_formula_in_float64(rows: list[list[float]], name: str) -> N
 
 @pytest.mark.parametrize(("ours", "theirs"), [("token", "token_k1"), ("sequence", "seq_sum_k1"), ("geometric", "seq_mean_k1")])
 def test_verls_bounds_are_those_of_the_inverse(ours: Level, theirs: str) -> None:
-    """Its rule, written out: k1 = -log ratio, summed or averaged, between the logs of its bounds. As converted in docs/algorithms.md."""
+    """verl keeps a token if k1 = -log ratio, its sum or its mean is between the logs of verl's bounds. docs/algorithms.md converts them."""
     low, high = 0.7, 1.1
     lengths = [1, 3, 2, 1, 4]
     delta = 0.3 * torch.randn(sum(lengths), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
@@ -119,7 +121,7 @@ def test_verls_bounds_are_those_of_the_inverse(ours: Level, theirs: str) -> None
 
 
 def decoupled(loss: PolicyLoss, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss and gradient with a behaviour policy at log 1/2, a proximal one at log 3/4."""
+    """Return loss and gradient. Every log-prob is log 1/2 under the behaviour policy and log 3/4 under the proximal policy."""
     leaf = log_probs.clone().requires_grad_()
     behaviour, proximal = torch.full_like(log_probs, log(0.5)), torch.full_like(log_probs, log(0.75))
     inputs = LossInputs(torch.ones_like(log_probs), torch.tensor([len(log_probs)]), behaviour, proximal)
@@ -130,11 +132,11 @@ def decoupled(loss: PolicyLoss, log_probs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_decoupled_ppo_clips_around_the_proximal_policy_and_weighs_by_it() -> None:
-    # Current 0.75 and 0.99: ratios to the proximal 0.75 are 1 and 1.32, which is clipped at 1.2; both weigh 0.75 / 0.5 = 1.5.
+    # Current 0.75 and 0.99: the ratios to the proximal 0.75 are 1 and 1.32, clipped to 1.2. Both have the weight 0.75 / 0.5 = 1.5.
     losses, gradient = decoupled(PolicyLoss(Ppo(), Correction(weight="token", cap=5.0)), tensor(log(0.75), log(0.99)))
     torch.testing.assert_close(losses, tensor(-1.5, -1.8))
     torch.testing.assert_close(gradient, tensor(-1.5, 0))
-    # Against the behaviour policy alone both would be clipped: 1.5 > 1.2.
+    # The ratio to the behaviour policy, 1.5, would be clipped to 1.2. The weight is capped at 1.25.
     capped, _ = decoupled(PolicyLoss(Ppo(), Correction(weight="token", cap=1.25)), tensor(log(0.75)))
     torch.testing.assert_close(capped, tensor(-1.25))
 
@@ -142,7 +144,7 @@ def test_decoupled_ppo_clips_around_the_proximal_policy_and_weighs_by_it() -> No
 def test_on_policy_the_weight_is_the_current_policys_and_carries_no_gradient() -> None:
     loss = PolicyLoss(Ppo(), Correction(weight="token", cap=5.0), on_policy=True)
     losses, gradient = decoupled(loss, tensor(log(0.6), log(0.9)))
-    # The ratio is 1: what is left is the weight, current over behaviour.
+    # The ratio is 1, so the loss is minus the weight, current over behaviour.
     torch.testing.assert_close(losses, tensor(-1.2, -1.8))
     torch.testing.assert_close(gradient, tensor(-1.2, -1.8))
 
@@ -166,7 +168,7 @@ def test_a_rejected_token_has_no_policy_gradient_and_keeps_its_kl() -> None:
 
 
 def test_stale_tokens_weigh_by_their_own_versions() -> None:
-    """Tokens that older versions sampled carry those versions' log-probs, so the correction sees how far the policy went."""
+    """Tokens sampled by older versions carry those versions' log-probs, so the correction measures how far the policy has moved."""
     proximal = torch.full((3,), log(0.8), dtype=torch.float64)
     behaviour = tensor(log(0.8), log(0.6), log(0.4))
     weights = Correction(weight="token", cap=10.0)(proximal - behaviour, torch.tensor([3])).weights

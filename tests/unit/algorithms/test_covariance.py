@@ -1,3 +1,5 @@
+"""Covariances of log-probs and advantages, and the tokens that `clip_cov` and `kl_cov` select by them."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -12,14 +14,14 @@ from roll.types import Floats, TrainBatch
 
 
 def batch(log_probs: list[float], advantages: list[float], mask: str, proximal: Floats | None = None) -> TrainBatch:
-    """One sequence."""
+    """Return a batch of one sequence."""
     sequences = concatenate([np.arange(len(mask), dtype=np.int32)], [np.array([letter == "x" for letter in mask])])
     versions = np.zeros(len(mask), np.int32)
     return TrainBatch(sequences, np.array(advantages, np.float32), np.array(log_probs, np.float32), versions, None, proximal)
 
 
 def test_covariances_by_hand() -> None:
-    # Means over the response: log-prob -2, advantage 1. The prompt's fields would shift both.
+    # Means over the response: log-prob -2, advantage 1. Including the prompt would shift both.
     step = batch([0, -1, -2, -3], [0, 3, 0, 0], ".xxx")
     np.testing.assert_allclose(token_covariances(step)[1:], [2, 0, 1])
 

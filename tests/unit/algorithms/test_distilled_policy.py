@@ -1,4 +1,4 @@
-"""Reinforcement learning beside a teacher: an update's gradient against float64 from the formulas, and in every split of the update."""
+"""Reinforcement learning with a teacher: an update's gradient against the formulas in float64, and in every split of the update."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests import limits
 from tests.unit.algorithms.test_split import TOKENS, AddingRanks, budgets, step
 
 WIDTH = 5
-"""Of the teacher's states."""
+"""Width of the teacher's hidden states."""
 COEF = 0.7
 MEASURES = [Divergence("forward_kl"), Divergence("reverse_kl", temperature=1.5), Divergence("jsd", beta=0.2)]
 each = pytest.mark.parametrize("measure", MEASURES, ids=str)
@@ -36,7 +36,7 @@ each = pytest.mark.parametrize("measure", MEASURES, ids=str)
 
 @cache
 def taught() -> tuple[TrainBatch, Tensor]:
-    """The step with a teacher's states, and the teacher's output matrix."""
+    """Return the step with a teacher's hidden states, and the teacher's output matrix."""
     generator = torch.Generator().manual_seed(4)
     batch = step()
     states = torch.randn(int(batch.sequences.response_mask.sum()), WIDTH, generator=generator)
@@ -44,7 +44,7 @@ def taught() -> tuple[TrainBatch, Tensor]:
 
 
 class Students(AddingRanks):
-    """Ranks whose policy also says how far it is from the teacher."""
+    """Ranks that also compute the policy's divergence from the teacher."""
 
     def __init__(self, count: int, measure: Divergence) -> None:
         super().__init__(count)
@@ -71,7 +71,7 @@ def gradient(measure: Divergence, loss: Loss, ranks: int, token_budget: int) -> 
 
 
 def by_hand(measure: Divergence) -> Tensor:
-    """PPO without a clip that binds, plus the divergence, mean over tokens: float64, from probabilities."""
+    """Return the gradient of PPO with a clip that never applies, plus the divergence, averaged over tokens: float64, from probabilities."""
     batch, weight = taught()
     policy = Students(1, measure).policy.double()
     packed = packed_inputs(batch.sequences, "cpu")
@@ -112,7 +112,7 @@ def test_no_split_changes_the_gradient(measure: Divergence, ranks: int) -> None:
 
 
 def test_it_is_the_policys_loss_and_the_divergence() -> None:
-    """Metrics of both; and the tokens that the policy's objective chooses over the step are chosen."""
+    """It has the metrics of both, and selects the same tokens of the step as the policy's objective."""
     inputs = loss_inputs(step(), "cpu")
     log_probs = torch.full((len(inputs.advantages),), -1.0)
     apart, plain = torch.linspace(0, 2, len(log_probs)), PolicyLoss(kl_coef=0.1)
@@ -128,7 +128,7 @@ def test_it_is_the_policys_loss_and_the_divergence() -> None:
 @each
 @pytest.mark.parametrize("far", [100.0, 3e4])
 def test_distributions_beyond_all_measure_stay_finite(measure: Divergence, far: float) -> None:
-    """Logits that far apart, of a student that is sure of one token and a teacher that is sure of another, in fp32."""
+    """In fp32, with logits this far apart, where the student is certain of one token and the teacher of another."""
     student = torch.tensor([[far, 0.0, -far], [0.0, 0.0, 0.0], [far, 0.0, -far]], requires_grad=True)
     apart = measure(student, torch.tensor([[-far, 0.0, far], [-far, 0.0, far], [far, 0.0, -far]]))
     apart.sum().backward()

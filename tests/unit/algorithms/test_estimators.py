@@ -1,4 +1,4 @@
-"""The estimators beside grpo and reinforce: by hand, against their formulas, and what they must be blind to."""
+"""The estimators other than grpo and reinforce: by hand, against their formulas, and their invariances."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.unit.algorithms.build import ROWS, Row, build, scores
 
 NONE = Normalisation()
 CENTRED = ["grpo", "dr_grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"]
-"""Estimators that compare the responses to one prompt."""
+"""Estimators that compare each response with the others to the same prompt."""
 
 
 def by_response(estimator: str, given_scores: Scores, norm: Normalisation = NONE) -> list[float]:
-    """Advantage of each response's last token."""
+    """Return the advantage of each response's last token."""
     return advantages(estimator, given_scores, norm)[given_scores.sequences.offsets[1:] - 1].tolist()
 
 
@@ -34,7 +34,7 @@ def test_dr_grpo_subtracts_the_mean_alone() -> None:
 
 
 def test_rloo_leaves_the_response_itself_out() -> None:
-    # Others' means: 1, 0; 4, 7/2, 3/2.
+    # Means of the other responses: 1, 0; 4, 7/2, 3/2.
     assert by_response("rloo", FIVE) == pytest.approx([-1, 1, -3, -1.5, 4.5])
 
 
@@ -49,7 +49,7 @@ def test_opo_weighs_masked_responses_by_their_true_length() -> None:
 
 
 def test_gpg_makes_up_for_groups_that_teach_nothing() -> None:
-    # Group 1 is all alike: 2 of 5 responses count, and each counts 5/2 times.
+    # All rewards of group 1 are equal, so 2 of 5 responses count, and each counts 5/2 times.
     assert by_response("gpg", scores([0, 1, 3, 3, 3], [0, 0, 1, 1, 1], [".x"] * 5)) == pytest.approx([-1.25, 1.25, 0, 0, 0])
     assert by_response("gpg", FIVE) == pytest.approx(by_response("dr_grpo", FIVE))
 
@@ -62,13 +62,16 @@ def test_maxrl_divides_by_the_mean() -> None:
 @pytest.mark.parametrize("p", [0.03, 0.4, 0.9])
 @pytest.mark.parametrize("n", [2, 5, 8])
 def test_maxrls_expected_gradient_is_that_of_the_likelihoods_first_terms(n: int, p: float) -> None:
-    """Exactly, over all outcomes of n samples of a success with p = s(theta): log p = -sum_k (1 - p)^k / k has the derivative
-    sum_k (1 - p)^(k - 1) dp, of which the estimator takes n - 1 terms (the paper's theorem 5)."""
+    """Exact, over all outcomes of n samples with success probability p = sigmoid(theta).
+
+    log p = -sum_k (1 - p)^k / k has the derivative sum_k (1 - p)^(k - 1) dp. The estimator's expectation is its first n - 1 terms
+    (theorem 5 of the paper).
+    """
     expected = 0.0
     for outcome in itertools.product([0.0, 1.0], repeat=n):
         chance = float(np.prod([p if success else 1 - p for success in outcome]))
         credit = by_response("maxrl", scores(list(outcome), [0] * n, [".x"] * n))
-        slopes = [1 - p if success else -p for success in outcome]  # of the sample's log-probability
+        slopes = [1 - p if success else -p for success in outcome]  # derivatives of the samples' log-probabilities
         expected += chance * float(np.dot(credit, slopes)) / n
     terms = sum((1 - p) ** (k - 1) for k in range(1, n))
     assert expected == pytest.approx(terms * p * (1 - p), rel=1e-5)
@@ -77,7 +80,7 @@ def test_maxrls_expected_gradient_is_that_of_the_likelihoods_first_terms(n: int,
 def test_remax_subtracts_what_the_greedy_response_got() -> None:
     given_scores = scores([1, 0, 3], [0, 0, 1], [".xx", ".x", ".x"], baselines=[0.5, 0.5, 4])
     assert advantages("remax", given_scores, NONE).tolist() == [0, 0.5, 0.5, 0, -0.5, 0, -1]
-    # Discounted by a half, the first token of the first response expects 1/2.
+    # With gamma 1/2, the return of the first response's first token is 1/2, as is its baseline.
     assert advantages("remax", given_scores, Normalisation(gamma=0.5)).tolist() == [0, 0, 0.5, 0, -0.5, 0, -1]
     # The baseline is clipped with the rewards.
     assert by_response("remax", given_scores, Normalisation(reward_clip=2)) == pytest.approx([0.5, -0.5, 0])
@@ -86,7 +89,7 @@ def test_remax_subtracts_what_the_greedy_response_got() -> None:
 
 
 def with_turns(given_scores: Scores, rewards: list[list[float]], tokens: list[list[int]]) -> Scores:
-    """`tokens` counts each turn's, those of the prompt with the first."""
+    """Return the scores with turns. `tokens` has the number of tokens of each turn; the first turn includes the prompt."""
     counts = [len(row) for row in rewards]
     turns = Turns(
         np.array([reward for row in rewards for reward in row], np.float32),
@@ -101,25 +104,25 @@ TURNS = with_turns(scores([7, 6, 1], [0, 0, 1], [".xx.xx", ".x", ".x"]), [[3, 4]
 
 def test_step_reinforce_by_hand() -> None:
     assert advantages("step_reinforce", TURNS, NONE).tolist() == [0, 7, 7, 0, 4, 4, 0, 6, 0, 1]
-    # A turn, not a token, is discounted.
+    # The discount applies per turn, not per token.
     assert advantages("step_reinforce", TURNS, Normalisation(gamma=0.5)).tolist() == [0, 5, 5, 0, 4, 4, 0, 6, 0, 1]
-    # Returns 5, 4, 6 and 1: the turns of group 0 have the mean 5 and the variance 1; of all, the mean is 4.
+    # The returns are 5, 4, 6 and 1. Those of group 0 have mean 5 and variance 1; the mean of all is 4.
     of_group = advantages("step_reinforce", TURNS, Normalisation(gamma=0.5, mean="group", std="group"))
     np.testing.assert_allclose(of_group, [0, 0, 0, 0, -1, -1, 0, 1, 0, 0], atol=2e-6)
     assert advantages("step_reinforce", TURNS, Normalisation(gamma=0.5, mean="batch")).tolist() == [0, 1, 1, 0, 0, 0, 0, 2, 0, -3]
-    # Turns 5, 4 and 1 are of one domain, 6 of the other; group 0 has episodes of both.
+    # The turns with returns 5, 4 and 1 belong to one domain, 6 to the other. Group 0 has episodes of both.
     halves = replace(TURNS, domains=np.array([0, 1, 0], np.int32))
     of_domain = advantages("step_reinforce", halves, Normalisation(gamma=0.5, mean="domain"))
     np.testing.assert_allclose(of_domain, [0, 5 - 10 / 3, 5 - 10 / 3, 0, 4 - 10 / 3, 4 - 10 / 3, 0, 0, 0, 1 - 10 / 3])
-    # The reward of every turn is clipped.
+    # Clipping applies to the reward of each turn.
     assert advantages("step_reinforce", TURNS, Normalisation(reward_clip=3.5)).tolist() == [0, 6.5, 6.5, 0, 3.5, 3.5, 0, 3.5, 0, 1]
 
 
 def test_step_reinforce_sums_penalties_over_a_turn() -> None:
     fined = replace(TURNS, token_penalties=np.array([9, 1, 2, 9, 4, 0, 9, 1, 9, 0], np.float32))
-    # Turn 0 pays 3 and half of turn 1's 4.
+    # Turn 0 pays its own 3 and, discounted, half of turn 1's 4.
     assert advantages("step_reinforce", fined, Normalisation(gamma=0.5)).tolist() == [0, 0, 0, 0, 0, 0, 0, 5, 0, 1]
-    # They are subtracted after the normalisation.
+    # Penalties are subtracted after the normalisation.
     centred = advantages("step_reinforce", fined, Normalisation(gamma=0.5, mean="batch"))
     assert centred.tolist() == [0, -4, -4, 0, -4, -4, 0, 1, 0, -3]
 
@@ -167,20 +170,20 @@ def test_step_reinforce_against_its_formula_in_any_order(
 
 
 def test_reinforce_plus_plus_whitens_over_tokens() -> None:
-    # Tokens: 1 once and 4 three times: mean 13/4, variance 27/16.
+    # The tokens have 1 once and 4 three times: mean 13/4, variance 27/16.
     low, high = -2.25 / (27 / 16) ** 0.5, 0.75 / (27 / 16) ** 0.5
     got = advantages("reinforce_plus_plus", scores([1, 4], [0, 1], ["..x", ".xxx"]), NONE)
     np.testing.assert_allclose(got, [0, 0, low, 0, high, high, high], rtol=3e-6)
 
 
 def test_reinforce_plus_plus_discounts_and_penalises_before_it_whitens() -> None:
-    # Immediate -1 and 5 - 1 = 4; discounted by a half: 1 and 4.
+    # Immediate rewards -1 and 5 - 1 = 4; returns with gamma 1/2: 1 and 4.
     got = advantages("reinforce_plus_plus", scores([5], [0], [".xx"], [0, 1, 1]), Normalisation(gamma=0.5))
     np.testing.assert_allclose(got, [0, -1, 1], rtol=1e-5)
 
 
 def test_reinforce_plus_plus_baseline_whitens_what_is_left_of_the_groups() -> None:
-    # Centred: -1/2, 1/2 on three tokens; mean 1/4, variance (9/16 + 3/16) / 4 = 3/16.
+    # Centred: -1/2 on one token and 1/2 on three; mean 1/4, variance (9/16 + 3/16) / 4 = 3/16.
     got = by_response("reinforce_plus_plus_baseline", scores([0, 1], [0, 0], [".x", ".xxx"]))
     assert got == pytest.approx([-0.75 / (3 / 16) ** 0.5, 0.25 / (3 / 16) ** 0.5], rel=1e-5)
 
@@ -222,7 +225,7 @@ def test_doubled_rewards_double_advantages_elsewhere(rows: list[Row], estimator:
 
 
 def formula(estimator: str, rows: list[Row], index: int) -> float:
-    """The advantage of one response, as the papers tell it, in float64."""
+    """Return the advantage of one response by the paper's formula, in float64."""
     reward, group, _ = rows[index]
     peers = [(float(np.float32(r)), mask.count("x")) for r, g, mask in rows if g == group]
     others = [float(np.float32(r)) for number, (r, g, _) in enumerate(rows) if g == group and number != index]

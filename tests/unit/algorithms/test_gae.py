@@ -1,4 +1,4 @@
-"""`adv_estimator: gae`: rewards, penalties and values to advantages and to what the critic learns."""
+"""`adv_estimator: gae`: advantages and the critic's value targets, from rewards, penalties and values."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ def with_values(given_scores: Scores, values: list[float]) -> Scores:
 
 
 def random_values(given_scores: Scores, seed: int) -> Scores:
-    """Values and penalties at every response token."""
+    """Return the scores with random values and penalties at every token."""
     values, penalties = np.random.default_rng(seed).normal(size=(2, len(given_scores.sequences.token_ids))).astype(np.float32)
     return replace(given_scores, values=values, token_penalties=penalties)
 
 
 def test_by_hand() -> None:
-    # Reward 3, penalties 1 and 0.5; values 2 and 1. Errors: -1 + 0.5 x 1 - 2 = -2.5 and 2.5 - 1 = 1.5; A: -2.5 + 0.4 x 1.5 and 1.5.
+    # Reward 3, penalties 1 and 0.5, values 2 and 1. TD errors: -1 + 0.5 x 1 - 2 = -2.5 and 2.5 - 1 = 1.5.
+    # Advantages: -2.5 + 0.4 x 1.5 = -1.9 and 1.5.
     one = with_values(scores([3], [0], [".xx"], [9, 1, 0.5]), [9, 2, 1])
     norm = Normalisation(gamma=0.5, lambd=0.8)
     np.testing.assert_allclose(advantages("gae", one, norm), [0, -1.9, 1.5], rtol=1e-6)
@@ -49,7 +50,7 @@ def test_without_values_it_is_refused() -> None:
 
 
 def by_definition(given_scores: Scores, index: int, gamma: float, lam: float) -> list[float]:
-    """The advantages of one response: over all its errors ahead of a token, in float64."""
+    """Return the advantages of one response: each is a discounted sum of the TD errors from its token on, in float64."""
     assert given_scores.values is not None and given_scores.token_penalties is not None
     begin, end = given_scores.sequences.offsets[index : index + 2]
     where = [token for token in range(begin, end) if given_scores.sequences.response_mask[token]]

@@ -1,4 +1,4 @@
-"""Group-in-group policy optimisation: by hand, and against its formula written out turn by turn."""
+"""Group-in-group policy optimisation (GiGPO): by hand, and against its formula turn by turn."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from roll.algorithms.returns import Turns
 from tests.unit.algorithms.build import scores
 
 Played = tuple[int, list[tuple[float, str]]]
-"""An episode: its group, and of each turn what it earned and the state in which it was taken."""
+"""An episode: its group, and the reward of each turn with the state in which the turn was taken."""
 
 
 def played(episodes: list[Played]) -> Scores:
-    """One given token before each turn of two sampled ones."""
+    """Return scores of these episodes. Each turn is one token of the environment and two sampled tokens."""
     turns = [turn for _, each in episodes for turn in each]
     rows = np.repeat(np.arange(len(episodes), dtype=np.int32), [len(each) for _, each in episodes])
     names = sorted({state for _, state in turns})
@@ -32,7 +32,7 @@ def played(episodes: list[Played]) -> Scores:
 
 
 def by_turn(given_scores: Scores, **own: float) -> list[float]:
-    """The advantage of each turn; its two tokens have the same, and what was given before them has none."""
+    """Return the advantage of each turn, after checking that its two sampled tokens share it and that the environment's token has 0."""
     found = advantages("gigpo", given_scores, Normalisation(), own).reshape(-1, 3)
     assert not found[:, 0].any()
     assert (found[:, 1] == found[:, 2]).all()
@@ -43,19 +43,19 @@ TWO = played([(0, [(0, "start"), (1, "left")]), (0, [(0, "start"), (0, "right")]
 
 
 def test_by_hand() -> None:
-    """Rewards 1 and 0 have the mean 1/2. In the state that both begin in, the returns are 1/2 and 0 at a discount of a half."""
+    """The rewards 1 and 0 have mean 1/2. From the shared first state, the returns with gamma 1/2 are 1/2 and 0."""
     assert by_turn(TWO, step_reward_gamma=0.5, gigpo_std=False) == [0.75, 0.5, -0.75, -0.5]
     assert by_turn(TWO, step_reward_gamma=0.5, gigpo_std=False, step_reward_weight=2.0) == [1.0, 0.5, -1.0, -0.5]
     assert by_turn(TWO, step_reward_gamma=0.5, gigpo_std=False, episode_reward_weight=0.0) == [0.25, 0, -0.25, 0]
-    # The standard deviations (n - 1) of 1, 0 and of 1/2, 0 are the roots of 1/2 and of 1/8.
+    # The sample standard deviations (n - 1) of (1, 0) and of (1/2, 0) are sqrt(1/2) and sqrt(1/8).
     whole = 2**-0.5
     assert by_turn(TWO, step_reward_gamma=0.5) == pytest.approx([2 * whole, whole, -2 * whole, -whole], rel=1e-5)
 
 
 def test_a_state_that_comes_twice_in_one_episode_is_compared_as_well() -> None:
-    """An episode that goes round in a circle: from the same square the second try was better than the first."""
+    """The first episode visits state 'a' twice, and the return from its second visit is higher."""
     circle = played([(0, [(-1, "a"), (2, "a")]), (0, [(1, "b")])])
-    # Both earn 1. From 'a' the returns are 1 and 2.
+    # Both episodes earn 1. The returns from 'a' are 1 and 2.
     assert by_turn(circle, step_reward_gamma=1.0, gigpo_std=False) == [-0.5, 0.5, 0]
 
 

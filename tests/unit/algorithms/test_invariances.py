@@ -1,4 +1,4 @@
-"""What advantage estimators must be blind to: the company of other prompts, shifts and scales of rewards; and the plain ones' formulas."""
+"""Invariances of advantage estimators: to other prompts in the batch, and to shifts of rewards. Also scaling, and reinforce's formula."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from roll.algorithms.advantages import ADVANTAGES, Normalisation, advantages
 from tests.unit.algorithms.build import ROWS, Row, build, scores
 
 BY_PROMPT = ["grpo", "dr_grpo", "rloo", "opo", "remax", "reinforce", "step_reinforce", "gigpo", "maxrl", "pass_at_k"]
-"""Estimators that look at a prompt's own responses and at nothing else, if not told to."""
+"""Estimators whose advantages, by default, depend only on the responses to the same prompt."""
 OF_THE_STEP = ["gpg", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
 
 
 def test_every_estimator_is_of_one_kind() -> None:
-    """`gae` needs the values of a critic and is tested with them."""
+    """Except for `gae`, which needs a critic's values and is tested in test_gae.py."""
     assert sorted(BY_PROMPT + OF_THE_STEP) == sorted(set(ADVANTAGES) - {"gae"})
 
 
@@ -45,7 +45,7 @@ def test_a_mean_that_is_subtracted_takes_a_shift_with_it(rows: list[Row], shift:
 @given(rows=ROWS, shift=st.integers(-50, 50))
 def test_whitening_takes_a_shift_of_all_tokens_with_it(rows: list[Row], shift: int) -> None:
     rewards = [round(reward) for reward, _, mask in rows if "x" in mask]
-    # Equal rewards are whitened to the rounding of their mean.
+    # With equal rewards, whitening returns the rounding error of their mean.
     tolerance = 1e-3 if len(set(rewards)) > 1 else 1e-1
     for estimator, norm in (("reinforce_plus_plus", Normalisation()), ("reinforce", Normalisation(whiten=True))):
         expected, got = (advantages(estimator, build(shifted(rows, by)), norm) for by in (0, shift))
@@ -68,7 +68,7 @@ def test_doubled_rewards_double_plain_returns(rows: list[Row], estimator: str, g
     doubled = [(2 * reward, group, mask) for reward, group, mask in rows]
     norm = Normalisation(gamma=gamma)
     twice, once = (advantages(estimator, build(given_rows), norm) for given_rows in (doubled, rows))
-    # Of numbers below the least normal one fp32 keeps fewer digits.
+    # Below its smallest normal number, fp32 keeps fewer digits.
     np.testing.assert_allclose(twice, 2 * once, rtol=1e-6, atol=float(np.finfo(np.float32).tiny))
 
 

@@ -1,4 +1,4 @@
-"""KL estimators: values, expectations, and the gradients they have as terms of a loss; the controller of the weight."""
+"""KL estimators: values, expectations, and their gradients as terms of a loss. Also the controller of the KL coefficient."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_expectations_over_a_categorical_approach_the_true_kl() -> None:
     drawn = {name: kl_estimate(policy[samples], ref[samples], name) for name in ("k1", "k2", "k3")}
     assert drawn["k3"].mean().item() == pytest.approx(true.item(), rel=0.02)
     assert drawn["k3"].var() < drawn["k1"].var()
-    # k2 is biased, but right to second order: near the reference it agrees.
+    # k2 is biased, but agrees with the KL divergence to second order, so it is accurate near the reference.
     near = (policy + 0.05 * (ref - policy)).log_softmax(-1)
     expected = (policy.exp() * (policy - near)).sum()
     assert (policy.exp() * kl_estimate(policy, near, "k2")).sum().item() == pytest.approx(expected.item(), rel=0.05)
@@ -63,7 +63,7 @@ def test_an_unknown_estimator_is_named_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k1+", "k3+"])
 def test_the_expected_gradient_of_each_estimator_as_a_term_of_a_loss(estimator: str) -> None:
-    """Exact expectations over a categorical: every token's gradient counts with the token's probability, which has none."""
+    """Exact expectations over a categorical distribution: each token's gradient is weighted by the token's detached probability."""
     generator = torch.Generator().manual_seed(1)
     ref = torch.randn(6, dtype=torch.float64, generator=generator).log_softmax(-1)
     logits = torch.randn(6, dtype=torch.float64, generator=generator).requires_grad_()
@@ -86,7 +86,7 @@ def test_the_expected_gradient_of_each_estimator_as_a_term_of_a_loss(estimator: 
 
 
 def gradients(estimator: str, staleness: float, *, importance: bool, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Of the loss's KL term by six logits, exactly: every token counts as often as the stale policy samples it. And the KL's own."""
+    """Return the exact gradients with respect to six logits: of the loss's KL term, with tokens of a stale policy, and of the KL itself."""
     ref, logits, moved = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     ref, sampled = ref.log_softmax(-1), (logits + staleness * moved).log_softmax(-1)
     leaf = logits.requires_grad_()
@@ -120,7 +120,7 @@ def test_without_the_ratio_the_gradient_is_off_by_what_the_documents_say() -> No
 
 
 def test_the_ratio_is_to_the_policy_that_sampled_else_to_the_one_of_the_loss() -> None:
-    """Ratios 2 to the engine and 4 to the proximal policy; k2 of log 1/2 against the reference."""
+    """The ratio is 2 to the engine and 4 to the proximal policy. The log-ratio to the reference is -1/2, of which k2 is 1/8."""
     log_probs, ref = tensor(-1.0), tensor(-1.0 + 0.5)
     behaviour, proximal = log_probs - tensor(2.0).log(), log_probs - tensor(4.0).log()
     loss = PolicyLoss(kl_coef=1.0, kl_estimator="k2", kl_importance=True)
@@ -130,11 +130,11 @@ def test_the_ratio_is_to_the_policy_that_sampled_else_to_the_one_of_the_loss() -
     alone = PolicyLoss(kl_coef=1.0, kl_estimator="k2", kl_importance=True, on_policy=True)
     said = alone(log_probs, tensor(0.0), LossInputs(tensor(0.0), torch.tensor([1]), ref_log_probs=ref))
     assert said.losses.item() == pytest.approx(0.125)
-    assert said.metrics["policy/kl_ref"].item() == pytest.approx(0.125), "the metric is not weighted"
+    assert said.metrics["policy/kl_ref"].item() == pytest.approx(0.125), "the metric must not be weighted"
 
 
 def test_the_weight_follows_the_kl_within_bounds() -> None:
-    # Ten percent above the target, 50 of 1000 responses: 1 + 0.1 / 20.
+    # The KL is 10% above the target, after 50 responses of a horizon of 1000: the factor is 1 + 0.1 / 20.
     assert adapted_coefficient(0.2, kl=0.11, target=0.1, samples=50, horizon=1000) == pytest.approx(0.2 * 1.005)
     assert adapted_coefficient(0.2, kl=9.0, target=0.1, samples=50, horizon=1000) == pytest.approx(0.2 * 1.01)
     assert adapted_coefficient(0.2, kl=-1.0, target=0.1, samples=50, horizon=1000) == pytest.approx(0.2 * 0.99)

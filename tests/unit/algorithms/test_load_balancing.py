@@ -1,3 +1,5 @@
+"""The load-balancing loss of routers: by hand, against transformers, and in low precision."""
+
 from __future__ import annotations
 
 import pytest
@@ -13,12 +15,12 @@ def logits(tokens: int, experts: int, seed: int, scale: float = 1.0) -> torch.Te
 
 
 def test_by_hand() -> None:
-    # Two tokens, three experts, one choice each: both take the first. P = (mean of 1/2 and 3/4, ...), f = (1, 0, 0).
+    # Two tokens, three experts, top 1: both choose the first expert. Mean probabilities (0.625, ...), loads (1, 0, 0).
     probabilities = torch.tensor([[0.5, 0.3, 0.2], [0.75, 0.05, 0.2]], dtype=torch.float64)
     loss, load_max = load_balancing(probabilities.log(), 1)
     assert loss.item() == pytest.approx(3 * 0.625, abs=1e-12)
     assert load_max.item() == 3.0
-    # Loads and probabilities that are even: k.
+    # With even loads and probabilities, the loss is top_k.
     even = torch.tensor([[3.0, 3.0, -3.0, -3.0], [-3.0, -3.0, 3.0, 3.0]], dtype=torch.float64)
     loss, load_max = load_balancing(even, 2)
     assert loss.item() == pytest.approx(2.0, abs=1e-12)
@@ -31,7 +33,7 @@ def test_loss_and_gradient_are_those_of_transformers(tokens: int, experts: int, 
     loss, load_max = load_balancing(ours, top_k)
     expected = load_balancing_loss_func((theirs,), experts, top_k)
     assert isinstance(expected, torch.Tensor)
-    # It adds up in fp32, whatever it is given.
+    # transformers sums in fp32, whatever the type of its inputs.
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     loss.backward()
     expected.backward()

@@ -1,3 +1,5 @@
+"""The policy loss with PPO, and the negative log-likelihood: by hand, against the formulas in float64, and by their gradients."""
+
 from __future__ import annotations
 
 import pickle
@@ -17,12 +19,12 @@ def tensor(*values: float) -> Tensor:
 
 
 def inputs_of(advantages: Tensor, behaviour: Tensor | None, ref: Tensor | None = None) -> LossInputs:
-    """The tokens of one sequence."""
+    """Return the inputs of one sequence."""
     return LossInputs(advantages, torch.tensor([len(advantages)]), behaviour, ref_log_probs=ref)
 
 
 def loss_of(loss: Loss, ratios: list[float], advantages: list[float], ref: Tensor | None = None, entropy: Tensor | None = None) -> Tensor:
-    """Token losses where the policy gives each token `ratio` times what the behaviour policy gave it."""
+    """Return the token losses for these ratios of the policy's probabilities to the behaviour policy's."""
     behaviour = torch.full((len(ratios),), -2.0, dtype=torch.float64)
     log_probs = behaviour + tensor(*ratios).log()
     entropy = torch.zeros_like(log_probs) if entropy is None else entropy
@@ -30,7 +32,7 @@ def loss_of(loss: Loss, ratios: list[float], advantages: list[float], ref: Tenso
 
 
 def test_the_clip_by_hand() -> None:
-    # A = 1: the gain ends at 1.2. A = -1: it ends at 0.8. On the other side the loss goes on.
+    # With A = 1, the loss is flat for ratios above 1.2; with A = -1, below 0.8. On the other side it is not clipped.
     got = loss_of(PolicyLoss(Ppo(0.2, 0.2)), [1, 1.1, 1.5, 0.5, 1.5, 0.5], [1, 1, 1, 1, -1, -1])
     torch.testing.assert_close(got, tensor(-1, -1.1, -1.2, -0.5, 1.5, 0.8))
 
@@ -51,14 +53,14 @@ def test_the_clip_fraction_counts_where_the_clipped_side_wins() -> None:
     metrics = PolicyLoss()(tensor(log(1.5), log(0.5), log(1.5), log(0.5)), behaviour, inputs).metrics
     assert metrics["policy/clip_fraction"].tolist() == [1, 0, 0, 1]
     dual = PolicyLoss(Ppo(dual_clip=1.4))(tensor(log(1.5), log(0.5), log(1.5), log(0.5)), behaviour, inputs).metrics
-    assert dual["policy/clip_fraction"].tolist() == [1, 0, 1, 1], "the bound of the dual clip is one, too"
+    assert dual["policy/clip_fraction"].tolist() == [1, 0, 1, 1], "the dual clip counts as a clip, too"
     torch.testing.assert_close(metrics["policy/ratio"], tensor(1.5, 0.5, 1.5, 0.5))
     # k3 of d = log(policy / behaviour) = log r: r - 1 - log r.
     torch.testing.assert_close(metrics["policy/kl_behaviour"][:2], tensor(1.5 - 1 - log(1.5), 0.5 - 1 - log(0.5)))
 
 
 def test_how_far_the_policy_has_moved_is_unbiased_over_what_was_sampled() -> None:
-    """Over a whole categorical, each token as often as the behaviour policy samples it; from the present one it is far."""
+    """Exact expectation over a categorical distribution, with the behaviour policy's probabilities. The current policy is far from it."""
     behaviour, policy = tensor(2, 1, 0, -1).log_softmax(-1), tensor(-3, 1, 1, 2).log_softmax(-1)
     said = PolicyLoss()(policy, tensor(0, 0, 0, 0), inputs_of(tensor(1, 1, 1, 1), behaviour))
     expected = (behaviour.exp() * (behaviour - policy)).sum()
@@ -101,7 +103,7 @@ def test_negative_log_likelihood_is_what_it_says() -> None:
 
 
 def reference_formula(loss: PolicyLoss, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> list[float]:
-    """The same objective token by token, by cases, as the papers tell it."""
+    """Return the same losses token by token, by cases, from the papers' formulas."""
     out = []
     assert inputs.ref_log_probs is not None
     assert inputs.behaviour_log_probs is not None

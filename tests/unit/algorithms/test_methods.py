@@ -1,4 +1,4 @@
-"""The declarations of estimators, losses and corrections: they name what exists, and read keys that exist."""
+"""The declarations of estimators and losses match the implementations, and read only keys that exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULTS = {
     schema: {key: field.default for key, field in schema.model_fields.items() if not field.is_required()}
     for schema in (RlvrConfig, DpoConfig)
 }
-"""The values of all keys that have a default."""
+"""The defaults of all keys that have one, by schema."""
 POLICY = [
     ("ppo", {}, Ppo(0.2, 0.2, None)),
     ("ppo", {"pg_clip": 0.1, "pg_clip_high": 0.3, "dual_clip_loss": True}, Ppo(0.1, 0.3, 3.0)),
@@ -52,7 +52,7 @@ PREFERENCE = [
 
 
 class Keys:
-    """A configuration of which only some keys are looked at."""
+    """A stand-in for a configuration, with only the given keys."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         vars(self).update(values)

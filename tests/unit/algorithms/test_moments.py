@@ -1,3 +1,5 @@
+"""Running moments, standardisation over groups, batches and domains, and whitening."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -41,7 +43,7 @@ def test_a_domain_is_standardised_as_a_batch_of_its_own(values: list[tuple[float
 
 @pytest.mark.parametrize(("variance", "expected"), [(0.0, 5.0), (1e-12, 5.0), (4e-12, 5 / 3e-6)])
 def test_a_standard_deviation_of_at_most_a_millionth_counts_as_0(variance: float, expected: float) -> None:
-    """Of 1e-6 it is not divided by, of 2e-6 it is."""
+    """Rewards are not divided by a standard deviation of 1e-6, but are divided by one of 2e-6."""
     moments = RunningMoments(count=2, mean=5.0, squares=variance)
     assert standardise(np.array([5.0]), np.array([0], np.int32), None, "running", moments) == pytest.approx(expected)
 

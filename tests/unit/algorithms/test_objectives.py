@@ -1,4 +1,4 @@
-"""Every policy term against numbers worked out by hand, against the papers' formulas in float64, and by its gradient."""
+"""Every policy objective: by hand, against the papers' formulas in float64, and by its gradient."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tensor(*values: float) -> Tensor:
 
 
 def of_ratios(ratios: list[float], advantages: list[float], lengths: list[int], token_selection: list[bool] | None = None) -> PolicyTokens:
-    """Tokens that the current policy gives `ratio` times what the old one gave them, which was exp(-2)."""
+    """Return tokens with these ratios of the current to the old probability. The old probability is exp(-2)."""
     old = torch.full((len(ratios),), -2.0, dtype=torch.float64)
     chosen = None if token_selection is None else torch.tensor(token_selection)
     return PolicyTokens(old + tensor(*ratios).log(), old, tensor(*advantages), torch.tensor(lengths), chosen)
@@ -56,7 +56,7 @@ def random_tokens(lengths: list[int], seed: int = 3) -> PolicyTokens:
 
 
 def rows(tokens: PolicyTokens) -> list[Row]:
-    """By sequence, without the empty ones."""
+    """Return one row for each sequence that is not empty."""
     fields = (tokens.log_probs, tokens.old_log_probs, tokens.advantages, tokens.token_selection)
     lists = [[] if field is None else field.tolist() for field in fields]
     bounds = [0, *itertools.accumulate(tokens.lengths.tolist())]
@@ -64,7 +64,7 @@ def rows(tokens: PolicyTokens) -> list[Row]:
 
 
 def test_gspo_by_hand() -> None:
-    # Ratios 2 and 1/2 make a sequence ratio of 1; 1.5 and 1.5 make 1.5, which the clip stops at 1.2 for A > 0 alone.
+    # Ratios 2 and 1/2 give the sequence ratio 1. Ratios 1.5 and 1.5 give 1.5, which is clipped to 1.2 only if A > 0.
     said = Gspo(0.2, 0.2)(of_ratios([2, 0.5, 1.5, 1.5, 1.5], [1, 1, 3, 3, -3], [2, 2, 1]))
     torch.testing.assert_close(said.losses, tensor(-1, -1, -3.6, -3.6, 4.5))
     torch.testing.assert_close(said.ratio, tensor(1, 1, 1.5, 1.5, 1.5))
@@ -72,7 +72,7 @@ def test_gspo_by_hand() -> None:
 
 
 def test_gspo_pays_each_token_its_own_advantage() -> None:
-    """On policy these advantages, whose sum is 0, would have no gradient if a sequence's tokens shared theirs."""
+    """The advantages sum to 0: if the tokens of the sequence shared their mean, the gradient on policy would be 0."""
     tokens = of_ratios([1, 1, 1, 1], [2, 0, 0, -2], [4])
     leaf = tokens.log_probs.clone().requires_grad_()
     Gspo()(replace(tokens, log_probs=leaf)).losses.sum().backward()
@@ -81,7 +81,7 @@ def test_gspo_pays_each_token_its_own_advantage() -> None:
 
 @pytest.mark.parametrize("mode", ["mean", "sum"])
 def test_gspos_gradient_is_the_sequence_ratios_where_advantages_are_equal(mode: str) -> None:
-    """Against eq. 5 of the paper, differentiated by autograd through the ratio of the sequence itself, clips included."""
+    """Against equation 5 of the paper: autograd differentiates through the sequence ratio itself and through its clip."""
     tokens = random_tokens([5, 1, 9, 3, 30])
     lengths = tokens.lengths.tolist()
     tokens = replace(tokens, advantages=torch.repeat_interleave(tensor(1.5, -2, -0.5, 1, 0.7), tokens.lengths))
@@ -97,7 +97,7 @@ def test_gspos_gradient_is_the_sequence_ratios_where_advantages_are_equal(mode: 
 
 
 def test_ratios_of_long_sequences_are_those_of_exact_sums() -> None:
-    """32,768 tokens in fp32 whose log-ratios nearly cancel out: sums in fp32 would be off by more than the sum."""
+    """The log-ratios of 32,768 tokens in fp32 nearly cancel: the error of a sum in fp32 would be larger than the sum."""
     length = 32768
     generator = torch.Generator().manual_seed(0)
     d = torch.randn(length, generator=generator)
@@ -109,7 +109,7 @@ def test_ratios_of_long_sequences_are_those_of_exact_sums() -> None:
 
 
 def test_gmpo_by_hand() -> None:
-    # A > 0: log 2 is cut to 0.4 and log 1/2 is not: exp((0.4 - log 2) / 2). A < 0: the other way round.
+    # If A > 0, log 2 is clipped to 0.4 and log 1/2 is kept: exp((0.4 - log 2) / 2). If A < 0, it is the reverse.
     said = Gmpo(0.4, 0.4)(of_ratios([2, 0.5, 2, 0.5], [1, 1, -1, -1], [2, 2]))
     up, down = exp((0.4 - log(2)) / 2), exp((log(2) - 0.4) / 2)
     torch.testing.assert_close(said.losses, tensor(-up, -up, down, down))
@@ -121,12 +121,12 @@ def test_cispo_by_hand() -> None:
     said = Cispo(0.2, 0.3)(tokens)
     torch.testing.assert_close(said.losses, -tensor(1.3, -0.8, 1.1) * tokens.log_probs)
     assert said.clipped.tolist() == [True, True, False]
-    # Bound 1 below is none: the weight 0.5 stays.
+    # A lower bound of 1 never clips: the weight 0.5 stays.
     assert Cispo(1.0, 0.3)(tokens).clipped.tolist() == [True, False, False]
 
 
 def test_sapo_by_hand() -> None:
-    """At a ratio of 1 the gate is 2 / tau; its slope, times the ratio, is the gradient's weight: 1 there, less on either side."""
+    """At ratio 1, the gate is 2 / tau. The gradient's weight is the ratio times the gate's slope, which is 1 there and less elsewhere."""
     tokens = of_ratios([1, 1, 3, 0.5], [1, -1, 2, -2], [4])
     leaf = tokens.log_probs.clone().requires_grad_()
     said = Sapo(1.0, 2.0)(replace(tokens, log_probs=leaf))
@@ -138,7 +138,7 @@ def test_sapo_by_hand() -> None:
 
 
 def test_dppo_by_hand() -> None:
-    """From a probability of 0.2, 0.3 and 0.1 are 0.1 away and 0.4 is 0.2; a token that is far off and moves back keeps its gradient."""
+    """From probability 0.2, the distance is 0.1 to 0.3 and to 0.1, and 0.2 to 0.4. A distant token that moves back keeps its gradient."""
     old = tensor(0.2, 0.2, 0.2, 0.2, 0.9, 0.001).log()
     now, advantages = tensor(0.3, 0.4, 0.4, 0.1, 0.6, 0.1).log().requires_grad_(), tensor(1, 1, -1, -1, -1, 1)
     said = Dppo("tv", 0.15)(PolicyTokens(now, old, advantages, torch.tensor([6])))
@@ -149,11 +149,11 @@ def test_dppo_by_hand() -> None:
 
 
 def test_the_divergences_of_dppo_are_exact_near_certainty() -> None:
-    """In fp32, of probabilities that differ from 1 by less than its precision there; against float64 from the distances themselves."""
+    """In fp32, also for probabilities that fp32 would round to 1, against float64 computed from their complements."""
     rest = tensor(1e-9, 1e-8, 1e-4, 0.5, 1 - 1e-9)
     old_rest = tensor(1e-3, 1e-9, 1e-8, 0.1, 0.5)
     log_p, log_q = torch.log1p(-rest).float(), torch.log1p(-old_rest).float()
-    p, q = -torch.expm1(log_p.double()), -torch.expm1(log_q.double())  # of the rest, as fp32 has it
+    p, q = -torch.expm1(log_p.double()), -torch.expm1(log_q.double())  # the complements, as represented in fp32
     expected = (1 - q) * (log_q.double() - log_p.double()) + q * (q / p).log()
     torch.testing.assert_close(binary_divergence(log_p, log_q, "kl").double(), expected, rtol=1e-5, atol=1e-12)
     assert (binary_divergence(log_p, log_q, "kl") >= 0).all()
@@ -162,7 +162,7 @@ def test_the_divergences_of_dppo_are_exact_near_certainty() -> None:
 
 
 def test_topr_by_hand() -> None:
-    # Products: 2 x 0.5 = 1; 4, tapered to 1; 1/8, kept. Only A < 0 is tapered.
+    # Products of the ratios: 1; 4, tapered to 1; 1/8, kept; 1/8, not used. Only A < 0 is tapered.
     tokens = of_ratios([2, 0.5, 4, 0.5, 0.25, 0.125], [1, 1, -1, -2, -2, 1], [2, 1, 2, 1])
     said = Topr(positive=0.5, negative=2.0)(tokens)
     torch.testing.assert_close(said.losses, -tensor(0.5, 0.5, -2, -2 * 2 / 8, -2 * 2 / 8, 0.5) * tokens.log_probs)
@@ -224,7 +224,7 @@ def test_gradients_against_finite_differences_of_the_formula(objective: Objectiv
 
 @each
 def test_on_policy_the_gradient_is_the_policy_gradients(objective: Objective) -> None:
-    """At a ratio of one every method is REINFORCE, but for what it leaves out on purpose and for the scale of TOPR's weights."""
+    """At ratio 1, every method is REINFORCE, up to the weights of TOPR. No token is selected by a covariance."""
     tokens = random_tokens([4, 7])
     advantages = torch.repeat_interleave(tensor(1, -1), tokens.lengths)
     token_selection = torch.zeros(11, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Off-policy sequence masking against its formula in plain Python, in every update's company, and beyond all measure."""
+"""Off-policy sequence masking: against its formula in plain Python, with several objectives, and with extreme log-ratios."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ each = pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 
 
 def tokens(seed: int = 2) -> tuple[Tensor, LossInputs]:
-    """Log-probs of the present policy, and those of the engine, of the policy before the step and of the reference around them."""
+    """Return log-probs of the current policy, and inputs with nearby ones of the engine, the proximal policy and the reference."""
     generator = torch.Generator().manual_seed(seed)
     scale, engine, before, reference, advantages = torch.randn(5, sum(LENGTHS), dtype=torch.float64, generator=generator)
     log_probs = -1.0 - scale.abs()
@@ -28,7 +28,7 @@ def tokens(seed: int = 2) -> tuple[Tensor, LossInputs]:
 
 
 def masked_by_hand(log_probs: Tensor, sampled: Tensor, advantages: Tensor, threshold: float) -> list[bool]:
-    """One sequence after another, as the paper tells it."""
+    """Return the tokens that the paper's formula masks, one sequence after another."""
     bounds, out = [0, *itertools.accumulate(LENGTHS)], []
     for begin, end in itertools.pairwise(bounds):
         apart = [old - new for old, new in zip(sampled[begin:end].tolist(), log_probs[begin:end].tolist(), strict=True)]
@@ -49,7 +49,7 @@ def test_losses_and_gradients_are_the_plain_ones_but_for_masked_tokens(objective
     terms = {"kl_coef": 0.1, "kl_estimator": "k2", "entropy_coef": 0.01}
     plain, masking = PolicyLoss(objective, **terms), PolicyLoss(objective, mask_threshold=0.02, **terms)
     without = PolicyLoss(PolicyGradient(), **terms)
-    zero = replace(inputs, advantages=torch.zeros_like(inputs.advantages))  # KL and entropy terms alone
+    zero = replace(inputs, advantages=torch.zeros_like(inputs.advantages))  # only the KL and entropy terms
 
     def of(loss: PolicyLoss, given: LossInputs) -> tuple[Tensor, Tensor]:
         losses = loss(log_probs, log_probs.exp(), given).losses
@@ -63,7 +63,7 @@ def test_losses_and_gradients_are_the_plain_ones_but_for_masked_tokens(objective
 
 
 def test_by_hand() -> None:
-    """Two sequences that have become less likely, by 0.6 nats a token and by 0.4; of the first the tokens with A < 0 go."""
+    """Two sequences have become less likely, by 0.6 and by 0.4 nats per token. In the first, tokens with A < 0 are masked."""
     log_probs = torch.tensor([-2.0, -2.2, -1.4, -1.4])
     inputs = LossInputs(torch.tensor([-1.0, 1.0, -1.0, -1.0]), torch.tensor([2, 2]), torch.tensor([-1.0, -2.0, -1.0, -1.0]))
     losses = PolicyLoss(PolicyGradient(), mask_threshold=0.5)(log_probs, log_probs, inputs).losses

@@ -1,4 +1,4 @@
-"""Preference losses against their formulas written out in plain Python, their gradients, and their independence of how a batch is split."""
+"""Preference losses: against their formulas in plain Python, their gradients, and their independence of the split of a batch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LOSSES: Mapping[str, Loss] = {
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, LossInputs]:
-    """Two pairs, or four responses with labels."""
+    """Return log-probs and inputs of two pairs, which are also four labelled responses."""
     log_probs, reference = (torch.tensor(sum(table, []), dtype=dtype) for table in (POLICY, REFERENCE))
     lengths = torch.tensor([len(row) for row in POLICY])
     return log_probs.requires_grad_(), LossInputs(
@@ -55,7 +55,10 @@ def sigmoid(x: float) -> float:
 
 
 def pair_loss(name: str, c: list[float], r: list[float], rc: list[float], rr: list[float]) -> float:
-    """One pair, from the papers."""
+    """Return the loss of one pair by the papers' formulas.
+
+    `c` and `r` are the policy's log-probs of the chosen and the rejected response, `rc` and `rr` those of the reference.
+    """
     mean_c, mean_r = sum(c) / len(c), sum(r) / len(r)
     h = sum(c) - sum(rc) - sum(r) + sum(rr)
     match name:
@@ -128,7 +131,7 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
 )
 @pytest.mark.parametrize("far", [-3e4, -100.0, 100.0, 3e4])
 def test_log_ratios_beyond_all_measure_stay_finite(objective: PairObjective, far: float) -> None:
-    """The chosen response is so much likelier than under the reference, in fp32; where it is less likely the loss grows with it."""
+    """In fp32, the chosen response is `far` nats likelier than under the reference. If it is less likely, the loss is large but finite."""
     log_probs = torch.full((4,), -2.0).requires_grad_()
     reference = torch.tensor([-2.0 - far, -2.0, -2.0, -2.0])
     given = LossInputs(torch.zeros(4), torch.tensor([2, 2]), ref_log_probs=reference)
@@ -138,7 +141,7 @@ def test_log_ratios_beyond_all_measure_stay_finite(objective: PairObjective, far
 
 
 def test_of_responses_of_one_length_the_normalised_loss_is_dpos() -> None:
-    """With beta times the length."""
+    """The beta of `dpo_norm` is then the beta of `dpo` times the length."""
     log_probs, reference = (torch.tensor([-0.5, -1.0, -2.0, -0.25], dtype=torch.float64) * scale for scale in (1.0, 0.7))
     given = LossInputs(torch.zeros_like(log_probs), torch.tensor([2, 2]), ref_log_probs=reference)
     ours, theirs = (PreferenceLoss(one)(log_probs, log_probs, given) for one in (DpoNorm(1.0, 0.1), Dpo(0.5, 0.1)))
@@ -147,7 +150,7 @@ def test_of_responses_of_one_length_the_normalised_loss_is_dpos() -> None:
 
 
 def long_pairs(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs of policy and reference in fp32, and lengths: two pairs of responses about as long as a model's whole context."""
+    """Return two pairs of long responses: log-probs of policy and reference in fp32, and the lengths, of which the longest is `tokens`."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.tensor([tokens, tokens - 1, tokens // 3, tokens])
     policy = -torch.empty(int(lengths.sum())).exponential_(generator=generator)
@@ -176,7 +179,7 @@ def test_a_response_that_is_certain_has_finite_odds() -> None:
 
 @cache
 def pairs() -> TrainBatch:
-    """Six pairs of unequal lengths."""
+    """Return a batch of six pairs of unequal lengths."""
     generator = np.random.default_rng(1)
     lengths = [9, 4, 14, 6, 11, 3, 8, 5, 7, 10, 12, 6]
     sequences = packing.concatenate(
@@ -190,7 +193,7 @@ def pairs() -> TrainBatch:
 
 
 def gradient(name: str, ranks: int, token_budget: int) -> Tensor:
-    """Of one update."""
+    """Return the gradient of one update."""
     batch = replace(pairs(), sequences_per_example=1) if name == "kto" else pairs()
     group = AddingRanks(ranks)
     shape = TrainShape(1, 1, token_budget, "seq-mean-token-mean", 1.0)
@@ -203,6 +206,6 @@ def gradient(name: str, ranks: int, token_budget: int) -> Tensor:
 def test_no_split_changes_the_gradient(name: str) -> None:
     whole = gradient(name, 1, 10**6)
     assert whole.norm() > 1e-3
-    for ranks, token_budget in [(1, 40), (1, 1), (2, 10**6), (2, 30), (4, 25), (7, 10**6)]:  # of seven ranks one has the filler
+    for ranks, token_budget in [(1, 40), (1, 1), (2, 10**6), (2, 30), (4, 25), (7, 10**6)]:  # one of seven ranks gets the filler
         difference = (gradient(name, ranks, token_budget) - whole).norm() / whole.norm()
         assert difference < 1e-5, f"{ranks} ranks, {token_budget} tokens: {difference:.1e}"

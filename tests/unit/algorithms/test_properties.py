@@ -1,4 +1,4 @@
-"""What every loss, aggregation, correction and KL estimator has in common: padding, order and masked tokens do not matter."""
+"""Properties of every loss, aggregation, correction and KL estimator: padding, order and masked tokens do not matter."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LOSSES: dict[str, Loss] = {
     "dppo": PolicyLoss(Dppo(threshold=0.01)),
     "dppo, kl": PolicyLoss(Dppo("kl", 0.002)),
     "topr": PolicyLoss(Topr(0.7, 1.3)),
-    # All that are between are chosen: which ones are drawn depends on the order of the tokens.
+    # Ratio 1.0 selects every token in the interval, because a random draw would depend on the order of the tokens.
     "clip_cov": PolicyLoss(ClipCov(ratio=1.0, low=0.1, high=1.0)),
     "kl_cov": PolicyLoss(KlCov(ratio=0.3)),
 }
@@ -56,7 +56,7 @@ LOSSES |= {f"correction {name}": PolicyLoss(Ppo(), correction) for name, correct
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence, and what the current policy says of it."""
+    """One sequence, with the log-probs of the current and of other policies."""
 
     mask: np.ndarray
     token_ids: np.ndarray
@@ -66,7 +66,7 @@ class Row:
 
 
 def random_rows(lengths: Sequence[int], seed: int) -> list[Row]:
-    """Each with a prompt of two tokens; the third token of every fourth response is masked."""
+    """Return sequences of these response lengths, with prompts of two tokens. The third token of every fourth response is masked."""
     generator = np.random.default_rng(seed)
     out = []
     for number, length in enumerate(lengths):
@@ -81,7 +81,7 @@ def random_rows(lengths: Sequence[int], seed: int) -> list[Row]:
 
 
 def padded(row: Row, count: int, seed: int) -> Row:
-    """With as many masked tokens behind it, of which everything is noise."""
+    """Return the row with `count` masked tokens of random values appended."""
     noise = np.random.default_rng(seed).normal(size=(5, count))
     ids = np.concatenate([row.token_ids, np.full(count, 7)])
     fields = np.concatenate([row.fields, noise[1:]], axis=1)
@@ -89,7 +89,7 @@ def padded(row: Row, count: int, seed: int) -> Row:
 
 
 def gradient(rows: Sequence[Row], loss: Loss, mode: str) -> tuple[float, list[np.ndarray]]:
-    """The aggregated loss, and by sequence its gradient by the log-prob of every token, masked or not."""
+    """Return the aggregated loss and, for each sequence, its gradient with respect to the log-prob of every token, masked or not."""
     sequences = concatenate([row.token_ids.astype(np.int32) for row in rows], [row.mask for row in rows])
     columns = np.concatenate([row.fields for row in rows], axis=1).astype(np.float32)
     advantages, behaviour, proximal, reference = columns
@@ -129,7 +129,7 @@ def test_padding_changes_nothing_and_masked_tokens_have_no_gradient(name: str, m
     random=st.randoms(use_true_random=False),
 )
 def test_the_order_of_samples_does_not_matter(lengths: list[int], name: str, mode: str, seed: int, random: Random) -> None:
-    assume(name != "kl_cov" or sum(lengths) != 2)  # two tokens have equal covariances, and the first is taken
+    assume(name != "kl_cov" or sum(lengths) != 2)  # two tokens have equal covariances, and the first is selected
     rows = random_rows(lengths, seed)
     order = list(range(len(rows)))
     random.shuffle(order)
@@ -146,7 +146,7 @@ def float64(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_corrected_losses_against_finite_differences(name: str) -> None:
-    """The weight is fixed before the update, so the loss's own gradient is that of its value."""
+    """The correction's weights are fixed before the update, so the loss's gradient is the slope of its value."""
     current, noise, advantages, far = float64(4, 12)
     inputs = LossInputs(advantages, torch.tensor([5, 0, 7]), current + 0.02 * far, current + 0.3 * noise)
     loss = PolicyLoss(Ppo(), CORRECTIONS[name])
@@ -170,7 +170,7 @@ def test_kl_estimators_against_their_formulas_and_finite_differences(estimator: 
     leaf = policy.clone().requires_grad_()
     kl_estimate(leaf, reference, estimator).sum().backward()
     step = 1e-6
-    # With a plus the value is the estimator's and the gradient that of k2.
+    # `k1+` and `k3+` have the values of `k1` and `k3`, and the gradient of `k2`.
     sloped = "k2" if estimator.endswith("+") else estimator
     slopes = (kl_estimate(policy + step, reference, sloped) - kl_estimate(policy - step, reference, sloped)) / (2 * step)
     torch.testing.assert_close(leaf.grad, slopes, rtol=1e-6, atol=1e-8)

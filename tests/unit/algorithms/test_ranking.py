@@ -1,4 +1,4 @@
-"""The loss of reward models by hand."""
+"""The loss of reward models: by hand, and its gradient."""
 
 from __future__ import annotations
 

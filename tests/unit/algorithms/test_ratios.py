@@ -1,4 +1,4 @@
-"""Log-ratios beyond all measure: losses and gradients stay finite, and nothing else changes."""
+"""Extreme log-ratios: losses and gradients stay finite, and other tokens and smaller ratios are not changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ ROWS = list(itertools.product(FAR, (-2.0, 0.0, 2.0)))
 
 
 def update(loss: PolicyLoss, log_ratios: Tensor, advantages: Tensor, *, far: str) -> tuple[Tensor, Tensor, LossInputs]:
-    """Losses and gradient in fp32, each token a sequence, with the named log-probs far from the policy's."""
+    """Return losses, gradient and inputs in fp32. Each token is a sequence.
+
+    The log-probs named `far` differ from the policy's by the log-ratios; the other log-probs are equal to the policy's.
+    """
     log_probs = torch.full_like(log_ratios, -2.0).requires_grad_()
     near, away = log_probs.detach().clone(), log_probs.detach() - log_ratios
     given = {name: away if name == far else near for name in ("behaviour_log_probs", "proximal_log_probs", "ref_log_probs")}
@@ -88,7 +91,7 @@ def test_every_kl_is_finite(far: str, estimator: str, importance: bool) -> None:
 
 
 def test_a_clipped_token_far_off_has_the_clips_loss() -> None:
-    """A = 1: the gain ends at 1.2, however large the ratio is. A = -1: nothing clips, and the loss is that of the bound."""
+    """With A = 1, the clip bounds the loss at -1.2, however large the ratio. With A = -1, only the bound e^20 on ratios applies."""
     losses, gradient, _ = update(PolicyLoss(), torch.tensor([400.0, 400.0]), torch.tensor([1.0, -1.0]), far="proximal_log_probs")
     assert losses.tolist() == pytest.approx([-1.2, exp(20)])
     assert gradient.tolist() == [0, 0]

@@ -1,3 +1,5 @@
+"""Reward shaping and sample weights: overlong penalty, weights by difficulty and length, and the filter of long wrong responses."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -9,7 +11,7 @@ from roll.algorithms.shaping import Overlong, balanced, difficulty_weights, is_l
 
 
 def test_the_punishment_by_hand() -> None:
-    # DAPO's own numbers, in thousands: a limit of 20 with a buffer of 4.
+    # DAPO's own settings, in thousands of tokens: a limit of 20 and a buffer of 4.
     got = overlong_penalty(np.array([1, 16, 17, 18, 20], np.int32), Overlong(limit=20, buffer=4))
     assert got.tolist() == [0, 0, -0.25, -0.5, -1]
     assert overlong_penalty(np.array([18, 20], np.int32), Overlong(20, 4, factor=0.5)).tolist() == [-0.25, -0.5]

@@ -1,4 +1,4 @@
-"""A split into ranks and micro-batches changes no gradient: every loss, every aggregation, through the code that splits."""
+"""Splitting an update into ranks and micro-batches changes no gradient, for every loss and aggregation, with roll's own splitting code."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ LOSSES: Mapping[str, Loss] = {
     "topr": PolicyLoss(Topr()),
     "clip_cov": PolicyLoss(ClipCov(ratio=0.1, low=0.01, high=5.0)),
     "kl_cov": PolicyLoss(KlCov(ratio=0.2)),
-    # Bounds that some of the step's tokens and sequences pass and others do not.
+    # Some tokens and sequences of the step are within these bounds, and others are not.
 } | {f"ppo, {name}": PolicyLoss(correction=Correction(one.weight, one.cap, one.reject, 0.9, 1.1)) for name, one in PRESETS.items()}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tensors are so small that a second thread costs more than it does."""
+    """Use one thread: the tensors are so small that a second thread costs more than it saves."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -68,7 +68,7 @@ def one_thread() -> Iterator[None]:
 
 
 class TinyPolicy(nn.Module):
-    """The next token from the last one and the position."""
+    """A policy that predicts the next token from the current token and its position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class TinyPolicy(nn.Module):
         self.head = nn.Parameter(torch.randn(8, TOKENS, generator=generator))
 
     def forward(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [S] of the response tokens."""
+        """Return log-probs and entropies [S] of the response tokens."""
         packed = packed_inputs(batch.sequences, "cpu")
         before = packed.scored - 1
         hidden = (self.tokens[packed.token_ids[before]] + self.positions[packed.position_ids[before]]).tanh()
@@ -87,7 +87,7 @@ class TinyPolicy(nn.Module):
 
 
 class AddingRanks(Ranks[TrainStrategy]):
-    """Workers in this process that add their gradients up, as a data-parallel trainer does."""
+    """Ranks within this process that sum their gradients, as data-parallel training does."""
 
     def __init__(self, count: int) -> None:
         self.policy, self.count = TinyPolicy(), count
@@ -109,7 +109,7 @@ class AddingRanks(Ranks[TrainStrategy]):
         batch = micro_batch.batch
         log_probs, entropy = self.policy(batch)
         inputs = loss_inputs(batch, "cpu")
-        # A log-prob is as good a value as any.
+        # The log-probs stand in for a critic's values.
         said = loss(log_probs, inputs) if isinstance(loss, ValueLoss) else loss(log_probs, entropy, inputs)
         (said.losses * scored_only(micro_batch.loss_weights, batch.sequences, "cpu")).sum().backward()
 
@@ -120,7 +120,7 @@ class AddingRanks(Ranks[TrainStrategy]):
 
 @cache
 def step() -> TrainBatch:
-    """Twelve sequences, one of which enters no loss; the engine and the proximal policy are near the current one, not at it."""
+    """Return twelve sequences, one of them masked out. Engine, proximal policy and reference are near the current policy, but not equal."""
     generator = np.random.default_rng(0)
     sequences = packing.concatenate(
         [generator.integers(0, TOKENS, length).astype(np.int32) for length in LENGTHS],
@@ -141,12 +141,12 @@ def step() -> TrainBatch:
 
 @cache
 def budgets(ranks: int) -> dict[int, int]:
-    """Micro-batches a rank to a token budget that makes them."""
+    """Return a token budget for each possible number of micro-batches per rank."""
     return {packing.split(LENGTHS, ranks, budget).forwards: budget for budget in range(1, 200)}
 
 
 def learn(group: AddingRanks, loss: Loss, mode: str, token_budget: int) -> Tensor:
-    """The gradient of one update."""
+    """Return the gradient of one update."""
     shape = TrainShape(updates=1, epochs=1, token_budget=token_budget, loss_agg_mode=mode, temperature=1.0)
     trainer = ActorTrain(cast(WorkerGroup, group), shape, Path(), limits.CALL, limits.CALL, limits.CALL)
     asyncio.run(trainer.train_step(step(), loss, 0))
@@ -172,7 +172,7 @@ def test_no_split_changes_the_gradient(name: str, mode: str) -> None:
 
 
 def test_the_losses_differ_from_one_another() -> None:
-    """The test above would prove little of a loss that is another one in disguise, or of a correction that does nothing."""
+    """The test above would prove little for a loss that equals another one, or for a correction that does nothing."""
     gradients = {name: gradient(loss, "token-mean", 1, WHOLE) for name, loss in LOSSES.items()}
     same = [(a, b) for a in gradients for b in gradients if a < b and (gradients[a] - gradients[b]).norm() < 1e-4 * gradients[a].norm()]
     assert not same

@@ -24,12 +24,12 @@ def tensor(*numbers: float) -> Tensor:
 
 
 def inputs_of(old: Tensor, returns: Tensor) -> LossInputs:
-    """The tokens of one sequence."""
+    """Return the inputs of one sequence."""
     return LossInputs(torch.zeros_like(old), torch.tensor([len(old)]), values=old, returns=returns)
 
 
 def by_cases(value: float, old: float, target: float, clip: float | None) -> float:
-    """Half the squared error; beyond the clip it is not less than at the clip's edge."""
+    """Return half the squared error. Beyond the clip range, it is at least the error at the edge of the range."""
     error = 0.5 * (value - target) ** 2
     if clip is None or abs(value - old) <= clip:
         return error
@@ -41,7 +41,8 @@ def test_by_hand() -> None:
     inputs = inputs_of(tensor(0, 0, 0, 1), tensor(1, 1, -1, 2))
     values = tensor(0.1, 0.5, 0.5, 2.5)
     torch.testing.assert_close(ValueLoss()(values, inputs).losses, tensor(0.405, 0.125, 1.125, 0.125))
-    # Within the clip; towards the return, held at 0.2; away from it; past it, where 1.2 is further from 2 than 2.5 is.
+    # In turn: within the clip; towards the return, clipped at 0.2; away from the return; past the return, clipped at 1.2, which is
+    # further from 2 than 2.5 is.
     said = ValueLoss(clip=0.2)(values, inputs)
     torch.testing.assert_close(said.losses, tensor(0.405, 0.32, 1.125, 0.32))
     assert said.metrics["critic/clip_fraction"].tolist() == [0, 1, 0, 1]
@@ -59,7 +60,7 @@ def test_against_its_formula(tokens: list[tuple[float, float, float]], clip: flo
 def test_its_properties(tokens: list[tuple[float, float, float]], clip: float, shift: float) -> None:
     values, old, returns = (tensor(*column) for column in zip(*tokens, strict=True))
     free, held = ValueLoss()(values, inputs_of(old, returns)), ValueLoss(clip)(values, inputs_of(old, returns))
-    assert (held.losses >= free.losses).all()  # the clip never makes an error smaller
+    assert (held.losses >= free.losses).all()  # the clip never lowers the loss
     same = (values - old).abs() <= clip
     assert torch.allclose(held.losses[same], free.losses[same])
     assert not held.metrics["critic/clip_fraction"][(values - old).abs() <= clip - 1e-9].any()

@@ -1,4 +1,4 @@
-"""roll from Python: faults are raised before anything starts. tests/integration/test_api.py trains."""
+"""`roll.api`: faults are raised before anything starts. tests/integration/test_api.py runs a training."""
 
 from __future__ import annotations
 

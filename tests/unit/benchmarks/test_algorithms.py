@@ -1,4 +1,4 @@
-"""The comparison of the recipes: what it runs, what it takes for finished, and the table that it makes of it."""
+"""The comparison of recipes: its commands, how it recognises finished runs, and its table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOLDER = Path("comparison")
 
 @cache
 def load(recipe: str) -> Config:
-    """As the comparison runs it, with seed 3 and 30 steps."""
+    """Return the configuration of the comparison's run of a recipe, with seed 3 and 30 steps."""
     module, name, *words = algorithms.arguments(recipe, 3, 30, FOLDER / recipe, FOLDER)
     assert (module, name) == ("-m", "roll.pipeline")
     loaded: list[Config] = []
@@ -40,7 +40,7 @@ def test_every_recipe_plans_the_same_number_of_samples_a_step(recipe: str) -> No
 
 
 def test_every_advantage_estimator_has_a_recipe() -> None:
-    """But those that compare states of an environment, of which the tiny task has none; `tiny_agent_gigpo` is theirs."""
+    """Except for estimators that compare states of an environment: the tiny task has none, and `tiny_agent_gigpo` covers them."""
     configs = [load(recipe) for recipe in algorithms.recipes()]
     covered = {config.adv_estimator.name for config in configs if isinstance(config, RlvrConfig)}
     assert covered == {name for name, method in ESTIMATORS.items() if not method.traits.needs_states}
@@ -72,7 +72,7 @@ RUNS = [Run("a", 0, 0.5, 0.6, 10), Run("a", 1, 0.5, 0.7, 20), Run("b", 0, 0.5, 0
 
 
 def test_the_table_by_hand() -> None:
-    # Of a: mean 65, sample deviation sqrt(50) = 7.07.
+    # Runs of a: mean 65, sample standard deviation sqrt(50) = 7.07.
     head, _, best, other = algorithms.table_of(RUNS, 30).splitlines()
     assert "after 30 steps" in head
     assert best == "| `b` | 50.0 | 90.0 | 40.0 | 1 | 30 |"

@@ -1,4 +1,4 @@
-"""A configuration that is spoilt at random is taken as it stands, or refused: no traceback, no hang, nothing altered unsaid."""
+"""Randomly mutated configurations are accepted as written or refused, without a traceback, a hang or a silent change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The DeepSpeed matrix: what its cells are, and what its tables say."""
+"""The DeepSpeed matrix: its cells, its tables, and the file of its results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ran(difference: float) -> Said:
 def test_the_cells_are_all_combinations_and_none_is_twice(device: str, precisions: int, others: int) -> None:
     every = cells(device)
     assert len(set(every)) == len(every) == 6 * 8 * precisions * 2 + others
-    assert len({cell.name for cell in every}) == len(every), "--only tells them apart"
+    assert len({cell.name for cell in every}) == len(every), "--only selects cells by name"
 
 
 def test_the_tables_by_hand() -> None:
@@ -57,7 +57,7 @@ def test_a_loss_that_is_no_number_is_bad() -> None:
 @pytest.mark.parametrize("device", matrix.PLACES)
 def test_the_pages_tables_are_whole_and_within_their_tolerance(device: str) -> None:
     table = matrix.PLACES[device].read(PAGE)
-    assert table.strip(), "the page has no place for it"
+    assert table.strip(), "the page has no table for this device"
     rows = [[field.strip() for field in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("| ")]
     width = 3 + 2 * len(DTYPES[device])
     matrix_rows = [row for row in rows if len(row) == width and row[0].strip("`") in PIPELINES and row[1].isdigit()]

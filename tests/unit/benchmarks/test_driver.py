@@ -1,4 +1,4 @@
-"""The table of the driver's CPU time on the smallest work that makes it. Its figures are not tested."""
+"""The benchmark of the driver's CPU time, on the smallest workload that fills its table. Its figures are not tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A campaign of faults: what it plans, what it reads of a run, and what it makes of that. The runs themselves are the benchmark's."""
+"""The fault-injection campaign: its plan, how it reads a run, and its tables. It is run as a benchmark, not here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_kind_comes_with_both_signals_in_every_phase() -> None:
     for run in planned(0, 100)[:-1]:
         assert len(run) == PER_RUN and any(fault.kind in ENDS_RUN for fault in run)
         again = next(place for place, fault in enumerate(run) if fault.phase is Phase.START and fault.kind is Kind.ENGINE)
-        assert run[again - 1].kind in (Kind.ENGINE, Kind.CORE), "it is killed amid its start"
+        assert run[again - 1].kind in (Kind.ENGINE, Kind.CORE), "an engine must also be killed during its restart"
 
 
 def test_a_course_is_read_as_it_grows(tmp_path: Path) -> None:
@@ -57,19 +57,19 @@ def test_a_course_is_read_as_it_grows(tmp_path: Path) -> None:
 
 def test_processes_are_told_by_the_logs_that_they_write_to(tmp_path: Path) -> None:
     sleeps = f"import time; time.sleep({limits.PROCESS})"
-    # Its own command does not have the name.
+    # The name is put together in the child, so that the parent's own command line does not contain it.
     starts = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', '{sleeps}', 'VLLM::Engine' + 'Core']).wait()"
     with (tmp_path / "actor_infer-1.log").open("w") as log:
         engine = subprocess.Popen([sys.executable, "-c", starts], stdout=log)
     watch = Watch(os.getpid(), tmp_path)
     core = 0
     try:
-        limits.until(lambda: bool(Watch(os.getpid(), tmp_path).victims(Kind.CORE)), "the engine's process is there")
+        limits.until(lambda: bool(Watch(os.getpid(), tmp_path).victims(Kind.CORE)), "the engine's process has started")
         (core,) = watch.victims(Kind.CORE).values()
         assert watch.victims(Kind.CORE).keys() == {1} and watch.victims(Kind.ENGINE) == {} and is_running(core)
         assert watch.victims(Kind.DRIVER) == {0: os.getpid()}
         os.kill(core, signal.SIGSTOP)
-        limits.until(lambda: not is_running(core), "it is stopped")
+        limits.until(lambda: not is_running(core), "the engine's process is stopped")
     finally:
         if core:
             os.kill(core, signal.SIGKILL)
@@ -104,7 +104,7 @@ def test_what_no_fault_explains_is_a_false_alarm() -> None:
 
 @pytest.fixture
 def outcome() -> dict[str, Any]:
-    """A run of two faults: an engine alone, and a rank beside which something else was ill."""
+    """Return a run with two faults: an engine killed during training, and a trainer rank stopped between two phases."""
     engine = PlannedFault(Kind.ENGINE, False, Phase.TRAIN, 0, at_once=False)
     rank = replace(engine, kind=Kind.TRAINER, is_stop=True)
     first = Injected(engine, 100.0, 0, 3, ("train",), 7, 7, 0, noticed=102.0, healed=140.0, caught_up=142.0)
@@ -121,7 +121,7 @@ def test_the_table_says_what_was_measured(outcome: dict[str, Any]) -> None:
     assert "| 0 | one engine | 2 | 0 | 0 | 1 | 0 | 0 | 300 |" in text
     assert "| engine | 40.0, 40.0 | cold start + 10 s + the rest of the trainer's step | 0 of 1 |" in text
     assert "| rank | 60.0, 60.0 | cold start + 10 s + the steps since the checkpoint | 1 of 1 |" in text
-    # (2 + 120) / 32 s of an engine, 12 + 10 + 180 + 5 x 60 s of a rank, half of each in an hour.
+    # An engine's failure costs (2 + 120) / 32 s, a rank's 12 + 10 + 180 + 5 x 60 s. Each hour has half a failure of each.
     share = f"**{100 * (1 - (122 / 32 + 502) / 2 / 3600):.1f}%** of the time is spent on training"
     assert f"An engine's failure then costs 3.8 s and a rank's failure 502 s, and {share}" in text
 

@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmark, against numbers worked out by hand and models counted by torch."""
+"""The arithmetic of the step benchmark, against numbers worked out by hand and parameter counts of torch."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def test_a_floor_that_was_not_measured_gives_no_ratio() -> None:
 
 
 def test_mfu_of_the_measured_train_step() -> None:
-    # 6 x 494 million parameters x 327,680 tokens in 2.74 s are 354 TFLOP/s, of 790.
+    # 6 x 494 million parameters x 327,680 tokens in 2.74 s are 354 TFLOP/s, of a peak of 790.
     assert result(WORK, step=1.0).mfu(2.74) == pytest.approx(0.449, abs=0.001)
     assert result(replace(WORK, devices=(0, 1)), step=1.0).mfu(2.74) == pytest.approx(0.2245, abs=0.001)
-    assert result(replace(WORK, lora_rank=32), step=1.0).mfu(2.74) == pytest.approx(0.2994, abs=0.001)  # without the weights' gradients
+    assert result(replace(WORK, lora_rank=32), step=1.0).mfu(2.74) == pytest.approx(0.2994, abs=0.001)  # no weight gradients
 
 
 def test_floor_log_probs_are_those_of_the_sequences_alone() -> None:

@@ -1,4 +1,4 @@
-"""The gateway's latency on the smallest work that makes it. Its figures are not tested."""
+"""The benchmark of the gateway's latency, on the smallest workload that fills its table. Its figures are not tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark starts ends with it."""
+"""The processes that a benchmark starts end with it, and get time to clean up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of long-tailed lengths: its lengths, its variants' keys, and its arithmetic against numbers worked out by hand."""
+"""The benchmark of long-tailed response lengths: its lengths, the keys of its variants, and its arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CONFIG = Path(__file__).parents[3] / "benchmarks" / "config"
 
 
 def work(*words: str) -> LongTailWork:
-    """What a command line asks for."""
+    """Return the workload of a command line."""
     return longtail.work_of(longtail.parse(list(words)), Path("scratch"))
 
 
 def run(seconds: Mapping[int, tuple[float, float]], **metrics: float) -> Run:
-    """Ten responses a step; by step its seconds and those of its rollout."""
+    """Return a run with ten responses per step. `seconds` has the duration of each step and of its rollout."""
     lines = [{"time/step": step, "time/rollout": rollout, **metrics} for step, rollout in seconds.values()]
     return Run(sequences=10, engines=1, in_flight=0, lines=lines)
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_measured_is_refused(words: tuple[str, ...]) -> None:
 
 
 def planned(variant: str, *words: str) -> tuple[RlvrConfig, Plan]:
-    """The experiment of a variant, checked."""
+    """Return the checked configuration of a variant, and its plan."""
     options = longtail.parse(list(words))
     asked = longtail.work_of(options, Path("scratch"))
     asked = replace(asked, infer_devices=longtail.places(variant, asked))
@@ -146,7 +146,7 @@ def test_partial_rollouts_share_gpus_with_the_trainer(variant: str) -> None:
     assert config.weight_sync.kv_cache == "recompute"
     assert plan.batch.sequences_per_step == 256
     synchronous, _ = planned("synchronous", *words)
-    assert synchronous.weight_sync.kv_cache is None, "a synchronous run refuses the key"
+    assert synchronous.weight_sync.kv_cache is None, "a synchronous run would refuse the key"
 
 
 def test_medians_are_of_the_fourth_step_and_later() -> None:
@@ -198,7 +198,7 @@ def test_ratios() -> None:
     assert partial["step"] == pytest.approx(8.5 / 11)
     assert partial["token"] == pytest.approx((990 / 33) / (680 / 17))
     assert partial["rollout"] == pytest.approx(4.5 / (340 / 85))
-    assert partial["slower_side"] == pytest.approx(8.5 / 4.0), "4 s of the trainer's, 340 / 85 s of the engine's"
+    assert partial["slower_side"] == pytest.approx(8.5 / 4.0), "the trainer takes 4 s, the engine 340 / 85 s"
     assert found.ratios("asynchronous")["rollout"] == pytest.approx(4.5 / (340 / 170)), "two engines"
     assert "step" not in found.ratios("synchronous")
 

@@ -1,4 +1,4 @@
-"""The benchmark's models load like any other, and its prompts have the length that they promise."""
+"""The benchmarks' models load like any other, and their prompts have the requested length."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_cut_mixture_of_experts_is_qwen3_30b_a3b_but_for_its_layers() -> Non
     config.num_hidden_layers = 48
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 30_532_122_624  # of its model card
+    assert sum(parameter.numel() for parameter in model.parameters()) == 30_532_122_624  # from its model card
 
 
 def test_a_written_model_and_its_prompts_are_read_by_the_pipeline(tmp_path: Path) -> None:

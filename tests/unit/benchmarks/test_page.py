@@ -1,4 +1,4 @@
-"""Tables between two marks of a page."""
+"""Tables that benchmarks write between two marks of a page."""
 
 from __future__ import annotations
 

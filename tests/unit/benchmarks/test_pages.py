@@ -1,4 +1,4 @@
-"""Which looks at a page are faults, and the runs that are looked at."""
+"""The check of pages in browsers: which findings are faults, and the runs whose pages it opens."""
 
 from __future__ import annotations
 

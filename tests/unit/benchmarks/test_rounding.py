@@ -1,4 +1,4 @@
-"""The layers that are drawn one after another make the model that transformers would make of them."""
+"""The benchmark of rounding: its layers, drawn one at a time, compute the same as the whole model in transformers."""
 
 from __future__ import annotations
 

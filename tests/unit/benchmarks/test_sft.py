@@ -1,4 +1,4 @@
-"""The benchmark of supervised fine-tuning: its texts, the batches that its floors are given, and its arithmetic."""
+"""The benchmark of supervised fine-tuning: its texts, the batches of its floors, and its arithmetic."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROW = 64
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> SftWork:
-    """Two rows of the tiny model's texts, and what a run of them writes down before it starts."""
+    """Return a workload of two rows of text with the tiny model, with the `config.yaml` that a run writes before it starts."""
     scratch = tmp_path_factory.mktemp("sft")
     work = SftWork(
         model=str(scratch / "model"),
@@ -74,7 +74,7 @@ def test_every_step_learns_every_text_and_all_of_its_tokens_but_the_first(work: 
 
 
 def split(sequences: Sequences) -> list[torch.Tensor]:
-    """Each sequence's token ids."""
+    """Return the token ids of each sequence."""
     return list(torch.from_numpy(sequences.token_ids).split(sequences.lengths.tolist()))
 
 

@@ -1,3 +1,5 @@
+"""The benchmark of staleness: the figure of a run, the table, and the plans of its variants."""
+
 from __future__ import annotations
 
 import json
