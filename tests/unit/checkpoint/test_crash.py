@@ -1,4 +1,4 @@
-"""kill -9 before every single file system call of a save, then look at what a reader finds."""
+"""Kill a save before every single one of its file system calls, and check that a reader finds a whole checkpoint each time."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ def save(store: CheckpointStore, step: int, text: str) -> None:
 
 
 def run_and_die(folder: Path, work: Callable[[], None], calls_before_death: int) -> bool:
-    """Do `work` in a forked child that kills itself before its n-th call below `folder`; True if it got to its end."""
+    """Run `work` in a forked child that kills itself after so many file system calls. Return whether `work` finished before that."""
     child = os.fork()
     if child:
         _, status = os.waitpid(child, 0)

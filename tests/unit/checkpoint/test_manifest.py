@@ -1,3 +1,5 @@
+"""The manifest of a checkpoint: sizes and digests of its files, and the errors of damaged checkpoints."""
+
 import json
 from pathlib import Path
 
@@ -21,7 +23,7 @@ def test_the_manifest_names_every_file_with_size_and_digest(sealed: Path) -> Non
     written = json.loads((sealed / MANIFEST).read_text())
     assert (written["step"], written["sequence"], written["format"]) == (3, 7, 1)
     assert {name: entry["bytes"] for name, entry in written["files"].items()} == {"loop.json": 2, "actor_train/rank_0.pt": 1_280_000}
-    # XXH128 of the two bytes `{}`, as the reference program xxhsum gives it.
+    # XXH128 of the two bytes `{}`, computed with the reference program xxhsum.
     assert written["files"]["loop.json"]["xxh3"] == "dc7048f8f8747f561349cde127705c16"
     assert verify(sealed) == read_manifest(sealed)
 

@@ -1,3 +1,5 @@
+"""The state of the training loop in a checkpoint: it is read back exactly, or is an error with its path."""
+
 from pathlib import Path
 
 import pytest

@@ -1,3 +1,5 @@
+"""The checkpoint store: atomic saves, rotation, damaged checkpoints, cleaning up, and locks."""
+
 import fcntl
 import logging
 import os
@@ -116,7 +118,7 @@ def test_every_file_and_folder_is_on_the_disk_before_the_rename(store: Checkpoin
     monkeypatch.setattr(os, "rename", record_rename)
     save(store, 1)
     assert at_rename[0] >= {"model.pt", "optimizer/rank_0.pt", "optimizer", MANIFEST, "."}
-    assert synced == {str(store.folder)}, "the rename itself was not brought to the disk"
+    assert synced == {str(store.folder)}, "the rename itself was not synced to the disk"
 
 
 def test_an_earlier_runs_checkpoint_of_the_same_step_is_swapped(store: CheckpointStore) -> None:
@@ -146,13 +148,13 @@ def test_a_broken_checkpoint_is_passed_over_and_reported(store: CheckpointStore,
         assert store.latest() == good
     assert f"{broken}/model.pt: it has 5 bytes, but 7 were written" in caplog.text
     save(store, 3)
-    assert names(store) == {"step_1", "step_2", "step_3"}, "rotation counts whole checkpoints, and leaves broken ones to a person"
+    assert names(store) == {"step_1", "step_2", "step_3"}, "rotation must count only whole checkpoints, and never delete a broken one"
 
 
 def test_auto_falls_back_to_a_checkpoint_whose_contents_are_right(store: CheckpointStore, caplog: pytest.LogCaptureFixture) -> None:
     good, broken = save(store, 1), save(store, 2)
     (broken / "model.pt").write_text("WEIGHTS")
-    assert store.latest() == broken, "sizes alone do not show it"
+    assert store.latest() == broken, "latest() compares only sizes"
     assert store.resolve("auto") == good
     assert "model.pt differ" in caplog.text
     (good / "model.pt").unlink()
@@ -218,7 +220,7 @@ def test_who_holds_a_store_writes_into_it_and_nobody_else(store: CheckpointStore
                 pass
         with pytest.raises(CheckpointError, match="give each run its own output_dir"):
             other.resolve("auto")
-        assert CheckpointStore(store.folder, keep=1).latest() == store.folder / "step_1", "readers are not kept out"
+        assert CheckpointStore(store.folder, keep=1).latest() == store.folder / "step_1", "readers need no lock"
     save(other, 2)
     assert names(store) == {"step_2"}
 

@@ -1,4 +1,4 @@
-"""What only a cluster can run is right in form: what the Slurm script asks for, the Kubernetes manifest, the plans of 72B."""
+"""Examples that only a cluster can run are well-formed: the Slurm script, the Kubernetes manifest, and the plans of 72B models."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_manifest_is_a_rayjob_of_two_nodes() -> None:
 
 
 def test_the_manifests_fields_are_those_of_kuberays_types() -> None:
-    """Kubernetes drops a field that it does not know, or refuses the whole; `rayjob_types.go` and `raycluster_types.go` of KubeRay 1.6."""
+    """Kubernetes drops unknown fields, or refuses the manifest. Names: `rayjob_types.go` and `raycluster_types.go` of KubeRay 1.6."""
     job = {"entrypoint", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "backoffLimit", "rayClusterSpec", "submissionMode"}
     group = {"rayStartParams", "template"}
     spec = MANIFEST["spec"]
@@ -57,7 +57,7 @@ def test_the_manifests_fields_are_those_of_kuberays_types() -> None:
     assert set(cluster["headGroupSpec"]) == group
     assert all(set(workers) <= group | {"groupName", "replicas", "minReplicas", "maxReplicas"} for workers in cluster["workerGroupSpecs"])
     starts = [one["rayStartParams"] for one in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
-    assert all(isinstance(value, str) for start in starts for value in start.values()), "a map of texts"
+    assert all(isinstance(value, str) for start in starts for value in start.values()), "rayStartParams is a map of strings"
 
 
 def test_the_manifests_ray_is_the_locks() -> None:

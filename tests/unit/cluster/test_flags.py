@@ -1,4 +1,4 @@
-"""Flags of DeepSpeed's launcher."""
+"""Flags of DeepSpeed's launcher are refused by `python -m roll.cluster`, with their replacement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's hostfile to the commands of a Ray cluster, printed and run; `ssh` is a program of the test that notes what it is given."""
+"""From DeepSpeed's hostfile to the commands of a Ray cluster, printed and run. `ssh` is a stub that records its arguments."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_head_comes_first_and_goes_last() -> None:
 
 @pytest.fixture
 def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What `ssh` was given, a line a call; it fails for hosts named `away`."""
+    """Return the file in which a stub of `ssh` records each call, one per line. The stub fails for a host named `away`."""
     program, noted = tmp_path / "bin" / "ssh", tmp_path / "noted"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$5 $6" >>{noted}\n[ "$5" != away ] || {{ echo "No route to host" >&2; exit 255; }}\n')
@@ -107,6 +107,6 @@ def test_a_host_that_cannot_be_reached_ends_it_with_its_cause(tmp_path: Path, ss
     said = capsys.readouterr().err
     assert "away: status 255: No route to host; run it by hand: ssh" in said and said.endswith("; stopped again: here\n")
     assert [line.split()[0] for line in ssh.read_text().splitlines()] == ["here", "away", "here"]
-    assert ssh.read_text().endswith("ray stop --grace-period=30\n"), "half a cluster is not left"
+    assert ssh.read_text().endswith("ray stop --grace-period=30\n"), "half a cluster must not keep running"
     assert main([str(tmp_path / "nothing")]) == 2
     assert "cannot be read" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The Slurm script, run with programs of the test in place of Slurm's and Ray's; with Ray's own in tests/integration/."""
+"""The Slurm script, run with stubs of Slurm's, Ray's and Python's programs. tests/integration/test_slurm.py runs it with Ray itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "slurm" / "rlvr.sbat
 PROGRAMS = {
     "scontrol": 'printf "one\\ntwo\\nthree\\n"',
     "hostname": "echo 10.0.0.1 fd00::1",
-    # One line for each node that has started, unless it says that it is lost on the way.
+    # `there` gets one line for each node that joins the cluster. The node `$lost` starts, but never joins.
     "ray": """
 case $1 in
   start) echo "$node: $* token ${RAY_AUTH_TOKEN:+given}" >>started
@@ -38,7 +38,7 @@ exit 7""",
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Of a job of three nodes."""
+    """Return the environment of a job on three nodes, with the stubs on its PATH."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in PROGRAMS.items():
@@ -64,11 +64,11 @@ sleep() {
   [ "$(wc -l <there)" -lt 2 ] || SECONDS=$((SECONDS + 1))
 }
 """
-"""Seconds that pass once two nodes are there, however long that takes."""
+"""Bash code with a clock that only starts when two nodes have joined, however long that takes."""
 
 
 def submit(folder: Path, environment: dict[str, str], *arguments: str, impatient: bool = False) -> subprocess.Popen[str]:
-    """The script as Slurm runs it on the first node; an impatient one waits for 2 seconds of `CLOCK`."""
+    """Start the script as Slurm does on the first node. An `impatient` script waits for nodes for only 2 seconds of `CLOCK`."""
     text = SCRIPT.read_text()
     assert "patience=300 " in text
     assert "pause=10 " in text
@@ -79,7 +79,7 @@ def submit(folder: Path, environment: dict[str, str], *arguments: str, impatient
 
 
 def left(folder: Path) -> list[str]:
-    """Command lines of what still runs in a folder."""
+    """Return the command lines of processes that still run in a folder."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -117,7 +117,7 @@ def test_before_the_time_limit_the_run_writes_a_checkpoint(tmp_path: Path, envir
 def test_a_driver_that_was_killed_is_started_again_so_often(
     restarts: str, status: int, runs: int, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """Killed twice; then it ends by itself with a status of its own, and is left alone."""
+    """The driver is killed in its first two runs. In the third, it exits with a status of its own, and is not started again."""
     job = submit(tmp_path, environment | {"dies": "2"}, "--restarts", restarts, "my_experiment", "max_steps=2")
     _, said = job.communicate(timeout=limits.PROCESS)
     assert job.returncode == status, said

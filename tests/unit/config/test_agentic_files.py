@@ -1,4 +1,4 @@
-"""ROLL's agentic files: FrozenLake and Sokoban are read as they are, composed with the preset; what has no counterpart is named."""
+"""ROLL's agentic files: those of FrozenLake and Sokoban are read unchanged, with the shipped preset; unsupported keys are named."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ custom_envs:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A user's copy of ROLL's examples, without its presets: those of the same names come with the package."""
+    """Return a folder like a user's copy of ROLL's examples, but without presets: roll ships presets of the same names."""
     (tmp_path / "agentic").mkdir()
     return tmp_path / "agentic"
 
 
 def read(folder: Path, text: str) -> tuple[Loaded, list[str]]:
-    """How a file was read, and the messages about it."""
+    """Return the loaded file and the warnings about it."""
     (folder / "file.yaml").write_text(text)
     found: list[Loaded] = []
     with warnings.catch_warnings(record=True) as caught:
@@ -120,7 +120,7 @@ def test_a_file_of_frozen_lake_and_sokoban_is_read_without_a_change(folder: Path
     assert (sokoban.environment, sokoban.rows) == ("sokoban", 32 * 1024)
     assert lake.environment_args["is_slippery"] is False and lake.environment_args["max_response_length"] == 64
     assert sokoban.environment_args["dim_room"] == [6, 6] and sokoban.environment_args["format_penalty"] == -0.15
-    assert config.environments["LargerSokoban"].rows is None, "it is not trained on"
+    assert config.environments["LargerSokoban"].rows is None, "train_env_manager does not name it"
     assert config.validation is not None and config.rewards == {}
     held_out = config.validation.named_sets()
     assert {name: dict(one.rows) for name, one in held_out.items()} == {

@@ -1,4 +1,4 @@
-"""What guides of DeepSpeed and accelerate ask for: refused with what to use, or read with a warning."""
+"""Settings from guides of DeepSpeed and accelerate are refused with their replacement, or read with a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Hydra is asked to compose a command line."""
+"""Hydra composes a command line only once."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ def test_hydra_is_asked_once_whatever_the_command_line_sets(monkeypatch: pytest.
     (config,) = composed
     assert config.actor_train.model_args.dtype == "fp32"
     assert config.actor_train.strategy_args.strategy_config.zero_optimization.stage == 2
-    assert ConfigLoaderImpl._apply_overrides_to_config is applies, "Hydra is left as it was"
+    assert ConfigLoaderImpl._apply_overrides_to_config is applies, "Hydra's function must be restored"

@@ -1,4 +1,4 @@
-"""`deterministic: true`: what it asks of other keys, and what it sets in the processes."""
+"""`deterministic: true`: its requirements on other keys, and its settings in the worker processes."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Forms of `device_mapping`, the short form of lists of devices, and CUDA_VISIBLE_DEVICES."""
+
 from __future__ import annotations
 
 import pytest

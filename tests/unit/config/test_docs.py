@@ -1,3 +1,5 @@
+"""docs/configuration.md is up to date and describes every key."""
+
 from __future__ import annotations
 
 from roll.config.docs import reference

@@ -1,4 +1,4 @@
-"""Variables for every worker: `.deepspeed_env` as DeepSpeed's launcher reads it, and who wins over whom."""
+"""Environment variables of workers: `.deepspeed_env`, read as by DeepSpeed's launcher, and which source takes precedence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plan warns of where environments are concerned."""
+"""Warnings of the plan about environments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAKE = "environments.frozen_lake"
         ((f"{LAKE}.environment=sokoban", f"~{LAKE}.environment_args.max_steps", f"{LAKE}.max_turns=19"), 19, 20),
         ((f"{LAKE}.environment=sokoban", f"~{LAKE}.environment_args.max_steps", f"{LAKE}.max_turns=20"), None, None),
         (("environments={sums: {environment: code_repl, rows: 4, max_turns: 3}}", "validation.rows={sums: 4}"), 3, 4),
-        ((f"{LAKE}.environment='my.worlds:Lake'", f"{LAKE}.max_turns=3"), None, None),  # a turn may be several of its steps
+        ((f"{LAKE}.environment='my.worlds:Lake'", f"{LAKE}.max_turns=3"), None, None),  # one turn may be several steps
     ],
 )
 def test_steps_that_no_episode_can_take_are_warned_of(words: tuple[str, ...], turns: int | None, steps: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Every shipped experiment composes, loads and plans, and its dry run is light."""
+"""Every shipped experiment composes, loads and plans, and its dry run imports no heavy package and writes nothing."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ for name in sys.argv[1:]:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a dry run left behind it in its process and its folder."""
+    """Result of a dry run, and its traces in the process and in the working directory."""
 
     status: int
     printed: str
     heavy: list[str]
-    """Modules that were imported by then, of those that take long."""
+    """Modules of `HEAVY` that had been imported by then, in this or an earlier dry run of the process."""
     written: list[str]
 
 
@@ -59,7 +59,7 @@ def planned(*words: str) -> tuple[Config, Plan]:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Every text in nested mappings and lists."""
+    """Yield every string in nested mappings and lists."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -70,7 +70,7 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def lay_inputs(config: Config) -> None:
-    """Write what an experiment reads of this machine into the working directory: rows, templates of judges, models."""
+    """Write the local files that an experiment reads into the working directory: data files, judge templates, and models."""
     model = (examples_folder() / "models" / "Qwen" / "Qwen2.5-0.5B" / "config.json").read_text()
     for name in texts(config.model_dump(exclude={"output_dir"})):
         path = Path(name)
@@ -84,7 +84,7 @@ def lay_inputs(config: Config) -> None:
 def test_an_example_plans_without_a_warning(
     name: str, recwarn: pytest.WarningsRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where its rows and models are; where they are not, that is all that is told."""
+    """Without its data files and models, the only warnings are about those; with them, there is no warning."""
     monkeypatch.chdir(tmp_path)
     config, plan = planned(name)
     assert [warning for warning in plan.warnings if ": there is no f" not in warning] == []
@@ -100,7 +100,7 @@ def test_an_example_plans_without_a_warning(
 
 @pytest.fixture(scope="module")
 def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DryRun]:
-    """By experiment; all of them in one process, and in one folder that was empty."""
+    """Return the dry run of each experiment. All ran in one process and in one folder, which was empty at the start."""
     command, environment = [sys.executable, "-c", DRY_RUNS, *experiments()], {"PYTHONPATH": str(examples_folder().parent), "PATH": ""}
     folder = tmp_path_factory.mktemp("dry_runs")
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=limits.PROCESS, env=environment, check=False)
@@ -121,8 +121,8 @@ def test_presets_are_root_keys_named_as_their_files() -> None:
     for name in preset_names():
         file = examples_folder() / "config" / f"{name}.yaml"
         keys = set(OmegaConf.load(file))
-        assert keys == {name} or keys <= set(VARIABLES), "only variables of ROLL's may stand unused in a file"
-        assert ": auto" not in file.read_text(), "a key that is auto says nothing"
+        assert keys == {name} or keys <= set(VARIABLES), "only variables of ROLL may be unused in a file"
+        assert ": auto" not in file.read_text(), "a key with the value auto is superfluous"
     assert {"deepspeed_zero", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3", "deepspeed_zero3_cpuoffload"} <= preset_names()
 
 
@@ -142,7 +142,7 @@ def test_the_main_example_runs_one_update_on_sixteen_devices() -> None:
 
 @pytest.mark.parametrize("name", [name for name in experiments() if name.startswith("qwen2.5") and "offload_all" not in name])
 def test_a_snippet_of_roll_merges_over_an_example(name: str) -> None:
-    """What ROLL's documentation of DeepSpeed says of `actor_train`, over our own block. (One example keeps activations on the host.)"""
+    """The `actor_train` block of ROLL's DeepSpeed documentation, merged over roll's own. The example left out offloads activations."""
     snippet = ["attn_implementation=sdpa", "disable_gradient_checkpointing=true", "dtype=bf16", "model_type=null"]
     with pytest.warns(ConfigWarning):
         config, _ = planned(name, *(f"actor_train.model_args.{key}" for key in snippet), "actor_train.training_args.num_train_epochs=50")

@@ -1,4 +1,4 @@
-"""Flags of Hydra and of other programs, and launchers that start one driver for each GPU."""
+"""Flags of Hydra and of other programs, and drivers that a launcher starts once for each GPU."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_version_names_roll_and_hydra(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize("words", [("--info",), ("-i",), ("--info", "searchpath")])
 def test_info_says_where_a_configuration_comes_from(words: tuple[str, ...]) -> None:
-    """In a process of its own: Hydra logs to the streams that it finds when it is first run."""
+    """Runs in a process of its own, because Hydra logs to the streams that it finds when it first runs."""
     command = [sys.executable, "-m", "roll.pipeline", *NAME, *words, "dry_run=true"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=limits.CALL, check=False)
     assert done.returncode == 0, done.stderr
@@ -74,7 +74,7 @@ def test_a_plugin_that_is_not_installed_is_refused_with_what_works(word: str, re
 
 
 def test_a_plugin_that_is_installed_is_refused_too() -> None:
-    """An installed launcher would run each job in another process, and none would reach the loop."""
+    """An installed launcher would run each job in another process, so this process would never receive it."""
     own = {
         "launcher": {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"},
         "sweeper": {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"},
@@ -100,7 +100,7 @@ def test_a_driver_of_several_is_refused_with_the_command_of_one(
 
 
 def test_a_driver_that_is_alone_is_not(tmp_path: Path) -> None:
-    """A pod of Kubernetes has RANK and WORLD_SIZE, and Slurm names of its own."""
+    """Kubernetes pods set RANK and WORLD_SIZE, Slurm sets names of its own: both are accepted. torchrun with one process is refused."""
     assert launcher_fault({"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "0"}, ["--help"]) is None
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "-m", "roll.pipeline", *NAME]
     environment = os.environ | {"PYTHONPATH": os.getcwd(), "TMPDIR": str(tmp_path)}

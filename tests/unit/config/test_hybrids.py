@@ -1,4 +1,4 @@
-"""Hybrids of Qwen3.5's kind in the plan: parameters, states, what is refused, and which kernels are missing."""
+"""Hybrid models such as Qwen3.5 in the plan: parameters, states, refused settings, and missing kernels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def counted(model: torch.nn.Module, part: str = "") -> int:
 
 
 def published(kind: str) -> PreTrainedModel:
-    """The sizes that transformers gives to a configuration without any (Qwen3.5-9B's, Qwen3.5-35B-A3B's), without memory."""
+    """Return a model of transformers' default sizes (those of Qwen3.5-9B or Qwen3.5-35B-A3B) on the meta device, without memory."""
     with torch.device("meta"):
         if kind == "dense":
             return Qwen3_5ForCausalLM(Qwen3_5TextConfig())
@@ -73,7 +73,7 @@ def test_keys_and_values_are_of_attention_and_each_sequence_has_a_state() -> Non
     assert (found.attention_layers, found.delta and found.delta.layers) == (8, 24)
     keys = 2 * 2 * 8 * 4 * 256
     assert found.kv_bytes(2, 1) == keys
-    # 24 layers of 32 heads of 128 x 128 in fp32, and of 3 tokens of 2 x 16 x 128 + 32 x 128 channels in bf16.
+    # In each of 24 layers: 32 heads of 128 x 128 in fp32, and 3 tokens of 2 x 16 x 128 + 32 x 128 channels in bf16.
     states = 24 * (4 * 32 * 128 * 128 + 2 * 3 * 8192)
     assert found.delta and found.delta.state_bytes(2, 1) == states
     role = ActorInferConfig.model_validate({"strategy_args": {"strategy_name": "vllm", "strategy_config": {}}, "device_mapping": (0,)})

@@ -1,4 +1,4 @@
-"""Composition, ROLL's keys and the plan's decisions, on a small experiment in ROLL's own words."""
+"""Composition, ROLL's keys and the plan's decisions, on an experiment that is written with ROLL's own keys."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ rewards:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder outside the examples that holds one experiment, `mine/roll_words.yaml`."""
+    """Return a folder outside the examples that contains one experiment, `mine/roll_words.yaml`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "roll_words.yaml").write_text(ROLL_WORDS.replace("[data/math_deepmath_deal.jsonl]", "[a.jsonl]"))
@@ -363,7 +363,7 @@ def test_a_resolved_configuration_loads_again(folder: Path) -> None:
 
 @pytest.fixture
 def logging_as_before() -> Iterator[None]:
-    """Takes away the handler that Hydra's `--info` leaves, whose stream is closed when the test ends."""
+    """Remove the log handler that Hydra's `--info` leaves behind: its stream is closed when the test ends."""
     handlers, level = list(logging.root.handlers), logging.root.level
     yield
     logging.root.handlers[:] = handlers

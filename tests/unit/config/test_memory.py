@@ -1,3 +1,5 @@
+"""Parameter counts of models, and the estimate of memory, by hand."""
+
 from __future__ import annotations
 
 import json
@@ -77,7 +79,7 @@ def test_adapter_parameters_by_hand(shape: ModelShape) -> None:
 
 
 def test_attention_of_a_long_sequence_by_hand(shape: ModelShape) -> None:
-    # Scores and values of one token pair: 2 products of 28 heads x 128, twice 2 operations, half of the pairs, 28 layers.
+    # Per pair of tokens and layer: 2 products (scores, values) of 28 heads x 128, with 2 operations each. Half of the pairs are masked.
     pair, token = 28 * 2 * 2 * 28 * 128 / 2, 2 * PUBLISHED_QWEN_7B
     assert shape.attention_cost == pytest.approx(pair / token)
 
@@ -101,8 +103,8 @@ def test_lora_trains_only_its_adapters(shape: ModelShape) -> None:
 
 @pytest.mark.parametrize(
     ("stage", "device", "left", "on_host"),
-    # Master weights and two moments are 12 bytes, gradients that add up 2, those of the update 4, and below stage 3 new weights 2. That
-    # is what DeepSpeed 0.19.8 was seen to hold for a model in one process: 18 bytes a parameter on stage 3 and 20 on stage 2.
+    # Bytes per parameter: master weights and two moments 12, accumulated gradients 2, gradients of the update 4, and below stage 3 the
+    # updated weights 2. Measured with DeepSpeed 0.19.8 in one process: 18 bytes per parameter on stage 3 and 20 on stage 2.
     [
         (3, "cpu", {"weights"}, 12 + 2 + 4),
         (2, "cpu", {"weights"}, 12 + 2 + 4 + 2),
@@ -119,7 +121,7 @@ def test_offload_moves_states_and_gradients_to_the_host(shape: ModelShape, stage
 
 
 def test_fp32_has_a_copy_of_its_weights_where_they_are_shared_out(shape: ModelShape) -> None:
-    # Seen of DeepSpeed 0.19.8 in one process: 20 bytes a parameter on stage 3, 12 of them master weights and moments.
+    # Measured with DeepSpeed 0.19.8 in one process: 20 bytes per parameter on stage 3, 12 of them master weights and moments.
     assert states(trainer(3, 1, dtype="fp32"), shape) == {
         "weights": 4 * PUBLISHED_QWEN_7B,
         "gradients": 4 * PUBLISHED_QWEN_7B,
@@ -128,7 +130,7 @@ def test_fp32_has_a_copy_of_its_weights_where_they_are_shared_out(shape: ModelSh
 
 
 def test_the_second_copy_of_zeropp_counts(shape: ModelShape) -> None:
-    # Of 16 ranks each holds 1/16 of the weights, and 1/8 once more, which the 8 ranks of its host share.
+    # Each of the 16 ranks has 1/16 of the weights, and 1/8 of the second copy, which the 8 ranks of its host share.
     assert states(trainer(3, 16, zero_hpz_partition_size=8), shape)["weights"] == 2 * (PUBLISHED_QWEN_7B // 16 + PUBLISHED_QWEN_7B // 8)
 
 
@@ -147,9 +149,9 @@ def test_an_engine_and_a_reference(shape: ModelShape) -> None:
     assert plan.devices == ((0, 1), (2, 3))
     assert (plan.ranks, plan.tensor_parallel, plan.on_cpu) == (2, 2, False)
     memory = estimate(plan, infer, shape, 6144)
-    # Of 4 key-value heads of 128, each rank has 2: keys and values of 28 layers and 6144 tokens in bf16.
+    # Each rank has 2 of the 4 key-value heads of size 128: keys and values of 28 layers and 6144 tokens in bf16.
     assert memory.device == {"weights": PUBLISHED_QWEN_7B, "kv_cache": 6144 * 28 * 2 * 2 * 128 * 2}
-    assert shape.kv_bytes(2, 8) == 28 * 2 * 1 * 128 * 2, "fewer heads than ranks are copied"
+    assert shape.kv_bytes(2, 8) == 28 * 2 * 1 * 128 * 2, "with fewer heads than ranks, heads are replicated"
     assert memory.reserved_fraction == 0.6
     reference = ReferenceConfig.model_validate({"strategy_args": {"strategy_name": "hf_infer"}, "device_mapping": (0, 1)})
     assert estimate(place("reference", reference, 6144), reference, shape, 6144).device["weights"] == 2 * PUBLISHED_QWEN_7B
@@ -157,7 +159,7 @@ def test_an_engine_and_a_reference(shape: ModelShape) -> None:
 
 
 def test_every_kind_of_72b_by_hand() -> None:
-    """The figures of Qwen2.5-72B that docs/clusters.md speaks of: 32 ranks of ZeRO-3, sequences of 6144 tokens, all layers recomputed."""
+    """The figures of Qwen2.5-72B in docs/clusters.md: 32 ranks of ZeRO-3, sequences of 6144 tokens, all layers recomputed."""
     file = config_file("Qwen/Qwen2.5-72B-Instruct")
     shape = read_shape(file) if file else None
     assert shape and shape.parameters == 72_706_203_648
@@ -168,11 +170,12 @@ def test_every_kind_of_72b_by_hand() -> None:
         "weights": 2 * 72_706_203_648 // 32,
         "gradients": 2 * 72_706_203_648 // 32,
         "optimizer": 12 * 72_706_203_648 // 32,
-        # The head is larger than the 1e9 parameters that stay gathered by default; 5e8 gradients wait in a bucket.
+        # The head is larger than the 1e9 parameters that may stay gathered by default. A bucket holds 5e8 gradients.
         "buffers": 2 * (head + 500_000_000),
-        # Each of 80 layers keeps its input; one keeps, compiled, two of hidden size, q and what attention makes of it, 8 keys and values.
+        # Each of 80 layers keeps its input. The one that is recomputed, compiled, keeps two tensors of hidden size, q and the attention's
+        # output, 8 heads of keys and of values, and two tensors of the MLP's inner size.
         "activations": 80 * 2 * tokens * hidden + 2 * tokens * (2 * hidden + 2 * 64 * 128 + 2 * 8 * 128 + 2 * inner),
-        # Logits of 3456 tokens in fp32 and their gradient in bf16; the head's gradient in both.
+        # Logits of 3456 tokens in fp32 and their gradient in bf16; the head's gradient in fp32 and in bf16.
         "head": 6 * 3456 * vocabulary + 6 * head,
     }
     lora = trainer(3, 32, lora_target="all-linear", lora_rank=8)
@@ -191,9 +194,9 @@ def test_buffers_are_those_of_deepspeeds_configuration(shape: ModelShape) -> Non
     assert buffers(2, 8) == 2 * 500_000_000
     assert buffers(2, 8, overlap_comm=True, reduce_bucket_size=1000) == 2 * 2 * 1000
     assert buffers(2, 8, overlap_comm="auto", reduce_bucket_size="auto", contiguous_gradients="auto") == 2 * 500_000_000
-    assert buffers(3, 1, reduce_bucket_size=1000) == 2 * 1000, "alone it gathers nothing"
+    assert buffers(3, 1, reduce_bucket_size=1000) == 2 * 1000, "a single rank gathers nothing"
     assert buffers(3, 8, stage3_max_live_parameters=2 * 10**9) == 2 * (2 * 10**9 + 500_000_000)
-    assert buffers(3, 8, stage3_max_live_parameters=1) == 2 * (152064 * 3584 + 500_000_000), "the largest is whole for its use"
+    assert buffers(3, 8, stage3_max_live_parameters=1) == 2 * (152064 * 3584 + 500_000_000), "the largest parameter is always gathered"
 
 
 def test_a_model_of_another_kind_has_no_shape(tmp_path: Path) -> None:
@@ -215,7 +218,7 @@ def test_the_hub_s_cache_lies_where_its_library_is_told(tmp_path: Path, monkeypa
 
 
 def test_a_critic_holds_no_vocabulary_at_its_end(shape: ModelShape) -> None:
-    """Of Qwen's 7.6 billion parameters, its head has 152064 x 3584."""
+    """The head of Qwen2.5-7B has 152064 x 3584 of its 7.6 billion parameters; a critic has one row of 3584 instead."""
     assert shape.valuing_parameters == PUBLISHED_QWEN_7B - 152064 * 3584 + 3584
     keys = trainer(0, 1).model_dump(exclude={"data_args"})
     critic = CriticConfig.model_validate(keys)

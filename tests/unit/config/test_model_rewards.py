@@ -1,4 +1,4 @@
-"""Rewards that a model gives: keys, where the models run, and ROLL's words for them."""
+"""Rewards from models (judges and reward models): their keys, where the models run, and ROLL's keys for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ API = {"judge_model_type": "api", "judge_api_url": "http://localhost:8000/v1", "
 
 
 def experiment(reward: dict[str, Any], domain: str = "llm_judge", **keys: Any) -> RlvrConfig:
-    """A config with this reward beside a function, the policy on devices 0 to 3."""
+    """Return a configuration with this reward and a reward function, and the policy on devices 0 to 3."""
     values: dict[str, Any] = {
         "exp_name": "e",
         "output_dir": "o",
@@ -47,7 +47,7 @@ def plan_of(reward: dict[str, Any], domain: str = "llm_judge", **keys: Any) -> P
 
 
 def faults_of(reward: dict[str, Any], domain: str = "llm_judge", **keys: Any) -> dict[str, Fault]:
-    """By place."""
+    """Return the faults of this reward, by place."""
     return {fault.place: fault for fault in model_reward_faults(experiment(reward, domain, **keys))}
 
 
@@ -197,7 +197,7 @@ def test_its_memory_is_planned(tmp_path: Path) -> None:
     plan = plan_of({**INFERENCE, **model, "device_mapping": [2]}, pretrain=str(tmp_path), prompt_length=60, response_length=40)
     assert [phase.name for phase in phases(plan, 2)] == ["generation", "judging", "training", "weight sync"]
     assert "judging" in "".join(device_lines(plan))
-    plan_of({**INFERENCE, **model})  # its 100 positions are no limit of the policy's tokens, 2048
+    plan_of({**INFERENCE, **model})  # the judge's 100 positions do not limit the policy's 2048 tokens
     scorer = plan_of({**SERVED, **model, "strategy_args": {"strategy_name": "hf_infer"}}, "reward_model")
     assert "head" not in scorer.memory["rewards.reward_model"].device
 

@@ -1,4 +1,4 @@
-"""A key that nothing reads would be a promise that nothing keeps."""
+"""Every key of the configuration is read somewhere in the package, so that none is silently without effect."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ COMPARED = {"bf16", "fp16", "gradient_clipping", "train_micro_batch_size_per_gpu
 FIXED = {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}
 """Keys that have only one allowed value, the one that roll uses."""
 GO_THROUGH = {"wall_clock_breakdown", "communication_data_type", "data_types", "activation_checkpointing", "aio"}
-"""Keys that DeepSpeed reads, from the dictionary that `roll/strategies/deepspeed_setup.py` makes of its whole block."""
+"""Keys that DeepSpeed itself reads: `roll/strategies/deepspeed_setup.py` passes the whole block on to it."""
 EXCEPTIONS = {
     "DeepSpeedConfig": COMPARED | FIXED | GO_THROUGH,
     "ExperimentConfig": {"roll_defaults"},  # Read before the schema sees the values.
-    "ZeroOffloadConfig": {"pin_memory", "buffer_count", "fast_init", "ratio"},  # They go through too.
+    "ZeroOffloadConfig": {"pin_memory", "buffer_count", "fast_init", "ratio"},  # Also passed on to DeepSpeed.
 }
 
 
@@ -39,7 +39,7 @@ def tree_of(file: str) -> ast.Module:
 
 @pytest.fixture(scope="module")
 def attributes_read() -> set[str]:
-    """Names behind a dot, where a value is read, anywhere in the package but in the schema; and the keys that methods read."""
+    """Return the attribute names that the package reads outside the schema, and the keys that methods declare."""
     files = [file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if file.parent.name != "schema"]
     nodes = (node for file in files for node in ast.walk(tree_of(file)))
     declared = {key for table in (ESTIMATORS, POLICY_LOSSES, PREFERENCE_LOSSES) for key in readers(table)}

@@ -37,11 +37,11 @@ ASKED = [
     ("save_total_limit=3", "use keep_checkpoints", "keep_checkpoints=3"),
     ("actor_train.per_device_eval_batch_size=4", "use actor_train.max_tokens_per_microbatch", None),
 ]
-"""What is written, what the message says, and what its remedy makes of it where it is another key with a value."""
+"""An override, the text of its message, and the override that follows the remedy, or None if the remedy is tested by no override."""
 
 
 def keys(root: type[BaseModel]) -> set[str]:
-    """Every path of a schema, and every block."""
+    """Return the path of every key and block of a schema."""
     return {".".join(step for step in key.path if step != ANY_NAME) for key in walk(root)}
 
 
@@ -90,7 +90,7 @@ def test_a_pipeline_of_rows_names_its_own_role(capsys: pytest.CaptureFixture[str
 
 
 def test_every_name_is_refused_at_the_root_with_its_counterpart(capsys: pytest.CaptureFixture[str]) -> None:
-    """But for those that ROLL's files have there, which are read or ignored with a warning of their own."""
+    """Except for names that ROLL's files have at the root, which are read or ignored with a warning."""
     names = [name for name in OTHER_NAMES if name not in ROLLS]
     assert main([*RLVR, *(f"{name}=1" for name in names)]) == 2
     said = capsys.readouterr().err

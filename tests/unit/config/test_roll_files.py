@@ -1,4 +1,4 @@
-"""Files in ROLL's words, a table of them: whether they are read, what is said of them, and what ROLL's defaults change."""
+"""A table of files with ROLL's keys: whether they are read, the warnings about them, and the effect of ROLL's defaults."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ teacher:
 
 
 def read(text: str, **changes: Any) -> tuple[Loaded, list[str]]:
-    """How a file was read, and the messages about it."""
+    """Return the loaded file and the warnings about it."""
     values = yaml.safe_load(text) | changes
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -183,7 +183,7 @@ def test_a_file_of_roll_is_read_and_what_differs_is_said_once(name: str) -> None
     for start in said:
         assert len([one for one in found if one.startswith(start)]) == 1, found
     assert len(found) == len(set(found))
-    assert not [one for one in found if one.startswith("roll_defaults")], "it leaves nothing out"
+    assert not [one for one in found if one.startswith("roll_defaults")], "the file sets every key whose default differs"
 
 
 def test_every_domain_of_rolls_file_is_what_it_was() -> None:
@@ -351,7 +351,7 @@ def test_images_video_and_diffusion_are_refused_by_name_and_nothing_else_is_said
 
 
 def test_faults_of_every_stage_come_together() -> None:
-    """Of translation (rl_loss_coef), of the schema (an unknown key), of the checks between keys and of what is on disk."""
+    """Faults of the translation (rl_loss_coef), of the schema (an unknown key), of the checks between keys, and of files on disk."""
     loaded, _ = read(BARE, rl_loss_coef=0.5, max_step=3, kl_loss_coef=0.1, resume_from_checkpoint="nowhere")
     assert loaded.config is not None
     with pytest.raises(ConfigError) as caught:

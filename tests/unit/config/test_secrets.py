@@ -1,4 +1,4 @@
-"""What is secret in a configuration, and where it must not stand."""
+"""Which values of a configuration are secret, and the files and messages that must not contain them."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def test_no_secret_is_left_in_what_a_run_writes(config: Config, tmp_path: Path, 
         "HF_TOKEN": HIDDEN, "MY_SECRET": HIDDEN, "DB_PASSWORD": HIDDEN, "TOKENIZERS_PARALLELISM": "false", "COLOUR": "blue"
     }  # fmt: skip
     assert kept["max_steps"] == moved.max_steps and kept["pretrain"] == moved.pretrain
-    assert given == [{"tracking_uri": "https://me:pass-word@host/x", "access_token": "tracker-key"}], "the tracker itself needs them"
+    assert given == [{"tracking_uri": "https://me:pass-word@host/x", "access_token": "tracker-key"}], "the tracker itself needs the secrets"
 
 
 def test_a_run_that_resumes_is_compared_without_them(config: Config) -> None:
-    """Another key tomorrow is the same run."""
+    """A run may resume with a new secret."""
     other = config.model_copy(update={"system_envs": {"HF_TOKEN": "another"}})
     assert resume_fingerprint.of_keys(other) == resume_fingerprint.of_keys(config)

@@ -1,4 +1,4 @@
-"""Sequence parallelism in the plan: replicas, batch arithmetic, memory, and ROLL's key for it."""
+"""Sequence parallelism in the plan: replicas, batch arithmetic, memory, and ROLL's key `ulysses_size`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shape() -> ModelShape:
 def test_ranks_that_share_sequences_are_one_replica_and_count_as_one() -> None:
     plan = place("actor_train", trainer(4), LONGEST)
     assert (plan.ranks, plan.replica_size, plan.replicas) == (8, 4, 2)
-    assert plan.tokens_per_microbatch == 2 * LONGEST  # of the replica, as without
+    assert plan.tokens_per_microbatch == 2 * LONGEST  # per replica, as without sequence parallelism
     assert [sequences_per_update(trainer(size)) for size in (1, 2, 4, 8)] == [48, 24, 12, 6]
 
 
@@ -55,7 +55,7 @@ def test_activations_are_shared_out_and_states_are_not() -> None:
     }
     gradient = (4 + 2) * 152064 * 3584
     assert alone["head"] == (4 + 2) * 152064 * head_tokens(152064) + gradient
-    assert shared["head"] == (4 + 2) * 152064 * (2 * LONGEST // 4) + gradient  # a share is smaller than a chunk of the head
+    assert shared["head"] == (4 + 2) * 152064 * (2 * LONGEST // 4) + gradient  # a rank's share has fewer tokens than a chunk of the head
 
 
 @pytest.mark.parametrize(

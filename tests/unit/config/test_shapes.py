@@ -1,4 +1,4 @@
-"""Shapes of models that come with roll: numbers of parameters against transformers' own models and against what is published."""
+"""Shapes of the models that come with roll: parameter counts, against transformers' own models and against published counts."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ PUBLISHED = {
     "meta-llama/Llama-3.1-70B": 70_553_706_496,
     "meta-llama/Llama-3.1-405B": 405_853_388_800,
 }
-"""What the Hub counts in the models' files."""
+"""Parameter counts that the Hugging Face Hub shows for the models' files."""
 
 
 @pytest.fixture(autouse=True)
 def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shapes come from the shipped files alone."""
+    """Use an empty cache, so that shapes only come from the shipped files."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
 
 
@@ -55,7 +55,7 @@ def shape(name: str) -> ModelShape:
 
 
 def small(name: str) -> tuple[ModelShape, torch.nn.Module]:
-    """The same with two layers, as roll counts it and as transformers builds it, without memory for its weights."""
+    """Return a model with two layers: its shape in roll, and the model that transformers builds, without memory for its weights."""
     values = json.loads((FOLDER / name / "config.json").read_text()) | {"num_hidden_layers": 2}
     kind = values.pop("model_type")
     with torch.device("meta"):
@@ -111,7 +111,7 @@ def test_an_engine_of_30b_a3b_holds_all_of_its_experts() -> None:
     found = shape("Qwen/Qwen3-30B-A3B")
     role = ActorInferConfig.model_validate({"strategy_args": {"strategy_name": "vllm", "strategy_config": {}}, "device_mapping": (0,)})
     assert estimate(place("actor_infer", role, 2048), role, found, 2048).device["weights"] == 2 * PUBLISHED["Qwen/Qwen3-30B-A3B"]
-    # A token runs through 8 of 128 experts: of 30.5 billion parameters 120 experts x 3 x 2048 x 768 less in each of 48 layers.
+    # A token uses 8 of 128 experts: in each of 48 layers, 120 experts x 3 x 2048 x 768 parameters are not active.
     assert found.active_parameters == 30_532_122_624 - 48 * 120 * 3 * 2048 * 768 == 3_353_032_704
     assert found.widest_mlp == 8 * 768
     assert layer_activations(found, 1, 2, compiled=True) == 2 * (2 * 2048 + 2 * 4096 + 2 * 512 + 2 * 6144)

@@ -1,4 +1,4 @@
-"""Teachers by domain in the configuration: what is refused, their roles, and when they are on devices that they share."""
+"""Teachers by domain in the configuration: refused settings, their roles, and turns on shared devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ROLL's keys whose meaning lies in another block here."""
+"""ROLL's keys that are read as other keys, ignored with a warning, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which roles share devices, and which of them take turns."""
+"""Which roles share devices, which of them take turns, and the memory that they then need."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def roles(**devices: range) -> dict[str, RolePlan]:
 
 
 def experiment(train: range | None, infer: range | None, reference: range | None, **keys: Any) -> RlvrConfig:
-    """A config with these device mappings."""
+    """Return a configuration with these device mappings."""
 
     def role(devices: range | None, strategy: dict[str, Any], **more: Any) -> dict[str, Any]:
         return {"strategy_args": strategy, **more} | ({"device_mapping": tuple(devices)} if devices else {})
@@ -80,7 +80,7 @@ def test_neighbours_overlap() -> None:
         # Engines that generate ahead are never idle.
         (range(4), range(4, 8), range(4, 8), {"async_generation_ratio": 1.0}, set()),
         (range(4), range(4, 8), range(8), {"async_generation_ratio": 1.0}, {"actor_train", "reference"}),
-        # On the trainer's devices they stop for it.
+        # On the trainer's devices, they pause for it.
         (range(1), range(1), range(1), {"async_generation_ratio": 1.0}, {"actor_train", "actor_infer", "reference"}),
         (range(1), range(1), range(1), {"async_generation_ratio": 1.0, "time_sharing": False}, set()),
     ],
@@ -100,7 +100,7 @@ def test_turns_are_of_both_sides() -> None:
 
 
 def offline(pipeline: str, **keys: Any) -> DpoConfig | DistillConfig:
-    """A config whose learner has GPUs 0 and 1 and whose other role has GPU 1."""
+    """Return a configuration whose learner has GPUs 0 and 1 and whose other role has GPU 1."""
     zero = {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 3}}}
     learner = {"strategy_args": zero, "device_mapping": (0, 1), "data_args": {"file_name": "x", "prompt": "p"}}
     other = {"strategy_args": {"strategy_name": "hf_infer"}, "device_mapping": (1,)}
@@ -170,7 +170,7 @@ MEMORY = {
 
 
 def host_bytes(name: str, **keys: Any) -> int:
-    """What a role on devices that it shares with all others keeps in host memory meanwhile."""
+    """Return the host memory of a role that shares its devices with all other roles, while those use the devices."""
     config = experiment(range(2), range(2), range(2), rollout_batch_size=64, prompt_length=1000, response_length=3000, **keys)
     plan = make_plan(config)
     return with_turns(MEMORY[name], plan.roles[name], model_roles(config)[name], config, plan.batch).host
@@ -179,26 +179,26 @@ def host_bytes(name: str, **keys: Any) -> int:
 def test_what_a_role_holds_waits_in_host_memory_while_others_have_its_devices() -> None:
     assert host_bytes("actor_train") == 105 * GIB
     assert host_bytes("reference") == 13 * GIB
-    assert host_bytes("actor_infer") == 0  # the next sync brings the whole weights
+    assert host_bytes("actor_infer") == 0  # the next weight sync sends all weights
     assert host_bytes("actor_infer", policy={"lora_target": "all-linear", "lora_rank": 8}) == 14 * GIB
 
 
 def test_requests_that_a_sync_finds_unfinished_wait_in_host_memory() -> None:
-    # Of 2 batches x 64 prompts x 8 samples each of two engines has half, and vLLM takes 512 of them.
+    # Each of two engines has half of 2 batches x 64 prompts x 8 samples, and vLLM accepts 512. Below: half of 768, and half of 100.
     assert host_bytes("actor_infer", async_generation_ratio=1.0) == 512 * 4000 * FROZEN_TOKEN
     assert host_bytes("actor_infer", async_generation_ratio=0.5, rollout_window=64) == 384 * 4000 * FROZEN_TOKEN
     assert host_bytes("actor_infer", async_generation_ratio=1.0, max_running_samples=100) == 50 * 4000 * FROZEN_TOKEN
 
 
 def shown(*placement: Any, **keys: Any) -> list[str]:
-    """What a dry run says of each device."""
+    """Return the lines of a dry run about devices."""
     return device_lines(replace(make_plan(experiment(*placement, **keys)), memory=MEMORY))
 
 
 def test_memory_is_told_by_piece_of_work_where_roles_take_turns() -> None:
     generation = "generation 14.00 GiB (90% of the device with the KV cache)"
     alone = "reference 14.00 GiB, training 116.00 GiB"
-    # To sync, the trainer's states and the engine's weights, without activations and KV cache.
+    # A weight sync needs the trainer's states and the engine's weights, but neither activations nor the KV cache.
     assert shown(range(16), range(12), range(16)) == [
         f"Device 0-11 needs at most: {generation}, {alone}, weight sync 119.00 GiB",
         f"Device 12-15 needs at most: {alone}",
@@ -235,7 +235,7 @@ def test_memory_is_added_up_where_roles_stay() -> None:
 
 
 def test_on_a_device_where_nobody_makes_room_roles_are_added_up() -> None:
-    # The reference takes turns with the trainer, but beside the engine, which never pauses, it stays.
+    # The reference takes turns with the trainer. On device 4 it shares memory with the engine, which never pauses.
     lines = shown(range(4), range(4, 8), range(5), async_generation_ratio=1.0)
     assert lines[0] == "Device 0-3 needs at most: reference 14.00 GiB, training 116.00 GiB"
     assert lines[1] == "Device 4 needs at most: all at once 28.00 GiB (90% of the device with the KV cache)"

@@ -1,4 +1,4 @@
-"""The plan shows which variant a run is: any two configurations differ in a line that names the key."""
+"""The plan shows the variant of a run: the plans of any two configurations differ in a line that names the changed key."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from roll.config.plan.variant import flattened, text_of, variant_lines
 from roll.config.schema.pipelines import Config
 
 WIDE = 100_000
-"""Characters of a line, so that none is broken."""
+"""Width of the console in characters, so large that no line wraps."""
 ZERO = "actor_train.strategy_args.strategy_config.zero_optimization"
 SAMPLING, LEARNER, TRAINING = "actor_infer.generating_args", "actor_train.model_args", "actor_train.training_args"
 VARIABLES = ("lora_target", "lora_rank", "lora_alpha")
-"""Root keys of the file that are its own."""
+"""Root keys that the example's file defines only for its own `${...}` expressions."""
 ALL_WEIGHTS = (f"{LEARNER}.lora_target=null", "actor_infer.model_args.lora_target=null")
 VARIANTS = (
     (f"{LEARNER}.lora_rank=64", "actor_infer.model_args.lora_rank=64"),
@@ -77,7 +77,7 @@ def base() -> DictConfig:
     def keep(document: DictConfig, presets: set[str]) -> None:
         whole = OmegaConf.to_container(document, resolve=True)
         assert isinstance(whole, dict)
-        # What `${...}` referred to stands in its place now.
+        # The `${...}` expressions are resolved, so the keys that only they used can go.
         found.append(OmegaConf.create({key: value for key, value in whole.items() if key not in {*presets, *VARIABLES}}))
 
     compose(["--config-name", "qwen2.5-7B-rlvr/rlvr_lora_zero3", "dry_run=true"], keep)
@@ -85,7 +85,7 @@ def base() -> DictConfig:
 
 
 def composed(*words: str) -> Config:
-    """The same with some keys set, as a command line sets them; composed once, because Hydra takes longer than all that is tested."""
+    """Return the base configuration with these overrides. Hydra composes the base only once, because it takes longer than the tests."""
     document = base().copy()
     document.merge_with_dotlist([word.lstrip("+") for word in words])
     return load_config(document, imports=False)
@@ -123,7 +123,7 @@ def test_no_secret_is_shown() -> None:
 def test_texts_of_values() -> None:
     tree = {"a": {"b": 1e-6, "c": None, "d": {}}, "e": [True, 2.0], "f": "text"}
     assert flattened(tree) == {"a.b": "1e-06", "a.c": "none", "e": "[true, 2]", "f": "text"}
-    assert text_of(0.1 + 0.2) == "0.30000000000000004", "two numbers are never shown as one"
+    assert text_of(0.1 + 0.2) == "0.30000000000000004", "different numbers must look different"
 
 
 @pytest.mark.parametrize("width", [60, 80])
