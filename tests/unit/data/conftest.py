@@ -1,4 +1,4 @@
-"""A tokenizer made on the spot, and files in a temporary folder."""
+"""Fixtures for tests of data: a small tokenizer trained on the spot, and a writer of JSON Lines files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHAT_TEMPLATE = (
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE over a few lines of text, with ChatML's special tokens."""
+    """Byte-level BPE tokenizer trained on a few lines of text, with ChatML's special tokens."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -36,7 +36,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture
 def write_jsonl(tmp_path: Path) -> Callable[..., str]:
-    """Writes rows (objects, or strings taken as they are) and returns the path."""
+    """Return a function that writes rows to a JSON Lines file and returns its path. Rows that are strings are written unchanged."""
 
     def write(rows: Sequence[Any], name: str = "rows.jsonl") -> str:
         path = tmp_path / name

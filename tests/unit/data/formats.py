@@ -1,4 +1,4 @@
-"""Chat formats of seven families, written after the published ones, each with a small tokenizer that has its special tokens."""
+"""Chat templates of seven model families, modelled on the published ones, and a small tokenizer with each family's special tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roll.data.renderers.families import chat_renderer
 
 TEXTS = Path(__file__).parents[3] / "docs"
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""How Qwen's tokenizers cut a text before they merge; those of Llama 3 and GLM differ in the digits."""
+"""Pre-tokenisation pattern of Qwen's tokenizers. Those of Llama 3 and GLM split digits differently."""
 HERMES = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 HERMES_TOOLS = """\
 "# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\nYou are provided with function signatures within \
@@ -170,20 +170,20 @@ GLM = """\
 
 @dataclass(frozen=True)
 class Format:
-    """One family's chat."""
+    """Chat format of one model family."""
 
     model_type: str
     template: str
     special: Sequence[str]
-    """Tokens that the tokenizer calls special; the first ends a text."""
+    """Added tokens that the tokenizer marks as special. The first is its end-of-sequence token."""
     plain: Sequence[str] = ()
-    """Added tokens that it does not call so."""
+    """Added tokens that are not marked as special."""
     tools: bool = True
     system: bool = True
 
     @property
     def added(self) -> list[str]:
-        """All of its tokens."""
+        """All added tokens."""
         return [*self.special, *self.plain]
 
 
@@ -209,7 +209,7 @@ FORMATS = {
 
 
 def make_tokenizer(chat: Format) -> PreTrainedTokenizerBase:
-    """Byte-level BPE with some hundred merges, and the family's tokens."""
+    """Return a byte-level BPE tokenizer with fewer than 1,000 merges and the family's added tokens."""
     backend = Tokenizer(models.BPE())
     cut = pre_tokenizers.Split(Regex(WORDS), behavior="isolated")
     backend.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -225,6 +225,6 @@ def make_tokenizer(chat: Format) -> PreTrainedTokenizerBase:
 
 
 def make_renderer(chat: Format, tokenizer: PreTrainedTokenizerBase, folder: Path) -> ChatRenderer:
-    """What a model folder of that family gets."""
+    """Return the renderer that roll chooses for a model folder of this family."""
     (folder / "config.json").write_text(json.dumps({"model_type": chat.model_type}), encoding="utf-8")
     return chat_renderer(tokenizer, folder, "native")

@@ -1,4 +1,4 @@
-"""Copies of public data sets, a few rows each: the files, columns and types that the Hub has, with texts written for the tests."""
+"""Small imitations of public data sets: the files, columns and types of the Hub, with a few rows of text written for the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCORES = ((9.0, 7.5), (8.0, 2.0), (6.5, 6.5), (8.5, 4.0), (7.0, 3.0), (9.5, 1.0)
 
 
 def gsm8k_row(first: int, second: int) -> dict[str, str]:
-    """As https://huggingface.co/datasets/openai/gsm8k shows them: calculator annotations, the answer with thousands separators."""
+    """Return a row like those of https://huggingface.co/datasets/openai/gsm8k, with calculator annotations and thousands separators."""
     total = first + second
     return {
         "question": f"What is {first} plus {second}?",
@@ -21,13 +21,13 @@ def gsm8k_row(first: int, second: int) -> dict[str, str]:
 
 
 def write_gsm8k(folder: Path, train: int = 40, test: int = 8) -> Path:
-    """The folder `main` of the set."""
+    """Write the data set's configuration `main` to the folder, and return the folder."""
     rows = [gsm8k_row(number * 37 % 101 + number // 101, 950 + number) for number in range(train + test)]
     return _write(folder, {"train-00000-of-00001": rows[:train], "test-00000-of-00001": rows[train:]})
 
 
 def pair_row(number: int) -> dict[str, Any]:
-    """As https://huggingface.co/datasets/HuggingFaceH4/ultrafeedback_binarized lists its columns. Every sixth pair has equal scores."""
+    """Return a row of https://huggingface.co/datasets/HuggingFaceH4/ultrafeedback_binarized. Every sixth pair has equal scores."""
     question, good, bad = f"Name {number} colours.", f"Red, and {number - 1} others.", "No."
     chosen, rejected = ([{"content": question, "role": "user"}, {"content": text, "role": "assistant"}] for text in (good, bad))
     better, worse = SCORES[number % len(SCORES)]
@@ -43,7 +43,7 @@ def pair_row(number: int) -> dict[str, Any]:
 
 
 def write_ultrafeedback(folder: Path, train: int = 24, test: int = 6) -> Path:
-    """The set with four of its six splits."""
+    """Write four of the data set's six splits to the folder, and return the folder."""
     rows = [pair_row(number) for number in range(train + test)]
     splits = {"train": rows[:train], "test": rows[train:]}
     files = {f"data/{split}_{kind}-00000-of-00001": part for kind in ("prefs", "sft") for split, part in splits.items()}
@@ -51,7 +51,7 @@ def write_ultrafeedback(folder: Path, train: int = 24, test: int = 6) -> Path:
 
 
 def write_capybara(folder: Path, train: int = 12, test: int = 3) -> Path:
-    """As https://huggingface.co/datasets/trl-lib/Capybara lists its columns: conversations of two turns each."""
+    """Write conversations of two turns with the columns of https://huggingface.co/datasets/trl-lib/Capybara, and return the folder."""
     texts = ("user", "Hello {}."), ("assistant", "Good day."), ("user", "And {}?"), ("assistant", "Fine.")
     rows = [
         {"source": "Made", "messages": [{"content": text.format(number), "role": role} for role, text in texts], "num_turns": 2}

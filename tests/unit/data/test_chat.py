@@ -1,3 +1,5 @@
+"""Chat templates: the text of a prompt, of an example's response, and of every assistant turn of a conversation."""
+
 from __future__ import annotations
 
 import pytest

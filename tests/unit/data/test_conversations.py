@@ -1,4 +1,7 @@
-"""Random conversations in seven formats: what the engine sees is what it saw and sampled, and what the model's own template would write."""
+"""Random conversations in seven chat formats. Each new context only appends to the tokens that the engine saw and sampled before.
+
+Its text equals that of the model's own chat template, if the template only appends, too.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from roll.data.renderers.base import ChatRenderer
 from tests.unit.data.formats import FORMATS, Format, make_renderer, make_tokenizer
 
 QUICK, MANY = 12, 150
-"""Conversations of each format: seven times MANY are more than 1,000."""
+"""Conversations per format, in the quick and in the full test. The full tests of all seven formats run more than 1,000."""
 PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}, "count": {"type": "integer"}}, "required": ["query"]}
 TOOLS = [{"type": "function", "function": {"name": "search", "description": "Searches.", "parameters": PARAMETERS}}]
 CHARACTERS = st.characters(codec="utf-8", exclude_categories=["Cc", "Co"])
@@ -30,24 +33,24 @@ PLAIN = st.text(st.one_of(st.sampled_from(" \n\t.,a1é漢🙂Ω"), CHARACTERS), 
 WRITTEN = st.text(
     st.one_of(st.sampled_from(" aeinst.é漢🙂1"), st.characters(codec="utf-8", categories=["L", "N"])), min_size=1, max_size=30
 )
-"""What the policy writes: no tags."""
+"""Texts that the policy writes. They contain no tags."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the policy says, how, and what is answered."""
+    """One turn of the policy, and the messages that answer it."""
 
     message: Mapping[str, Any]
     odd: int | None
-    """Seed of an unusual tokenisation."""
+    """Seed for splitting some of the tokens in two; None keeps the tokenizer's own tokenisation."""
     ends: bool
-    """It samples the end of its turn."""
+    """Whether the policy samples the end of its turn."""
     answers: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Talk:
-    """A conversation."""
+    """A conversation: its first messages, the policy's turns, and the tools."""
 
     first: Sequence[Mapping[str, Any]]
     turns: Sequence[Turn]
@@ -62,7 +65,7 @@ def world(name: str) -> tuple[Format, PreTrainedTokenizerBase, ChatRenderer]:
 
 
 def said(chat: Format) -> st.SearchStrategy[str]:
-    """What others say, special tokens' texts among it."""
+    """Texts that others write: users, tools and the system message. Some contain the texts of special tokens."""
     return st.lists(st.one_of(PLAIN, st.sampled_from(chat.added)), min_size=1, max_size=4).map("".join)
 
 
@@ -93,7 +96,7 @@ def talks(draw: st.DrawFn, name: str) -> Talk:
 
 
 def written(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], talk: Talk, generate: bool) -> str:
-    """The text that the model's own template gives, asked without roll."""
+    """Return the text that the model's own chat template renders, without using roll."""
     plain: list[Any] = deepcopy(list(messages))
     for call in [call for one in plain for call in one.get("tool_calls", ())]:
         call["function"] = {"name": "search", "arguments": json.loads(call["function"]["arguments"])}
@@ -105,7 +108,7 @@ def written(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, 
 
 
 def sampled_tokens(tokenizer: PreTrainedTokenizerBase, chat: Format, turn: Turn, text: str) -> list[int]:
-    """Tokens of the policy's text: the tokenizer's own, or, where the turn is odd, with some of them split in two."""
+    """Return the tokens of the policy's text: the tokenizer's own or, if `turn.odd` is set, with some of them split in two."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     if turn.odd is None:
         return ids
@@ -126,7 +129,7 @@ def specials(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], chat: Forma
 
 
 def defused(message: Mapping[str, Any], chat: Format) -> dict[str, Any]:
-    """What others say, without the texts of special tokens."""
+    """Return the message without the texts of special tokens. Messages of the policy stay unchanged."""
     text = message["content"]
     while any(mark in text for mark in chat.added):
         for mark in chat.added:
@@ -158,7 +161,7 @@ def check(name: str, talk: Talk) -> None:
         stream = [*stream, *sampled, *bridge.tolist()]
         messages = [*alone, *turn.answers]
         text = written(tokenizer, messages, talk, True)
-        # A turn of GLM that did not end is ended with a token that its template never writes.
+        # roll closes an unfinished turn of GLM with a token that GLM's template never writes.
         append_only = append_only and text.startswith(whole) and (name != "glm" or turn.ends)
         canonical = canonical and turn.odd is None
         if append_only:

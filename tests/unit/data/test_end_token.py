@@ -1,4 +1,4 @@
-"""An end token of one's own: that of the model's tokenizer."""
+"""A custom end-of-sequence token is set in the tokenizer of a copy of the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Write = Callable[..., str]
 
 
 def test_the_end_token_of_a_copy_of_the_model_ends_its_rows(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """The remedy for `--eot_token`; what generates ends by `eos_token_id` of the same folder."""
+    """This is the remedy for `--eot_token`. Generation stops at `eos_token_id` of the generation configuration in the same folder."""
     copy = tmp_path / "copy"
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|mine|>"]})
     tokenizer.save_pretrained(copy)

@@ -1,4 +1,4 @@
-"""Pairs, labels, raw text, and parts of a source."""
+"""Examples from pairs, labelled responses and raw text; parts of a source; and batches of examples."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rows_of(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, write_jsonl: Wri
 
 
 def read(example: Example, tokenizer: PreTrainedTokenizerFast) -> list[tuple[str, str]]:
-    """Prompt and response of each of an example's sequences."""
+    """Return the prompt and the response of each sequence of an example."""
     return [tuple(tokenizer.decode(one.token_ids[keep]) for keep in (~one.response_mask, one.response_mask)) for one in example.sequences]  # type: ignore[misc]
 
 

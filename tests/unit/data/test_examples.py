@@ -1,3 +1,5 @@
+"""Training examples: their token ids and response masks, limits on their lengths, and faults in rows."""
+
 from __future__ import annotations
 
 import copy
@@ -107,7 +109,7 @@ def test_all_turns_of_a_conversation_are_learnt_and_nothing_between_them(
         "Three.<|im_end|>",
     ]
     assert not long.response_mask[0] and long.response_mask[-1]
-    # The limits are those of the last response and of what comes before it, and one turn is what `responses` makes of it.
+    # `Limits.response` applies to the last response, `Limits.prompt` to everything before it. A single turn gives the same as `responses`.
     before = sum(len(part) for part in parts[:3])
     fits = [Limits(before, 100), Limits(before - 1, 100)]
     assert [len(prepare_examples(data_args, tokenizer, each, "turns", cache_folder=tmp_path / "cache")) for each in fits] == [2, 1]

@@ -1,4 +1,4 @@
-"""Which renderer a model folder gets, and that the library's tokens are those of the model's own template."""
+"""Which renderer each model family gets, what it refuses, and how it reads tool calls from sampled tokens."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_tools_are_refused_where_calls_cannot_be_read(name: str, tmp_path: Path)
     ],
 )
 def test_calls_are_read_from_the_tokens_of_their_tags(name: str, written: str, calls: list[object], malformed: int, tmp_path: Path) -> None:
-    """QUOTED stands for the text of a closing tag in ordinary tokens."""
+    """QUOTED stands for a closing tag that is spelt in ordinary tokens, not with the tag's own token."""
     tokenizer = make_tokenizer(FORMATS[name])
     pieces = [tokenizer.encode(piece, add_special_tokens=False) for piece in written.split("QUOTED")]
     quoted = tokenizer.encode("<", add_special_tokens=False) + tokenizer.encode("/tool_call>", add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Rows and files altered at random, by a seed: each is read as it is, or named as faulty; nothing is lost, and nothing hangs or crashes."""
+"""Rows and files with seeded random alterations are either read exactly or reported as faulty. No row is lost; nothing hangs or crashes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def row(number: int) -> dict[str, Any]:
 
 
 def mutated(line: bytes, chance: random.Random) -> bytes:
-    """With up to three pieces of it removed, doubled, altered or put in."""
+    """Return the line with up to three random alterations: bytes are removed, duplicated, inserted or flipped."""
     out = bytearray(line)
     for _ in range(chance.randrange(4)):
         at = chance.randrange(len(out) + 1)
@@ -73,11 +73,11 @@ def mutated(line: bytes, chance: random.Random) -> bytes:
 
 
 class Repeated(Exception):
-    """An object has a key twice."""
+    """Raised for an object that has a key twice."""
 
 
 def expected(line: bytes) -> Any:
-    """What a line says by Python's own reader, or None if it is no object."""
+    """Return the object that Python's own JSON reader finds in a line, or None if the line must be refused."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({name for name, _ in pairs}) < len(pairs):
@@ -93,7 +93,7 @@ def expected(line: bytes) -> Any:
 
 
 def characters(texts: list[str], **options: Any) -> dict[str, list[list[int]]]:
-    """A tokenizer."""
+    """Tokenise texts into one token per character."""
     return {"input_ids": [[ord(one) for one in text] for text in texts]}
 
 
@@ -103,11 +103,11 @@ def test_rows_that_are_altered_at_random_are_read_as_they_are_or_named(tmp_path:
     while seen < ROWS:
         lines = [mutated(json.dumps(row(number)).encode(), chance) for number in range(LINES_OF_FILE)]
         path = tmp_path / "rows.jsonl"
-        # A first line that begins with a bracket would make an array of the file.
+        # If the first line began with a bracket, the file would be read as one JSON array.
         path.write_bytes(b"\n".join([json.dumps(row(0)).encode(), *lines]))
         written = {number: line for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if line.strip()}
         found = {one.number: one for one in find_sources(str(path), "train")[0].rows()}
-        assert found.keys() == written.keys(), "each line is a row"
+        assert found.keys() == written.keys(), "each line that is not blank is a row"
         for number, line in written.items():
             said = expected(line)
             assert bool(found[number].problem) == (said is None), line
@@ -160,7 +160,7 @@ KINDS: list[tuple[str, Callable[[Path, list[dict[str, Any]]], None]]] = [
 
 
 def read(names: list[str]) -> list[tuple[list[tuple[int, str]], list[str]]]:
-    """Of each file its rows, or the places of its faults."""
+    """Return, for each file, its sound rows (number and JSON text) and the problems that were found."""
     found: list[tuple[list[tuple[int, str]], list[str]]] = []
     for name in names:
         try:
@@ -173,8 +173,10 @@ def read(names: list[str]) -> list[tuple[list[tuple[int, str]], list[str]]]:
 
 
 def test_files_that_are_altered_at_random_are_whole_or_refused(tmp_path: Path) -> None:
-    """What is cut is noticed, and in Parquet and Arrow what is put in or taken out. A byte that is altered in a value of Arrow is not; JSON
-    that is altered may be other JSON, and is then read as that."""
+    """Truncated files are refused, and so are Parquet and Arrow files with bytes inserted or removed.
+
+    A changed byte in a value of an Arrow file goes unnoticed. Altered JSON that is still valid is read as it is.
+    """
     chance = random.Random(23)
     rows = [{"prompt": f"What is {number}?", "answer": number, "list": [number] * (number % 3)} for number in range(ROWS_OF_FILE)]
     whole = [(number, json.dumps(one, ensure_ascii=False)) for number, one in enumerate(rows, 1)]
@@ -195,7 +197,7 @@ def test_files_that_are_altered_at_random_are_whole_or_refused(tmp_path: Path) -
                 bytes_of[at:at] = bytes_of[at : at + chance.randrange(1, 500)]
         path.write_bytes(bytes_of)
         names.append(str(path))
-    with multiprocessing.get_context("spawn").Pool(1) as pool:  # a reader that crashes is found, and so is one that hangs
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # so that a reader that crashes or hangs fails the test
         found = pool.apply_async(read, (names,)).get(limits.CALL)
     for number, (name, (good, problems)) in enumerate(zip(names, found, strict=True)):
         if problems:

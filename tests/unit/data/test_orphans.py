@@ -1,4 +1,4 @@
-"""Who is killed takes along what it forked, and the locks that this held."""
+"""If a run is killed while it prepares rows, the processes that it forked end, too, and release the locks that they inherited."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roll.data import tables
 
 def fork(*_, **__):
     hear, say = os.pipe()
-    for _ in range(2):  # as its pool and its pool's manager do, which do not see the death of this process
+    for _ in range(2):  # like the pool of `map` and its manager, which do not notice that this process dies
         if os.fork() == 0:
             os.write(say, b".")
             time.sleep(3600)
@@ -38,7 +38,7 @@ tables._build(tables.Path(sys.argv[1]).with_suffix(".table"), [], type("Preparat
 
 def test_rows_that_are_prepared_side_by_side_hold_no_lock_of_a_run_that_was_killed(tmp_path: Path) -> None:
     file, said = tmp_path / "run.lock", tmp_path / "said"
-    with said.open("wb") as stream:  # not a pipe, which what was forked would keep open
+    with said.open("wb") as stream:  # not a pipe, because forked processes would keep it open
         command = [sys.executable, "-c", PREPARES, str(file)]
         done = subprocess.run(command, stdout=stream, stderr=stream, timeout=limits.PROCESS, check=False)
     assert done.returncode == -9, said.read_text()

@@ -1,3 +1,5 @@
+"""Sharing sequences out over ranks, packing them into micro-batches, and selecting parts of a batch."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -29,7 +31,7 @@ def test_a_micro_batch_exceeds_its_budget_for_one_long_sequence_only(lengths: li
 
 @given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 120))
 def test_no_more_forwards_than_twice_what_the_tokens_need(lengths: list[int], ranks: int, budget: int) -> None:
-    # Two bins that are both at most half full would have been one.
+    # Two bins that are each at most half full would have been merged into one.
     heaviest = max(sum(lengths[index] for index in share) for share in balance(lengths, ranks))
     longer = sum(length > budget for length in lengths)
     assert split(lengths, ranks, budget).forwards <= 1 + longer + 2 * heaviest // budget
@@ -42,12 +44,12 @@ def test_ranks_differ_by_one_sequence_at_most(lengths: list[int], ranks: int) ->
 
 
 def test_balance_by_hand() -> None:
-    # 9 | 7 | then 5 to the second (12), 4 to the first (13), 2 to the second (14), 1 to the first (14).
+    # 9 goes to the first rank, 7 to the second, 5 to the second (12), 4 to the first (13), 2 to the second (14), 1 to the first (14).
     assert balance([1, 2, 4, 5, 7, 9], 2) == [[0, 2, 5], [1, 3, 4]]
 
 
 def test_one_long_sequence_weighs_more_than_short_ones_of_as_many_tokens() -> None:
-    # 40 + 16 against 4 x (10 + 1): the third pair of short ones goes to the rank without the long sequence.
+    # The long sequence costs 40 + 16, a short one 10 + 1: with these costs, all six short ones go to the other rank.
     lengths = [40, *[10] * 6]
     costs = cost(np.array(lengths), 0.01)
     assert costs.tolist() == [56, *[11] * 6]
@@ -57,7 +59,7 @@ def test_one_long_sequence_weighs_more_than_short_ones_of_as_many_tokens() -> No
 
 
 def balanced_by_looking(costs: list[float], ranks: int) -> list[list[int]]:
-    """Every rank is looked at for every sequence."""
+    """Compute the result of `balance` by comparing all ranks for every sequence."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
     for index in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
         loads = [sum(sorted((costs[index] for index in share), reverse=True)) for share in shares]
@@ -67,7 +69,7 @@ def balanced_by_looking(costs: list[float], ranks: int) -> list[list[int]]:
 
 
 def packed_by_looking(lengths: list[int], indices: list[int], token_budget: int, bins: int) -> list[list[int]]:
-    """Every bin is looked at for every sequence."""
+    """Compute the result of `pack` by comparing all bins for every sequence."""
     order = sorted(indices, key=lambda index: (-lengths[index], index))
     packed: list[list[int]] = [[] for _ in range(min(bins, len(order)))]
     for index in order:
@@ -104,7 +106,7 @@ def test_a_rank_with_nothing_gets_as_many_empty_forwards() -> None:
 
 
 def test_a_rank_spreads_its_share_over_the_forwards_that_all_run() -> None:
-    # Rank 0 needs two forwards for its long sequences; rank 1's two short ones fill its second forward too.
+    # Rank 0 needs two forwards for its two long sequences. Rank 1 runs its long one in the first, its two short ones in the second.
     found = split([10, 10, 10, 5, 5], ranks=2, token_budget=10)
     assert found.forwards == 2
     assert all(indices for forwards in found.ranks for indices in forwards)
@@ -157,7 +159,7 @@ def test_selecting_every_part_of_a_split_gives_every_token_once(budget: int) -> 
 
 
 def drawn_batch(lengths: list[int], episodes: list[int] | None) -> TrainBatch:
-    """No two of its tokens are alike, nor any two fields."""
+    """Return a batch in which the values identify each token and each field."""
     sequences = concatenate(
         [np.arange(100 * i, 100 * i + n, dtype=np.int32) for i, n in enumerate(lengths)], [np.arange(n) % 3 > 0 for n in lengths]
     )
@@ -180,7 +182,7 @@ def drawn_batch(lengths: list[int], episodes: list[int] | None) -> TrainBatch:
 
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=12), drawn=st.data())
 def test_taking_sequences_takes_each_of_their_tokens_from_every_field(lengths: list[int], drawn: st.DataObject) -> None:
-    """Neighbours, which are taken together, and others: token by token."""
+    """Compare token by token, for neighbouring sequences (which are taken as one slice) and for others."""
     batch, indices = drawn_batch(lengths, None), drawn.draw(st.permutations(range(len(lengths))))
     indices = indices[: drawn.draw(st.integers(1, len(lengths)))]
     if drawn.draw(st.booleans()):
@@ -203,7 +205,7 @@ def test_taking_sequences_takes_each_of_their_tokens_from_every_field(lengths: l
 
 @given(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=12), updates=st.integers(1, 5))
 def test_updates_are_whole_episodes_in_their_order(sizes: list[int], updates: int) -> None:
-    """Numbers of episodes may have gaps."""
+    """Episode numbers may have gaps."""
     episodes = [3 * number for number, size in enumerate(sizes) for _ in range(size)]
     found = updates_of(drawn_batch([2] * len(episodes), episodes), updates)
     shares = np.array_split(np.unique(episodes), updates)
@@ -212,6 +214,6 @@ def test_updates_are_whole_episodes_in_their_order(sizes: list[int], updates: in
 
 @given(masks=st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=8))
 def test_response_lengths_are_counted_one_by_one(masks: list[list[bool]]) -> None:
-    """Sequences of no token too."""
+    """The cases include sequences without tokens."""
     sequences = concatenate([np.zeros(len(mask), np.int32) for mask in masks], [np.array(mask, np.bool_) for mask in masks])
     assert sequences.response_lengths.tolist() == [sum(mask) for mask in masks]

@@ -1,4 +1,4 @@
-"""`python -m roll.data.prepare`, on copies in the public layout."""
+"""`python -m roll.data.prepare`, run on small data sets with the layout of the public ones."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Rows become tokenised prompts: faults in rows, the limit on length, reward domains, and the cache of prepared rows."""
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""Conversations as tokens: rendered, continued and read back."""
+"""Renderers turn conversations into tokens, continue them after a sampled turn, and parse sampled turns."""
 
 from __future__ import annotations
 

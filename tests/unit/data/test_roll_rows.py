@@ -1,4 +1,4 @@
-"""Rows as ROLL v0.2.1 has them: JSON text in columns, domains and tags, arguments of the chat template."""
+"""Rows in the format of ROLL v0.2.1: JSON text in columns, domains and tags, and arguments of the chat template."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from roll.errors import DataError
 Write = Callable[..., str]
 ASK = [{"role": "user", "content": "One?"}]
 UNUSED = dict.fromkeys(("source", "difficulty", "prompt", "case_type", "test_case_function", "test_cases", "ground_truth", "tag"), "")
-"""ROLL's rows have all columns, and empty texts in those that a task does not use."""
+"""ROLL's rows have all columns. Those that a task does not use contain empty strings."""
 TEMPLATE = (
     "{% for tool in tools or [] %}<{{ tool.name }}>{% endfor %}{{ 'think:' if enable_thinking else 'short:' }}"
     "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -88,10 +88,10 @@ def test_the_domain_goes_before_the_tag_and_the_tag_before_the_default(
     prepared: Callable[..., PromptSet], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     labels = [
-        ("code_sandbox", "gsm8k"),  # the domain, whatever the tag
+        ("code_sandbox", "gsm8k"),  # the domain decides, whatever the tag
         ("", "KodCode"),
         (None, "KodCode"),
-        ("algebra", "KodCode"),  # no domain of ours: the tag
+        ("algebra", "KodCode"),  # not a configured domain: the tag decides
         ("", "aime2024"),
         ("", "aime2024"),
         ("algebra", "minervamath"),

@@ -1,3 +1,5 @@
+"""Sampling of prompts and examples: epochs, seeds, shares of domains, and resuming."""
+
 from __future__ import annotations
 
 import json
@@ -17,7 +19,7 @@ from roll.errors import DataError
 
 @pytest.fixture
 def prompts(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> PromptSet:
-    """Twelve rows of the domain `a`, four of `b`, none of `c`."""
+    """Twelve prompts of the domain `a`, four of `b`, none of `c`."""
     rows = [{"prompt": f"{tag}{number}", "tag": tag} for tag, count in (("a", 12), ("b", 4)) for number in range(count)]
     return make_prompts(tmp_path, tokenizer, rows, ("a", "b", "c"))
 

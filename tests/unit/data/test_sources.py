@@ -1,3 +1,5 @@
+"""Sources of rows: files of every kind, folders, saved data sets and the Hub, and the faults of each."""
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""Files that have been cut or altered, rows that say a thing twice, texts without end: nothing of them is lost or changed in silence."""
+"""Truncated or altered files, rows with repeated keys, and overlong texts: nothing is lost or changed silently."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows_of(path: Path) -> list[RawRow]:
 
 
 def stream(path: Path, batches: int = 4) -> list[int]:
-    """An Arrow stream of so many batches of 10 rows; where each of them ends."""
+    """Write an Arrow stream of `batches` batches of 10 rows. Return the offset in bytes at which each batch ends."""
     table = pyarrow.table({"prompt": [str(number) for number in range(10 * batches)]})
     ends = []
     with path.open("wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
@@ -119,7 +119,7 @@ def test_a_repeated_key_hides_nothing_behind_it() -> None:
 
 
 class Counting:
-    """One token for every four characters; notes how long the texts are that it gets."""
+    """Tokenizer with one token for every four characters. It records the lengths of the texts that it receives."""
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
@@ -130,7 +130,7 @@ class Counting:
 
 
 def prepared(text: str, cut: int | None) -> tuple[int, int]:
-    """Tokens of a prompt, and the longest text that was tokenised for it."""
+    """Return the number of tokens of a prompt, and the length of the longest text that was tokenised for it."""
     counting = Counting()
     preparation = Preparation(lambda row: Texts(row["prompt"]), counting, False, COLUMNS, cut)  # type: ignore[arg-type]
     batch = {"file": [0], "number": [1], "row": [json.dumps({"prompt": text})], "problem": [""]}

@@ -1,4 +1,4 @@
-"""The shipped notebook, taken apart."""
+"""Reads the cells of the shipped notebook."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ TINY = examples_folder() / "tiny" / "tiny.ipynb"
 
 
 def cells(notebook: Path) -> list[dict[str, Any]]:
-    """All cells, in order."""
+    """Return all cells, in order."""
     return json.loads(notebook.read_text(encoding="utf-8"))["cells"]
 
 
 def code_of(notebook: Path) -> list[str]:
-    """The text of each cell of code."""
+    """Return the text of each code cell."""
     return ["".join(cell["source"]) for cell in cells(notebook) if cell["cell_type"] == "code"]

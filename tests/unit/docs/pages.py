@@ -1,4 +1,4 @@
-"""The project's documents, taken apart: fenced blocks, code spans, links, tables."""
+"""Parses the project's Markdown pages: fenced blocks, code spans, links and tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRITTEN = (
     "docs/rewards.md",
     "docs/running.md",
 )
-"""Pages that people write. `docs/configuration.md` is generated."""
+"""Pages written by hand. `docs/configuration.md` is generated."""
 PAGES = (*WRITTEN, "docs/configuration.md")
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
@@ -38,47 +38,47 @@ class Block:
 
     page: str
     info: str
-    """What stands behind the opening fence: `bash`, `python file=my_rewards.py`."""
+    """Info string after the opening fence, such as `bash` or `python file=my_rewards.py`."""
     text: str
 
     def option(self, name: str) -> str | None:
-        """The value of `name=value` in the info string."""
+        """Return the value of `name=value` in the info string; None without it."""
         return dict(word.split("=", 1) for word in self.info.split() if "=" in word).get(name)
 
 
 def read(page: str) -> str:
-    """The text of a page."""
+    """Return the text of a page."""
     return (ROOT / page).read_text(encoding="utf-8")
 
 
 def blocks(page: str) -> list[Block]:
-    """Fenced blocks, in order."""
+    """Return the fenced blocks of a page, in order."""
     return [Block(page, found["info"].strip(), found["text"]) for found in FENCE.finditer(read(page))]
 
 
 def prose(page: str) -> str:
-    """A page without its fenced blocks."""
+    """Return the text of a page without its fenced blocks."""
     return FENCE.sub("", read(page))
 
 
 def spans(page: str) -> list[str]:
-    """Inline code."""
+    """Return the inline code of a page."""
     return SPAN.findall(prose(page))
 
 
 def links(page: str) -> list[str]:
-    """Targets of links."""
+    """Return the targets of a page's links."""
     return LINK.findall(prose(page))
 
 
 def anchors(page: str) -> set[str]:
-    """Names of a page's headings, as they stand behind `#` in a link."""
+    """Return the anchors of a page's headings, as written after `#` in a link."""
     titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def first_column(page: str, heading: str) -> list[str]:
-    """Inline code in the first column of every table whose first heading is `heading`."""
+    """Return the inline code in the first column of every table whose first heading is `heading`."""
     found: list[str] = []
     inside = False
     for line in prose(page).splitlines():
@@ -93,7 +93,7 @@ def first_column(page: str, heading: str) -> list[str]:
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    """The words of each command of a block; a backslash joins lines."""
+    """Yield the words of each command of a block. A backslash at the end of a line joins it with the next line."""
     for line in block.text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words:

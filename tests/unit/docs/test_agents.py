@@ -1,4 +1,4 @@
-"""The agent of `docs/agents.md`, run through the gateway."""
+"""Runs the agent of `docs/agents.md` through the gateway, and compares the limits on the page with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command on the pages does what the page says, as far as a dry run can tell."""
+"""Every command on the pages does what the page says, as far as a dry run can show it."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ ALL = [words for page in PAGES for block in blocks(page) if block.info.split()[:
 OTHERS = [words[2:] for words in ALL if words[:2] == ["python", "-m"] and words[2] in PARSERS]
 EVALUATIONS = [words[2:] for words in ALL if words[:3] == ["python", "-m", "roll.evaluate"]]
 IN_A_WHEEL = "roll._examples."
-"""Where a wheel has the modules of `examples/` (pyproject.toml)."""
+"""Package of the modules of `examples/` in a wheel (see pyproject.toml)."""
 RUN_FOLDERS = {
     "my_run": "tiny/tiny_rlvr_lora_zero3",
     "gsm8k-rlvr": "quickstart/gsm8k_rlvr",
     "taught": "algorithms/on_policy_distillation_full",
 }
-"""Below `output/`, of the experiments that the pages evaluate."""
+"""Run folders below `output/` that the pages evaluate, and the experiment of each."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory that holds the experiments of the pages."""
+    """Working directory with the experiment files that the pages show."""
     monkeypatch.chdir(tmp_path)
     for page in PAGES:
         for block in blocks(page):

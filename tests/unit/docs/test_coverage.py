@@ -1,4 +1,4 @@
-"""The page of what other guides ask for names tests that exist, and counts its lines right."""
+"""The tests that docs/coverage.md names exist, and its counts match its lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code of `docs/environments.md`, run in a process of environments."""
+"""Runs the code of `docs/environments.md` in an environment process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINES = {"my_environments.py": 30, "my_tools.py": 11}
 
 @pytest.fixture
 def sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, EnvironmentConfig]:
-    """The page's modules, importable, and its environments by domain."""
+    """Make the page's modules importable, and return its environments by domain."""
     monkeypatch.syspath_prepend(tmp_path)
     found: dict[str, Any] = {}
     for block in blocks(PAGE):

@@ -1,4 +1,4 @@
-"""The code of `docs/extending.md` and of the README, run."""
+"""Runs the code of `docs/extending.md`, and compares the loop in the README with its source."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ LINES = 30
 
 
 def code(where: str) -> Block:
-    """The page's Python block for a file."""
+    """Return the page's Python block for a file."""
     (found,) = [block for block in blocks(PAGE) if where in (block.option("file"), block.option("append"))]
     return found
 
 
 def written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module of a `file=` block, importable under its name while the test runs."""
+    """Import and return the module of a `file=` block. It is importable under its name while the test runs."""
     file = tmp_path / Path(name).name
     file.write_text(code(name).text, encoding="utf-8")
     module_name = name.removesuffix(".py").replace("/", ".")
@@ -71,7 +71,7 @@ def written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Modul
 
 
 def appended(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module that an `append=` block extends, with the block's names in it while the test runs."""
+    """Return the module that an `append=` block extends. It contains the block's names while the test runs."""
     module = importlib.import_module(name.removesuffix(".py").replace("/", "."))
     namespace = dict(vars(module))
     exec(compile(f"from __future__ import annotations\n{code(name).text}", PAGE, "exec"), namespace)
@@ -81,7 +81,7 @@ def appended(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def sequences(*responses: int) -> Sequences:
-    """Prompts of 1 token with responses of these lengths."""
+    """Return sequences with prompts of 1 token and responses of these lengths."""
     return concatenate([np.zeros(1 + length, np.int32) for length in responses], [np.arange(1 + length) > 0 for length in responses])
 
 
@@ -116,7 +116,7 @@ def test_the_reward_that_asks_a_server(tmp_path: Path, monkeypatch: pytest.Monke
         return there, await scored_by("judged", section, ["x"])
 
     (two, one), (gone,) = asyncio.run(go())
-    assert (two.value, one.value) == (10.0, 2.0), "with the end of the line"
+    assert (two.value, one.value) == (10.0, 2.0), "the server counts the newline, too"
     assert gone.outcome is RewardOutcome.UNAVAILABLE
     assert "the judge cannot be reached" in gone.note
 
@@ -130,7 +130,7 @@ def test_the_reward_of_a_group_and_the_sum(tmp_path: Path, monkeypatch: pytest.M
     parts = section["short_answers"]["parts"]
     del parts["judged"]["reward_args"]["port"]
     faults = look_into({"rewards": section})[1]
-    assert [fault.place for fault in faults] == ["rewards.short_answers.parts.judged.reward_args.port"], "the rest is sound"
+    assert [fault.place for fault in faults] == ["rewards.short_answers.parts.judged.reward_args.port"], "there are no other faults"
     del parts["judged"]
     results = asyncio.run(scored_by("short_answers", {**section["short_answers"], "concurrency": 1}, ["51", "It is 51.", "5"]))
     assert [result.value for result in results] == [2.0, 2.0, 0.5]
@@ -185,7 +185,7 @@ def test_the_policy_loss_weighs_without_a_gradient_through_the_weight(tmp_path: 
 def test_the_preference_loss_is_a_hinge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = written("my_preferences.py", tmp_path, monkeypatch)
     loss = pickle.loads(pickle.dumps(PreferenceLoss(module.Hinge(beta=0.5))))
-    log_probs = torch.tensor([-1.0, -2.0, -4.0, -6.0, -1.0]).requires_grad_()  # pairs (2 tokens, 1) and (1, 1)
+    log_probs = torch.tensor([-1.0, -2.0, -4.0, -6.0, -1.0]).requires_grad_()  # pairs of 2 and 1, and of 1 and 1 tokens
     ref = torch.tensor([-2.0, -2.0, -4.0, -1.0, -2.0])
     result = loss(log_probs, torch.zeros(5), LossInputs(torch.zeros(5), torch.tensor([2, 1, 1, 1]), ref_log_probs=ref))
     assert result.losses.tolist() == pytest.approx([0.5] * 3 + [4.0] * 2)  # 1 - 0.5 (1 - 0) and 1 - 0.5 (-5 - 1)
@@ -198,7 +198,7 @@ def test_what_the_page_names_passes_the_check_and_declares_what_it_says(tmp_path
     values["rewards"] = {
         str(number): reward for number, fragment in enumerate(fragments) for reward in fragment.get("rewards", {}).values()
     }
-    assert len(values["rewards"]) == 4, "two of functions, two of models"
+    assert len(values["rewards"]) == 4, "two use functions, two use models"
     for name in ("my_rewards.py", "my_judge.py", "my_group_reward.py", "my_estimators.py", "my_losses.py", "my_preferences.py"):
         (tmp_path / name).write_text(code(name).text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -212,7 +212,7 @@ def test_what_the_page_names_passes_the_check_and_declares_what_it_says(tmp_path
 
 
 class InProcess(Ranks[Any]):
-    """A group of workers without processes."""
+    """Group of workers that run in the test's process."""
 
     def __init__(self, strategies: Sequence[Any]) -> None:
         self._strategies = strategies

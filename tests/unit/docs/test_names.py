@@ -50,26 +50,26 @@ WRITERS = (
     "workers/actor_infer.py",
     "workers/environments.py",
 )
-"""Modules that make metrics; others read them."""
+"""Modules that compute metrics. All others only read them."""
 METRIC = re.compile(
     r"(run|sampling|engine|episode|environment|reward|response|staleness|policy|critic|router|\{metric_prefix\}|"
     r"mismatch|val|time|throughput|memory|sft|dpo|reward_model|distill)/[^ ]+"
 )
 OWN_KEYS = tuple(f"{kind.arguments}." for kind in KINDS.values())
-"""Blocks whose keys are those of a method of the user's."""
+"""Prefixes of keys that a user's own method defines."""
 PLACEHOLDERS = {"domain": "<domain>", "name": "<set>", "part": "<part>", "k": "<k>", "samples": "<n>", "role": "<role>"}
 OF_VERL = {"rollout_rs", "token_k1", "seq_sum_k1", "seq_mean_k1", "seq_mean_k3"}
 FOREIGN = {"RAY_JOB_STOP_WAIT_TIME_S", "initial_scale_power", "NotImplementedError", *OF_VERL}
-"""Names of other projects that the source does not mention."""
+"""Names from other projects that the pages use, but the source does not."""
 OF_VLLM = {step for used in DECLARED.values() for name in used for step in name.split(".")}
-"""Names of vLLM's, which `tests/unit/house/test_vllm.py` compares with its source."""
+"""Names from vLLM, which `tests/unit/house/test_vllm.py` compares with the installed vLLM."""
 FILES = {"config.json", "config.yaml"}
-"""Files whose names read like key paths."""
+"""File names that look like key paths."""
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def texts(tree: ast.AST) -> list[str]:
-    """Every text of a module; what an f-string puts in is an ellipsis, or the placeholder of a metric's name."""
+    """Return every string of a module. In f-strings, expressions remain in braces: `{metric_prefix}/loss`."""
     inner = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inner]
     for node in ast.walk(tree):
@@ -84,7 +84,7 @@ def _inserted(part: ast.expr) -> str:
 
 
 def metrics_of_the_source() -> set[str]:
-    """Names that the source writes into `metrics.jsonl`, with placeholders as the pages have them."""
+    """Return the names of the metrics that the source writes, with the placeholders that the pages use."""
     names = {text for file in WRITERS for text in texts(TREES[ROOT / "roll" / file]) if METRIC.fullmatch(text)}
     for name, each in (("reward/{outcome.value}_fraction", RewardOutcome), ("episode/{stop.value}_fraction", StopReason)):
         assert name in names
@@ -113,7 +113,7 @@ def metrics_of_the_source() -> set[str]:
 
 
 def resolves(path: str, anywhere: bool = False) -> bool:
-    """Whether the schema has the key path, from the root or `anywhere` below it; `<name>` stands for any name."""
+    """Return whether the schema has the key path, starting at the root or, with `anywhere`, at any level. `<name>` matches any name."""
     steps = tuple(ANY_NAME if step.startswith("<") else step for step in path.split("."))
     starts = [(key, start) for key in KEYS for start in range(len(key) if anywhere else 1)]
     return any(len(key) - start >= len(steps) and all(map(_same, steps, key[start:])) for key, start in starts)
@@ -124,7 +124,7 @@ def _same(ours: str, theirs: str) -> bool:
 
 
 def paths_of(values: object, above: str = "") -> list[str]:
-    """Key paths of a YAML mapping."""
+    """Return the key paths of a YAML mapping."""
     if not isinstance(values, dict):
         return []
     found = []

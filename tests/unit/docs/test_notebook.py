@@ -1,4 +1,4 @@
-"""The shipped notebook holds no outputs, and asks roll for what exists. tests/integration/test_wheel.py runs it."""
+"""The shipped notebook has no outputs and uses only public names and shipped experiments. tests/integration/test_wheel.py runs it."""
 
 from __future__ import annotations
 

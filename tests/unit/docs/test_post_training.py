@@ -1,4 +1,4 @@
-"""The experiments on own rows of `docs/post_training.md`: the rows of the page are what they learn from."""
+"""The experiments on the user's own rows in `docs/post_training.md` learn the responses of the rows that the page shows."""
 
 from __future__ import annotations
 

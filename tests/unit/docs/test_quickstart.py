@@ -1,4 +1,4 @@
-"""The quickstart's commands, in the folder that its preparations leave: they plan without a warning, fit the GPU, and read the rows."""
+"""The quickstart's commands, run on its prepared data: they plan without warnings, fit the GPU, and can read the rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUICKSTART = [name for name in experiments() if name.startswith("quickstart/")]
 WRITERS = {"gsm8k": write_gsm8k, "ultrafeedback": write_ultrafeedback, "capybara": write_capybara}
 GPU_GIB = 24
 LEFT_OUT_GIB = 4
-"""Room for what the estimate leaves out: the CUDA context, NCCL, fragmentation."""
+"""GPU memory for everything that the estimate leaves out: the CUDA context, NCCL, fragmentation."""
 TRAINED = [words[3:] for block in blocks(PAGE) if block.info == "bash" for words in commands(block) if words[2:3] == ["roll.pipeline"]]
 FIGURES = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([\d.]+) \| ([\d.]+) \|$", read(PAGE), re.MULTILINE)
 
@@ -65,7 +65,7 @@ def planned(*words: str) -> tuple[Config, Plan]:
 
 
 def rows_of(config: Config) -> Iterator[tuple[DataConfig, Mapping[str, Any]]]:
-    """Every row that an experiment reads, with the columns that it names."""
+    """Yield every row that an experiment reads, with the `data_args` that name its columns."""
     validation = config.validation and config.validation.data_args
     for columns in filter(None, (learner(config)[1].data_args, validation)):
         assert isinstance(columns.file_name, str)
@@ -83,7 +83,7 @@ def test_a_command_of_the_page_plans_without_a_warning_and_fits(words: list[str]
 
 @pytest.mark.parametrize("name", QUICKSTART)
 def test_a_run_would_start_with_what_was_prepared_and_room_to_spare(name: str, there: Path) -> None:
-    """Not a dry run: whatever is missing on this machine would be a fault."""
+    """Without `dry_run`, anything that the run needs and this machine lacks is a fault."""
     config, plan = planned(name)
     assert plan.warnings == ()
     assert config.gpu_memory_gib == GPU_GIB

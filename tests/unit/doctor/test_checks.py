@@ -1,4 +1,4 @@
-"""Verdicts on machines as they are found: each spoilt in one way."""
+"""The doctor's verdicts on a sound machine, and on machines with one fault each."""
 
 from __future__ import annotations
 
@@ -143,11 +143,11 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
     ({"shared_memory": 64 << 20}, "/dev/shm", Verdict.BROKEN, "0.1 GiB free", "--shm-size=16g"),
     ({"shared_memory": GIB}, "/dev/shm", Verdict.WARNING, "1.0 GiB free", "mount -o remount"),
     (
-        {"folders": (Folder("models", "/ro", "Read-only file system", 0, "mend"),)},
+        {"folders": (Folder("models", "/ro", "Read-only file system", 0, "fix it"),)},
         "models",
         Verdict.BROKEN,
         "/ro cannot be written: Read",
-        "mend",
+        "fix it",
     ),
     ({"folders": (Folder("models", "/a", None, GIB, "export HF_HOME=/b"),)}, "models", Verdict.WARNING, "1 GiB free", "free space"),
     ({"open_files": 1024}, "host", Verdict.WARNING, "1,024 open files", "ulimit -n"),

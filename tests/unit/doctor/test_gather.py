@@ -1,4 +1,4 @@
-"""What tools print, read; and the whole report of the machine that the tests run on."""
+"""The doctor parses the output of tools, and reports on the machine that runs the tests."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def test_the_toolkits_version_is_read() -> None:
 
 def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     wished = tmp_path / "not" / "there"
-    folder = look("models", wished, existing(wished), "mend")
+    folder = look("models", wished, existing(wished), "fix it")
     assert folder.problem is None and folder.path == str(wished) and folder.free > 0
     assert list(tmp_path.iterdir()) == []
-    assert look("models", wished, wished, "mend").problem == "No such file or directory"
-    assert look("models", Path("/proc/x"), existing(Path("/proc/x")), "mend").problem
+    assert look("models", wished, wished, "fix it").problem == "No such file or directory"
+    assert look("models", Path("/proc/x"), existing(Path("/proc/x")), "fix it").problem
 
 
 def test_a_full_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_a_full_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    assert look("temporary files", tmp_path, tmp_path, "mend").problem == "No space left on device"
+    assert look("temporary files", tmp_path, tmp_path, "fix it").problem == "No space left on device"
 
 
 PATIENT = f"""
@@ -106,7 +106,7 @@ gather.TOOL_SECONDS = {limits.EXPIRY}
 os.rmdir(os.getcwd())
 {PATIENT}"""
 HANGS = "#!/bin/sh\n/bin/sleep 3600\n"
-"""Its child holds on to the pipe, as a compiler's would."""
+"""Program that hangs. Its child keeps the output pipe open, as a compiler's child would."""
 
 
 @pytest.mark.engines
@@ -138,7 +138,7 @@ def test_nothing_that_is_wrong_takes_the_doctor_down_or_keeps_it(tmp_path: Path)
     assert "No such file" in findings["temporary files"]["found"]
     assert findings["compiler"]["verdict"] == "warning"
     pgrep = ["pgrep", "-f", str(spoilt)]
-    limits.until(lambda: subprocess.run(pgrep, check=False).returncode == 1, "what hung was ended", limits.END)
+    limits.until(lambda: subprocess.run(pgrep, check=False).returncode == 1, "the program that hung was ended", limits.END)
 
 
 @pytest.mark.engines

@@ -1,4 +1,4 @@
-"""A server of the Model Context Protocol for tests: `mcp_server.py` speaks over stdin and stdout, `mcp_server.py PORT` over HTTP."""
+"""An MCP server for tests. `mcp_server.py` communicates over stdin and stdout, `mcp_server.py PORT` over HTTP."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def double(number: int) -> str:
 
 @server.tool()
 def whoami() -> str:
-    """Say which process this is."""
+    """Return the server's process id."""
     return str(os.getpid())
 
 
 @server.tool()
 def falls(number: int) -> str:
-    """Fall over."""
+    """Fail."""
     raise ToolError(f"no {number} here")
 
 

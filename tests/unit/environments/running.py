@@ -1,4 +1,4 @@
-"""Processes of environments under test."""
+"""Starts and closes environment processes for tests, and makes messages of the policy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests import limits
 from tests.unit.rewards.running import children_of
 
 KINDS = ("World", "Awaited")
-"""Of worlds.py: plain, and asynchronous."""
+"""Classes of worlds.py: one with plain methods, one with asynchronous methods."""
 
 
 def environment_children() -> list[int]:
-    """Processes of environments that this process holds."""
+    """Return the ids of the environment processes below this process."""
     return children_of(b"roll.environments.child")
 
 
@@ -26,7 +26,7 @@ def section(**others: Any) -> EnvironmentConfig:
 
 @asynccontextmanager
 async def process(**others: Any) -> AsyncIterator[EnvironmentProcess]:
-    """Started, and closed whatever happens."""
+    """Start an environment process, and close it whatever happens."""
     environments = EnvironmentProcess("act", section(**others), limits.START)
     try:
         await environments.start()
@@ -36,12 +36,12 @@ async def process(**others: Any) -> AsyncIterator[EnvironmentProcess]:
 
 
 def says(text: str) -> dict[str, Any]:
-    """A message of the policy."""
+    """Return a message of the policy."""
     return {"role": "assistant", "content": text}
 
 
 def calls(*named: tuple[str, str]) -> dict[str, Any]:
-    """A message of the policy that calls tools, with the JSON text of their arguments."""
+    """Return a message of the policy that calls tools. Each call is a tool's name and the JSON text of its arguments."""
     asked = [
         {"id": f"call-{number}", "type": "function", "function": {"name": name, "arguments": given}}
         for number, (name, given) in enumerate(named)

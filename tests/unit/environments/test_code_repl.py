@@ -1,4 +1,4 @@
-"""Write, run, correct: in the real sandbox."""
+"""The environment `code_repl`: the policy writes, runs and corrects a program in the real sandbox."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_program_is_written_run_and_corrected() -> None:
 
 
 def test_hidden_cases_judge_what_passes_the_public_ones() -> None:
-    """Four hidden cases, 9, 16, 25 and 0; two doubled numbers are squares, of which one is public."""
+    """The hidden cases expect 9, 16, 25 and 0. Doubling is right for 2, the public case, and for 0, one of the four hidden cases."""
     _, [step] = played(SQUARES, [program("print(int(input()) * 2)")])
     assert (step.reward, step.done, step.metrics["success"]) == (0.25, True, 0.0)
 

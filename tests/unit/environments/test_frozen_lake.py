@@ -1,4 +1,4 @@
-"""Frozen lake: what moves do, by hand; every map can be solved, by a search of its drawing; what the policy writes and is shown."""
+"""Frozen lake: moves worked out by hand, a search that solves every map, and the messages from and to the policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def said(action: str) -> dict[str, str]:
 
 
 def shortest(drawing: str) -> list[str] | None:
-    """The actions that lead from P to G in a drawing, by a search that knows nothing but the drawing."""
+    """Return the actions that lead from P to G in a drawing, or None. The search uses nothing but the drawing."""
     cells = {(row, column): symbol for row, line in enumerate(drawing.splitlines()) for column, symbol in enumerate(line)}
     [start] = [cell for cell, symbol in cells.items() if symbol == "P"]
     paths: dict[tuple[int, int], list[str]] = {start: []}
@@ -62,7 +62,7 @@ def test_a_seed_gives_one_map_and_seeds_differ() -> None:
 
 
 def test_moves_by_hand() -> None:
-    """P_ / OG: into the edge, over the ice to the goal; and into the hole."""
+    """On the map P_ / OG: a move against the edge, two moves over the ice to the goal, and a move into the hole."""
     world = lake_of(2, (0, 0), (1, 1), (1, 0))
     assert world.drawing() == "P_\nOG"
     edge = world.step(said("Up"))
@@ -87,7 +87,7 @@ def test_an_unreadable_action_costs_and_moves_nothing_and_counts_as_a_step() -> 
 
 
 def test_slippery_ice_carries_to_both_sides_as_often() -> None:
-    """3,000 moves to the right from the middle of ice: a third each Down, Right and Up, none Left; five standard deviations are 130."""
+    """Of 3,000 moves to the right on open ice, a third each go down, right and up, and none left. Five standard deviations are 130."""
     world = lake_of(5, (2, 2), (0, 0), is_slippery=True, max_steps=10_000)
     found: Counter[tuple[int, int]] = Counter()
     for _ in range(3000):

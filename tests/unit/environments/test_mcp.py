@@ -1,4 +1,4 @@
-"""Tools of MCP servers beside an environment's own, with a real server as a process and over HTTP."""
+"""Tools of MCP servers in addition to an environment's own, with a real server over pipes and over HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMAND = (sys.executable, str(SERVER))
 
 
 def domain(*servers: dict[str, Any], **others: Any) -> EnvironmentProcess:
-    """Of an environment that is plain and has a tool of its own, with servers beside it."""
+    """Return the process of `calculator`, a plain environment with its own tool, to which the servers' tools are added."""
     named = {"environment": "calculator", "mcp": tuple({"call_timeout": limits.CALL, **server} for server in servers), **others}
     return EnvironmentProcess("act", section(**named), limits.START)
 
@@ -75,7 +75,7 @@ def test_that_a_call_is_late_is_told_to_the_model() -> None:
 
 @pytest.mark.parametrize("environment", ["calculator", "tool_use"])
 def test_each_episode_has_a_server_of_its_own_which_ends_with_it(environment: str) -> None:
-    """In a process that makes a call at a time, and in one that makes them side by side."""
+    """`calculator` runs in a process that makes one call at a time, `tool_use` in one that makes calls concurrently."""
 
     async def go() -> None:
         process, row = domain({"command": COMMAND}, environment=environment), {"question": "1+1=", "answer": "2", "prompt": "go"}

@@ -1,4 +1,4 @@
-"""Environments that hang, raise, leak, die or forge replies lose at most their process, and never yield a false answer."""
+"""Environments that hang, raise, leak, die or forge replies cost at most their process, and never return a false result."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_sessions_of_one_process_are_apart(kind: str, marks: Path) -> None:
 
 
 def test_asynchronous_environments_run_side_by_side() -> None:
-    """Each waits for the other one."""
+    """Each environment waits for the other."""
 
     async def go() -> tuple[Step, Step]:
         async with process(environment="worlds:Awaited") as held:
@@ -203,7 +203,7 @@ def test_an_environment_does_not_see_what_another_does_to_its_arguments() -> Non
 def test_what_cannot_be_loaded_is_a_fault_of_the_configuration() -> None:
     async def go() -> None:
         async with process(environment="worlds:Nothing"):
-            raise AssertionError("it has started")
+            raise AssertionError("the process has started")
 
     with pytest.raises(ConfigError, match="environments.act.environment: no environment is named 'worlds:Nothing'"):
         run(go())

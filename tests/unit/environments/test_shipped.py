@@ -1,4 +1,4 @@
-"""The environments that ship, each in a process of its own as in a run."""
+"""The environments that roll ships, each in its own process, as in a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sokoban: what moves do, by hand; every room can be solved, by a search of its drawing."""
+"""Sokoban: moves worked out by hand, and a search that solves every room."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def said(action: str) -> dict[str, str]:
 
 
 def read(drawing: str) -> Room:
-    """Floor, targets, boxes and player of a drawing."""
+    """Return the floor, targets, boxes and player of a drawing."""
     cells = {(row, column): symbol for row, line in enumerate(drawing.splitlines()) for column, symbol in enumerate(line)}
     [player] = [cell for cell, symbol in cells.items() if symbol in "PS"]
 
@@ -33,7 +33,7 @@ def read(drawing: str) -> Room:
 
 
 def solution(drawing: str) -> list[str] | None:
-    """The actions that solve a drawn room, by a search of all its positions that knows the rules of the game alone."""
+    """Return the actions that solve a drawn room, or None. The search covers all positions and uses only the rules of the game."""
     floor, targets, stand, start = read(drawing)
     paths: dict[Any, list[str]] = {(start, stand): []}
     waiting = [(start, stand)]
@@ -81,7 +81,7 @@ def test_a_seed_gives_one_room_and_seeds_differ() -> None:
 
 
 def at(player: int, *boxes: int, targets: tuple[int, ...] = (4, 5)) -> Sokoban:
-    """A corridor of six cells between walls, numbered 1 to 6, with everything in them."""
+    """Return a room with one corridor of six cells, numbered 1 to 6, that contains the player, the boxes and the targets."""
     world = Sokoban(dim_room=(5, 8), num_boxes=2, max_steps=100)
     world.reset({}, 0)
     floor = frozenset((2, column) for column in range(1, 7))
@@ -100,8 +100,8 @@ def at(player: int, *boxes: int, targets: tuple[int, ...] = (4, 5)) -> Sokoban:
         (at(4, 5, 6), "Right", "___S√X", -0.1),  # two boxes in a row do not move
         (at(6, 5, 1), "Left", "X__√S_", -0.1),  # from one target to another
         (at(3, 4, 5, targets=(4, 6)), "Right", "__P√XO", -0.1),
-        (at(5, 6, 4), "Right", "___√SX", -0.1),  # against the wall
-        (at(2, 3, 5), "Right", "__P√√_", 10.9),  # the last one
+        (at(5, 6, 4), "Right", "___√SX", -0.1),  # a box against the wall does not move
+        (at(2, 3, 5), "Right", "__P√√_", 10.9),  # the last box
         (at(1, 3, 6), "Up", "P_XOOX", -0.1),
     ],
 )

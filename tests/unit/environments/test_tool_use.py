@@ -1,4 +1,4 @@
-"""Tools alone make an environment; programs of a policy run in the sandbox."""
+"""The environment `tool_use`, and the tool `python`, which runs the policy's programs in the sandbox."""
 
 from __future__ import annotations
 

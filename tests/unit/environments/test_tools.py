@@ -1,4 +1,4 @@
-"""Tools: their schemas against those of transformers, and what a model is told of its calls."""
+"""Tools: their schemas, compared with those of transformers, and the answers to a model's calls."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from tests.unit.rewards.running import run
 
 
 def plain(city: str, days: int = 3, rain: bool = True) -> str:
-    """Tell the weather.
+    """Forecast the weather.
 
-    Of a city, as it will be.
+    The forecast is for one city.
 
     Args:
-        city: Whose, by its
+        city: The city, by its
             full name.
-        days: So many.
-        rain: Whether rain counts.
+        days: Number of days.
+        rain: Whether to include rain.
 
     Returns:
-        A text.
+        The forecast.
     """
     return f"{city} {days} {rain}"
 
 
 def nested(shares: list[float], named: dict[str, int], unit: str | None) -> list[float]:
-    """Divide.
+    """Divide an amount.
 
     Args:
-        shares: Of each.
-        named: By name.
-        unit: Theirs.
+        shares: Share of each part.
+        named: Parts by name.
+        unit: Unit of the shares.
     """
     return shares
 
@@ -54,12 +54,12 @@ async def awaited(text: str) -> str:
 
 
 def raises(text: str) -> str:
-    """Fails."""
+    """Fail."""
     raise ValueError("no " + text)
 
 
 def long(count: int) -> str:
-    """Writes much."""
+    """Return a long text."""
     return "x" * count
 
 
@@ -67,7 +67,7 @@ TOOLS = Tools([plain, nested, chosen, raises, long])
 
 
 def normal(schema: Any) -> Any:
-    """Without what is said differently by the two: defaults, an Optional, the type beside an enum, and order."""
+    """Return a schema without the differences between the two: defaults, return values, and the form of optional types."""
     if isinstance(schema, list):
         return [normal(one) for one in schema]
     if not isinstance(schema, dict):
@@ -125,7 +125,7 @@ def test_a_long_answer_is_cut() -> None:
 
 
 class Echo:
-    """Says which calls it was given."""
+    """Environment that answers with the names of the calls that it received."""
 
     def reset(self, row: Any, seed: int) -> Observation:
         return Observation([{"role": "user", "content": "begin"}], [tool_of(awaited).schema])

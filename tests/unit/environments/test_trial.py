@@ -1,4 +1,4 @@
-"""Environments that are tried before a run: what is wrong with them is said with file and line."""
+"""Environments are tried before a run, and their faults are reported with file and line."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def sound(text: str, times: int = 1) -> str:
     """Repeat a text.
 
     Args:
-        text: It.
-        times: So often.
+        text: Text to repeat.
+        times: Number of repetitions.
     """
     return text * times
 
 
 def untyped(text) -> str:
-    """Has no hint."""
+    """Lack a type hint."""
     return text
 
 
 def several(*texts: str) -> str:
-    """Cannot be called by names."""
+    """Accept positional arguments only."""
     return ""
 
 
@@ -63,7 +63,7 @@ def faults(row: dict[str, Any] | None = None, problem: str = "", **others: Any) 
 
 @pytest.fixture
 def own_tools(marks: Path) -> Path:
-    """The modules `own_tools` and `broken`."""
+    """Folder with the modules `own_tools` and `broken`."""
     (marks / "own_tools.py").write_text(TOOLS)
     (marks / "broken.py").write_text("x = 1\ny = x / 0\n")
     return marks

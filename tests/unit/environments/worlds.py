@@ -1,4 +1,4 @@
-"""Environments that fail in every way. A test copies this file to a folder of its own."""
+"""Environments that fail in many ways. The fixture `marks` copies this file to a temporary folder."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ HOLDER = "import sys, time; held = b'x' * int(sys.argv[1]); print(flush=True); t
 
 
 def mark(name: str) -> Path:
-    """A file of the test's folder."""
+    """Return the path of a file in the test's folder."""
     return Path(__file__).with_name(name)
 
 
 def say_that_it_hangs() -> None:
-    """Leave a mark with this process's number."""
+    """Leave a mark that contains this process's id."""
     (unfinished := mark("unfinished")).write_text(str(os.getpid()))
     unfinished.rename(mark("hanging"))
 
 
 def forge(reply: Any) -> None:
-    """Write a message of our own making."""
+    """Write a forged reply to the channel that the process uses for its replies."""
     body = json.dumps(reply).encode()
     descriptor = int(sys.argv[1])
     os.write(descriptor, struct.pack(">Q", len(body)) + body)
 
 
 def act(text: str, count: int) -> Any:
-    """What a message says; its number in the episode if that is nothing special."""
+    """Do what the text says. Any other text returns a step with `count`, the number of the turn."""
     if text == "raise":
         raise KeyError("no such door")  # raise
     if text == "exit":
@@ -84,7 +84,7 @@ def act(text: str, count: int) -> Any:
 
 
 class World:
-    """Counts its turns."""
+    """Environment that counts its turns."""
 
     def __init__(self, begin: int = 0, taken: Any = ()) -> None:
         self.count, self.taken = begin, taken
@@ -106,7 +106,7 @@ class World:
 
 
 class Awaited(World):
-    """The same, side by side with others."""
+    """The same with asynchronous methods, so that several sessions run concurrently."""
 
     malformed_calls = "step"
 
@@ -119,6 +119,6 @@ class Awaited(World):
             await asyncio.sleep(FOREVER)
         if message.get("content") == "meet":
             mark(f"here {self.count}").touch()
-            while len(list(Path(__file__).parent.glob("here *"))) < 2:  # that of another session
+            while len(list(Path(__file__).parent.glob("here *"))) < 2:  # until another session has left its mark
                 await asyncio.sleep(0.01)
         return super().step(message)

@@ -1,4 +1,4 @@
-"""Run folders as runs leave them, but for the trainer's states."""
+"""Makes run folders like those of real runs, without the trainer's states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roll.config.schema.secrets import redacted
 
 
 def run_folder(folder: Path, *overrides: str, name: str = "tiny/tiny_rlvr_lora_zero3", step: int = 1) -> Path:
-    """Of a shipped experiment, with a checkpoint of one step."""
+    """Make and return the run folder of a shipped experiment, with the checkpoint of one step."""
     loaded: list[Config] = []
     words = ["--config-name", name, f"output_dir={folder}", *overrides]
     compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))

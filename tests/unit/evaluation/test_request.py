@@ -1,4 +1,4 @@
-"""From words to a checked configuration: what is taken from the run, what is asked for, and what is refused."""
+"""From a command line to a checked configuration: which settings come from the run or the options, and what is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.evaluation.runs import run_folder
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a model's configuration and some rows."""
+    """Working directory with a model's configuration and some rows."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     shape = {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}

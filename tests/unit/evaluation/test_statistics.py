@@ -1,4 +1,4 @@
-"""Estimates and intervals, against enumerations and published values, in float64."""
+"""Estimates and confidence intervals, compared with enumerations and published values in float64."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_standard_error_is_that_of_all_resamples_of_prompts() -> None:
 
 
 def test_more_samples_of_equal_prompts_are_no_more_prompts() -> None:
-    """Where all responses to a prompt agree, eight of them say as much as one."""
+    """If all responses to a prompt agree, eight of them contain no more information than one."""
     once, eight = share([1.0, 0.0, 0.0, 1.0, 0.0], 1), share([1.0, 0.0, 0.0, 1.0, 0.0], 8)
     assert (once.low, once.high) == (eight.low, eight.high)
 
@@ -51,7 +51,7 @@ def test_an_interval_ends_at_0_and_1(value: float, bound: str) -> None:
 
 @pytest.mark.parametrize("probability", [0.1, 0.3, 0.5, 0.9])
 def test_the_interval_covers_what_it_claims(probability: float) -> None:
-    """Every outcome of 60 prompts with one sample each, weighed by its probability. Wilson's coverage swings about what it claims."""
+    """Sum over all outcomes of 60 prompts with one sample each, by probability. Wilson's coverage oscillates about the nominal one."""
     prompts, covered = 60, 0.0
     for right in range(prompts + 1):
         found = share([1.0] * right + [0.0] * (prompts - right), 1)

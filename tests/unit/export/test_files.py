@@ -1,4 +1,4 @@
-"""What is written loads again as the same model, with all that lay beside its weights."""
+"""An exported model loads again as the same model, with its tokenizer and generation configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roll.models.weights import WeightView
 
 SAMPLED = {"do_sample": True, "temperature": 0.6, "eos_token_id": [1, 2]}
 INCONSISTENT = {"temperature": 0.6, "top_p": 0.9}
-"""As published models have it; transformers reads it and does not write it."""
+"""A generation configuration like those of some published models: transformers reads it, but refuses to write it."""
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -1,4 +1,4 @@
-"""The command that exports: what it writes is there as a whole, or not at all."""
+"""The export command writes its output folder completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roll.export.source import CheckpointSource
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Stands for the checkpoint of a run that trained all weights."""
+    """Stand-in for the checkpoint of a run that trained all weights."""
     found = CheckpointSource(tmp_path / "step_1", "model", ModelConfig.model_validate({}), 0, "rlvr")
     monkeypatch.setattr(source, "find_source", lambda path: found)
     return found.checkpoint

@@ -1,4 +1,4 @@
-"""What cannot be exported is refused before anything is read or written. The run folders are real, but for the trainer's states."""
+"""Impossible exports are refused before anything is written. The run folders are real, but lack the trainer's states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LORA = "reward_train.model_args.lora_target=all-linear"
 
 
 def run_folder(folder: Path, *overrides: str) -> Path:
-    """As the run of a reward model leaves it after its first step."""
+    """Make the folder that a reward model's run leaves after its first step."""
     loaded: list[Config] = []
     words = ["--config-name", "tiny/tiny_reward_model", f"output_dir={folder}", "pretrain=output/tiny/model", *overrides]
     compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))

@@ -1,4 +1,4 @@
-"""A session of the gateway with the engine and the chat format of tests/unit/rollout/playing.py, and an agent that asks it."""
+"""Gateway sessions with the engine and the chat format of tests/unit/rollout/playing.py, and requests to them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def session(
 
 
 def turns() -> Callable[[str], str]:
-    """Says how many turns of the policy its context has."""
+    """Return a policy that answers with the number of its turn in the context."""
     return lambda context: f"turn {context.count('assistant:')}"
 
 
 async def ask(asked: AgentSession, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), **keys: Any) -> Answer:
-    """One request, whose identity is all that is in it."""
+    """Send one request. Its identity is its entire content."""
     return await asked.answer(Asked(messages, tools, **keys), json.dumps([list(messages), list(tools), keys], default=str))
 
 
@@ -41,7 +41,7 @@ def tool(identity: str, content: str) -> Message:
 
 
 def laid(episode: Episode) -> list[list[str]]:
-    """Texts of the segments of each trajectory."""
+    """Return the texts of the segments of each trajectory."""
     return [[text(segment.token_ids) for segment in path.segments] for path in episode.trajectories]
 
 
@@ -50,7 +50,7 @@ def record(asked: AgentSession) -> Episode:
 
 
 def check_exact(episode: Episode, engine: Engine) -> None:
-    """Each answer of the engine is trained on once, behind exactly the tokens that it was given for it."""
+    """Check that each answer of the engine is trained on once, after exactly the context that the engine received for it."""
     trained = []
     for path in episode.trajectories:
         ids = [segment.token_ids for segment in path.segments]
@@ -64,7 +64,7 @@ def check_exact(episode: Episode, engine: Engine) -> None:
 
 
 async def given_up(waiting: asyncio.Task[Answer]) -> None:
-    """A client that hangs up."""
+    """Cancel a request, as a client does that hangs up."""
     waiting.cancel()
     with suppress(asyncio.CancelledError):
         await waiting

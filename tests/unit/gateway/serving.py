@@ -1,4 +1,4 @@
-"""A gateway on a free port of this machine, with an engine that costs nothing behind it."""
+"""Starts a gateway with a simulated engine on a free port of this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BODY_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Served:
-    """One session behind HTTP."""
+    """A gateway that serves one session over HTTP."""
 
     gateway: Gateway
     session: AgentSession
@@ -34,7 +34,7 @@ class Served:
 
 @asynccontextmanager
 async def served(engine: Engine, sessions: int = 8, **keys: Any) -> AsyncGenerator[Served, None]:
-    """A gateway with one session, and OpenAI's client with its key."""
+    """Start a gateway with one session, and an OpenAI client with the session's key."""
     gateway, opened = Gateway(GatewayBounds(BODY_BYTES, sessions)), session(engine, **keys)
     async with (
         gateway.listening(LOOPBACK, 0),

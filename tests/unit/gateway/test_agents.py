@@ -1,4 +1,4 @@
-"""Agents as processes of their own: what they are given, how they end, and that nothing of them is left."""
+"""Agents as separate processes: their input, how they end, and that they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def episode(
 def one(command: Sequence[str], world: World, engine: Engine, **keys: Any) -> Episode:
     before = children()
     found = run(episode(command, Worlds(lambda: world), engine, **keys))
-    assert children() <= before, "nothing of an agent is left"
+    assert children() <= before, "the agent left no process"
     return found
 
 
@@ -91,7 +91,7 @@ def children() -> set[int]:
 
 
 def names(pids: set[int]) -> set[str]:
-    """Of those processes that have not ended."""
+    """Return the names of those processes that are still running."""
     return {process.info["name"] for process in psutil.process_iter(["name"]) if process.pid in pids}
 
 
@@ -204,7 +204,7 @@ def test_everything_that_an_agent_started_ends_with_it() -> None:
 
 
 def test_everything_that_an_agent_started_ends_with_the_run(tmp_path: Path) -> None:
-    """The run is killed, and cannot end anything itself."""
+    """The run is killed, so it cannot end the agent's processes itself."""
     code = f"""
 import asyncio
 from roll.gateway.agent import agent_environment, run_agent
@@ -220,7 +220,7 @@ asyncio.run(run_agent(({sys.executable!r}, "-c", spawns.replace("flush=True", "f
     assert len(below) >= 4
     parent.send_signal(signal.SIGKILL)
     parent.wait(limits.END)
-    limits.until(lambda: not any(map(psutil.pid_exists, below)), "what the run's agent started is gone", limits.END)
+    limits.until(lambda: not any(map(psutil.pid_exists, below)), "all processes of the agent are gone", limits.END)
 
 
 def test_an_agent_is_told_where_the_gateway_is_and_its_row() -> None:
@@ -259,7 +259,7 @@ def test_a_cancelled_run_leaves_nothing() -> None:
 
     async def work() -> None:
         running = asyncio.create_task(run_agent(("sleep", "1000000"), {}, given_environment(), BOUNDS))
-        await limits.comes_true(lambda: "sleep" in names(children() - before), "it sleeps")
+        await limits.comes_true(lambda: "sleep" in names(children() - before), "the agent sleeps")
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

@@ -1,4 +1,4 @@
-"""The gateway as OpenAI's own client and curl see it."""
+"""The gateway's HTTP interface, tested with OpenAI's own client and with curl."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ USER: Any = {"role": "user", "content": "go"}
 
 
 def scripted(*texts: str) -> Engine:
-    """Says these, one after the other, at once."""
+    """Return an engine that answers with these texts in order, without delay."""
     left = iter(texts)
     return Engine(lambda _: next(left), takes=0)
 
@@ -42,7 +42,7 @@ def quick() -> Engine:
 
 
 async def agent(one: Served, stream: bool) -> list[Any]:
-    """The loop that everybody writes: call tools until there are no calls."""
+    """Run the usual agent loop: execute the policy's tool calls until it makes none."""
     messages: list[Any] = [USER]
     while True:
         message = await (_streamed if stream else _whole)(one, messages)
@@ -104,7 +104,7 @@ def test_usage_is_what_the_engine_saw() -> None:
 
 
 def test_a_client_that_waits_too_little_gets_its_answer_when_it_tries_again() -> None:
-    """The client hangs up after EXPIRY and retries by itself; the policy is sampled once."""
+    """The client hangs up after EXPIRY and retries automatically; the policy is sampled once."""
 
     async def work() -> None:
         async with served(Engine(turns(), takes=2 * limits.EXPIRY)) as one:
@@ -254,7 +254,7 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_openai_ignores_in_a_conversation_is_the_same_conversation() -> None:
-    """A developer's message, parts of text, null contents, and keys that the client adds to what it sends back."""
+    """Developer messages, text parts, null contents, and keys that the client adds to the messages that it sends back."""
 
     async def work() -> None:
         async with served(quick()) as one:
@@ -338,6 +338,6 @@ def test_it_listens_where_it_is_told_alone() -> None:
                 await asyncio.open_connection("127.0.0.2", int(port))
         gateway = Gateway(GatewayBounds(BODY_BYTES, 1))
         async with gateway.listening("0.0.0.0", 0):
-            assert gateway.base_url.startswith(f"http://{LOOPBACK}:"), "an agent of the run is on this machine"
+            assert gateway.base_url.startswith(f"http://{LOOPBACK}:"), "the run's agents are on this machine"
 
     run(work())

@@ -1,4 +1,4 @@
-"""The responses API, by OpenAI's own client."""
+"""The gateway's Responses API, tested with OpenAI's own client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHOLE = [["user:go|assistant:", "!add(1) !add(41)|", "tool:2|tool:42|assistant:"
 
 
 def answered(items: list[Any]) -> list[Any]:
-    """The outputs of the calls among items."""
+    """Return the outputs of the function calls among the items."""
     return [
         {"type": "function_call_output", "call_id": item.call_id, "output": str(int(json.loads(item.arguments)["text"]) + 1)}
         for item in items

@@ -1,4 +1,4 @@
-"""A session owns the tokens: what an agent goes on from is what the engine saw and sampled."""
+"""A session keeps the tokens: every conversation continues from exactly the tokens that the engine saw and sampled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """In virtual time."""
+    """Run a coroutine in virtual time."""
     loop = VirtualTime()
     try:
         return loop.run_until_complete(work())
@@ -191,8 +191,8 @@ def test_identities_of_calls_are_those_of_the_renderer_for_it_alone() -> None:
         return found
 
     found, _ = played(work, says("!add(2)", "!add(2)", "done"), chat=Noting())
-    assert len(set(found)) == 2, "an agent may keep them apart by their identities"
-    assert [message["tool_call_id"] for messages in seen for message in messages] == ["0", "0"], "the renderer numbers them in each turn"
+    assert len(set(found)) == 2, "an agent may distinguish calls by their ids"
+    assert [message["tool_call_id"] for messages in seen for message in messages] == ["0", "0"], "the renderer numbers calls per turn"
 
 
 def test_calls_that_cannot_be_read_are_text() -> None:
@@ -249,7 +249,7 @@ def test_there_are_so_many_answers_and_then_the_session_is_over() -> None:
         assert not over.done() and opened.stop is StopReason.COMPLETED
         refused = await ask(opened, [{"role": "user", "content": "more"}])
         await over
-        assert await ask(opened, [USER]) is first, "a retry is no request more"
+        assert await ask(opened, [USER]) is first, "a retry does not count as a request"
         return refused
 
     refused, opened = played(work, engine, requests=2)
@@ -311,7 +311,7 @@ def test_a_closed_session_answers_nothing() -> None:
 
 @given(st.integers(0, 10**9))
 def test_random_conversations_are_trained_on_as_the_engine_saw_them(seed: int) -> None:
-    """Agents that go on from any earlier answer, several at a time, with retries."""
+    """Agents continue from any earlier answer, several at a time, and retry requests."""
     draw, engine = random.Random(seed), Engine(lambda context: f"a{len(context)}")
 
     async def work(opened: AgentSession) -> None:

@@ -1,4 +1,4 @@
-"""What the source of an installed package declares, read without importing it: the import of vLLM takes seconds."""
+"""Reads declarations from the source of an installed package, without importing it: importing vLLM takes seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLACEHOLDER = "\0"
 
 
 def folder(package: str) -> Path:
-    """Where a package is installed."""
+    """Return the folder in which a package is installed."""
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None, f"{package} is not installed"
     return Path(spec.origin).parent
@@ -21,7 +21,7 @@ def folder(package: str) -> Path:
 
 @cache
 def parsed(path: str) -> ast.Module:
-    """The file at a path that starts with its package: `vllm/outputs.py`."""
+    """Parse the file at a path that starts with its package, such as `vllm/outputs.py`."""
     package, _, below = path.partition("/")
     file = folder(package) / below
     assert file.is_file(), f"{path} has moved"
@@ -29,10 +29,12 @@ def parsed(path: str) -> ast.Module:
 
 
 def declared(path: str, name: str) -> str | None:
-    """How a file declares a dotted name; None if it does not.
+    """Return how a file declares a dotted name, or None if it does not.
 
-    `(model, device=None) -> int` of a function, preceded by `async` if it is one; `class (Base)`; the type of an attribute, or its
-    value if it has no type; `from .layerwise` of a name that is imported.
+    - A function: `(model, device=None) -> int`, after `async` if it is a coroutine function.
+    - A class: `class (Base)`.
+    - An attribute: its type, or its value if it has no type.
+    - An imported name: `from .layerwise`.
     """
     where: ast.AST = parsed(path)
     for step in name.split("."):
@@ -44,7 +46,7 @@ def declared(path: str, name: str) -> str | None:
 
 
 def names(node: ast.AST) -> list[str]:
-    """What a statement binds: a definition's name, names that are imported, targets of an assignment."""
+    """Return the names that a statement binds: a definition's name, imported names, or the targets of an assignment."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [node.name]
     if isinstance(node, ast.ImportFrom):
@@ -54,7 +56,7 @@ def names(node: ast.AST) -> list[str]:
 
 
 def messages(path: str, function: str) -> list[re.Pattern[str]]:
-    """Texts of the exceptions that a function raises; what an f-string puts in may be anything."""
+    """Return patterns of the messages with which a function raises exceptions. Expressions in f-strings match any text."""
     raised = [node for node in ast.walk(_function(path, function)) if isinstance(node, ast.Raise)]
     texts = [node.exc.args[0] for node in raised if isinstance(node.exc, ast.Call) and node.exc.args]
     return [re.compile(re.escape(_text(text)).replace(re.escape(PLACEHOLDER), ".*"), re.DOTALL) for text in texts]
@@ -74,7 +76,7 @@ def _text(node: ast.expr) -> str:
 
 
 def _statements(where: ast.AST) -> Iterator[ast.AST]:
-    """Statements of a module, those for the type checker among them, or of a class, those of its `__init__` among them."""
+    """Yield the statements of a module, including those for type checkers, or of a class, including assignments in `__init__`."""
     for node in getattr(where, "body", []):
         yield node
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -98,7 +100,7 @@ def _described(node: ast.AST) -> str:
 
 
 def _parameters(arguments: ast.arguments) -> str:
-    """Names, kinds and defaults, without types."""
+    """Return a function's parameters with their kinds and defaults, without types."""
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
     types = [(one, one.annotation) for one in every if one is not None]
     for one, _ in types:

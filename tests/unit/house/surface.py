@@ -1,4 +1,4 @@
-"""What roll relies on of vLLM 0.32: names that it imports, calls, overrides or reads, and how vLLM declares them."""
+"""The parts of vLLM 0.32 that roll imports, calls, overrides or reads, and how vLLM declares them."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ DECLARED = {
     },
     "vllm/logprobs.py": {"FlatLogprobs": "class (MutableSequence[LogprobsOnePosition | None])", "FlatLogprobs.logprobs": "list[float]"},
 }
-"""Every name of vLLM's that roll relies on, by file: parameters of functions, bases of classes, types or values of the rest."""
+"""All names in vLLM that roll relies on, by file: functions with their parameters, classes with their bases, others with type or value."""
 FIELDS = {
     "AsyncEngineArgs": ("vllm/engine/arg_utils.py", "EngineArgs"),
     "SamplingParams": ("vllm/sampling_params.py", "SamplingParams"),
@@ -180,4 +180,4 @@ FIELDS = {
     "WeightTransferInitRequest": ("vllm/distributed/weight_transfer/base.py", "WeightTransferInitRequest"),
     "WeightTransferUpdateRequest": ("vllm/distributed/weight_transfer/base.py", "WeightTransferUpdateRequest"),
 }
-"""Classes that the strategy fills, and where their fields are declared: the file and the classes."""
+"""Classes that the strategies construct, each with the file and the classes that declare its fields."""

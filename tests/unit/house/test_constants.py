@@ -1,4 +1,4 @@
-"""A constant is written down in one place: no two modules give the same name the same value."""
+"""Each constant is defined in one place: no two modules assign the same value to the same name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 SOURCES = sorted((ROOT / "roll").rglob("*.py"))
-SEVERAL = {"LOOK_EVERY": "Ray's processes and what a starting role has made are watched for reasons of their own"}
-"""Names that several modules give the same value, and why."""
+SEVERAL = {"LOOK_EVERY": "Ray's processes, the files of starting roles and the sizes of logs are checked independently"}
+"""Names to which several modules assign the same value, and why."""
 
 
 def constants(source: str) -> dict[str, str]:
-    """Name and value of every constant of a module that is written out: numbers, texts, and tuples, lists, sets and dicts of them."""
+    """Return the name and value of a module's literal constants: numbers, strings, and tuples, lists, sets and dicts of them."""
     found = {}
     for node in ast.parse(source).body:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []

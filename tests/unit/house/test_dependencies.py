@@ -1,4 +1,4 @@
-"""What the code imports is what pyproject.toml asks for, in versions that the locks have."""
+"""pyproject.toml requires all packages that the code imports, and the locks satisfy its requirements."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.unit.house.pins import locked, requirements
 
 ROOT = Path(__file__).resolve().parents[3]
 PART_OF_ANOTHER = {"pydantic-core"}
-"""pydantic pins it to one version."""
+"""Packages that need no requirement: pydantic requires pydantic-core in exactly one version."""
 NOT_EVERYWHERE = {"pynvml": ["nvidia-ml-py"]}
-"""Packages of the GPU's environment alone, by what brings them."""
+"""Modules that only the GPU environment has, and the distributions that provide them."""
 
 
 def imported() -> set[str]:
-    """Top-level packages of others that the package and the examples import."""
+    """Return the top-level names of third-party packages that roll and its examples import."""
     found = set()
     for file in [*(ROOT / "roll").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""The import direction: who may know whom. Read from the source, so that a lazy import counts as well."""
+"""The import direction: which package may import which. Imports are read from the source, so lazy imports count as well."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINES = [
 ]
 HEIGHT = {name: height for height, line in enumerate(LINES) for name in line}
 ROOMS = ["shipped", "schema", "derived", "roll_v2", "load", "checks", "plan", "docs"]
-"""Of `roll/config/`, each above those that it may import. The first and the last are files."""
+"""Packages of `roll/config/`. Each may import those before it. The first and the last are files."""
 KEPT_TO = {
     "ray": ["roll/workers/*"],
     "deepspeed": ["roll/strategies/deepspeed_*", "roll/weight_sync/*"],
@@ -35,7 +35,7 @@ HEAVY = {"torch", "ray", "transformers", "deepspeed", "vllm", "peft", "numpy"}
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and full name of every import, wherever it stands. `from a import b` is `a.b`: b may be a module."""
+    """Yield the line and full name of every import, at any depth. `from a import b` is reported as `a.b`, because b may be a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -45,12 +45,12 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def package(path: Path) -> str:
-    """`models` of roll/models/load.py, `types` of roll/types.py."""
+    """Return the package of a file: `models` for roll/models/load.py, `types` for roll/types.py."""
     return path.relative_to(ROOT / "roll").parts[0].removesuffix(".py")
 
 
 def house_imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and package of every import of roll itself."""
+    """Yield the line and package of every import of roll itself."""
     for line, name in imports(ast.parse(path.read_text())):
         if name.startswith("roll."):
             yield line, name.split(".")[1]
@@ -64,7 +64,7 @@ def test_no_line_of_the_house_imports_from_above_it() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports roll.{target}"
         for path in SOURCES
-        if package(path) != "__init__"  # which gives the functions of roll/api.py
+        if package(path) != "__init__"  # it exports the names of roll/api.py
         for line, target in house_imports(path)
         if HEIGHT[target] > HEIGHT[package(path)]
     ]
@@ -72,7 +72,7 @@ def test_no_line_of_the_house_imports_from_above_it() -> None:
 
 
 def in_circles(knows: Mapping[str, set[str]]) -> list[str]:
-    """Those that import themselves by way of others."""
+    """Return the names that import themselves through others."""
 
     def reachable(start: str) -> set[str]:
         found: set[str] = set()
@@ -94,12 +94,12 @@ def test_no_two_packages_import_each_other_in_a_circle() -> None:
 
 
 def room(path: Path) -> str:
-    """`checks` of roll/config/checks/credit.py, `docs` of roll/config/docs.py."""
+    """Return the package below roll/config: `checks` for roll/config/checks/credit.py, `docs` for roll/config/docs.py."""
     return path.relative_to(ROOT / "roll" / "config").parts[0].removesuffix(".py")
 
 
 def config_imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and full name of every import of roll/config."""
+    """Yield the line and full name of every import of roll/config."""
     for line, name in imports(ast.parse(path.read_text())):
         if name.startswith("roll.config."):
             yield line, name
@@ -133,7 +133,7 @@ def test_no_two_modules_of_the_configuration_import_each_other_in_a_circle() -> 
 
 
 def belongs(name: str, module: str) -> bool:
-    """Whether an import's full name is of a module, or is the module."""
+    """Return whether an import's full name is the module or a name in it."""
     return name == module or name.rpartition(".")[0] == module
 
 

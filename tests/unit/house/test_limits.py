@@ -1,4 +1,4 @@
-"""No test depends on how fast the machine is: how long it waits is said in tests/limits.py, and none reads a clock."""
+"""No test depends on the speed of the machine: all time limits are in tests/limits.py, and no test reads a clock."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from tests import limits
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted({*(ROOT / "tests").rglob("*.py")} - {Path(limits.__file__), Path(__file__)})
 WAITS = {"communicate", "join", "poll", "stop", "wait", "wait_for", "within", "Rank", "timeout"}
-"""Calls that take seconds without a name. In `Rank` only fractions are looked at: its other numbers are whole. In `within` only the first
-argument is: a function of the same name takes a number of tokens second."""
+"""Calls that accept seconds as a positional argument.
+
+For `Rank`, only floats are checked, because its other numbers are integers. For `within`, only the first argument is checked, because
+another function of this name accepts a number of tokens as its second argument.
+"""
 RECORDS = {"LoopState"}
-"""Calls that take seconds which have passed, not a limit."""
+"""Calls that accept an elapsed time in seconds, not a limit."""
 CLOCK = re.compile(r"\btime\.(monotonic|perf_counter|process_time|time)(_ns)?\(")
 
 
 def limits_in(source: str) -> Iterator[str]:
-    """Lines in which a call is given a number of seconds to wait."""
+    """Yield the line and text of each call with a literal number of seconds to wait."""
     for call in ast.walk(ast.parse(source)):
         if not isinstance(call, ast.Call):
             continue

@@ -1,4 +1,4 @@
-"""What an installed package brings: its version, its commands, its types."""
+"""The installed package: its version, its commands and its types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that fit a reader's head, and package files that say nothing twice."""
+"""Limits on the sizes of files and functions, and `__init__.py` files without code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_guide_gives_the_same_bounds() -> None:
 
 
 def test_package_files_hold_a_docstring_at_most() -> None:
-    """The root's also holds the version (`test_package.py`)."""
+    """`roll/__init__.py`, which also has the version and the exports, is tested in `test_package.py`."""
     for path in (ROOT / "roll").glob("*/**/__init__.py"):
         body = ast.parse(path.read_text()).body
         assert len(body) <= 1, path

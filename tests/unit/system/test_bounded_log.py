@@ -1,3 +1,5 @@
+"""A log beyond its bound is copied to another file and emptied."""
+
 from __future__ import annotations
 
 import os

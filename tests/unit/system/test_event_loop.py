@@ -1,4 +1,4 @@
-"""A coroutine is run to its end with and without a loop around it, and a signal ends it in both."""
+"""`run_in_loop` runs a coroutine to its end with or without a running event loop. A signal handler that raises cancels it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def to_the_process() -> None:
 
 
 def to_another_thread() -> None:
-    """It does not end the wait of the main thread, as one that comes just before the wait begins; its handler runs in the main one."""
+    """Send a signal that, like one just before the wait begins, does not interrupt the main thread's wait. Its handler still runs there."""
     signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
 
 
@@ -59,7 +59,7 @@ def test_a_signal_handler_that_raises_cancels_the_work_and_waits_for_its_end(sen
         send()
         try:
             await asyncio.sleep(limits.CALL)
-            course.append("it was not taken")
+            course.append("it was not cancelled")
         finally:
             course.append("closed")
 
@@ -79,7 +79,7 @@ def test_a_signal_handler_that_raises_cancels_the_work_and_waits_for_its_end(sen
 
 
 def test_a_signal_handler_that_raises_while_the_thread_starts_keeps_the_work_from_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Thread.start` waits for the thread, so a handler may raise out of it although the thread runs."""
+    """`Thread.start` waits for the new thread, so a signal handler may raise inside it although the thread already runs."""
     course: list[str] = []
     start = threading.Thread.start
 

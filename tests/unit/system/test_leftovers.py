@@ -1,4 +1,4 @@
-"""What a killed run leaves in shared memory is recorded, and removed by the next."""
+"""Files that a killed run leaves in shared memory are recorded, and the next run removes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import sys, time
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing import resource_tracker
 memory = SharedMemory(create=True, size=4096)
-resource_tracker.unregister(memory._name, "shared_memory")  # as where the tracker is killed too
+resource_tracker.unregister(memory._name, "shared_memory")  # as if the tracker were killed, too
 memory.buf[0] = 1
 print(memory.name, flush=True)
 time.sleep(3600)
@@ -30,7 +30,7 @@ time.sleep(3600)
 SEMAPHORE = """
 import multiprocessing, time
 from multiprocessing import resource_tracker
-lock = multiprocessing.get_context("spawn").Lock()  # as vLLM's executor makes for its workers
+lock = multiprocessing.get_context("spawn").Lock()  # like the one that vLLM's executor makes for its workers
 resource_tracker.unregister(lock._semlock.name, "semaphore")
 print(f"sem.{lock._semlock.name[1:]}", flush=True)
 time.sleep(3600)
@@ -45,7 +45,7 @@ def left_by_a_run(parent: Path) -> Path:
 
 
 def test_a_run_that_goes_on_where_its_process_id_is_not_seen_keeps_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So it is with /dev/shm or /tmp shared by two containers."""
+    """This happens if two containers share /dev/shm or /tmp."""
     monkeypatch.setattr(cluster, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(os, "getpid", lambda: 999999999)
     with own_folder(tmp_path) as folder:
@@ -91,7 +91,7 @@ def test_what_others_keep_in_shared_memory_stays() -> None:
         model = Path(name) / "model.safetensors"
         for file in (model, Path(older.name)):
             file.write_bytes(b"weights")
-        time.sleep(2 * CLOCK_SLACK)  # the worker begins after they were there
+        time.sleep(2 * CLOCK_SLACK)  # so that the worker starts measurably later than the files
         with subprocess.Popen([sys.executable, "-c", MAPS, model, older.name], stdout=subprocess.PIPE, text=True) as worker:
             assert worker.stdout is not None and worker.stdout.readline() == "mapped\n"
             leftovers = Leftovers(Path(name) / "actor_infer.held")

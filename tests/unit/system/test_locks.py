@@ -1,4 +1,4 @@
-"""`roll.system.locks`: who holds a lock keeps others out, and a process that is killed holds none."""
+"""`roll.system.locks`: a lock that is held keeps others out, and a killed process holds none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel says of processes that are stopped, gone or only busy."""
+"""The kernel's information on processes tells stopped and ended ones from those that are only busy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_stopped_process_is_found_and_one_that_goes_on_is_not(family: tuple[su
     assert examine(asked) == {}
     os.kill(child, signal.SIGSTOP)
     limits.until(lambda: examine({child: False}) != {}, "the child is stopped")
-    assert examine(asked) == {child: Finding(Problem.STOPPED, child)}, "what is asked about itself is nobody's child"
+    assert examine(asked) == {child: Finding(Problem.STOPPED, child)}, "a process that is examined itself does not count as a child"
     assert examine({parent.pid: True}) == {parent.pid: Finding(Problem.STOPPED, child)}
     assert examine({parent.pid: False}) == {}, "its children do not count"
     os.kill(parent.pid, signal.SIGSTOP)
@@ -46,7 +46,7 @@ def test_a_stopped_process_is_found_and_one_that_goes_on_is_not(family: tuple[su
     )
     os.kill(child, signal.SIGCONT)
     os.kill(parent.pid, signal.SIGCONT)
-    limits.until(lambda: examine(asked) == {}, "both go on")
+    limits.until(lambda: examine(asked) == {}, "both run again")
 
 
 def test_a_stopped_family_is_ended(family: tuple[subprocess.Popen[str], int]) -> None:
@@ -57,7 +57,7 @@ def test_a_stopped_family_is_ended(family: tuple[subprocess.Popen[str], int]) ->
     limits.until(lambda: examine({parent.pid: True}) == {parent.pid: Finding(Problem.GONE, parent.pid)}, "it is gone, reaped or not")
     parent.wait(limits.END)
     limits.until(lambda: child in examine({child: False}), "its child is gone")
-    end_family(parent.pid)  # what is gone stays so
+    end_family(parent.pid)  # a process that is gone is no error
 
 
 def test_a_debugger_a_busy_disk_and_a_busy_cpu_are_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What is read of a process: the stages in its log, and what the kernel measures."""
+"""Signs of a process's progress: the stages in its log, and its CPU time and memory according to the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process goes back to its own ways of looking for garbage and of taking memory."""
+"""`memory_of_steps` changes garbage collection and memory allocation while its block runs, and restores them afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.system.step_memory import THRESHOLDS, memory_of_steps
 
 
 class Node:
-    """May be in a cycle with itself."""
+    """Object that can refer to itself."""
 
     itself: Node
 
@@ -37,7 +37,7 @@ def test_a_cycle_is_still_found() -> None:
         assert seen() is None
 
 
-@pytest.mark.skipif(not psutil.LINUX, reason="resident memory is read as Linux says it")
+@pytest.mark.skipif(not psutil.LINUX, reason="resident memory is read as Linux reports it")
 def test_a_large_array_keeps_its_memory_for_the_next_one_and_gives_it_back_at_the_end() -> None:
     size, own = 256 << 20, psutil.Process()
     with memory_of_steps():

@@ -1,3 +1,5 @@
+"""The processes of a tree, and their resident memory."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""The tiny demo: which steps are finished, its summary, exit statuses and signals."""
+
 import json
 import os
 import signal
@@ -20,7 +22,7 @@ def write_metrics(folder: Path, *lines: dict[str, float], torn: str = "") -> Non
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Path:
-    """Three steps into the folder `run`."""
+    """Configuration file of an experiment with three steps and the run folder `run`."""
     file = tmp_path / "experiment.yaml"
     file.write_text(f"output_dir: {tmp_path / 'run'}\nmax_steps: 3\n")
     return file
@@ -97,7 +99,7 @@ def test_a_signal_that_comes_while_a_step_starts_is_passed_on(monkeypatch: pytes
 
     def start_late(command: list[str]) -> subprocess.Popen[bytes]:
         process = started(command)
-        os.kill(os.getpid(), signal.SIGTERM)  # this process does not know the step yet
+        os.kill(os.getpid(), signal.SIGTERM)  # while `demo.run` has no handle of the step yet
         return process
 
     monkeypatch.setattr("examples.tiny.demo.subprocess.Popen", start_late)

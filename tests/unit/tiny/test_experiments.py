@@ -1,4 +1,4 @@
-"""The two experiments of the tiny world: they check, they plan, and one starts from what the other leaves."""
+"""The tiny demo's two experiments: both pass the checks and can be planned, and the second starts from the first one's export."""
 
 from pathlib import Path
 

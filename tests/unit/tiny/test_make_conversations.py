@@ -1,4 +1,4 @@
-"""What the tiny agent warms up on is what it meets in its environment, token for token."""
+"""The tiny agent's warm-up conversations match its environment token by token."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_share_of_the_conversations_calls_the_tool_and_is_right(conversations:
 
 
 def test_what_is_learnt_is_what_the_policy_will_meet(tokenizer: PreTrainedTokenizerBase, conversations: list[list[dict]]) -> None:
-    """Rendered whole, as for the warm-up, and laid down turn by turn, as in an episode, a conversation has the same tokens."""
+    """A conversation has the same tokens rendered as a whole, as for the warm-up, and built turn by turn, as in an episode."""
     chat = chat_renderer(tokenizer, "model", "native")
     asked, call, result, answer = next(messages for messages in conversations if len(messages) == 4)
     text = tokenizer.apply_chat_template([asked, call, result, answer], tokenize=False)
@@ -85,5 +85,5 @@ def test_each_experiment_of_the_agent_reads_what_the_step_before_it_writes() -> 
     assert Path(agent.pretrain) == Path(warm_up.output_dir) / "export"
     [environment] = agent.environments.values()
     assert environment.environment_args == PROBLEMS and environment.rows is not None
-    assert environment.rows <= FIRST_SEED < FIRST_HELD_OUT, "no task of the warm-up is trained on or held out"
+    assert environment.rows <= FIRST_SEED < FIRST_HELD_OUT, "the warm-up shares no task with RLVR training or validation"
     assert agent.validation is not None and set(agent.validation.rows) == set(agent.environments)

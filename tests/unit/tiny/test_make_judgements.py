@@ -1,4 +1,4 @@
-"""What the tiny world's judge and reward model learn from."""
+"""Training rows of the tiny judge and of the tiny reward model."""
 
 import json
 import random

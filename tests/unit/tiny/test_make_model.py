@@ -1,3 +1,5 @@
+"""The tiny model and its byte-level tokenizer, and the output of the scripts that write the tiny files."""
+
 import runpy
 from pathlib import Path
 

@@ -1,3 +1,5 @@
+"""The tiny arithmetic problems: their answers, their sets and their files."""
+
 import json
 from pathlib import Path
 

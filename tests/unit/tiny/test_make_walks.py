@@ -1,4 +1,4 @@
-"""What the tiny agent on a frozen lake warms up on is what it meets there; it shows no way to the goal, and no map that is held out."""
+"""The tiny agent's warm-up walks match its frozen lake token by token, seldom reach the goal, and contain no held-out map."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ def test_what_is_seen_by_hand(player: tuple[int, int], goal: tuple[int, int], sa
 
 
 def test_most_moves_are_drawn_at_random(walks: list[list[dict[str, Any]]]) -> None:
-    """Of those that see one direction alone a quarter of the random ones go there, too."""
+    """If only one direction leads to the goal, a quarter of the random moves go there, too."""
     turns = [str(message["content"]).split() for messages in walks for message in messages if message["role"] == "assistant"]
     single = [action[0] == letters for _, letters, action in turns if len(letters) == 1]
     assert len(single) > 5000
-    assert sum(single) / len(single) == pytest.approx(SENSIBLE + (1 - SENSIBLE) / 4, abs=0.025), "four standard deviations"
+    assert sum(single) / len(single) == pytest.approx(SENSIBLE + (1 - SENSIBLE) / 4, abs=0.025), "within four standard deviations"
 
 
 def test_what_is_learnt_is_what_the_policy_will_meet(walks: list[list[dict[str, Any]]], lake: RlvrConfig, tmp_path: Path) -> None:
-    """Rendered whole, as for the warm-up, and laid down turn by turn, as in an episode, a walk has the same tokens, and they have room."""
+    """A walk has the same tokens rendered as a whole, as for the warm-up, and built turn by turn, as in an episode. They fit the limits."""
     write_model(tmp_path / "model", seed=0, agent=True)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     chat, end = chat_renderer(tokenizer, "model", "native"), tokenizer.eos_token_id

@@ -1,4 +1,4 @@
-"""The README's pictures: whole SVG with the figures of the metrics, which asks no server for anything."""
+"""The README's pictures are complete SVG files that show the figures of the metrics and load nothing from a server."""
 
 from __future__ import annotations
 
