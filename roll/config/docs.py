@@ -189,7 +189,7 @@ def _roll_keys() -> str:
         but = f", unless it is `{json.dumps(HOLDS[place])}`" if place in HOLDS else ""
         lines.append(f"| `{place}` | refused{but}; {instead} |")
     lines += [f"| `{place}` | read as `{new}`{_meanings(MEANINGS.get(place, {}))}{_differs(place)} |" for place, new in READ_AS.items()]
-    lines += [f"| `{place}` | value{_meanings(values)} |" for place, values in VALUES.items()]
+    lines += [f"| `{place}` | value{_meanings(values, '`null`')} |" for place, values in VALUES.items()]
     lines.append(
         "| `<role>.model_args.ulysses_size` | read as `strategy_args.strategy_config.sequence_parallel_size` of `deepspeed_train` |"
     )
@@ -227,8 +227,8 @@ def _differs(place: str) -> str:
     return "".join(f"; {text}" for (of, _), text in DIFFERS.items() if of == place)
 
 
-def _meanings(values: Mapping[typing.Any, typing.Any]) -> str:
-    said = [f"`{json.dumps(old)}` is " + (f"`{new}`" if new else "what roll always does") for old, new in values.items()]
+def _meanings(values: Mapping[typing.Any, typing.Any], none: str = "what roll always does") -> str:
+    said = [f"`{json.dumps(old)}` is " + (f"`{new}`" if new else none) for old, new in values.items()]
     return ": " * bool(said) + ", ".join(said)
 
 

@@ -232,6 +232,8 @@ VALUES: dict[str, dict[Any, Any]] = {
     "kl_penalty": {"kl": "k1", "mse": "k2"},
     "track_with": {"stdout": "none", None: "none"},
     "divergence": {"js_divergence": "jsd"},
+    "norm_mean_type": {"None": None},  # a text in ROLL's files, not YAML's null
+    "norm_std_type": {"None": None},
     "validation.data_args.template": {"qwen3": "native"},
     "<role>.data_args.template": {"qwen3": "native"},
     "<role>.model_args.lora_target": {"all": "all-linear"},

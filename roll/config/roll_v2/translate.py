@@ -182,7 +182,7 @@ def _values(done: Translation) -> None:
             old = block[place[-1]]
             if isinstance(old, str | bool | None) and old in translations:
                 block[place[-1]] = translations[old]
-                done.warnings.append(f"{dotted(place)}: {shown(old)} is read as {translations[old]}; use that instead")
+                done.warnings.append(f"{dotted(place)}: {shown(old)} is read as {translations[old] or 'null'}; use that instead")
 
 
 def _held_out_columns(done: Translation) -> None:

@@ -69,6 +69,7 @@ def test_meanings_are_of_keys_that_are_read() -> None:
         ({"student_pretrain": "small"}, "pretrain", "small"),
         ({"chosen_key": "good"}, "actor_train", {"data_args": {"chosen": "good"}}),
         ({"divergence": "js_divergence"}, "divergence", "jsd"),
+        ({"norm_mean_type": "None"}, "norm_mean_type", None),
         ({"kd_objective": "js_divergence"}, "divergence", "jsd"),
     ],
 )
