@@ -1,4 +1,4 @@
-"""Whole runs on GPUs: small models of random weights, made on the spot, and the pipeline in a process of its own."""
+"""Helpers for runs on GPUs: small models with random weights, and the pipeline in a separate process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PROMPTS, PROMPT_TOKENS = 64, 32
 
 @dataclass(frozen=True)
 class Runs:
-    """A folder in which runs are started."""
+    """A folder that is the working directory of runs."""
 
     folder: Path
 
     def run(self, name: str, experiment: tuple[str, ...], overrides: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Run the pipeline into the folder `name`; the metrics of its steps, step 0 included."""
+        """Run the pipeline with the output folder `name`. Return the metrics of its steps, including step 0."""
         keys = [f"{key}={value}" for key, value in {"output_dir": name, **overrides}.items()]
         places = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
         command = [sys.executable, "-m", "roll.pipeline", *experiment, *keys]
@@ -38,13 +38,13 @@ class Runs:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """One folder for all runs of a session."""
+    """Return the folder of all runs of a test session."""
     return Runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="session")
 def models_by_dtype(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By roll's name of a precision, the folder of a small model in it, with prompts."""
+    """Return the folder of a small model with prompts for each dtype, `bf16` and `fp32`."""
     folder = tmp_path_factory.mktemp("models")
     for short, dtype in (("bf16", "bfloat16"), ("fp32", "float32")):
         models.write(folder / short, "tiny", PROMPTS, PROMPT_TOKENS, dtype=dtype)
@@ -52,15 +52,15 @@ def models_by_dtype(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
 
 
 def need_devices(count: int) -> None:
-    """Skip the test where there are fewer GPUs."""
+    """Skip the test if there are fewer GPUs."""
     import torch
 
     if torch.cuda.device_count() < count:
-        pytest.skip(f"needs {count} GPUs, and torch can use {torch.cuda.device_count()}")
+        pytest.skip(f"needs {count} GPUs, but torch can use only {torch.cuda.device_count()}")
 
 
 def write_qwen(folder: Path, **shape: Any) -> Path:
-    """A Qwen2 of random weights with tied embeddings, a vocabulary of 2,048 and a byte tokenizer."""
+    """Write a Qwen2 with random weights, tied embeddings, a vocabulary of 2,048 and a byte tokenizer. Return its folder."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

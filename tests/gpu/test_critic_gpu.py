@@ -1,4 +1,4 @@
-"""PPO with a critic on GPUs: on the policy's own, where all roles take turns, and on one of its own, beside the policy."""
+"""PPO with a critic on GPUs: on the policy's GPU, which all roles share in turns, and on a separate GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXPERIMENT = ("--config-dir", str(ROOT / "benchmarks" / "config"), "--config-nam
 
 
 def critic_keys(model: Path, device: int) -> dict[str, Any]:
-    """Policy and engine on the first GPU, a critic with an adapter on this one."""
+    """Return overrides that place policy and engine on GPU 0, and a critic with an adapter on GPU `device`."""
     return overrides(ADAPTER, model, 0, 0) | {
         "time_sharing": "true",
         "adv_estimator": "gae",
@@ -40,5 +40,5 @@ def test_a_critic_learns_beside_the_policy(device: int, runs: Runs, models_by_dt
     assert steps[2]["critic/value_mean"] != 0
     assert all(line["critic/grad_norm"] > 0 for line in steps)
     assert all(line["time/onload"] > 0 for line in steps)
-    # On its own GPU it has nobody to make room for.
+    # On its own GPU, the critic is never offloaded.
     assert device == 0 or "memory/critic/resident_bytes" not in steps[2]

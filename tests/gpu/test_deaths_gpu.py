@@ -1,4 +1,4 @@
-"""What dies in a run on one or two GPUs is replaced, and the run samples what one samples in which nothing dies."""
+"""Engines and trainer ranks that die in a run on GPUs are replaced, and the run samples the same responses as an undisturbed one."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.gpu
 
 STEPS = 5
 TRIES = 3
-"""Kills at the time at which the next broadcast is expected."""
+"""Attempts to kill the engine during a broadcast, each at the expected time of the next one."""
 AGREE = 0.9
-"""Least share of responses that are the same text. Engines and trainers round differently in batches of other sizes, and a token whose
-two best candidates are equal but for rounding changes the rest of its response. With other weights or seeds nearly none are the same."""
+"""Minimum fraction of responses with the same text. Rounding depends on the batch size, and if it decides between the two best candidates
+for a token, the rest of the response changes. With other weights or seeds, almost no responses would be the same."""
 BOUND = 1e-4
-"""Largest mean absolute difference of trainer's and engine's log-probs of a step, in fp32."""
+"""Upper bound of a step's mean absolute difference between the log-probs of trainer and engine, in fp32."""
 SHAPE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 32, "num_attention_heads": 8, "num_key_value_heads": 4}
-"""Its matrices make two hundred buckets of 1 MiB, so that a broadcast lasts long enough to be met."""
+"""A model with about two hundred buckets of 1 MiB, so that a broadcast takes long enough for a kill to interrupt it."""
 ENGINE = "actor_infer.strategy_args.strategy_config"
 KEYS = {
     "max_steps": STEPS,
@@ -72,34 +72,34 @@ COLOCATED = {
 
 @dataclass(frozen=True)
 class Deaths:
-    """A folder with a model, in which runs are started and watched."""
+    """A world with a model, and helpers that start and observe runs."""
 
     world: World
     model: Path
 
     def start(self, name: str, placement: dict[str, Any]) -> subprocess.Popen[str]:
-        """A run into the folder `name`."""
+        """Start a run with the output folder `name`."""
         keys = {"output_dir": name, "pretrain": self.model} | KEYS | placement
         chosen = ("--config-dir", str(ROOT / "benchmarks" / "config"), "--config-name", "step_full")
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         return self.world.start(*chosen, *(f"{key}={value}" for key, value in keys.items()), environment={"PYTHONPATH": paths})
 
     def course(self, name: str) -> str:
-        """What the run said so far."""
+        """Return the driver's log so far."""
         return (self.world.folder / name / "logs" / "driver.log").read_text()
 
     def wait_for(self, name: str, process: subprocess.Popen[str], said: str, times: int) -> None:
-        """Return once the run has said something so often, or has ended."""
-        limits.until(lambda: process.poll() is not None or self.course(name).count(said) >= times, f"{name} says {said!r}")
+        """Wait until the driver's log contains a text this many times, or the run has ended."""
+        limits.until(lambda: process.poll() is not None or self.course(name).count(said) >= times, f"the log of {name} contains {said!r}")
 
     def responses(self, name: str) -> list[tuple[int, str, str]]:
-        """Step, prompt and text of each response that the run wrote down."""
+        """Return step, prompt and text of each response in the run's samples.jsonl."""
         lines = (self.world.folder / name / "samples.jsonl").read_text().splitlines()
         samples = [json.loads(line) for line in lines]
         return [(sample["step"], sample["prompt"], response["text"]) for sample in samples for response in sample["responses"]]
 
     def check(self, name: str, outcome: Outcome, still: str) -> None:
-        """The run took every step once, with the undisturbed one's prompts and responses, and its engines had the trainer's weights."""
+        """Check that the run took every step once, with the prompts and responses of the undisturbed run, and with synced engines."""
         assert outcome.status == 0, outcome.output[-6000:]
         lines = self.world.metrics(name)
         assert [line["step"] for line in lines] == list(range(STEPS + 1))
@@ -124,17 +124,17 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Deaths:
 
 @pytest.fixture(scope="module")
 def still(deaths: Deaths) -> str:
-    """The name of a run in which nothing dies. Where the roles lie changes rounding alone."""
+    """Make a run in which nothing dies, and return its name. The placement of the roles affects only rounding."""
     outcome = deaths.world.wait(deaths.start("still", DISJOINT if torch.cuda.device_count() > 1 else RESIDENT))
     assert outcome.status == 0, outcome.output[-6000:]
     lines = deaths.world.metrics("still")[1:]
-    assert abs(lines[-1]["policy/entropy"] - lines[0]["policy/entropy"]) > BOUND, "the policy stands still: weights are not told apart"
+    assert abs(lines[-1]["policy/entropy"] - lines[0]["policy/entropy"]) > BOUND, "the policy must change for stale weights to be noticed"
     return "still"
 
 
 @pytest.fixture
 def ended(deaths: Deaths) -> Callable[[str, subprocess.Popen[str]], Outcome]:
-    """Waits for the end of a run; what a test prints shows how long each recovery took."""
+    """Return a function that waits for the end of a run and prints how long each recovery took."""
 
     def wait(name: str, process: subprocess.Popen[str]) -> Outcome:
         outcome = deaths.world.wait(process)
@@ -149,7 +149,7 @@ def ended(deaths: Deaths) -> Callable[[str, subprocess.Popen[str]], Outcome]:
 def test_an_engine_is_killed_amid_generation(
     deaths: Deaths, still: str, ended: Callable[[str, subprocess.Popen[str]], Outcome], devices: int, placement: dict[str, Any]
 ) -> None:
-    """The engine that takes its place gets the weights from the same trainer, by IPC on its GPU and by a broadcast on another."""
+    """The replacement gets its weights from the same trainer: by CUDA IPC on the trainer's GPU, and by broadcast on another GPU."""
     need_devices(devices)
     name = f"generation-{devices}"
     process = deaths.start(name, placement)
@@ -165,14 +165,14 @@ def test_an_engine_is_killed_amid_generation(
 
 
 def test_an_engine_is_killed_amid_a_broadcast(deaths: Deaths, still: str, ended: Callable[[str, subprocess.Popen[str]], Outcome]) -> None:
-    """Steps of a run are alike, so the step before says when the next broadcast is half done."""
+    """Steps take about equally long in both runs, so the undisturbed run predicts when the next broadcast is half done."""
     need_devices(2)
     name = "broadcast"
     process = deaths.start(name, DISJOINT)
     for step in range(1, 1 + TRIES):
         deaths.world.wait_for_step(name, step, process)
         saved = deaths.world.folder / name / "checkpoints" / f"step_{step}"
-        if step % KEYS["save_steps"] == 0:  # it is written after the step's line
+        if step % KEYS["save_steps"] == 0:  # the checkpoint is written after the metrics of the step
             limits.until(saved.exists, f"{saved.name} is written")
         usual = deaths.world.metrics(still)[1 + step]
         time.sleep(usual["time/step"] - usual.get("time/checkpoint", 0.0) - usual["time/weight_sync"] / 2)

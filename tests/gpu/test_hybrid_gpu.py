@@ -1,4 +1,4 @@
-"""A hybrid of Qwen3.5's shape with the kernels of flash-linear-attention."""
+"""A hybrid model with Qwen3.5's architecture, with the kernels of flash-linear-attention."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drawn() -> list[Sequences]:
-    """Sequences of random tokens, each alone."""
+    """Return sequences of random tokens, each as a separate micro-batch."""
     generator = np.random.default_rng(0)
     ids = [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS]
     return [concatenate([own], [np.arange(len(own)) > 0]) for own in ids]
@@ -44,7 +44,7 @@ def whole(parts: list[Sequences]) -> Sequences:
 
 
 def outcome(folder: Path, dtype: str, device: str, micro_batches: list[Sequences]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Log-probs [S] and the gradients of their sum."""
+    """Return the log-probs, [S], and the gradients of their sum."""
     policy = load_policy(str(folder), ModelConfig.model_validate({"dtype": dtype}), seed=0).to(device)
     said = torch.cat([policy(packed_inputs(sequences, device))[0] for sequences in micro_batches])
     said.sum().backward()

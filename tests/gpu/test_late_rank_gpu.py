@@ -1,4 +1,4 @@
-"""A rank that does not come to a collective operation of NCCL is named; the one that waited for it is not blamed."""
+"""A rank that does not join an NCCL collective is named in the error, and the rank that waited for it is not blamed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.gpu.conftest import need_devices
 
 pytestmark = pytest.mark.gpu
 COLLECTIVE = limits.END
-"""Until the operation gives up. The call waits far longer: the watchdog writes down what it saw before it ends its process."""
+"""Timeout of the collective. The call's deadline is far longer, because the watchdog writes its report before it ends the process."""
 
 
 class Meeting:
-    """In the process group that a trainer makes."""
+    """A strategy that joins the process group that a trainer would create."""
 
     def __init__(self, rank: Rank) -> None:
         from roll.strategies.deepspeed_setup import join
@@ -34,7 +34,7 @@ class Meeting:
         self._rank = rank
 
     def meet(self, late: int | None) -> float:
-        """The sum of a one of each rank; `late` comes when nobody waits any more."""
+        """All-reduce a one from each rank and return the sum. The rank `late` joins only after the timeout."""
         if self._rank.rank == late:
             time.sleep(limits.RUN)
         total = torch.ones(1, device=self._rank.device)
@@ -42,12 +42,12 @@ class Meeting:
         return float(total.item())
 
     def close(self) -> None:
-        """Nothing to give back: the processes end."""
+        """Do nothing: the process ends anyway."""
 
 
 @dataclass(frozen=True)
 class MeetingSettings:
-    """Nothing to set."""
+    """The settings of `Meeting`, which has none."""
 
     def build(self, rank: Rank) -> Meeting:
         """See `Settings`."""
@@ -55,7 +55,7 @@ class MeetingSettings:
 
 
 async def wait_in_vain(folder: Path, devices: tuple[tuple[int, ...], ...]) -> WorkerFailed:
-    """Meet once, then once more without the last rank; what is said of it."""
+    """Meet once with all ranks and once without the last rank. Return the error of the second meeting."""
     last = len(devices) - 1
     group: WorkerGroup[Meeting] = WorkerGroup(
         "trainer", worker_placements(RolePlan("trainer", "none", devices), 8, {}), folder / "logs", folder / "held", blocking=True
@@ -74,5 +74,5 @@ def test_a_rank_that_stays_away_from_nccl_is_named(tmp_path: Path) -> None:
     need_devices(2)
     with cluster(tmp_path, gpus=2, gpus_per_node=8):
         failure = asyncio.run(wait_in_vain(tmp_path, ((0,), (1,))))
-    said = "trainer rank 1: meet: rank(s) 1 did not come to a collective operation for which rank(s) 0 waited (logs/trainer-1.log)"
-    assert str(failure) == said, "the operation's own deadline holds: at the call's, both ranks would be late"
+    said = "trainer rank 1: meet: rank(s) 1 did not join a collective operation in which rank(s) 0 waited (logs/trainer-1.log)"
+    assert str(failure) == said, "the collective's timeout must end the wait: at the call's deadline, both ranks would be late"

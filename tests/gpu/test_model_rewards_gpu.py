@@ -1,4 +1,4 @@
-"""A judge and a reward model that take turns on one GPU with the policy's engine, its trainer and its reference."""
+"""A judge and a reward model that share one GPU in turns with the policy's engine, its trainer and its reference."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ pytestmark = pytest.mark.gpu
 ENGINE = {"gpu_memory_utilization": 0.3, "enforce_eager": "true", "engine_args": "{kv_cache_memory_bytes: 1073741824}"}
 ROLES = ("actor_train", "actor_infer", "reference")
 COMPILE = "model_args.compile_layers"
-"""Off where a model learns: it takes longer than these few steps."""
+"""Key that is set to false in all runs, because compiling takes longer than their few steps."""
 JUDGED_STEPS, SCORED_STEPS = 24, 3
 RISE = 0.1
-"""Of the mean verdict, from the first four steps to the last four."""
+"""Required rise of the mean reward from the first four steps to the last four."""
 
 
 @pytest.fixture(scope="module")
 def tiny(runs: Runs) -> Runs:
-    """The tiny world, its policy warmed up, with what its judge learns from."""
+    """Return the tiny world with a warmed-up policy and training data for the judge."""
     written = {
         "make_model.py": ("output/tiny/model",),
         "make_problems.py": ("output/tiny/problems",),
@@ -42,18 +42,18 @@ def tiny(runs: Runs) -> Runs:
 
 
 def supervised(runs: Runs, name: str, experiment: str) -> None:
-    """Train one rank in place of two: the sequences of an update stay the same."""
+    """Run an SFT experiment on one rank instead of two, with the same number of sequences per update."""
     keys = {"world_size": "null", "device_mapping": "[0]", "training_args.per_device_train_batch_size": 128, COMPILE: "false"}
     runs.run(name, ("--config-name", f"tiny/{experiment}"), {f"sft_train.{key}": value for key, value in keys.items()} | {"eval_steps": 0})
 
 
 def rewarded(tiny: Runs, name: str, experiment: str, model: str, steps: int, keys: dict[str, Any]) -> list[dict[str, Any]]:
-    """The metrics of the steps of a run whose roles are all on one GPU."""
+    """Make a run whose roles share one GPU, and return the metrics of its steps."""
     values: dict[str, Any] = {f"{role}.device_mapping": "[0]" for role in (*ROLES, "rewards.arithmetic")}
     values |= {f"{role}.world_size": "null" for role in ROLES} | {f"{role}.{COMPILE}": "false" for role in ("actor_train", "reference")}
     values |= {f"actor_infer.strategy_args.strategy_config.{key}": value for key, value in ENGINE.items()}
     values |= {
-        "weight_sync.lora": "merged",  # vLLM has no fp32 adapters on a GPU
+        "weight_sync.lora": "merged",  # vLLM does not support fp32 adapters on a GPU
         "pretrain": "warm-for-judges/export",
         "rewards.arithmetic.model_args.model_name_or_path": model,
         "actor_train.training_args.per_device_train_batch_size": 256,
@@ -66,7 +66,7 @@ def rewarded(tiny: Runs, name: str, experiment: str, model: str, steps: int, key
 
 
 def responses(tiny: Runs, name: str, step: int) -> list[tuple[str, str, float]]:
-    """Prompt, response and reward of each sample of a step."""
+    """Return prompt, response and reward of each sample of a step."""
     groups = [json.loads(line) for line in (tiny.folder / name / "samples.jsonl").read_text().splitlines()]
     found = [(group["prompt"], one["text"], one["reward"]) for group in groups if group["step"] == step for one in group["responses"]]
     assert found
@@ -80,14 +80,14 @@ def test_a_judge_takes_turns_with_the_engine(tiny: Runs) -> None:
     for step in (1, JUDGED_STEPS):
         found = responses(tiny, "judged", step)
         right = [reward == float(text == str(sum(map(int, prompt[:-1].split("+"))))) for prompt, text, reward in found]
-        assert sum(right) > 0.9 * len(right), "the judge says of most responses what is true, also after many turns"
+        assert sum(right) > 0.9 * len(right), "most verdicts must be right, even after many turns on the GPU"
     means = [line["reward/arithmetic/mean"] for line in lines]
     assert sum(means[-4:]) / 4 > sum(means[:4]) / 4 + RISE
 
 
 @pytest.fixture(scope="module")
 def classifier(tiny: Runs) -> Path:
-    """A reward model of random weights: its scores need not mean anything here."""
+    """Return a reward model with random weights. Its scores need not be meaningful here."""
     source, folder = tiny.folder / "output" / "tiny" / "model", tiny.folder / "classifier"
     torch.manual_seed(0)
     AutoModelForSequenceClassification.from_pretrained(source, num_labels=1).save_pretrained(folder)

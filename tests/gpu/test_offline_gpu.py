@@ -1,4 +1,4 @@
-"""DPO with a reference of its own on the policy's GPU: taking turns changes what is there, and nothing of what is learnt."""
+"""DPO with a separate reference model on the policy's GPU: time sharing changes the use of memory but not the result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = 3
 
 
 def overrides(model: Path, problems: Path) -> dict[str, Any]:
-    """Keys of `tiny_dpo` on one GPU, all parameters against a frozen copy of the model."""
+    """Return overrides that run `tiny_dpo` on one GPU, training all parameters against a frozen copy of the model."""
     learner, reference = "actor_train", "reference"
     keys: dict[str, Any] = {"pretrain": model, "max_steps": STEPS, "eval_steps": 2, "save_at_end": "false", "track_with": "none"}
     keys |= {f"{learner}.model_args.lora_target": "null"}

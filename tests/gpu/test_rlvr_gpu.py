@@ -1,4 +1,4 @@
-"""Whole runs on GPUs: after every sync the engine's log-probs are the trainer's, wherever the two run."""
+"""Whole RLVR runs on GPUs: after every sync, the engine's log-probs equal the trainer's, on the same GPU and on different ones."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ KV_CACHE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Case:
-    """One way for weights to reach the engine."""
+    """One way to send weights to the engine."""
 
     name: str
     config: str
     dtype: str
     bound: float
-    """Largest mean absolute difference of trainer's and engine's log-probs of a step."""
+    """Upper bound of a step's mean absolute difference between the log-probs of trainer and engine."""
     keys: dict[str, Any]
 
 
@@ -39,7 +39,7 @@ CASES = (
 
 
 def overrides(case: Case, model: Path, train_device: int | None, infer_device: int | None) -> dict[str, Any]:
-    """Keys of a small run; devices of None are the CPU."""
+    """Return the overrides of a small run. A device of None means the CPU."""
     engine = "actor_infer.strategy_args.strategy_config"
     keys: dict[str, Any] = {
         "pretrain": model,
@@ -64,7 +64,7 @@ def overrides(case: Case, model: Path, train_device: int | None, infer_device: i
 
 
 def check(lines: list[dict[str, Any]], case: Case) -> None:
-    """Engine and trainer agree in every step, which an engine that missed a sync would not."""
+    """Check that engine and trainer agree in every step. An engine that missed a sync would fail the check."""
     steps = lines[-STEPS:]
     assert [line["step"] for line in steps] == list(range(1, STEPS + 1))
     for line in steps:
@@ -73,14 +73,14 @@ def check(lines: list[dict[str, Any]], case: Case) -> None:
         measured = case.dtype != "fp32" and dense_bf16_peak(torch.cuda.get_device_name()) is not None
         assert (0 < line["throughput/mfu"] < 1) if measured else "throughput/mfu" not in line
         assert 0 <= line["engine/idle_fraction"] < 1 and 0 < line["engine/kv_cache_use"] <= 1
-    # The policy left its starting point by so much that an engine that stayed there, or one update behind, would differ
-    # by more than twice the bound: the k3 estimate of a KL is about half the mean square of the log-probs' difference.
+    # The policy moves so far that an engine with the initial weights, or one update behind, would differ by more than twice the bound:
+    # the k3 estimate of the KL is about half the mean square of the difference in log-probs.
     assert steps[0]["policy/kl_ref"] < steps[1]["policy/kl_ref"] < steps[2]["policy/kl_ref"]
     assert steps[1]["policy/kl_ref"] > (2 * case.bound) ** 2 / 2
 
 
 def run(case: Case, runs: Runs, models_by_dtype: dict[str, Path], place: str, devices: tuple[int | None, int | None]) -> None:
-    """Run a case and check it."""
+    """Make a run for the case and check its metrics."""
     experiment = ("--config-dir", str(ROOT / "benchmarks" / "config"), "--config-name", case.config)
     keys = overrides(case, models_by_dtype[case.dtype], *devices)
     check(runs.run(f"{case.name}-{place}", experiment, keys), case)

@@ -1,4 +1,4 @@
-"""Two GPUs that share the tokens of each micro-batch out score and train as one GPU does."""
+"""Sequence parallelism: two GPUs that split the tokens of each micro-batch score and train like one GPU."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.gpu.test_training import BUCKETS, micro_batches
 
 pytestmark = pytest.mark.gpu
 BUDGET = 4095
-"""Rows of many lengths, most of which two ranks cannot cut in half."""
+"""Token budget that gives packed rows of many lengths, most of them odd."""
 
 
 def train(rank: Rank, model: Path, stage: int, lora: bool, keys: dict[str, Any]) -> dict[str, Any]:
-    """Two updates of as many ranks as there are, which are one replica; what came of them."""
+    """Score and make two updates, with all ranks as one replica. Return the results."""
     from roll.strategies.deepspeed_train import DeepSpeedTrain
 
     adapter = {"lora_target": "all-linear", "lora_rank": 8} if lora else {}
@@ -75,14 +75,14 @@ def _child(sender: Connection, rank: Rank, arguments: tuple[Any, ...]) -> None:
 
 
 def environment(rank: Rank) -> dict[str, str]:
-    """Of a rank that sees one of the GPUs that this process sees."""
+    """Return the environment of a rank that sees one of this process's GPUs."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[rank.rank]
     place = {"RANK": str(rank.rank), "WORLD_SIZE": str(rank.world_size), "LOCAL_RANK": "0"}
     return place | {"DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": seen}
 
 
 def on_gpus(count: int, *arguments: Any) -> list[dict[str, Any]]:
-    """`train` on so many GPUs, each in a process of its own that sees no other."""
+    """Run `train` on `count` GPUs, each in its own process that sees no other GPU."""
     context, port = multiprocessing.get_context("spawn"), free_port()
     ends, processes = [], []
     try:
@@ -90,7 +90,7 @@ def on_gpus(count: int, *arguments: Any) -> list[dict[str, Any]]:
             receiver, sender = context.Pipe(duplex=False)
             rank = Rank("actor_train", number, count, "127.0.0.1", port, "cuda", limits.START, (number,), count)
             process = context.Process(target=_child, args=(sender, rank, arguments))
-            with mock.patch.dict(os.environ, environment(rank)):  # before the child imports what looks for GPUs
+            with mock.patch.dict(os.environ, environment(rank)):  # set before the child imports torch
                 process.start()
             sender.close()
             ends.append(receiver)
@@ -109,7 +109,7 @@ def on_gpus(count: int, *arguments: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two heads of 64 that share one key-value head, which is copied; long enough layers to see what activations take."""
+    """Return a model with two heads and one key-value head, which is replicated. Its layers are wide enough to measure activations."""
     from benchmarks.models import write
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
@@ -134,5 +134,5 @@ def test_two_gpus_do_as_one(model: Path, stage: int, lora: bool, checkpointing: 
     assert np.abs(two["before"] - one["before"]).mean() < 0.01
     assert np.abs(two["after"] - one["after"]).mean() < 0.02
     assert np.abs(two["after"] - two["before"]).mean() > 1e-4
-    if checkpointing == "none":  # activations are most of what a micro-batch takes
+    if checkpointing == "none":  # activations are most of a micro-batch's memory
         assert two["used"] < 0.75 * one["used"]

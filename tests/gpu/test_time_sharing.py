@@ -1,4 +1,4 @@
-"""Roles that take turns on one GPU: what they give up, what they come back with, and whole runs in which all share it."""
+"""Roles that share one GPU in turns: the memory that `offload` frees, the state that `onload` restores, and whole runs."""
 
 from __future__ import annotations
 
@@ -43,21 +43,22 @@ pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
 LEFT = 80 * MIB
-"""What may stay in torch's hands: cuBLAS's workspace, which was seen to take 66 MiB, and scalars."""
+"""Memory that torch may keep after `offload`: cuBLAS's workspace, for which 66 MiB were measured, and scalars."""
 
 CACHED = 512 * MIB
+"""Unit of the cached memory in the test of torch's cache, which allocates and frees four such units."""
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen2 of 135M parameters, so that what is given up can be told from what is left also where an adapter trains."""
+    """Return a Qwen2 with 135M parameters: large enough to distinguish freed from remaining memory, even if only an adapter trains."""
     shape = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}
     return write_qwen(tmp_path_factory.mktemp("models") / "qwen", **shape)
 
 
 @pytest.fixture(scope="module")
 def rank() -> Iterator[Rank]:
-    """Alone in its process group, on the GPU. One group serves every trainer: DeepSpeed keeps hold of the first that it meets."""
+    """Yield a single rank on the GPU. All trainers use one process group, because DeepSpeed keeps the first one that it finds."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
             patch.setenv(name, value)
@@ -67,7 +68,7 @@ def rank() -> Iterator[Rank]:
 
 
 def batch() -> TrainBatch:
-    """Four sequences with advantages."""
+    """Return four sequences with advantages."""
     generator = np.random.default_rng(0)
     lengths = [40, 17, 33, 60]
     ids = [generator.integers(3, 2000, length).astype(np.int32) for length in lengths]
@@ -79,7 +80,7 @@ def batch() -> TrainBatch:
 
 
 def states(strategy: Any) -> list[Tensor]:
-    """Copies on the host of every storage behind parameters, partitions and optimizer states."""
+    """Copy every storage of parameters, their partitions and optimizer states to the host."""
     held = tensors_in(list(strategy._model.parameters()), strategy._optimizer.state)
     flat = (torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage) for storage in storages(held, "cuda"))
     return [values.cpu() for values in flat]
@@ -92,8 +93,8 @@ def test_a_trainer_gives_its_memory_up_and_comes_back_to_the_bit(case: Case, mod
     with trainer(case, model, rank, SEED) as strategy:
         strategy.train_step([update], LOSS, TEMPERATURE, VERSION)
         whole = torch.cuda.memory_allocated() - before
-        assert whole > LEFT, "too small a model to tell"
-        for _ in range(2):  # the second time with the host memory of the first
+        assert whole > LEFT, "the model is too small for this test"
+        for _ in range(2):  # the second time reuses the host memory of the first
             expected = states(strategy)
             strategy.offload()
             assert torch.cuda.memory_allocated() - before < LEFT
@@ -110,7 +111,7 @@ def test_a_trainer_gives_its_memory_up_and_comes_back_to_the_bit(case: Case, mod
 
 @pytest.mark.parametrize("takes_turns", [True, False], ids=["shared", "alone"])
 def test_a_step_leaves_room_for_the_engines_weights(takes_turns: bool, model: Path, rank: Rank) -> None:
-    """The sync that follows onloads them while the trainer stays. A trainer that is alone keeps its cache for the next step."""
+    """The next sync onloads the engine's weights beside the trainer. A trainer alone on its GPU keeps torch's cache for the next step."""
     update = micro_batches_of(batch(), range(4), 1, TrainShape(1, 1, 100, "token-mean", TEMPERATURE))[0]
     with trainer_of(replace(settings(Case(2, False, "bf16"), model, SEED), takes_turns=takes_turns), rank) as strategy:
         strategy.train_step([update], LOSS, TEMPERATURE, VERSION)
@@ -140,11 +141,11 @@ def test_what_the_driver_says_of_this_process() -> None:
     here = torch.zeros(256 * MIB, dtype=torch.uint8, device="cuda")
     assert (MemoryMonitor("cuda").held() or 0) >= len(here)
     if held_by({os.getpid()}, nvml()) is None:
-        pytest.skip("the driver does not list this process: its resident_bytes are torch's, and vLLM's are not known")
+        pytest.skip("the driver does not list this process, so resident_bytes comes from torch, and vLLM's is unknown")
 
 
 class Engine:
-    """A `VllmGenerate` that takes turns, and an event loop for it."""
+    """A `VllmGenerate` that shares its GPU in turns, and an event loop for it."""
 
     def __init__(self, model: Path, adapter_rank: int | None, runner: asyncio.Runner) -> None:
         from roll.strategies.vllm import VllmGenerate
@@ -164,7 +165,7 @@ class Engine:
         return self._runner.run(bounded())
 
     def answers(self) -> list[int]:
-        """Greedy."""
+        """Return the tokens of a greedy completion."""
         prompt = np.arange(3, 30, dtype=np.int32)
         (one,) = self.wait(whole(self.strategy.generate(prompt, Sampling(24, temperature=0.0, ignore_eos=True), None)))
         return one.token_ids.tolist()
@@ -188,7 +189,7 @@ def used() -> int:
 
 
 def push(one: Engine, model: Path) -> None:
-    """The model's own weights."""
+    """Send the model's own weights to the engine."""
     view = WeightView(PackedPolicy(load_causal_model(str(model), ModelConfig.model_validate({"dtype": "bf16"})).cuda()).model)  # pyright: ignore[reportCallIssue]
     sender = DeviceSender(torch.device("cuda"))
 
@@ -209,7 +210,7 @@ def test_an_engine_sleeps_and_wakes_in_stages(engine: Engine, model: Path) -> No
     _, total = torch.cuda.mem_get_info()
     expected, whole = engine.answers(), used()
 
-    # To make room for a checkpoint: nothing is lost.
+    # Offload as for a checkpoint: the weights are kept.
     engine.wait(strategy.offload(discard=False))
     engine.wait(strategy.offload(discard=False))
     away = used()
@@ -221,7 +222,7 @@ def test_an_engine_sleeps_and_wakes_in_stages(engine: Engine, model: Path) -> No
     assert abs(used() - whole) < 256 * MIB
     assert engine.answers() == expected
 
-    # For a train step: an adapter's engine keeps what lies beneath the adapter, another one waits for its weights.
+    # Offload as for a train step: an engine with adapters keeps its base weights; any other engine needs a sync afterwards.
     engine.wait(strategy.offload(discard=True))
     if takes_adapter:
         engine.wait(strategy.onload(whole=True))
@@ -239,7 +240,7 @@ def test_answers_are_frozen_while_an_engine_sleeps(engine: Engine, model: Path) 
 
     async def across_a_step() -> Completion:
         answer = asyncio.create_task(whole(strategy.generate(prompt, Sampling(200, temperature=0.0, ignore_eos=True), None)))
-        # An answer of 8 tokens to another prompt of the same batch: the long one has as many.
+        # When this request of 8 tokens in the same batch is done, the long one has as many tokens.
         await whole(strategy.generate(prompt[:5], Sampling(8, ignore_eos=True), None))
         await strategy.offload(discard=False)
         waiting = asyncio.create_task(whole(strategy.generate(prompt, Sampling(24, temperature=0.0, ignore_eos=True), None)))
@@ -281,7 +282,7 @@ def test_a_run_in_which_all_roles_share_one_gpu(kind: str, model: Path, tmp_path
     engine = ["actor_infer.strategy_args.strategy_config.gpu_memory_utilization=0.3"]
     command = [sys.executable, "-m", "roll.pipeline", "--config-name", "tiny/tiny_rlvr_lora_zero3", f"pretrain={model}", "output_dir=run"]
     command += [*one_gpu, *on_the_cpu, *bf16, *files, *small, *engine, *KINDS[kind]]
-    # Validation before a checkpoint, then a step: the engine leaves for the checkpoint and generates without a sync.
+    # Validation, then a checkpoint, then a step: the engine is offloaded for the checkpoint, and then generates without a sync.
     for steps in ("max_steps=3", "max_steps=4"):  # the second resumes
         done = subprocess.run(
             [*command, steps, "eval_steps=1", "save_steps=1"],

@@ -1,4 +1,4 @@
-"""The tiny experiment learns on a GPU as it does on the CPU."""
+"""The tiny experiment learns on a GPU as well as on the CPU."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.gpu.conftest import ROOT, Runs
 pytestmark = pytest.mark.gpu
 
 RISE = 0.2
-"""Of pass@1 on the held-out problems. On the CPU it goes from 0.55 to 0.88."""
+"""Required rise of pass@1 on the held-out problems. On the CPU it rises from 0.55 to 0.88."""
 
 
 def test_tiny_experiment_learns(runs: Runs) -> None:
     for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
         command = [sys.executable, str(ROOT / "examples" / "tiny" / script), f"output/tiny/{name}"]
         subprocess.run(command, cwd=runs.folder, check=True, timeout=limits.RUN)
-    # One rank in place of two: the sequences of an update stay the same.
+    # One rank instead of two, with the same number of sequences per update.
     warm_up = {
         "sft_train.world_size": "null",
         "sft_train.device_mapping": "[0]",
@@ -32,7 +32,7 @@ def test_tiny_experiment_learns(runs: Runs) -> None:
     places = {f"{role}.world_size": "null" for role in roles} | {f"{role}.device_mapping": "[0]" for role in roles}
     engine = {"gpu_memory_utilization": 0.3, "engine_args": "{kv_cache_memory_bytes: 1073741824}"}
     keys = places | {f"actor_infer.strategy_args.strategy_config.{key}": value for key, value in engine.items()}
-    keys |= {"weight_sync.lora": "merged"}  # vLLM has no fp32 adapters on a GPU
+    keys |= {"weight_sync.lora": "merged"}  # vLLM does not support fp32 adapters on a GPU
     keys |= {"pretrain": "warm/export", "actor_train.training_args.per_device_train_batch_size": 256}
     lines = runs.run("learnt", ("--config-name", "tiny/tiny_rlvr_lora_zero3"), keys)
     accuracy = [line["val/heldout/pass@1"] for line in lines if "val/heldout/pass@1" in line]

@@ -1,4 +1,4 @@
-"""Training on a GPU: the head, the layers' forms, ZeRO's stages, and what happens when memory is short."""
+"""Training on a GPU: the chunked head, recomputed and compiled layers, ZeRO stages, and shortage of memory."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tests.engines.ranks import free_port
 pytestmark = pytest.mark.gpu
 LENGTH, COUNT, VOCABULARY = 256, 32, 2048
 BUCKETS = {"reduce_bucket_size": 10**6, "allgather_bucket_size": 10**6, "stage3_prefetch_bucket_size": 10**6}
-"""Small ones: DeepSpeed's own take a GiB each, and one test has less."""
+"""Small buckets: DeepSpeed's defaults take a GiB each, and one test has less memory."""
 
 
 def whole_formula(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """log softmax in float64."""
+    """Return log-probs and entropies from a float64 log-softmax over whole logits."""
     log_p = (hidden.double() @ weight.double().t() / 0.8).log_softmax(-1)
     return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
@@ -61,7 +61,7 @@ def test_the_compiled_head_against_float64(dtype: torch.dtype, entropy_coef: flo
 
 
 def test_memory_does_not_grow_with_the_vocabulary() -> None:
-    """32k tokens under a frozen head, as with LoRA."""
+    """32k tokens with a frozen head, as with LoRA."""
     peaks = []
     for vocabulary in (152_064, 2 * 152_064):
         hidden = torch.randn(32_768, 1536, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -78,7 +78,7 @@ def test_memory_does_not_grow_with_the_vocabulary() -> None:
 
 
 def micro_batches(token_budget: int) -> tuple[list[MicroBatch], np.ndarray]:
-    """One update of sequences of several lengths, and where its tokens, in the order of the micro-batches, lie in the batch."""
+    """Return the micro-batches of one update, and the position in the batch of each token in micro-batch order."""
     generator = np.random.default_rng(0)
     lengths = [LENGTH - 8 * (number % 5) for number in range(COUNT)]
     sequences = packing.concatenate(
@@ -96,7 +96,7 @@ def micro_batches(token_budget: int) -> tuple[list[MicroBatch], np.ndarray]:
 
 
 def train(model: Path, stage: int, lora: bool, token_budget: int, fraction: float | None, keys: dict[str, Any]) -> dict[str, Any]:
-    """Three updates in a process of its own; what came of them."""
+    """Score and make three updates, in this process. Return the results."""
     from roll.strategies.deepspeed_train import DeepSpeedTrain
 
     adapter = {"lora_target": "all-linear", "lora_rank": 8} if lora else {}
@@ -139,7 +139,7 @@ def _child(sender: Connection, call: Callable[..., Any], arguments: tuple[Any, .
 
 
 def alone(*arguments: Any) -> Any:
-    """`train` in a fresh process: DeepSpeed and compiled code leave nothing to the next."""
+    """Run `train` in a new process, so that no state of DeepSpeed or of compiled code remains for the next call."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(sender, train, arguments))
@@ -157,7 +157,7 @@ def alone(*arguments: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Heads of 64, as FlashAttention wants them."""
+    """Return a model with heads of 64, which FlashAttention supports."""
     from benchmarks.models import write
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
@@ -167,13 +167,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(model: Path) -> dict[bool, dict[str, Any]]:
-    """Eager, every layer recomputed, ZeRO-1; key: with LoRA."""
+    """Return the results of uncompiled training with ZeRO-1 and all layers recomputed. Key: whether LoRA is used."""
     keys = {"gradient_checkpointing": "all", "compile_layers": False}
     return {lora: alone(model, 1, lora, 4096, None, keys) for lora in (False, True)}
 
 
 def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Within bf16."""
+    """Check that two results agree within bf16's precision."""
     np.testing.assert_allclose(got["grad_norms"], expected["grad_norms"], rtol=0.03)
     np.testing.assert_allclose(got["losses"], expected["losses"], atol=0.01)
     assert np.abs(got["before"] - expected["before"]).mean() < 0.01

@@ -1,4 +1,4 @@
-"""Weights to vLLM on a GPU: shared by CUDA IPC and as an adapter, in bf16 and fp32. After each the engine is at the policy."""
+"""Weight sync to vLLM on a GPU, by CUDA IPC and as an adapter, in bf16 and fp32: afterwards, the engine's log-probs are the policy's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PROMPTS: list[Ints] = [np.arange(3, 3 + length, dtype=np.int32) for length in (4
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen2 whose heads are wide enough for FlashAttention."""
+    """Return a Qwen2 whose heads are wide enough for FlashAttention."""
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
     return write_qwen(tmp_path_factory.mktemp("models") / "qwen", **shape)
 
@@ -52,7 +52,7 @@ def model_args(dtype: str) -> ModelConfig:
 
 
 def policy(model: Path, dtype: str, seed: int, adapter: bool) -> PackedPolicy:
-    """The model moved by noise, with a LoRA adapter that changes what it says if asked for."""
+    """Load the model with noise added to its weights, or, if `adapter`, with a LoRA adapter that changes its outputs."""
     arguments = model_args(dtype)
     causal = load_causal_model(str(model), arguments).cuda()  # pyright: ignore[reportCallIssue]
     generator = torch.Generator("cuda").manual_seed(seed)
@@ -69,7 +69,7 @@ def policy(model: Path, dtype: str, seed: int, adapter: bool) -> PackedPolicy:
 
 @dataclass
 class Engine:
-    """vLLM on the GPU beside the policies of this process."""
+    """vLLM on the GPU that this process also uses."""
 
     strategy: VllmGenerate
     runner: asyncio.Runner
@@ -83,7 +83,7 @@ class Engine:
         return self.runner.run(bounded())
 
     def difference(self, current: PackedPolicy) -> float:
-        """Mean absolute difference of the log-probs of sampled tokens, engine against policy."""
+        """Return the mean absolute difference between the engine's and the policy's log-probs of sampled tokens."""
         sampling = Sampling(48, samples=4, ignore_eos=True)
 
         async def sample() -> list[list[Completion]]:
@@ -135,7 +135,7 @@ def test_the_memory_of_buckets_that_nobody_borrows_is_given_back() -> None:
 
 
 def push(one: Engine, sender: DeviceSender, current: PackedPolicy, names_left_out: int = 0) -> None:
-    """The whole weights, shared."""
+    """Send all weights by CUDA IPC, without the first `names_left_out` buckets."""
     view = WeightView(current.model)
     plan = plan_buckets(view.model_specs(), BUCKET_BYTES)
     assert len(plan) > SLOTS

@@ -1,4 +1,4 @@
-"""The tiny world, warmed up once through the SFT pipeline, and the means to run experiments and look at what they leave."""
+"""The tiny world, warmed up once by the SFT pipeline, and helpers that start runs and inspect their results."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ SMALL = (
     "eval_steps=0",
     "actor_infer.generating_args.seeded=true",
     "rewards.arithmetic.world_size=1",
-    # vLLM compiles the function that ranks sampled tokens in every process anew; tests/engines/test_generate.py runs it compiled.
+    # Otherwise each vLLM process compiles the function that ranks sampled tokens. tests/engines/test_generate.py runs it compiled.
     "+actor_infer.system_envs={TORCHDYNAMO_DISABLE: '1'}",
     "validation.data_args.file_name=few.jsonl",
 )
 FEW = 64
-"""Held-out problems that a run is validated on."""
+"""Number of held-out problems in a run's validation set."""
 
 
 TIMED = ("time/", "throughput/", "memory/", "engine/", "run/")
+"""Prefixes of metrics that may differ between equal runs."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Outcome:
 
     status: int
     output: str
-    """stdout and stderr in the order in which they came."""
+    """stdout and stderr, interleaved."""
 
     @property
     def last_line(self) -> str:
@@ -52,12 +53,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class World:
-    """A folder with model, problems and warmed-up policy, in which runs are started."""
+    """A folder with a model, problems and a warmed-up policy. It is the working directory of the runs."""
 
     folder: Path
 
     def start(self, *arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start `python -m roll.pipeline` in a session of its own, with further variables."""
+        """Start `python -m roll.pipeline` in a new session, with additional environment variables."""
         command = [sys.executable, "-m", "roll.pipeline", *arguments]
         return subprocess.Popen(
             command,
@@ -70,20 +71,20 @@ class World:
         )
 
     def run(self, *arguments: str) -> Outcome:
-        """Run to the end."""
+        """Start a run and wait for its end."""
         return self.wait(self.start(*arguments))
 
     def wait(self, process: subprocess.Popen[str]) -> Outcome:
-        """Wait for the end."""
+        """Wait for the end of a run."""
         output, _ = process.communicate(timeout=limits.RUN)
         return Outcome(process.returncode, output)
 
     def rlvr(self, name: str, *overrides: str) -> tuple[str, ...]:
-        """Arguments of a small RLVR run into the folder `name`."""
+        """Return the arguments of a small RLVR run with the output folder `name`."""
         return "--config-name", "tiny/tiny_rlvr_lora_zero3", f"output_dir={name}", "pretrain=warm/export", *SMALL, *overrides
 
     def descendants(self, run: subprocess.Popen[str], title: str) -> list[psutil.Process]:
-        """Processes of a run whose command begins with this title."""
+        """Return the processes of a run whose command line begins with this title."""
         found = []
         for child in psutil.Process(run.pid).children(recursive=True):
             with suppress(psutil.Error):  # it has ended
@@ -91,7 +92,7 @@ class World:
         return found
 
     def working_rank(self, name: str, run: subprocess.Popen[str], role: str, rank: int) -> psutil.Process:
-        """A rank's process, found amid a call: what it prints goes into the log of that rank."""
+        """Wait until a rank is executing a call, and return its process. It is identified by the log file that is its stdout."""
         log, found = self.folder / name / "logs" / f"{role}-{rank}.log", list[psutil.Process]()
 
         def works() -> bool:
@@ -101,21 +102,21 @@ class World:
                     found.extend([process] if log.samefile(f"/proc/{process.pid}/fd/1") else [])
             return bool(found)
 
-        limits.until(works, f"rank {rank} of {role} is amid a call")
+        limits.until(works, f"rank {rank} of {role} executes a call")
         return found[0]
 
     def go_back(self, name: str, copy: str, last: int) -> None:
-        """Copy a run's folder as a run leaves it that is killed after the checkpoint before `step_<last>`, its last one."""
+        """Copy a finished run's folder, without its last checkpoint (`step_<last>`) and its export, as if the run had been killed."""
         shutil.copytree(self.folder / name, self.folder / copy)
         shutil.rmtree(self.folder / copy / "checkpoints" / f"step_{last}")
         shutil.rmtree(self.folder / copy / "export")
 
     def metrics(self, name: str) -> list[dict[str, Any]]:
-        """The lines of a run's metrics.jsonl."""
+        """Return the lines of a run's metrics.jsonl."""
         return [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
 
     def took_the_same_steps(self, name: str, other: str) -> None:
-        """Whether all metrics of two runs are equal but those of time, memory, engines and restarts."""
+        """Check that two runs have equal metrics, except for those with a prefix in `TIMED`."""
         expected, found = self.metrics(other), self.metrics(name)
         assert [line["step"] for line in found] == [line["step"] for line in expected]
         for before, after in zip(expected, found, strict=True):
@@ -124,7 +125,7 @@ class World:
                     assert after[metric] == pytest.approx(value, abs=1e-5, rel=1e-5), f"step {before['step']}: {metric}"
 
     def wait_for_step(self, name: str, step: int, process: subprocess.Popen[str]) -> None:
-        """Return once the run has logged a step."""
+        """Wait until the run has logged a step."""
         path = self.folder / name / "metrics.jsonl"
 
         def is_logged() -> bool:
@@ -136,19 +137,19 @@ class World:
 
 
 def engine_processes(driver: int) -> list[psutil.Process]:
-    """The processes of a run's engines, each of which has one of vLLM's as its child."""
+    """Return the worker processes of a run's engines, which are the parents of vLLM's processes."""
     children, found = psutil.Process(driver).children(recursive=True), list[psutil.Process]()
     for child in children:
         with suppress(psutil.Error):  # it has ended
             parent = child.parent() if "EngineCore" in child.name() else None
-            # What an engine has just forked still has its name.
+            # A process that vLLM's process has just forked still has its parent's name.
             found += [parent] if parent is not None and "EngineCore" not in parent.name() and parent not in found else []
     return found
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """The warmed-up tiny world. The warm-up is itself a run of the SFT pipeline."""
+    """Return the warmed-up tiny world. The warm-up is itself a run of the SFT pipeline."""
     folder = tmp_path_factory.mktemp("world")
     for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
         subprocess.run([sys.executable, str(TINY / script), f"output/tiny/{name}"], cwd=folder, check=True, timeout=limits.PROCESS)
@@ -162,7 +163,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture
 def leaves_nothing() -> Iterator[Callable[[], None]]:
-    """Checks, when called, that what the test started is gone from the machine."""
+    """Return a function that checks that no process, shared memory or temporary folder of the test is left on the machine."""
     before = _traces()
 
     def left() -> dict[str, set[str]]:
@@ -175,14 +176,14 @@ def leaves_nothing() -> Iterator[Callable[[], None]]:
 
 
 def _in_container(pid: int) -> bool:
-    """Whether a process has another namespace of processes than this one: what runs in a container is not a test's."""
+    """Return whether a process is in a different PID namespace. Such a process runs in a container and is not from a test."""
     with suppress(OSError):
         return os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
     return False
 
 
 def _traces() -> dict[str, set[str]]:
-    """Ray's, vLLM's and the rewards' processes; files in shared memory; temporary folders of runs and of Ray."""
+    """Return processes of Ray, vLLM, runs and rewards, files in shared memory, and temporary folders of runs and of Ray."""
     names = ("ray::", "raylet", "gcs_server", "EngineCore", "VLLM", "roll.rewards.child", "roll.environments.child", "roll.pipeline")
     processes = set()
     for process in psutil.process_iter(["pid", "name", "cmdline"]):

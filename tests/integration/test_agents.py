@@ -1,4 +1,4 @@
-"""Episodes in environments with the real engines: what is trained on is what the engine saw, whatever becomes of environments."""
+"""Episodes in environments with the real engines: the run trains on the tokens that the engine saw, and survives broken environments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from roll.environments.base import Observation, Step
 
 
 class Asks:
-    """Asks a sum, and once more. Each answer earns the share of it that is digits. Tasks that end in `trouble` break in their last step."""
+    """Two turns about a sum. Each answer earns half its fraction of digits. With `trouble`, some tasks break in the last step."""
 
     def __init__(self, trouble: bool = False) -> None:
         self._trouble = trouble
@@ -56,7 +56,7 @@ BROKEN = ("1+1", "2+2", "3+3", "4+4")
 
 
 def agent(world: World, name: str, *overrides: str) -> tuple[str, ...]:
-    """Arguments of a small run in which sums are asked by an environment."""
+    """Return the arguments of a small run whose prompts come from an environment."""
     (world.folder / "worlds.py").write_text(WORLDS)
     return world.rlvr(
         name,
@@ -93,7 +93,7 @@ def test_an_agent_learns_from_the_tokens_that_the_engine_saw(world: World, leave
     assert all("val/heldout/pass@1" in line for line in (steps[0], steps[2]))
     responses = [response for record in samples(world.folder / "agent") for response in record["responses"]]
     several = [response["trajectories"][0] for response in responses if len(response["trajectories"][0]["segments"]) == 4]
-    assert several, "the file shows both turns"
+    assert several, "samples.jsonl has episodes with both turns"
     for path in several:
         roles = [segment["role"] for segment in path["segments"]]
         assert roles == ["environment", "assistant"] * 2
@@ -103,7 +103,7 @@ def test_an_agent_learns_from_the_tokens_that_the_engine_saw(world: World, leave
 
 @pytest.mark.full
 def test_broken_environments_do_not_end_an_asynchronous_run(world: World, leaves_nothing: Callable[[], None]) -> None:
-    """Some raise, some hang, some take too much memory, some are killed: their groups are replaced, and none of them is scored."""
+    """Environments that raise, hang, exceed their memory or are killed: their groups are replaced, and none of them is scored."""
     rows = [json.loads(line) for line in (world.folder / "output/tiny/problems/train.jsonl").read_text().splitlines()]
     broken = [row for row in rows if row["prompt"][:3] in BROKEN][:8]
     sound = [row for row in rows if row["prompt"][:3] not in BROKEN][:56]

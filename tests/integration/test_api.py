@@ -1,4 +1,4 @@
-"""The example of docs/running.md, run inside an event loop with the real engines."""
+"""The Python API example of docs/running.md, run inside an event loop with the real engines."""
 
 from __future__ import annotations
 

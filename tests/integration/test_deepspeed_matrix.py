@@ -1,4 +1,4 @@
-"""Some cells of the DeepSpeed matrix, trained by its command."""
+"""The command of the DeepSpeed matrix, on some of its cells."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_some_cells_are_trained_and_not_trained_again(tmp_path: Path) -> None:
     assert sorted(line["cell"][0] for line in lines) == sorted([*PIPELINES, "sft"]), "each once"
     for line in lines:
         assert line["difference"] <= Cell(*line["cell"]).tolerance == 1e-5, line
-        # It is a curve of a model that learns; the batches take turns, and the first update has a learning rate of 0.
+        # The loss falls. Batches repeat, so comparable losses are compared; the learning rate of the first update is 0.
         assert len(line["curve"]) == len(line["plain"]) == 6
         assert line["curve"][4] < line["curve"][0] - 0.1, line
     written = page.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Engines are killed in seeded synchronous runs on the real vLLM: the run takes the steps of one in which none dies."""
+"""Engines are killed during seeded runs with real vLLM: a synchronous run has the same metrics as one without a failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHOLE = (*TWO, "weight_sync.lora=merged", "weight_sync.bucket_mib=1")
 
 @pytest.fixture(scope="module")
 def undisturbed(world: World) -> Callable[[Sequence[str]], str]:
-    """The name of a run in which no engine dies."""
+    """Return a function that makes a run without a failure, once per set of arguments, and returns its name."""
     names: dict[tuple[str, ...], str] = {}
 
     def name(arguments: Sequence[str]) -> str:
@@ -37,12 +37,12 @@ def undisturbed(world: World) -> Callable[[Sequence[str]], str]:
 
 
 def vllm_process(engine: psutil.Process) -> psutil.Process:
-    """vLLM's own process of an engine."""
+    """Return vLLM's process of an engine."""
     return next(child for child in engine.children(recursive=True) if "EngineCore" in child.name())
 
 
 def deaths(output: str) -> int:
-    """Of engines, as a run told them."""
+    """Count the deaths of engines that a run reported."""
     return len(re.findall(r"actor_infer rank \d died: ", output))
 
 
@@ -101,7 +101,7 @@ def test_one_of_two_dies_amid_a_sync(
 
 
 def test_asynchronous_training_goes_on(world: World, leaves_nothing: Callable[[], None]) -> None:
-    """Every prompt is used once, and none is older than the ratio allows."""
+    """The run takes all steps, and no sample is staler than the ratio allows."""
     arguments = (*TWO, "async_generation_ratio=1", "actor_infer.generating_args.seeded=false")
     process = world.start(*world.rlvr("ahead", *arguments))
     world.wait_for_step("ahead", 1, process)
@@ -110,7 +110,7 @@ def test_asynchronous_training_goes_on(world: World, leaves_nothing: Callable[[]
     assert outcome.status == 0, outcome.output
     lines = world.metrics("ahead")
     assert [line["step"] for line in lines] == list(range(STEPS + 1))
-    updates = 2  # of a step
+    updates = 2  # per step
     assert all(line["staleness/max"] <= updates for line in lines[1:])
     samples = [json.loads(line) for line in (world.folder / "ahead" / "samples.jsonl").read_text().splitlines()]
     assert {sample["step"] for sample in samples} == set(range(1, STEPS + 1))

@@ -1,4 +1,4 @@
-"""Environments in Ray's workers: sessions are spread, and a worker that is killed is replaced."""
+"""Environments in Ray workers: sessions are distributed over the workers, and a killed worker is replaced."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ async def plays(folder: Path) -> None:
         assert [session.malformed_calls for session in sessions] == ["answer"] * 4
         fifth = asyncio.ensure_future(environments.open("calculator", {"seed": 4}, 0))
         assert [(await session.step(CALL)).messages[0]["content"] for session in sessions] == ["42"] * 4
-        assert not fifth.done(), "all places are taken"
+        assert not fifth.done(), "all sessions are in use"
         os.kill(group._pids[0], signal.SIGKILL)
         answers = await asyncio.gather(*(session.step(CALL) for session in sessions), return_exceptions=True)
         failed = [isinstance(answer, EnvironmentFailed) for answer in answers]
-        assert failed == [True, False, True, False], "they are spread in turn, and those of the other worker go on"
+        assert failed == [True, False, True, False], "sessions alternate between workers, and those of the other worker continue"
         assert environments.metrics() == {
             "episode/crashed": 0.0,
             "episode/timed_out": 0.0,

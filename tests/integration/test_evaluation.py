@@ -1,4 +1,4 @@
-"""`python -m roll.evaluate` on the real engines: of a model, and of a run, whose own last validation is the oracle."""
+"""`python -m roll.evaluate` with the real engines, for a checkpoint and for runs. A run's last validation is the expected result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.engines
 
 
 def evaluated(world: World, *arguments: str, folder: str) -> dict[str, Any]:
-    """What `evaluation.json` says."""
+    """Run the command and return the content of `evaluation.json`."""
     command = [sys.executable, "-m", "roll.evaluate", *arguments]
     done = subprocess.run(command, cwd=world.folder, capture_output=True, text=True, timeout=limits.RUN, env=os.environ)
     assert done.returncode == 0, done.stderr
@@ -42,13 +42,13 @@ def test_a_checkpoint_is_answered_by_transformers(world: World, leaves_nothing: 
     assert estimates["accuracy"]["low"] < estimates["accuracy"]["value"] < estimates["accuracy"]["high"]
     assert estimates["pass@4"]["value"] == pytest.approx(sum(map(any, right)) / 24)
     assert estimates["pass@2"]["value"] == pytest.approx(sum(pass_at_k(4, sum(one), 2) for one in right) / 24)
-    assert not list((world.folder / "ours").glob("roll-*")), "the exported weights are left behind"
+    assert not list((world.folder / "ours").glob("roll-*")), "the exported weights must be removed"
     leaves_nothing()
 
 
 @pytest.mark.full
 def test_a_run_is_as_good_as_its_last_validation_says(world: World, leaves_nothing: Callable[[], None]) -> None:
-    """The same prompts, sampling, seeds and engine; the adapter is merged here, and was applied there."""
+    """Prompts, sampling, seeds and engine are the same. The evaluation merges the adapter, while the run applied it in the engine."""
     outcome = world.run(*world.rlvr("judged", "max_steps=2", "eval_steps=2"))
     assert outcome.status == 0, outcome.output
     found = evaluated(world, "judged", folder="judged/evaluations/step_2")
@@ -62,7 +62,7 @@ def test_a_run_is_as_good_as_its_last_validation_says(world: World, leaves_nothi
 
 @pytest.mark.full
 def test_environments_of_a_run_are_evaluated(world: World, leaves_nothing: Callable[[], None]) -> None:
-    """Episodes of several turns, by the path of validation."""
+    """Multi-turn episodes, on the code path of validation."""
     outcome = world.run(*agent(world, "player", "max_steps=1"))
     assert outcome.status == 0, outcome.output
     found = evaluated(world, "player", "--limit", "4", folder="player/evaluations/step_1")

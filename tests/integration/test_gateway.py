@@ -1,4 +1,4 @@
-"""An agent that is not ours, written with OpenAI's client, plays the calculator task with the real engine."""
+"""A third-party agent, written with OpenAI's client, does the calculator task with the real engine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ for turn in range(3):
 
 @pytest.fixture(scope="module")
 def agents(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """The tiny world of agents: a model that was taught to call its tool."""
+    """Return the tiny world of agents, with a model that was trained to call its tool."""
     folder = tmp_path_factory.mktemp("agents")
     for script, *given in (("make_model.py", "output/tiny/agent-model", "--agent"), ("make_conversations.py", "output/tiny/conversations")):
         subprocess.run([sys.executable, str(TINY / script), *given], cwd=folder, check=True, timeout=limits.PROCESS)
@@ -73,11 +73,11 @@ def test_an_agent_by_the_official_client_is_trained_on_what_the_engine_saw(agent
         assert line["episode/forks"] == 0 and line["episode/turns_mean"] > 1 and line["episode/tool_calls"] > 0
         assert line["reward/scored_fraction"] == 1
     assert any(line["policy/grad_norm"] > 0 for line in steps)
-    assert sum(line.get("episode/failed_groups", 0) for line in steps) > 0, "groups of tasks that the agent fails are replaced"
+    assert sum(line.get("episode/failed_groups", 0) for line in steps) > 0, "groups of tasks for which the agent fails are replaced"
     paths = [one["trajectories"] for record in samples(agents.folder / "gateway") for one in record["responses"]]
     assert paths and all(len(path) == 1 for path in paths)
     several = [path[0]["segments"] for path in paths if len(path[0]["segments"]) > 2]
-    assert several, "some called the tool and went on from its answer"
+    assert several, "some episodes call the tool and continue after its answer"
     for segments in several:
         assert [segment["role"] for segment in segments] == ["environment", "assistant"] * (len(segments) // 2)
 

@@ -1,4 +1,4 @@
-"""The Ray layer by itself, with strategies that need no model: deadlines, first causes, nothing left behind."""
+"""Worker groups on Ray, with strategies that need no model: deadlines, causes of failures, and no leftovers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Picky(Exception):
 
 
 class Worker:
-    """Does what a test asks."""
+    """A strategy with a method for each behaviour that the tests need."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank, self.place = rank.rank, rank
@@ -64,7 +64,7 @@ class Worker:
         raise RuntimeError("[gloo] Timed out waiting 1000ms for recv operation to complete")
 
     def wait(self, rank: int, release: Path) -> int:
-        """A rank waits for a file, the others do not."""
+        """Make one rank wait until a file exists; the others return at once."""
         if self.rank == rank:
             limits.until(release.exists, f"{release} is there", limits.RUN)
         return self.rank
@@ -72,14 +72,14 @@ class Worker:
     def die(self, rank: int, release: Path) -> None:
         if self.rank == rank:
             os._exit(7)
-        self.wait(self.rank, release)  # in a collective operation that does not hear of it
+        self.wait(self.rank, release)  # as in a collective that does not notice the death
 
     def close(self) -> None:
         pass
 
 
 class Engine:
-    """Answers when it is told to."""
+    """An engine whose `answer` waits until `resume` is called."""
 
     def __init__(self) -> None:
         self._may_answer, self._asked = asyncio.Event(), 0
@@ -105,7 +105,7 @@ class Engine:
         os._exit(7)
 
     async def process_and_child(self) -> list[int]:
-        """Ids of this process, and of one that it starts and that survives it."""
+        """Return the ids of this process and of a child that would survive it."""
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10 ** 6)"], start_new_session=True)
         return [os.getpid(), child.pid]
 
@@ -155,19 +155,19 @@ async def finds_what_is_stopped(logs: Path) -> None:
         watch.watch(group, with_children=True)
         stopped, waiting = group.processes()
         calls = asyncio.ensure_future(group.within(limits.RUN).all(Worker.die, -1, logs / "never"))
-        probe = nodes._probe(ray.get_runtime_context().get_node_id())  # as on another node
+        probe = nodes._probe(ray.get_runtime_context().get_node_id())  # the probe that is used for other nodes
         async with watch.watched(lambda role: False):
             os.kill(stopped.pid, signal.SIGSTOP)
-            limits.until(lambda: is_stopped(probe, stopped.pid), "the probe sees it", limits.CALL)
+            limits.until(lambda: is_stopped(probe, stopped.pid), "the probe finds the stopped process", limits.CALL)
             with pytest.raises(WorkerDied, match=rf"^trainer rank 0: its process {stopped.pid} is stopped \(SIGSTOP\) \(logs/trainer-0"):
                 await calls
-        limits.until(lambda: not psutil.pid_exists(stopped.pid), "it is ended", limits.END)
+        limits.until(lambda: not psutil.pid_exists(stopped.pid), "the stopped process is gone", limits.END)
         await probe.end_family.remote(waiting.pid)
-        limits.until(lambda: not psutil.pid_exists(waiting.pid), "the probe ended the other", limits.END)
+        limits.until(lambda: not psutil.pid_exists(waiting.pid), "the process that the probe ended is gone", limits.END)
 
 
 async def reads_no_earlier_log(logs: Path) -> None:
-    """A rank of an earlier run waited in vain; this one's is killed."""
+    """The log of an earlier run contains a collective's timeout. In this run a rank is killed, which must be the reported cause."""
     (logs / "trainer-0.log").write_text("[gloo] Timed out waiting 1000ms for recv operation to complete\n")
     async with group_of_two(logs) as group:
         with pytest.raises(WorkerFailed, match="^trainer rank 0: the process died"):
@@ -175,27 +175,27 @@ async def reads_no_earlier_log(logs: Path) -> None:
 
 
 async def names_who_is_late(group: WorkerGroup[Worker], folder: Path) -> None:
-    """Who waits for what does not come ends in vain; who is late goes on with its next call once it is released."""
+    """Report the rank that is late, and not the rank that waited for it. The late rank takes its next call once it is released."""
     answered, late = (actor.call.remote(0, "wait", 1, folder / "slept") for actor in group._actors)
     await answered
-    with pytest.raises(WorkerFailed, match=r"^trainer rank 1: wait was not done after 1 s on rank\(s\) 1$"):
+    with pytest.raises(WorkerFailed, match=r"^trainer rank 1: wait did not finish within 1 s on rank\(s\) 1$"):
         await group._gather([answered, late], "wait", limits.EXPIRY)
     (folder / "slept").touch()
-    said = r"^trainer rank 1: meet: rank\(s\) 1 did not come to a collective operation for which rank\(s\) 0 waited \(logs/trainer-1"
+    said = r"^trainer rank 1: meet: rank\(s\) 1 did not join a collective operation in which rank\(s\) 0 waited \(logs/trainer-1"
     with pytest.raises(WorkerFailed, match=said):
         await group.within(limits.CALL).all(Worker.meet, 1, folder / "met")
     (folder / "met").touch()
 
 
 async def fails_where_calls_travel_together(group: WorkerGroup[Engine]) -> None:
-    """As calls that travel alone do."""
+    """Check that batched calls fail like single calls."""
     calls = group.batched.within(limits.CALL)
     answer = asyncio.ensure_future(calls.one(0, Engine.asked))
     with pytest.raises(WorkerFailed, match=r"^engine rank 0: RuntimeError: Picky: a cause and its detail \(logs/engine-0.log\)$") as raised:
         await calls.one(0, Engine.fail)
     assert "in fail" in raised.value.traceback
     assert await answer >= 0
-    with pytest.raises(WorkerLate, match=r"^engine rank 0: never was not done after 1 s on rank\(s\) 0$"):
+    with pytest.raises(WorkerLate, match=r"^engine rank 0: never did not finish within 1 s on rank\(s\) 0$"):
         await group.batched.within(limits.EXPIRY).one(0, Engine.never)
     waiting = asyncio.ensure_future(calls.one(0, Engine.never))
     for failing in (calls.one(0, Engine.die), waiting, calls.one(0, Engine.asked)):
@@ -204,7 +204,7 @@ async def fails_where_calls_travel_together(group: WorkerGroup[Engine]) -> None:
 
 
 async def replaces_one_process(group: WorkerGroup[Engine], log: Path) -> None:
-    """Rank 0 has died, and is stopped once it is back; rank 1 goes on. Who works alone waits for no other."""
+    """Replace rank 0, which has died, and replace it again after a stop and after a kill. A call of rank 1 is not affected."""
     calls = group.batched.within(limits.CALL)
     other = asyncio.ensure_future(calls.one(1, Engine.answer))
     await group.replace(0, limits.START)
@@ -245,17 +245,17 @@ async def hears_the_sync_behind_many_prompts(logs: Path) -> None:
 
 
 def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One cluster for all of it: starting Ray takes seconds."""
+    """All scenarios share one cluster, because starting Ray takes seconds."""
 
     async def behaves() -> None:
         async with group_of_two(tmp_path / "logs") as group:
             calls = group.within(limits.CALL)
             assert await calls.all(Worker.environment, "COLOUR") == ["blue", "blue"]
             assert await calls.all(Worker.environment, "RANK") == ["0", "1"]
-            assert await calls.all(Worker.niceness) == [os.nice(0)] * 2, "workers give way to nobody"
+            assert await calls.all(Worker.niceness) == [os.nice(0)] * 2, "workers have the driver's niceness"
             assert await calls.each(Worker.wait, [(2, tmp_path), (2, tmp_path)]) == [0, 1]
             with monkeypatch.context() as patch:
-                patch.setattr("roll.workers.group.ECHO_SECONDS", limits.CALL)  # the cause may come long after its echo
+                patch.setattr("roll.workers.group.ECHO_SECONDS", limits.CALL)  # the cause may arrive long after its echo
                 picky = r"^trainer rank 1: RuntimeError: Picky: a cause and its detail \(logs/trainer-1.log\)$"
                 with pytest.raises(WorkerFailed, match=picky):
                     await calls.all(Worker.fail, 1)
@@ -276,7 +276,7 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: 
             assert await group.within(limits.CALL).each(Worker.replica, [(), ()]) == [(0, 2), (0, 2)]
             pids = [int(pid) for pid in await group._gather([actor.pid.remote() for actor in group._actors], "pid", limits.CALL)]
             hanging = asyncio.ensure_future(group.within(limits.RUN).all(Worker.wait, 0, tmp_path / "never"))
-            await asyncio.sleep(0)  # the calls are made
+            await asyncio.sleep(0)  # let the task make its calls
         hanging.cancel()
         limits.until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "its processes are gone", limits.END)
 

@@ -1,4 +1,4 @@
-"""The table of what a step costs the host, on the smallest work that makes it. Its figures are not tested."""
+"""The benchmark of the host CPU time of a step, on a minimal workload. The figures themselves are not checked."""
 
 from __future__ import annotations
 

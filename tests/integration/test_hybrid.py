@@ -1,4 +1,4 @@
-"""A hybrid of Qwen3.5's shape through whole runs: fine-tuned, then by reinforcement learning with an adapter, where vLLM cannot run it."""
+"""A hybrid model with Qwen3.5's architecture in whole runs: SFT, then RLVR with an adapter and the engine `hf_infer`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEARNING = ("max_steps=3", "save_steps=3", "num_return_sequences_in_group=4", "r
 
 @torch.no_grad()
 def loss(folder: Path, world: World) -> float:
-    """On the held-out rows, by transformers alone, nats a token."""
+    """Return the loss on the held-out rows, computed with transformers alone, in nats per token."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     found = []
     for (sequence,) in held_out(world, "responses", prompt="prompt", response="response"):
@@ -47,6 +47,6 @@ def test_a_hybrid_is_fine_tuned_and_then_learns_by_reward(world: World) -> None:
     assert outcome.status == 0, outcome.output
     steps = world.metrics("hybrid_rlvr")[1:]
     assert len(steps) == 3
-    # The engine samples with states that it keeps, the trainer reads packed sequences; the second and third step follow a sync.
+    # The engine samples with cached states, while the trainer processes packed sequences. Steps 2 and 3 follow a weight sync.
     assert max(step["mismatch/logprob_abs_diff_mean"] for step in steps) < 1e-5
     assert all(np.isfinite(step["policy/loss"]) and step["policy/skipped_updates"] == 0 for step in steps)

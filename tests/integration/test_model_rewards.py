@@ -1,4 +1,4 @@
-"""The tiny task learnt from rewards that a model gives: a judge behind a URL, a judge in an engine of its own, a reward model."""
+"""Training on the tiny task with rewards from a model: a judge behind a URL, a judge in its own engine, and a reward model."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ pytestmark = [pytest.mark.engines, pytest.mark.full]
 
 JUDGED_STEPS, SCORED_STEPS = 30, 40
 RISE = 0.1
-"""Of the share of right answers to the 256 held-out problems, 4 samples each."""
+"""Required rise of the fraction of right answers to the 256 held-out problems, with 4 samples each."""
 ANSWERS = "validation={data_args: {file_name: exact.jsonl, template: raw, prompt: prompt}, name: heldout, generating_args: {seeded: true}}"
-"""Held-out problems of a domain that a function scores: what the policy has learnt is not for its teacher to say."""
+"""Held-out problems of a domain that a function scores, so that the validation does not depend on the model that gives the rewards."""
 EXACT = "+rewards.exact={reward: exact_match}"
 
 
 @contextmanager
 def serving(behaviour: Behaviour) -> Iterator[ChatServer]:
-    """A chat server in a thread of its own, beside the run."""
+    """Run a chat server in a separate thread."""
     started, ended = threading.Event(), asyncio.Event()
     found: list[Any] = []
 
@@ -58,27 +58,27 @@ def samples(world: World, name: str) -> list[dict[str, Any]]:
 
 
 def total(prompt: str) -> str:
-    """The right answer to `1+2+3+4=`."""
+    """Return the right answer to a prompt such as `1+2+3+4=`."""
     return str(sum(map(int, prompt.removesuffix("=").split("+"))))
 
 
 @pytest.fixture
 def prompt_file(world: World) -> Path:
-    """What the judge is asked."""
+    """Return the file with the judge's prompt template."""
     file = world.folder / "asked.txt"
     file.write_text("{question} {response} {reference}")
     return file
 
 
 def asked_by_url(world: World, name: str, prompt_file: Path, url: str, *keys: str) -> tuple[str, ...]:
-    """Arguments of a short run whose judge is behind a URL."""
+    """Return the arguments of a short run whose judge is behind a URL."""
     judge = ("reward=llm_judge", "judge_model_type=api", "judge_model_name=equality", f"judge_prompt={prompt_file}", f"judge_api_url={url}")
     keys = tuple(f"rewards.arithmetic.{key}" for key in (*judge, *keys))
     return world.rlvr(name, "max_steps=2", "save_at_end=false", "validation=null", *keys)
 
 
 def test_a_judge_behind_a_url(world: World, prompt_file: Path, leaves_nothing: Callable[[], None]) -> None:
-    """The server's temporary failures change nothing; each verdict is the server's."""
+    """Temporary failures of the server have no effect, and each reward is the server's verdict."""
 
     def behaviour(body: dict[str, Any], number: int) -> Response:
         if number % 10 == 3:
@@ -110,7 +110,7 @@ def test_a_judge_that_cannot_be_reached_ends_the_run_with_the_cause(world: World
 
 @pytest.fixture(scope="module")
 def judging(world: World) -> World:
-    """The world with a policy that is right about half the time, what its judges learn from, and held-out problems for a function."""
+    """Return the world with a policy that is right about half the time, training data for judges, and held-out problems."""
     outcome = world.run("--config-name", "tiny/tiny_warm_up", "output_dir=taught")
     assert outcome.status == 0, outcome.output
     script = str(TINY / "make_judgements.py")
@@ -122,7 +122,7 @@ def judging(world: World) -> World:
 
 
 def train_policy(world: World, name: str, experiment: str, steps: int, *keys: str) -> None:
-    """Train the policy on a model's verdicts; a function validates it before and after."""
+    """Train the policy on a model's rewards. A function-based reward validates it before and after."""
     outcome = world.run(
         *("--config-name", f"tiny/{experiment}", f"output_dir={name}", "pretrain=taught/export", "save_at_end=false"),
         *(f"max_steps={steps}", f"eval_steps={steps}", ANSWERS, EXACT, *keys),
@@ -149,7 +149,7 @@ def test_learnt_from_a_judge_in_an_engine_of_its_own(judging: World, leaves_noth
 
 @pytest.fixture(scope="module")
 def reward_model(judging: World) -> Path:
-    """Trained by the pipeline on right and wrong sums, until it tells about 99 of 100 pairs apart. The policy learns nothing of 96."""
+    """Train a reward model on right and wrong sums to an accuracy of about 99%. With 96%, the policy would not learn."""
     outcome = judging.run(
         *("--config-name", "tiny/tiny_reward_model", "output_dir=preferring", "pretrain=taught/export", "max_steps=600", "eval_steps=0"),
         *("save_steps=0", "reward_train.data_args.file_name=output/tiny/judgements/pairs.jsonl"),

@@ -1,4 +1,4 @@
-"""The offline pipelines on the real engines: preferences resumed, a reward model and a student that transformers reads."""
+"""Offline pipelines with the real engines: SFT, resumed DPO, and a reward model and a student whose exports transformers loads."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SHORT = ("pretrain=warm/export", "max_steps=4", "save_steps=2", "eval_steps=2", 
 REFERENCE = "++reference={model_args: {dtype: fp32}, strategy_args: {strategy_name: hf_infer}, max_tokens_per_microbatch: 4096}"
 MEASURED = ("time/", "throughput/", "memory/")
 SEED = 42
-"""Of the experiments."""
+"""Seed of the experiments."""
 
 
 def held_out(world: World, kind: Kind, **columns: str) -> list[tuple[ExampleSequence, ...]]:
-    """The rows that the run held out."""
+    """Return the rows that the run held out for validation."""
     data_args = DataConfig.model_validate(
         {"file_name": str(world.folder / "output/tiny/problems/train.jsonl"), "template": "raw", **columns}
     )
@@ -57,8 +57,8 @@ def test_preferences_go_on_exactly_from_a_checkpoint(world: World) -> None:
     assert [line["step"] for line in whole] == [0, 1, 2, 3, 4]
     assert [line["step"] for line in whole if "val/validation/accuracy" in line] == [0, 2, 4]
     assert whole[-1]["val/validation/loss"] < whole[0]["val/validation/loss"]
-    assert "time/reference" in whole[0], "the reference was asked before the first step"
-    assert not any("time/reference" in line or "memory/reference/peak_bytes" in line for line in whole[1:]), "and ended"
+    assert "time/reference" in whole[0], "the reference scored all rows before the first step"
+    assert not any("time/reference" in line or "memory/reference/peak_bytes" in line for line in whole[1:]), "and not later"
     assert (world.folder / "dpo" / "export" / "model.safetensors.index.json").exists()
 
     process = world.start(*preferences, "output_dir=dpo_lost")
@@ -79,7 +79,7 @@ def test_preferences_go_on_exactly_from_a_checkpoint(world: World) -> None:
 
 @torch.no_grad()
 def score(folder: Path, token_ids: list[list[int]]) -> Tensor:
-    """Scores by transformers alone, of a padded batch."""
+    """Return the scores of a padded batch, computed with transformers alone."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     longest, pad = max(map(len, token_ids)), model.config.pad_token_id
     padded = torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids in token_ids])

@@ -1,4 +1,4 @@
-"""The quickstart's experiments, shrunk to the CPU and a random model: from rows in the public layout to an evaluation and an export."""
+"""The quickstart's experiments on the CPU with a random model, from rows in the public layout to an evaluation and an export."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ MODEL = "output/tiny/agent-model"
 
 
 def on_cpu(*roles: str) -> list[str]:
-    """Overrides that take roles from their GPU."""
+    """Return overrides that move roles from their GPUs to the CPU."""
     return [f"{role}.{key}" for role in roles for key in ("device_mapping=null", "world_size=1", "model_args.dtype=fp32")]
 
 
 def ran(folder: Path, *words: str) -> str:
-    """What a command prints that ends well."""
+    """Run a command that must succeed, and return its output."""
     done = subprocess.run(
         [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=limits.RUN, env=os.environ, check=False
     )
@@ -46,7 +46,7 @@ def ran(folder: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A folder with both sets as the command prepares them, and a random model that reads bytes."""
+    """Return a folder with both data sets, prepared by `roll.data.prepare`, and a random model with a byte tokenizer."""
     folder = tmp_path_factory.mktemp("quickstart")
     copies = {
         "gsm8k": write_gsm8k(folder / "copies" / "gsm8k", 400, 16),
@@ -59,7 +59,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def fine_tuned(world: World, name: str, *overrides: str) -> list[dict[str, float]]:
-    """The metrics of an experiment that learns from given rows, after a few steps of it."""
+    """Run an offline experiment for a few steps, and return its metrics."""
     learner, second = LEARNERS[name], SECOND.get(name)
     words = [*SHORT, *on_cpu(learner, *([second] if second else [])), f"pretrain={MODEL}", f"output_dir={name}"]
     words += [f"{learner}.training_args.per_device_train_batch_size=8", f"{learner}.max_tokens_per_microbatch=4096"]
@@ -71,10 +71,10 @@ def fine_tuned(world: World, name: str, *overrides: str) -> list[dict[str, float
 
 @pytest.fixture(scope="module")
 def solver(prepared: World) -> World:
-    """With what gsm8k_sft made of the random model."""
+    """Return the folder after `gsm8k_sft` has fine-tuned the random model."""
     words = ("max_steps=150", "eval_steps=75", "sft_train.training_args.learning_rate=2e-3", "sft_train.training_args.num_train_epochs=10")
     losses = [line["val/validation/loss"] for line in fine_tuned(prepared, "gsm8k_sft", *words) if "val/validation/loss" in line]
-    assert losses[-1] < losses[0] / 3, "the solutions have one form, which the random model does not know"
+    assert losses[-1] < losses[0] / 3, "the model must learn the common form of the solutions"
     return prepared
 
 
@@ -96,7 +96,7 @@ def test_gsm8k_from_its_public_layout_to_an_evaluation_and_a_loaded_model(solver
     lines = [json.loads(line) for line in (results / "samples.jsonl").read_text().splitlines()]
     assert len(lines) == 16
     boxes = [(re.findall(r"\\boxed\{(\d+)\}", line["responses"][0]["text"]), line["row"]["ground_truth"]) for line in lines]
-    assert sum(bool(found) for found, _ in boxes) >= 8, "the form was learnt"
+    assert sum(bool(found) for found, _ in boxes) >= 8, "the policy writes its answers in a box"
     right = [bool(found) and int(found[-1]) == int(truth) for found, truth in boxes]
     assert [line["responses"][0]["passed"] for line in lines] == right
     [one] = json.loads((results / "evaluation.json").read_text())["sets"].values()
@@ -105,7 +105,7 @@ def test_gsm8k_from_its_public_layout_to_an_evaluation_and_a_loaded_model(solver
     ran(solver.folder, "-m", "roll.export", "rlvr", "exported", "--format", "hf")
     [script] = [block for block in blocks("docs/quickstart.md") if block.option("file")]
     (solver.folder / "ask.py").write_text(script.text.replace("export/gsm8k_policy", "exported"))
-    assert ran(solver.folder, "ask.py").strip(), "transformers loads what was exported, and answers"
+    assert ran(solver.folder, "ask.py").strip(), "transformers loads the exported model and generates text"
 
     outcome = solver.run("--config-name", "gsm8k_rlvr", *words, "max_steps=3")
     assert outcome.status == 0, outcome.output
@@ -121,7 +121,7 @@ def test_pairs_of_ultrafeedback_are_learnt(prepared: World, name: str) -> None:
     rate = (f"{learner}.training_args.learning_rate=1e-3", f"{learner}.training_args.warmup_steps=0")
     steps = fine_tuned(prepared, name, "max_steps=8", "eval_steps=8", "save_steps=0", *rate, *second)
     assert steps[0]["val/validation/loss"] > steps[-1]["val/validation/loss"]
-    assert steps[-1]["val/validation/accuracy"] == 1.0, "every chosen response names a colour, every other one says No"
+    assert steps[-1]["val/validation/accuracy"] == 1.0, "every chosen response names a colour, every rejected one is No"
 
 
 def test_a_student_learns_from_a_teacher_on_gsm8k(solver: World) -> None:

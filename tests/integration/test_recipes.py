@@ -1,4 +1,4 @@
-"""Recipes of examples/algorithms on the real engines: those whose rollouts differ from the usual, and those that carry a state."""
+"""Recipes of examples/algorithms with the real engines: those with unusual rollouts, and those with state in their checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_dapo_draws_until_the_step_is_full(world: World) -> None:
 
 
 def test_a_policy_learns_the_distributions_of_its_teacher(world: World) -> None:
-    """From the random model, whose samples the warmed-up one judges: no reward, no reference. It goes on from a checkpoint as it was."""
+    """The student is the random model, and the teacher is the warmed-up model. A resumed run repeats the same steps."""
     teacher = ("pretrain=output/tiny/model", "teacher.model_args.model_name_or_path=warm/export", "max_steps=4", "save_steps=2")
     outcome = world.run(*recipe("on_policy_distillation_full", "distilled"), *teacher)
     assert outcome.status == 0, outcome.output
@@ -44,7 +44,7 @@ def test_a_policy_learns_the_distributions_of_its_teacher(world: World) -> None:
 
 
 def test_each_domain_learns_from_its_own_teacher(world: World) -> None:
-    """Arithmetic from the warmed-up model; the other domain from the policy's own weights, from which it is not apart at first."""
+    """Arithmetic has the warmed-up model as its teacher. The other domain has the initial policy, so its divergence starts at 0."""
     problems = (world.folder / "output/tiny/problems/train.jsonl").read_text().splitlines()
     for domains in (["arithmetic"], ["words"], ["arithmetic", "words"]):
         rows = [json.loads(line) | {"domain": domains[number % len(domains)]} for number, line in enumerate(problems)]
@@ -111,7 +111,7 @@ def test_a_critic_learns_alone_at_first_and_goes_on_after_a_resume(world: World)
     assert outcome.status == 0, outcome.output
     whole, split = world.metrics("whole_critic"), world.metrics("split_critic")
     assert [any(name.startswith("policy/") for name in line) for line in whole[1:]] == [False, True, True]
-    # The head starts at 0: before the first update it says the same of all.
+    # The head starts at 0, so all values are 0 before the first update.
     assert [whole[1][f"critic/{name}"] for name in ("value_mean", "explained_variance")] == [0, 0]
     assert all(line["critic/grad_norm"] > 0 and line["time/values"] > 0 and line["staleness/max"] == 0 for line in whole[1:])
     assert whole[3]["critic/value_mean"] != 0

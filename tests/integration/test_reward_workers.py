@@ -1,4 +1,4 @@
-"""A reward's Ray actor is killed while it scores: it is replaced, and every response is scored."""
+"""A reward worker's Ray actor that is killed while it scores is replaced, and every response is scored."""
 
 from __future__ import annotations
 

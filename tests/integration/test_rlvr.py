@@ -1,4 +1,4 @@
-"""Whole runs on the real engines: Ray, DeepSpeed ZeRO-3, vLLM, PEFT."""
+"""Whole RLVR runs with the real engines: Ray, DeepSpeed ZeRO-3, vLLM, PEFT."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ PROMISED = (
 
 
 STAGES = {"driver": ("starting Ray", "all roles are ready"), "actor_train": ("ready",), "actor_infer": ("engine's process started",)}
-"""Stages that last for seconds on the fastest machine. A first rollout may end between two looks."""
+"""Stages that last for seconds even on a fast machine. Shorter ones, such as the first rollout, may end between two checks."""
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(world: World) -> str:
-    """Six steps in one go."""
+    """Make a run of six steps without interruption, and return its name."""
     outcome = world.run(*world.rlvr("whole", "max_steps=6", "save_steps=2", "eval_steps=3"))
     assert outcome.status == 0, outcome.output
     return "whole"
@@ -92,7 +92,7 @@ def test_run_folder_is_complete(world: World, uninterrupted: str) -> None:
 
 
 def test_each_role_shows_its_stages_until_the_first_step(world: World, uninterrupted: str) -> None:
-    """From its own process: what it uses of the machine grows from line to line."""
+    """The CPU time of each role's processes grows from line to line."""
     log = (world.folder / uninterrupted / "logs" / "driver.log").read_text()
     start = log[: log.index("step 1/6")]
     for role, stages in STAGES.items():
@@ -120,17 +120,17 @@ def test_export_is_the_policy_that_trained(world: World, uninterrupted: str) -> 
 
 @pytest.mark.full
 def test_what_dies_in_a_run_changes_none_of_its_metrics(world: World, uninterrupted: str) -> None:
-    """First the only engine, then a rank of the trainer, and last the driver, after which the run resumes."""
+    """The only engine is killed, then a rank of the trainer, and finally the driver. The run is then resumed."""
     arguments = world.rlvr("killed", "max_steps=6", "save_steps=2", "eval_steps=3")
     process = world.start(*arguments)
     world.wait_for_step("killed", 1, process)
     [engine] = engine_processes(process.pid)
     engine.kill()
-    saved = world.folder / "killed" / "checkpoints" / "step_2"  # it is written after the step's line
+    saved = world.folder / "killed" / "checkpoints" / "step_2"  # it is written after the metrics of the step
     limits.until(saved.exists, "the checkpoint of step 2 is written")
     world.working_rank("killed", process, "actor_train", 1).kill()
     log = world.folder / "killed" / "logs" / "driver.log"
-    limits.until(lambda: "restart 1 of 3" in log.read_text(), "the trainer's side starts anew")
+    limits.until(lambda: "restart 1 of 3" in log.read_text(), "the trainer restarts after the kill of its rank")
     world.wait_for_step("killed", 5, process)
     psutil.Process(process.pid).send_signal(signal.SIGKILL)
     process.communicate(timeout=limits.CALL)
@@ -163,13 +163,13 @@ def test_the_only_engine_dies_amid_generation_and_the_run_goes_on(
 def test_a_rank_of_the_trainer_is_stopped_and_its_group_starts_anew(
     world: World, uninterrupted: str, leaves_nothing: Callable[[], None]
 ) -> None:
-    """Amid a step. The engine goes on."""
+    """The rank is stopped during a step. The engine keeps running."""
     run = "stopped"
     process = world.start(*world.rlvr(run, "max_steps=6", "save_steps=2", "eval_steps=3"))
     world.wait_for_step(run, 3, process)
     engines = world.descendants(process, "VLLM::EngineCore")
     world.working_rank(run, process, "actor_train", 1).send_signal(signal.SIGSTOP)
-    limits.until(lambda: "restart 1 of 3" in (world.folder / run / "logs" / "driver.log").read_text(), "the trainer starts anew")
+    limits.until(lambda: "restart 1 of 3" in (world.folder / run / "logs" / "driver.log").read_text(), "the trainer restarts")
     assert engines and world.descendants(process, "VLLM::EngineCore") == engines
     outcome = world.wait(process)
     assert outcome.status == 0, outcome.output
@@ -203,7 +203,7 @@ def test_merged_adapter_in_bf16(world: World, leaves_nothing: Callable[[], None]
 
 
 def test_full_parameters_ahead_of_the_trainer_until_an_interrupt(world: World, leaves_nothing: Callable[[], None]) -> None:
-    """All weights in small buckets, one batch generating while the trainer works, the reference sharded by ZeRO-3."""
+    """All weights are sent in small buckets, rollouts run one step ahead, and the reference is sharded by ZeRO-3."""
     process = world.start(
         *world.rlvr(
             "full",
@@ -351,7 +351,7 @@ OWN = (
 
 @pytest.mark.full
 def test_methods_of_the_working_directory(world: World, leaves_nothing: Callable[[], None]) -> None:
-    """Estimator, loss and reward have a key of their own, whose value reaches them."""
+    """A custom estimator, loss and reward each receive the value of their own configuration key."""
     for name, text in {"own_estimator": ESTIMATOR, "own_loss": LOSS, "own_reward": REWARD}.items():
         (world.folder / f"{name}.py").write_text(text)
         assert len(text.splitlines()) < 30

@@ -1,4 +1,4 @@
-"""A tiny copy of `qwen2.5-7B-rlvr/rlvr_lora_zero3` on the CPU: its five domains, with rows as ROLL's files have them."""
+"""A tiny variant of `qwen2.5-7B-rlvr/rlvr_lora_zero3` on the CPU: its five domains, with rows in the format of ROLL's files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.integration.conftest import World
 pytestmark = [pytest.mark.engines, pytest.mark.full]
 
 UNUSED = {"difficulty": "", "prompt": "", "case_type": "", "test_case_function": "", "test_cases": ""}
-"""Columns that each file of ROLL has and leaves empty where its task does not need them."""
+"""Columns that all of ROLL's files have, and that are empty if the task does not need them."""
 ROWS = 8
-"""Of each domain."""
+"""Rows per domain."""
 
 
 def asked(content: str) -> str:
@@ -22,7 +22,7 @@ def asked(content: str) -> str:
 
 
 def rows(number: int) -> dict[str, dict[str, Any]]:
-    """One row of each domain, by the name of its file."""
+    """Return one row of each domain. Key: the name of its file."""
     checked = {"func_name": "validate_lowercase", "N": None, "quantifier": None, "end_phrase": None}
     cases = json.dumps([{"stdin": "", "expected_stdout": str(number)}, {"stdin": "", "expected_stdout": "never"}])
     found = {
@@ -51,7 +51,7 @@ def files(world: World) -> list[str]:
 
 
 def overrides(files: list[str]) -> list[str]:
-    """What makes the example small enough for two cores; its domains stay as they are."""
+    """Return overrides that make the example small enough for two cores. The domains are not changed."""
     listed = ",".join(files)
     keys = ["pretrain=warm/export", "output_dir=domains", "max_steps=2", "save_at_end=false", "eval_steps=1"]
     keys += ["rollout_batch_size=12", "num_return_sequences_in_group=2", "prompt_length=24", "response_length=8", "track_with=[]"]
@@ -76,7 +76,7 @@ def test_the_domains_of_rolls_file_run_on_its_rows(world: World, files: list[str
     assert "another_benchmark" in outcome.output and "math_rule" in outcome.output, "unknown tags are reported"
     lines = world.metrics("domains")[1:]
     for domain in ("math_rule", "code_sandbox", "ifeval", "crossthinkqa", "llm_judge"):
-        assert any(f"reward/{domain}/mean" in line for line in lines), f"{domain} gave no verdict"
+        assert any(f"reward/{domain}/mean" in line for line in lines), f"{domain} scored no response"
     assert sum(line["judge/llm_judge/asked"] for line in lines) > 0
     for outcome in ("crashed", "timed_out", "unavailable"):
         assert all(line[f"reward/{outcome}_fraction"] == 0 for line in lines), outcome

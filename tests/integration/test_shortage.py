@@ -1,4 +1,4 @@
-"""An engine that finds no room at its start: what its own process says reaches the user with the keys to change."""
+"""An engine that lacks memory at its start: the user gets the error of the engine's process, with the keys to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Slurm script with Ray itself, on two nodes of this machine with their own addresses. Only Slurm's programs are the test's."""
+"""The Slurm script with real Ray, on two nodes that are two addresses of this machine. Only Slurm's programs are replaced."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ PROGRAMS = {
 
 @pytest.fixture
 def job() -> Iterator[dict[str, str]]:
-    """The environment of a job on two nodes without GPUs; Ray keeps its files in a folder of the test."""
-    folder = Path(tempfile.mkdtemp(prefix="job-", dir="/tmp"))  # a short name: sockets lie below it
+    """Return the environment of a job on two nodes without GPUs. Ray's files are in a folder of the test."""
+    folder = Path(tempfile.mkdtemp(prefix="job-", dir="/tmp"))  # short, because the paths of sockets in it are limited
     programs = folder / "bin"
     programs.mkdir()
     for name, text in PROGRAMS.items():

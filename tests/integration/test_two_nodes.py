@@ -1,4 +1,4 @@
-"""Two Ray nodes with addresses of their own, on this machine: a run joins them, trains, and its checkpoint goes on on one node."""
+"""Two Ray nodes on this machine, each with its own address: a run trains on both, and is then resumed on one node."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[dict[str, str]]:
-    """What a process must set to join them. Both are of this host, the second under an address of its own."""
-    # A short name: sockets lie below it.
+    """Start two Ray nodes on this host, and return the environment variables with which a process joins them."""
+    # A short name, because the paths of sockets in it are limited.
     folder = Path(tempfile.mkdtemp(prefix="two-", dir="/tmp"))
     port, dashboard = free_port(), free_port()
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    secret["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where a job's `python` is looked for
-    secret["SPT_NOENV"] = "1"  # or a process that changes its title overwrites the variables that others see of it
+    secret["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where a job finds `python`
+    secret["SPT_NOENV"] = "1"  # otherwise, setting a process title would overwrite the environment that other processes read
     common = [RAY, "start", "--disable-usage-stats", "--num-cpus=1", "--num-gpus=0", "--object-store-memory=100000000"]
     before = set(psutil.process_iter())
     try:
@@ -63,7 +63,7 @@ def two_nodes() -> Iterator[dict[str, str]]:
 
 
 def command(process: psutil.Process) -> list[str]:
-    """Its words; none if it is gone."""
+    """Return the command line of a process, or an empty list if it has ended."""
     try:
         return process.cmdline()
     except psutil.Error:
@@ -71,7 +71,7 @@ def command(process: psutil.Process) -> list[str]:
 
 
 def ranks() -> list[psutil.Process]:
-    """Worker processes of a role whose methods block, without what they have forked under their own title."""
+    """Return the worker processes of roles with blocking methods, without processes that these have forked."""
     found = [process for process in psutil.process_iter() if (command(process) or [""])[0].startswith("ray::Process")]
     return [process for process in found if process.ppid() not in {other.pid for other in found}]
 
@@ -98,7 +98,7 @@ def test_a_run_joins_two_nodes_and_goes_on_on_one(world: World, two_nodes: dict[
     lines = [line for line in world.metrics("two") if "sft/loss" in line]
     assert [line["step"] for line in lines] == list(range(1, 65))
     losses = [line["sft/loss"] for line in lines]
-    assert losses[60] < losses[0] / 4, "the resumed steps go on where the others had come to"
+    assert losses[60] < losses[0] / 4, "the resumed run continues from the loss that was reached"
     assert (world.folder / "two" / "export" / "model.safetensors.index.json").exists()
 
 
@@ -109,12 +109,12 @@ def test_the_doctor_hears_of_both_nodes(two_nodes: dict[str, str]) -> None:
     assert len(by_address) == 2
     assert by_address[SECOND] == {"address": SECOND, "gpus": 0, "niceness": 0}
     del by_address[SECOND]
-    assert [node["niceness"] for node in by_address.values()] == [15], "what Ray gives its workers unless it is told"
+    assert [node["niceness"] for node in by_address.values()] == [15], "Ray's default niceness for workers"
 
 
 def test_a_job_of_the_cluster_trains(world: World, two_nodes: dict[str, str]) -> None:
     job = world.folder / "job"
-    shutil.copytree(world.folder / "output", job / "output")  # all of the folder is uploaded, and it must not be large
+    shutil.copytree(world.folder / "output", job / "output")  # the whole folder is uploaded, so it must be small
     words = [RAY, "job", "submit", "--working-dir", ".", "--", "python", "-m", "roll.pipeline", "--config-name", "tiny/tiny_warm_up"]
     own = (f"output_dir={world.folder / 'submitted'}", "max_steps=2")
     environment = os.environ | two_nodes

@@ -1,4 +1,4 @@
-"""A wheel in an environment of its own, away from the checkout: the notebook that it brings trains the tiny task there."""
+"""The wheel, installed in a separate environment without the checkout: its notebook trains the tiny task there."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ async def notebook():
 
 asyncio.run(notebook())
 """
-"""Runs them as a notebook's kernel does: in one namespace, inside a running event loop."""
+"""A program that runs cells as a notebook's kernel does: in one namespace, inside a running event loop."""
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a new environment with the wheel; all other packages are those of this one."""
+    """Return the interpreter of a new environment with the wheel. All other packages come from the current environment."""
     folder = tmp_path_factory.mktemp("wheel")
     build = ["pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(ROOT)]
     subprocess.run([sys.executable, "-m", *build], check=True, timeout=limits.PROCESS)
@@ -46,7 +46,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = folder / "env" / "bin" / "python"
     install = ["pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     subprocess.run([sys.executable, "-m", *install], check=True, timeout=limits.PROCESS)
-    # A folder that a .pth file names is searched last, and its own .pth files, such as that of the checkout, are not read.
+    # Python searches a folder from a .pth file last, and ignores the .pth files in it, such as the one of the checkout.
     found = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True, check=True
     )
@@ -55,7 +55,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(python: Path, *arguments: str, folder: Path, given: str = "") -> str:
-    """What a command prints, which runs as in a shell of that environment."""
+    """Run a command as in a shell of that environment, and return its output."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment["PATH"] = f"{python.parent}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(

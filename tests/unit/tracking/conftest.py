@@ -1,4 +1,4 @@
-"""A run as it might have been: the shapes of the curves are those of a small GRPO run."""
+"""A synthetic run with realistic curves, like those of a small GRPO run."""
 
 import math
 import random
@@ -109,7 +109,7 @@ def group() -> Callable[..., RolloutGroup]:
 
 @pytest.fixture
 def of_several_turns(group: Callable[..., RolloutGroup]) -> RolloutGroup:
-    """Policy, tool, policy; and the same with a context that was compacted in between."""
+    """Return a group of two episodes: one with a tool call between two turns, and one whose context was compacted in between."""
     question = group(7).prompt
     asked, zero = given(question.token_ids, question.text), np.zeros(3, np.float32)
 
@@ -125,7 +125,7 @@ def of_several_turns(group: Callable[..., RolloutGroup]) -> RolloutGroup:
 
 @pytest.fixture
 def run_dir(tmp_path: Path, group: Callable[..., RolloutGroup]) -> Path:
-    """The folder of a finished run of 120 steps."""
+    """Return the folder of a finished run of 120 steps."""
     folder = tmp_path / "run"
     tracker, rng = JsonlTracker(folder), random.Random(0)
     for step in range(STEPS + 1):

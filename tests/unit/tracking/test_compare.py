@@ -1,4 +1,4 @@
-"""Runs beside each other: which, what differs, what came of them."""
+"""`roll.compare`: finding runs, differences between their configurations, and their results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes the folder of a run with validation at two of its steps."""
+    """Return a function that writes the folder of a run with validation at its first and last step."""
 
     def folder(name: str, solved: tuple[float, float] = (0.25, 0.5), steps: int = 4, **keys: object) -> Path:
         tracker = JsonlTracker(tmp_path / name)
@@ -47,7 +47,7 @@ def test_the_runs_of_a_folder_are_found_in_the_order_of_their_numbers(write: Wri
     runs = [write(f"sweep/seed_{number}") for number in (2, 10, 1)]
     deep = write("sweep/b/deep")
     assert find_runs([tmp_path / "sweep"]) == [deep, runs[2], runs[0], runs[1]]
-    assert find_runs([runs[1], tmp_path / "sweep"]) == [runs[1], deep, runs[2], runs[0]], "each once, in the order named"
+    assert find_runs([runs[1], tmp_path / "sweep"]) == [runs[1], deep, runs[2], runs[0]], "each run once, in the order of the arguments"
     assert labels([runs[0], deep]) == ["seed_2", "b/deep"]
 
 
@@ -87,15 +87,15 @@ def test_results_are_the_last_and_the_best_of_each_run(write: Write) -> None:
     assert first and (first.value, first.best, first.best_step, first.is_best) == (0.5, 0.75, 1, True)
     assert second and (second.value, second.best, second.best_step, second.is_best) == (0.625, 0.625, 4, False)
     entropy, _ = rows["policy/entropy"]
-    assert entropy and (entropy.value, entropy.best, entropy.is_best) == (0.25, None, False), "no way is better"
+    assert entropy and (entropy.value, entropy.best, entropy.is_best) == (0.25, None, False), "neither direction is better"
     seconds, _ = rows["time/step"]
-    assert seconds and seconds.value == 25.0 and seconds.is_best, "the median; both are as fast"
+    assert seconds and seconds.value == 25.0 and seconds.is_best, "the median; both runs are equally fast"
 
 
 def test_runs_of_different_pipelines_are_compared_by_the_keys_that_all_have(write: Write) -> None:
     folders = [write("tuned", pipeline="sft", loss_on="all", seed=1), write("rewarded", pipeline="rlvr", adv_estimator="grpo", seed=2)]
     found = compare_runs(folders)
-    assert found.keys == {"pipeline": ["sft", "rlvr"], "seed": ["1", "2"]} and found.same_keys == 1, "the model"
+    assert found.keys == {"pipeline": ["sft", "rlvr"], "seed": ["1", "2"]} and found.same_keys == 1, "pretrain"
     assert "2 of 3 common configuration keys differ" in comparison_text(found, 80)
     assert "Keys that only some of these runs have are left out" in comparison_page(found)
     assert "are left out" not in comparison_page(compare_runs(folders[:1] + [write("longer", pipeline="sft", max_steps=9)]))
@@ -108,7 +108,7 @@ def test_training_is_judged_by_its_smoothed_curve(tmp_path: Path) -> None:
             tracker.log(step, {"reward/mean": 9.0 if step == 20 else 0.5})
         tracker.close()
     [row] = compare_runs([tmp_path]).metrics
-    for cell in row.cells:  # of 50 steps a mean reaches over two neighbours on both sides
+    for cell in row.cells:  # for 50 steps, the mean covers two neighbours on each side
         assert cell and cell.value == 0.5 and cell.best == pytest.approx((9.0 + 4 * 0.5) / 5) and cell.best_step == 18
 
 
@@ -132,7 +132,7 @@ def test_the_text_fits_its_width_and_leaves_nothing_out(width: int, count: int, 
     for number in range(count):
         assert f"learning_rate_of_the_sweep_{number}" in together
         assert f"{0.2 + number / 1000:.3f}".rstrip("0") in text
-    assert f"{0.2 + (count - 1) / 1000:.3f}* (4)".replace("0*", "*") in text.replace("0*", "*"), "the best of all runs is marked"
+    assert f"{0.2 + (count - 1) / 1000:.3f}* (4)".replace("0*", "*") in text.replace("0*", "*"), "the best run is marked"
     assert "2 of 3 configuration keys differ" in text
 
 

@@ -1,3 +1,5 @@
+"""The console trackers: plain lines, the live view, and the estimate of the remaining time."""
+
 import io
 import os
 import pty
@@ -73,8 +75,8 @@ def test_eta_follows_the_last_ten_steps() -> None:
     assert progress.eta_seconds is None
     for step, seconds in enumerate((300.0, 90.0, 2.0)):
         progress = progress.after(step, {"time/step": seconds})
-        assert progress.eta_seconds is None, "neither the start nor the first step, which compiles, says how long the others take"
-    assert progress.after(3, {"time/step": 4.0}).eta_seconds == 3.0 * 97, "the mean of two steps, 97 times"
+        assert progress.eta_seconds is None, "neither step 0 nor step 1, which compiles, predicts the duration of later steps"
+    assert progress.after(3, {"time/step": 4.0}).eta_seconds == 3.0 * 97, "the mean of two steps, for 97 steps"
     progress = Progress(max_steps=100)
     for step in range(1, 21):
         progress = progress.after(step, {"time/step": 50.0 if step <= 10 else 2.0})
@@ -93,7 +95,7 @@ def test_the_live_view_shows_the_run() -> None:
 
 
 def test_a_terminal_is_left_sane_when_the_run_fails() -> None:
-    """In a real pseudo-terminal: prints stand above the view, and the cursor is shown again at the end."""
+    """Uses a real pseudo-terminal: printed text appears above the view, and the cursor is visible again at the end."""
     program = (
         "from roll.tracking.console import LiveConsole, console_tracker\n"
         "from roll.tracking.fanout import Tracking\n"
@@ -113,12 +115,12 @@ def test_a_terminal_is_left_sane_when_the_run_fails() -> None:
     try:
         while chunk := os.read(leader, 65536):
             shown += chunk
-    except OSError:  # The other side of a pseudo-terminal is gone: its end of file.
+    except OSError:  # A pseudo-terminal whose other side is closed raises instead of returning end of file.
         pass
     finally:
         os.close(leader)
         child.wait(timeout=limits.PROCESS)
     text = shown.decode()
     assert "step 1/10" in text and "printed meanwhile" in text and "KeyboardInterrupt" in text
-    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor is hidden once and shown again once"
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor is hidden once and restored once"
     assert text.index("\x1b[?25h") < text.index("Traceback")

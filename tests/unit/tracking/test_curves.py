@@ -1,4 +1,4 @@
-"""Curves of few points: against brute force over every series, however long."""
+"""Reduction of long series to curves with few points, compared with brute force."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_extremes_are_few_and_hold_the_range_of_every_bucket(values: list[float]
 
 def test_the_ends_are_kept_where_they_are_no_extremes() -> None:
     values = [0.5, 0.0, 1.0] * 10 + [0.5]
-    assert extremes(values, 2) == [0, 1, 2, 16, 17, 30], "in each half the first least and the first greatest"
+    assert extremes(values, 2) == [0, 1, 2, 16, 17, 30], "in each half, the first minimum and the first maximum"
 
 
 @given(st.integers(1, 500), st.integers(2, 60))
@@ -55,7 +55,7 @@ def test_a_smoothed_point_is_the_mean_of_its_neighbours(values: list[float], hal
 
 
 def test_a_spike_does_not_blur_what_lies_beyond_its_reach() -> None:
-    """A running sum would lose the small values behind a large one."""
+    """A running sum would lose small values after a large one to rounding."""
     assert smoothed([1e20] + [0.125] * 100, [50, 100], 10) == [0.125, 0.125]
 
 

@@ -1,4 +1,4 @@
-"""Which metrics have a best value."""
+"""Whether higher or lower is better for a metric, if either is."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""`Tracking` passes everything to all trackers, and drops a tracker that fails."""
+
 import logging
 from collections.abc import Callable, Sequence
 
@@ -37,7 +39,7 @@ def test_all_hear_of_everything(group: Callable[..., RolloutGroup]) -> None:
         tracking.log(1, {"reward/mean": 1.0})
         tracking.samples(1, [group()])
         tracking.held_out(1, "gsm8k", [group()])
-    assert record.calls.pop(2) == ("held out gsm8k", 1), "the record alone keeps the responses of validation"
+    assert record.calls.pop(2) == ("held out gsm8k", 1), "only the record keeps the responses of validation"
     assert record.calls == first.calls == second.calls == [("log", 1), ("samples", 1), ("close", -1)]
 
 
@@ -51,7 +53,7 @@ def test_a_failing_tracker_is_reported_once_closed_and_left_out(caplog: pytest.L
     assert record.calls == sound.calls == [("log", 0), ("log", 1), ("log", 2), ("close", -1)]
     warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
     assert warnings == [f"tracker 'wandb' failed and is not used any more: {error.__name__}: log went wrong"]
-    assert "Traceback" in caplog.text, "the traceback belongs into the log file"
+    assert "Traceback" in caplog.text, "the log has the traceback"
 
 
 def test_a_tracker_that_fails_to_close_does_not_keep_the_others_open(caplog: pytest.LogCaptureFixture) -> None:

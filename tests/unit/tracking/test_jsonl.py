@@ -1,3 +1,5 @@
+"""The JSON Lines files of a run: writing, reading, truncation on resume, and memory use."""
+
 import json
 import math
 import tracemalloc
@@ -71,7 +73,7 @@ def test_samples_hold_the_whole_group_and_are_bounded(tmp_path: Path, group: Cal
     assert [record["prompt_id"] for record in records] == [0, 1] and unreadable == 0
     assert records[0]["step"] == 3 and records[0]["domain"] == "math" and records[0]["prompt_length"] == 24
     assert "17 · 23" in records[0]["prompt"] and records[0]["ground_truth"] == "391"
-    assert [record["responses_of_step"] for record in records] == [20, 20], "five groups of four, of which two are kept"
+    assert [record["responses_of_step"] for record in records] == [20, 20], "five groups of four responses, of which two groups are kept"
     assert records[0]["responses"][1] == {
         "text": "17 · 23 is 381, so \\boxed{381}.",
         "reward": 0.0,

@@ -1,4 +1,4 @@
-"""What is shown of roles that start: lines, or a panel in a terminal."""
+"""The progress display of roles that start or work: plain lines, or a panel in a terminal."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_between_stages_what_has_moved_is_told_in_turn_and_what_has_not_is_not()
         ["actor_train"],
     ]
     assert told[2] == ["actor_infer: generating, 2 of 8, 0.0 s of CPU, 1.00 GiB"]
-    assert chosen.lines([still], 100 * T) == [], "time alone is no sign of life"
-    assert chosen.lines([sign("reference", "loading the model", 9.0, is_busy=False)], 200 * T) == [], "who waits has nothing to tell"
+    assert chosen.lines([still], 100 * T) == [], "a role without progress is not reported again"
+    assert chosen.lines([sign("reference", "loading the model", 9.0, is_busy=False)], 200 * T) == [], "an idle role is not reported"
 
 
 def test_signs_end_with_the_first_step_and_come_again_after_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +62,7 @@ def test_signs_end_with_the_first_step_and_come_again_after_a_restart(capsys: py
         life.show([sign("actor_train", "process started")])
     roles = [line.partition(",")[0] for line in out.getvalue().splitlines()]
     assert roles == ["driver: starting Ray", "actor_train: loading the model", "actor_train: process started"]
-    assert re.match(r"driver: starting Ray, \d+\.\d s of CPU, \d\.\d\d GiB", out.getvalue()), "the kernel's figures of this process"
+    assert re.match(r"driver: starting Ray, \d+\.\d s of CPU, \d\.\d\d GiB", out.getvalue()), "CPU time and memory of this process"
 
 
 @pytest.mark.parametrize("width", [60, 80])

@@ -1,4 +1,4 @@
-"""Which of the kept responses a page shows."""
+"""The choice of the responses that the report page shows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_halving_visits_each_once_and_any_beginning_is_spread_evenly(count: int)
     for taken in range(2, count + 1):
         seen = sorted(order[:taken])
         widest = max(later - earlier for earlier, later in zip(seen[:-1], seen[1:], strict=True))
-        # After 2^k + 1 visits every gap was halved k times, and a half of an odd gap is rounded up.
+        # After 2^k + 1 visits, every gap has been halved k times, and half of an odd gap is rounded up.
         halved = (taken - 1).bit_length() - 1
         assert seen[0] == 0 and seen[-1] == count - 1 and widest <= (count - 1) / 2**halved + 1
 
@@ -33,11 +33,11 @@ def test_whole_steps_are_chosen_within_the_budget(lines: list[tuple[int, int]], 
     if sum(line.characters for line in kept) <= budget:
         assert chosen == kept
     elif sum(line.characters for line in kept if line.step == kept[0].step) > budget:
-        assert chosen == kept[:1], "where not even the first step fits, one of its lines is shown"
+        assert chosen == kept[:1], "if not even the first step fits, one of its lines is shown"
     else:
         assert sum(line.characters for line in chosen) <= budget
         steps = {line.step for line in chosen}
-        assert [line for line in kept if line.step in steps] == chosen, "all of a step or none of it"
+        assert [line for line in kept if line.step in steps] == chosen, "a step is shown completely or not at all"
 
 
 def test_a_step_that_just_fits_is_shown() -> None:
@@ -55,7 +55,7 @@ def test_a_step_that_just_fits_is_shown() -> None:
 def test_responses_are_counted_once_for_each_step_and_set() -> None:
     lines = [Kept(0, 1, 9, 4, "", 64), Kept(1, 1, 9, 4, "", 64), Kept(2, 2, 9, 4, "", 32), Kept(3, 2, 9, 4, "gsm8k", 100)]
     assert sampled(lines) == 64 + 32 + 100
-    assert sampled([*lines, Kept(4, 3, 9, 4)]) is None, "a file of an earlier version does not say"
+    assert sampled([*lines, Kept(4, 3, 9, 4)]) is None, "files of earlier versions do not record the number"
 
 
 def test_training_and_validation_are_both_on_the_page(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:

@@ -1,3 +1,5 @@
+"""The report page of a run: its charts, tables and samples, safety against markup, and the command that writes it."""
+
 import json
 import platform
 import re
@@ -27,7 +29,7 @@ LOADS = {"src", "href", "srcset", "data", "poster", "action"}
 
 
 class Page(HTMLParser):
-    """Collects what a browser would load, the ids and the text outside of scripts and styles."""
+    """Collects the URLs that a browser would load, the ids, and the text outside scripts and styles."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -35,13 +37,13 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.tags: list[str] = []
         self.targets: list[str] = []
-        """Of the links within the page."""
+        """Ids that links within the page point to."""
         self.text = ""
         self._inside: list[str] = []
         self._groups, self._is_groups = "", False
         self.feed(html)
         self.groups: list[dict[str, Any]] = json.loads(self._groups)
-        """What the browser of the samples is given."""
+        """Data of the samples viewer."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
@@ -86,7 +88,7 @@ def test_the_page_says_what_came_of_the_run(run_dir: Path) -> None:
     _, solved = series(rows, "val/gsm8k/pass@1")
     assert (round(solved[0], 3), round(solved[-1], 3), round(max(solved), 3)) == (0.321, 0.667, 0.667)
     assert "from 0.321, best 0.667" in page.text
-    assert "Training: 960 responses of 960 sampled were recorded; all are on this page." in page.text
+    assert "Training: 960 of 960 sampled responses were recorded; all are on this page." in page.text
     assert [group["step"] for group in page.groups] == [step for step in range(1, 121) for _ in range(2)]
     [right, wrong, cut, late] = page.groups[0]["responses"]
     assert page.groups[0]["answer"] == "391" and (right["reward"], right["flags"], wrong["note"]) == (1.0, [], "format 1 · read 381")
@@ -147,7 +149,7 @@ def test_the_curves_are_the_metrics() -> None:
 
 
 def test_the_engines_lane_has_the_seconds_of_the_step() -> None:
-    """Of a step of 10 s in which the loop waited for 2 s the engines worked for 7.5 s; in the next one nobody asked them."""
+    """In a step of 10 s, of which the loop waited 2 s, the engines worked for 7.5 s. In the next step they got no requests."""
     rows = [
         {"step": 1, "time/step": 10.0, "time/rollout": 2.0, "time/train": 8.0, "engine/idle_fraction": 0.25},
         {"step": 2, "time/step": 4.0, "time/train": 4.0, "engine/idle_fraction": None},
@@ -172,7 +174,7 @@ def test_text_of_the_run_cannot_become_markup(tmp_path: Path, group: Callable[..
     tracker.close()
     (tmp_path / "config.yaml").write_text(f'exp_name: run\nnote: "{evil}"\n')
     page = Page(write_report(tmp_path).read_text())
-    assert page.text.count(evil) >= 3, "configuration, validation table and list of metrics show it as it is"
+    assert page.text.count(evil) >= 3, "configuration, validation table and list of metrics show it as plain text"
     assert page.groups[0]["prompt"] == evil
     assert "img" not in page.tags and page.tags.count("script") == 5
 
@@ -194,7 +196,7 @@ def test_the_page_shows_the_segments_of_several_turns(tmp_path: Path, of_several
         ("trajectory 2 · environment · 5 tokens", "In short: 17 · 23"),
         ("trajectory 2 · assistant · 3 tokens", "391"),
     ]
-    assert tool["flags"] == ["max turns"] and tool["text"] == "", "an episode is shown as turns, and the prompt stands above all of them"
+    assert tool["flags"] == ["max turns"] and tool["text"] == "", "an episode is shown as turns below its prompt"
 
 
 def test_the_start_counts_in_the_total_and_not_in_the_pace(tmp_path: Path) -> None:
@@ -213,11 +215,11 @@ def test_a_run_of_supervised_fine_tuning(tmp_path: Path) -> None:
     tracker.close()
     page = Page(write_report(tmp_path / "sft-run").read_text())
     assert "sft-run" in page.text and "Learning rate" in page.text and "held_out/loss" in page.text
-    assert "from 2.75, best 2.25" in page.text, "of a loss the least is the best"
+    assert "from 2.75, best 2.25" in page.text, "for a loss, lower is better"
 
 
 def test_the_steps_of_the_page_are_those_that_the_run_was_to_take(tmp_path: Path) -> None:
-    """And not `max_steps`, where the epochs end earlier."""
+    """The page shows `last_step`, and not `max_steps`, if the epochs end earlier."""
     tracker = JsonlTracker(tmp_path)
     tracker.log(7, {"sft/loss": 1.0, "time/step": 1.0, "epoch": 0.25})
     tracker.close()

@@ -1,7 +1,7 @@
-"""W&B, SwanLab, MLflow and Trackio.
+"""Trackers for W&B, SwanLab, MLflow and Trackio.
 
-The packages are no requirements of roll. Each is stood in for by a module that has the functions of its documentation with their
-documented names of arguments, and records the calls. Where a package is installed it is also written to for real, without a network.
+roll does not require these packages. Each is replaced by a fake module that has the documented functions and argument names, and records
+the calls. If a package is installed, a further test uses the real one, without a network.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ FAKES: dict[str, Callable[[Calls], dict[str, Any]]] = {
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Calls]:
-    """By package, what was called; all four stand in for the real ones."""
+    """Replace all four packages with fakes, and return the recorded calls by package."""
     found: dict[str, Calls] = {}
     for name, fake in FAKES.items():
         module: Any = types.ModuleType(name)
@@ -130,7 +130,7 @@ def test_a_run_of_wandb_that_resumes_goes_on_in_the_same_run(tmp_path: Path, cal
             tracker.close()
     began = [(arguments["id"], arguments["resume"]) for kind, arguments in calls["wandb"] if kind == "init"]
     assert began == [(None, None), ("made-1", "allow"), ("mine", "must"), (None, None)]
-    assert (tmp_path / "wandb_run_id").read_text().startswith("made-"), "a fresh start has a run of its own"
+    assert (tmp_path / "wandb_run_id").read_text().startswith("made-"), "a fresh start creates a new run"
 
 
 def test_all_of_them_at_once_get_metrics_and_samples(
@@ -149,7 +149,7 @@ def test_all_of_them_at_once_get_metrics_and_samples(
         assert began["name"] == "exp" and began["config"] == CONFIG
         assert first["data"]["reward/mean"] == 0.5 and first["data"]["val/gsm8k/pass@1"] == 0.25
         assert (first["data"]["step"] if name == "wandb" else first["step"]) == 7
-        assert len(second["data"]["samples"]) == 4, "the responses of one group"
+        assert len(second["data"]["samples"]) == 4, "the four responses of one group"
     assert calls["wandb"][0][1]["project"] == "mine" and calls["wandb"][0][1]["mode"] == "offline"
     assert calls["wandb"][0][1]["dir"] == str(tmp_path) and calls["swanlab"][0][1]["log_dir"] == str(tmp_path / "swanlab")
     assert ("define_metric", {"name": "*", "step_metric": "step"}) in calls["wandb"]

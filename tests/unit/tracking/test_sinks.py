@@ -48,7 +48,7 @@ def test_tensorboard_reads_back_each_step_once_after_a_resume(tmp_path: Path) ->
 
 
 class Clock:
-    """Stands for `time`; only what the test says passes."""
+    """A replacement of the module `time`, whose clock advances only in `sleep`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -62,7 +62,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The stopwatch's."""
+    """Return the clock that the stopwatch uses."""
     clock = Clock()
     monkeypatch.setattr(stopwatch, "time", clock)
     return clock

@@ -1,4 +1,4 @@
-"""What the run folder says of how a run was started."""
+"""The record of how a run was started, in its output folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_lines_that_hold_no_start_are_left_out(tmp_path: Path) -> None:
     assert read_starts(tmp_path) == [start]
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_the_commit_is_that_of_the_folder_s_own_repository(tmp_path: Path) -> None:
     def git(*words: str) -> str:
         named = [
@@ -59,4 +59,4 @@ def test_the_commit_is_that_of_the_folder_s_own_repository(tmp_path: Path) -> No
     assert commit_of(tmp_path, ".") == f"{commit}-dirty"
     (tmp_path / "environment").mkdir()
     (tmp_path / "environment" / "theirs.py").touch()
-    assert commit_of(tmp_path / "environment", "theirs.py") == "", "a file that the repository does not track is not of its commit"
+    assert commit_of(tmp_path / "environment", "theirs.py") == "", "a file that the repository does not track has no commit"

@@ -1,3 +1,5 @@
+"""Buckets of weights in files: planning, writing and reading, and the detection of damaged files."""
+
 from __future__ import annotations
 
 import os

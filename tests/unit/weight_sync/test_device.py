@@ -1,4 +1,4 @@
-"""Buckets in device memory: their layout, their checksum, and their broadcast over processes' threads."""
+"""Buckets in device memory: their layout, their checksum, and their broadcast (between threads)."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_who_waits_for_a_member_that_has_died_is_told(rendezvous: Rendezvous) ->
     with ThreadPoolExecutor(2) as threads:
         route = Route(Transport.BROADCAST, same_host=False, first_rank=1)
         waiting = [threads.submit(DeviceSender(CPU).join, rendezvous), threads.submit(BucketReader, route, rendezvous, 0, CPU)]
-        cut_off(rendezvous)  # the third never comes
+        cut_off(rendezvous)  # the third member never joins
         for future in waiting:
             with pytest.raises(WeightSyncError, match="cut off before all of its members had joined"):
                 future.result(limits.CALL / 2)

@@ -1,4 +1,4 @@
-"""The route of each engine's weights, from the plan."""
+"""The transport of the weights to each engine, derived from the placement of the roles."""
 
 from __future__ import annotations
 
@@ -51,4 +51,4 @@ def test_an_engine_that_is_left_out_leaves_no_gap_in_the_broadcast() -> None:
     found = find_routes(train, infer, 8, [3, 1])
     assert found.to == {1: Route(Transport.BROADCAST, True, 1), 3: Route(Transport.BROADCAST, True, 2)}
     assert found.broadcast_size == 3
-    assert found.shared == [False], "the engine that would open the buffer is left out"
+    assert found.shared == [False], "the only engine that shares the trainer's device is left out"

@@ -1,3 +1,5 @@
+"""`WeightSync`: the order of its calls, versions and epochs, engines that die during a sync, and the reported causes of failures."""
+
 from __future__ import annotations
 
 import asyncio
@@ -18,14 +20,14 @@ from tests import limits
 
 
 class FakeSender:
-    """A trainer of five fp32 tensors of 16 bytes and an adapter of one."""
+    """A trainer with five fp32 tensors of 16 bytes each and an adapter with one tensor."""
 
     def __init__(self, engines: Engines, folder: Path) -> None:
         self.log, self.engines, self.folder = engines.log, engines, folder
         self.opened: list[tuple[Routes, Rendezvous | None]] = []
         self.cut: list[Rendezvous] = []
         self.stays_away = False
-        """From the broadcast."""
+        """Whether the trainer never joins the broadcast."""
         self.weights = {f"w{number}": torch.full((4,), float(number)) for number in range(5)}
         self.lora = {"lora": torch.ones(2)}
 
@@ -61,7 +63,7 @@ class FakeSender:
 
 
 class Engines:
-    """What two engines, which take their time to load, have in common."""
+    """The common state of two engines that load slowly."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -72,7 +74,7 @@ class Engines:
         self.fails_on = ""
         self.opened: list[tuple[int, Rendezvous | None]] = []
         self.dies_at: dict[int, str] = {}
-        """By engine, the call or the bucket at which it dies."""
+        """The call or the tensor at which an engine dies. Key: engine."""
         self.error: type[WorkerFailed] = WorkerDied
         self.given_up: list[tuple[int, str]] = []
 
@@ -100,7 +102,7 @@ class FakeEngine:
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
         assert isinstance(bucket, Bucket)
-        assert not self.all.loading - {bucket.path}, "two buckets were loaded at a time"
+        assert not self.all.loading - {bucket.path}, "two buckets were loaded at the same time"
         self.all.loading.add(bucket.path)
         try:
             for _ in range(10):
@@ -181,7 +183,7 @@ def test_an_adapter_travels_as_a_peft_folder(tmp_path: Path) -> None:
     asyncio.run(weight_sync.push(1))
     assert engines.log == ["pause 0", "pause 1", "adapter", "loaded 0 adapter", "loaded 1 adapter", "resume 0 1", "resume 1 1"]
     assert torch.equal(engines.loaded[1]["lora"], sender.lora["lora"])
-    assert [rendezvous for _, rendezvous in sender.opened] == [None] and not engines.opened, "no broadcast is made for an adapter"
+    assert [rendezvous for _, rendezvous in sender.opened] == [None] and not engines.opened, "an adapter needs no broadcast"
 
 
 def test_an_engine_at_another_version_is_an_error(tmp_path: Path) -> None:
@@ -223,10 +225,10 @@ def test_each_set_of_engines_has_an_epoch_and_its_own_broadcast(tmp_path: Path) 
         await weight_sync.push(1)
         weight_sync.choose({1: 0, 0: 0})
         await weight_sync.push(2)
-        assert weight_sync.epoch == 0 and len(sender.opened) == 1, "the same engines go on as they are"
+        assert weight_sync.epoch == 0 and len(sender.opened) == 1, "the same set of engines keeps its epoch and broadcast"
         weight_sync.choose({1: 0})
         await weight_sync.push(3)
-        assert weight_sync.versions == {0: 2, 1: 3}, "who is left out is not touched"
+        assert weight_sync.versions == {0: 2, 1: 3}, "an engine that is left out keeps its version"
         weight_sync.choose({0: 0, 1: 0})
         await weight_sync.push(4)
 
@@ -267,7 +269,7 @@ def test_where_all_die_nothing_more_is_gathered(tmp_path: Path, at: str) -> None
     engines.dies_at = {0: at, 1: at}
     assert asyncio.run(weight_sync.push(3)) == []
     written = [line for line in engines.log if line.startswith("write")]
-    assert len(written) == {"pause": 0, "w0": 2, "w4": 3}[at], "one bucket is gathered while the one before is loaded"
+    assert len(written) == {"pause": 0, "w0": 2, "w4": 3}[at], "each bucket is gathered while the previous one is loaded"
 
 
 def test_the_same_engine_in_another_process_opens_its_broadcast_anew(tmp_path: Path) -> None:
@@ -293,7 +295,7 @@ def test_a_death_amid_a_broadcast_gives_the_others_up(tmp_path: Path, at: str, c
     assert asyncio.run(weight_sync.push(1)) == []
     cause = "a broadcast of weights was cut off: actor_infer rank 1: the process died"
     assert engines.given_up == [(0, cause)] and caplog.messages == [cause]
-    assert sender.cut == [rendezvous for _, rendezvous in sender.opened], "the trainer would wait for the one that died"
+    assert sender.cut == [rendezvous for _, rendezvous in sender.opened], "otherwise the trainer would wait for the engine that died"
     engines.dies_at = {}
     weight_sync.choose({0: 1, 1: 1})
     assert asyncio.run(weight_sync.push(1)) == [0, 1] and len(sender.opened) == 2

@@ -1,4 +1,4 @@
-"""Engines that cost virtual time alone, and die when they are told to: what `ActorInfer` and the weight sync need of a group."""
+"""A fake group of engines for tests in virtual time. Its engines die on request."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from roll.workers.calls import Ranks
 
 
 class Engines(Ranks[GenerateStrategy]):
-    """A completion says by which seed, engine and process it was drawn, and at which version."""
+    """Fake engines. The token ids of a completion are its seed, engine and process; its policy version is the engine's."""
 
     role = "actor_infer"
 
     def __init__(self, engines: int, seconds: Callable[[int], float] = lambda seed: 0.0) -> None:
-        """`seconds` is how long a sample takes, by its seed."""
+        """Create engines whose samples take `seconds(seed)`."""
         self.seconds = seconds
         self.processes = [0] * engines
         self.versions: list[int | None] = [None] * engines
         self.asked: list[tuple[int, str, tuple[Any, ...]]] = []
         self.faults: dict[int, list[Exception | None]] = {}
-        """By engine, how its next replacements end."""
+        """The errors, or None, with which the next replacements end. Key: engine."""
         self.start_seconds: Callable[[], float] = lambda: 1.0
         self.slow: dict[str, float] = {}
-        """Seconds by method."""
+        """Duration in seconds of the calls of a method."""
         self._ends = [asyncio.Event() for _ in range(engines)]
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class Engines(Ranks[GenerateStrategy]):
         return not self._ends[engine].is_set()
 
     async def _alive(self, engine: int, seconds: float) -> None:
-        """Wait, unless the engine dies first."""
+        """Wait for this many seconds; raise WorkerDied if the engine dies first."""
         end = self._ends[engine]
         if not end.is_set():
             if not seconds:

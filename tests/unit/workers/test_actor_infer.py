@@ -1,4 +1,4 @@
-"""Where samples are drawn: by engines with room, some of a prompt here and some there, each as if it were drawn alone."""
+"""`ActorInfer` distributes the samples of a prompt over engines with room. The result of each sample depends only on its seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT = np.array([7, 8], np.int32)
 
 
 class Group(Ranks[GenerateStrategy]):
-    """Engines that answer a sample when they are told to; a completion says by which seed and engine it was drawn."""
+    """Fake engines that finish a sample when its gate opens. The token ids of a completion are its seed and its engine."""
 
     role = "actor_infer"
 
@@ -125,7 +125,7 @@ def test_requests_of_a_session_go_to_one_engine() -> None:
             busy = asyncio.create_task(whole(actor_infer.generate(PROMPT, Sampling(1), 10)))
             await settled()
             if seed == 0:
-                assert group.asked[-1] == (0, 1, 10), "the other engine is less busy from now on"
+                assert group.asked[-1] == (0, 1, 10), "from now on, the other engine is less busy"
             assert seeds(await whole(actor_infer.generate(PROMPT, Sampling(1), seed, session))) == [seed]
             busy.cancel()
             await asyncio.gather(busy, return_exceptions=True)
@@ -133,7 +133,7 @@ def test_requests_of_a_session_go_to_one_engine() -> None:
         engines = {seed: engine for engine, _, seed in group.asked if seed != 10}
         assert engines[0] == engines[2] == engines[3] and engines[1] == engines[4]
         del first, second, session
-        assert not len(actor_infer._homes), "a session that is over is forgotten"
+        assert not len(actor_infer._homes), "a finished session is forgotten"
 
     run(scenario, engines=2, most=8)
 
@@ -172,7 +172,7 @@ def test_a_sample_that_an_engine_forgets_is_missed() -> None:
         group.forgets.add(1)
         for seed in range(3):
             group.gates[seed].set()
-        with pytest.raises(RollError, match="actor_infer rank 0 ended without 2 of 3 samples"):
+        with pytest.raises(RollError, match="actor_infer rank 0 ended a request without 2 of its 3 samples"):
             await whole(actor_infer.generate(PROMPT, Sampling(1, samples=3), 0))
 
     run(scenario, engines=1, most=None)

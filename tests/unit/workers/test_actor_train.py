@@ -1,4 +1,4 @@
-"""What a facade that learns hands to its ranks."""
+"""`ActorTrain`: the work that it gives to its ranks, shared buffers, and the model FLOPs utilisation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests import limits
 
 
 class TwoRanks(Ranks[TrainStrategy]):
-    """Stands in for a group: notes what each rank is to run."""
+    """A replacement of a worker group that records the arguments of each rank."""
 
     def __init__(self, device_name: str | None = None) -> None:
         self.arguments: list[tuple[Any, ...]] = []
@@ -63,7 +63,7 @@ def test_ranks_lend_their_buffers_where_an_engine_borrows_them() -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_step_with_fewer_sequences_than_updates_makes_them_all_the_same(weighted: bool) -> None:
-    """So it is where the rewards of a step gave no verdict on most responses."""
+    """This happens if most responses of a step could not be scored."""
     sequences = concatenate([np.arange(4, dtype=np.int32)], [np.array([False, False, True, True])])
     batch = TrainBatch(sequences, np.ones(4, np.float32), np.zeros(4, np.float32), np.zeros(4, np.int32))
     batch = replace(batch, sequence_weights=np.ones(1, np.float32)) if weighted else batch
@@ -71,7 +71,7 @@ def test_a_step_with_fewer_sequences_than_updates_makes_them_all_the_same(weight
     learner = ActorTrain(cast(WorkerGroup, ranks), SHAPE, Path(), limits.CALL, limits.CALL, limits.CALL)
     assert asyncio.run(learner.train_step(batch, PolicyLoss(), 0)) == {"policy/loss": 0.5}
     for rank, (updates, *_) in enumerate(ranks.arguments):
-        assert [len(micro_batches) for micro_batches in updates] == [1] * 6, "a rank that ran fewer passes would be waited for"
+        assert [len(micro_batches) for micro_batches in updates] == [1] * 6, "other ranks would wait for a rank with fewer passes"
         trained = [sum(is_trained(part) for part in micro_batches) for micro_batches in updates]
         assert trained == ([1, 0, 0] * 2 if rank == 0 else [0] * 6)
 
@@ -79,7 +79,7 @@ def test_a_step_with_fewer_sequences_than_updates_makes_them_all_the_same(weight
 @pytest.mark.parametrize(
     ("device", "flops", "mfu"),
     [
-        # 2 passes over 30 and 10 tokens at 6 FLOP a parameter, and attention: 3 x 100 x (900 + 100) / 2. In 4 s on two devices.
+        # 2 passes over 30 and 10 tokens: 6 FLOPs per parameter and token, plus 3 x 100 x (900 + 100) / 2 for attention; 4 s, two devices.
         ("NVIDIA H100 80GB HBM3", TrainingFlops(10**9, 10**9, 100), 2 * (6e9 * 40 + 150_000) / (4 * 2 * 989e12)),
         ("NVIDIA H100 80GB HBM3", TrainingFlops(10**9, 0), 2 * 4e9 * 40 / (4 * 2 * 989e12)),
         ("NVIDIA H100 80GB HBM3", None, None),
@@ -98,7 +98,7 @@ def test_utilisation_by_hand(device: str | None, flops: TrainingFlops | None, mf
 
 
 def is_trained(part: MicroBatch) -> bool:
-    """Whether it is more than the filler, which weighs nothing."""
+    """Return whether the micro-batch is not a filler, which has no weight in the loss."""
     if part.batch.sequences.token_ids.tolist() != FILLER.token_ids.tolist():
         return True
     assert not part.loss_weights.any() and part.samples == () and not part.batch.sequences.response_mask.any()

@@ -1,4 +1,4 @@
-"""Calls that travel together: each gets its own answer, also where others fail. The process is a class of this one."""
+"""Batched calls: each gets its own result, even if others fail. The remote process is simulated by a class in this process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Picky(Exception):
 
 
 class Strategy:
-    """Answers when it is told to."""
+    """A strategy whose `wait` returns when its gate opens."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []
@@ -61,7 +61,7 @@ class Strategy:
 
 
 class Process:
-    """Implements `Remote` in this process; counts calls, and can die."""
+    """An implementation of `Remote` in this process that counts calls and can die."""
 
     def __init__(self) -> None:
         self.strategy = Strategy()
@@ -100,7 +100,7 @@ def test_calls_of_one_turn_travel_together_and_each_gets_its_answer() -> None:
         assert await asyncio.gather(*(caller.call("double", (number,)) for number in range(1000))) == list(range(0, 2000, 2))
         assert process.posts == [1000]
         assert [len(answers) for answers in process.collected] == [1000]
-        assert await caller.call("double", (4,)) == 8, "and again, once nothing is under way"
+        assert await caller.call("double", (4,)) == 8, "a later call works after all have finished"
 
     run(scenario)
 
@@ -195,7 +195,7 @@ def test_a_call_that_nobody_waits_for_holds_up_nothing() -> None:
         given_up.cancel()
         assert await caller.call("double", (1,)) == 2
         process.strategy.open(0)
-        assert await caller.call("double", (2,)) == 4, "its late answer is nobody's"
+        assert await caller.call("double", (2,)) == 4, "the late result of the cancelled call is discarded"
 
     run(scenario)
 
@@ -206,7 +206,7 @@ async def following(stream: Stream) -> tuple[int] | None:
 
 
 async def items(stream: Stream) -> list[int]:
-    """Whatever comes, to the end."""
+    """Return all remaining items of a stream."""
     found = []
     while (item := await following(stream)) is not None:
         found.append(item[0])
@@ -218,7 +218,7 @@ def test_items_of_a_stream_come_as_they_are_made() -> None:
         stream, other = caller.stream("count", (3,)), caller.stream("count", (2,))
         process.strategy.open(0)
         assert await following(stream) == (0,) and await following(other) == (0,)
-        assert await caller.call("double", (1,)) == 2, "a call among them"
+        assert await caller.call("double", (1,)) == 2, "a call between items of streams"
         process.strategy.open(1)
         assert await items(other) == [1] and await following(stream) == (1,)
         process.strategy.open(2)
@@ -268,7 +268,7 @@ def test_a_stream_that_is_closed_holds_up_nothing() -> None:
         assert await following(given_up) == (0,)
         given_up.close()
         process.strategy.open(1)
-        assert await caller.call("double", (1,)) == 2, "its late items are nobody's"
+        assert await caller.call("double", (1,)) == 2, "the late items of the closed stream are discarded"
 
     run(scenario)
 

@@ -1,4 +1,4 @@
-"""What travels to the ranks of a group, and what comes back."""
+"""`Ranks`: the method names and arguments that are sent to the ranks of a group, and the results that are returned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests import limits
 
 
 class FourRanks(Ranks[Any]):
-    """Two replicas of two ranks. Each answers with its number."""
+    """Two replicas of two ranks. Each rank returns its number."""
 
     replica_size = 2
 

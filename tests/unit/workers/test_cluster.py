@@ -1,4 +1,4 @@
-"""What is left of a cluster whose start is cut off."""
+"""The cluster: cleanup after an interrupted start, and the watch over Ray's head processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ time.sleep(3600)
 
 @contextmanager
 def asleep() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does nothing, killed at the end."""
+    """Yield a process that sleeps, and kill it at the end."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as process:
         try:
             yield process
@@ -37,7 +37,7 @@ def asleep() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def is_running(pid: int) -> bool:
-    """An orphan that was killed exists until it is reaped, whenever the host does that."""
+    """Return whether the process runs. A killed orphan remains as a zombie until it is reaped, and does not count as running."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -51,7 +51,7 @@ def is_running(pid: int) -> bool:
 def test_a_start_that_is_cut_off_leaves_nothing(
     cut_off: BaseException, raised: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray itself answers SIGTERM with `sys.exit(15)` from then on, and forgets what it has started by then."""
+    """During its start, Ray turns SIGTERM into `sys.exit(15)` and forgets the processes that it has already started."""
     pids: list[int] = []
 
     def init(**_: object) -> None:
@@ -67,12 +67,12 @@ def test_a_start_that_is_cut_off_leaves_nothing(
     with pytest.raises(raised), cluster.cluster(tmp_path / "run", 0, 8):
         raise AssertionError("a cluster that did not start")
     assert len(pids) == 2
-    limits.until(lambda: not any(map(is_running, pids)), "what was started is gone", limits.END)
+    limits.until(lambda: not any(map(is_running, pids)), "all started processes are gone", limits.END)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_the_death_of_a_head_ends_the_work_and_is_its_cause(tmp_path: Path) -> None:
-    """Ray itself would end this process a minute after the death of its GCS, with nothing put in order."""
+    """Ray alone would end this process without cleanup, a minute after the death of the GCS."""
     with asleep() as head:
         session = cluster.ClusterSession(tmp_path, tmp_path, tmp_path, [psutil.Process(head.pid)])
         reached: list[str] = []
@@ -101,7 +101,7 @@ def test_a_head_that_stays_stopped_ends_the_work_also_while_the_event_loop_is_he
             async with session.watched():
                 await asyncio.sleep(0)  # the watch begins
                 process.send_signal(signal.SIGSTOP)
-                process.wait(limits.END)  # as the call: nothing else runs in this loop meanwhile
+                process.wait(limits.END)  # block the event loop, as a call to the stopped GCS would
                 await asyncio.sleep(limits.CALL)
 
         with pytest.raises(cluster.ClusterUnavailable, match=r"Ray: its process .* on this host was stopped \(SIGSTOP\)"):
@@ -109,7 +109,7 @@ def test_a_head_that_stays_stopped_ends_the_work_also_while_the_event_loop_is_he
 
 
 def test_a_head_that_goes_on_in_between_is_not_taken_for_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks are counted in a row: here the most that are borne, one that finds it running, and as many again."""
+    """Only consecutive checks count. Here, the check finds the process running once between two series of the tolerated length."""
     most = cluster.LOOKS_STOPPED - 1
     looks = iter([True] * most + [False] + [True] * most)
     seen = threading.Event()

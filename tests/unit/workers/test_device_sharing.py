@@ -1,4 +1,4 @@
-"""Which roles are offloaded and onloaded, in which order, with roles that only write down what is asked of them."""
+"""Time sharing of devices: which roles are offloaded and onloaded, and in which order. The roles only record their calls."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ALL_ON_ONE = {
     "reference": {"actor_infer", "actor_train"},
 }
 CHAIN = {"actor_infer": {"actor_train"}, "actor_train": {"actor_infer", "reference"}, "reference": {"actor_train"}}
-"""actor_train lies over both others, which do not meet."""
+"""actor_train shares devices with both other roles, which share none with each other."""
 
 
 class Recorder(ColocatedRole):
-    """Notes what it is asked, when it began and when it was done."""
+    """A role that logs the start and the end of each call."""
 
     def __init__(self, name: str, log: list[str], stays: int | None = None, fails: bool = False) -> None:
         self.name, self.log, self.stays, self.fails = name, log, stays, fails
@@ -43,7 +43,7 @@ class Recorder(ColocatedRole):
 
 
 async def started(shared: dict[str, set[str]], log: list[str], roles: Iterable[str] = ALL_ON_ONE) -> DeviceSharing:
-    """Device sharing whose roles have all started; the log begins afterwards."""
+    """Return a `DeviceSharing` whose roles have all started, with an empty log."""
     sharing = DeviceSharing(shared)
     for role in roles:
         await sharing.enter(role, Recorder(role, log, stays=len(role)))
@@ -52,7 +52,7 @@ async def started(shared: dict[str, set[str]], log: list[str], roles: Iterable[s
 
 
 def asked(log: list[str]) -> list[str]:
-    """What was asked, without the ends."""
+    """Return the calls in the log, without their ends."""
     return [line for line in log if not line.endswith("done")]
 
 
@@ -104,7 +104,7 @@ def test_nothing_moves_without_need() -> None:
         sharing = await started(ALL_ON_ONE, log)
         await sharing.bring({"actor_train": WHOLE, "actor_infer": WEIGHTS})
         log.clear()
-        # Everything needed is there: even those not needed stay, and no level is lowered.
+        # All needed roles are present, so other roles stay too, and no level is lowered.
         for needs in ({"actor_train": WHOLE}, {"actor_infer": WEIGHTS}, {"actor_train": WEIGHTS}, {}):
             await sharing.bring(needs)
         assert log == []
@@ -165,7 +165,7 @@ def test_a_role_that_cannot_leave_ends_the_move_and_nobody_comes() -> None:
         with pytest.raises(WorkerFailed, match="actor_train rank 0: no room"):
             await sharing.bring({"actor_infer": WHOLE})
         assert log == ["actor_train offloads"]
-        # It is still there, and is offloaded again.
+        # The role is still on the device, so it is offloaded again.
         with pytest.raises(WorkerFailed):
             await sharing.bring({"actor_infer": WHOLE})
 

@@ -1,4 +1,4 @@
-"""Who reaches the Ray that a run has started: its own processes, and no stranger."""
+"""Access to the Ray cluster that a run has started: its own processes can reach it, and strangers are refused."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ METHODS = {
     "raylet": ["/ray.rpc.NodeManagerService/GetNodeStats", "/ray.rpc.ObjectManagerService/Pull"],
     "driver": ["/ray.rpc.CoreWorkerService/GetCoreWorkerStats"],
 }
-"""By process, what its ports do for those who may ask; each port knows one of them."""
+"""RPC methods by process. Each of the process's ports implements one of them."""
 
 
 def listening() -> list[tuple[str, str, int]]:
-    """Name of the process, address and port of whatever this process and its descendants listen on."""
+    """Return process name, address and port of every socket on which this process or a descendant listens."""
     ours = psutil.Process()
     names = {child.pid: child.name() for child in ours.children(recursive=True)} | {ours.pid: "driver"}
     found = psutil.net_connections(kind="inet")
@@ -35,7 +35,7 @@ def listening() -> list[tuple[str, str, int]]:
 
 
 def blocks_hangups(process: psutil.Process) -> bool:
-    """Whether the end of the terminal leaves it alone. One that has ended by now is no concern."""
+    """Return whether the process blocks SIGHUP, so that it survives the end of the terminal, or has already ended."""
     try:
         status = Path(f"/proc/{process.pid}/status").read_text()
     except FileNotFoundError:

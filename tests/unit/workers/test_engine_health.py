@@ -1,4 +1,4 @@
-"""The states of engines, with a clock of the test's."""
+"""The states of engines and their transitions, with a fake clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_a_death_a_restart_and_the_way_back() -> None:
     now = [10.0]
     health = EngineHealth(2, lambda: now[0])
     assert health.died(1) and health.state(1) is EngineState.DEAD
-    assert not health.died(1), "known"
+    assert not health.died(1), "a known death is not counted again"
     assert health.those(SERVING) == [0]
     health.restarting(1)
     assert health.state(1) is EngineState.RESTARTING and health.those(PRESENT) == [0]
@@ -35,7 +35,7 @@ def test_a_death_amid_the_restart_counts_and_the_time_goes_on() -> None:
     now[0] = 5.0
     assert health.loaded(0) == 5.0 and health.restarts(0) == 2
     now[0] = 6.0
-    assert health.died(0), "before it had the weights"
+    assert health.died(0), "an engine can die before it has weights"
     assert health.state(0) is EngineState.DEAD
 
 
@@ -76,7 +76,7 @@ def test_a_stale_engine_that_answers_or_is_late_stays_stale() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_only_weights_let_a_restarted_engine_serve(seed: int) -> None:
-    """Whatever happens in whatever order, what is reachable follows the picture at the head of the module."""
+    """For random sequences of events, all transitions follow the diagram in the module docstring of `engine_health`."""
     numbers, health = random.Random(seed), EngineHealth(1)
     follows = {
         EngineState.HEALTHY: {EngineState.SUSPECT, EngineState.DEAD, EngineState.RETIRED},

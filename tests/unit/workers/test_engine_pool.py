@@ -1,4 +1,4 @@
-"""Engines die: what they were asked goes on at others, and they come back. In virtual time."""
+"""Engines that die: their requests continue on other engines, and they are restarted. In virtual time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(scenario: Scenario, group: Engines, most: int | None = None, kind: type[
         engines = kind(cast(Any, group), Running(running_limits(len(group), most, None), len(group)), *[limits.CALL] * 3)
         await scenario(group, engines)
         await engines.close()
-        assert asyncio.all_tasks() == {asyncio.current_task()}, "something was left behind"
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "a task was left behind"
 
     loop = VirtualTime()
     try:
@@ -43,7 +43,7 @@ def run(scenario: Scenario, group: Engines, most: int | None = None, kind: type[
 
 
 def drawn(completions: list[Completion]) -> list[tuple[int, ...]]:
-    """Of each sample: seed, engine, process."""
+    """Return the seed, engine and process of each sample."""
     return [tuple(completion.token_ids.tolist()) for completion in completions]
 
 
@@ -52,7 +52,7 @@ def by_seed(seed: int) -> float:
 
 
 async def back(engines: ActorInfer, engine: int) -> None:
-    """Wait until an engine has started anew, and give it weights."""
+    """Wait until an engine has restarted, and mark it as having weights."""
     await engines.pool.until(lambda: engine in engines.pool.stale)
     engines.pool.have_weights([engine])
 
@@ -64,7 +64,7 @@ def test_what_had_not_ended_begins_anew_elsewhere_with_its_own_seeds() -> None:
         group.kill(0)
         assert drawn(await answer) == [(10, 0, 0), (11, 0, 0), (12, 0, 0), (13, 1, 0), (14, 1, 0)]
         assert group.asked[:2] == [(0, "generate", (5, 10)), (1, "generate", (2, 13))]
-        assert asyncio.get_running_loop().time() == pytest.approx(12.5 + 14), "they began anew"
+        assert asyncio.get_running_loop().time() == pytest.approx(12.5 + 14), "the unfinished samples were started again"
 
     run(scenario, Engines(2, by_seed))
 
@@ -133,7 +133,7 @@ def test_after_its_last_restart_an_engine_retires_and_the_last_one_ends_the_run(
         group.faults = {1: [WorkerDied("actor_infer", 1, f"death {number}") for number in range(MOST_RESTARTS)]}
         await asyncio.sleep(1)
         group.kill(1)
-        said = "^actor_infer rank 1: it was restarted 5 times, as the other engines were, and died again: death 4$"
+        said = "^actor_infer rank 1: it was restarted 5 times, like all other engines, and died again: death 4$"
         for waiting in (answer, engines.pool.until(lambda: False), whole(engines.generate(PROMPT, Sampling(1), 10))):
             with pytest.raises(WorkerDied, match=said):
                 await waiting
@@ -236,11 +236,11 @@ def test_no_restart_begins_amid_a_sync_or_while_others_are_on_the_devices() -> N
         engines.pool.report_dead(1, "it stands still")
         await asyncio.sleep(0.5)
         await engines.offload(discard=True)
-        assert group.processes == [1, 1], "a restart that is under way is waited for"
+        assert group.processes == [1, 1], "offload waits for a restart in progress"
         engines.pool.report_dead(1, "it stands still")
         await engines.onload(Level.WEIGHTS)
         await asyncio.sleep(10)
-        assert group.processes == [1, 1], "another role may be there beside the weights"
+        assert group.processes == [1, 1], "another role may be on the device together with the weights"
         await engines.onload(Level.WHOLE)
         await engines.pool.until(lambda: 1 in engines.pool.stale)
 

@@ -1,4 +1,4 @@
-"""Addresses at which no run can join are refused before Ray is asked, and the doctor is told why in one line."""
+"""A RAY_ADDRESS that a run cannot join is refused before Ray is called, with one line for the doctor; other failed starts of Ray."""
 
 from __future__ import annotations
 

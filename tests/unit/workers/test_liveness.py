@@ -1,4 +1,4 @@
-"""When a process that is stopped or gone is reported, and how long a call may take."""
+"""Liveness checks: when a stopped or dead process is reported, and how long a call may take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOPPED, GONE = Finding(Problem.STOPPED, 11), Finding(Problem.GONE, 11)
 
 
 class Group:
-    """Implements `WatchedGroup`: two ranks, one on each node."""
+    """An implementation of `WatchedGroup` with two ranks on different nodes."""
 
     def __init__(self, role: str = "actor_train") -> None:
         self.role = role
@@ -34,7 +34,7 @@ class Group:
 
 
 class Machine:
-    """Implements `Nodes`: finds what the test says."""
+    """An implementation of `Nodes` that returns the findings that a test sets."""
 
     def __init__(self) -> None:
         self.findings: dict[int, Finding] = {}
@@ -76,7 +76,7 @@ def test_what_stays_stopped_is_told_by_role_rank_and_process_and_killed() -> Non
     (failure,) = looks(watch, 1)
     assert str(failure) == "actor_train rank 1: its process 11 is stopped (SIGSTOP) (logs/actor_train-1.log)"
     assert machine.ended == [("far", 11)] and group.stopped == {1: failure.cause}
-    assert looks(watch, 20) == [], "it is told once"
+    assert looks(watch, 20) == [], "a stopped process is reported once"
 
 
 def test_a_short_stop_a_silent_node_and_an_orderly_end_are_no_alarm() -> None:
@@ -97,13 +97,13 @@ def test_a_process_that_died_is_told_unless_it_was_never_seen() -> None:
     group = Group()
     machine, watch = watching(group)
     machine.findings = {11: GONE}
-    assert looks(watch, 20) == [], "it may run where this process does not see it"
+    assert looks(watch, 20) == [], "a process that was never seen may run in another PID namespace"
     machine.findings = {}
     looks(watch, 1)
     machine.findings = {11: GONE}
     (failure,) = looks(watch, 20)
     assert str(failure) == "actor_train rank 1: its process 11 is gone (logs/actor_train-1.log)"
-    assert not machine.ended and not group.stopped, "Ray says how it ended to who calls it"
+    assert not machine.ended and not group.stopped, "Ray reports the death to callers"
 
 
 def test_a_stopped_child_is_told_as_such() -> None:
@@ -133,7 +133,7 @@ def test_work_ends_for_an_awaited_role_and_not_for_others(monkeypatch: pytest.Mo
 
 def test_a_call_may_take_three_times_the_longest_of_its_method() -> None:
     times, deadline = CallTimes(), 10 * FLOOR_SECONDS
-    assert times.limit("train_step", deadline) == deadline, "the first compiles"
+    assert times.limit("train_step", deadline) == deadline, "the first call compiles"
     times.note("train_step", FLOOR_SECONDS / 30)
     assert times.limit("train_step", deadline) == FLOOR_SECONDS
     times.note("train_step", FLOOR_SECONDS / 2)
@@ -144,7 +144,7 @@ def test_a_call_may_take_three_times_the_longest_of_its_method() -> None:
 
 
 class Scorer:
-    """A strategy."""
+    """A strategy with two methods."""
 
     def score(self, number: int) -> int:
         return number
@@ -154,7 +154,7 @@ class Scorer:
 
 
 class Answering(Ranks[Scorer]):
-    """Answers at once, and notes the deadlines."""
+    """Ranks that answer at once and record the deadlines of calls."""
 
     def __init__(self) -> None:
         self.deadlines: list[float] = []

@@ -1,4 +1,4 @@
-"""What a worker holds, from a driver that answers as told."""
+"""The memory of a worker's processes, as reported by a fake GPU driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On which nodes devices lie, and whether they can."""
+"""The nodes of a role's devices, and the check that the cluster has enough GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def node(address: str, gpus: int, alive: bool = True) -> dict[str, Any]:
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What Ray says of the cluster, for a test to fill."""
+    """Return the list of nodes that `ray.nodes` returns, which a test fills."""
     found: list[dict[str, Any]] = []
     monkeypatch.setattr(ray, "nodes", lambda: found)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: type("Context", (), {"get_node_id": lambda self: "node at 10.0.0.1"})())
@@ -45,13 +45,13 @@ def test_addresses_may_be_of_version_6(nodes: list[dict[str, Any]]) -> None:
     [
         ((8,), 16, r"\[8\]"),
         ((4, 8), 16, r"\[4, 8\]"),
-        ((2, 8), 8, r"\[2, 8\]"),  # the first node is where they would lie
+        ((2, 8), 8, r"\[2, 8\]"),  # the devices would be on the first node
     ],
 )
 def test_too_few_gpus_are_told_with_what_nodes_have(nodes: list[dict[str, Any]], counts: tuple[int, ...], gpus: int, counted: str) -> None:
     nodes += [node(f"10.0.0.{number}", count) for number, count in enumerate(counts, 1)]
     needed = -(-gpus // 8)
-    with pytest.raises(ClusterUnavailable, match=rf"asks for {gpus} GPUs on {needed} node\(s\) of 8; .* by address, {counted}"):
+    with pytest.raises(ClusterUnavailable, match=rf"asks for {gpus} GPUs on {needed} node\(s\) of 8 each; .* by address, have {counted}"):
         check_gpus(gpus, 8)
 
 

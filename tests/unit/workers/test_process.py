@@ -1,4 +1,4 @@
-"""What a worker process makes of its environment before anything else runs in it."""
+"""The changes that a worker process makes to its environment at its start."""
 
 from __future__ import annotations
 

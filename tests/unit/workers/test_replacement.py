@@ -1,4 +1,4 @@
-"""A worker that dies is replaced and asked again, a bounded number of times."""
+"""A worker that dies is replaced and its calls are repeated, a bounded number of times."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ SECTION = RewardConfig.model_validate({"reward": "no_reward"})
 
 class Worker:
     async def double(self, number: int) -> int:
-        """Twice the number."""
+        """Return twice the number."""
         return 2 * number
 
 
 class Group(Ranks[Any]):
-    """Two ranks whose processes fail when they are told to; `fails` is asked before each answer, and before each start."""
+    """Two ranks that raise the error, if any, that `fails(rank, method)` returns for a call or for a replacement."""
 
     def __init__(self, fails: Callable[[int, str], Exception | None]) -> None:
         self.fails = fails
         self.process = [0, 0]
         self.asked: list[tuple[int, int, str]] = []
-        """Rank, number of its process, and method."""
+        """The calls: rank, number of its process, and method."""
 
     def __len__(self) -> int:
         return 2
@@ -44,7 +44,7 @@ class Group(Ranks[Any]):
         process = self.process[rank]
         self.asked.append((rank, process, method))
         await asyncio.sleep(0)
-        assert process == self.process[rank], "asked while it is replaced"
+        assert process == self.process[rank], "a call was made during a replacement"
         if error := self.fails(rank, method):
             raise error
         return [[RewardResult(1.0)] * len(given[1]) if method == "score" else 2 * given[0]]
@@ -63,12 +63,12 @@ def replaced(group: Group, clock: Callable[[], float] = lambda: 0.0) -> Replaced
 
 
 def times(*errors: Exception | None) -> Callable[[int, str], Exception | None]:
-    """Fail so, one after the other, and then no more."""
+    """Return a `fails` function that returns these errors one after another, and then None."""
     left = list(errors)
     return lambda rank, method: left.pop(0) if left else None
 
 
-DIED, LATE = WorkerDied("rewards.d", 1, "the process died"), WorkerLate("rewards.d", 1, "score was not done after 5 s")
+DIED, LATE = WorkerDied("rewards.d", 1, "the process died"), WorkerLate("rewards.d", 1, "score did not finish within 5 s")
 
 
 @pytest.mark.parametrize("error", [DIED, LATE])

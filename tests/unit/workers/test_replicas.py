@@ -1,4 +1,4 @@
-"""Work is shared out over replicas: their ranks do the same, and nothing of it counts twice."""
+"""Work is split over replicas: all ranks of a replica get the same work, and its results count once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHAPE = TrainShape(updates=1, epochs=1, token_budget=9, loss_agg_mode="token-mea
 
 
 class FourRanks(WorkerGroup[TrainStrategy]):
-    """Two replicas of two ranks, of which the second says nothing that may be used."""
+    """Two replicas of two ranks. The second rank of each returns None, because its result must not be used."""
 
     def __init__(self) -> None:
         self.replica_size, self._actors = 2, [None] * 4
@@ -71,6 +71,6 @@ def test_a_sequence_is_learnt_by_one_replica_and_counted_once() -> None:
     by_replica = [group.heard[rank][0] for rank in (0, 2)]
     assert group.heard[1][0] is by_replica[0]
     assert sorted(sample for parts in by_replica for part in parts for sample in part.samples) == list(range(len(LENGTHS)))
-    # The weights of the loss sum to one over the replicas, not over the ranks.
+    # The loss weights sum to one over the replicas, and not over the ranks.
     weights = sum(float(part.loss_weights.sum(dtype=np.float64)) for parts in by_replica for part in parts)
     assert abs(weights - 1) < 1e-6

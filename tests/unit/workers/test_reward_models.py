@@ -1,4 +1,4 @@
-"""Models that give rewards, as the driver asks them."""
+"""The driver's side of models that give rewards: judges and reward models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLING = Sampling(4, samples=2, temperature=0.5, log_probs=False)
 
 
 class Group(Ranks[Any]):
-    """Remembers its calls; answers once it may."""
+    """A group that records its calls and answers when `may_answer` is set."""
 
     role = "rewards.d"
 
@@ -131,7 +131,7 @@ def test_sequences_go_to_the_least_busy_worker() -> None:
 
 
 class Model:
-    """Implements `ModelReward`."""
+    """An implementation of `ModelReward`."""
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
         return [RewardResult(float(len(response))) for response in responses]

@@ -1,4 +1,4 @@
-"""The facade of the reward workers: who scores, and how long it may take."""
+"""The facade of the reward workers: the choice of the worker, and the deadline of a call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPT = Prompt(0, np.zeros(1, np.int32), "", "maths", {})
 
 
 class Group(Ranks[RewardWorker]):
-    """Two workers that answer when they are told to."""
+    """Two workers that answer when `go` is set."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, float]] = []
@@ -75,10 +75,10 @@ def test_a_group_goes_to_the_least_busy_worker_and_has_time_for_each_response_to
         waiting = [asyncio.ensure_future(rewards.score(PROMPT, ["a"] * count)) for count in (4, 1, 2)]
         await asyncio.sleep(0)
         failing = 5.0 + REPLACED
-        assert group.calls == [(0, 4 * failing + SLACK), (1, failing + SLACK), (1, 3 * failing + SLACK)], "what waits before it counts"
+        assert group.calls == [(0, 4 * failing + SLACK), (1, failing + SLACK), (1, 3 * failing + SLACK)], "queued responses count"
         group.go.set()
         assert [len(results) for results in await asyncio.gather(*waiting)] == [4, 1, 2]
         await rewards.score(PROMPT, ["a"])
-        assert group.calls[-1] == (0, failing + SLACK), "what is answered waits no more"
+        assert group.calls[-1] == (0, failing + SLACK), "finished calls do not count"
 
     asyncio.run(scores())

@@ -1,4 +1,4 @@
-"""What is shown of a role, by what is found of its processes."""
+"""The progress that is shown for a role, derived from the state of its processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roll.workers.role_signs import WORK, RankState, RoleSigns, joined
 
 
 class Machine:
-    """Implements `Lookers`."""
+    """An implementation of `Lookers` that returns the stages that a test sets."""
 
     def __init__(self) -> None:
         self.stages: dict[str, str] = {}
@@ -29,7 +29,7 @@ class Machine:
 
 
 class Group:
-    """Implements `ObservedGroup`: two ranks on two nodes."""
+    """An implementation of `ObservedGroup` with two ranks on two nodes."""
 
     role = "actor_train"
 
@@ -52,7 +52,7 @@ def test_from_the_process_to_its_work() -> None:
         return asyncio.run(asked.of(group, ""))
 
     assert sign() == Sign("actor_train", "starting its process", Usage(2.0, 10))
-    assert machine.asked == [(None, 7, 100), ("far", 8, 100)], "what an earlier process wrote is not read"
+    assert machine.asked == [(None, 7, 100), ("far", 8, 100)], "the log of an earlier process is skipped"
     machine.stages = {"7": "loading the model", "8": "process started"}
     assert sign() == Sign("actor_train", "loading the model (1 of 2 ranks); process started (1 of 2 ranks)", Usage(2.0, 10))
     machine.stages = {"8": "loading the model"}
@@ -64,9 +64,9 @@ def test_from_the_process_to_its_work() -> None:
     group.work = "training"
     assert sign() == Sign("actor_train", "training", Usage(2.0, 10))
     group.is_built, group.begin = False, 500
-    assert sign() == Sign("actor_train", "starting its process", Usage(2.0, 10)), "a process that takes its place"
+    assert sign() == Sign("actor_train", "starting its process", Usage(2.0, 10)), "a replacement starts from the beginning"
     machine.is_silent = True
-    assert sign() == Sign("actor_train", "starting its process"), "a node that does not answer ends nothing"
+    assert sign() == Sign("actor_train", "starting its process"), "a node that does not answer is no error"
     group.is_ending = True
     assert sign() is None
 

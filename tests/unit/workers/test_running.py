@@ -1,4 +1,4 @@
-"""Samples go to the engine with the most room, and never more than its limit."""
+"""Samples go to the engine with the most room, and no engine gets more than its limit."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def test_limits_of_engines() -> None:
 def test_samples_of_a_prompt_stay_together_where_there_is_room() -> None:
     running = Running(running_limits(2, 8, None), 2)
     assert running.place(3) == (0, 3)
-    assert running.place(3) == (1, 3), "where more is free"
+    assert running.place(3) == (1, 3), "the engine with more free places"
     assert running.place(3) == (0, 1) and running.place(2) == (1, 1)
-    assert running.place(1)[1] == 0, "both are full"
+    assert running.place(1)[1] == 0, "both engines are full"
     running.leave(1, 2)
     assert running.place(5) == (1, 2)
 
@@ -35,14 +35,14 @@ def test_samples_of_a_prompt_stay_together_where_there_is_room() -> None:
 def test_a_turn_goes_where_the_one_before_went() -> None:
     running = Running(running_limits(2, 4, None), 2)
     assert running.place(1) == (0, 1)
-    assert running.place(1, home=0) == (0, 1), "though the other is less busy"
-    assert running.place(1, home=0) == (1, 1), "it is full"
+    assert running.place(1, home=0) == (0, 1), "although the other engine is less busy"
+    assert running.place(1, home=0) == (1, 1), "the home engine is full"
     running.leave(0, 2)
     running.serve([0, 1], suspect=[0])
-    assert running.place(1, home=0) == (1, 1), "it may be dying"
+    assert running.place(1, home=0) == (1, 1), "the home engine is suspect"
     running.serve([1], suspect=[])
     running.leave(1, 2)
-    assert running.place(1, home=0) == (1, 1), "it is dead"
+    assert running.place(1, home=0) == (1, 1), "the home engine is dead"
 
 
 def test_without_limits_the_least_busy_engine_takes_all() -> None:
@@ -71,11 +71,11 @@ def test_no_engine_has_more_than_its_share_and_none_idles_while_samples_wait(mos
 @pytest.mark.parametrize(
     ("preemptions", "use", "most_running", "after"),
     [
-        (3, 0.97, 100, 80),  # its KV cache was full
-        (3, 0.97, 50, 40),  # with fewer than it may have
-        (3, 0.5, 100, 100),  # preempted for new weights, not for lack of room
-        (0, 0.97, 100, 100),  # full, and nothing was lost
-        (None, None, 100, 100),  # the backend does not count
+        (3, 0.97, 100, 80),  # the KV cache was full
+        (3, 0.97, 50, 40),  # the KV cache was full with fewer samples than the limit
+        (3, 0.5, 100, 100),  # samples were preempted for a weight sync, and not for lack of room
+        (0, 0.97, 100, 100),  # the KV cache was full, but nothing was preempted
+        (None, None, 100, 100),  # the backend does not report preemptions
     ],
 )
 def test_a_limit_heeds_a_full_cache(preemptions: int | None, use: float | None, most_running: int, after: int) -> None:
@@ -88,7 +88,7 @@ def test_a_limit_is_raised_where_there_is_room_and_never_above_the_most() -> Non
     limit = RunningLimit(100, adapts=True)
     limit.heed(activity(1, 1.0), 100)
     limit.heed(activity(0, SPARE / 2), 79)
-    assert limit.samples == 100 * LOWERED, "fewer ran than might have: that says nothing"
+    assert limit.samples == 100 * LOWERED, "fewer samples ran than the limit allows, which proves nothing"
     limit.heed(activity(0, SPARE / 2), 80)
     assert limit.samples == 100
     limit.heed(activity(0, SPARE / 2), 100)

@@ -1,4 +1,4 @@
-"""Messages of vLLM and torch, word by word as the installed versions have them, and how they are told to the user."""
+"""Out-of-memory errors of vLLM and torch, verbatim from the installed versions, and the messages that users get for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL_CACHE = (
     "engine. See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details."
 )
 TORCH_PARTS = ("CUDA out of memory. Tried to allocate ", ". GPU ", " has a total capacity of ", " of which ", " is free. ")
-"""Texts of torch's CUDA library, in the order in which it puts them together."""
+"""Parts of torch's message, in order, as they appear in its CUDA library."""
 TORCH = "{}1.02 GiB{}0{}139.80 GiB{}310.50 MiB{}".format(*TORCH_PARTS) + "Including non-PyTorch memory, this process has 14.00 GiB in use."
 CUDA_LIBRARY = folder("torch") / "lib" / "libc10_cuda.so"
 

@@ -1,4 +1,4 @@
-"""What travels is what arrives."""
+"""The wire format: decoding returns exactly what was encoded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXTS = st.text(max_size=8)
 
 @st.composite
 def completions(draw: st.DrawFn) -> Completion:
-    """Of no token too, of one version or several, with log-probs or without."""
+    """Draw a completion, possibly without tokens, with one or several policy versions, and with or without log-probs."""
     tokens = draw(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(-50, 0, width=32), st.integers(0, 2)), max_size=6))
     has_log_probs, is_one_version = draw(st.booleans()), draw(st.booleans())
     return Completion(
