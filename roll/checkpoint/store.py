@@ -61,8 +61,8 @@ class CheckpointStore:
     def writing(self, step: int, required: Sequence[str] = ()) -> Iterator[Path]:
         """Yield a temporary folder for the files of a checkpoint. When the block ends without an exception, it becomes `step_N`.
 
-        Other processes may write into the folder too. If the block raises, the folder is removed and the exception propagates; earlier
-        checkpoints are not changed.
+        Other processes, such as the ranks, may write into this folder too. If the block raises, the folder is removed and the exception
+        propagates; earlier checkpoints are not changed.
 
         Args:
             required: paths of files that the checkpoint must contain, relative to the folder.
@@ -115,13 +115,13 @@ class CheckpointStore:
 
         Raises:
             ConfigError: the given path is not a checkpoint.
-            CheckpointError: the given checkpoint is not complete, or with `auto` no checkpoint of the store is.
+            CheckpointError: the given checkpoint is not complete; or, with `auto`, the store has checkpoints, but none is complete.
         """
         self.clean()
         if resume == "never":
             return None
         if resume == "auto":
-            return self.newest_verified("resume_from_checkpoint=never starts over")
+            return self.newest_verified("set resume_from_checkpoint=never to start over")
         path = Path(resume)
         if not (path / MANIFEST).is_file():
             raise ConfigError([_no_checkpoint(path, self.latest())])

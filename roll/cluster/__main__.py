@@ -17,7 +17,7 @@ from roll.cluster.hostfile import choose, parse_hostfile
 from roll.errors import ConfigError, Fault, RollError
 
 SECONDS = 120.0
-"""Deadline for one host."""
+"""Deadline for one host, in seconds."""
 
 
 BY_HAND = "leave out --run, and run each printed command on its host"
@@ -87,13 +87,13 @@ def run(command: Command) -> str | None:
     try:
         done = subprocess.run(command.over_ssh, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return f"{command.host}: not done after {SECONDS:.0f} s: {command}"
+        return f"{command.host}: did not finish within {SECONDS:.0f} s: {command}"
     except FileNotFoundError:
         return f"{command.host}: `ssh` is not installed here; install it, or run on that host: {shlex.join(command.words)}"
     if not done.returncode:
         return None
     said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-    return f"{command.host}: status {done.returncode}: {said}; run it by hand: {command}"
+    return f"{command.host}: exit status {done.returncode}: {said}; run it by hand: {command}"
 
 
 def _end(commands: Sequence[Command]) -> str:

@@ -80,7 +80,7 @@ def choose(hosts: Sequence[Host], include: str | None, exclude: str | None) -> l
         name, _, listed = (word, "", "") if word in sizes else word.rpartition(":")
         slots = set(listed.split(",")) if listed else {str(slot) for slot in range(sizes.get(name, 0))}
         if not slots or not slots <= {str(slot) for slot in range(sizes.get(name, 0))}:
-            remedy = f"name hosts of the hostfile ({', '.join(sizes)}), and slots from 0 to their number less 1, such as `worker-1:0,1`"
+            remedy = f"name hosts of the hostfile ({', '.join(sizes)}), and slots from 0 to their number minus 1, such as `worker-1:0,1`"
             faults.append(Fault(option, f"'{word}' is not in the hostfile", remedy))
         else:
             named.setdefault(name, set()).update(map(int, slots))
@@ -90,7 +90,7 @@ def choose(hosts: Sequence[Host], include: str | None, exclude: str | None) -> l
     if not left:
         faults.append(Fault(option, "no GPU is left", "select at least one GPU"))
     if len({host.gpus for host in left}) > 1:
-        remedy = "device numbers require the same number on each host: change slots in the hostfile, or use --include"
+        remedy = "device_mapping needs the same number of GPUs on each host: change slots in the hostfile, or use --include"
         faults.append(Fault("hostfile", f"the hosts have different numbers of GPUs: {counts}", remedy))
     if faults:
         raise ConfigError(faults)

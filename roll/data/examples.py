@@ -23,7 +23,7 @@ from roll.errors import DataError, Fault
 from roll.types import Bools, Ints
 
 WORDLESS = "they contain no token to learn"
-"""Fault of examples none of whose tokens enter the loss."""
+"""Fault of examples without a token that enters the loss."""
 Kind = Literal["responses", "turns", "labelled", "pairs"]
 """Kind of a row: a response, a conversation in which every turn of the assistant is learnt, a response with a label, or two responses to
 compare."""
@@ -216,7 +216,7 @@ def _nothing_left(limits: Limits, least: Limits, too_long: Mapping[str, int], wo
         least: number of tokens of the shortest prompt and of the shortest response. The longer response of a pair counts.
     """
     if not too_long and not wordless:
-        return [Fault(name, "data_split leaves no row of it for this part", "give the part a larger share, or the data set more rows")]
+        return [Fault(name, "data_split assigns none of its rows to this part", "give the part a larger share, or the data set more rows")]
     problem = f"no example fits prompt_length {limits.prompt} and response_length {limits.response}"
     needed = f"the shortest prompt needs at least {least.prompt} tokens, the shortest response {least.response}, template included"
     faults = [Fault(file, f"{problem}; {count} rows", f"raise the lengths: {needed}") for file, count in too_long.items()]

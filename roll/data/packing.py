@@ -215,7 +215,7 @@ def pack(lengths: Sequence[int] | np.ndarray, indices: Sequence[int], token_budg
     """
     chosen = np.sort(np.asarray(indices, np.int64))
     packed: list[list[int]] = [[] for _ in range(min(bins, len(chosen)))]
-    emptiest: list[tuple[float, int]] = [(0, number) for number in range(len(packed))]  # a heap: if the first bin is full, all are
+    emptiest: list[tuple[float, int]] = [(0, number) for number in range(len(packed))]  # a heap: if the first bin has no room, none has
     for index, length in dearest_first(np.asarray(lengths, np.int64)[chosen]):
         load, number = emptiest[0]
         if packed[number] and load + length > token_budget:

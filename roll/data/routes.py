@@ -70,7 +70,7 @@ class Routes:
             reason, problem = "tag without a domain", f"no reward domain includes the tag '{label.tag}'{hint}"
         known = ", ".join(sorted(self.of_tag))
         remedy = f"list its tag in the `tag_included` of a reward, or set the row's '{tag_column}' to one of: {known}"
-        return RowFault(reason, problem, f"{remedy}; a domain `{DEFAULT_DOMAIN}` takes all other rows")
+        return RowFault(reason, problem, f"{remedy}; or add a domain `{DEFAULT_DOMAIN}`, which takes all other rows")
 
 
 def tag_routes(sections: Mapping[str, RewardConfig | EnvironmentConfig]) -> dict[str, str]:

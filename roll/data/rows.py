@@ -118,7 +118,7 @@ def pair_conversations(row: Mapping[str, Any], data_args: DataConfig) -> tuple[C
     chosen, rejected = (_messages(row, column, may_be_empty=True) for column in columns)
     if chosen[:-1] != rejected[:-1]:
         problem = f"'{columns[0]}' and '{columns[1]}' differ in more than their last message"
-        raise RowFault("a pair of two prompts", problem, "make both begin with the same conversation, or put it into its own column")
+        raise RowFault("a pair with two prompts", problem, "make both begin with the same conversation, or put it into its own column")
     for column, conversation in zip(columns, (chosen, rejected), strict=True):
         if len(conversation) == 1 or conversation[-1]["role"] != "assistant":
             problem = f"'{column}' is not a conversation that ends with the assistant's message"
@@ -160,7 +160,7 @@ def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         problem = f"'{column}' holds {len(messages)} messages, the last of the role '{messages[-1]['role']}'"
         remedy = "make it a text, or a list with one message of the assistant; for pairs of conversations, set no column for the prompt"
-        raise RowFault("a response of other messages", problem, remedy)
+        raise RowFault("response is not one message of the assistant", problem, remedy)
     return messages[0]
 
 

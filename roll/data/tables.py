@@ -40,7 +40,7 @@ DOMAIN = "domain"
 REPORTED_ROWS = 20
 """Largest number of faulty rows that an error names."""
 ROWS_OF_ONE_KIND = 3
-"""The same if every row has the same fault."""
+"""Largest number of faulty rows that an error names if every row has the same fault."""
 BATCH_ROWS = 1000
 SHORTEST_CUT = 1 << 20
 """Length in characters up to which every text is tokenised whole."""
@@ -229,7 +229,8 @@ def prepared_table(sources: Sequence[Source], preparation: Preparation, purpose:
             if not folder.exists():
                 _build(folder, sources, preparation)
     except LockHeld as error:
-        raise RollError(f"{folder}.lock: another process has held it for {LOCK_SECONDS:.0f} s to prepare the same data") from error
+        held = f"another process has held it for {LOCK_SECONDS:.0f} s to prepare the same data"
+        raise RollError(f"{folder}.lock: {held}; wait for that process, or end it") from error
     except OSError as error:
         remedy = "free space there, or set HF_DATASETS_CACHE to a folder that you can write to"
         raise DataError([Fault(str(root), f"the prepared rows cannot be written there: {error}", remedy)]) from error

@@ -125,8 +125,8 @@ def _ops(facts: Facts) -> Iterator[Finding]:
     yield Finding("DeepSpeed ops", OK, f"compiled or can be compiled: {', '.join(sorted(usable)) or 'none'}")
     cuda = None if isinstance(facts.torch, str) else facts.torch["cuda"]
     if problem := _offload_problem(facts, missing, usable, cuda):
-        toolkit = f"install the CUDA toolkit {cuda} and " if facts.gpus else ""
-        remedy = f"{toolkit}whichever is missing: `apt-get install g++`, `pip install ninja`; presets without cpuoffload need none of them"
+        toolkit = f"the CUDA toolkit {cuda} and " if facts.gpus else ""
+        remedy = f"install {toolkit}whichever is missing: `apt-get install g++`, `pip install ninja`; only cpuoffload presets need these"
         yield Finding("optimizer offload", WARNING, problem, remedy)
     if not facts.gpus:
         return
@@ -145,7 +145,7 @@ def _offload_problem(facts: Facts, missing: list[str], usable: list[str], cuda: 
     if tools:
         return f"{OFFLOAD_OP} cannot be compiled without {' and '.join(tools)}"
     if facts.gpus and cuda and facts.nvcc and facts.nvcc.partition(".")[0] != cuda.partition(".")[0]:
-        return f"{OFFLOAD_OP} cannot be compiled: nvcc is of CUDA {facts.nvcc}, but torch is built for CUDA {cuda}"
+        return f"{OFFLOAD_OP} cannot be compiled: nvcc belongs to CUDA {facts.nvcc}, but torch is built for CUDA {cuda}"
     return None if OFFLOAD_OP in usable else f"{OFFLOAD_OP} cannot be compiled"
 
 
@@ -240,7 +240,7 @@ def _ray(facts: Facts) -> Iterator[Finding]:
     if facts.ray_address is None:
         yield Finding("Ray", OK, "RAY_ADDRESS is not set: a run starts Ray on this host")
     elif isinstance(facts.ray_nodes, str):
-        remedy = "`ray start --address=HEAD:6379` on this node, RAY_AUTH_MODE=token if the cluster requires a token, or unset RAY_ADDRESS"
+        remedy = "run `ray start --address=HEAD:6379` here, set RAY_AUTH_MODE=token if the cluster requires a token, or unset RAY_ADDRESS"
         yield Finding("Ray", BROKEN, f"the cluster at {facts.ray_address} cannot be joined: {facts.ray_nodes}", remedy)
     else:
         nodes = ", ".join(f"{node['address']} ({node['gpus']} GPUs)" for node in facts.ray_nodes)

@@ -33,7 +33,7 @@ class Finding:
     found: str
     """What was found, for users."""
     remedy: str = ""
-    """The command or the change that fixes it, empty if nothing need be done."""
+    """The command or the change that fixes it, empty if nothing needs to be done."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Facts:
     executable: str
     """Path of the interpreter, whose environment is examined."""
     required: Mapping[str, str]
-    """Versions that the project's metadata allow, by package."""
+    """Versions that the project's metadata allows, by package."""
     locked: Mapping[str, str]
     """Version with which the tests run, by package."""
     installed: Mapping[str, str]

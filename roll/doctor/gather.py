@@ -69,7 +69,7 @@ def gather() -> Facts:
 
 
 def required(lines: list[str], kind: str) -> dict[str, str]:
-    """Return the version ranges by package that requirements of the project demand on this kind of machine (`cpu` or `gpu`)."""
+    """Return the version range of each package that the project requires on this kind of machine (`cpu` or `gpu`)."""
     found: dict[str, list[str]] = {}
     for requirement in map(Requirement, lines):
         if requirement.marker is None or requirement.marker.evaluate({"extra": kind}):

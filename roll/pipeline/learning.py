@@ -26,9 +26,9 @@ class CriticLearning:
     update: Update
     loss: Loss
     warmup: int
-    """Number of initial steps in which only the critic learns. The policy version stays the same, and its weights are synced again."""
+    """Number of initial steps in which only the critic learns. The policy does not change, but is synced again."""
     at_once: bool
-    """Whether policy and critic learn concurrently, on separate devices. Otherwise the critic learns first, as it is still onloaded."""
+    """Whether policy and critic learn concurrently, on separate devices. Otherwise the critic learns first, while it is still onloaded."""
 
 
 @dataclass(frozen=True)

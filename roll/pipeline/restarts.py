@@ -51,5 +51,5 @@ class Restarts:
 
 
 def ended(failure: WorkerFailed, why: str) -> WorkerFailed:
-    """Return a copy of the failure that also tells why it ends the run."""
+    """Return a copy of the failure that also states why it ends the run."""
     return type(failure)(failure.role, failure.rank, f"{failure.cause}; {why}", failure.traceback)

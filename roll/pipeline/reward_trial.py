@@ -94,6 +94,6 @@ def _without_reference(config: RlvrConfig, firsts: Mapping[str, Prompt]) -> Iter
         try:
             ground_truth(prompt.row)
         except ValueError as error:
-            problem = f"it needs a reference answer, but in the first row of the domain: {error}"
+            problem = f"it needs a reference answer, but the first row of the domain has none that can be used: {error}"
             remedy = "add a column ground_truth or answer to the data, or use a judge_prompt without {reference}"
             yield Fault(f"rewards.{domain}.judge_prompt", problem, remedy)

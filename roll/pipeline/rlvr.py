@@ -8,7 +8,7 @@ Each step awaits, in this order:
 
 - the step's groups
 - the reference's log-probs, if the loss or the reward uses them
-- the trainer's own log-probs, if ratios are taken against them
+- the trainer's own log-probs, if the loss uses ratios to them
 - the critic's values and the teachers' states, if there are such roles
 - the optimizer updates
 - the weight sync, after which the engines generate with the new version

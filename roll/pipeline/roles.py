@@ -313,7 +313,7 @@ class Roles:
 
     def _group(self, name: str, role: RoleConfig, settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
         deepspeed = deepspeed_config(role)
-        for path in swap_paths(deepspeed).values() if deepspeed else ():  # called after the group's end, as a killed rank leaves its files
+        for path in swap_paths(deepspeed).values() if deepspeed else ():  # called after the group's end: a killed rank leaves its files
             self._stack.callback(remove_ownerless, path)
         group = self.groups[name] = self._known_group(name, role.system_envs, settings, blocking)
         self.liveness.watch(group, with_children=True)

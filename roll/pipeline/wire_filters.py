@@ -19,7 +19,7 @@ def most_batches(config: RlvrConfig) -> int | None:
 
 
 def kept_groups(config: RlvrConfig) -> Keep:
-    """Return the group filter: the filter of the group's domain, or else the one of dynamic sampling if that is on."""
+    """Return the group filter: the filter of the group's domain, or else the filter of dynamic sampling if that is on."""
     filters = {domain: _filter(reward.query_filter_config) for domain, reward in config.rewards.items() if reward.query_filter_config}
     return ByDomain(filters, rewards_differ if config.dynamic_sampling else everything)
 

@@ -121,7 +121,7 @@ def row_sources(config: RlvrConfig) -> list[DataConfig]:
 
 
 def question_of(sources: Sequence[DataConfig]) -> Callable[[Prompt], str]:
-    """Return a function that returns the user's question of a prompt as text."""
+    """Return a function that returns the user's question in a prompt as text."""
     return lambda prompt: question_text(conversation_of(prompt.row, sources))
 
 

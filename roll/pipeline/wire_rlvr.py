@@ -209,7 +209,7 @@ def engine_in_hands(roles: Roles, work: Callable[P, Awaitable[None]]) -> Callabl
 def reference_of(config: RlvrConfig, plan: Plan, reference: Reference | ActorTrain, shaped: Shaping) -> StepReference:
     """Return the computation of a step's reference log-probs.
 
-    It runs group by group if the reference shares no devices and every finished group is used, and otherwise at once for a step.
+    It runs group by group if the reference shares no devices and every finished group is used, and otherwise in one call per step.
     """
     is_ahead = plan.reference == "role" and "reference" not in neighbours(plan.roles) and most_batches(config) is None
     ask = reference.ref_log_probs

@@ -1,4 +1,4 @@
-"""Wires both ends of distillation: the output of the teacher's model, and the student's loader, whose model uses it."""
+"""Wires both ends of distillation: the teacher model that sends its output, and the student model that uses this output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Teaching:
 
 
 def teaching(config: DistillConfig | RlvrConfig, student: ModelConfig, teachers: Sequence[ModelConfig]) -> Teaching:
-    """Return the models for hidden states, from which the student computes whole distributions, or with `distill_top_k` for top k.
+    """Return the models that transfer hidden states, from which the student computes full distributions; with `distill_top_k`, top k.
 
     Several teachers require `distill_top_k`. All of them send tensors of the same width, over the tokens that every model has.
 

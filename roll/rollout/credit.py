@@ -30,7 +30,7 @@ class Credit:
     """Name in `ADVANTAGES`, or `package.module:Name`."""
     normalisation: Normalisation
     kl_coef: float = 0.0
-    """Weight of the per-token KL to the reference, which is subtracted from the reward. The initial weight if it adapts."""
+    """Weight of the per-token KL to the reference, which is subtracted from the reward. If it adapts, this is the initial weight."""
     kl_estimator: str = "k1"
     target_kl: float | None = None
     """Target KL, in nats per token, that `kl_coef` is adapted to reach. None keeps the weight constant."""

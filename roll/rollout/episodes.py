@@ -267,7 +267,7 @@ async def attempted(attempt: Callable[[], Awaitable[Episode]], attempts: int, pr
 
     Args:
         attempt: plays the episode once.
-        attempts: largest number of attempts. Attempts that end with `NeighbourFailed` do not count, but at most MOST_DISTURBED may.
+        attempts: largest number of attempts. Attempts that end with `NeighbourFailed` do not count; at most MOST_DISTURBED are allowed.
         prompt_text: text of the prompt, for the record of a failed episode.
     """
     failed = disturbed = 0

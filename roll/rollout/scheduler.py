@@ -7,8 +7,8 @@ r batches are still being generated while the trainer works. By default groups a
 so that a run is reproducible. With a wider window, groups that finish first are handed over first (`Window`), but no group waits longer
 than the window's age limit.
 
-No group is discarded, with two exceptions: groups whose environments failed are replaced by others, and so are, with dynamic sampling and
-up to a limit, groups that `keep` rejects, such as those whose rewards are all equal.
+No group is discarded, with two exceptions. A group is replaced by another if one of its environments failed. With dynamic sampling, groups
+that `keep` rejects, such as groups whose rewards are all equal, are replaced up to a limit.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class RolloutScheduler:
         return self._metrics | ({"episode/failed_groups": float(self._failed_groups)} if self._failed_groups else {})
 
     async def _whole(self, count: int) -> list[RolloutGroup]:
-        """Return the next `count` finished groups none of whose environments failed."""
+        """Return the next `count` finished groups without a failed environment."""
         groups: list[RolloutGroup] = []
         while len(groups) < count:
             for group in await self._finished(count - len(groups)):
@@ -152,7 +152,7 @@ class RolloutScheduler:
                 LOG.warning(broke, group.prompt.prompt_id, group.prompt.domain, why)
                 if self._failed_groups > MOST_FAILED * self._batch_size:
                     many = f"{self._failed_groups} groups of one step were discarded because their environments failed"
-                    raise RollError(f"{many}; the last one, of domain {group.prompt.domain}: {why}")
+                    raise RollError(f"{many}; the last one, of domain {group.prompt.domain}: {why}; fix this environment")
         return groups
 
     async def _finished(self, count: int) -> list[RolloutGroup]:

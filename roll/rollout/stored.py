@@ -47,7 +47,7 @@ class StoredGroup:
 
 
 def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
-    """Write groups to a file. `groups` maps the number of each group to it, as `read_groups` returns them."""
+    """Write groups to a file. `groups` maps numbers to groups, as `read_groups` returns them."""
     tokens: list[Any] = [np.zeros(0, np.int32)]
     log_probs: list[Any] = [np.zeros(0, np.float32)]
 

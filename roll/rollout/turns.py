@@ -17,7 +17,7 @@ from roll.types import Episode, Floats, Ints, Segment
 Locate = Callable[[Segment, Sequence[int]], Ints]
 """Converts positions in a response's text to positions in its tokens. See `TurnEnds`."""
 BROKEN = "\ufffd"
-"""Replacement character: a decoder returns it for bytes that are no complete character."""
+"""Replacement character: a decoder returns it for bytes that do not form a complete character."""
 
 
 class TurnEnds:

@@ -33,7 +33,7 @@ KILL_SECONDS = 10.0
 
 
 class ChildDied(Exception):
-    """The child closed its end of the socket. `str()` tells how the process ended."""
+    """The child closed its end of the socket. `str()` returns how the process ended."""
 
 
 class Child:

@@ -41,7 +41,7 @@ def new_seals(count: int) -> tuple[int, ...]:
 
 def shown(body: bytes) -> str:
     """Return the error text for an unreadable message."""
-    return f"{len(body)} bytes that are no message: {body[:SHOWN_BYTES]!r}"
+    return f"{len(body)} bytes that are not a valid message: {body[:SHOWN_BYTES]!r}"
 
 
 def receive(incoming: Any) -> Any:

@@ -66,7 +66,7 @@ def _shared_files() -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _mapped(pid: int) -> set[int]:
-    """Return the inodes of a process's shared-memory files. Names would not do: a semaphore is mapped under another name.
+    """Return the inodes of a process's shared-memory files. Names are not enough, because a semaphore is mapped under another name.
 
     psutil's `memory_maps` is not used because it lets the kernel add up sizes, which takes 10 s per TiB.
     """

@@ -20,11 +20,11 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Usage:
-    """Resources that processes have used so far."""
+    """CPU time that processes have used so far, and their current memory."""
 
     cpu_seconds: float
     resident: int
-    """Bytes of memory."""
+    """Bytes of resident memory."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(self.cpu_seconds + other.cpu_seconds, self.resident + other.resident)

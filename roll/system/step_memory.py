@@ -5,8 +5,8 @@ of them is new. A step of 32,768 samples creates half a million objects, in addi
 are in no reference cycle, and are freed without a collection.
 
 By default, the C library returns every large array to the system when it is freed, and requests new pages for the next one, which the
-system fills with zeros. This takes longer than most operations on a step's arrays. As each step needs about the same memory as the last
-one, freed memory is kept.
+system fills with zeros. This takes longer than most operations on a step's arrays. Each step needs about as much
+memory as the previous one, so freed memory is kept.
 """
 
 from __future__ import annotations

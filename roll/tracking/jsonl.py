@@ -170,7 +170,7 @@ def _append(file: FileIO, lines: bytes) -> None:
 
 
 def _continue(path: Path, resumed_from: int | None) -> FileIO:
-    if path.exists() and path.stat().st_size:  # an empty file is no record of an earlier run and must not replace one
+    if path.exists() and path.stat().st_size:  # an empty file is not a record of an earlier run, and must not replace one
         if resumed_from is None:
             os.replace(path, path.with_name(f"{path.name}.previous"))
         else:

@@ -2,7 +2,7 @@
 
 They are shown from the plan to the first step, and in a terminal until the end. A terminal shows a panel with one row for each role.
 Elsewhere a line is printed whenever a role enters a stage, and every few seconds for a role whose progress or resource use has changed
-since its last line. A role without a change gets no line, because passing time alone is no sign of life. The driver's log has the same
+since its last line. A role without a change gets no line, because elapsed time alone is not a sign of life. The driver's log has the same
 lines.
 """
 

@@ -1,4 +1,4 @@
-"""The driver's log file. Of the log, the terminal shows only warnings and errors."""
+"""The driver's log file. The terminal shows only its warnings and errors."""
 
 from __future__ import annotations
 

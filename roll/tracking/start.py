@@ -94,8 +94,8 @@ def read_starts(folder: Path) -> list[RunStart]:
 def commit_of(folder: Path, tracked: str) -> str:
     """Return the commit of the repository that contains `folder`, with `-dirty` if tracked files differ from it.
 
-    Return an empty string without git or a commit, or if the repository does not track `tracked`, a path in the folder. A virtual
-    environment may be inside an unrelated repository.
+    Return an empty string if git is not installed, if there is no commit, or if the repository does not track the path `tracked` in the
+    folder. The last check is needed because a virtual environment may be inside an unrelated repository.
     """
     if not _git(folder, "ls-files", "--", tracked):
         return ""

@@ -16,7 +16,7 @@ class SwanLabTracker:
     name = "swanlab"
 
     def __init__(self, run: RunFacts, settings: Mapping[str, Any]) -> None:
-        """`settings` are further arguments of `swanlab.init` (`project`, `workspace`, `mode`, ...). Its files go into the run folder."""
+        """`settings` are further arguments of `swanlab.init` (`project`, `workspace`, `mode`, ...). Files go into the run folder."""
         self._swanlab = importlib.import_module("swanlab")
         folder = run.folder / "swanlab"
         folder.mkdir(parents=True, exist_ok=True)

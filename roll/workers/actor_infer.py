@@ -168,7 +168,7 @@ class ActorInfer:
                         return
         except RollError as error:
             raise await self.pool.explained(engine, process, error) from error
-        raise RollError(f"{self._group.role} rank {engine} ended without {len(share.left)} of {count} samples")
+        raise RollError(f"{self._group.role} rank {engine} ended a request without {len(share.left)} of its {count} samples")
 
     def _requeue(self, share: _Share) -> None:
         """Queue the unfinished samples for another engine."""
@@ -229,7 +229,7 @@ class ActorInfer:
             self.pool.come_back()
 
     async def close(self) -> None:
-        """Cancel restarts and probes of engines. Call it when nothing more is to be generated."""
+        """Cancel restarts and probes of engines. Call it when no more responses will be requested."""
         await self.pool.close()
 
 

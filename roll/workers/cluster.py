@@ -95,7 +95,7 @@ class ClusterSession:
                     raise _head_lost(head, "was stopped (SIGSTOP)", "find out who sent it SIGSTOP; the same command resumes the run")
                 if not is_alive(head):
                     raise _head_lost(
-                        head, "died", "see its output in logs/ray; if there is none, it was killed, perhaps because host memory ran out"
+                        head, "died", "see its output in logs/ray; without output it was killed, perhaps because host memory ran out"
                     )
 
 
@@ -250,7 +250,7 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
     if len(counts) < nodes or min(counts[:nodes]) < min(gpus, gpus_per_node):
         fault = Fault(
             "device_mapping",
-            f"asks for {gpus} GPUs on {nodes} node(s) of {gpus_per_node}; the cluster's nodes with GPUs have, by address, {counts}",
+            f"asks for {gpus} GPUs on {nodes} node(s) of {gpus_per_node} each; the cluster's GPU nodes, by address, have {counts}",
             "map the roles to fewer devices, set num_gpus_per_node, or start Ray on more nodes and set RAY_ADDRESS",
         )
         raise ClusterUnavailable(str(fault))

@@ -42,7 +42,7 @@ def own_token(folder: Path) -> Iterator[None]:
 
 
 def _read_again() -> None:
-    """Make Ray reread the variables, which it reads once at import. Reread the mode first, so that no late thread of Ray needs a token."""
+    """Make Ray reread the variables, which it reads once at import. The mode comes first, so that a late thread of Ray needs no token."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 

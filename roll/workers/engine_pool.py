@@ -185,7 +185,7 @@ class EnginePool:
         if self._health.state(engine) not in SERVING:
             return
         if self._health.late(engine):
-            self.report_dead(engine, f"{error.cause}, and the requests before it were late as well")
+            self.report_dead(engine, f"{error.cause}, and the previous requests were late as well")
         self._tell_all()
 
     def report_dead(self, engine: int, cause: str) -> None:
@@ -219,7 +219,7 @@ class EnginePool:
                 else:
                     self._is_back(engine)
             if self._health.all_retired:
-                said = f"it was restarted {MOST_RESTARTS} times, as the other engines were, and died again"
+                said = f"it was restarted {MOST_RESTARTS} times, like all other engines, and died again"
                 self.failure = WorkerDied(self._group.role, engine, f"{said}: {cause}")
         except Exception as error:
             self.failure = error

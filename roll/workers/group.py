@@ -42,7 +42,7 @@ TIMEOUTS = ("timed out", "collective operation timeout")
 ECHOES = ("connection closed by peer", "connection reset by peer", "nccl", *TIMEOUTS)
 """Substrings (in lower case) of the error of a rank that failed because another rank had failed."""
 LOG_TAIL = 1 << 16
-"""Number of bytes at the end of a log in which the message of NCCL's watchdog is searched."""
+"""Number of bytes at the end of a log that are searched for the message of NCCL's watchdog."""
 
 
 class WorkerGroup(Ranks[S]):
@@ -54,7 +54,7 @@ class WorkerGroup(Ranks[S]):
     def __init__(
         self, role: str, placements: Sequence[WorkerPlacement], logs: Path, record: Path, blocking: bool, replica_size: int = 1
     ) -> None:
-        """Request the processes from Ray. `record` is the file for `Leftovers`. `blocking`: the strategy's methods are no coroutines."""
+        """Request the processes from Ray. `record` is the file for `Leftovers`. `blocking`: the strategy's methods are not coroutines."""
         self.role, self.replica_size = role, replica_size
         self._placements, self._logs = placements, [logs / f"{role}-{rank}.log" for rank in range(len(placements))]
         self._records = [record.with_stem(f"{record.stem}-{rank}") for rank in range(len(placements))]
@@ -242,7 +242,7 @@ class WorkerGroup(Ranks[S]):
             names = ", ".join(map(str, late))
             if failures and late and not self._killed and all(self._waited_in_vain(rank, error) for rank, error in failures):
                 waiting = ", ".join(str(rank) for rank, _ in failures)
-                problem = f"{method}: rank(s) {names} did not come to a collective operation for which rank(s) {waiting} waited"
+                problem = f"{method}: rank(s) {names} did not join a collective operation in which rank(s) {waiting} waited"
                 raise WorkerLate(self.role, late[0], f"{problem} (logs/{self.role}-{late[0]}.log)", str(failures[0][1]))
             if failures:
                 raise self._failure(failures)
@@ -256,7 +256,7 @@ class WorkerGroup(Ranks[S]):
 
     def _late(self, method: str, seconds: float, ranks: Sequence[int]) -> WorkerFailed:
         names = ", ".join(map(str, ranks))
-        return WorkerLate(self.role, ranks[0], f"{method} was not done after {seconds:.0f} s on rank(s) {names}")
+        return WorkerLate(self.role, ranks[0], f"{method} did not finish within {seconds:.0f} s on rank(s) {names}")
 
     def _waited_in_vain(self, rank: int, error: BaseException | None) -> bool:
         """Return whether a rank failed because others did not join a collective. NCCL's watchdog gives that reason only in the log."""

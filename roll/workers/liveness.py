@@ -35,7 +35,7 @@ LOOKS = {Problem.GONE: 2, Problem.STOPPED: 6}
 ANSWER_SECONDS = 10.0
 """Deadline in seconds for a node's report. A late node is queried again at the next check."""
 HEARD_SECONDS = 5.0
-"""Time in seconds after which a pending call on a dead process has failed, with an error that tells how the process ended."""
+"""Time in seconds after which a pending call on a dead process has failed, with an error that states how the process ended."""
 FLOOR_SECONDS = 600.0
 """Smallest limit in seconds for a call, however short previous calls were."""
 LONGEST_TIMES = 3.0

@@ -14,7 +14,7 @@ import ray
 from roll.config.derived.placement import RolePlan
 
 QUIET = {
-    # torch.distributed warns at each collective of deprecated calls that only DeepSpeed can change.
+    # At each collective, torch.distributed warns about deprecated calls. Only DeepSpeed could change these calls.
     "PYTHONWARNINGS": "ignore::FutureWarning,ignore::UserWarning",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -81,7 +81,7 @@ def _alive() -> list[Mapping[str, Any]]:
 
 
 def rank_environment(rank: int, world_size: int, on_cpu: bool) -> dict[str, str]:
-    """Return a rank's environment variables for torch, DeepSpeed and vLLM. `LOCAL_RANK` is 0, as a worker sees only its own devices."""
+    """Return a rank's environment variables for torch, DeepSpeed and vLLM. `LOCAL_RANK` is 0: a worker sees only its own devices."""
     environment = QUIET | {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
     # The default is the run's temporary folder, which is removed at the end. The next run should find the compiled kernels.
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(Path.home() / ".cache" / "roll" / "torchinductor")

@@ -48,7 +48,7 @@ class Process:
         return _free_address()
 
     def pid(self) -> int:
-        """Return the process id, by which the end of the process is ensured."""
+        """Return the process id, which the driver needs in order to end the process."""
         return os.getpid()
 
     def peak_bytes(self) -> int | None:
@@ -146,7 +146,7 @@ class AsyncProcess:
 
 @contextmanager
 def _named_shortage(rank: Rank, log: Path) -> Iterator[None]:
-    """Convert an error of an engine that lacked memory to `EngineShortage`. The log is searched too, as it has child processes' errors."""
+    """Convert an error of an engine that lacked memory to `EngineShortage`. The log is searched too: it has child processes' errors."""
     begin = log.stat().st_size
     try:
         yield

@@ -2,7 +2,7 @@
 
 Nothing is known about the template except the text it produces. To find the bridge, the tokens that continue a sampled turn, a probe
 conversation is rendered in which the assistant's message is a word that occurs nowhere else. The bridge is the text after that word, up to
-and including the start of the next assistant turn. It is safe if the template renders earlier messages in the same way when more follow,
+and including the start of the next assistant turn. It is safe if the template renders earlier messages in the same way when others follow,
 and ends a turn with a special token:
 
     <|im_start|>user\\nprobe<|im_end|>\\n<|im_start|>assistant\\nprobe<|im_end|>\\n<|im_start|>user\\nnew<|im_end|>\\n<|im_start|>assistant\\n
@@ -38,7 +38,7 @@ class Ending:
 
 
 class TemplateRenderer:
-    """A `ChatRenderer` for a chat template. `check` raises if the template does not allow it."""
+    """A `ChatRenderer` for a chat template. `check` raises if conversations in its format cannot be continued."""
 
     def __init__(self, encoder: Encoder, render: RenderTurns, eos_token_id: int | None) -> None:
         """
@@ -130,7 +130,7 @@ class TemplateRenderer:
         whole = self._render_text([*history, *guarded], tools, True)
         if not whole.startswith(ended):
             example = "for example because it drops the thinking of earlier turns"
-            raise TemplateFault(f"it renders a turn of the assistant differently once more follows it, {example}")
+            raise TemplateFault(f"it renders a turn of the assistant differently once other messages follow it, {example}")
         ending = self._endings.get("tool_calls" in history[-1])
         if ending is None:
             raise TemplateFault(self.no_calls)
@@ -152,7 +152,7 @@ class TemplateRenderer:
             follows = later.startswith(self._render_text(begun, (), True))
         except TemplateFault:
             return None
-        return None if follows else "its chat template moves the system message when more follows: put that text into the user's message"
+        return None if follows else "its chat template moves the system message when others follow: put its text into the user's message"
 
     def _unreadable(self) -> str | None:
         """Return why the tool calls that the template renders cannot be parsed again; None if they can."""

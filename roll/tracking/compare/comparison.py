@@ -21,7 +21,7 @@ PIPELINE = "pipeline"
 ABSENT = "—"
 """Shown for a key that a run does not have."""
 COUNTERS = ("step", "epoch")
-"""Columns of the metrics file that are no metrics to compare."""
+"""Columns of the metrics file that are not compared as metrics."""
 MEDIANS = ("time/", "throughput/")
 """Prefixes of metrics whose median is shown, because the value of a single step is not informative."""
 

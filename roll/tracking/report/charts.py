@@ -185,7 +185,7 @@ def _who_worked(rows: Sequence[Row]) -> Chart | None:
     measured = any(row.get("engine/idle_fraction") is not None for row in timed)
     if measured:
         _add_engines(figure, timed)
-    note = "seconds of a step: of the loop by part, and of the engines meanwhile" if measured else "seconds of a step by part"
+    note = "seconds of a step: the loop by part, and the engines" if measured else "seconds of a step by part"
     if len(timed) > BARS:
         note += f"; means of {round(len(timed) / BARS)} steps"
     return Chart("Who worked when", note, figure, tall=measured)
@@ -215,7 +215,7 @@ def _engines(rows: Sequence[Row]) -> list[Chart | None]:
         cache.figure.update_yaxes(tickformat=".0%", rangemode="tozero")
     requests = {"running": "engine/running", "waiting for room": "engine/waiting"}
     charts = [
-        _lines(rows, "Requests", "mean number in a forward pass of an engine, and waiting for one", requests),
+        _lines(rows, "Requests", "mean numbers of running and waiting requests of an engine", requests),
         _lines(rows, "Tokens of a step", "all engines", tokens),
         _one(_where_any(rows, "engine/preemptions"), "Preemptions", "requests that lost their KV cache", "engine/preemptions"),
         _one(

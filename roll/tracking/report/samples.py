@@ -13,7 +13,7 @@ from roll.tracking.report.records import Row, number
 BUDGET = 2_000_000
 """Largest number of characters of prompts and responses that a page takes from each file."""
 LONGEST = 12_000
-"""Largest number of characters of one text. Of a longer text only the beginning and the end are shown."""
+"""Largest number of characters of one text. Only the beginning and the end of a longer text are shown."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PageSamples:
     kept: int
     """Number of responses in the file."""
     sampled: int | None
-    """Number of responses that the run sampled in the steps of the file; None if the file does not contain it."""
+    """Number of responses that the run sampled in the steps of the file; None if the file does not contain this number."""
     unreadable: int
     """Number of unreadable lines of the file."""
 
@@ -89,10 +89,10 @@ def sampled(lines: Iterable[Kept]) -> int | None:
 
 
 def choose(lines: Sequence[Kept], budget: int) -> list[Kept]:
-    """Return the lines for a page, in the order of the file. Either all lines of a step are chosen, or none.
+    """Return the lines for a page, in the order of the file. All lines of a step are chosen, or none.
 
-    Steps are chosen in the order of `halving` until the next one does not fit: the first and the last step, then steps between them. At
-    least one line is chosen, however large it is.
+    Steps are chosen in the order of `halving` until the next one does not fit: the first and the last step, then steps between them. If
+    even the first step does not fit, only its first line is chosen.
 
     Args:
         budget: largest number of characters.
@@ -116,7 +116,7 @@ def choose(lines: Sequence[Kept], budget: int) -> list[Kept]:
 def halving(count: int) -> Iterator[int]:
     """Yield 0 to count - 1: the two ends, then the middle, then the middles of the halves, and so on.
 
-    Any number of first values is spread about evenly.
+    The values yielded so far are always spread about evenly.
     """
     if count:
         yield 0

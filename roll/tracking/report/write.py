@@ -145,8 +145,8 @@ def samples_block(training: PageSamples, validation: PageSamples) -> dict[str, A
 
 
 def _count(kind: str, samples: PageSamples) -> str:
-    of = f" of {samples.sampled:,} sampled" if samples.sampled is not None else ""
+    of = f" of {samples.sampled:,} sampled responses" if samples.sampled is not None else " responses"
     shown = "all are on this page"
     if samples.shown < samples.kept:
         shown = f"{samples.shown:,} of them, spread over the steps, are on this page"
-    return f"{kind.capitalize()}: {samples.kept:,} responses{of} were recorded; {shown}."
+    return f"{kind.capitalize()}: {samples.kept:,}{of} were recorded; {shown}."
