@@ -30,7 +30,7 @@ def clip(value: float, low: float, high: float) -> float:
 
 
 def surrogate(ratio: float, advantage: float, low: float, high: float) -> float:
-    """Return PPO's token loss, minus its clipped objective, by the sign of the advantage."""
+    """Return PPO's token loss, the negated clipped objective, by cases of the advantage's sign."""
     return -advantage * (min(ratio, 1 + high) if advantage >= 0 else max(ratio, 1 - low))
 
 

@@ -107,7 +107,7 @@ def test_against_the_formula_in_float64(rows: list[list[float]], name: str) -> N
 
 @pytest.mark.parametrize(("ours", "theirs"), [("token", "token_k1"), ("sequence", "seq_sum_k1"), ("geometric", "seq_mean_k1")])
 def test_verls_bounds_are_those_of_the_inverse(ours: Level, theirs: str) -> None:
-    """verl keeps a token if k1 = -log ratio, its sum or its mean is between the logs of verl's bounds. docs/algorithms.md converts them."""
+    """verl keeps a token if k1 = -log ratio, or its sum or mean over the sequence, is between log bounds (see docs/algorithms.md)."""
     low, high = 0.7, 1.1
     lengths = [1, 3, 2, 1, 4]
     delta = 0.3 * torch.randn(sum(lengths), dtype=torch.float64, generator=torch.Generator().manual_seed(2))

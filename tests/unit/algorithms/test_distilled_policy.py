@@ -128,7 +128,7 @@ def test_it_is_the_policys_loss_and_the_divergence() -> None:
 @each
 @pytest.mark.parametrize("far", [100.0, 3e4])
 def test_distributions_beyond_all_measure_stay_finite(measure: Divergence, far: float) -> None:
-    """In fp32, with logits this far apart, where the student is certain of one token and the teacher of another."""
+    """In fp32, with logits this far apart: the student is certain of one token and the teacher of another."""
     student = torch.tensor([[far, 0.0, -far], [0.0, 0.0, 0.0], [far, 0.0, -far]], requires_grad=True)
     apart = measure(student, torch.tensor([[-far, 0.0, far], [-far, 0.0, far], [far, 0.0, -far]]))
     apart.sum().backward()

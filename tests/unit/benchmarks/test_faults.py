@@ -38,7 +38,7 @@ def test_every_kind_comes_with_both_signals_in_every_phase() -> None:
     for run in planned(0, 100)[:-1]:
         assert len(run) == PER_RUN and any(fault.kind in ENDS_RUN for fault in run)
         again = next(place for place, fault in enumerate(run) if fault.phase is Phase.START and fault.kind is Kind.ENGINE)
-        assert run[again - 1].kind in (Kind.ENGINE, Kind.CORE), "an engine must also be killed during its restart"
+        assert run[again - 1].kind in (Kind.ENGINE, Kind.CORE), "the fault before it must restart an engine"
 
 
 def test_a_course_is_read_as_it_grows(tmp_path: Path) -> None:

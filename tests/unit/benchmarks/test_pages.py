@@ -1,4 +1,4 @@
-"""The check of pages in browsers: which findings are faults, and the runs whose pages it opens."""
+"""The browser check of pages: which findings are faults, and the runs whose pages are checked."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_auto_falls_back_to_a_checkpoint_whose_contents_are_right(store: Checkpo
     assert store.resolve("auto") == good
     assert "model.pt differ" in caplog.text
     (good / "model.pt").unlink()
-    with pytest.raises(CheckpointError, match="never starts over"):
+    with pytest.raises(CheckpointError, match="set resume_from_checkpoint=never to start over"):
         store.resolve("auto")
 
 

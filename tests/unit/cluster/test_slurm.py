@@ -100,7 +100,7 @@ def test_ray_starts_on_all_nodes_and_ends_with_the_run_whose_status_is_the_jobs(
     assert sorted(others) == [f"{node}: {common} --address=10.0.0.1:6387 token given" for node in ("three", "two")]
     ran = "10.0.0.1:6387 -m roll.pipeline --config-name my_experiment num_gpus_per_node=4 max_steps=2\n"
     assert (tmp_path / "ran").read_text() == ran
-    limits.until(lambda: not left(tmp_path), "what the job started is gone", limits.END, lambda: left(tmp_path))
+    limits.until(lambda: not left(tmp_path), "the processes of the job have ended", limits.END, lambda: left(tmp_path))
 
 
 def test_before_the_time_limit_the_run_writes_a_checkpoint(tmp_path: Path, environment: dict[str, str]) -> None:
@@ -110,21 +110,21 @@ def test_before_the_time_limit_the_run_writes_a_checkpoint(tmp_path: Path, envir
     _, said = job.communicate(timeout=limits.PROCESS)
     assert job.returncode == 130, said
     assert (tmp_path / "ran").read_text().endswith("checkpoint\n")
-    limits.until(lambda: not left(tmp_path), "what the job started is gone", limits.END, lambda: left(tmp_path))
+    limits.until(lambda: not left(tmp_path), "the processes of the job have ended", limits.END, lambda: left(tmp_path))
 
 
 @pytest.mark.parametrize(("restarts", "status", "runs"), [("2", 7, 3), ("1", 137, 2), ("0", 137, 1)])
 def test_a_driver_that_was_killed_is_started_again_so_often(
     restarts: str, status: int, runs: int, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """The driver is killed in its first two runs. In the third, it exits with a status of its own, and is not started again."""
+    """The driver is killed in its first two runs. In the third, it exits with status 7 and is not started again."""
     job = submit(tmp_path, environment | {"dies": "2"}, "--restarts", restarts, "my_experiment", "max_steps=2")
     _, said = job.communicate(timeout=limits.PROCESS)
     assert job.returncode == status, said
     ran = "10.0.0.1:6387 -m roll.pipeline --config-name my_experiment num_gpus_per_node=4 max_steps=2\n"
     assert (tmp_path / "ran").read_text() == runs * ran
     assert said.count("the driver ended with status 137; it is started again") == runs - 1
-    limits.until(lambda: not left(tmp_path), "what the job started is gone", limits.END, lambda: left(tmp_path))
+    limits.until(lambda: not left(tmp_path), "the processes of the job have ended", limits.END, lambda: left(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_node_that_does_not_come_ends_the_job(trouble: dict[str, str], said: s
     assert job.returncode == 1
     assert said in errors
     assert not (tmp_path / "ran").exists()
-    limits.until(lambda: not left(tmp_path), "what the job started is gone", limits.END, lambda: left(tmp_path))
+    limits.until(lambda: not left(tmp_path), "the processes of the job have ended", limits.END, lambda: left(tmp_path))
 
 
 def test_what_slurm_lacks_is_said(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -84,7 +84,7 @@ def lay_inputs(config: Config) -> None:
 def test_an_example_plans_without_a_warning(
     name: str, recwarn: pytest.WarningsRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without its data files and models, the only warnings are about those; with them, there is no warning."""
+    """Without its data files and models, the plan only warns about those files; with them, it has no warnings."""
     monkeypatch.chdir(tmp_path)
     config, plan = planned(name)
     assert [warning for warning in plan.warnings if ": there is no f" not in warning] == []

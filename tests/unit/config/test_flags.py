@@ -55,7 +55,7 @@ def test_version_names_roll_and_hydra(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize("words", [("--info",), ("-i",), ("--info", "searchpath")])
 def test_info_says_where_a_configuration_comes_from(words: tuple[str, ...]) -> None:
-    """Runs in a process of its own, because Hydra logs to the streams that it finds when it first runs."""
+    """Run in a separate process, because Hydra logs to the streams that it finds when it first runs."""
     command = [sys.executable, "-m", "roll.pipeline", *NAME, *words, "dry_run=true"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=limits.CALL, check=False)
     assert done.returncode == 0, done.stderr

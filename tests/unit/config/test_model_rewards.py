@@ -1,4 +1,4 @@
-"""Rewards from models (judges and reward models): their keys, where the models run, and ROLL's keys for them."""
+"""Rewards from models (judges and reward models): their keys, their placement, and ROLL's keys for them."""
 
 from __future__ import annotations
 
