@@ -4,7 +4,7 @@
         [--seconds 0] [--steps 5] [--json FILE] [KEY=VALUE ...]
 
 A run of `python -m roll.pipeline` plays `--groups` x `--samples` episodes per step in an environment that answers each turn after
-`--seconds` with 32 random letters. A model with random weights assigns all tokens about the same probability, and some token ids end a
+`--seconds` with 32 random letters. A model with random weights assigns about the same probability to all tokens, and some token ids end a
 turn, so that a turn has `--mean` tokens on average. Afterwards vLLM's own `LLM` generates the same episodes alone: turns with the same
 numbers of tokens, each as soon as the previous one has ended. The difference between the two is the time that the engines waited. The
 first step is not counted.
@@ -31,7 +31,7 @@ MOST_WAITING = 0.1
 RECORDED = 4
 """Maximum number of groups per step in `samples.jsonl`, from which the engine alone reads the episodes."""
 LEARNING_RATE = 1e-7
-"""Learning rate. It is so small that all tokens keep about the same probability, and turns their lengths."""
+"""Learning rate. It is so small that the probabilities of tokens and the lengths of turns hardly change."""
 
 
 def main() -> int:

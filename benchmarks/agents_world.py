@@ -39,4 +39,4 @@ class Letters:
         return Step([{"role": "user", "content": letters}], said.count("a") / max(len(said), 1), done=self._taken == self._turns)
 
     def close(self) -> None:
-        """Do nothing, because nothing is held."""
+        """Do nothing."""

@@ -49,7 +49,7 @@ VALUES: Sequence[Any] = (
 
 
 class TooLate(BaseException):
-    """Raised by the alarm. It is no `Exception`, so that no error handler catches it."""
+    """Raised by the alarm. It is not an `Exception`, so that no error handler catches it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Case:
 
     done: str
     came: str
-    """`taken`, `refused`, `traceback`, `late` or `altered`."""
+    """Outcome: `taken`, `refused`, `traceback`, `late` or `altered`."""
     details: str = ""
 
 
@@ -208,7 +208,7 @@ def word(tree: Any, chance: random.Random) -> str:
 
 
 def commanded(words: Sequence[str]) -> str:
-    """Run the command with these words. Return an empty text.
+    """Run the command with these words. Return an empty string.
 
     Raises:
         ConfigError: the command refused the words.

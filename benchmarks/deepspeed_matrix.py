@@ -1,4 +1,4 @@
-"""Trains stage x offload x precision x (full, LoRA) x pipeline, and more, on two ranks, and compares each with plain PyTorch.
+"""Trains all combinations of stage, offload, precision, LoRA and pipeline, and more, on two ranks, and compares each with plain PyTorch.
 
     python benchmarks/deepspeed_matrix.py [--device cpu|cuda] [--only TEXT ...] [--seconds N] [--pairs N] [--folder FOLDER]
                                           [--write docs/deepspeed.md]

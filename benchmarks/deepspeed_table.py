@@ -117,7 +117,7 @@ def tables_of(found: Mapping[Cell, Said], device: str) -> str:
 
 
 def figures(found: Mapping[Cell, Said], row: Sequence[Cell]) -> Iterator[str]:
-    """Yield the text of each cell: a difference, in bold above its tolerance; a word without a curve; a dash if it was not run."""
+    """Yield the text of each cell: the difference, in bold above its tolerance; a word if there is no curve; a dash if it was not run."""
     for cell in row:
         said = found.get(cell)
         if said is None:

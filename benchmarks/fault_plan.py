@@ -60,9 +60,9 @@ ENDS = (
     ((Kind.DRIVER, True), (Kind.RAYLET, True)),
     ((Kind.GCS, False), (Kind.DRIVER, False)),
 )
-"""Faults that end the attempt of a run with an even number, used in turn, and whether the process is stopped (True) or killed.
+"""Pairs of faults that end attempts of even-numbered runs, used in turn. True means that the process is stopped instead of killed.
 
-A run with an odd number starts with a killed driver instead.
+An odd-numbered run starts with a killed driver instead.
 """
 TOGETHER = 0.4
 """Probability that a fault is injected together with the previous one."""

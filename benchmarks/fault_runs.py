@@ -336,14 +336,14 @@ def false_alarms(lines: Sequence[tuple[float, str]], faults: Sequence[float]) ->
 def differences(expected: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the metrics that differ by more than rounding, with their steps."""
     if (steps := [line["step"] for line in found]) != (wanted := [line["step"] for line in expected]):
-        return (f"steps {steps} and not {wanted}",)
+        return (f"steps {steps} instead of {wanted}",)
     different = []
     for before, after in zip(expected, found, strict=True):
         for name in sorted(before.keys() | after.keys()):
             if not name.startswith(TIMED):
                 one, other = before.get(name), after.get(name)
                 if one is None or other is None or abs(one - other) > 1e-5 * max(1.0, abs(one)):
-                    different.append(f"step {before['step']}: {name}: {other} and not {one}")
+                    different.append(f"step {before['step']}: {name}: {other} instead of {one}")
     return tuple(different)
 
 

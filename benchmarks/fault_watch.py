@@ -59,7 +59,7 @@ VICTIMS: Mapping[Kind, tuple[str, Callable[[Seen], bool]]] = {
     Kind.RAYLET: ("", lambda one: one.command.split(" ")[0].endswith("/raylet")),
     Kind.GCS: ("", lambda one: one.command.split(" ")[0].endswith("/gcs_server")),
 }
-"""By kind: the prefix of its log's name, empty if it has no own log, and a test that identifies its process."""
+"""By kind: the prefix of its log's name, empty if it has no log of its own, and a test that identifies its process."""
 
 
 class Course:

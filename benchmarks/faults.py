@@ -9,7 +9,7 @@ odd numbers have two engines that receive whole weights, and a judge in the run.
 placement. The run itself replaces engines, rewards, judges, ranks of the trainer and the reference. After the death of the driver, of Ray's
 raylet or of its GCS, the same command is started again. A stopped driver is continued after 20 s.
 
-On the CPU roles take no turns on devices, so the phase `move` is only tested in tests/gpu/test_deaths_gpu.py.
+On the CPU, roles do not take turns on devices, so the phase `move` is only tested in tests/gpu/test_deaths_gpu.py.
 
 `--busy` trains with two busy processes on each core, compiles DeepSpeed's ops again, and counts the living processes that the run took for
 dead.

@@ -27,7 +27,7 @@ def medians(figures: dict[str, list[float]]) -> dict[str, float]:
 
 
 def mfu(shape: Mapping[str, Any], adapter: bool, tokens: int, seconds: float, devices: int) -> float:
-    """Return the model FLOPs utilisation of training on so many tokens in so many seconds.
+    """Return the model FLOPs utilisation of training on `tokens` tokens in `seconds` seconds.
 
     FLOPs are those of `TrainingFlops` without attention. With an adapter, only the frozen weights beneath it are counted.
     """
@@ -47,7 +47,7 @@ class Result:
     floors: dict[str, float]
     """Seconds of each floor."""
     warm_up: int
-    """Number of first steps that are not counted."""
+    """Number of initial steps that are not counted."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -88,7 +88,7 @@ class Result:
         return self.work["prompts"] * self.work["samples"] * (self.work["prompt_tokens"] + self.work["response_tokens"])
 
     def mfu(self, seconds: float) -> float:
-        """Return the model FLOPs utilisation of training in so many seconds."""
+        """Return the model FLOPs utilisation of training in `seconds` seconds."""
         return mfu(self.work["shape"], self.work["lora_rank"] > 0, self.tokens, seconds, max(1, len(self.work["devices"])))
 
     @property

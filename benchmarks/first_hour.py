@@ -4,7 +4,7 @@
 
 Runs two steps of the tiny task (model and problems are created in a temporary folder) and records the time of each line until the first
 step. A sign is a line that begins with a role and differs from that role's previous line. `--terminal` connects the run to a terminal of 80
-columns instead of a pipe; `--busy` also starts so many busy processes. The exit status is 1 if the first sign or any later one is late.
+columns instead of a pipe; `--busy N` also starts N busy processes. The exit status is 1 if the first sign or any later one is late.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def busy(processes: int) -> Iterator[None]:
 
 
 def run(command: Sequence[str], folder: Path, columns: int | None) -> tuple[Course, str]:
-    """Run the command to its end, in a terminal of so many columns or without one. Return the signs and the whole output.
+    """Run the command to its end, in a terminal with `columns` columns if given. Return the signs and the whole output.
 
     Raises:
         SystemExit: the run failed, or completed no step.

@@ -15,7 +15,7 @@
 The output is one JSON object: for each figure, the seconds of each repetition after a warm-up. `benchmarks/step.py` calls this module with
 a `Work`, `benchmarks/longtail.py` with a `LongTailWork`, `benchmarks/agents.py` with an `AgentWork`, and `benchmarks/sft.py` with an
 `SftWork`. Several GPUs share the work, and a figure is the time until the last one is done. For `generate_saturated` and `generate_turns`,
-it is that of the first engine while all engines run.
+the figure is that of the first engine while all engines run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def generate(work: Work, rank: int, device: str, timer: Any) -> Figures:
             engine.generate(prompts, sampling, lora_request=adapter, use_tqdm=False)
 
         figures[name] = timer(run)
-    engine.llm_engine.engine_core.shutdown()  # A spawned process runs no exit handlers: the engine's would outlive it.
+    engine.llm_engine.engine_core.shutdown()  # A spawned process runs no exit handlers, so its engine's process would outlive it.
     return figures
 
 

@@ -6,8 +6,8 @@ Each session is an agent that requests chat completions over its own connection,
 back. The simulated engine answers after --seconds with --tokens tokens of the tiny model's tokenizer. The renderer of the `chatml` template
 renders the prompts and extends them from turn to turn. The agents run in a separate process, start evenly spread over the first --seconds,
 and send the next request immediately. The reported latency is the time until the agent has an answer, minus --seconds, over all answers
-except the first of each session. It includes the delay of the engine's timer, which runs on the same event loop. Memory is kept as in a run
-(roll/system/step_memory.py).
+except the first of each session. It includes the delay of the engine's timer, which runs on the same event loop. Garbage collection and
+memory allocation are tuned as in a run (roll/system/step_memory.py).
 
 The same agents then call a plain aiohttp server that waits for the same time and sends one fixed answer. The difference between the two
 is due to the gateway. With other work on the machine, both have to wait for the CPU.
@@ -54,7 +54,7 @@ ANSWER = "The document says that it is so. " * 8
 
 
 class WaitingEngine:
-    """An engine that answers after so many seconds with so many tokens: filler text and a tool call."""
+    """An engine that answers after `seconds` with `tokens` tokens: filler text and a tool call."""
 
     def __init__(self, renderer: ChatRenderer, tokenizer: Any, seconds: float, tokens: int) -> None:
         call = '<tool_call>\n{"name": "search", "arguments": {"query": "it"}}\n</tool_call>'

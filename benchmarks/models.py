@@ -6,8 +6,8 @@
     SHAPE: tiny | 0.5b | 1.5b | 7b | tiny-moe | 30b-a3b-4
 
 FOLDER becomes an ordinary Hugging Face model folder; FOLDER/prompts.jsonl has the problems of an RLVR run with the template `raw`. Nothing
-is downloaded. The weights are drawn on the GPU if there is one. A model with random weights assigns all tokens about the same probability:
-with K `--end-tokens` in a vocabulary of V, a response ends with probability K / V at each token.
+is downloaded. The weights are drawn on the GPU if there is one. A model with random weights assigns about the same probability to all
+tokens: with K `--end-tokens` in a vocabulary of V, a response ends with probability K / V at each token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedToken
 from transformers.utils.logging import disable_progress_bar
 
 SHAPES: dict[str, dict[str, Any]] = {
-    # Heads of 64, which FlashAttention supports. The CPU can run it too.
+    # The size of a head is 64, which FlashAttention supports. The CPU can run this shape too.
     "tiny": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 512}
     | {"vocab_size": 2048, "tie_word_embeddings": False},
     "0.5b": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864}

@@ -99,7 +99,7 @@ class Look:
 
 
 def write_pages(folder: Path, steps: int) -> dict[str, Path]:
-    """Write the report of a run of so many steps, and the comparison of three."""
+    """Write the report of a run with `steps` steps, and the comparison of three such runs."""
     runs = [folder / f"learning_rate_{rate:.0e}" for rate in RATES]
     for number, (run, rate) in enumerate(zip(runs, RATES, strict=True)):
         write_run(run, steps, rate, with_samples=number == 0)
@@ -163,7 +163,7 @@ async def by_keyboard(tab: Page, report: Path) -> list[str]:
     training, validation = page_samples(report.parent)
     expected = sum(len(group["responses"]) for group in (*training.groups, *validation.groups) if SEARCHED in group["prompt"])
     said = await tab.evaluate('document.getElementById("found").textContent')
-    return [] if expected and said.startswith(f"{expected:,} responses") else [f"the search says '{said}', and {expected} responses match"]
+    return [] if expected and said.startswith(f"{expected:,} responses") else [f"the search says '{said}', but {expected} responses match"]
 
 
 async def measure(program: Path, axe: str, steps: Sequence[int], shots: Path | None) -> list[Look]:

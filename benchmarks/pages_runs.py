@@ -46,7 +46,7 @@ START = RunStart(
 
 
 def write_run(folder: Path, steps: int, rate: float, with_samples: bool) -> None:
-    """Write the folder of a completed run of so many steps. The same arguments write the same run."""
+    """Write the folder of a completed run with `steps` steps. The same arguments write the same run."""
     rng = random.Random(f"{steps} {rate}")
     every = max(1, steps // 20)
     tracker = JsonlTracker(folder)

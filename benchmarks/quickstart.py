@@ -1,12 +1,13 @@
-"""Runs the quickstart's experiments at their real shapes and lengths, on a GPU of which only so much memory is free.
+"""Runs the quickstart's experiments at their real shapes and lengths, on a GPU with limited free memory.
 
     python benchmarks/quickstart.py [--gib 22] [--steps 3] [--only gsm8k_rlvr,gsm8k_sft] [--logs FOLDER] [--json FILE]
         [KEY=VALUE ...]
 
-The models have random weights in the shapes of Qwen2.5-0.5B and 1.5B, and nearly every row fills the lengths of its experiment, which
-is the most that real rows can. This process first allocates all GPU memory but `--gib` GiB, so that the runs fail where a GPU of that size
-would be too small. Then it measures the peak of what the processes of each run use together, CUDA contexts included, for comparison with
-the plan's estimate. KEY=VALUE goes to every experiment. The exit status is 1 if a run fails or its loss is not finite.
+The models have random weights in the shapes of Qwen2.5-0.5B and 1.5B. Every row is nearly as long as its experiment allows, so real rows
+need no more memory. This process first allocates all GPU memory except `--gib` GiB, so that a run fails if a GPU of that size would be too
+small. It then measures the peak GPU memory of all processes of each run together, including CUDA contexts, for comparison with the plan's
+estimate. KEY=VALUE is passed to every experiment. The exit status is 1 if a run fails, takes too few steps or has a metric that is not
+finite.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from benchmarks import launch, models
 from roll.system.sizes import GIB
 
 GPU_GIB = 24
-"""Size of the GPU that the experiments are written for."""
+"""Memory of the GPU for which the experiments are written, in GiB."""
 LOOK_SECONDS = 0.05
-"""Time between two looks at the GPU's free memory."""
+"""Seconds between two readings of the GPU's free memory."""
 OVERHEAD = 80
-"""Tokens of a row that its chat template may add."""
+"""Largest number of tokens that the chat template adds to a message."""
 ROWS = {"train": 512, "validation": 32}
 MESSAGES = 4
-"""Messages of a conversation."""
+"""Number of messages of a conversation."""
 Row = dict[str, Any]
 
 
@@ -59,7 +60,7 @@ class Experiment:
     """Kind of its rows: `problem`, `pair` or `conversation`."""
     prompt: int
     response: int
-    """Tokens of the longest prompt and response."""
+    """Largest number of tokens of a response; `prompt` is that of a prompt."""
     further: tuple[str, ...] = ()
     """Further overrides, as KEY=VALUE."""
 
@@ -76,27 +77,27 @@ EXPERIMENTS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run of an experiment showed."""
+    """Measurements of one run of an experiment."""
 
     name: str
     status: int
     peak_gib: float
-    """Peak of the GPU memory of all processes of the run together."""
+    """Peak GPU memory of all processes of the run together, in GiB."""
     seconds: float
-    """Time of the command, from its start to its end."""
+    """Seconds from the start to the end of the command."""
     step_seconds: float | None
-    """Time of the last step, if the run took one."""
+    """Seconds of the last step. None if the run completed no step."""
     finite: bool
-    """Whether no metric of any step is NaN or infinite."""
+    """Whether the run completed all steps and no metric is NaN or infinite."""
 
 
 def main() -> int:
     """Run the experiments one after the other, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, default=22.0, help="GPU memory that the runs can use")
+    parser.add_argument("--gib", type=float, default=22.0, help="GPU memory that the runs can use, in GiB (default: 22)")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--only", type=lambda text: text.split(","), default=[one.name for one in EXPERIMENTS])
-    parser.add_argument("--logs", type=Path, help="folder that keeps what the runs print")
+    parser.add_argument("--logs", type=Path, help="folder for the output of the runs")
     parser.add_argument("--json", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
@@ -113,7 +114,7 @@ def main() -> int:
 
 
 def prepare(folder: Path, chosen: Sequence[Experiment]) -> None:
-    """Write the models of the experiments, and the rows of their data sets in the columns that they name."""
+    """Write the models of the experiments, and their data sets with the columns that their configurations name."""
     for shape in ["0.5b", *(["1.5b"] if any(one.name == "gsm8k_distill" for one in chosen) else [])]:
         models.write(folder / shape, shape, prompts=1)
     generator = random.Random(0)
@@ -125,7 +126,7 @@ def prepare(folder: Path, chosen: Sequence[Experiment]) -> None:
 
 
 def row(experiment: Experiment, generator: random.Random) -> Row:
-    """Return a row of random letters, each of which is a token, that nearly fills the lengths of the experiment."""
+    """Return a row of random letters, one token each, that is nearly as long as the experiment allows."""
 
     def letters(count: int) -> str:
         return "".join(generator.choices(string.ascii_lowercase, k=count))
@@ -142,23 +143,23 @@ def row(experiment: Experiment, generator: random.Random) -> Row:
 
 @dataclass
 class FreeMemory:
-    """Free memory of the GPU, looked at by a thread."""
+    """Free memory of the GPU, which a thread reads repeatedly."""
 
     least: int
-    """Least free bytes since the last `reset`."""
+    """Smallest number of free bytes since the last `reset`."""
 
     def reset(self) -> int:
-        """Return the bytes that are free now, and begin again."""
+        """Start a new measurement. Return the number of bytes that are free now."""
         self.least = torch.cuda.mem_get_info()[0]
         return self.least
 
 
 @contextmanager
 def occupied(gib: float) -> Iterator[FreeMemory]:
-    """Allocate the GPU's memory except `gib` GiB while the block lasts, and watch what is free.
+    """Allocate the GPU's memory except `gib` GiB while the block lasts. Yield the measurement of the free memory.
 
     Raises:
-        SystemExit: less than that is free.
+        SystemExit: less than `gib` GiB is free.
     """
     torch.zeros(1, device="cuda")
     ballast = list[torch.Tensor]()
@@ -184,19 +185,19 @@ def occupied(gib: float) -> Iterator[FreeMemory]:
 
 
 def command(experiment: Experiment, gib: float, steps: int) -> list[str]:
-    """Return the experiment's command, with the random models in place of those of the Hub."""
+    """Return the experiment's command, with the random models in place of the models from the Hub."""
     total = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else int(GPU_GIB * GIB)
     words = ["-m", "roll.pipeline", "--config-name", experiment.name, f"output_dir={experiment.name}", "pretrain=0.5b"]
     words += [f"max_steps={steps}", f"eval_steps={steps}", "save_steps=0", f"{experiment.learner}.data_args.template=chatml"]
     words += ["validation.data_args.template=chatml", *experiment.further]
-    if experiment.name == "gsm8k_rlvr":  # the same share of the memory that is left as of the whole GPU
+    if experiment.name == "gsm8k_rlvr":  # scale the experiment's fraction of 0.7 to the memory that is left
         share = "actor_infer.strategy_args.strategy_config.gpu_memory_utilization"
         words.append(f"{share}={0.7 * gib * GIB / total:.4f}")
     return words
 
 
 def measure(experiment: Experiment, folder: Path, memory: FreeMemory, gib: float, steps: int, logs: Path | None) -> Measured:
-    """Run an experiment to its end."""
+    """Run an experiment, and return its measurements."""
     before, began = memory.reset(), time.monotonic()
     words, environment = [sys.executable, *command(experiment, gib, steps)], launch.environment(str(folder))
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)

@@ -17,7 +17,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     out = launch.parser(description)
     out.add_argument("--infer-devices", help="GPUs that generate, one engine each (default: those that train)")
     out.add_argument("--lora-rank", type=int, help="0 trains all parameters (default: 0, for tiny 16)")
-    out.add_argument("--sync", choices=("adapter", "merged"), default="adapter", help="what a sync sends of a LoRA policy")
+    out.add_argument("--sync", choices=("adapter", "merged"), default="adapter", help="part of a LoRA policy that a sync sends")
     out.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help="ZeRO stage (default: 1, for tiny 3)")
     out.add_argument("--behaviour", choices=("engine", "trainer"), default="engine", help="source of the behaviour policy's log-probs")
     out.add_argument("--token-budget", type=int, help="largest number of tokens per micro-batch (default: 20480, for tiny 8192)")
@@ -60,7 +60,7 @@ def work_of(
 
 
 def write_model(work: Work, options: argparse.Namespace, rows: int, end_tokens: int = 1) -> None:
-    """Write the model's folder with so many prompts. A separate process does this, because this one must hold no GPU memory."""
+    """Write the model's folder with `rows` prompts. A separate process does this, because this one must hold no GPU memory."""
     sizes = {"--prompts": rows, "--prompt-tokens": work.prompt_tokens, "--end-tokens": end_tokens, "--dtype": options.dtype}
     words = [str(word) for pair in sizes.items() for word in pair]
     launch.run(["-m", "benchmarks.models", options.model, work.model, *words], work.scratch, options.logs, "models")

@@ -79,7 +79,7 @@ def one_layer(config: Qwen2Config, number: int, states: dict[str, torch.Tensor])
 
 
 def logits_of(config: Qwen2Config, output: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """Return logits [T, vocabulary], computed in the state's precision, in fp32."""
+    """Return logits [T, vocabulary], computed in the state's precision and converted to fp32."""
     norm = Qwen2RMSNorm(config.hidden_size, eps=config.rms_norm_eps).to(state.dtype)
     return (norm(state)[0] @ output.to(state.dtype).T).float()
 

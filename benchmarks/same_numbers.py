@@ -1,4 +1,4 @@
-"""Trains the same six runs with two checkouts. Metrics, except times, memory and those of engines, must be equal to 1e-6.
+"""Trains the same six runs with two checkouts. Metrics, except times, memory and those of engines, must agree to 1e-6.
 
     python benchmarks/same_numbers.py BEFORE [AFTER] [--steps 10] [--only rlvr,dpo] [--json FILE]
 
@@ -78,7 +78,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("before", type=Path, help="folder of the checkout to compare with")
     parser.add_argument("after", type=Path, nargs="?", default=ROOT, help="folder of the other checkout (default: this one)")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--only", help=f"runs to compare, of {', '.join(RUNS)}, separated by commas")
+    parser.add_argument("--only", help=f"runs to compare, out of {', '.join(RUNS)}, separated by commas")
     parser.add_argument("--json", type=Path, help="file for all metrics of all runs")
     return parser.parse_args()
 

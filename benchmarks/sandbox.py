@@ -45,7 +45,7 @@ def case(index: int) -> tuple[str, dict[str, Any], float]:
 def judge(index: int) -> bool:
     """Whether the verdict on a program is right."""
     response, row, expected = case(index)
-    result = code_sandbox(Prompt(index, None, "", "code", row), response, row)  # type: ignore[arg-type]  # the tokens are not looked at
+    result = code_sandbox(Prompt(index, None, "", "code", row), response, row)  # type: ignore[arg-type]  # the tokens are not used
     return result.outcome is RewardOutcome.SCORED and result.value == expected
 
 

@@ -20,7 +20,7 @@ QUEUED = 2
 class Counted:
     """Wraps `EngineCoreClient.get_output` and counts tokens and ended responses.
 
-    The engine's own statistics, or streamed outputs, would cost the measured process time for each token.
+    The engine's own statistics, or streamed outputs, would slow the measured process down at each token.
     """
 
     def __init__(self, get_output: Any) -> None:
@@ -65,5 +65,5 @@ def saturated(work: LongTailWork, rank: int, device: str, timer: Any) -> Figures
         figures["seconds"].append(time.perf_counter() - begin)
         figures["tokens"].append(float(counted.tokens - tokens))
         figures["ended"].append(float(counted.ended - ended))
-    engine.engine_core.shutdown()  # A spawned process runs no exit handlers: the engine's would outlive it.
+    engine.engine_core.shutdown()  # A spawned process runs no exit handlers, so its engine's process would outlive it.
     return figures

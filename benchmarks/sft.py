@@ -2,9 +2,9 @@
 
     python benchmarks/sft.py [--model tiny|0.5b|1.5b|7b] [--devices 0] [--stage 1] [--lora-rank 32] [--json FILE] [KEY=VALUE ...]
 
-A step learns texts of many lengths that together fill 64 rows of 4,096 tokens (with the tiny model, which needs no GPU, 8 rows of 256) and
-are packed by roll. It runs through `python -m roll.pipeline`, which receives KEY=VALUE. Then each floor runs alone, with the batches of the
-run and the same recomputed and compiled layers (plain_sft.py). Prints a table, and writes JSON if requested.
+A step trains on texts of many lengths that together fill 64 rows of 4,096 tokens (with the tiny model, which needs no GPU, 8 rows of 256)
+and are packed by roll. It runs through `python -m roll.pipeline`, which receives KEY=VALUE. Then each floor runs alone, with the batches
+of the run and the same recomputed and compiled layers (plain_sft.py). Prints a table, and writes JSON if requested.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from roll.data.packing import split
 from roll.system.sizes import GIB
 
 WARM_UP = 3
-"""Number of first steps that are not counted: layers compile, and recomputation settles."""
+"""Number of initial steps that are not counted: layers compile, and recomputation settles."""
 TEXTS_A_ROW = 4
 FLOORS = {"deepspeed": "plain DeepSpeed", "train": "torch alone"}
 
@@ -58,7 +58,7 @@ class SftResult:
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens per step as the run counts them. Every step learns all the texts."""
+        """Return the number of tokens per step as the run counts them. Every step trains on all texts."""
         return round(self.lines[-1]["throughput/tokens_per_second"] * self.lines[-1]["time/step"])
 
     @property
@@ -142,7 +142,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--row-tokens", type=int, help="tokens per packed row, which is a micro-batch (default: 4096, for tiny 256)")
     parser.add_argument("--steps", type=int, default=6, help=f"steps of the run; the first {WARM_UP} are not counted")
     parser.add_argument("--repetitions", type=int, default=3, help="counted steps of each floor, after one warm-up step")
-    parser.add_argument("--floors", help=f"floors to measure, of {','.join(FLOORS)}; '' for none (default: those that apply)")
+    parser.add_argument("--floors", help=f"floors to measure, out of {','.join(FLOORS)}; '' for none (default: those that apply)")
     options = parser.parse_args()
     tiny = options.model == "tiny"
     launch.fill(options, {"rows": 8 if tiny else 64, "row_tokens": 256 if tiny else 4096})
@@ -173,7 +173,7 @@ def work_of(options: argparse.Namespace, scratch: str) -> SftWork:
 
 
 def draw_texts(rows: int, row_tokens: int, seed: int) -> list[str]:
-    """Return texts of random letters, one token each. A text fills about 0.06 to 0.44 of a row; with end tokens all fill `rows` rows."""
+    """Return texts of random letters, one token each. A text fills about 0.06 to 0.44 of a row. With end tokens, all fill `rows` rows."""
     generator = random.Random(seed)
     shares = list(accumulate(generator.uniform(0.25, 1.75) for _ in range(rows * TEXTS_A_ROW)))
     ends = [0] + [round(share / shares[-1] * rows * row_tokens) for share in shares]
@@ -188,7 +188,7 @@ def packed_rows(work: SftWork, texts: list[str]) -> int:
 
 
 def overrides(work: SftWork, steps: int, texts: int) -> dict[str, Any]:
-    """Return the experiment's keys for the work. A step is an epoch: all steps learn the same texts, shuffled."""
+    """Return the experiment's keys for the work. A step is an epoch: all steps train on the same texts, shuffled."""
     keys: dict[str, Any] = {
         "output_dir": f"{work.scratch}/run",
         "pretrain": work.model,
@@ -206,7 +206,7 @@ def overrides(work: SftWork, steps: int, texts: int) -> dict[str, Any]:
         lora = {"lora_target": "all-linear", "lora_rank": work.lora_rank, "lora_alpha": 32}
         keys |= {f"sft_train.model_args.{name}": value for name, value in lora.items()}
     if not work.devices:
-        threads = max(1, (os.cpu_count() or 1) // work.train_ranks)  # As the floors have.
+        threads = max(1, (os.cpu_count() or 1) // work.train_ranks)  # As many as in the floors.
         keys |= {"sft_train.world_size": work.train_ranks, "sft_train.system_envs.OMP_NUM_THREADS": f'"{threads}"'}
     return keys
 

@@ -20,7 +20,7 @@ from benchmarks.figures import Result, medians, show
 from benchmarks.work import Work
 
 WARM_UP = 2
-"""Number of first steps that are not counted, because kernels compile and caches fill."""
+"""Number of initial steps that are not counted, because kernels compile and caches fill."""
 FLOORS = ("generate", "forward", "train", "copy")
 
 

@@ -105,7 +105,7 @@ class Work(TrainingWork):
         return self._kv_cache_of(1.1 * self.sequences / self.engines * (self.length + BLOCK))
 
     def _kv_cache_of(self, tokens: float) -> int:
-        """Return the bytes for keys and values of so many tokens, plus 0.25 GiB."""
+        """Return the bytes for the keys and values of `tokens` tokens, plus 0.25 GiB."""
         shape, width = self.shape, 4 if self.dtype == "fp32" else 2
         head = shape["hidden_size"] // shape["num_attention_heads"]
         return int(tokens * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head * width) + GIB // 4

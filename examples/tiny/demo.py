@@ -44,7 +44,7 @@ def main(agent: bool = False) -> int:
     """Run the steps that are not done yet, and print the results. Return 0, or the exit status of the step that failed."""
     for step in agent_steps() if agent else steps():
         if step.done:
-            print(f"== {step.title}: done before", flush=True)
+            print(f"== {step.title}: already done", flush=True)
             continue
         print(f"== {step.title}", flush=True)
         started = time.monotonic()

@@ -65,7 +65,7 @@ def walk(seed: int, draw: random.Random) -> list[dict[str, Any]]:
 
 
 def drawing(seed: int) -> str:
-    """Return the drawing of the map that a seed gives, at the start of an episode."""
+    """Return the drawing of a seed's map at the start of an episode."""
     world = FrozenLake(**LAKE)
     world.reset({}, seed)
     return world.drawing()

@@ -185,7 +185,7 @@ def remax(scores: Scores, norm: Normalisation) -> Doubles:
 
     Source: Li et al., arXiv 2310.10505.
     """
-    assert scores.baselines is not None, "remax without greedy responses"
+    assert scores.baselines is not None, "remax needs the rewards of greedy responses"
     returns = to_tokens(scores.rewards, scores, norm.gamma)
     baselines = np.repeat(scores.baselines.astype(np.float64), scores.sequences.lengths)
     return np.where(scores.sequences.response_mask, returns - baselines, 0.0)
@@ -276,7 +276,7 @@ def value_targets(scores: Scores, norm: Normalisation) -> Floats:
 
 
 def _gae(scores: Scores, norm: Normalisation) -> tuple[Doubles, Doubles]:
-    assert scores.values is not None, "gae without values"
+    assert scores.values is not None, "gae needs the values of a critic"
     return gae(token_rewards(scores.rewards, scores), scores.values, scores.sequences, norm.gamma, norm.lambd)
 
 

@@ -23,7 +23,7 @@ def added_to_best(rewards: Floats | Doubles, k: int) -> Doubles:
         k: From 2 to n.
     """
     n = len(rewards)
-    assert 2 <= k <= n, "a best of others needs others, and no more than there are"
+    assert 2 <= k <= n, "k must be from 2 to the number of responses"
     order = np.argsort(rewards, kind="stable")
     ranked = rewards[order].astype(np.float64) - float(rewards.min())  # so that equal rewards give 0 exactly
     shares = np.array([comb(j, k - 2) / comb(n - 1, k - 1) for j in range(n - 1)])

@@ -28,5 +28,5 @@ def binary_divergence(log_probs: Tensor, old_log_probs: Tensor, kind: Literal["t
 
 
 def _log_rest(log_p: Tensor) -> Tensor:
-    """log(1 - p)."""
+    """Return log(1 - p)."""
     return (-torch.expm1(log_p)).clamp(min=torch.finfo(log_p.dtype).tiny).log()

@@ -1,6 +1,6 @@
 """Corrections for the mismatch between the policy that sampled and the trainer's policy: importance weights and rejections. Pure functions.
 
-At each token delta = log old - log mu, where old is the trainer's policy at the start of the step, and mu is the engine's policy at the
+At each token, delta = log old - log mu, where old is the trainer's policy at the start of the step, and mu is the engine's policy at the
 version that sampled the token. delta includes the numerical mismatch of trainer and engine and, in asynchronous training, staleness.
 Sources: truncated importance sampling, Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training",
 2025; IcePop, Ling team, "Every Step Evolves", arXiv 2510.18855; sequence and geometric weights and rejections, Liu et al.,

@@ -65,7 +65,7 @@ def importance_weighted(kl: Tensor, log_ratio: Tensor, estimator: str) -> Tensor
 
 
 def adapted_coefficient(coefficient: float, kl: float, target: float, samples: int, horizon: int) -> float:
-    """Return the KL coefficient for the next step. It grows while the KL is above its target, and falls while the KL is below.
+    """Return the KL coefficient for the next step. It grows while the KL is above its target, and falls while the KL is below it.
 
     The result is coefficient * (1 + clip(kl / target - 1, -0.2, 0.2) * samples / horizon).
     Source: Ziegler et al., arXiv 1909.08593, section 2.2.

@@ -227,7 +227,7 @@ def _responses(log_probs: Tensor, inputs: LossInputs, number: int) -> Responses:
 class Kto(Loss):
     """KTO: w (1 - s(z - k)) for desirable and w (1 - s(k - z)) for undesirable responses, with z = beta (l(y) - ref l(y)).
 
-    k is beta times `kl`, an estimate of KL(policy || reference) that has no gradient. It is made before the update from mismatched
+    k is beta times `kl`, an estimate of KL(policy || reference) that has no gradient. It is computed before the update from mismatched
     prompts and responses, and is at least 0. Source: KTO, arXiv 2402.01306, eq. 8, and section 4.1 for the estimate.
     """
 

@@ -37,7 +37,8 @@ class Calculator:
             ValueError: `digits` is below 1, or `operators` is empty or has another operator.
         """
         if digits < 1 or not operators or set(operators) - set(OPERATIONS):
-            raise ValueError(f"digits must be at least 1, and operators some of {''.join(OPERATIONS)}; they are {digits} and '{operators}'")
+            found = f"digits is {digits} and operators is '{operators}'"
+            raise ValueError(f"{found}; give at least 1 digit, and one or more operators of {''.join(OPERATIONS)}")
         self._digits, self._operators, self._system = digits, operators, system
         self._tools = Tools([calc])
         self._answer = ""

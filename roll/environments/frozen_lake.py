@@ -12,7 +12,7 @@ from roll.environments.base import ENVIRONMENTS, Observation, Step
 from roll.environments.written import GridWorld
 
 ACTIONS = ("Left", "Down", "Right", "Up")
-"""Names of the actions, in the order of MOVES. On slippery ice, the chosen one and its two neighbours here are equally probable."""
+"""Names of the actions, in the order of MOVES. On slippery ice, the chosen action and its two cyclic neighbours are equally likely."""
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 PLAYER, ICE, HOLE, GOAL, FALLEN, ARRIVED = range(6)
 LOOKUP = {PLAYER: "P", ICE: "_", HOLE: "O", GOAL: "G", FALLEN: "X", ARRIVED: "√"}

@@ -45,7 +45,8 @@ async def _domain(
         await process.start()
         problem = "" if row is None else problem_of(await process.open(0, row, TRIAL_SEED))
         remedy = "fix the value that reset returns, or raise prompt_length if it is too long"
-        return [Fault(f"{place}.environment", f"{tried} returns what the model cannot accept: {problem}", remedy)] if problem else []
+        unfit = f"{tried} returns an observation that the model cannot accept: {problem}"
+        return [Fault(f"{place}.environment", unfit, remedy)] if problem else []
     except ConfigError as error:
         return list(error.faults)
     except EnvironmentProcessFailed as error:

@@ -183,10 +183,11 @@ def symbols(given: Mapping[Any, str] | None, usual: Mapping[int, str]) -> dict[i
     lookup = dict(usual)
     for key, symbol in (given or {}).items():
         if not str(key).isdecimal() or int(key) not in usual or not isinstance(symbol, str) or not symbol:
-            raise ValueError(f"grid_lookup has {key!r}: {symbol!r}; keys must be {', '.join(map(str, usual))}, and values non-empty texts")
+            allowed = f"keys must be {', '.join(map(str, usual))}, and values must be non-empty strings"
+            raise ValueError(f"grid_lookup has {key!r}: {symbol!r}; {allowed}")
         lookup[int(key)] = symbol
     if len(set(lookup.values())) < len(lookup):
-        raise ValueError("grid_lookup gives two things the same symbol")
+        raise ValueError("grid_lookup assigns one symbol to two types of cell; give each type its own symbol")
     return lookup
 
 

@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
     sampling.add_argument("--max-new-tokens", type=positive, help="largest number of tokens of a response (default: 1024)")
     sampling.add_argument("--seed", type=int, help="seed of the sampling (default: 42)")
     engine = found.add_argument_group("engine (the run's settings replace these defaults)")
-    engine.add_argument("--strategy", choices=("vllm", "hf_infer"), help="default: vllm if it is installed, else hf_infer")
+    engine.add_argument("--strategy", choices=("vllm", "hf_infer"), help="engine (default: vllm if it is installed, else hf_infer)")
     engine.add_argument("--devices", type=devices, help="GPU numbers such as 0,1, or cpu (default: GPU 0 if there is one, else the CPU)")
     engine.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="precision of weights (default: bf16 on a GPU, fp32 on the CPU)")
     found.add_argument("--output", type=Path, help="folder for the results (default: RUN/evaluations/step_N, or output/evaluations/NAME)")

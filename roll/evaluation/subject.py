@@ -12,7 +12,7 @@ from roll.errors import ConfigError, Fault
 from roll.export.source import CHECKPOINTS, CONFIG, CheckpointSource, find_source, read_run
 
 PLACE = "SUBJECT"
-"""Place that faults of the first argument name."""
+"""Name of the first command-line argument in error messages."""
 
 
 @dataclass(frozen=True)

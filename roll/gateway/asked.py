@@ -9,8 +9,8 @@ from typing import Any
 from roll.errors import Fault
 
 Message = Mapping[str, Any]
-"""`role`, `content` (text), for an assistant also `tool_calls`, for a tool also `tool_call_id`. Arguments of calls are JSON text of an
-object."""
+"""`role` and `content` (text). An assistant message may also have `tool_calls`, and a tool message has `tool_call_id`. The arguments of a
+call are a JSON object as text."""
 
 
 class Refused(Exception):

@@ -120,7 +120,7 @@ def stops_of(given: Any, place: str) -> tuple[str, ...]:
     """Return the strings that end an answer. Raises Refused if they are invalid."""
     texts = [given] if isinstance(given, str) else listed(given, place, MOST_STOPS)
     if any(not isinstance(text, str) or not text for text in texts):
-        raise refusal(place, f"{given!r:.80} is not a text or a list of texts", "give one or more non-empty texts")
+        raise refusal(place, f"{given!r:.80} is neither a string nor a list of strings", "give one or more non-empty strings")
     return tuple(texts)
 
 

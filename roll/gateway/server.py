@@ -1,7 +1,7 @@
 """The gateway: an HTTP server through which external agents use the policy with OpenAI's chat completions or responses API.
 
 Each session has a key, which its agent sends as the bearer token; a request without a valid key is refused. The size of a request body, the
-time to send it, and the number of sessions are limited. Only its session limits the duration of a request: closing the session ends it.
+time to send it, and the number of sessions are limited. A request has no deadline of its own; closing its session ends it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs one command: `python -m roll.gateway.supervisor DESCRIPTOR MEMORY_BYTES PROCESSES COMMAND...`. agent.py starts and ends it.
 
-The command runs in a new session (setsid). It and all its descendants, in whatever process group they are, are killed when the command
+The command runs in a new session (setsid). It and all its descendants, in any process group, are killed when the command
 ends, when they exceed a limit, or when the other end of the descriptor is closed, which also happens when the run dies.
 """
 

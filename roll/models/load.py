@@ -75,7 +75,7 @@ class PackedModel(nn.Module):
             ValueError: a sequence is too long for packing; see `longest_packable`.
         """
         if self._longest is not None and inputs.max_length > self._longest:
-            problem = f"sequences of {inputs.max_length} tokens exceed the {self._longest} up to which the model can be packed"
+            problem = f"sequences of {inputs.max_length} tokens exceed {self._longest}, the longest that this model supports when packed"
             raise ValueError(f"{problem}, because its rotary embedding depends on the length: shorten prompt_length and response_length")
         mine = slice(None) if inputs.share is None else inputs.share.tokens
         return self.causal.base_model(

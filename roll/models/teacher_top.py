@@ -1,4 +1,4 @@
-"""The top-k output of a teacher, which it can send instead of hidden states: its k most probable tokens, and all other tokens as one.
+"""The top-k output of a teacher, which it can send instead of hidden states: its k most probable tokens, and all other tokens combined.
 
 Both distributions are reduced to k + 1 categories: the top k tokens and the tail. By the data-processing inequality, the divergence of the
 reduced distributions is at most the full divergence. It grows with k, and equals the full divergence if k is the size of the vocabulary.

@@ -46,4 +46,4 @@ def ground_truth(row: Mapping[str, Any]) -> str:
         return format(Decimal(repr(value)), "f")
     if value is None:
         raise ValueError("the row has neither 'ground_truth' nor 'answer'")
-    raise ValueError(f"'{column}' is a {type(value).__name__}, not a text or a number")
+    raise ValueError(f"'{column}' is a {type(value).__name__}, neither a string nor a number")

@@ -17,7 +17,7 @@ SCORE = r"(?i)\bscore:?[\s*]*:?[\s*]*(\d+(?:\.\d+)?)"
 """Matches `Score: 8`, also with the asterisks of bold text."""
 SCORE_OF = 10.0
 SCORE_TEMPLATE = "score"
-"""Name of the shipped template that requests a score, and the default. The other one requests YES or NO."""
+"""Name of the default template, which requests a score. The other shipped template requests YES or NO."""
 WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 """Words that a pattern's group may match instead of a number, with their values."""
 SEARCHED_CHARACTERS = 20_000
@@ -81,8 +81,8 @@ class AnswerPattern:
 def answer_pattern(pattern: str | None, max_score: float | None, prompt: str | None) -> AnswerPattern:
     """Return the settings of a domain.
 
-    `prompt` is the domain's `judge_prompt`. Without a pattern, the judge must write `Score: x`, with x at most `max_score` (10), if the
-    prompt is the template `score`, and "yes" or "no" for every other prompt.
+    `prompt` is the domain's `judge_prompt`, which determines the default pattern. With the template `score`, the judge must write
+    `Score: x`, where x is at most `max_score` (default: 10). With any other prompt, it must write "yes" or "no".
     """
     if pattern is not None:
         return AnswerPattern(pattern, max_score)

@@ -35,7 +35,7 @@ from roll.types import Prompt, RewardResult
 LOG = logging.getLogger(__name__)
 CHILD = "roll.rewards.child"
 MOST_AHEAD = 32
-"""Largest number of groups that are sent together, so that neither process has to wait for the other after each result."""
+"""Largest number of groups that are sent together. With several, neither process has to wait for the other after each result."""
 LINGER = 0.005
 """Seconds to wait for further results after the first, so that they are processed together."""
 
@@ -173,7 +173,7 @@ class RewardProcess:
             self._child.wake()
 
     def _forget(self, group: _Group) -> None:
-        """End the running call of a group whose caller is gone. Concurrent calls run on, because killing the child would end others too."""
+        """End the running call of a group whose caller is gone. Concurrent calls continue, because killing the child would end them all."""
         first = next(iter(self._sent.values()), None)
         if self._section.concurrency == 1 and first and first.group is group and self._child is not None:
             self._child.end_process()

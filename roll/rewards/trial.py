@@ -55,6 +55,6 @@ def _fault(domain: str, part: RewardPart, result: RewardResult, prompt: Prompt, 
     problem, remedy = {
         RewardOutcome.CRASHED: (f"{tried} fails: {result.note}", f"fix the function; {columns}"),
         RewardOutcome.TIMED_OUT: (f"{tried} returns no verdict within {seconds:g} s", f"make it faster, or raise rewards.{domain}.timeout"),
-        RewardOutcome.UNAVAILABLE: (f"{tried} cannot reach a verdict: {result.note}", "provide what it needs on this machine"),
+        RewardOutcome.UNAVAILABLE: (f"{tried} cannot reach a verdict: {result.note}", "provide the service or program that it needs"),
     }[result.outcome]
     return Fault(f"{part.place}.reward", problem, remedy)

@@ -66,7 +66,7 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
             else f"`python -m roll.export {folder} OUT --format universal` converts it for any number of ranks: "
             "then start with resume_from_checkpoint=OUT"
         )
-        raise CheckpointError(f"{folder} was written by {written} ranks, and there are {world_size}; {remedy}")
+        raise CheckpointError(f"{folder} was written by {written} ranks, but there are {world_size}; {remedy}")
     if (written := parts(folder)) != max(1, engine.autotp_size()):
         raise CheckpointError(f"{folder} was written with an autotp_size of {written}: resume with the same autotp_size")
     with nothing_runs(folder):

@@ -169,7 +169,7 @@ class DeepSpeedTrain:
                 self._finite.settle(skipped > 0)
             self._finite.check()
         if self._settings.takes_turns and self._rank.device == "cuda":
-            # The weight sync onloads the engine's weights beside the trainer. They need the memory that torch keeps from the activations.
+            # The weight sync moves the engine's weights to the same GPU. They need the memory that torch has cached for activations.
             torch.cuda.empty_cache()
         if self._balance:
             self._balance.report(sums)

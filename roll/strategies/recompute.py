@@ -16,7 +16,7 @@ CHOICES = 2
 
 
 class AutoCheckpointing:
-    """Starts with all layers recomputed. After one update all permanent memory is allocated, and the free memory allows fewer."""
+    """Recomputes all layers in the first update, which allocates all permanent memory, and then only as many as memory requires."""
 
     def __init__(self, guard: MemoryGuard, layers: int, layer_bytes: float, total: int, apply: Callable[[int], None]) -> None:
         """Start with all `layers` recomputed.

@@ -121,7 +121,7 @@ class VllmGenerate:
         own, request_id = params.clone(), f"{os.getpid()}-{next(self._request_numbers)}"
         own.seed = None if seed is None else seed + number
         await self._may_generate.wait()
-        # Neither versions nor adapter names identify weights: versions repeat after a rollback, and adapters keep their name. Syncs do.
+        # Only the number of syncs identifies the weights: versions repeat after a rollback, and adapters keep their name.
         prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=str(self._syncs))
         with self._may_generate:
             [final] = [output async for output in self._engine.generate(prompt, own, request_id, lora_request=self._adapter)]

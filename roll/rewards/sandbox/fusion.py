@@ -22,7 +22,7 @@ def run_at(url: str, job: Job, limits: Limits) -> Iterator[Outcome]:
     """Yield the outcome of each case. Tests are appended to the program.
 
     Raises:
-        SandboxUnavailable: the server cannot be reached, sends an invalid answer, or reports an error of its own.
+        SandboxUnavailable: the server cannot be reached, sends an invalid answer, or reports an internal error.
     """
     for stdin in job.inputs:
         yield _outcome(_ask(url, job.source, "python", stdin.decode("utf-8", "replace"), limits))

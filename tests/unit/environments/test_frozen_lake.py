@@ -158,7 +158,7 @@ def test_actions_are_read(pattern: str, text: str, number: int | None) -> None:
         ({"agent_template": "{state}"}, r"agent_template has the unknown placeholder {state}; known placeholders: {turn_idx}"),
         ({"agent_template": "{max_response_length}"}, "environment_args has no max_response_length"),
         ({"grid_lookup": {7: "A"}}, "grid_lookup has 7: 'A'; keys must be 0, 1, 2, 3, 4, 5"),
-        ({"grid_lookup": {0: "O"}}, "two things the same symbol"),
+        ({"grid_lookup": {0: "O"}}, "assigns one symbol to two types of cell"),
     ],
 )
 def test_impossible_values_are_refused(environment_args: dict[str, Any], problem: str) -> None:

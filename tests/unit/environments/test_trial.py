@@ -142,7 +142,7 @@ def test_what_fails_on_a_row_is_a_fault_with_its_line(marks: Path) -> None:
 def test_a_first_observation_that_the_model_cannot_be_given_is_a_fault() -> None:
     [fault] = faults({"seed": 1}, problem="tokens of messages:", environment="calculator")
     tried = "'calculator', reset on the first row of its domain,"
-    assert fault.problem == f"{tried} returns what the model cannot accept: tokens of messages: 1"
+    assert fault.problem == f"{tried} returns an observation that the model cannot accept: tokens of messages: 1"
     assert fault.remedy.endswith("raise prompt_length if it is too long")
 
 

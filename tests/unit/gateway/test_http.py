@@ -212,7 +212,7 @@ CALLING = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "
         ({"tools": [{"type": "web_search"}]}, "tools[0]", '"type": "function"'),
         ({"max_tokens": 0}, "max_tokens", "above 0"),
         ({"max_completion_tokens": "8"}, "max_completion_tokens", "above 0"),
-        ({"stop": [""]}, "stop", "non-empty texts"),
+        ({"stop": [""]}, "stop", "non-empty strings"),
         ({"stream": "yes"}, "stream", "true or false"),
     ],
 )

@@ -32,7 +32,7 @@ def test_states_on_nvme_and_in_memory_are_not_taken_for_each_other(tmp_path: Pat
 def test_states_on_nvme_go_to_as_many_ranks(tmp_path: Path) -> None:
     folder = written(tmp_path, swapped=True)
     with pytest.raises(
-        CheckpointError, match="was written by 1 ranks, and there are 2; states on NVMe can only be loaded by the same number"
+        CheckpointError, match="was written by 1 ranks, but there are 2; states on NVMe can only be loaded by the same number"
     ):
         load_states(engine(swaps=True), folder, 2, strict=True)
 

@@ -119,6 +119,6 @@ def test_steps_that_are_done_are_skipped_and_the_first_failure_ends_the_demo(
     (broken / "pipeline" / "__main__.py").write_text("import sys\nprint(sys.argv[1:], flush=True)\nsys.exit(2)\n")
     assert demo.main() == 2
     said = capfd.readouterr().out
-    assert "arithmetic problems: done before" in said
+    assert "arithmetic problems: already done" in said
     assert "['--config-name', 'tiny/tiny_warm_up']" in said
     assert "RLVR" not in said

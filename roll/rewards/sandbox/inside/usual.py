@@ -31,7 +31,7 @@ OF_MODULES = {
     "datetime": "timedelta",
 }
 NOT_FOR_PROGRAMS = ("unittest", "doctest", "test", "ctypes")
-"""Modules whose objects a test never gets under a name that the candidate imports."""
+"""Modules whose objects are never provided to a test, even if the candidate imports them."""
 MODULE_OF = {name: module for module, names in OF_MODULES.items() for name in names.split()}
 
 
