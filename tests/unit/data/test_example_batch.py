@@ -209,7 +209,7 @@ def test_two_parts_of_one_source_share_no_row(rows_of: Callable[..., ExampleSet]
     training, held_out = (rows_of(rows, "responses", part=Part((4.0, 1.0, 0.0), number, 7), **columns) for number in (0, 1))
     assert (len(training), len(held_out)) == (16, 4)
     assert not set(training.positions.tolist()) & set(held_out.positions.tolist())
-    with pytest.raises(DataError, match="data_split leaves no row of it for this part"):
+    with pytest.raises(DataError, match="data_split assigns none of its rows to this part"):
         rows_of(rows, "responses", part=Part((1.0, 0.0, 0.0), 1, 7), **columns)
 
 

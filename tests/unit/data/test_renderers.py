@@ -113,5 +113,5 @@ def test_a_template_that_drops_thinking_is_refused(tokenizer: PreTrainedTokenize
         "{{ '<think>\n\n</think>\n\n' if message.role == 'assistant' and loop.last }}{{ message.content }}<|im_end|>\n{% endfor %}"
         "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
     )
-    with pytest.raises(BadInput, match="differently once more follows"):
+    with pytest.raises(BadInput, match="differently once other messages follow"):
         chat_renderer(tokenizer, "tiny", "native")

@@ -113,7 +113,7 @@ def test_the_domain_goes_before_the_tag_and_the_tag_before_the_default(
 def test_an_unknown_tag_without_math_rule_is_a_fault(prepared: Callable[..., PromptSet]) -> None:
     with pytest.raises(DataError, match="no reward domain includes the tag 'aime2024'") as caught:
         prepared([{"messages": ASK, "tag": "aime2024"}, {"messages": ASK, "tag": "code"}], domains("code", "sums"))
-    assert len(caught.value.faults) == 1 and "`math_rule` takes all other rows" in caught.value.faults[0].remedy
+    assert len(caught.value.faults) == 1 and "or add a domain `math_rule`, which takes all other rows" in caught.value.faults[0].remedy
 
 
 def test_nothing_is_said_of_rows_without_tags_where_there_is_one_domain(

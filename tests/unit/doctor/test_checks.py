@@ -90,7 +90,7 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
         {"nvcc": "12.8"},
         "optimizer offload",
         Verdict.WARNING,
-        "nvcc is of CUDA 12.8, but torch is built for CUDA 13.0",
+        "nvcc belongs to CUDA 12.8, but torch is built for CUDA 13.0",
         "install the CUDA toolkit 13.0",
     ),
     (

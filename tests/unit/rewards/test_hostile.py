@@ -31,14 +31,14 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 FORGERIES = {
-    "a pickle": "bytes that are no message",
+    "a pickle": "bytes that are not a valid message",
     "guessed seals": "it does not carry the number of a call in progress",
     "an endless message": f"a message of {1 << 62} bytes, but at most {MOST_BYTES} are allowed",
-    "nested brackets": "200000 bytes that are no message",
+    "nested brackets": "200000 bytes that are not a valid message",
     "no number": "a verdict is malformed: number",
     "too large": "a verdict is malformed: number",
     "no result": "a verdict is malformed",
-    "no text": "200 bytes that are no message",
+    "no text": "200 bytes that are not a valid message",
 }
 REPLACED = ["own function", "own code", "own method", "own class", "deleted", "builtin for others"]
 
