@@ -1,6 +1,6 @@
 """Random conversations in seven chat formats. Each new context only appends to the tokens that the engine saw and sampled before.
 
-Its text equals that of the model's own chat template, if the template only appends, too.
+As long as the model's own chat template also only appends, the context has the text that the template writes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from roll.data.renderers.base import ChatRenderer
 from tests.unit.data.formats import FORMATS, Format, make_renderer, make_tokenizer
 
 QUICK, MANY = 12, 150
-"""Conversations per format, in the quick and in the full test. The full tests of all seven formats run more than 1,000."""
+"""Conversations per format in the quick and in the full test. Over all seven formats, the full test runs more than 1,000."""
 PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}, "count": {"type": "integer"}}, "required": ["query"]}
 TOOLS = [{"type": "function", "function": {"name": "search", "description": "Searches.", "parameters": PARAMETERS}}]
 CHARACTERS = st.characters(codec="utf-8", exclude_categories=["Cc", "Co"])

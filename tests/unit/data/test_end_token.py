@@ -1,4 +1,4 @@
-"""A custom end-of-sequence token is set in the tokenizer of a copy of the model."""
+"""A custom end-of-sequence token: it is set in the tokenizer of a copy of the model."""
 
 from __future__ import annotations
 

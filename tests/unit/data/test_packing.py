@@ -106,7 +106,7 @@ def test_a_rank_with_nothing_gets_as_many_empty_forwards() -> None:
 
 
 def test_a_rank_spreads_its_share_over_the_forwards_that_all_run() -> None:
-    # Rank 0 needs two forwards for its two long sequences. Rank 1 runs its long one in the first, its two short ones in the second.
+    # Rank 0 has two long sequences and needs two forwards. Rank 1 has one long and two short sequences, which also fill two forwards.
     found = split([10, 10, 10, 5, 5], ranks=2, token_budget=10)
     assert found.forwards == 2
     assert all(indices for forwards in found.ranks for indices in forwards)
@@ -159,7 +159,7 @@ def test_selecting_every_part_of_a_split_gives_every_token_once(budget: int) -> 
 
 
 def drawn_batch(lengths: list[int], episodes: list[int] | None) -> TrainBatch:
-    """Return a batch in which the values identify each token and each field."""
+    """Return a batch in which all values that are not boolean differ, between tokens and between fields."""
     sequences = concatenate(
         [np.arange(100 * i, 100 * i + n, dtype=np.int32) for i, n in enumerate(lengths)], [np.arange(n) % 3 > 0 for n in lengths]
     )

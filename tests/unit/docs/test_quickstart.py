@@ -32,7 +32,7 @@ QUICKSTART = [name for name in experiments() if name.startswith("quickstart/")]
 WRITERS = {"gsm8k": write_gsm8k, "ultrafeedback": write_ultrafeedback, "capybara": write_capybara}
 GPU_GIB = 24
 LEFT_OUT_GIB = 4
-"""GPU memory for everything that the estimate leaves out: the CUDA context, NCCL, fragmentation."""
+"""GPU memory in GiB for everything that the estimate leaves out: the CUDA context, NCCL, fragmentation."""
 TRAINED = [words[3:] for block in blocks(PAGE) if block.info == "bash" for words in commands(block) if words[2:3] == ["roll.pipeline"]]
 FIGURES = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([\d.]+) \| ([\d.]+) \|$", read(PAGE), re.MULTILINE)
 

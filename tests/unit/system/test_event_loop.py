@@ -47,7 +47,10 @@ def to_the_process() -> None:
 
 
 def to_another_thread() -> None:
-    """Send a signal that, like one just before the wait begins, does not interrupt the main thread's wait. Its handler still runs there."""
+    """Send a signal that does not interrupt the main thread's wait, but whose handler still runs in the main thread.
+
+    A signal that arrives just before the wait begins does the same.
+    """
     signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
 
 

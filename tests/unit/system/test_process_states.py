@@ -1,4 +1,4 @@
-"""The kernel's information on processes tells stopped and ended ones from those that are only busy."""
+"""Stopped and ended processes are recognised by their state in the kernel; busy ones are no finding."""
 
 from __future__ import annotations
 

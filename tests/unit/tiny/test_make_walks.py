@@ -72,7 +72,7 @@ def test_what_is_seen_by_hand(player: tuple[int, int], goal: tuple[int, int], sa
 
 
 def test_most_moves_are_drawn_at_random(walks: list[list[dict[str, Any]]]) -> None:
-    """If only one direction leads to the goal, a quarter of the random moves go there, too."""
+    """If only one direction leads towards the goal, a quarter of the random moves take it, too."""
     turns = [str(message["content"]).split() for messages in walks for message in messages if message["role"] == "assistant"]
     single = [action[0] == letters for _, letters, action in turns if len(letters) == 1]
     assert len(single) > 5000
