@@ -73,7 +73,7 @@ class RewardResult:
     note: str = ""
     """A short explanation, such as the exception of a crash or the answer that was found."""
     turns: tuple[TurnReward, ...] = ()
-    """Rewards of the turns in order, for `step_reinforce`. The rest of `value` beyond their sum counts at the end of the response."""
+    """Rewards of the turns in order, for `step_reinforce`. If `value` differs from their sum, the last turn gets the difference."""
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,8 @@ class Episode:
     given in it, so that no token is trained on twice. At least one segment is sampled, but it may be empty."""
     reward: RewardResult
     turn_rewards: Sequence[float] = ()
-    """The reward of each sampled segment, in order. The rest of `reward.value` beyond their sum counts at the end. Empty if the rewards of
-    segments are not known."""
+    """The reward of each sampled segment, in order. If `reward.value` differs from their sum, the last segment gets the difference. Empty
+    if the rewards of segments are not known."""
     turn_states: Sequence[str] = ()
     """The state of the environment before each sampled segment, in order. Equal texts are equal states. Empty without an environment."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -248,7 +248,7 @@ class Sequences:
     offsets: NDArray[np.int64]
     """[N + 1]; sequence i is `token_ids[offsets[i]:offsets[i + 1]]`."""
     response_mask: Bools
-    """[T]; True for tokens in the loss: tokens that the policy sampled, or target tokens of given rows."""
+    """[T]; True for tokens in the loss: tokens that the policy sampled, or target tokens of a data set."""
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -291,7 +291,7 @@ class TrainBatch:
     sequence_weights: Floats | None = None
     """[N], weights of the sequences in the loss. None means equal weights."""
     episode_of_sequence: Ints | None = None
-    """[N], index of the episode of each sequence, not decreasing. Means over sequences count each episode once. None: one each."""
+    """[N], ascending index of the episode of each sequence. Means over sequences count episodes once. None: one each."""
     labels: Floats | None = None
     """[N], label of each sequence: 1 if desirable and 0 if undesirable, or the margin of its pair. None without labels."""
     teacher_states: Floats | None = None

@@ -153,7 +153,7 @@ def _name(part: object) -> str:
         return "block"
     if isinstance(part, type) and issubclass(part, BaseModel):
         return "block"
-    return {str: "text", int: "whole number", float: "number", bool: "true or false"}.get(part, "any")
+    return {str: "string", int: "whole number", float: "number", bool: "true or false"}.get(part, "any")
 
 
 def _bounds(metadata: Sequence[object]) -> str:

@@ -65,7 +65,7 @@ CASES = [
     ),
     ([WORLD, "+validation={sets: {held: {}}}"], "validation.sets.held.data_args", "missing", "rows of environments"),
     ([WORLD, SETS, "+validation.rows={calculator: 4}"], "validation.rows", "and so is validation.sets", "one of the sets"),
-    (["+environments={a b: {}}"], "environments.a b", '"a b"', "a text of the form"),
+    (["+environments={a b: {}}"], "environments.a b", '"a b"', "a string of the form"),
 ]
 
 

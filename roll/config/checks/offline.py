@@ -1,4 +1,4 @@
-"""Checks the keys of the pipelines that train on given rows, and the columns of every data set."""
+"""Checks the keys of the offline pipelines, and the columns of every data set."""
 
 from __future__ import annotations
 

@@ -32,13 +32,13 @@ class BatchPlan:
 
 
 def learner(config: Config | OfflineConfig) -> tuple[str, ActorTrainConfig]:
-    """Return the name of the role that is trained on the data, and the role."""
+    """Return the name of the trained role, and the role."""
     ((name, role),) = [(name, role) for name, role in model_roles(config).items() if isinstance(role, ActorTrainConfig)]
     return name, role
 
 
 def row_learner(config: OfflineConfig) -> tuple[str, RowsTrainConfig]:
-    """Return the name of the role that is trained on given rows, and the role."""
+    """Return the name of the role that an offline pipeline trains, and the role."""
     name, role = learner(config)
     assert isinstance(role, RowsTrainConfig), "offline pipelines train on rows"
     return name, role

@@ -81,7 +81,7 @@ class DeltaLayers:
         return linears + self.mixed * self.kernel + 2 * self.value_heads + self.value_dim
 
     def state_bytes(self, width: int, ranks: int) -> int:
-        """Return the bytes of state per sequence of any length and rank, over all layers: fp32 state and last inputs of the convolution."""
+        """Return the bytes of state per sequence and rank, over all layers: fp32 state and last convolution inputs."""
         state = 4 * self.value_heads * self.key_dim * self.value_dim + width * (self.kernel - 1) * self.mixed
         return self.layers * state // ranks
 

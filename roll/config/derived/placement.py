@@ -209,7 +209,8 @@ def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
     if twice:
         faults.append(Fault(where, f"devices {_listed(twice)} are listed more than once", "name each device once"))
     if max(mapping) >= MOST_RANKS:
-        faults.append(Fault(where, f"device {max(mapping)}", f"number the devices from 0 to {MOST_RANKS - 1} at most, over all nodes"))
+        problem = f"device {max(mapping)} is too large a number"
+        faults.append(Fault(where, problem, f"number the devices over all nodes, from 0 to at most {MOST_RANKS - 1}"))
     if len(mapping) % width:
         problem = f"{len(mapping)} devices cannot be divided into engines of tensor_parallel_size {width}"
         faults.append(Fault(where, problem, f"give a multiple of {width} devices, or another tensor_parallel_size"))
@@ -311,7 +312,7 @@ def _apart(name: str, role: RoleConfig, per_node: int) -> Iterator[str]:
 
 
 def _too_many(where: str, size: int | None) -> Fault:
-    return Fault(where, f"{size} workers", f"give at most {MOST_RANKS}")
+    return Fault(where, f"{size} workers are too many", f"give at most {MOST_RANKS}")
 
 
 def _listed(numbers: Sequence[int]) -> str:

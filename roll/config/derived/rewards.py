@@ -30,7 +30,7 @@ def named_rewards(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
 
 
 def sandbox_faults(rewards: Mapping[str, RewardConfig]) -> Iterator[Fault]:
-    """Yield faults of domains whose timeout is not above the time limit of their sandbox, so that a sleeping one gets no verdict."""
+    """Yield faults of domains whose timeout is not above the time limit of their sandbox: a sleeping program would get no verdict."""
     for domain, section in rewards.items():
         whole = {f"rewards.{domain}": (section.reward or domain, section.reward_args)}
         parts = {f"rewards.{domain}.parts.{name}": (part.reward or name, part.reward_args) for name, part in section.parts.items()}

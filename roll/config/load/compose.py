@@ -1,7 +1,7 @@
 """Composes configurations from a command line. Hydra composes and sweeps; nothing runs inside it.
 
 `python -m roll.pipeline --config-name NAME key=value ...` looks NAME up among the shipped experiments, or in
-`--config-path`/`--config-dir`. `key=value` sets a key or adds it, so that roll's own checks report an unknown key, not Hydra.
+`--config-path`/`--config-dir`. `key=value` sets a key or adds it, so that unknown keys are reported by roll's own checks and not by Hydra.
 Hydra writes nothing: no run folder, no logs, no copy of the configuration.
 """
 
@@ -156,7 +156,7 @@ def _run_hydra(file: Path | None, words: Sequence[str], task: Callable[[DictConf
 
 @contextlib.contextmanager
 def _hydra_warnings() -> Iterator[None]:
-    """Silence Hydra's warning about ROLL's files, whose defaults have no `_self_`. Hydra then puts it last, which is right for them."""
+    """Silence Hydra's warning about ROLL's files, whose defaults have no `_self_`. Hydra then appends `_self_`, as they expect."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`", category=UserWarning)
         yield
@@ -172,7 +172,8 @@ def _search_path(line: CommandLine) -> list[str]:
 
 
 def _parsed(word: str) -> Override:
-    """
+    """Parse one override.
+
     Raises:
         ConfigError: the word does not follow Hydra's grammar.
     """

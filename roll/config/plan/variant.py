@@ -33,7 +33,7 @@ RLVR: Mapping[str, Sequence[str]] = {
 OTHERS: Mapping[str, Sequence[str]] = {
     "Loss": ("loss_on", "preference_loss", "beta", "label_smoothing", "simpo_gamma", "reference_log_probs", "divergence", "temperature"),
 }
-"""Keys to show for pipelines that train on given rows."""
+"""Keys to show for offline pipelines."""
 COMMON: Mapping[str, Sequence[str]] = {
     "Steps": ("save_steps", "eval_steps", "seed", "max_grad_norm", "resume_from_checkpoint"),
     "Trackers": ("track_with",),

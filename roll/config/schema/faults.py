@@ -23,7 +23,7 @@ from roll.config.schema.secrets import HIDDEN, LOGIN, is_secret, redacted
 from roll.errors import Fault
 
 KINDS = {
-    "string_type": "a text",
+    "string_type": "a string",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -56,7 +56,7 @@ def schema_faults(error: ValidationError, root: type[BaseModel], values: Mapping
     details: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         details.setdefault(_place(detail, values), []).append(detail)
-    # In a union (a text or a list of texts), the error with the longer path is more precise.
+    # In a union (a string or a list of strings), the error with the longer path is more precise.
     whole = [place for place in details if not any(len(other) > len(place) and other[: len(place)] == place for other in details)]
     # If the strategy itself is refused, its settings belong to another program, and their errors are not reported.
     foreign = {(*place[:-1], "strategy_config") for place in whole if place[-1:] == (DISCRIMINATOR,)}
@@ -149,7 +149,7 @@ def shown(value: Any) -> str:
 
 
 def shown_at(place: Sequence[str | int], value: Any) -> str:
-    """Like `shown`, but hide the value if the key marks it as secret: a text, and in `system_envs` also a number."""
+    """Like `shown`, but hide the value if the key marks it as secret: a string, and in `system_envs` also a number."""
     is_text = isinstance(value, str) or "system_envs" in place and not isinstance(value, Mapping)
     return HIDDEN if is_text and is_secret(place[-1]) or place[-1] == LOGIN else shown(value)
 
@@ -245,9 +245,9 @@ def _expected(detail: ErrorDetails) -> str:
     if kind == "finite_number":
         return "a finite number"
     if kind == "string_too_long":
-        return f"a text of at most {context['max_length']} characters"
+        return f"a string of at most {context['max_length']} characters"
     if kind == "string_pattern_mismatch":
-        return f"a text of the form {context['pattern']}"
+        return f"a string of the form {context['pattern']}"
     if kind == "literal_error":
         return str(context["expected"])
     if kind == "too_short":

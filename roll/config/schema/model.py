@@ -126,7 +126,7 @@ class DataConfig(StrictConfig):
     text: str | None = Field(
         None, description="`sft`: column with raw text, instead of `messages` or `prompt`. All its tokens are trained on."
     )
-    chosen: str | None = Field(None, description="Pairs: column with the preferred response, a text or a list of messages.")
+    chosen: str | None = Field(None, description="Pairs: column with the preferred response, a string or a list of messages.")
     rejected: str | None = Field(None, description="Pairs: column with the other response, in the same form.")
     margin: str | None = Field(
         None, description="`reward_model`: column with the margin by which the preferred response should score higher."

@@ -1,4 +1,4 @@
-"""Keys of the pipelines that train on given rows and generate nothing."""
+"""Keys of the offline pipelines, which train on a fixed data set and generate nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HeldOutConfig(StrictConfig):
 
 
 class OfflineConfig(ExperimentConfig):
-    """Keys shared by the pipelines that train on given rows."""
+    """Keys shared by the offline pipelines."""
 
     max_steps: PositiveInt | None = Field(
         None, description="Largest number of steps. If not given, the run ends after `training_args.num_train_epochs` passes over the rows."
@@ -102,7 +102,7 @@ class RewardModelConfig(OfflineConfig):
 
 
 class DistillConfig(OfflineConfig):
-    """Distillation: a student imitates the token distributions of a teacher on given rows."""
+    """Distillation: a student imitates the token distributions of a teacher on a fixed data set."""
 
     pipeline: Literal["distill"] = Field(description=NAMES)
     divergence: Literal["forward_kl", "reverse_kl", "jsd"] = Field(

@@ -299,7 +299,9 @@ class RlvrConfig(ExperimentConfig):
     )
     critic: CriticConfig | None = Field(None, description="The value function. Required by `adv_estimator: gae`; not used otherwise.")
     rewards: dict[Name, RewardConfig] = Field(
-        default_factory=dict, description="Reward of each domain, by the name of the domain. Domains in `environments` are not listed here."
+        default_factory=dict,
+        description="Reward of each domain, by the name of the domain. For a domain in `environments`, it is added to the reward of the "
+        "environment.",
     )
     environments: dict[Name, EnvironmentConfig] = Field(
         default_factory=dict, description="Environments for multi-turn episodes, by the name of the domain; see docs/agents.md."

@@ -47,7 +47,8 @@ class RoleConfig(StrictConfig):
     max_tokens_per_microbatch: PositiveInt | None = Field(
         None,
         description="Token budget of one micro-batch, into which sequences are packed. Lower it if memory runs out. If not given: "
-        "the batch size of the role times `prompt_length + response_length`, or times `sequence_length` with environments.",
+        "the batch size of the role times the length of the longest row, which is `prompt_length + response_length`, twice that for pairs, "
+        "or `sequence_length` with environments.",
     )
     infer_batch_size: PositiveInt = Field(
         1, description="Batch size in the default of `max_tokens_per_microbatch`, for roles that only compute log-probs."
@@ -82,7 +83,7 @@ class ActorTrainConfig(LearnerConfig):
 
 
 class RowsTrainConfig(ActorTrainConfig):
-    """A model in training on given rows."""
+    """A model in training on a fixed data set."""
 
     data_args: DataConfig = Field(description="The training rows, which contain the responses.")
 

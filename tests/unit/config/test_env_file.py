@@ -65,7 +65,7 @@ def test_a_number_is_the_text_that_a_variable_holds(capsys: pytest.CaptureFixtur
     assert part.environment == {"COUNT": "2"}
     assert main(["--config-name", "rlvr_lora_zero3", "dry_run=true", "+system_envs.NCCL_IB_DISABLE=1"]) == 0
     assert main(["--config-name", "rlvr_lora_zero3", "dry_run=true", "+system_envs.NCCL_IB_DISABLE=true"]) == 2
-    assert "system_envs.NCCL_IB_DISABLE: true is not allowed\n    give a text" in capsys.readouterr().err
+    assert "system_envs.NCCL_IB_DISABLE: true is not allowed\n    give a string" in capsys.readouterr().err
 
 
 def test_variables_that_nothing_reads_are_told_with_what_there_is(

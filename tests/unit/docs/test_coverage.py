@@ -32,5 +32,5 @@ def test_every_line_has_a_state_and_what_works_or_is_refused_a_test() -> None:
 
 def test_the_counts_are_those_of_the_lines() -> None:
     counts = Counter(cells[2] for cells in LINES)
-    assert f"The {len(LINES)} things" in PAGE
+    assert f"It lists {len(LINES)} features, keys and flags" in PAGE
     assert {state: int(number) for state, number in re.findall(r"\*\*(\w+)\*\* \((\d+)\)", PAGE)} == counts
