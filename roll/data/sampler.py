@@ -80,11 +80,6 @@ class PromptSampler:
         """Return the number of prompts drawn so far. It is the `prompt_id` of the next prompt."""
         return sum(stream.position for stream in self._streams.values())
 
-    @property
-    def epochs(self) -> float:
-        """Return the number of draws so far, divided by the size of the set."""
-        return self.drawn / len(self._prompts)
-
     def draw(self, count: int) -> list[Prompt]:
         """Draw the next `count` prompts. Their `prompt_id` counts from 0 over the whole run."""
         return [self._next() for _ in range(count)]

@@ -171,7 +171,6 @@ class Preparation:
 
     def _tokenised(self, texts: list[str], special_tokens: bool) -> list[list[int]]:
         """Return the tokens of each text. If the first `cut` characters of a text exceed the limit already, return only their tokens."""
-
         if self.cut is None or all(len(text) <= self.cut for text in texts):
             return self._all_tokens(texts, special_tokens)
         found = self._all_tokens([text[: self.cut] for text in texts], special_tokens)

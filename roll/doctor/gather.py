@@ -90,7 +90,7 @@ def links(text: str) -> dict[tuple[int, int], str]:
 
 
 def default_interface(text: str) -> str | None:
-    """Return the interface of the default route from the text of `/proc/net/route`, None if there is none."""
+    """Return the interface of the default route from the text of `/proc/net/route`, None without such a route."""
     for line in text.splitlines()[1:]:
         fields = line.split()
         if len(fields) > 7 and fields[1] == fields[7] == "00000000":
@@ -213,7 +213,7 @@ def _ray_nodes(address: str) -> Any:
 
 
 def _probe(module: str) -> Any:
-    """Run a module in a separate process. Return the JSON in its last line of output, or the reason why there is none."""
+    """Run a module in a separate process. Return the JSON in its last line of output, or the reason why it failed."""
     done = _run([sys.executable, "-m", module], PROBE_SECONDS)
     if isinstance(done, str):
         return done

@@ -64,7 +64,7 @@ def try_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets: P
 
 
 def _problem(renderer: ChatRenderer, most: int, first: Observation) -> str:
-    """Return the problem with a first observation: it cannot be rendered, or has more than `most` tokens. "" if there is none."""
+    """Return the problem with a first observation: it cannot be rendered, or has more than `most` tokens. "" without a problem."""
     try:
         tokens = len(renderer.render(first.messages, first.tools))
     except TemplateFault as fault:

@@ -41,7 +41,7 @@ def objective(config: RlvrConfig) -> Objective:
 
 
 def correction(config: RlvrConfig) -> MismatchCorrection | None:
-    """Return the correction that `mismatch_correction` names, with its bounds, or None if there is none."""
+    """Return the correction that `mismatch_correction` names, with its bounds, or None without a correction."""
     if config.mismatch_correction.is_users:
         return imported(config.mismatch_correction.name)(**config.mismatch_correction_args)
     settings = correction_of(config)

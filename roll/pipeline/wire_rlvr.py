@@ -162,7 +162,7 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
             learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
             sync=meter.timed("weight_sync", sync.push),
             evaluate=meter.timed("evaluate", evaluation(config, phases, sync, sets, context.tracker)),
-            measure=measurement(meter, scheduler, actor_infer, models, playing),
+            measure=measurement(meter, scheduler, actor_infer, models, playing, len(inputs.training)),
             save=meter.timed("checkpoint", context.checkpointer.save_if_due),
             interrupted=interrupt.happened,
             tracker=context.tracker,
@@ -279,16 +279,25 @@ def scheduler_of(
 
 
 def measurement(
-    meter: Meter, scheduler: RolloutScheduler, actor_infer: ActorInfer, models: Mapping[str, ModelReward], playing: Playing | None
+    meter: Meter,
+    scheduler: RolloutScheduler,
+    actor_infer: ActorInfer,
+    models: Mapping[str, ModelReward],
+    playing: Playing | None,
+    rows: int,
 ) -> Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]:
-    """Return a function that measures a step: times, throughput, dropped groups, and activity of engines, judges and environments."""
+    """Return a function that measures a step: times, throughput, dropped groups, and activity of engines, judges and environments.
+
+    `rows` is the number of prompts in the data, for the metric `epoch`.
+    """
 
     async def measure(groups: Sequence[RolloutGroup]) -> Metrics:
         samples = sum(len(group.episodes) for group in groups)
         step, engines = await asyncio.gather(meter.step(token_count(groups), samples), actor_infer.activity())
         worlds = playing.environments.metrics() if playing else {}
         asked = actor_infer.metrics() | scheduler.metrics() | judge_metrics(models) | worlds
-        return step | engine_metrics(engines, step["time/step"]) | asked
+        epoch = {"epoch": (1 + max(group.prompt.prompt_id for group in groups)) / rows} if groups else {}
+        return step | engine_metrics(engines, step["time/step"]) | asked | epoch
 
     return measure
 

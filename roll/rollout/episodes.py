@@ -70,7 +70,7 @@ class Environments(Protocol):
 
 
 class SessionGenerator(Protocol):
-    """A `Generator` that is told which requests belong to the same episode."""
+    """A `Generator` that accepts a session, which identifies the requests of one episode."""
 
     def generate(
         self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None

@@ -98,5 +98,4 @@ class Window:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state of `state_dict`. The head becomes ordinal 0."""
-
         self._begin, self._known_gone = state["begin"], set(state["gone"])

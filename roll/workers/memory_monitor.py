@@ -38,7 +38,10 @@ class MemoryMonitor:
         return held
 
     def peak(self) -> int | None:
-        """Return the peak in bytes: torch's peak, or the largest memory at any call of `held`. On the CPU, it is resident memory."""
+        """Return the peak in bytes: torch's peak or the largest result of `held`, whichever is larger.
+
+        On the CPU, it is the peak resident memory of this process plus the current memory of its child processes.
+        """
         if self._device == "cpu":
             own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             return own + sum(child.memory_info().rss for child in psutil.Process().children(recursive=True))

@@ -61,7 +61,7 @@ class ObservedGroup(Protocol):
 
     @property
     def work(self) -> str | None:
-        """Description of an unanswered call on the ranks, None if there is none."""
+        """Description of an unanswered call on the ranks, None if all calls are answered."""
         ...
 
 

@@ -157,7 +157,7 @@ class _Tokens:
 def family_renderer(
     tokenizer: PreTrainedTokenizerBase, encoder: Encoder, render: RenderTurns, model_path: str | Path
 ) -> FamilyRenderer | None:
-    """Return the renderer of the library that matches the model's own chat template; None if there is none."""
+    """Return the renderer of the library that matches the model's own chat template; None if none matches."""
     for library in _candidates(_Tokens(tokenizer, encoder), _model_type(Path(model_path))):
         renderer = FamilyRenderer(encoder, render, library)
         if renderer.follows():

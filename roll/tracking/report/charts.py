@@ -164,7 +164,6 @@ def _mismatch(rows: Sequence[Row]) -> list[Chart | None]:
 def _who_worked(rows: Sequence[Row]) -> Chart | None:
     """Return a chart of the seconds of each step. The upper lane divides them by part of the loop, the lower one by use of the engines.
 
-
     Only sums are measured. The parts of a step are therefore stacked in the order of the loop, not by the time at which they began.
     """
     known = [f"time/{part}" for part in PARTS]

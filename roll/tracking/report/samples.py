@@ -1,4 +1,4 @@
-"""Selects the recorded responses that go onto the page of a run: as many as fit, spread evenly over the steps."""
+"""Selects the recorded responses that fit onto the page of a run, spread evenly over the steps."""
 
 from __future__ import annotations
 

@@ -113,7 +113,6 @@ function focus(card) {
 function textOf(response) { return [response.text, response.note, ...response.turns.map(turn => turn.text)].join("\n").toLowerCase(); }
 
 // The responses of a group that pass all filters. If the prompt or the reference answer contains the search text, all responses match it.
-
 function passing(group, wish) {
   if (wish.set && (group.set || "-") !== wish.set) return [];
   if (wish.step && String(group.step) !== wish.step) return [];
