@@ -14,6 +14,7 @@ from roll.rollout.scheduler import RolloutScheduler
 from roll.strategies.base import EngineActivity
 from roll.types import Metrics
 from roll.workers.actor_infer import ActorInfer
+from tests.unit.rollout.build import make_episode, make_group
 
 ENGINES = (
     EngineActivity(7.5, 100, 40, 2, 3.0, 1.0, 0.25, 60),
@@ -60,12 +61,14 @@ def test_a_step_is_measured_with_what_its_engines_did() -> None:
         def metrics(self) -> Metrics:
             return {"sampling/dropped_groups": 1.0}
 
-    async def scenario() -> Metrics:
+    async def scenario() -> tuple[Metrics, Metrics]:
         meter = Meter({}, devices=1, resident={})
-        measure = measurement(meter, cast(RolloutScheduler, Sampler()), cast(ActorInfer, FacadeOfEngines()), {}, None)
-        return await measure([])
+        measure = measurement(meter, cast(RolloutScheduler, Sampler()), cast(ActorInfer, FacadeOfEngines()), {}, None, rows=8)
+        groups = [make_group(number, [make_episode([3], 0.0)]) for number in (9, 11, 10)]
+        return await measure([]), await measure(groups)
 
-    metrics = asyncio.run(scenario())
+    metrics, of_groups = asyncio.run(scenario())
+    assert of_groups["epoch"] == 12 / 8, "prompts are numbered from 0"
     assert metrics.keys() == {
         "time/step",
         "run/restarts",
