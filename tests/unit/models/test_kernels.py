@@ -21,7 +21,7 @@ from roll.models import kernels
 from roll.models.attention import packed_attention
 from roll.models.load import load_causal_model
 
-ABSENT = pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed here")
+ABSENT = pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed")
 
 
 def asks_for(**keys: Any) -> ModelConfig:
@@ -35,7 +35,7 @@ def test_fa2_without_its_package_is_an_error_with_a_remedy(tiny_model: Path) -> 
     assert "use auto" in str(caught.value)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_liger_without_a_gpu_is_an_error_with_a_remedy(tiny_model: Path) -> None:
     with pytest.raises(ConfigError, match="liger: true, but there is no GPU") as caught:
         load_causal_model(str(tiny_model), asks_for(liger=True))

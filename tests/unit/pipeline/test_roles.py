@@ -1,4 +1,4 @@
-"""The training FLOPs that roles report for their models, and the roles that a restart ends."""
+"""Training FLOPs and settings of roles, and the roles that a restart ends."""
 
 from __future__ import annotations
 

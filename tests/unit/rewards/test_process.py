@@ -249,7 +249,7 @@ def test_close_ends_what_is_under_way(marks: Path) -> None:
 def test_a_reward_that_cannot_be_loaded_is_known_at_the_start() -> None:
     async def go(**others: Any) -> None:
         async with process(**others):
-            pytest.fail("started")
+            pytest.fail("the reward process started")
 
     with pytest.raises(ConfigError, match=r"rewards\.act\.reward: no reward is named 'math_rul'"):
         run(go(reward="math_rul"))
@@ -263,7 +263,7 @@ def test_a_child_that_dies_or_is_late_at_the_start(tmp_path: Path) -> None:
 
     async def go(name: str, start_seconds: float) -> None:
         async with process(start_seconds, reward=name):
-            pytest.fail("started")
+            pytest.fail("the reward process started")
 
     with pytest.raises(RewardProcessFailed, match="^the reward process did not start: .* status 9"):
         run(go("dying_rewards:reward", limits.START))

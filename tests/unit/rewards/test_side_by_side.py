@@ -164,7 +164,7 @@ def test_the_parts_of_a_domain_share_its_process() -> None:
 def test_a_plain_function_does_not_run_side_by_side() -> None:
     async def go() -> None:
         async with process(reward="awaited_rewards:process_number", concurrency=2):
-            pytest.fail("started")
+            pytest.fail("the reward process started")
 
     with pytest.raises(ConfigError, match=r"rewards\.act\.concurrency: 2, but awaited_rewards:process_number is a plain function"):
         run(go())

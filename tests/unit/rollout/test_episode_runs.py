@@ -1,4 +1,4 @@
-"""Episodes in the scheduler: groups of broken environments are replaced, finished episodes survive a resume, held-out tasks differ."""
+"""Episodes in the scheduler: broken environments are replaced, finished episodes survive a resume, and held-out tasks are separate."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_blanks_that_depend_on_what_stands_before() -> None:
 
 
 def by_search(tokenizer: PreTrainedTokenizerBase, segment: Segment, end: int) -> int:
-    """Find the smallest number of tokens whose text contains the first `end` characters. This is the definition."""
+    """Return the end in tokens by its definition: the smallest number of tokens whose text contains the first `end` characters."""
     if end == len(segment.text):
         return len(segment.token_ids)
     for count in range(1, len(segment.token_ids) + 1):

@@ -1,4 +1,4 @@
-"""The schema covers exactly the keys of DeepSpeed, and `auto` leaves the choice to DeepSpeed."""
+"""Every key of DeepSpeed is either accepted or refused, no other key is accepted, and `auto` leaves the choice to DeepSpeed."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_a_living_holder_is_named_and_its_lock_stays_until_it_is_killed(folder: 
 
 def test_whoever_waits_goes_on_when_the_holder_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with held(folder / LOCK) as process:
-        monkeypatch.setattr(module.LOG, "warning", lambda *_: process.kill())  # when the wait is logged
+        monkeypatch.setattr(module.LOG, "warning", lambda *_: process.kill())  # kill the holder when the wait is logged
         with turn_to_compile(folder, 60.0, ME):
             assert not (folder / LOCK).exists()
 

@@ -144,7 +144,7 @@ def test_layers_that_must_be_recomputed_by_hand() -> None:
 
 def test_auto_chooses_by_estimate_and_then_by_what_was_seen() -> None:
     applied: list[int] = []
-    # 100 tokens need 1000 bytes if all 10 layers are recomputed. A layer that is not adds an estimated 5 bytes per token, and really 4.
+    # 100 tokens need 1000 bytes if all 10 layers are recomputed. Each other layer adds 4 bytes per token; the estimate is 5.
     guard = MemoryGuard(100, Need(0, 99.0), Memory(4050))
     auto = AutoCheckpointing(guard, layers=10, layer_bytes=5.0, total=1000, apply=applied.append)
     seen = {10: 10.0, 4: 10.0 + 6 * 4.0, 3: 10.0 + 7 * 4.0}
