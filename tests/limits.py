@@ -12,17 +12,17 @@ import time
 from collections.abc import Callable
 
 END = 60.0
-"""For a process that was ended to be gone."""
+"""Time for a killed or closed process to disappear."""
 CALL = 300.0
-"""For a call to a running worker or engine to return, or for a condition to come true."""
+"""Time for a call to a running worker or engine to return, or for a condition to become true."""
 PROCESS = 600.0
-"""For a process to import its modules, do its work and exit."""
+"""Time for a process to import its modules, do its work and exit."""
 START = 1200.0
-"""For an engine or a role to start, compilation included. Also the timeout of collectives, because one rank may still be starting."""
+"""Time for an engine or a role to start, compilation included. Also the timeout of collectives, as one rank may still be starting."""
 RUN = 3600.0
-"""For a whole run, or for all cases that a group of ranks processes one after another."""
+"""Time for a whole run, or for all cases that a group of ranks processes one after another."""
 EXPIRY = 1.0
-"""A deadline that is meant to expire. Use it only if nothing that the test asserts must be done before it expires."""
+"""A deadline that is meant to expire. Use it only if nothing that the test asserts must finish before it expires."""
 CPU_EXPIRY = 2
 """CPU time after which a program that never ends is killed."""
 NONE = 0.0

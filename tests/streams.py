@@ -1,4 +1,4 @@
-"""Collect a stream of completions, which arrive in the order in which they finish, in the order of their samples."""
+"""Collect a stream of completions, which arrive as they finish, and sort them by sample number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from roll.types import Completion, NumberedCompletions
 
 
 async def whole(stream: AsyncIterator[NumberedCompletions]) -> list[Completion]:
-    """Wait for all completions of a prompt, and return them by sample number."""
+    """Wait for all completions of a prompt, and return them in the order of their sample numbers."""
     found: dict[int, Completion] = {}
     async for ended in stream:
         assert not found.keys() & dict(ended).keys(), "a sample ends once"

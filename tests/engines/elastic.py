@@ -32,7 +32,7 @@ def checkpoint_of(folder: Path, case: Case) -> Path:
     return folder / case.name / "checkpoints" / "step_1"
 
 
-def go_on(strategy: Any, case: Case, work: Work, folder: Path) -> Trained:
+def continue_training(strategy: Any, case: Case, work: Work, folder: Path) -> Trained:
     """Record the current weights, then make three updates."""
     saved = tensors_of(strategy, False, folder)
     adapter = tensors_of(strategy, True, folder) if case.lora else {}
@@ -48,7 +48,7 @@ def train_and_save(rank: Rank, cases: Sequence[Case], model: Path, works: Sequen
         with trainer(case, model, rank, SEED) as strategy:
             strategy.train_step(works[rank.rank].first, LOSS, TEMPERATURE, VERSION)
             strategy.save(checkpoint_of(folder, case))
-            out.append(go_on(strategy, case, works[rank.rank], folder))
+            out.append(continue_training(strategy, case, works[rank.rank], folder))
     torch.distributed.destroy_process_group()
     return out
 
@@ -67,6 +67,6 @@ def load_and_train(rank: Rank, cases: Sequence[Case], model: Path, works: Sequen
             except Exception as error:
                 refusal = f"{type(error).__name__}: {error}"
             strategy.load(folder / case.name / "universal")
-            out.append((go_on(strategy, case, works[rank.rank], folder), refusal))
+            out.append((continue_training(strategy, case, works[rank.rank], folder), refusal))
     torch.distributed.destroy_process_group()
     return out

@@ -56,7 +56,7 @@ def adapted(model: Path, seed: int, target: str = "all-linear") -> PackedPolicy:
     return PackedPolicy(peft_model)
 
 
-def said(completion: Completion) -> Floats:
+def engine_log_probs(completion: Completion) -> Floats:
     """Return the log-probs that the engine reported, [R]."""
     assert completion.log_probs is not None
     return completion.log_probs
@@ -166,7 +166,7 @@ class Running:
         self.wait(update())
 
 
-def update_amid_an_answer(engine: Running, new: PackedPolicy, prompt: Ints) -> list[Completion]:
+def update_during_generation(engine: Running, new: PackedPolicy, prompt: Ints) -> list[Completion]:
     """Start generating four samples, update the engine's weights meanwhile, and return the samples."""
     buckets = engine.buckets(WeightView(new.model))
     engine.policy, engine.version = new, engine.version + 1
@@ -184,7 +184,7 @@ def update_amid_an_answer(engine: Running, new: PackedPolicy, prompt: Ints) -> l
     return engine.wait(run())
 
 
-def answers_across_an_update(engine: Running, small_model: Path, prompt: Ints, seed: int) -> tuple[PackedPolicy, list[Completion], Bools]:
+def generate_across_an_update(engine: Running, small_model: Path, prompt: Ints, seed: int) -> tuple[PackedPolicy, list[Completion], Bools]:
     """Update the engine while it generates four samples.
 
     Returns:
@@ -193,7 +193,7 @@ def answers_across_an_update(engine: Running, small_model: Path, prompt: Ints, s
     # This process may be delayed until generation has finished: retry until an update falls within a generation.
     for attempt in range(10):
         before = engine.policy
-        completions = update_amid_an_answer(engine, policy(small_model, seed + attempt), prompt)
+        completions = update_during_generation(engine, policy(small_model, seed + attempt), prompt)
         old = np.stack([completion.policy_versions == engine.version - 1 for completion in completions])
         if isinstance(engine.engine, HfGenerate) or (old.any() and not old.all()):
             break
@@ -221,7 +221,7 @@ def activity_around_a_pause(engine: Running, prompt: Ints, sampling: Sampling) -
     return engine.wait(run())
 
 
-def paused_amid_an_answer(engine: Running) -> tuple[EngineActivity, EngineActivity]:
+def pause_during_generation(engine: Running) -> tuple[EngineActivity, EngineActivity]:
     """Pause the engine during the generation of four samples. Return its activity while paused and after it resumed."""
     sampling = Sampling(900, samples=4, ignore_eos=True)
     # This process may be delayed until generation has finished: retry until a pause falls within a generation.

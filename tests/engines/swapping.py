@@ -10,7 +10,7 @@ import torch
 
 from roll.config.schema.engine import DeepSpeedConfig
 from roll.strategies.base import Rank
-from tests.engines.elastic import Trained, checkpoint_of, go_on
+from tests.engines.elastic import Trained, checkpoint_of, continue_training
 from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Case, Work, settings, trainer_of
 
 
@@ -35,6 +35,6 @@ def train_or_resume(rank: Rank, cases: Sequence[Case], model: Path, works: Seque
                 checkpoint.mkdir(parents=True, exist_ok=True)
                 strategy.train_step(works[rank.rank].first, LOSS, TEMPERATURE, VERSION)
                 strategy.save(checkpoint)
-            out.append(go_on(strategy, case, works[rank.rank], folder))
+            out.append(continue_training(strategy, case, works[rank.rank], folder))
     torch.distributed.destroy_process_group()
     return out

@@ -28,15 +28,15 @@ from tests.engines.generating import (
     PROMPTS,
     Running,
     adapted,
-    answers_across_an_update,
     continued,
+    engine_log_probs,
     flip_a_byte,
+    generate_across_an_update,
     log_probs,
     most_probable,
-    paused_amid_an_answer,
+    pause_during_generation,
     policy,
     running,
-    said,
 )
 from tests.tiers import each
 
@@ -74,10 +74,10 @@ def assert_at_the_policy(one: Running, sampling: Sampling | None = None) -> floa
             count = len(completion.token_ids)
             assert 0 < count <= sampling.max_new_tokens
             assert completion.token_ids.dtype == completion.policy_versions.dtype == np.int32
-            assert said(completion).dtype == np.float32
+            assert engine_log_probs(completion).dtype == np.float32
             assert completion.policy_versions.tolist() == [one.version] * count
             expected = log_probs(one.policy, prompt, completion, sampling.temperature or 1.0)
-            np.testing.assert_allclose(said(completion), expected, atol=1e-4)
+            np.testing.assert_allclose(engine_log_probs(completion), expected, atol=1e-4)
             means.append(expected.mean())
     assert one.wait(one.engine.policy_version()) == one.version
     return float(np.mean(means))
@@ -148,7 +148,7 @@ def test_a_response_ends_with_the_end_of_sequence_or_at_its_limit(engine: Runnin
             assert END_ID not in completion.token_ids[:-1]
             assert ended or len(completion.token_ids) == limit
             assert completion.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
-            assert len(said(completion)) == len(completion.policy_versions) == len(completion.token_ids)
+            assert len(engine_log_probs(completion)) == len(completion.policy_versions) == len(completion.token_ids)
             reasons.add(completion.finish_reason)
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
 
@@ -174,7 +174,7 @@ def test_a_stop_string_ends_a_response_after_it(engine: Running) -> None:
     for before, after in zip(free, stopped, strict=True):
         count = len(after.token_ids)
         assert after.token_ids.tolist() == before.token_ids[:count].tolist()
-        np.testing.assert_allclose(said(after), said(before)[:count], atol=1e-4)
+        np.testing.assert_allclose(engine_log_probs(after), engine_log_probs(before)[:count], atol=1e-4)
         assert stop not in after.text[:-1]
         if stop in before.text:
             assert after.text.endswith(stop)
@@ -187,10 +187,10 @@ def test_a_stop_string_ends_a_response_after_it(engine: Running) -> None:
 def test_top_k_and_top_p_keep_what_they_say_and_renormalise(engine: Running) -> None:
     for completions in engine.generate(PROMPTS, Sampling(10, samples=2, top_k=1)):
         for completion in completions:
-            np.testing.assert_allclose(said(completion), 0, atol=1e-5)
+            np.testing.assert_allclose(engine_log_probs(completion), 0, atol=1e-5)
     for prompt, [completion] in zip(PROMPTS, engine.generate(PROMPTS, Sampling(10, top_p=0.5)), strict=True):
         full = log_probs(engine.policy, prompt, completion, 1.0)
-        assert (said(completion) > full).all()
+        assert (engine_log_probs(completion) > full).all()
 
 
 def test_new_weights_are_the_engines(engine: Running, small_model: Path) -> None:
@@ -201,7 +201,7 @@ def test_new_weights_are_the_engines(engine: Running, small_model: Path) -> None
         assert_at_the_policy(engine, Sampling(12, samples=3, temperature=0.7))
         [[completion]] = engine.generate(PROMPTS[:1], Sampling(12))
         old = log_probs(before, PROMPTS[0], completion, 1.0)
-        assert np.abs(old - said(completion)).max() > 0.1
+        assert np.abs(old - engine_log_probs(completion)).max() > 0.1
     engine.push(policy(small_model))
     assert assert_at_the_policy(engine) == pytest.approx(likely, abs=1.0)
 
@@ -216,17 +216,17 @@ def test_a_prefix_that_was_cached_belongs_to_the_old_weights(engine: Running, sm
     for seed in (6, 7):
         engine.push(policy(small_model, seed))
         for [completion] in engine.generate([prompt, prompt], Sampling(5)):
-            np.testing.assert_allclose(said(completion), log_probs(engine.policy, prompt, completion, 1.0), atol=1e-4)
+            np.testing.assert_allclose(engine_log_probs(completion), log_probs(engine.policy, prompt, completion, 1.0), atol=1e-4)
 
 
 def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_model: Path) -> None:
     prompt = PROMPTS[1]
-    before, completions, old = answers_across_an_update(engine, small_model, prompt, 20)
+    before, completions, old = generate_across_an_update(engine, small_model, prompt, 20)
     versions = np.stack([completion.policy_versions for completion in completions])
     assert set(np.unique(versions)) <= {engine.version - 1, engine.version}
     assert (np.diff(versions, axis=1) >= 0).all()
     assert old.any(), "the update came before the first token"
-    of_engine = np.stack([said(completion) for completion in completions])
+    of_engine = np.stack([engine_log_probs(completion) for completion in completions])
     expected = np.stack([log_probs(before, prompt, completion, 1.0) for completion in completions])
     np.testing.assert_allclose(of_engine[old], expected[old], atol=1e-4)
     if isinstance(engine.engine, HfGenerate):
@@ -260,19 +260,19 @@ def test_an_engine_says_what_it_did(engine: Running) -> None:
 def test_a_paused_engine_is_idle_and_computes_nothing_again(engine: Running) -> None:
     if isinstance(engine.engine, HfGenerate):
         pytest.skip("HfGenerate finishes the current prompt before it pauses")
-    _, after = paused_amid_an_answer(engine)
+    _, after = pause_during_generation(engine)
     assert (after.preemptions, after.prefilled_tokens, after.tokens_in_flight) == (0, 0, 0)
 
 
 def test_an_unfinished_answer_goes_on_with_the_keys_and_values_that_it_has(engine: Running, small_model: Path) -> None:
     if isinstance(engine.engine, HfGenerate):
         pytest.skip("HfGenerate has no unfinished request during an update")
-    before, completions, old = answers_across_an_update(engine, small_model, PROMPTS[1], 40)
+    before, completions, old = generate_across_an_update(engine, small_model, PROMPTS[1], 40)
     for completion, count in zip(completions, old.sum(axis=1), strict=True):
         expected = continued(
             small_model, before, engine.policy, np.concatenate([PROMPTS[1], completion.token_ids]), len(PROMPTS[1]) + count
         )
-        np.testing.assert_allclose(said(completion)[count:], expected, atol=1e-4)
+        np.testing.assert_allclose(engine_log_probs(completion)[count:], expected, atol=1e-4)
         recomputed = log_probs(engine.policy, PROMPTS[1], completion, 1.0)[count:]
         assert np.abs(recomputed - expected).max() > 1e-3, "the two policies must differ for the test to mean anything"
     assert_at_the_policy(engine)
@@ -281,12 +281,12 @@ def test_an_unfinished_answer_goes_on_with_the_keys_and_values_that_it_has(engin
 @each("name", ["vllm_recomputing"], [])
 def test_an_unfinished_answer_is_computed_again_where_its_cache_goes(name: str, small_model: Path, tmp_path: Path) -> None:
     with running(name, small_model, tmp_path) as engine:
-        paused, after = paused_amid_an_answer(engine)
+        paused, after = pause_during_generation(engine)
         assert (after.preemptions, after.prefilled_tokens, after.tokens_in_flight) == (4, paused.tokens_in_flight, 0)
-        _, completions, old = answers_across_an_update(engine, small_model, PROMPTS[1], 60)
+        _, completions, old = generate_across_an_update(engine, small_model, PROMPTS[1], 60)
         for completion, count in zip(completions, old.sum(axis=1), strict=True):
             expected = log_probs(engine.policy, PROMPTS[1], completion, 1.0)[count:]
-            np.testing.assert_allclose(said(completion)[count:], expected, atol=1e-4)
+            np.testing.assert_allclose(engine_log_probs(completion)[count:], expected, atol=1e-4)
 
 
 def test_adapters_are_the_engines_one_after_another(adapter_engine: Running, small_model: Path) -> None:

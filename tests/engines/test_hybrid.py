@@ -13,7 +13,7 @@ from roll.config.schema.model import ModelConfig
 from roll.models.load import load_causal_model
 from roll.types import Sampling, TrainBatch
 from tests.engines.batches import make_batch, shares, take
-from tests.engines.generating import PROMPTS, Running, log_probs, policy, running, said
+from tests.engines.generating import PROMPTS, Running, engine_log_probs, log_probs, policy, running
 from tests.engines.plain import plain_updates
 from tests.engines.ranks import run_ranks
 from tests.engines.training import Case, Outcome, train_cases
@@ -41,7 +41,9 @@ def furthest(one: Running) -> float:
     prompts = [*PROMPTS, PROMPT]
     answers = one.generate(prompts, Sampling(12, samples=2, ignore_eos=True))
     pairs = [(prompt, completion) for prompt, completions in zip(prompts, answers, strict=True) for completion in completions]
-    return max(float(np.abs(said(completion) - log_probs(one.policy, prompt, completion, 1.0)).max()) for prompt, completion in pairs)
+    return max(
+        float(np.abs(engine_log_probs(completion) - log_probs(one.policy, prompt, completion, 1.0)).max()) for prompt, completion in pairs
+    )
 
 
 def test_engine_and_trainer_agree_before_and_after_a_sync(engine: Running, hybrid: Path) -> None:

@@ -1,4 +1,4 @@
-"""PPO with a critic on GPUs: on the policy's GPU, which all roles share in turns, and on a separate GPU."""
+"""PPO with a critic on GPUs: on the policy's GPU, where all roles take turns, and on a separate GPU."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ KEYS = {
     "rollout_batch_size": 16,
     "prompt_length": PROMPT_TOKENS,
     "response_length": 64,
-    "use_kl_loss": "false",  # without a reference
+    "use_kl_loss": "false",  # so that the run needs no reference
     "kl_loss_coef": 0.0,
     "actor_train.training_args.learning_rate": 1e-4,
     "actor_train.model_args.dtype": "fp32",
@@ -182,7 +182,7 @@ def test_an_engine_is_killed_amid_a_broadcast(deaths: Deaths, still: str, ended:
         if "a broadcast of weights was cut off" in deaths.course(name):
             break
     outcome = ended(name, process)
-    assert "a broadcast of weights was cut off" in deaths.course(name), "no kill met a broadcast"
+    assert "a broadcast of weights was cut off" in deaths.course(name), "no kill interrupted a broadcast"
     deaths.check(name, outcome, still)
 
 

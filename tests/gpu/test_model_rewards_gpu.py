@@ -1,4 +1,4 @@
-"""A judge and a reward model that share one GPU in turns with the policy's engine, its trainer and its reference."""
+"""A judge and a reward model that take turns on one GPU with the policy's engine, trainer and reference."""
 
 from __future__ import annotations
 

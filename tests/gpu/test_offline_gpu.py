@@ -39,4 +39,4 @@ def test_a_reference_on_the_policys_gpu_takes_turns_with_it(runs: Runs, models_b
     assert resident not in apart[-1] and shared[-1][resident] > 0
     before = runs.run("dpo-before", experiment, {**keys, "reference_log_probs": "precomputed", "eval_steps": 0})
     assert [line["dpo/loss"] for line in before] == pytest.approx([line["dpo/loss"] for line in shared[1:]], abs=1e-4)
-    assert resident not in before[-1], "its process has ended"
+    assert resident not in before[-1], "the process of the reference has ended"

@@ -1,4 +1,4 @@
-"""Roles that share one GPU in turns: the memory that `offload` frees, the state that `onload` restores, and whole runs."""
+"""Roles that take turns on one GPU: the memory that `offload` frees, the state that `onload` restores, and whole runs."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_what_the_driver_says_of_this_process() -> None:
 
 
 class Engine:
-    """A `VllmGenerate` that shares its GPU in turns, and an event loop for it."""
+    """A `VllmGenerate` with time sharing, and an event loop for it."""
 
     def __init__(self, model: Path, adapter_rank: int | None, runner: asyncio.Runner) -> None:
         from roll.strategies.vllm import VllmGenerate
@@ -283,7 +283,7 @@ def test_a_run_in_which_all_roles_share_one_gpu(kind: str, model: Path, tmp_path
     command = [sys.executable, "-m", "roll.pipeline", "--config-name", "tiny/tiny_rlvr_lora_zero3", f"pretrain={model}", "output_dir=run"]
     command += [*one_gpu, *on_the_cpu, *bf16, *files, *small, *engine, *KINDS[kind]]
     # Validation, then a checkpoint, then a step: the engine is offloaded for the checkpoint, and then generates without a sync.
-    for steps in ("max_steps=3", "max_steps=4"):  # the second resumes
+    for steps in ("max_steps=3", "max_steps=4"):  # the second run resumes the first
         done = subprocess.run(
             [*command, steps, "eval_steps=1", "save_steps=1"],
             cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""The tiny experiment learns on a GPU as well as on the CPU."""
+"""The tiny experiment also learns on a GPU."""
 
 from __future__ import annotations
 

@@ -134,8 +134,8 @@ def test_the_memory_of_buckets_that_nobody_borrows_is_given_back() -> None:
     assert torch.cuda.memory_allocated() == before
 
 
-def push(one: Engine, sender: DeviceSender, current: PackedPolicy, names_left_out: int = 0) -> None:
-    """Send all weights by CUDA IPC, without the first `names_left_out` buckets."""
+def push(one: Engine, sender: DeviceSender, current: PackedPolicy, buckets_left_out: int = 0) -> None:
+    """Send all weights by CUDA IPC, without the first `buckets_left_out` buckets."""
     view = WeightView(current.model)
     plan = plan_buckets(view.model_specs(), BUCKET_BYTES)
     assert len(plan) > SLOTS
@@ -144,7 +144,7 @@ def push(one: Engine, sender: DeviceSender, current: PackedPolicy, names_left_ou
     async def update() -> None:
         strategy = one.strategy
         await strategy.pause()
-        for number, names in enumerate(plan[names_left_out:]):
+        for number, names in enumerate(plan[buckets_left_out:]):
             with torch.no_grad():
                 bucket = sender.fill(view.model_tensors(names), number % SLOTS, shared=True)
             await strategy.load_bucket(bucket)
@@ -181,4 +181,4 @@ def test_the_engine_is_at_the_policy_after_every_sync(engine: tuple[Engine, bool
         push(one, sender, current)
         assert one.difference(current) <= BOUND[one.dtype]
     with pytest.raises(WeightSyncError, match="parameters of the engine were not sent"):
-        push(one, sender, policy(model, one.dtype, 4, adapter=False), names_left_out=1)
+        push(one, sender, policy(model, one.dtype, 4, adapter=False), buckets_left_out=1)

@@ -115,7 +115,7 @@ class World:
         """Return the lines of a run's metrics.jsonl."""
         return [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
 
-    def took_the_same_steps(self, name: str, other: str) -> None:
+    def assert_same_steps(self, name: str, other: str) -> None:
         """Check that two runs have equal metrics, except for those with a prefix in `TIMED`."""
         expected, found = self.metrics(other), self.metrics(name)
         assert [line["step"] for line in found] == [line["step"] for line in expected]

@@ -59,7 +59,7 @@ def test_one_of_two_dies_amid_generation(
     outcome = world.wait(process)
     assert outcome.status == 0, outcome.output
     assert deaths(outcome.output) == 1, outcome.output
-    world.took_the_same_steps(name, expected)
+    world.assert_same_steps(name, expected)
     leaves_nothing()
 
 
@@ -74,7 +74,7 @@ def test_both_die_at_once_and_the_run_waits_for_one(
     outcome = world.wait(process)
     assert outcome.status == 0, outcome.output
     assert deaths(outcome.output) == 2 and "is back after" in outcome.output, outcome.output
-    world.took_the_same_steps("both", expected)
+    world.assert_same_steps("both", expected)
     leaves_nothing()
 
 
@@ -96,7 +96,7 @@ def test_one_of_two_dies_amid_a_sync(
     outcome = world.wait(process)
     assert outcome.status == 0, outcome.output
     assert deaths(outcome.output) == 1, outcome.output
-    world.took_the_same_steps(name, expected)
+    world.assert_same_steps(name, expected)
     leaves_nothing()
 
 

@@ -139,7 +139,7 @@ def test_what_dies_in_a_run_changes_none_of_its_metrics(world: World, uninterrup
     course = log.read_text()
     assert "actor_infer rank 0 died: the process died" in course and "actor_infer rank 0 is back after" in course
     assert "restart 1 of 3: the run continues from the checkpoint of step" in course
-    world.took_the_same_steps("killed", uninterrupted)
+    world.assert_same_steps("killed", uninterrupted)
 
 
 @pytest.mark.full
@@ -153,7 +153,7 @@ def test_the_only_engine_dies_amid_generation_and_the_run_goes_on(
     outcome = world.wait(process)
     assert outcome.status == 0, outcome.output
     assert "actor_infer rank 0 died: the process died" in outcome.output and "actor_infer rank 0 is back after" in outcome.output
-    world.took_the_same_steps("healed", uninterrupted)
+    world.assert_same_steps("healed", uninterrupted)
     restarts = [line["engine/restarts"] for line in world.metrics("healed")]
     assert restarts[:2] == [0, 0] and restarts[-1] == 1
     leaves_nothing()
@@ -178,7 +178,7 @@ def test_a_rank_of_the_trainer_is_stopped_and_its_group_starts_anew(
     assert "restart 1 of 3: the run continues from the checkpoint of step " in line
     step = int(line.rpartition(" ")[2])
     assert step in (2, 4) and [line["run/restarts"] for line in world.metrics(run)] == [float(later > step) for later in range(7)]
-    world.took_the_same_steps(run, uninterrupted)
+    world.assert_same_steps(run, uninterrupted)
     first, second = ((world.folder / name / "samples.jsonl").read_text() for name in (uninterrupted, run))
     assert first == second
     leaves_nothing()

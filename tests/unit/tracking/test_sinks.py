@@ -36,9 +36,9 @@ def test_tensorboard_reads_back_each_step_once_after_a_resume(tmp_path: Path) ->
     resumed.close()
     assert scalars(folder, "reward/mean") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 33.0)]
 
-    anew = TensorBoardTracker(facts(tmp_path), {})
-    anew.log(0, {"reward/mean": 7.0})
-    anew.close()
+    fresh = TensorBoardTracker(facts(tmp_path), {})
+    fresh.log(0, {"reward/mean": 7.0})
+    fresh.close()
     assert scalars(folder, "reward/mean") == [(0, 7.0)]
 
     elsewhere = TensorBoardTracker(facts(tmp_path), {"log_dir": str(tmp_path / "elsewhere")})

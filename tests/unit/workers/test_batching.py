@@ -142,7 +142,7 @@ def test_what_one_call_raises_is_its_own() -> None:
         first, failed, missing, stuck, last = await asyncio.gather(*calls, return_exceptions=True)
         assert (first, last) == (2, 4)
         assert isinstance(failed, Failure) and isinstance(failed.cause, ValueError) and str(failed.cause) == "seven"
-        assert "in fail\n" in str(failed), "its traceback"
+        assert "in fail\n" in str(failed), "the traceback is included"
         assert isinstance(missing, Failure) and isinstance(missing.cause, AttributeError)
         assert isinstance(stuck, Failure)
 

@@ -1,4 +1,4 @@
-"""A RAY_ADDRESS that a run cannot join is refused before Ray is called, with one line for the doctor; other failed starts of Ray."""
+"""Failed starts of Ray: an address that a run cannot join is refused before Ray is called, and Ray's errors get a remedy."""
 
 from __future__ import annotations
 

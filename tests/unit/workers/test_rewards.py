@@ -53,7 +53,7 @@ def test_the_results_of_a_group_are_combined_where_its_parts_are_normalised() ->
     assert facade({}).combined(PROMPT, results) == results
     assert facade(PARTS).combined(PROMPT, results) == results
     combined = facade({**PARTS, "normalise": "group"}).combined(PROMPT, results)
-    assert [result.value for result in combined] == pytest.approx([2 * 0.5**0.5, -2 * 0.5**0.5], rel=1e-5), "2 (1 - 0.5) / 0.707, and back"
+    assert [result.value for result in combined] == pytest.approx([2 * 0.5**0.5, -2 * 0.5**0.5], rel=1e-5), "2 (1 - 0.5) / 0.707"
     assert [result.parts for result in combined] == [result.parts for result in results]
 
 

@@ -44,7 +44,7 @@ def test_the_messages_are_those_of_the_installed_vllm(text: str, path: str, func
     assert [message.pattern for message in messages(path, function) if message.fullmatch(text)]
 
 
-@pytest.mark.skipif(not CUDA_LIBRARY.is_file(), reason="this torch is built for the CPU")
+@pytest.mark.skipif(not CUDA_LIBRARY.is_file(), reason="needs a torch that is built for CUDA")
 def test_the_message_is_that_of_the_installed_torch() -> None:
     library = CUDA_LIBRARY.read_bytes()
     assert [part for part in TORCH_PARTS if part.encode() not in library] == []
