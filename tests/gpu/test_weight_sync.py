@@ -167,7 +167,6 @@ def test_the_engine_is_at_the_policy_after_every_sync(engine: tuple[Engine, bool
             current = policy(model, one.dtype, seed, adapter=True)
             view = WeightView(current.model)
             tensors = view.adapter_tensors([spec.name for spec in view.adapter_specs()])
-            adapter = write_adapter(tmp_path, adapter_config(current.model), tensors)
             assert one.difference(current) > 5 * BOUND[one.dtype], "the engine was at the policy before the sync"
             one.version += 1
             one.wait(load_adapter(one, write_adapter(tmp_path, adapter_config(current.model), tensors)))
