@@ -29,7 +29,7 @@ class DeepSpeedScore(PackedScore):
     def __init__(self, settings: ShardedScoreSettings, rank: Rank) -> None:
         self._held = ExitStack()
         self._held.enter_context(compiling_in_turn(rank))
-        enter("waiting for the other ranks")
+        enter("joining the process group")
         join(rank)
         with told_of_memory(rank, "loading the model", OFFLOAD):
             policy = self._build(settings, rank)

@@ -74,7 +74,7 @@ class DeepSpeedTrain:
     def __init__(self, settings: TrainSettings, rank: Rank) -> None:
         self._settings, self._rank, self._held = settings, rank, ExitStack()
         self._held.enter_context(compiling_in_turn(rank))
-        enter("waiting for the other ranks")
+        enter("joining the process group")
         join(rank)
         with told_of_memory(rank, "building the trainer", SHARD):
             self._build(settings, rank)
