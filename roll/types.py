@@ -291,7 +291,7 @@ class TrainBatch:
     sequence_weights: Floats | None = None
     """[N], weights of the sequences in the loss. None means equal weights."""
     episode_of_sequence: Ints | None = None
-    """[N], ascending index of the episode of each sequence. Means over sequences count episodes once. None: one each."""
+    """[N], episode index of each sequence, ascending. Means over sequences count an episode once. None if each episode is one sequence."""
     labels: Floats | None = None
     """[N], label of each sequence: 1 if desirable and 0 if undesirable, or the margin of its pair. None without labels."""
     teacher_states: Floats | None = None
