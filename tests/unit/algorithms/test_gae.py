@@ -45,7 +45,7 @@ def test_targets_know_the_clipped_reward_and_neither_the_whitening_nor_the_clip_
 
 
 def test_without_values_it_is_refused() -> None:
-    with pytest.raises(AssertionError, match="without values"):
+    with pytest.raises(AssertionError, match="gae needs the values of a critic"):
         advantages("gae", scores([1], [0], [".x"]), Normalisation())
 
 

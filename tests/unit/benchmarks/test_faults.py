@@ -87,9 +87,9 @@ def test_phases_are_what_files_show(tmp_path: Path) -> None:
 def test_metrics_differ_or_do_not() -> None:
     still: list[dict[str, Any]] = [{"step": 0, "reward/mean": 0.5, "time/step": 1.0}, {"step": 1, "reward/mean": 1000.0}]
     assert differences(still, [still[0] | {"time/step": 9.0}, {"step": 1, "reward/mean": 1000.001}]) == ()
-    assert differences(still, [still[0], {"step": 1, "reward/mean": 1000.1}]) == ("step 1: reward/mean: 1000.1 and not 1000.0",)
-    assert differences(still, [still[0], {"step": 1}]) == ("step 1: reward/mean: None and not 1000.0",)
-    assert differences(still, still[:1]) == ("steps [0] and not [0, 1]",)
+    assert differences(still, [still[0], {"step": 1, "reward/mean": 1000.1}]) == ("step 1: reward/mean: 1000.1 instead of 1000.0",)
+    assert differences(still, [still[0], {"step": 1}]) == ("step 1: reward/mean: None instead of 1000.0",)
+    assert differences(still, still[:1]) == ("steps [0] instead of [0, 1]",)
 
 
 def test_what_no_fault_explains_is_a_false_alarm() -> None:

@@ -61,5 +61,5 @@ def test_a_row_has_its_own_question() -> None:
 
 @pytest.mark.parametrize("given", [{"digits": 0}, {"operators": "/"}, {"operators": ""}])
 def test_other_arguments_are_refused(given: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="digits must be at least 1"):
+    with pytest.raises(ValueError, match="give at least 1 digit, and one or more operators"):
         Calculator(**given)  # type: ignore[arg-type]

@@ -108,5 +108,5 @@ def test_a_sequence_that_would_turn_its_neighbours_is_refused(tmp_path: Path) ->
         return policy(packed_inputs(concatenate(ids, [part > 0 for part in ids]), "cpu"))[0]
 
     assert len(said(10, 16)) == 24
-    with pytest.raises(ValueError, match="sequences of 17 tokens exceed the 16 up to which"):
+    with pytest.raises(ValueError, match="sequences of 17 tokens exceed 16, the longest that this model supports"):
         said(10, 17)
