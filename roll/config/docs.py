@@ -139,7 +139,8 @@ def _type(annotation: object, metadata: Sequence[object] = ()) -> str:
     if origin is typing.Annotated:
         return _type(inner[0], [bound for extra in inner[1:] for bound in getattr(extra, "metadata", ())])
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_type(part) for part in inner if part is not type(None))) + _bounds(metadata)
+        said, bounds = " or ".join(dict.fromkeys(_type(part) for part in inner if part is not type(None))), _bounds(metadata)
+        return said + ("," if bounds and said[-1].isdigit() else "") + bounds  # a part may have bounds of its own
     return _name(annotation) + _bounds(metadata)
 
 

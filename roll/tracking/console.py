@@ -44,7 +44,9 @@ class Progress:
     headlines: tuple[float, ...] = ()
     """Value of the main metric at every step."""
     validation: Mapping[str, float] | None = None
-    """Latest validation result of each held-out set: pass@1, or the loss."""
+    """Latest validation result of each held-out set."""
+    measure: str = ""
+    """Name of that result: `pass@1` or `loss`."""
     validated_at: int = 0
     """Step of the latest validation."""
     step_seconds: tuple[float, ...] = ()
@@ -56,7 +58,7 @@ class Progress:
         """Return the progress after `step`, which had these `metrics`."""
         losses = [metrics[name] for name in LOSSES if name in metrics]
         name, value = ("loss", losses[0]) if losses else ("reward", metrics.get("reward/mean"))
-        validation = _validation(metrics)
+        measure, validation = _validation(metrics)
         seconds = [metrics["time/step"]] if step and "time/step" in metrics else []  # step 0 is the state before the first step
         return replace(
             self,
@@ -65,6 +67,7 @@ class Progress:
             headline=self.headline if value is None else name,
             headlines=self.headlines if value is None else (*self.headlines, value),
             validation=validation or self.validation,
+            measure=measure or self.measure,
             validated_at=step if validation else self.validated_at,
             timed=self.timed + len(seconds),
             step_seconds=(*self.step_seconds, *(seconds if self.timed else []))[-STEPS_OF_ETA:],
@@ -161,7 +164,7 @@ class LiveConsole:
 
 
 def plain_line(progress: Progress) -> str:
-    """Return `step 12/100  reward 0.61  val 0.55  2.3 s (rollout 1.2, train 0.8, sync 0.1)  1,234 tok/s  eta 3m20s`."""
+    """Return `step 12/100  reward 0.61  val pass@1 0.55  2.3 s (rollout 1.2, train 0.8, sync 0.1)  1,234 tok/s  eta 3m20s`."""
     metrics = progress.metrics or {}
     fields = [f"step {progress.step}/{progress.max_steps}"]
     if "epoch" in metrics:
@@ -169,7 +172,7 @@ def plain_line(progress: Progress) -> str:
     if progress.headlines:
         fields.append(f"{progress.headline} {_number(progress.headlines[-1])}")
     if progress.validation and progress.validated_at == progress.step:
-        fields.append(f"val {_sets(progress.validation)}")
+        fields.append(f"val {progress.measure} {_sets(progress.validation)}")
     if "time/step" in metrics:
         split = ", ".join(f"{part} {seconds:.1f}" for part, seconds in time_split(metrics).items())
         fields.append(f"{metrics['time/step']:.1f} s" + (f" ({split})" if split else ""))
@@ -192,7 +195,7 @@ def live_view(title: str, progress: Progress, seconds_since: float) -> Renderabl
     second.append(_number(progress.headlines[-1]) if progress.headlines else "…", style="bold green")
     second.append(f"  {sparkline(progress.headlines, BAR)}", style="green")
     if progress.validation:
-        second.append("   validation ").append(_sets(progress.validation), style="bold cyan")
+        second.append(f"   val {progress.measure} ").append(_sets(progress.validation), style="bold cyan")
         second.append(f" (step {progress.validated_at})", style="dim")
     third = Text(f"this step {duration(seconds_since)}", style="dim", no_wrap=True, overflow="ellipsis")
     if "time/step" in metrics:
@@ -232,8 +235,8 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-def _validation(metrics: Metrics) -> dict[str, float]:
-    """Return `val/<set>/pass@1` by held-out set, or `val/<set>/loss` if there is no pass@1."""
+def _validation(metrics: Metrics) -> tuple[str, dict[str, float]]:
+    """Return `pass@1` and its value for each held-out set, or `loss` and its values if there is no pass@1."""
     for measure in ("pass@1", "loss"):
         suffix = f"/{measure}"
         found = {
@@ -242,8 +245,8 @@ def _validation(metrics: Metrics) -> dict[str, float]:
             if name.startswith("val/") and name.endswith(suffix)
         }
         if found:
-            return found
-    return {}
+            return measure, found
+    return "", {}
 
 
 def _sets(validation: Mapping[str, float]) -> str:

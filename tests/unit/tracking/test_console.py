@@ -33,7 +33,7 @@ def test_a_plain_line_says_how_far_how_good_and_how_fast(capsys: pytest.CaptureF
     tracker = PlainConsole(100, quiet_life())
     tracker.log(12, STEP)
     tracker.close()
-    expected = "step 12/100  reward 0.61  val 0.55  2.3 s (rollout 1.2, train 0.8, sync 0.1)  1,234 tok/s\n"
+    expected = "step 12/100  reward 0.61  val pass@1 0.55  2.3 s (rollout 1.2, train 0.8, sync 0.1)  1,234 tok/s\n"
     assert capsys.readouterr().out == expected
 
 
@@ -42,7 +42,7 @@ def test_plain_lines_of_the_first_and_the_last_step(capsys: pytest.CaptureFixtur
     tracker.log(0, {"val/a/pass@1": 0.25, "val/b/pass@1": 0.012, "time/evaluate": 3.0})
     tracker.log(1, {"reward/mean": -0.5, "time/step": 9.96})
     assert capsys.readouterr().out.splitlines() == [
-        "step 0/1  val a 0.25, b 0.012",
+        "step 0/1  val pass@1 a 0.25, b 0.012",
         "step 1/1  reward -0.50  10.0 s",
     ]
 
@@ -50,7 +50,7 @@ def test_plain_lines_of_the_first_and_the_last_step(capsys: pytest.CaptureFixtur
 def test_supervised_fine_tuning_shows_its_loss(capsys: pytest.CaptureFixture[str]) -> None:
     tracker = PlainConsole(2, quiet_life())
     tracker.log(1, {"sft/loss": 2.345, "val/held_out/loss": 2.5, "epoch": 0.5})
-    assert capsys.readouterr().out == "step 1/2  epoch 0.50  loss 2.35  val 2.50\n"
+    assert capsys.readouterr().out == "step 1/2  epoch 0.50  loss 2.35  val loss 2.50\n"
 
 
 def test_without_a_terminal_lines_are_plain() -> None:
