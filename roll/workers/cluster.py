@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import ray
 
-from roll.errors import Fault, RollError
+from roll.errors import ConfigError, Fault, RollError
 from roll.system.leftovers import SHARED_MEMORY, Leftovers, remove_recorded
 from roll.system.orphans import is_alive
 from roll.system.own_folder import own_folder, ownerless
@@ -122,7 +122,8 @@ def cluster(run_folder: Path, gpus: int, gpus_per_node: int, hide: Callable[[str
     `hide` removes secrets from Ray's logs, which contain the environment of its workers.
 
     Raises:
-        ClusterUnavailable: the cluster cannot be joined or started, or has fewer GPUs than the plan uses.
+        ClusterUnavailable: the cluster cannot be joined or started.
+        ConfigError: it has fewer GPUs than the plan uses.
     """
     _sweep()
     logs = run_folder.absolute() / "logs"
@@ -235,7 +236,7 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
     """Check that the cluster's nodes have the GPUs that the plan uses.
 
     Raises:
-        ClusterUnavailable: too few nodes have GPUs, or a node has too few.
+        ConfigError: too few nodes have GPUs, or a node has too few.
     """
     if not gpus:
         return
@@ -246,14 +247,14 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
         where = "no node of the cluster" if os.environ.get("RAY_ADDRESS") else "this host"
         has = f"{where} has one that Ray sees" if where.startswith("no ") else f"Ray sees none on {where}"
         remedy = f"{on_cpu}; on a host with GPUs `python -m roll.doctor` shows why they are not visible"
-        raise ClusterUnavailable(str(Fault("device_mapping", f"asks for {gpus} GPUs, and {has}", remedy)))
+        raise ConfigError([Fault("device_mapping", f"asks for {gpus} GPUs, and {has}", remedy)])
     if len(counts) < nodes or min(counts[:nodes]) < min(gpus, gpus_per_node):
         fault = Fault(
             "device_mapping",
             f"asks for {gpus} GPUs on {nodes} node(s) of {gpus_per_node} each; the cluster's GPU nodes, by address, have {counts}",
             "map the roles to fewer devices, set num_gpus_per_node, or start Ray on more nodes and set RAY_ADDRESS",
         )
-        raise ClusterUnavailable(str(fault))
+        raise ConfigError([fault])
 
 
 def keep_ray_logs(scratch: Path, logs: Path, hide: Callable[[str], str]) -> None:

@@ -19,11 +19,11 @@ import pytest
 import ray
 
 from roll.config.derived.placement import RolePlan
-from roll.errors import DataError, Fault, WorkerDied, WorkerFailed, WorkerLate
+from roll.errors import ConfigError, DataError, Fault, WorkerDied, WorkerFailed, WorkerLate
 from roll.strategies.base import Rank
 from roll.system.process_states import Finding, Problem
 from roll.workers import liveness
-from roll.workers.cluster import LONGEST_SOCKET, ClusterUnavailable, check_gpus, cluster, temporary
+from roll.workers.cluster import LONGEST_SOCKET, check_gpus, cluster, temporary
 from roll.workers.group import WorkerGroup
 from roll.workers.liveness import Liveness, RayNodes
 from roll.workers.placement import worker_placements
@@ -288,7 +288,7 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: 
         asyncio.run(reads_no_earlier_log(tmp_path / "logs"))
         monkeypatch.setattr(liveness, "EVERY", limits.LOOK)
         asyncio.run(finds_what_is_stopped(tmp_path / "logs"))
-        with pytest.raises(ClusterUnavailable, match="asks for 16 GPUs, and Ray sees none on this host"):
+        with pytest.raises(ConfigError, match="asks for 16 GPUs, and Ray sees none on this host"):
             check_gpus(16, 8)
     assert (tmp_path / "logs" / "trainer-0.log").exists()
     leaves_nothing()

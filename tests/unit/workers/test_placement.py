@@ -8,7 +8,8 @@ import pytest
 import ray
 
 from roll.config.derived.placement import RolePlan
-from roll.workers.cluster import ClusterUnavailable, check_gpus
+from roll.errors import ConfigError
+from roll.workers.cluster import check_gpus
 from roll.workers.placement import gpu_nodes, worker_placements
 
 
@@ -51,7 +52,7 @@ def test_addresses_may_be_of_version_6(nodes: list[dict[str, Any]]) -> None:
 def test_too_few_gpus_are_told_with_what_nodes_have(nodes: list[dict[str, Any]], counts: tuple[int, ...], gpus: int, counted: str) -> None:
     nodes += [node(f"10.0.0.{number}", count) for number, count in enumerate(counts, 1)]
     needed = -(-gpus // 8)
-    with pytest.raises(ClusterUnavailable, match=rf"asks for {gpus} GPUs on {needed} node\(s\) of 8 each; .* by address, have {counted}"):
+    with pytest.raises(ConfigError, match=rf"asks for {gpus} GPUs on {needed} node\(s\) of 8 each; .* by address, have {counted}"):
         check_gpus(gpus, 8)
 
 
@@ -63,7 +64,7 @@ def test_where_there_are_no_gpus_it_is_told_how_to_run_on_the_cpu(
     if address:
         monkeypatch.setenv("RAY_ADDRESS", address)
     nodes += [node("10.0.0.1", 0)]
-    with pytest.raises(ClusterUnavailable, match=rf"device_mapping: asks for 8 GPUs, and {where}") as raised:
+    with pytest.raises(ConfigError, match=rf"device_mapping: asks for 8 GPUs, and {where}") as raised:
         check_gpus(8, 8)
     remedy = str(raised.value).partition("\n")[2]
     assert "leave device_mapping out of every role: ~actor_train.device_mapping ~actor_infer.device_mapping" in remedy
