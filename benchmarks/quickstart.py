@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import shutil
 import string
@@ -96,7 +95,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=22.0, help="GPU memory that the runs can use, in GiB (default: 22)")
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--only", type=lambda text: text.split(","), default=[one.name for one in EXPERIMENTS])
+    parser.add_argument("--only", type=named, default=EXPERIMENTS, metavar="NAME,...", help="experiments to run (default: all)")
     parser.add_argument("--logs", type=Path, help="folder for the output of the runs")
     parser.add_argument("--json", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
@@ -104,13 +103,26 @@ def main() -> int:
     launch.heed_sigterm()
     with tempfile.TemporaryDirectory(prefix="quickstart-") as scratch:
         folder = Path(scratch)
-        chosen = [replace(one, further=(*one.further, *options.overrides)) for one in EXPERIMENTS if one.name in options.only]
+        chosen = [replace(one, further=(*one.further, *options.overrides)) for one in options.only]
         prepare(folder, chosen)
         with occupied(options.gib) as memory:
             found = [measure(one, folder, memory, options.gib, options.steps, options.logs) for one in chosen]
     show(found, options.gib)
     launch.write({"device": torch.cuda.get_device_name(), "gib": options.gib, "runs": [asdict(one) for one in found]}, options.json)
     return int(any(one.status or not one.finite for one in found))
+
+
+def named(names: str) -> list[Experiment]:
+    """Return the experiments with these names, which are separated by commas.
+
+    Raises:
+        ArgumentTypeError: there is no experiment of a name.
+    """
+    known = {one.name: one for one in EXPERIMENTS}
+    unknown = [name for name in names.split(",") if name not in known]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"there is no experiment {', '.join(unknown)}; give some of {', '.join(known)}")
+    return [known[name] for name in names.split(",")]
 
 
 def prepare(folder: Path, chosen: Sequence[Experiment]) -> None:
@@ -217,8 +229,8 @@ def measure(experiment: Experiment, folder: Path, memory: FreeMemory, gib: float
 
 
 def finite(metrics: Mapping[str, Any]) -> bool:
-    """Return whether every number of a step is finite."""
-    return all(math.isfinite(value) for value in metrics.values() if isinstance(value, (int, float)))
+    """Return whether every number of a step is finite. `metrics.jsonl` has null in place of other numbers."""
+    return None not in metrics.values()
 
 
 def show(found: Sequence[Measured], gib: float) -> None:
