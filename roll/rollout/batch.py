@@ -207,6 +207,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metr
     metrics = {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std()),
+        "reward/equal_groups_fraction": equal_groups_fraction(groups),
         "response/length_mean": float(lengths.mean()),
         "response/length_max": float(lengths.max()),
         "response/truncated_fraction": sum(episode.stop in TRUNCATED for episode in episodes) / len(episodes),
@@ -224,6 +225,14 @@ def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metr
             values = [result.parts[part] for result in results if part in result.parts]
             metrics[f"reward/{domain}/{part}/mean"] = float(np.mean(values))
     return metrics
+
+
+def equal_groups_fraction(groups: Sequence[RolloutGroup]) -> float:
+    """Return the share of groups whose rewards with a verdict are all equal.
+
+    Estimators that compare the responses of a group learn nothing from such a group.
+    """
+    return sum(len({e.reward.value for e in group.episodes if has_verdict(e)}) <= 1 for group in groups) / len(groups)
 
 
 def token_count(groups: Sequence[RolloutGroup]) -> int:

@@ -200,6 +200,7 @@ def test_metrics_by_hand() -> None:
     metrics = rollout_metrics(groups, policy_version=5)
     assert metrics["reward/mean"] == pytest.approx(5 / 3)
     assert metrics["reward/std"] == pytest.approx((((2 / 3) ** 2 + (5 / 3) ** 2 + (7 / 3) ** 2) / 3) ** 0.5)
+    assert metrics["reward/equal_groups_fraction"] == pytest.approx(2 / 3), "the second has one verdict, the third none"
     assert metrics["reward/sums/mean"] == 0.5
     assert metrics["reward/words/mean"] == 4
     assert metrics["reward/scored_fraction"] == 0.5
