@@ -10,8 +10,11 @@ import pytest
 import yaml
 
 from roll.config.schema.model import DataConfig
+from roll.config.schema.roles import RewardConfig
 from roll.data.examples import Kind, Limits, prepare_examples
+from roll.data.prompts import prepare_prompts
 from roll.models.load import load_tokenizer
+from roll.rewards.answers import ground_truth
 from tests.unit.docs.pages import blocks
 
 PAGE = "docs/post_training.md"
@@ -39,3 +42,18 @@ def test_the_rows_of_the_page_fit_its_experiment(
     example = examples.example(0)
     learnt = [tokenizer.decode(one.token_ids[one.response_mask], skip_special_tokens=True) for one in example.sequences]
     assert learnt == [row[column] for column in ("response", "chosen", "rejected") if column in row]
+
+
+@pytest.mark.parametrize("role", ["actor_train", "validation"])
+def test_the_prompt_of_the_page_fits_its_experiment(role: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    keys = experiment("my_rlvr_cpu")
+    (row,) = [json.loads(block.text) for block in blocks(PAGE) if block.option("row") == "my_rlvr_cpu"]
+    data_args = DataConfig.model_validate(keys[role]["data_args"])
+    assert isinstance(data_args.file_name, str)
+    Path(data_args.file_name).write_text(json.dumps(row) + "\n")
+    sections = {name: RewardConfig.model_validate(block) for name, block in keys["rewards"].items()}
+    prompts = prepare_prompts(data_args, load_tokenizer(str(tiny_model)), keys["prompt_length"], sections, cache_folder=tmp_path / "cache")
+    assert len(prompts) == 1
+    prompt = prompts.prompt(0, 0)
+    assert (prompt.text, prompt.domain, ground_truth(prompt.row)) == (row["prompt"], "exact_match", row["ground_truth"])
