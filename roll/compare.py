@@ -1,4 +1,4 @@
-"""`python -m roll.compare RUN...` compares runs: their curves, configuration keys that differ, and results."""
+"""`python -m roll.compare RUN...` compares runs: their results, configuration keys that differ, and curves."""
 
 from __future__ import annotations
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from roll.errors import DataError, Fault
 from roll.tracking.base import LOSSES
+from roll.tracking.compare.keys import differing, same_keys
 from roll.tracking.report.curves import SMOOTHED_POINTS, half_width, smoothed, spread
 from roll.tracking.report.directions import best_of
 from roll.tracking.report.figures import EXACT
 from roll.tracking.report.records import RunRecord, names_like, series
 
-NAMES_OF_THE_RUN = ("output_dir", "exp_name")
-"""Keys that differ between any two runs. They are not compared."""
 PIPELINE = "pipeline"
-ABSENT = "—"
-"""Shown for a key that a run does not have."""
+KEYS_OF_A_LOSS = (PIPELINE, "preference_loss", "divergence")
+"""Keys that determine which quantity a loss measures. The losses of two runs are comparable only if these keys are the same."""
+LOSS_NAMES = ("/loss", "/divergence")
+"""Ends of the names of losses."""
 COUNTERS = ("step", "epoch")
 """Columns of the metrics file that are not compared as metrics."""
 MEDIANS = ("time/", "throughput/")
@@ -47,6 +46,8 @@ class MetricRow:
     name: str
     cells: Sequence[Cell | None]
     """One cell for each run; None for a run without the metric."""
+    obstacle: str | None = None
+    """For a loss that these runs compute differently: the key that differs. No value of such a row is the best. Otherwise None."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ class Comparison:
     labels: Sequence[str]
     """A name for each run."""
     keys: Mapping[str, Sequence[str]]
-    """The configuration keys that differ, each with the value of every run."""
+    """The configuration keys that differ, each with the value of every run. A block that only some runs have is one entry.
+
+    For runs of different pipelines, only keys that every run has."""
     same_keys: int
     """Number of keys that do not differ."""
     metrics: Sequence[MetricRow]
@@ -75,42 +78,15 @@ def compare(runs: Sequence[RunRecord], labels: Sequence[str]) -> Comparison:
     Raises:
         DataError: no metric is common to two of the runs.
     """
-    flat = comparable([flattened(run.keys) for run in runs])
     names = {name for run in runs for name in names_like(run.rows, "", "")} - set(COUNTERS)
     rows = [_row(name, runs) for name in sorted(names, key=_place)]
     rows = [row for row in rows if sum(cell is not None for cell in row.cells) > 1]
     if not rows:
         folders = ", ".join(str(run.folder) for run in runs)
         raise DataError([Fault(folders, "no metric is common to two of these runs", "name runs of the same pipeline")])
-    every = {key for one in flat for key in one} - set(NAMES_OF_THE_RUN)
-    keys = differing(flat)
-    return Comparison(runs, labels, keys, len(every) - len(keys), rows)
-
-
-def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return the value of each key path (`a.b.c`) as JSON text; strings have no quotes. A list is one value."""
-    found: dict[str, str] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            found |= flattened(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-    return found
-
-
-def comparable(flat: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
-    """Return the keys to compare: all keys for runs of the same pipeline, or else those that every run has."""
-    if len({one.get(PIPELINE) for one in flat}) == 1:
-        return flat
-    common = set[str].intersection(*(set(one) for one in flat))
-    return [{key: value for key, value in one.items() if key in common} for one in flat]
-
-
-def differing(flat: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
-    """Return the keys whose values differ, sorted, each with the value of every run. The value of a missing key is `ABSENT`."""
-    keys = sorted({key for one in flat for key in one} - set(NAMES_OF_THE_RUN))
-    values = {key: [one.get(key, ABSENT) for one in flat] for key in keys}
-    return {key: each for key, each in values.items() if len(set(each)) > 1}
+    trees = [run.keys for run in runs]
+    keys = differing(trees, common_only=len({tree.get(PIPELINE) for tree in trees}) > 1)
+    return Comparison(runs, labels, keys, same_keys(trees), rows)
 
 
 def is_result(name: str) -> bool:
@@ -129,6 +105,13 @@ def is_median(name: str) -> bool:
     return name.startswith(MEDIANS)
 
 
+def obstacle_of(name: str, runs: Sequence[RunRecord]) -> str | None:
+    """Return the first of `KEYS_OF_A_LOSS` that differs between the runs, if the metric is a loss. Otherwise return None."""
+    if not name.endswith(LOSS_NAMES):
+        return None
+    return next((key for key in KEYS_OF_A_LOSS if len({run.keys.get(key) for run in runs}) > 1), None)
+
+
 def _place(name: str) -> tuple[int, str]:
     """Return a sort key: validation first, then rewards and losses, then the rest by name."""
     first = ("val/", "reward/", *LOSSES)
@@ -141,6 +124,8 @@ def _row(name: str, runs: Sequence[RunRecord]) -> MetricRow:
     values = [cell.best for cell in cells if cell is not None and cell.best is not None]
     if best is None or len(values) < 2:
         return MetricRow(name, cells)
+    if obstacle := obstacle_of(name, [run for run, cell in zip(runs, cells, strict=True) if cell is not None]):
+        return MetricRow(name, cells, obstacle)
     winner = best(values)
     marked = [cell and Cell(cell.value, cell.best, cell.best_step, is_best=cell.best == winner) for cell in cells]
     return MetricRow(name, marked)

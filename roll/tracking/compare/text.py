@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from io import StringIO
 
@@ -20,20 +21,19 @@ GAP = 2
 
 
 def comparison_text(comparison: Comparison, width: int) -> str:
-    """Return tables that are at most `width` characters wide: the numbered runs, the keys that differ, and the main metrics."""
-    parts = [_runs(comparison)]
+    """Return tables that are at most `width` characters wide: the numbered runs, the main metrics, and the keys that differ."""
+    parts: list[Table | str] = [_runs(comparison), *_by_run("result", list(_results(comparison)), comparison, width), _remark(comparison)]
     if comparison.keys:
-        parts += _by_run("differs", [(key, values) for key, values in comparison.keys.items()], comparison, width)
-    parts += _by_run("result", list(_results(comparison)), comparison, width)
+        parts += _by_run("differs", list(comparison.keys.items()), comparison, width)
+    every = len(comparison.keys) + comparison.same_keys
+    which = "common configuration keys" if PIPELINE in comparison.keys else "configuration keys"
+    parts.append(f"{len(comparison.keys)} of {every} {which} differ")
     file = StringIO()
     console = Console(file=file, width=width, color_system=None)
     for part in parts:
-        console.print(part)
+        console.print(part, highlight=False, markup=False)
         console.print()
-    every = len(comparison.keys) + comparison.same_keys
-    which = "common configuration keys" if PIPELINE in comparison.keys else "configuration keys"
-    console.print(f"{len(comparison.keys)} of {every} {which} differ; * marks the best value of all runs", highlight=False)
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+    return "\n".join(line.rstrip() for line in file.getvalue().rstrip().splitlines())
 
 
 def _runs(comparison: Comparison) -> Table:
@@ -43,6 +43,12 @@ def _runs(comparison: Comparison) -> Table:
         ended = run.end.outcome if run.end else "not yet"
         table.add_row(Text(f"{place}  {label}"), f"{run.last_step:,}", duration(run.seconds), ended)
     return table
+
+
+def _remark(comparison: Comparison) -> str:
+    """Return what the mark means, and which results have none because they are not comparable."""
+    unmarked = [f"{row.name} is not comparable because {row.obstacle} differs" for row in comparison.results if row.obstacle]
+    return "; ".join(["* marks the best value of all runs", *unmarked])
 
 
 def _results(comparison: Comparison) -> Iterator[tuple[str, Sequence[str]]]:
@@ -62,18 +68,41 @@ def _best(cell: Cell | None) -> str:
 
 def _by_run(title: str, rows: Sequence[tuple[str, Sequence[str]]], comparison: Comparison, width: int) -> list[Table]:
     """Return a table with a column for each run, split into several tables if the width requires it."""
-    first = min(max(len(name) for name, _ in rows), width // 2)
+    count = len(comparison.runs)
     column = min(max(len(cell) for _, cells in rows for cell in cells), WIDEST_CELL) + GAP
-    at_a_time = max(1, (width - first) // column)
+    unbroken = max(len(piece) for name, _ in rows for piece in _pieces(name))
+    narrowest = min(unbroken, width - column)
+    at_a_time = min(count, max(1, (width - narrowest) // column))
+    first = min(max(len(name) for name, _ in rows), width - at_a_time * column)
     tables = []
-    for start in range(0, len(comparison.runs), at_a_time):
-        numbers = range(start, min(start + at_a_time, len(comparison.runs)))
+    for start in range(0, count, at_a_time):
+        numbers = range(start, min(start + at_a_time, count))
         table = _table(title, *(str(place + 1) for place in numbers))
-        table.columns[0].max_width = first
         for name, cells in rows:
-            table.add_row(Text(name), *(Text(cells[place]) for place in numbers))
+            table.add_row(Text(wrapped(name, first)), *(Text(wrapped(cells[place], WIDEST_CELL)) for place in numbers))
         tables.append(table)
     return tables
+
+
+def wrapped(text: str, width: int) -> str:
+    """Return the text in lines of at most `width` characters, wrapped after dots, slashes and blanks.
+
+    A word that is longer than a line is wrapped after underscores, and a longer part of a word at the width.
+    """
+    lines = [""]
+    for word in _pieces(text):
+        words = [word] if len(word) <= width else re.split(r"(?<=_)", word)
+        for piece in (part[start : start + width] for part in words for start in range(0, len(part), width)):
+            if len((lines[-1] + piece).rstrip()) <= width:
+                lines[-1] += piece
+            else:
+                lines.append(piece)
+    return "\n".join(line.rstrip(" ") for line in lines)
+
+
+def _pieces(text: str) -> list[str]:
+    """Return the parts of a text between which it may be wrapped."""
+    return re.split(r"(?<=[./ ])", text)
 
 
 def _table(first: str, *others: str) -> Table:

@@ -111,7 +111,12 @@ def _metric(row: MetricRow) -> dict[str, Any]:
         for cell in row.cells
     ]
     kind = "median" if is_median(row.name) else "last" if is_exact(row.name) else "last, smoothed"
-    return {"name": row.name, "cells": cells, "note": "; ".join(filter(None, [kind, BETTER[direction(row.name)]]))}
+    return {"name": row.name, "cells": cells, "obstacle": row.obstacle, "note": "; ".join(filter(None, [kind, _better(row)]))}
+
+
+def _better(row: MetricRow) -> str:
+    """Return which values of the metric are better, or that its values are not comparable."""
+    return f"not comparable: {row.obstacle} differs" if row.obstacle else BETTER[direction(row.name)]
 
 
 def _sections(comparison: Comparison) -> list[Section]:
@@ -120,21 +125,21 @@ def _sections(comparison: Comparison) -> list[Section]:
     found: dict[str, list[Chart]] = {}
     for row in comparison.metrics:
         title = TITLES.get(row.name.split("/")[0], LEARNING)
-        found.setdefault(title, []).append(_chart(row.name, comparison, buckets))
+        found.setdefault(title, []).append(_chart(row, comparison, buckets))
     order = [LEARNING, *dict.fromkeys(TITLES.values())]
     return [Section(title, found[title]) for title in order if title in found]
 
 
-def _chart(name: str, comparison: Comparison, buckets: int) -> Chart:
+def _chart(row: MetricRow, comparison: Comparison, buckets: int) -> Chart:
     figure = blank()
     for place, (run, label) in enumerate(zip(comparison.runs, comparison.labels, strict=True)):
-        steps, values = series(run.rows, name)
+        steps, values = series(run.rows, row.name)
         if not steps:
             continue
-        style = Style(label, place, name.startswith("val/"), buckets, min(SMOOTHED_POINTS, 2 * buckets))
-        add_curve(figure, name, steps, values, style)
+        style = Style(label, place, row.name.startswith("val/"), buckets, min(SMOOTHED_POINTS, 2 * buckets))
+        add_curve(figure, row.name, steps, values, style)
     figure.update_layout(showlegend=False)
-    return Chart(name, BETTER[direction(name)], figure)
+    return Chart(row.name, _better(row), figure)
 
 
 def clocks(runs: Sequence[RunRecord]) -> list[Mapping[str, list[float]]]:

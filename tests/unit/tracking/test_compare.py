@@ -14,9 +14,10 @@ import yaml
 
 from roll.compare import main
 from roll.errors import DataError
-from roll.tracking.compare.comparison import ABSENT, compare, differing, flattened
+from roll.tracking.compare.comparison import compare
+from roll.tracking.compare.keys import ABSENT, ONLY_HERE, PRESENT, differing, flattened, same_keys
 from roll.tracking.compare.runs import find_runs, labels
-from roll.tracking.compare.text import comparison_text
+from roll.tracking.compare.text import comparison_text, wrapped
 from roll.tracking.compare.write import clocks, compare_runs, comparison_page
 from roll.tracking.jsonl import JsonlTracker
 from roll.tracking.report.records import read_run
@@ -67,13 +68,38 @@ def test_keys_that_differ_are_paths_with_the_value_of_each_run() -> None:
     one = {"seed": 1, "a": {"rate": 1e-5, "list": [1, 2]}, "gone": {}, "output_dir": "x", "text": "1"}
     other = {"seed": 1, "a": {"rate": 2e-5, "list": [1, 2], "new": None}, "gone": {}, "output_dir": "y", "text": 1}
     third = {**one, "a": {**one["a"], "list": [1, 3]}}  # pyright: ignore[reportGeneralTypeIssues]
-    flat = [flattened(tree) for tree in (one, other, third)]
-    assert flat[0] == {"seed": "1", "a.rate": "1e-05", "a.list": "[1, 2]", "gone": "{}", "output_dir": "x", "text": "1"}
-    assert differing(flat) == {
+    assert flattened(one) == {"seed": "1", "a.rate": "1e-05", "a.list": "[1, 2]", "gone": "{}", "output_dir": "x", "text": "1"}
+    assert same_keys([one, other, third]) == 3, "seed, gone, and text"
+    assert differing([one, other, third]) == {
         "a.list": ["[1, 2]", "[1, 2]", "[1, 3]"],
         "a.new": [ABSENT, "null", ABSENT],
         "a.rate": ["1e-05", "2e-05", "1e-05"],
     }
+
+
+def test_a_block_that_only_some_runs_have_is_one_entry() -> None:
+    defaults = {f"default_{number}": None for number in range(9)}
+    judge, rule = {"reward": "llm_judge", "timeout": 10.0, **defaults}, {"reward": None, "timeout": 10.0, **defaults}
+    one = {"rewards": {"a": judge, "both": {"timeout": 5}}, "critic": rule, "validation": None, "sets": {}, "options": {"rate": 0.1}}
+    other = {"rewards": {"b": rule, "both": {"timeout": 6}}, "critic": None, "validation": {"data_args": {"file_name": "x"}, **defaults}}
+    other |= {"sets": {"easy": rule, "hard": rule}, "options": {}}
+    assert differing([one, other]) == {
+        "critic": [ONLY_HERE, ABSENT],
+        "options": ['{"rate": 0.1}', ABSENT],
+        "rewards.a": ["llm_judge", ABSENT],
+        "rewards.b": [ABSENT, ONLY_HERE],
+        "rewards.both.timeout": ["5", "6"],
+        "sets": [ABSENT, "easy, hard"],
+        "validation": [ABSENT, "x"],
+    }
+    assert same_keys([one, other]) == 0
+
+
+def test_keys_that_differ_between_the_runs_with_a_block_follow_it() -> None:
+    block = {f"default_{number}": None for number in range(9)}
+    trees = [{"critic": {**block, "rate": 1}}, {"critic": None}, {"critic": {**block, "rate": 2}}]
+    assert differing(trees) == {"critic": [PRESENT, ABSENT, PRESENT], "critic.rate": ["1", ABSENT, "2"]}
+    assert differing([trees[0], {}, trees[0]]) == {"critic": [PRESENT, ABSENT, PRESENT]}
 
 
 def test_results_are_the_last_and_the_best_of_each_run(write: Write) -> None:
@@ -99,6 +125,46 @@ def test_runs_of_different_pipelines_are_compared_by_the_keys_that_all_have(writ
     assert "2 of 3 common configuration keys differ" in comparison_text(found, 80)
     assert "Keys that only some of these runs have are left out" in comparison_page(found)
     assert "are left out" not in comparison_page(compare_runs(folders[:1] + [write("longer", pipeline="sft", max_steps=9)]))
+
+
+@pytest.mark.parametrize("key", ["pipeline", "preference_loss", "divergence"])
+def test_losses_that_runs_compute_differently_have_no_best_value(key: str, tmp_path: Path) -> None:
+    for name, method in (("a", "one"), ("b", "other"), ("c", "one")):
+        tracker = JsonlTracker(tmp_path / name)
+        tracker.log(1, {"val/x/loss": 0.5, "val/x/accuracy": 0.25} | ({"dpo/loss": 0.5} if method == "one" else {}))
+        tracker.close()
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump({key: method}))
+    rows = {row.name: row for row in compare_runs([tmp_path]).metrics}
+    marks = {name: [bool(cell and cell.is_best) for cell in row.cells] for name, row in rows.items()}
+    assert marks["val/x/loss"] == [False] * 3 and rows["val/x/loss"].obstacle == key
+    assert marks["val/x/accuracy"] == [True] * 3, "only losses depend on it"
+    assert marks["dpo/loss"] == [True, False, True], "the runs with this loss have the same value of the key"
+    found = compare_runs([tmp_path])
+    assert f"val/x/loss is not comparable because {key} differs" in re.sub(r"\s+", " ", comparison_text(found, 80))
+    assert f"not comparable: {key} differs" in comparison_page(found)
+
+
+def test_results_come_before_the_keys_that_differ(write: Write) -> None:
+    domain = {"reward": "llm_judge", **{f"default_{number}": None for number in range(9)}}
+    found = compare_runs([write("a", rewards={"old": {**domain, "reward": None}}), write("b", rewards={"new": domain}, seed=7)])
+    text, page = comparison_text(found, 80), comparison_page(found)
+    assert text.index("reward/mean") < text.index("marks the best") < text.index("rewards.new") < text.index("3 of 4")
+    assert page.index('<h2 id="results">') < page.index('<h2 id="what-differs">') < page.index("rewards.new")
+    for shown in (text, page):
+        assert "default_0" not in shown
+    lines = [line.split() for line in text.splitlines()]
+    assert ["rewards.new", "-", "llm_judge"] in lines and ["rewards.old", "only", "here", "-"] in lines
+
+
+def test_keys_are_wrapped_after_dots(write: Write) -> None:
+    keys = {"strategy_args": {"strategy_config": {"gradient_accumulation_steps": 1, "kept": "same"}}}
+    other = {"strategy_args": {"strategy_config": {"gradient_accumulation_steps": "a/long/" * 9, "kept": "same"}}}
+    lines = comparison_text(compare_runs([write("a", actor_train=keys), write("b", actor_train=other)]), 80).splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("actor_train"))
+    assert [line.split()[0] for line in lines[start : start + 2]] == ["actor_train.strategy_args.", "strategy_config."]
+    assert any(line.startswith("gradient_accumulation_steps ") for line in lines)
+    assert wrapped("time/step, median", 10) == "time/step,\nmedian"
+    assert wrapped("a_long_word.b", 7) == "a_long_\nword.b" and wrapped("abcdefgh", 3) == "abc\ndef\ngh"
 
 
 def test_training_is_judged_by_its_smoothed_curve(tmp_path: Path) -> None:
