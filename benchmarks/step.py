@@ -2,9 +2,9 @@
 
     python benchmarks/step.py [--model tiny|0.5b|1.5b|7b] [--devices 0] [--lora-rank 32] [--json FILE] [KEY=VALUE ...]
 
-A step has 64 prompts of 128 tokens x 8 samples x exactly 512 tokens (`ignore_eos`), with a reference and one update. For the tiny model,
-which needs no GPU, prompts have 16 tokens and samples 32. The step runs through `python -m roll.pipeline`, which receives KEY=VALUE. Then
-each floor runs alone (floors.py). Prints tables, and writes JSON if requested.
+A step has 64 prompts of 128 tokens, and for each prompt 8 samples of exactly 512 tokens (`ignore_eos`). It has a reference model and one
+optimizer update. For the tiny model, which needs no GPU, prompts have 16 tokens and samples 32. The step runs through
+`python -m roll.pipeline`, which receives KEY=VALUE. Then each floor runs alone (floors.py). Prints tables, and writes JSON if requested.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLOORS = ("generate", "forward", "train", "copy")
 
 
 def main() -> int:
-    """Measure, print, and write JSON on request: after the step, and again with the floors."""
+    """Measure and print. If requested, write JSON twice: after the step, and again after the floors, with their figures."""
     launch.heed_sigterm()
     options = parse()
     with tempfile.TemporaryDirectory(prefix="roll-benchmark-", dir=options.scratch) as folder:
@@ -47,7 +47,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=5, help=f"steps of the run; the first {WARM_UP} are not counted")
     parser.add_argument("--repetitions", type=int, default=2, help="repetitions of each floor, after one warm-up")
     parser.add_argument("--scale-work", action="store_true", help="use 64 prompts for each GPU that trains")
-    parser.add_argument("--floors", default=",".join(FLOORS), help="floors to measure, of these and generate_in_process; '' for none")
+    usual = ",".join(FLOORS)
+    parser.add_argument(
+        "--floors", default=usual, help=f"floors to measure; out of {usual} (the default) and generate_in_process; '' for none"
+    )
     options = parser.parse_args()
     rlvr.fill(options)
     return options

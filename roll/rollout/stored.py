@@ -47,7 +47,10 @@ class StoredGroup:
 
 
 def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
-    """Write groups to a file. `groups` maps numbers to groups, as `read_groups` returns them."""
+    """Write groups to a file.
+
+    The key of a group is the position of its prompt in the order of drawing; 0 is the oldest prompt that no step has used yet.
+    """
     tokens: list[Any] = [np.zeros(0, np.int32)]
     log_probs: list[Any] = [np.zeros(0, np.float32)]
 
@@ -82,7 +85,7 @@ def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
 
 
 def read_groups(path: Path) -> dict[int, StoredGroup]:
-    """Return the groups of a file that `write_groups` wrote, by number.
+    """Return the groups of a file that `write_groups` wrote, with the same keys.
 
     Raises:
         CheckpointError: the file cannot be read, or has another format.

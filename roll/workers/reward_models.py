@@ -31,7 +31,7 @@ class ApiSettings:
 
 
 class ApiJudge:
-    """Implements `Chat` with a process that sends requests to a URL. Each domain has its own process, which limits its calls."""
+    """Implements `Chat` with a process that sends requests to a URL. Each domain has its own process, with its own limits on requests."""
 
     def __init__(self, group: WorkerGroup[ApiChat], model: ApiModel, start_seconds: float) -> None:
         """`start_seconds` is the deadline for each part of the start of a replacement process."""

@@ -24,5 +24,5 @@ def test_every_kind_of_process_is_measured(tmp_path: Path, monkeypatch: pytest.M
         assert parts.keys() == {"driver", "actor_infer", "rewards", "reward functions", "actor_train", "Ray's own"}
         assert all(part in printed and value >= 0 for part, value in parts.items())
         assert metrics["digest/trainer_0"] > 0
-        assert metrics["reward/mean"] == 0.5, "every other response is right"
+        assert metrics["reward/mean"] == 0.5, "half of the responses are right"
         assert metrics["staleness/mean"] == 0

@@ -49,13 +49,13 @@ def _teacher(config: DistillConfig | RlvrConfig) -> Iterator[Fault]:
 
 
 def _domains(config: RlvrConfig) -> Iterator[Fault]:
-    """Yield faults of domains that have no teacher or several teachers."""
+    """Yield faults of the block `teachers`. With it, every domain must have exactly one teacher."""
     if not config.teachers:
         return
     if config.teacher:
         yield Fault("teachers", "set together with teacher, which teaches every domain", "remove one of the two")
     if config.distill_top_k is None:
-        problem = "missing, but there are several teachers, whose hidden states may differ in size"
+        problem = "missing, but teachers is set, and the hidden states of its models may differ in size"
         yield Fault("distill_top_k", problem, "set it to the number of most likely tokens to compare (64 is usual)")
     taught_by = dict[str, str]()
     for name, teacher in config.teachers.items():

@@ -62,7 +62,10 @@ def validate_choice(text: str, options: Sequence[str]) -> bool:
 
 
 def validate_highlighted_sections(text: str, N: int) -> bool:
-    """Return whether there are at least N non-empty parts between asterisks. As in IFEval, a part between double asterisks counts twice."""
+    """Return whether there are at least N non-empty parts between single or double asterisks.
+
+    Both kinds are counted separately, as in IFEval, so a part can count twice, such as `a` in `***a***`.
+    """
     single = sum(1 for part in HIGHLIGHT.findall(text) if part.strip("*").strip())
     return single + sum(1 for part in DOUBLE.findall(text) if part.removeprefix("**").removesuffix("**").strip()) >= N
 

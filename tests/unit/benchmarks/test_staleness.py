@@ -1,4 +1,4 @@
-"""The benchmark of staleness: the figure of a run, the table, and the plans of its variants."""
+"""The benchmark of staleness: the accuracy that it reports for a run, the table, and the plans of its variants."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_each_teacher_is_a_role_of_its_own() -> None:
         (BOTH[:1], "teachers", "no teacher for the domain(s) words", "add them to a teacher's domains"),
         ((BOTH[0], teacher("kind", "[poems, words]")), "teachers.kind.domains[0]", "'poems' is not a", "use one of: arithmetic, words"),
         ((BOTH[0], teacher("kind", "[words, arithmetic]")), "teachers.kind.domains[1]", "a teacher, teachers.exact", "once"),
-        ((*BOTH, "~distill_top_k"), "distill_top_k", "missing, but there are several teachers", "64 is usual"),
+        ((*BOTH, "~distill_top_k"), "distill_top_k", "missing, but teachers is set", "64 is usual"),
         ((*BOTH, f"+teacher={{{STRATEGY}}}"), "teachers", "together with teacher", "remove one"),
         ((BOTH[0], teacher("kind", "[]")), "teachers.kind.domains", "", ""),
         ((BOTH[0], ADAPTED), "teachers.kind.model_args.lora_target", "without an adapter", "remove it"),
