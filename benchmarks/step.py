@@ -49,7 +49,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--scale-work", action="store_true", help="use 64 prompts for each GPU that trains")
     usual = ",".join(FLOORS)
     parser.add_argument(
-        "--floors", default=usual, help=f"floors to measure; out of {usual} (the default) and generate_in_process; '' for none"
+        "--floors", default=usual, help=f"floors to measure, out of {usual} (the default) and generate_in_process; '' for none"
     )
     options = parser.parse_args()
     rlvr.fill(options)
