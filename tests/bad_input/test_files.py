@@ -18,6 +18,7 @@ FILES = [
     ("defaults:\n  - ../config/deepspeed_zero9@_here_\n  - _self_\n", "defaults", "deepspeed_zero9", "deepspeed_zero3"),
     ("exp_name: x\n", "actor_train", "missing", "add the key"),
     ("sft_train: {}\n", "pipeline", "sft_train", "add pipeline: sft"),
+    ("beta: 0.1\nactor_train: {}\n", "pipeline", "beta is set", "add pipeline: dpo; in rlvr, use kl_loss_coef; it is the weight of the KL"),
     ("exp_name: ${oc.env:ROLL_UNSET_VARIABLE}\n", "exp_name", "ROLL_UNSET_VARIABLE", "fix the expression"),
 ]
 MODELS = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 
 def test_settings_of_a_strategy_that_is_not_taken_are_not_listed(refused: Callable[..., str]) -> None:
@@ -17,6 +18,31 @@ def test_all_faults_are_listed_at_once(refused: Callable[..., str]) -> None:
     message = refused("max_step=3", "seed=-1", "actor_train.model_args.dtype=bf61")
     assert message.startswith("3 faults in the configuration:")
     assert all(place in message for place in ("max_step:", "seed:", "actor_train.model_args.dtype:"))
+
+
+def test_a_key_of_another_pipeline_is_listed_beside_the_other_faults_of_an_rlvr_file(refused: Callable[..., str]) -> None:
+    message = refused("beta=0.1", "preference_loss=simpo", "max_step=3", "seed=-1")
+    assert message.startswith("4 faults in the configuration:") and "add pipeline" not in message
+    assert all(place in message for place in ("beta:", "preference_loss:", "max_step:", "seed:"))
+    assert "this is a key of pipeline: dpo; remove it, or change the pipeline" in message
+
+
+def test_a_missing_pipeline_is_listed_beside_the_other_faults(folder: Path, refused: Callable[..., str]) -> None:
+    (folder / "exp" / "rows.yaml").write_text("seed: -1\nsft_train: {}\nrewards: {}\n")
+    message = refused(name="rows")
+    assert all(
+        place in message for place in ("pipeline: missing, but sft_train is set", "seed: -1", "rewards: unknown", "pretrain: required")
+    )
+
+
+def test_a_block_with_a_typing_error_in_its_name_is_not_taken_for_one_of_another_program(refused: Callable[..., str]) -> None:
+    message = refused("actor_trian={training_args:{num_train_epochs:2}}")
+    assert "did you mean 'actor_train'?" in message
+
+
+def test_a_remedy_names_the_critic_only_if_the_file_has_one(refused: Callable[..., str]) -> None:
+    assert "critic" not in refused("warmup_ratio=0.1")
+    assert "or critic.training_args.warmup_ratio" in refused("warmup_ratio=0.1", "critic={}")
 
 
 def test_faults_of_the_plan_are_listed_at_once(refused: Callable[..., str]) -> None:

@@ -79,7 +79,7 @@ SFT_FAULTS = [
         "set it to all",
     ),
     (["loss_on=prompt"], "loss_on", '"prompt"', "'response', 'assistant' or 'all'"),
-    (["beta=0.1"], "beta", "0.1", "docs/configuration.md lists the keys"),
+    (["beta=0.1"], "beta", "0.1", "this is a key of pipeline: dpo"),
 ]
 DPO_FAULTS = [
     ([], "reference", "missing, but preference_loss dpo needs it", "add a reference block"),
@@ -111,14 +111,14 @@ DPO_FAULTS = [
     ([*KTO, *LABELLED, "+added_preference_losses={sft: 1}"], "added_preference_losses", "single responses", "remove it"),
     (["preference_loss=simpo", "+added_preference_losses={ipo: 1}"], "reference", "missing, but preference_loss ipo needs it", "add"),
     ([LORA, "beta=0"], "beta", "0", "above 0"),
-    ([LORA, "actor_infer={}"], "actor_infer", "unknown key", "did you mean 'actor_train'"),
+    ([LORA, "actor_infer={}"], "actor_infer", "unknown key", "this is a key of pipeline: rlvr"),
 ]
 
 
 SCORE_FAULTS = [
     (["~reward_train.data_args.chosen"], "reward_train.data_args.chosen", "missing", "the better response"),
     (["reward_train.data_args.label=good"], "reward_train.data_args.label", "this pipeline does not read such a column", "remove it"),
-    (["beta=0.1"], "beta", "unknown key", "docs/configuration.md lists the keys"),
+    (["beta=0.1"], "beta", "unknown key", "this is a key of pipeline: dpo"),
     (["eval_steps=1"], "eval_steps", "no held-out rows", "data_split"),
 ]
 DISTILL_FAULTS = [

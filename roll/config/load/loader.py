@@ -18,13 +18,18 @@ from roll.config.roll_v2.defaults import settle_defaults
 from roll.config.roll_v2.pictures import picture_faults
 from roll.config.roll_v2.translate import Translation, referenced_text, translate
 from roll.config.schema.faults import schema_faults, shown, without_unknown
+from roll.config.schema.other_names import counterpart_of
 from roll.config.schema.pipelines import PIPELINES, Config
 from roll.config.shipped import preset_names
 from roll.errors import ConfigError, Fault
 from roll.registry import nearest
 
-OWN = {"sft_train": "sft", "reward_train": "reward_model", "student": "distill", "beta": "dpo", "preference_loss": "dpo"}
-"""Root keys that decide the pipeline if `pipeline` is not given."""
+ROLES = {"sft_train": "sft", "reward_train": "reward_model", "student": "distill"}
+"""Pipelines by the role that they train, which no other pipeline has."""
+OWN = {**ROLES, "beta": "dpo", "preference_loss": "dpo"}
+"""Pipelines by root key, for files without `pipeline`."""
+RLVR = ("adv_estimator", "rewards", "num_return_sequences_in_group", "rollout_batch_size", "actor_infer")
+"""Root keys that decide for `rlvr` in a file without `pipeline`, even if it also has a key of another pipeline by mistake."""
 
 
 class ConfigWarning(UserWarning):
@@ -117,10 +122,12 @@ def resolution_fault(error: OmegaConfBaseException) -> Fault:
 
 def _check(done: Translation, imports: bool) -> Loaded:
     values, faults = done.values, done.faults
+    if "pipeline" not in values and (deciding := _deciding_key(values)):
+        in_rlvr = counterpart_of(deciding, PIPELINES["rlvr"])
+        remedy = f"add pipeline: {OWN[deciding]}" + (f"; in rlvr, {in_rlvr}" if in_rlvr else "")
+        faults = [Fault("pipeline", f"missing, but {deciding} is set", remedy), *faults]
+        values = {**values, "pipeline": OWN[deciding]}
     pipeline = values.get("pipeline", "rlvr")
-    meant = [key for key in OWN if key in values]
-    if meant and "pipeline" not in values:
-        raise ConfigError([Fault("pipeline", f"missing, but {meant[0]} is set", f"add pipeline: {OWN[meant[0]]}"), *faults])
     if not isinstance(pipeline, str) or pipeline not in PIPELINES:
         known = ", ".join(PIPELINES)
         hint = nearest(str(pipeline), list(PIPELINES))
@@ -137,6 +144,13 @@ def _check(done: Translation, imports: bool) -> Loaded:
         except ValidationError:
             config = None
     return Loaded(config if done.is_whole and not wrong else None, faults)
+
+
+def _deciding_key(values: Mapping[str, Any]) -> str | None:
+    """Return the root key that shows which pipeline a file without `pipeline` means, or None if it means `rlvr`."""
+    if any(key in values for key in RLVR) and ("actor_train" in values or not any(role in values for role in ROLES)):
+        return None
+    return next((key for key in OWN if key in values), None)
 
 
 def _validated(values: dict[str, Any], schema: type[Config], methods: Mapping[str, Any]) -> Config:

@@ -18,7 +18,8 @@ from roll.config.schema.engine import DeepSpeedConfig, VllmConfig
 from roll.config.schema.fields import DISCRIMINATOR, dotted, homes, section_at, sections
 from roll.config.schema.foreign import MEGATRON_KEYS, STRATEGIES
 from roll.config.schema.methods import NO_METHOD
-from roll.config.schema.other_names import counterpart_of, counterparts_of_block
+from roll.config.schema.other_names import PROGRAMS, counterpart_of, counterparts_of_block
+from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.secrets import HIDDEN, LOGIN, is_secret, redacted
 from roll.errors import Fault
 
@@ -93,13 +94,18 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
         return Fault(dotted(place), f"{shown(value)}, but {why}", f"remove it; {instead}")
     if section is DeepSpeedConfig and name in MEGATRON_KEYS:
         return Fault(dotted(place), f"{shown(value)}: this is a key of Megatron, but the block is for DeepSpeed", MEGATRON_KEYS[name])
-    if section not in (DeepSpeedConfig, VllmConfig) and (remedy := counterparts_of_block(name, value, root) or counterpart_of(name, root)):
-        return Fault(dotted(place), f"unknown key, with the value {shown_at(place, value)}", remedy)
     known = sorted(section.model_fields) if section else []
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    elsewhere = [path for path in homes(root, name) if path != dotted(place)]
+    elsewhere = _elsewhere(place, root, values)
+    owners = [pipeline for pipeline, schema in PIPELINES.items() if name in schema.model_fields] if section is root else []
+    is_roll = name not in PROGRAMS and bool(owners or close)
+    translated = (None if is_roll else counterparts_of_block(name, value, root)) or counterpart_of(name, root)
+    if translated and section not in (DeepSpeedConfig, VllmConfig):
+        return Fault(dotted(place), f"unknown key, with the value {shown_at(place, value)}", translated)
     above = dotted(place[:-1]) or "the root"
-    if close:
+    if owners and not elsewhere:
+        remedy = f"this is a key of pipeline: {' or '.join(owners)}; remove it, or change the pipeline"
+    elif close:
         remedy = f"did you mean '{close[0]}'?"
     elif elsewhere:
         remedy = f"this key belongs to {' or '.join(elsewhere[:4])}"
@@ -111,6 +117,12 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
         listed = f"known keys of {above}: {', '.join(known) or 'none'}"
         remedy += listed if len(known) <= MANY else f"docs/configuration.md lists the keys of {above}"
     return Fault(dotted(place), f"unknown key, with the value {shown_at(place, value)}", remedy)
+
+
+def _elsewhere(place: Sequence[str | int], root: type[BaseModel], values: Mapping[str, Any]) -> list[str]:
+    """Return the other paths of a key's name, without those in root blocks that the file does not have, if there are others."""
+    found = [path for path in homes(root, str(place[-1])) if path != dotted(place)]
+    return [path for path in found if "." not in path or path.partition(".")[0] in values] or found
 
 
 def _foreign_block(place: Sequence[str | int], root: type[BaseModel], values: Mapping[str, Any]) -> Fault | None:

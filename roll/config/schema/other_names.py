@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import ExperimentConfig
 
 LEARNER = "<learner>"
@@ -92,6 +93,7 @@ END_TOKEN = Counterpart(
 )
 SEQUENCES = Counterpart(f"{BACKEND}.sequence_parallel_size")
 LEARNT = Counterpart("loss_on", "response, assistant or all")
+EPOCH_NAMES = ("num_train_epochs", "num_epochs", "total_epochs", "max_epochs", "epochs")
 
 OTHER_NAMES: Mapping[str, Counterpart] = {
     # the model
@@ -138,7 +140,7 @@ OTHER_NAMES: Mapping[str, Counterpart] = {
     "micro_rollout_batch_size": Counterpart("max_running_samples"),
     **dict.fromkeys(("num_generations", "n_samples_per_prompt"), SAMPLES),
     **dict.fromkeys(("num_iterations", "num_ppo_epochs", "mu"), PASSES),
-    **dict.fromkeys(("num_epochs", "total_epochs", "max_epochs", "epochs"), EPOCHS),
+    **dict.fromkeys(EPOCH_NAMES, EPOCHS),
     **dict.fromkeys(("total_training_steps", "max_train_steps"), STEPS),
     **dict.fromkeys(("lr", "actor_learning_rate"), RATE),
     **dict.fromkeys(("critic_learning_rate", "critic_lr"), CRITIC_RATE),
@@ -204,6 +206,12 @@ OTHER_NAMES: Mapping[str, Counterpart] = {
 }  # fmt: skip
 """Counterparts in roll, by the name in the other program."""
 
+OTHER_NAMES_IN_RLVR: Mapping[str, Counterpart] = {
+    "beta": Counterpart("kl_loss_coef", "it is the weight of the KL, with use_kl_loss: true; beta is a key of pipeline: dpo"),
+    **dict.fromkeys(EPOCH_NAMES, Counterpart("max_steps", "one pass over the rows takes about rows / rollout_batch_size steps")),
+}
+"""Counterparts in `pipeline: rlvr` that differ from those in the other pipelines, or that only it has."""
+
 PROGRAMS: Mapping[str, str] = {
     "actor_rollout_ref": "verl",
     "algorithm": "verl",
@@ -226,7 +234,8 @@ def counterpart_of(name: str, root: type[BaseModel]) -> str | None:
         name: The name in the other program.
         root: The schema of the pipeline, or `ExperimentConfig` if the pipeline is unknown.
     """
-    found = OTHER_NAMES.get(name)
+    found = OTHER_NAMES_IN_RLVR.get(name) if root is RlvrConfig else None
+    found = found or OTHER_NAMES.get(name)
     if found is None:
         return None
     learner = next((role for role in LEARNERS if role in root.model_fields), "ROLE")

@@ -28,7 +28,7 @@ REFUSED = [
     ("--bf16", "True", "use ROLE.model_args.dtype"),
     ("--learning_rate", "1e-5", "write actor_train.training_args.learning_rate=VALUE"),
     ("--output_dir", "x", "write output_dir=VALUE"),
-    ("--num_train_epochs", "3", "sft_train.training_args.num_train_epochs=VALUE"),
+    ("--num_train_epochs", "3", "use ROLE.training_args.num_train_epochs (ROLE is actor_train, sft_train"),
     ("--teapot", "", "see --help for the flags"),
     ("--config_path", "examples", "write --config-path"),
     ("--hydra_help", "", "write --hydra-help"),

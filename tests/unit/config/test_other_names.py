@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from roll.config.schema.fields import ANY_NAME, walk
 from roll.config.schema.offline import DpoConfig, SftConfig
-from roll.config.schema.other_names import LEARNER, LEARNERS, OTHER_NAMES, counterpart_of, counterparts_of_block
+from roll.config.schema.other_names import LEARNER, LEARNERS, OTHER_NAMES, OTHER_NAMES_IN_RLVR, counterpart_of, counterparts_of_block
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import ExperimentConfig
@@ -33,6 +33,8 @@ ASKED = [
     ("num_processes=8", "use actor_train.device_mapping; the GPUs of the role", None),
     ("num_generations=8", "use num_return_sequences_in_group", "num_return_sequences_in_group=8"),
     ("actor_train.training_args.lr=1e-6", "use actor_train.training_args.learning_rate", "actor_train.training_args.learning_rate=1e-6"),
+    ("beta=0.1", "use kl_loss_coef; it is the weight of the KL, with use_kl_loss: true", "kl_loss_coef=0.1"),
+    ("num_train_epochs=3", "use max_steps; one pass over the rows", "max_steps=3"),
     ("clip_ratio_high=0.28", "use pg_clip_high", "pg_clip_high=0.28"),
     ("save_total_limit=3", "use keep_checkpoints", "keep_checkpoints=3"),
     ("actor_train.per_device_eval_batch_size=4", "use actor_train.max_tokens_per_microbatch", None),
@@ -50,7 +52,7 @@ def test_every_counterpart_is_a_key_of_a_pipeline() -> None:
     assert len(OTHER_NAMES) >= LEAST
     wrong = [
         (name, found.key)
-        for name, found in OTHER_NAMES.items()
+        for name, found in (*OTHER_NAMES.items(), *OTHER_NAMES_IN_RLVR.items())
         if found.key is not None and not known & {found.key.replace(LEARNER, role) for role in LEARNERS}
     ]
     assert wrong == []
@@ -63,6 +65,17 @@ def test_the_role_that_learns_is_that_of_the_pipeline() -> None:
     assert "ROLE is actor_train, sft_train" in str(counterpart_of("lr", ExperimentConfig))
     assert counterpart_of("num_generations", DpoConfig) == "use num_return_sequences_in_group, a key of another pipeline"
     assert counterpart_of("teapot", RlvrConfig) is None
+
+
+def test_rlvr_ends_after_steps_and_the_other_pipelines_after_epochs() -> None:
+    for name in ("num_train_epochs", "num_epochs"):
+        assert str(counterpart_of(name, RlvrConfig)).startswith("use max_steps; ")
+        assert str(counterpart_of(name, SftConfig)).startswith("use sft_train.training_args.num_train_epochs; ")
+
+
+def test_beta_is_the_weight_of_the_kl_only_in_rlvr() -> None:
+    assert "kl_loss_coef" in str(counterpart_of("beta", RlvrConfig))
+    assert counterpart_of("beta", SftConfig) is None
 
 
 def test_a_block_of_another_program_is_told_key_by_key() -> None:
@@ -91,7 +104,7 @@ def test_a_pipeline_of_rows_names_its_own_role(capsys: pytest.CaptureFixture[str
 
 def test_every_name_is_refused_at_the_root_with_its_counterpart(capsys: pytest.CaptureFixture[str]) -> None:
     """Except for names that ROLL's files have at the root, which are read or ignored with a warning."""
-    names = [name for name in OTHER_NAMES if name not in ROLLS]
+    names = [name for name in {**OTHER_NAMES, **OTHER_NAMES_IN_RLVR} if name not in ROLLS]
     assert main([*RLVR, *(f"{name}=1" for name in names)]) == 2
     said = capsys.readouterr().err
     assert [
