@@ -175,8 +175,9 @@ class Episode:
     """One attempt at a prompt, with everything that training needs. An episode of one turn is a prompt and a response."""
 
     trajectories: Sequence[Trajectory]
-    """One trajectory, or several if the context was compacted or forked. Tokens that a later trajectory shares with an earlier one count as
-    given in it, so that no token is trained on twice. At least one segment is sampled, but it may be empty."""
+    """One trajectory, or several if the context was compacted or forked. If trajectories share tokens that the policy sampled, they
+    count as sampled in the first one and as given in the others, so that no token is trained on twice. At least one
+    segment is sampled, but it may be empty."""
     reward: RewardResult
     turn_rewards: Sequence[float] = ()
     """The reward of each sampled segment, in order. If `reward.value` differs from their sum, the last segment gets the difference. Empty

@@ -7,7 +7,7 @@ from roll.types import Sampling
 
 
 def sampling_of(generating: GeneratingConfig, longest: int, samples: int, log_probs: bool) -> Sampling:
-    """Return the sampling parameters of a role. Its keys override the defaults `longest` (new tokens) and `samples` (per prompt)."""
+    """Return the sampling parameters of a role. By default, it samples `samples` responses of at most `longest` new tokens."""
     return Sampling(
         max_new_tokens=generating.max_new_tokens or longest,
         samples=generating.num_return_sequences or samples,

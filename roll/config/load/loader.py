@@ -73,7 +73,7 @@ def read_config(composed: DictConfig, passing: Collection[str] | None = None, im
         ConfigError: the configuration cannot be resolved, its pipeline is unknown, or it is about images, video or diffusion models.
 
     Warns:
-        ConfigWarning: ROLL has a key that is named differently or has no meaning here, or whose behaviour differs.
+        ConfigWarning: a key of ROLL has another name or no meaning here, or behaves differently.
     """
     if unusable := container_faults(OmegaConf.to_container(composed, resolve=False)):
         raise ConfigError(unusable)

@@ -2,7 +2,7 @@
 
 user_code.py                                user_code_child.py
   ── parts: names, and values of their keys ─▶  imports each
-  ◀── traits, or faults ── traits ── ...... ──  one line of JSON for each part, written as soon as it is checked
+  ◀── traits and faults of each part ─────────  one line of JSON for each part, written as soon as it is checked
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def look_into(values: Mapping[str, Any]) -> tuple[dict[str, Method[Any]], list[F
     """Import the user's code that the plain values name, and check its arguments.
 
     Returns:
-        The user's methods with the traits that they declare, by key, without those that have faults; and all faults.
+        The user's methods that have no faults, by key, with the traits that they declare; and the faults of all parts.
     """
     parts = list(user_parts(values))
     looked = ask(parts, _texts(values.get("system_envs"))) if parts else []
@@ -87,7 +87,7 @@ def user_parts(values: Mapping[str, Any]) -> Iterator[UserPart]:
 
 
 def _reward(name: str, block: Mapping[str, Any], place: tuple[str, ...], environment: dict[str, str], concurrency: int) -> UserPart:
-    """Return a reward as a part. Only a built-in reward with arguments gets a path, because others are checked by name alone."""
+    """Return a reward as a part. A built-in reward gets a path only if it has arguments to check."""
     named, arguments = block.get("reward") or name, _block(block.get("reward_args"))
     if arguments and named in known_rewards():
         named = f"roll.rewards.{named}:{named}"

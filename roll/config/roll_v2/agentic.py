@@ -20,12 +20,12 @@ AGENTIC: Mapping[str, str] = {
     f"{DEFINITIONS}.<tag>": "read as `environments.<tag>` if a manager names it; `env_config` and the templates as `environment_args`",
     f"{DEFINITIONS}.<tag>.env_type": "read as `environment`; only `frozen_lake` and `sokoban` exist here, any other is refused",
     f"{DEFINITIONS}.<tag>.env_manager_cls": "ignored if it is `TrajEnvManager`; any other is refused",
-    "train_env_manager.tags, num_groups_partition": "read as `environments.<tag>.rows`: this number of tasks, times `max_steps`",
+    "train_env_manager.tags, num_groups_partition": "read as `environments.<tag>.rows`: the tag's number of groups times `max_steps`",
     "train_env_manager.group_size": "read as `num_return_sequences_in_group`",
     "train_env_manager.max_env_num_per_worker": "read as `environments.<tag>.sessions_per_process`",
     "rollout_batch_size": "with `train_env_manager`, the number of episodes in ROLL and of groups here: divided by `group_size`",
     "val_env_manager": "read as `validation.sets.<tag>`: `rows`, and `group_size` as samples",
-    "sequence_length": "kept with environments; sets `prompt_length` to `sequence_length` - `response_length`",
+    "sequence_length": "kept if there are environments; `prompt_length`, if not given, is `sequence_length` - `response_length`",
     f"{DEFINITIONS}.<tag>.max_tokens_per_step": "the largest one is read as `response_length`",
     f"{DEFINITIONS}.<tag>.max_steps": "read as `max_turns`",
     NORM: "read as `adv_estimator`, `norm_mean_type` and `norm_std_type`; `asym_clip` is refused",
@@ -151,8 +151,8 @@ class Agentic:
                 section |= _sessions(train)
         if train.get("num_env_groups") is not None:
             self.warnings.append(
-                f"train_env_manager.num_env_groups: {shown(train['num_env_groups'])} is ignored; a group starts as soon as there is room, "
-                "and max_running_samples limits the number of running episodes"
+                f"train_env_manager.num_env_groups: {shown(train['num_env_groups'])} does not limit the running groups; "
+                "a group starts as soon as there is room, and max_running_samples limits the number of running episodes"
             )
         self._generating("train_env_manager", train, self._values.setdefault("actor_infer", {}))
 

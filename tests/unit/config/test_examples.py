@@ -142,7 +142,7 @@ def test_the_main_example_runs_one_update_on_sixteen_devices() -> None:
 
 @pytest.mark.parametrize("name", [name for name in experiments() if name.startswith("qwen2.5") and "offload_all" not in name])
 def test_a_snippet_of_roll_merges_over_an_example(name: str) -> None:
-    """The `actor_train` block of ROLL's DeepSpeed documentation, merged over roll's own. The example left out offloads activations."""
+    """Merges the `actor_train` block of ROLL's DeepSpeed documentation over roll's. `offload_all` is left out: it offloads activations."""
     snippet = ["attn_implementation=sdpa", "disable_gradient_checkpointing=true", "dtype=bf16", "model_type=null"]
     with pytest.warns(ConfigWarning):
         config, _ = planned(name, *(f"actor_train.model_args.{key}" for key in snippet), "actor_train.training_args.num_train_epochs=50")

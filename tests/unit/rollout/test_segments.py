@@ -85,7 +85,7 @@ def test_returns_run_through_all_trajectories_of_an_episode() -> None:
     assert batch.advantages.tolist() == [0, 0, 1, 0, 2, 4, 0, 0, 0, 0, 8, 0]
     ref = np.array([0, 0, -2, 0, -2, -2, 0, 0, 0, 0, -2, 0], np.float32)
     batch = batch_of(step_of(compacted(8.0)), Credit("rloo", Normalisation(), kl_coef=0.5), ref)
-    # k1 is 1 at each of four tokens. In a group of one, the advantage of a token is only the sum of the penalties from it on.
+    # k1 is 1 at each of four tokens. A group of one has no advantage from the reward, only the penalties of a token and those after it.
     assert batch.advantages.tolist() == [0, 0, -2, 0, -1.5, -1, 0, 0, 0, 0, -0.5, 0]
 
 
@@ -105,7 +105,7 @@ def test_each_sampled_segment_is_a_turn() -> None:
 
 
 def test_turns_taken_in_one_state_are_compared() -> None:
-    """All start in the same state, with rewards 1, 3 and 2. The third has no known states, so only its whole reward is compared."""
+    """Rewards 1, 3 and 2. The first two episodes start in the same state. The third has unknown states, so only its reward is compared."""
     first = replace(tool_call(), turn_states=("start", "door", "start"))
     second, third = replace(compacted(), turn_states=("start", "hall", "door")), one_turn(2.0)
     step = step_of(first, second, third)
