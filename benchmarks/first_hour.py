@@ -55,7 +55,7 @@ class Course:
 
     @property
     def silences(self) -> list[tuple[float, float, str]]:
-        """Return seconds and start of each silence, and the sign before it; the longest first."""
+        """Return the length and the start of each silence, in seconds, and the sign before it; the longest silence first."""
         moments = [*((sign.second, sign.text) for sign in self.signs), (self.first_step, "")]
         if not self.signs:
             moments.insert(0, (self.first_output, "no sign at all"))

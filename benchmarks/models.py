@@ -44,7 +44,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True}
     | {"intermediate_size": 6144, "vocab_size": 151936, "tie_word_embeddings": False},
 }
-"""Shapes of Qwen2.5-0.5B, 1.5B and 7B, and of Qwen3-30B-A3B with 4 of its 48 layers."""
+"""Shapes of Qwen2.5-0.5B, 1.5B and 7B, of Qwen3-30B-A3B with 4 of its 48 layers, and of a tiny model of each kind."""
 DENSE = tuple(name for name, shape in SHAPES.items() if "num_experts" not in shape)
 """Shapes without experts, for which the floors can be measured."""
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

@@ -14,7 +14,7 @@ BLOCK = 16
 
 @dataclass(frozen=True)
 class TrainingWork:
-    """Settings that all trainings have in common."""
+    """Settings that RLVR and fine-tuning have in common."""
 
     model: str
     """Folder with the model and its rows."""
@@ -137,7 +137,7 @@ class LongTailWork(Work):
 
     @property
     def mean_length(self) -> float:
-        """Return the expected number of tokens per response with the limit: the sum of the probabilities to reach each position."""
+        """Return the expected number of tokens per response with the limit: the sum of the probabilities of reaching each position."""
         return (1.0 - self.truncated_fraction) / self.end_probability
 
     @property

@@ -46,8 +46,8 @@ def standardise(
 ) -> Doubles:
     """Return (r - mean) / (std + 1e-6), [N], with the sample standard deviation (n - 1). A scope of None leaves its part out.
 
-    Rewards whose standard deviation is at most 1e-6 are not divided, so the result is r - mean. Otherwise, without a mean to subtract,
-    rewards that are equal up to rounding would be multiplied by up to a million.
+    Rewards whose standard deviation is at most 1e-6 are not divided, so the result is r - mean. If they were divided, and no mean were
+    subtracted, rewards that are equal up to rounding would be multiplied by up to a million.
 
     Args:
         rewards, groups: [N] each.

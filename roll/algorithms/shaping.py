@@ -31,7 +31,7 @@ def overlong_penalty(lengths: Ints, overlong: Overlong) -> Floats:
 
 
 def is_long_and_wrong(reward: float, length: int, threshold: int) -> bool:
-    """Return whether a response has a reward of at most 0 and at least `threshold` tokens.
+    """Return whether a response has at least `threshold` tokens and a reward of at most 0.
 
     `error_max_len_clip` excludes such responses from the loss. In ROLL it also excludes every response with a reward other than 0 or 1.
     """

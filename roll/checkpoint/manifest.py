@@ -47,7 +47,7 @@ _MANIFEST = TypeAdapter(Manifest)
 def seal(folder: Path, step: int, sequence: int, required: Iterable[str]) -> Manifest:
     """Flush every file below `folder` to the disk, then write the manifest.
 
-    Other machines must have closed their files before: on a network file system, files become visible only then.
+    Other machines must have closed their files before this call, because a network file system shows a file only once it is closed.
 
     Args:
         step: number of completed steps.

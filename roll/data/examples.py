@@ -82,7 +82,7 @@ class ExampleSet:
     positions: NDArray[np.int64]
     """[examples], position of each example's row in the table."""
     starts: NDArray[np.int64]
-    """[examples], index of the first token of each example in its row. Not 0 only for later examples of a long raw text."""
+    """[examples], index of the first token of each example in its row: 0, except for later examples of a long raw text."""
     too_long: Mapping[str, int]
     """Number of rows of each file that were dropped because their prompt or a response exceeds its limit."""
     wordless: Mapping[str, int]
@@ -196,7 +196,9 @@ def _texts(row: Mapping[str, Any], data_args: DataConfig, render: Render | None,
 
 
 def _pieces(positions: NDArray[np.int64], tokens: NDArray[np.int32], longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cut each text into examples of at most `longest` tokens. Return [examples] row positions and [examples] first tokens.
+    """Cut each text into examples of at most `longest` tokens. Return the row and the first token of each example.
+
+    Both arrays are [examples]: the position of the row in the table, and the index of the token in the row.
 
     A last example of a single token is left out, because the first token of a sequence is not predicted.
     """

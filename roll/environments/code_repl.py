@@ -22,7 +22,7 @@ from roll.rewards.sandbox.program import Ending, Limits, Outcome, ready, run
 from roll.types import RewardResult
 
 SHOWN = 500
-"""Number of characters that are shown to the policy of an input, an output or a test."""
+"""Largest number of characters of an input, an output or a test that the policy is shown."""
 INSTRUCTION = (
     "Write a Python program in a fenced block (```python). It is run on {public} public test(s), and you are shown what happens. "
     "When it passes them, or after {left} attempt(s), hidden tests judge it."

@@ -97,7 +97,7 @@ def checkpoint_line(checkpointer: Checkpointer) -> str:
 
 
 def report(folder: Path) -> None:
-    """Write the report if any metrics were recorded, also after a failure. Only log errors, so that they do not hide how the run ended."""
+    """Write the report if any metrics were recorded, also after a failure. Errors are only logged, so that they do not hide the end."""
     metrics = folder / METRICS_FILE
     if not metrics.is_file() or not metrics.stat().st_size:
         return

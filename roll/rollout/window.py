@@ -1,4 +1,4 @@
-"""Decides which groups in flight a take, that is, one call of `RolloutScheduler.take`, may hand over. Works on counts alone.
+"""Decides which of the groups in flight a take (one call of `RolloutScheduler.take`) may hand over. Works on counts alone.
 
     ordinals   0 1 2 3 | 4 5 6 7 | 8 9 ...       in the order in which prompts were drawn
                window of two batches |
@@ -67,7 +67,7 @@ class Window:
         self._drawn_at[ordinal] = self._step - steps
 
     def choice(self, wanted: int) -> Choice:
-        """Return the groups that a take of `wanted` groups may choose from. Its count is smaller if the window has fewer groups left."""
+        """Return the groups that a take of `wanted` groups may choose from. `Choice.count` is smaller if the window has fewer left."""
         assert self.head is not None, "nothing is in flight"
         while self.head >= self._begin + self._width:
             self._begin += self._width
@@ -97,5 +97,5 @@ class Window:
         return {"begin": self._begin - head, "gone": gone + [ordinal - head for ordinal in sorted(self._known_gone)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state of `state_dict`. The head becomes ordinal 0."""
+        """Load a state that `state_dict` returned. The head becomes ordinal 0."""
         self._begin, self._known_gone = state["begin"], set(state["gone"])

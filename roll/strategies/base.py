@@ -211,7 +211,7 @@ class GenerateStrategy(Protocol):
         ...
 
     async def resume(self, policy_version: int) -> None:
-        """Close the update, if one is open, and continue to generate, as this version.
+        """Close the update, if one is open, and generate again. `policy_version` is the version of the weights from now on.
 
         Raises:
             WeightSyncError: some of the model's weights were not sent. The engine must then be closed.

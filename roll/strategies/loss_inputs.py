@@ -35,7 +35,7 @@ def loss_inputs(batch: TrainBatch, device: str) -> LossInputs:
 
 
 def spans_update(batch: TrainBatch) -> Bools:
-    """Mark [S] the response tokens of sequences sampled by more than one version of the policy."""
+    """Return a mask [S] of the response tokens whose sequence was sampled by more than one version of the policy."""
     mask, starts = batch.sequences.response_mask, batch.sequences.offsets[:-1]
     lowest = np.minimum.reduceat(np.where(mask, batch.policy_versions, np.iinfo(np.int32).max), starts)
     highest = np.maximum.reduceat(np.where(mask, batch.policy_versions, np.iinfo(np.int32).min), starts)

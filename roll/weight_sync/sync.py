@@ -86,7 +86,7 @@ class Engine(Protocol):
         ...
 
     async def resume(self, policy_version: int) -> None:
-        """Continue to generate, as this version."""
+        """Generate again, with weights of this version."""
         ...
 
     async def policy_version(self) -> int:

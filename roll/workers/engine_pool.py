@@ -49,7 +49,7 @@ class EnginePool:
         self._in_sync = self._is_away = False
         self._news = asyncio.Event()
         self.failure: Exception | None = None
-        """The failure that ends the run, because no engine will serve again or a restart cannot help. None so far."""
+        """The failure that ends the run: no engine will serve again, or a restart cannot help. None if there is no such failure."""
 
     @property
     def serving(self) -> list[int]:

@@ -25,7 +25,7 @@ from roll.workers.memory_monitor import MemoryMonitor, device_name
 from roll.workers.shortage import engine_shortage
 
 MOST_CALLS = 1 << 20
-"""Largest number of concurrent calls in a process. It exceeds the possible number of requests, so that a pause or a sync never waits."""
+"""Largest number of concurrent calls in a process. It exceeds the possible number of requests, so no pause or sync waits for one."""
 
 IMPORTING = "loading libraries"
 """Stage that is shown until the strategy enters its first stage."""

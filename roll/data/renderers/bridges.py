@@ -123,7 +123,7 @@ class TemplateRenderer:
         self._encoder.check(whole)
 
     def _following(self, messages: Messages, tools: Tools) -> tuple[Ending, str, str]:
-        """Return the end of the previous turn, the text from its last token to the start of the next turn, and the guard in that text."""
+        """Return the end of the previous turn, the text from its last token to the start of the next turn, and that text's guard."""
         guard, guarded = self._encoder.guarded_messages(messages)
         history = _history(guarded)
         ended = self._render_text(history, tools, False)

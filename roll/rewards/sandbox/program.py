@@ -22,7 +22,7 @@ from roll.rewards.sandbox.inside.supervisor import FRAME, OUTCOME, SEALS
 GRACE_SECONDS = 30.0
 """Seconds for the sandbox to start and to report, in addition to the program's wall-clock limit."""
 KILL_SECONDS = 30.0
-"""Seconds to wait for a killed process. It normally ends at once, unless the kernel is blocked."""
+"""Seconds to wait for a killed process. It ends at once unless the kernel is blocked."""
 COMPLAINT_BYTES = 2000
 OPEN_FILES, THREADS, STACK_BYTES = 64, 64, 64 << 20
 MIB = 1 << 20

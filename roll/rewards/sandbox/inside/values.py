@@ -85,7 +85,7 @@ def decode_plain(written: Any, decode: Encode) -> Any:
 
 
 def overwrite(old: Any, new: Any) -> None:
-    """Replace the content of a container `old`, of a type in MUTABLE, by the content of `new`."""
+    """Replace the content of a container `old`, of a type in MUTABLE, with the content of `new`."""
     if isinstance(old, list | bytearray):
         old[:] = new
     elif isinstance(old, deque):
