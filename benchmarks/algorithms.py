@@ -3,8 +3,8 @@
     python benchmarks/algorithms.py [--recipes grpo rloo ...] [--seeds 3] [--steps 30] [--seconds N] [--write docs/algorithms.md]
 
 All runs start from the same warmed-up policy and train on 512 responses per step. Runs are kept in `--folder`, and completed ones are not
-repeated. With `--seconds`, no run starts after that time: repeat the command until the table is complete. `--write` also writes the table
-into the page, between its two marks.
+repeated. With `--seconds N`, no run starts after N seconds: repeat the command until the table is complete. `--write` also writes the
+table into the page, between the page's two marks.
 """
 
 from __future__ import annotations

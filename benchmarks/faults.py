@@ -14,8 +14,8 @@ On the CPU, roles do not take turns on devices, so the phase `move` is only test
 `--busy` trains with two busy processes on each core, compiles DeepSpeed's ops again, and counts the living processes that the run took for
 dead.
 
-The effective training time, at the end, assumes one failure in `FAILURE_EVERY` seconds, of which the share `ENGINE_SHARE` hits GPUs of
-engines:
+The last sentence of the report estimates the effective training time, for one failure per `FAILURE_EVERY` seconds. The share `ENGINE_SHARE`
+of the failures hits GPUs of engines:
 
     lost per failure of an engine   (notice + start) / engines, because the other engines continue
     lost per failure of a rank      notice + back-off + start + (steps between checkpoints / 2) x step

@@ -16,7 +16,7 @@ from roll.models.flops import TrainingFlops
 PEAK = 790e12
 """Measured FLOP/s of an H200 for a bf16 product of two 8192 x 8192 matrices. MFU is relative to this value."""
 PARTS = {"rollout": "generate", "log_probs": "forward", "reference": "forward", "train": "train", "weight_sync": "copy"}
-"""Floor of each part of a step."""
+"""Name of the floor with which each part of a step is compared."""
 SUMMED = ("rollout", "log_probs", "reference", "train")
 """Parts whose floors add up to the floor of a step."""
 

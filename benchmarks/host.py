@@ -5,9 +5,9 @@
 Ray, the scheduler, `ActorInfer`, reward workers with `exact_match`, experience, credit, packing and `ActorTrain` are those of a real run.
 Engines and trainers are simulated: an engine immediately returns 8 responses per prompt, of geometrically distributed lengths, with their
 log-probs; a trainer accepts its micro-batches and does nothing. No weights are synced. User and system time of all processes is counted:
-the driver, the Ray actors, the processes of the reward functions, and Ray's own processes (raylet, GCS, agents). The counted steps
-of each size add up to the largest size. One step runs before them and is not counted; it provides a digest of all arrays that the trainers
-receive and of the step's metrics. Two checkouts that print the same digests train on the same numbers.
+the driver, the Ray actors, the processes of the reward functions, and Ray's own processes (raylet, GCS, agents). For each size, the
+counted steps together have as many samples as the largest size. One step runs before them and is not counted; it provides a digest of all
+arrays that the trainers receive and of the step's metrics. Two checkouts that print the same digests train on the same numbers.
 """
 
 from __future__ import annotations

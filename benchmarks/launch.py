@@ -60,7 +60,7 @@ def pipeline(
 
 
 def floor(work: TrainingWork, kind: str, logs: Path | None) -> dict[str, list[float]]:
-    """Measure a floor in its own process. Return its figures by repetition."""
+    """Measure a floor in its own process. Return its figures by name, with one value for each repetition."""
     path = Path(work.scratch) / "work.json"
     work.write(path)
     output = run(["-m", "benchmarks.floors", str(path), kind], work.scratch, logs, kind)

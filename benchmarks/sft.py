@@ -1,10 +1,11 @@
-"""Compares supervised fine-tuning with plain DeepSpeed on the same batches, both measured in this call on this machine.
+"""Compares supervised fine-tuning with plain DeepSpeed on the same batches. One call measures both.
 
     python benchmarks/sft.py [--model tiny|0.5b|1.5b|7b] [--devices 0] [--stage 1] [--lora-rank 32] [--json FILE] [KEY=VALUE ...]
 
 A step trains on texts of many lengths that together fill 64 rows of 4,096 tokens (with the tiny model, which needs no GPU, 8 rows of 256)
-and are packed by roll. It runs through `python -m roll.pipeline`, which receives KEY=VALUE. Then each floor runs alone, with the batches
-of the run and the same recomputed and compiled layers (plain_sft.py). Prints a table, and writes JSON if requested.
+and are packed by roll. The run uses `python -m roll.pipeline`, which receives KEY=VALUE. Then each floor (the same training without roll,
+plain_sft.py) runs alone, with the batches of the run and the same recomputed and compiled layers. Prints a table, and writes JSON if
+requested.
 """
 
 from __future__ import annotations
@@ -173,7 +174,10 @@ def work_of(options: argparse.Namespace, scratch: str) -> SftWork:
 
 
 def draw_texts(rows: int, row_tokens: int, seed: int) -> list[str]:
-    """Return texts of random letters, one token each. A text fills about 0.06 to 0.44 of a row. With end tokens, all fill `rows` rows."""
+    """Return texts of random letters, one token each. A text fills about 0.06 to 0.44 of a row.
+
+    All texts together, with their end tokens, fill `rows` rows.
+    """
     generator = random.Random(seed)
     shares = list(accumulate(generator.uniform(0.25, 1.75) for _ in range(rows * TEXTS_A_ROW)))
     ends = [0] + [round(share / shares[-1] * rows * row_tokens) for share in shares]

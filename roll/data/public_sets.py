@@ -20,7 +20,7 @@ MARK = "####"
 
 
 class LeftOut(Exception):
-    """A row without anything to learn. The text is the reason; it continues "3 rows"."""
+    """A row without anything to learn. The text is the reason, and completes a sentence that begins with "3 rows"."""
 
 
 class AnotherLayout(Exception):

@@ -109,7 +109,7 @@ class AgentEpisodes:
 
 
 FULL = (StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.ABORTED)
-"""Reasons to stop after which a failing agent is not at fault, because the session did not answer its last request in full."""
+"""Reasons to stop after which a failing agent is not at fault, because the session did not answer the agent's last request in full."""
 
 
 async def _watched(run: Coroutine[Any, Any, AgentEnd], session: AgentSession) -> AgentEnd | None:

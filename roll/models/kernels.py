@@ -38,9 +38,9 @@ def register_flash() -> str:
 
 
 def flash_attention(kernel: Callable[..., Tensor]) -> Attention:
-    """Return `models.attention.packed_attention` based on flash-attn's `flash_attn_varlen_func`, which also supports sliding windows.
+    """Return a function like `models.attention.packed_attention` that calls `kernel` and also supports sliding windows.
 
-    The kernel is an argument, because compiled layers cannot import it.
+    `kernel` is flash-attn's `flash_attn_varlen_func`. It is an argument, because compiled layers cannot import it.
     """
 
     def attend(

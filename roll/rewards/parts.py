@@ -94,7 +94,7 @@ def normalised(weights: Mapping[str, float], results: Sequence[RewardResult]) ->
     Source: GDPO, arXiv 2601.05242, without its final normalisation over the batch.
 
     Args:
-        weights: weight of each part. Every result has the part's value in `parts`.
+        weights: weight of each part, by name. The `parts` of every result has a value for each of these names.
     """
     judged = [index for index, result in enumerate(results) if result.outcome not in NO_VERDICT]
     one_group, sums = np.zeros(len(judged), np.int32), np.zeros(len(judged))

@@ -68,7 +68,7 @@ def _shared_files() -> Iterator[tuple[Path, os.stat_result]]:
 def _mapped(pid: int) -> set[int]:
     """Return the inodes of a process's shared-memory files. Names are not enough, because a semaphore is mapped under another name.
 
-    psutil's `memory_maps` is not used because it lets the kernel add up sizes, which takes 10 s per TiB.
+    psutil's `memory_maps` is not used because it makes the kernel add up sizes, which takes 10 s per TiB.
     """
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()

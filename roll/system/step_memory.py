@@ -5,8 +5,8 @@ of them is new. A step of 32,768 samples creates half a million objects, in addi
 are in no reference cycle, and are freed without a collection.
 
 By default, the C library returns every large array to the system when it is freed, and requests new pages for the next one, which the
-system fills with zeros. This takes longer than most operations on a step's arrays. Each step needs about as much
-memory as the previous one, so freed memory is kept.
+system fills with zeros. This takes longer than most operations on a step's arrays. Each step needs about as much memory as the previous
+one, so freed memory is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 THRESHOLDS = (50_000, 10, 10)
 """Thresholds for the three generations of Python's garbage collector; see `gc.set_threshold`."""
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
-"""Numbers of parameters of glibc's `mallopt`."""
+"""The numbers by which glibc's `mallopt` identifies these two parameters."""
 KEEP: dict[int, int] = {TRIM_THRESHOLD: 2**31 - 1, MMAP_MAX: 0}
 GIVE_BACK: dict[int, int] = {TRIM_THRESHOLD: 128 << 10, MMAP_MAX: 65536}
 """glibc's defaults."""

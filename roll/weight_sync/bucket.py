@@ -42,7 +42,7 @@ class Adapter:
     """Content of PEFT's `adapter_config.json`."""
     weights: Bucket
     content: bytes | None = None
-    """Content of the file of `weights`, for hosts that cannot read the file. None if all engines can."""
+    """Content of the file that `weights` describes, for hosts that cannot read the file. None if all engines can."""
 
     @contextmanager
     def folder(self) -> Iterator[Path]:

@@ -36,7 +36,7 @@ LOOK_EVERY = 0.2
 CUT_OFF = "cut off"
 """Key in the broadcast's store. It is set when a member has died, to stop the other members from waiting."""
 CUT_OFF_SECONDS = 10.0
-"""Deadline for setting that key, in seconds. The trainer's rank 0 hosts the store."""
+"""Deadline for setting the key `CUT_OFF`, in seconds. The trainer's rank 0 hosts the store."""
 
 
 @dataclass(frozen=True)

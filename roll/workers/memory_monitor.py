@@ -22,7 +22,7 @@ class MemoryMonitor:
         self._most: int | None = None
 
     def held(self) -> int | None:
-        """Return the bytes held on the fullest device, or torch's memory in this process if the driver does not list it.
+        """Return the bytes held on the fullest device, or torch's memory in this process if the driver does not list the process.
 
         Return None on the CPU, and for an engine in a child process that the driver does not list.
         """

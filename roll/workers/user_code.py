@@ -10,7 +10,7 @@ SLACK = 60.0
 """Time in seconds for sending a call to a worker and its result back."""
 LOG_DESCRIPTOR = 2
 LOG_BYTES = 100 << 20
-"""Largest size of a worker's log in bytes. A copy of the previous part of the same size is kept next to it."""
+"""Largest size of a worker's log in bytes. The previous part, of about the same size, is kept in a second file next to it."""
 LOOK_EVERY = 1.0
 """Seconds between two checks of the log's size."""
 

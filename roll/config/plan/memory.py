@@ -118,8 +118,8 @@ def secondary(zero: ZeroOptimizationConfig, held: int) -> int:
 def beside_offloaded(zero: ZeroOptimizationConfig, width: int) -> int:
     """Return the host memory in bytes per parameter that offloaded optimizer states need in addition to the states.
 
-    This is the accumulated gradients, their fp32 copy for the update (unless the states are on NVMe), and below stage 3 the updated weights
-    before they are copied back.
+    It holds the accumulated gradients, their fp32 copy for the update (unless the states are on NVMe), and below stage 3 the updated
+    weights before they are copied back.
     """
     swapped = zero.offload_optimizer is not None and zero.offload_optimizer.device == "nvme"
     return width * (1 if zero.stage == 3 else 2) + (0 if swapped else 4)

@@ -212,7 +212,8 @@ MEANINGS: dict[str, dict[Any, Any]] = {
     "ipo": {False: None, True: "ipo"},
     "<role>.model_args.disable_gradient_checkpointing": {True: "none", False: "auto"},
 }
-"""Translations of values, for key paths in `READ_AS`. None means that roll always does this. Other values have no counterpart."""
+"""Translations of values, for key paths in `READ_AS`. None means that roll always does what the value requests. Other
+values have no counterpart."""
 
 DIFFERS = {
     ("actor_train.pg_variant", "topr"): "ROLL separates good responses from bad ones by a reward above 0, and tapers each token's ratio; "

@@ -47,7 +47,7 @@ class MetricRow:
     cells: Sequence[Cell | None]
     """One cell for each run; None for a run without the metric."""
     obstacle: str | None = None
-    """For a loss that these runs compute differently: the key that differs. No value of such a row is the best. Otherwise None."""
+    """For a loss that these runs compute differently: the key that differs; then no value is marked as the best. Otherwise None."""
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def _mismatch(rows: Sequence[Row]) -> list[Chart | None]:
 
 
 def _who_worked(rows: Sequence[Row]) -> Chart | None:
-    """Return a chart of the seconds of each step. The upper lane divides them by part of the loop, the lower one by use of the engines.
+    """Return a chart of the seconds of each step: the upper lane shows the parts of the loop, the lower lane what the engines did.
 
     Only sums are measured. The parts of a step are therefore stacked in the order of the loop, not by the time at which they began.
     """
