@@ -1,4 +1,4 @@
-"""Measures the bare engines on the work of one step, each alone in its own process, without roll.
+"""Measures floors for the parts of a step: the time of the same work in bare vLLM, transformers or DeepSpeed, without roll.
 
     python -m benchmarks.floors WORK.json KIND
 

@@ -22,7 +22,7 @@ TARGETS = {
     ("rollout", "partial"): 1.2,
     ("slower_side", "asynchronous"): 1.1,
 }
-"""Targets: largest ratios of a variant. They are shown, not enforced."""
+"""Targets: by (ratio, variant), the largest value that is good enough. They are shown, not enforced."""
 RATIOS = {
     "step": "step to the synchronous step",
     "token": "the same per sampled token",
@@ -160,7 +160,7 @@ class Comparison:
         return run.tokens / (self.saturated.tokens_per_second * run.engines) if self.saturated else None
 
     def ratios(self, variant: str) -> dict[str, float]:
-        """Return those of the `RATIOS` whose measurements exist."""
+        """Return the value of each of the `RATIOS` whose measurements exist, by name."""
         run, synchronous, found = self.runs[variant], self.runs.get("synchronous"), {}
         alone = self.alone(run)
         if synchronous and run is not synchronous:

@@ -84,7 +84,7 @@ def model_of(work: SftWork, config: SftConfig, device: str) -> Any:
 
 
 def updates(work: SftWork, config: SftConfig, rank: int, device: str) -> list[Update]:
-    """Return the data of all steps of a floor, on the device."""
+    """Return the data of one rank in all steps of a floor, on the device."""
     steps = batches(config, work.train_ranks)
     found = []
     for _ in range(work.repetitions + 1):

@@ -1,4 +1,4 @@
-"""Trains the same six runs with two checkouts. Metrics, except times, memory and those of engines, must agree to 1e-6.
+"""Trains the same six runs with two checkouts. All metrics, except times, memory and those of the engines, must agree to 1e-6.
 
     python benchmarks/same_numbers.py BEFORE [AFTER] [--steps 10] [--only rlvr,dpo] [--json FILE]
 

@@ -89,7 +89,7 @@ def _blocks() -> list[type[BaseModel]]:
 
 
 def _places(block: type[BaseModel]) -> list[str]:
-    """Return the paths of a block. If all roles have it, they are combined to `<role>`."""
+    """Return the paths of a block. If all roles have the block, their paths are combined into `<role>`."""
     places = list(dict.fromkeys(place for root in PIPELINES.values() for place in _below(root, "", block)))
     of_roles = [place for place in places if place.split(".")[0] in ROLES]
     if len({place.split(".")[0] for place in of_roles}) < len(ROLES):

@@ -273,7 +273,7 @@ def _given(run: Config | None) -> dict[str, Any]:
 
 
 def _plain(block: BaseModel) -> dict[str, Any]:
-    """Return the keys of a block that differ from the defaults, as JSON values, without secrets that the run's config.yaml hides."""
+    """Return the keys of a block that differ from the defaults, as JSON values, without secrets, which a run's config.yaml hides."""
     return _shown(block.model_dump(mode="json", exclude_defaults=True))
 
 

@@ -18,7 +18,7 @@ from roll.strategies.settings import ModelLoader, ModelWrapper
 
 @dataclass(frozen=True)
 class Teaching:
-    """The sending and the receiving model of a teacher's hidden states or top-k distribution."""
+    """Functions that build the student, which receives hidden states or a top-k distribution, and the teacher, which sends them."""
 
     load: ModelLoader
     """Loads the student."""
@@ -27,7 +27,7 @@ class Teaching:
 
 
 def teaching(config: DistillConfig | RlvrConfig, student: ModelConfig, teachers: Sequence[ModelConfig]) -> Teaching:
-    """Return the models that transfer hidden states, from which the student computes full distributions; with `distill_top_k`, top k.
+    """Return the functions for top-k distributions with `distill_top_k`, otherwise for hidden states, which yield full distributions.
 
     Several teachers require `distill_top_k`. All of them send tensors of the same width, over the tokens that every model has.
 

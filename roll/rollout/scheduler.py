@@ -79,8 +79,8 @@ class RolloutScheduler:
         """
         Args:
             batch_size: number of groups of a step.
-            seed: seed from which the seed of every prompt is derived; with None the engine chooses.
-            window: number of groups that a take chooses from, a multiple of `batch_size`; None means one batch.
+            seed: seed from which the seed of every prompt is derived; with None the engine chooses the seeds.
+            window: number of groups from which `take` chooses, a multiple of `batch_size`; None means one batch.
             most_batches: limit of dynamic sampling: groups that `keep` rejects are replaced until this many batches are drawn for
                 one step. None turns dynamic sampling off.
             keep: filter of dynamic sampling.
@@ -167,7 +167,7 @@ class RolloutScheduler:
         return [groups[ordinal] for ordinal in sorted(groups)]
 
     async def _chosen(self, choice: Choice) -> list[int]:
-        """Wait until enough groups are finished. Return the ordinals of all groups that are due and of the oldest others."""
+        """Wait until `count` groups are finished, among them all that are due. Return the ordinals of these and of the oldest others."""
         finished: set[int] = set()
         news: asyncio.Queue[int] = asyncio.Queue()
         for ordinal in choice.pool:
@@ -219,7 +219,7 @@ class RolloutScheduler:
             self._window.load_state_dict(state["window"])
 
     async def save(self, folder: Path) -> None:
-        """Write the groups that are finished but not handed over yet. Without any, write no file."""
+        """Write the groups that are finished but not handed over yet. If there are none, write no file."""
         head = self._window.head or 0
         tasks = {ordinal: flight.task for ordinal, flight in self._in_flight.items() if flight.task.done()}
         finished = {ordinal: task.result() for ordinal, task in tasks.items() if not task.cancelled() and not task.exception()}

@@ -31,7 +31,7 @@ from roll.strategies.base import Rank
 
 
 def prepare(model: PackedModel, size: int, rank: Rank) -> None:
-    """Set the model's configuration, which has its plan, as an attribute where DeepSpeed looks for it.
+    """Set the model's configuration, which contains its plan, as an attribute where DeepSpeed looks for it.
 
     Raises:
         ConfigError: the model does not support this degree of tensor parallelism.

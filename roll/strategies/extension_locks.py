@@ -169,7 +169,7 @@ def _has_open(process: psutil.Process, lock: os.stat_result) -> bool:
 
 
 def _builds_in(process: psutil.Process, folder: Path) -> bool:
-    """Return whether a process is ninja building in the folder. It may outlive its parent, and does not have the lock open."""
+    """Return whether a process is a ninja that builds in the folder. ninja may outlive its parent, and does not have the lock open."""
     return process.name() == "ninja" and _leads_to(f"/proc/{process.pid}/cwd", folder.name, folder.stat())
 
 

@@ -59,7 +59,7 @@ class TrainSettings:
     deterministic: bool = False
     """Whether to use torch's deterministic algorithms."""
     takes_turns: bool = False
-    """Whether other roles use its devices while it does not train."""
+    """Whether other roles use the role's devices while it does not train."""
 
     def build(self, rank: Rank) -> TrainStrategy:
         """See `Settings`."""
@@ -81,7 +81,7 @@ class VllmSettings:
     """LoRA rank of the adapters that the engine will load. None if it loads whole models."""
     seed: int
     takes_turns: bool
-    """Whether other roles use its devices while it does not generate."""
+    """Whether other roles use the role's devices while it does not generate."""
     keeps_kv_cache: bool
     """Whether a response that spans a weight update keeps its KV cache. Otherwise, the cache is recomputed."""
 
@@ -172,7 +172,7 @@ class VllmRewardSettings:
     max_model_len: int
     seed: int
     takes_turns: bool
-    """Whether other roles use its devices while it does not score."""
+    """Whether other roles use the role's devices while it does not score."""
 
     def build(self, rank: Rank) -> RewardStrategy:
         """See `Settings`."""

@@ -1,4 +1,4 @@
-"""The role that generates: one pool of engines for the scheduler, and separate engines for the weight sync.
+"""The role that generates. The scheduler sees its engines as one pool, the weight sync sees each engine.
 
 If an engine dies, its requests start again on another engine, from the prompt and with the same seeds.
 """
@@ -194,7 +194,7 @@ class ActorInfer:
 
     @property
     def progress(self) -> str:
-        """Text with the finished and requested responses since the engines were last idle; empty while they are idle."""
+        """The numbers of finished and of requested responses since the engines were last idle, as text; empty while they are idle."""
         return f"{self._ended_samples} of {self._samples} responses" if self._open else ""
 
     @property
@@ -210,7 +210,7 @@ class ActorInfer:
         return [activities.get(engine, EngineActivity(0.0, 0, 0)) for engine in range(len(self._group))]
 
     def metrics(self) -> Metrics:
-        """Return the number of serving engines, the limit of running samples if there is one, and the number of waiting samples."""
+        """Return the numbers of serving engines, restarts and waiting samples, and the limit of running samples if there is one."""
         waiting = sum(len(request.waiting) for request in self._waiting)
         bounds = {} if self._running.limit is None else {"engine/max_running_samples": float(self._running.limit)}
         health = {"engine/healthy": float(len(self.pool.serving)), "engine/restarts": float(self.pool.restarts)}

@@ -1,7 +1,7 @@
 """Restricts access to a Ray cluster that a run starts itself: only processes of this host with the cluster's token can use it.
 
 Any process that reaches Ray's ports can run code as the user. Ray 2.60 listens on every interface. If tokens are required, its default
-token is in a file below the home folder, which every local user may read and which all runs share.
+token is in a file below the home folder. All runs share this file, and every local user may read it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def own_token(folder: Path) -> Iterator[None]:
 
 
 def _read_again() -> None:
-    """Make Ray reread the variables, which it reads once at import. The mode comes first, so that a late thread of Ray needs no token."""
+    """Make Ray reread the variables, which it reads once at import.
+
+    The mode is read before the token, so that a thread of Ray that is still running does not look for a token that is gone.
+    """
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 

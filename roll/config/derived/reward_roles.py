@@ -7,7 +7,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import JudgeConfig, RewardConfig, ScorerConfig, ServedConfig
 
 PREFIX = "rewards."
-"""Prefix of the names of the roles of domains."""
+"""Prefix of the names of roles that serve the model of a domain."""
 TEMPLATE_TOKENS = 1024
 """Tokens reserved in a judge's context for the template and the reference answer, in addition to question and response."""
 

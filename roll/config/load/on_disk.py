@@ -212,7 +212,7 @@ def _run_folder(config: Config, found: Found) -> None:
 
 
 def _kernel_folder(folder: Path) -> str | None:
-    """Return the kind of the file system of a folder if it is one in which nobody can create files, else None."""
+    """Return the type of a folder's file system if nobody can create files in that type, such as `proc`; else None."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:

@@ -81,7 +81,7 @@ def without_unknown(values: Mapping[str, Any], error: ValidationError) -> dict[s
 def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], values: Mapping[str, Any]) -> Fault:
     """Return the fault of an unknown key. The remedy is the nearest key in the block, or the block where the key belongs.
 
-    If the block contains settings of another strategy than the chosen one, return one fault for the whole block instead, equal for all
+    If the block contains settings of a strategy other than the chosen one, return one fault for the whole block instead, equal for all
     of its keys.
     """
     foreign = _foreign_block(place, root, values)
@@ -120,13 +120,16 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
 
 
 def _elsewhere(place: Sequence[str | int], root: type[BaseModel], values: Mapping[str, Any]) -> list[str]:
-    """Return the other paths of a key's name, without those in root blocks that the file does not have, if there are others."""
+    """Return the paths of other keys with the same name.
+
+    Paths in root blocks that the file does not have are left out, unless there are no others.
+    """
     found = [path for path in homes(root, str(place[-1])) if path != dotted(place)]
     return [path for path in found if "." not in path or path.partition(".")[0] in values] or found
 
 
 def _foreign_block(place: Sequence[str | int], root: type[BaseModel], values: Mapping[str, Any]) -> Fault | None:
-    """Return the fault of an override of `strategy_name` that leaves the `strategy_config` of the file's strategy in place, else None."""
+    """Return a fault if `strategy_name` was overridden, but `strategy_config` still holds keys of the file's strategy, else None."""
     role = section_at(root, place[:1], values) if len(place) == 4 and place[2] == "strategy_config" else None
     if role is None:
         return None

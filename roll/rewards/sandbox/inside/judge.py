@@ -98,7 +98,7 @@ def _run_test(function: Callable[..., Any], fixtures: Mapping[str, Any]) -> None
 
 
 class _Response(ast.NodeTransformer):
-    """Replaces `{response}` in a test by the text of the response, always as data and never as code: within a string, or instead of one."""
+    """Replaces `{response}` in a test by the text of the response, always as data, never as code: within a string, or as a string."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -61,7 +61,7 @@ def imported_by(tree: ast.Module) -> dict[str, Any]:
 
 
 def _is_harmless(value: Any) -> bool:
-    """Return whether an object cannot pass a test merely by its nature, as `unittest.mock.ANY` does, which equals everything."""
+    """Return whether an object cannot pass a test merely by its nature. `unittest.mock.ANY` can, because it equals everything."""
     if (getattr(value, "__module__", "") or getattr(value, "__name__", "")).partition(".")[0] in NOT_FOR_PROGRAMS:
         return False
     return callable(value) or isinstance(value, types.ModuleType | int | float | str) or type(value).__module__ == "typing"
