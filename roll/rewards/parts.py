@@ -53,7 +53,7 @@ def summed(parts: Sequence[RewardPart], results: Sequence[Sequence[RewardResult]
     own parts as `name/part`. The sum has a turn end wherever a part has one.
 
     Args:
-        results: of the parts, [parts][responses].
+        results: results of each part, [parts][responses].
     """
     if parts[0].name:
         return [_sum(parts, of_one) for of_one in zip(*results, strict=True)]

@@ -20,7 +20,7 @@ class PolicyLossTraits:
     ratio: Literal["token", "sequence"] | None = "token"
     """Level of its probability ratio. None if it has no ratio."""
     carries_token_credit: bool = True
-    """Whether the gradient of a token uses the token's own advantage. Otherwise the tokens of a sequence share their advantages."""
+    """Whether the gradient of a token uses the token's own advantage. Otherwise all tokens of a sequence share one gradient."""
     selects_tokens: bool = False
     """Whether it selects tokens of the whole step by their log-probs before the first update."""
     acts_on_change: bool = False

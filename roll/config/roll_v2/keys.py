@@ -16,7 +16,8 @@ VARIABLES = (
     *("action_pattern", "think_action_pattern", "all_response_pattern", "sokoban_format_penalty", "frozen_format_penalty"),
     *("single_prompt_agent_system_template", "single_prompt_agent_template"),
 )
-"""Root keys that ROLL's files use as variables in `${...}`. They may be unused in a file, but not on the command line."""
+"""Root keys that ROLL's files use as variables in `${...}`. An unused one is accepted in a file, but
+refused on the command line."""
 
 BEYOND = "no prompts beyond rollout_batch_size are generated; use async_generation_ratio"
 DEAD = "ROLL itself never reads it; remove the key"

@@ -53,7 +53,7 @@ class Translation:
     warnings: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     roll_keys: list[str] = field(default_factory=list)
-    """Patterns of the keys in the file that only ROLL has."""
+    """Patterns of those keys in the file that ROLL has and roll does not."""
     is_whole: bool = True
     """False if a value that others depend on could not be translated, so that further checks would report faults that do not exist."""
 
