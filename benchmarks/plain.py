@@ -47,7 +47,7 @@ class LogProbs(nn.Module):
         return torch.cat([self.score(*chunk) for chunk in chunks])
 
     def score(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return fp32 [C] of the targets after hidden states [C, H]."""
+        """Return the log-probs of the targets, fp32 [C], from the hidden states [C, H] before them."""
         logits = self.causal.lm_head(hidden).float()
         return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(1)
 
@@ -74,7 +74,7 @@ def compile_layers(causal: Any, dynamic: bool | None = None) -> None:
 def trainable(work: TrainingWork, checkpointed: int, compiled: bool, dynamic: bool | None = None) -> Any:
     """Return the transformers model for training. Its first `checkpointed` layers are recomputed in the backward pass.
 
-    `dynamic` is that of `torch.compile`; if it is True, the same compiled code runs rows of any length.
+    `dynamic` is the argument of `torch.compile`; if it is True, the same compiled code runs rows of any length.
     """
     causal = load(work, work.lora_rank > 0).train()
     causal.enable_input_require_grads()
@@ -120,7 +120,10 @@ def packed_rows(work: Work, rank: int, ranks: int, device: str) -> list[dict[str
 
 
 def forward(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[float]]:
-    """Measure passes without gradients over the rank's sequences: `forward`, and `forward_adapter` if a step runs one with its adapter."""
+    """Measure passes without gradients over the rank's sequences.
+
+    The results are `forward`, and `forward_adapter` if a step also runs a pass with the adapter.
+    """
     rows = packed_rows(work, rank, work.score_ranks, device)
     figures = {}
     adapter = work.lora_rank > 0 and work.behaviour == "trainer"

@@ -43,7 +43,7 @@ class Scores:
     values: Floats | None = None
     """[T], the critic's value before each token. Required by `gae`."""
     domains: Ints | None = None
-    """[N], the domain of each response's prompt. Required if a scope is `domain`."""
+    """[N], index of the domain of each response's prompt. Required if a scope is `domain`."""
 
 
 @dataclass(frozen=True)
@@ -206,9 +206,11 @@ def opo(scores: Scores, norm: Normalisation) -> Doubles:
 
 @ADVANTAGES.register("gpg")
 def gpg(scores: Scores, norm: Normalisation) -> Doubles:
-    """Group policy gradient: alpha (r - mean) with alpha = N / (N - M). M responses belong to groups in which all rewards are equal.
+    """Group policy gradient: alpha (r - mean) with alpha = N / (N - M).
 
-    Such groups have no gradient. alpha turns the mean over all N responses into the mean over the other N - M.
+    M of the N responses belong to groups in which all rewards are equal, so they have no gradient. alpha turns the mean over all N
+    responses into the mean over the other N - M.
+
     Source: Chu et al., arXiv 2504.02546.
     """
     differ = by_group(scores.rewards, scores.groups, np.ptp) > 0

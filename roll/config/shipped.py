@@ -88,7 +88,7 @@ def find_experiment(name: str) -> Path:
 
 
 def find_in(folder: Path, name: str, option: str) -> Path:
-    """Return the file of an experiment in a folder that the user named by `option`.
+    """Return the file of an experiment in a folder that the user gave with the flag `option`.
 
     Raises:
         ConfigError: The folder or the file does not exist.

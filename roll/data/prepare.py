@@ -23,7 +23,7 @@ from roll.errors import DataError, Fault, run_command
 
 TRAIN, VALIDATION, TEST = "train.jsonl", "validation.jsonl", "test.jsonl"
 REPEATED = "with the question of an earlier row"
-"""Reason for leaving a row out. It continues "3 rows"."""
+"""Reason for leaving rows out. In the summary it follows their number: "3 row(s) with ..."."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _rows(wish: Wish, public: PublicSet, split: str) -> Iterator[PreparedRow | L
 
 
 def _write(file: Path, rows: Iterator[PreparedRow | LeftOut], seen: set[bytes]) -> tuple[int, Counter[str]]:
-    """Write the usable rows whose question is not in `seen`, and add the questions to it.
+    """Write the usable rows whose question is not in `seen`, and add their questions to `seen`.
 
     Return the number of written rows, and the number of rows left out by reason.
     """

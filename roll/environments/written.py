@@ -81,7 +81,7 @@ class ActionReader:
         self._actions = {action.lower(): number for number, action in enumerate(actions)}
 
     def __call__(self, text: str) -> int | None:
-        """Return the number of the action in the first match of the pattern. None if there is no match, or it is not an action."""
+        """Return the number of the action in the first match of the pattern. None if nothing matches, or the match is not an action."""
         found = self._pattern.search(text)
         if found is None:
             return None

@@ -23,7 +23,7 @@ HELP = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the export of the command line. Return the exit status."""
+    """Run the export that the command line describes. Return the exit status."""
     arguments = parser().parse_args(argv)
     return run_command(lambda: print(f"{export(arguments.checkpoint, arguments.out, arguments.format)}: {arguments.out}"))
 

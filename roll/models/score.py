@@ -65,7 +65,7 @@ def pad_token(path: str, model_args: ModelConfig) -> int | None:
 def scored_token(token_ids: Ints, pad: int | None) -> Bools:
     """Mark [T] the token at which transformers' sequence classification reads the score: the last token that is not padding.
 
-    If the padding token is also the end-of-sequence token, this is the token before the end. It is never the first token.
+    If the padding token is also the end-of-sequence token, this is the token before the end. The first token is never marked.
     """
     found = np.flatnonzero(token_ids != pad) if pad is not None else np.arange(len(token_ids))
     where = int(found[-1]) if len(found) else len(token_ids) - 1

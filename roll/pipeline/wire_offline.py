@@ -97,7 +97,7 @@ class OtherModel:
 
 
 def no_other_model(plan: Plan, roles: Roles, learner: ActorTrain) -> OtherModel | None:
-    """Return None, for a pipeline whose only model is its learner."""
+    """Return None. For pipelines in which the learner is the only model."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class OfflinePipeline:
 
 @dataclass(frozen=True)
 class StartedRoles:
-    """The roles of a run, started, and their phases on the devices."""
+    """The started roles of a run, and their phases on the devices."""
 
     phases: DevicePhases
     role: str
@@ -164,7 +164,7 @@ async def _loop(config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, 
     position = await context.checkpointer.restore(OnloadedTrainer(phases, role, trainer), sampler, last_step=steps, epochs=epochs)
     ask = meter.timed(other.part, started.ask) if other else None
     training = Batches(rows.training, pipeline.make_batch, Models(meter.timed("log_probs", started.log_probs), ask))
-    # Evaluation is timed as a whole, including calls of these models.
+    # Evaluation is timed as a whole, so calls of its models are not timed separately.
     untimed = Models(started.log_probs, started.ask if other else None)
     held_out = Batches(rows.held_out, pipeline.make_batch, untimed) if rows.held_out else None
     if other and other.beforehand and ask:

@@ -1,4 +1,4 @@
-"""Wires rewards that a model computes: the judge or the reward model of each such domain."""
+"""Wires rewards that a model computes: the judge or the reward model of a domain."""
 
 from __future__ import annotations
 
@@ -101,7 +101,10 @@ def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Cal
 
 
 def positions_of(path: str, config: RlvrConfig) -> int:
-    """Return the context length of a reward model: room for prompt and response in its tokens, limited by its position embeddings."""
+    """Return the context length of a reward model in its own tokens.
+
+    It has room for prompt and response, unless the model has fewer position embeddings.
+    """
     shape = model_shape(path)
     room = 2 * longest_sequence(config) + TEMPLATE_TOKENS
     return min(room, shape.max_position_embeddings) if shape and shape.max_position_embeddings else room

@@ -62,7 +62,7 @@ class Answer(NamedTuple):
     results: list[Any]
     """Encoded results; `results_of` decodes them."""
     replaced: str
-    """Name of a function, class or module that was replaced during the call, after which the child ends. Empty if there is none."""
+    """Name of a function, class or module that was replaced during the call; the child then ends. Empty if none was."""
 
 
 def ready_message(ready: Ready) -> bytes:

@@ -36,7 +36,7 @@ class _Process:
 
 
 def examine(pids: Mapping[int, bool]) -> dict[int, Finding]:
-    """Return findings about stopped and ended processes by process id. Running processes have none.
+    """Return findings about stopped and ended processes, by process id. Running processes have none.
 
     `pids` maps each process to whether its stopped descendants count as well. Ended descendants never count.
     Processes in a debugger (state t), in uninterruptible sleep (D) or waiting for a CPU (R) count as running.

@@ -46,7 +46,7 @@ class Progress:
     validation: Mapping[str, float] | None = None
     """Latest validation result of each held-out set."""
     measure: str = ""
-    """Name of that result: `pass@1` or `loss`."""
+    """Name of the validation result: `pass@1` or `loss`."""
     validated_at: int = 0
     """Step of the latest validation."""
     step_seconds: tuple[float, ...] = ()

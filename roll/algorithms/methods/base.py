@@ -22,7 +22,7 @@ def is_path(name: object) -> TypeGuard[str]:
 
 
 def declares(traits: object) -> Callable[[Entry], Entry]:
-    """Return a decorator that records the traits of a user-defined estimator, loss or correction, and returns it unchanged."""
+    """Return a decorator that attaches `traits` to a reward, estimator, loss or correction, and is otherwise without effect."""
 
     def mark(entry: Entry) -> Entry:
         setattr(entry, DECLARED, traits)

@@ -22,7 +22,7 @@ READ = {
     "inference": {*SERVED, "generating_args", "judge_model_type", "judge_prompt", "judge_pattern", "judge_max_score"},
     "scorer": {*SERVED},
 }
-"""By kind of reward model: the keys that it reads, out of those that not every reward reads."""
+"""By kind of reward model: the keys that it reads, apart from those that every reward reads."""
 OF_FUNCTIONS = ("reward_args", "timeout", "memory_gib", "max_processes", "world_size", "group", "concurrency", "normalise")
 SPECIAL = {*ModelRewardKeys.model_fields, *OF_FUNCTIONS}
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -124,7 +124,10 @@ def _role(name: str, role: ServedConfig) -> Iterator[Fault]:
 
 
 def _turns(config: RlvrConfig) -> Iterator[Fault]:
-    """Yield faults of reward models on shared devices. They score after the rollout, which must end before anything else starts."""
+    """Yield faults of reward models that take turns with other roles on their devices.
+
+    They score once all responses of a step are generated, which does not fit asynchronous runs and dynamic sampling.
+    """
     devices = {name: set(role.device_mapping or ()) for name, role in model_roles(config).items()}
     reasons = [f"async_generation_ratio is {config.async_generation_ratio:g}"] if config.async_generation_ratio else []
     reasons += ["dynamic_sampling needs the scores to choose further prompts"] if config.dynamic_sampling else []

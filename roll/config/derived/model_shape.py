@@ -185,11 +185,14 @@ class ModelShape:
 
     @property
     def attention_cost(self) -> float:
-        """Return the factor of length² in the cost of a sequence of causal attention, in units of the other cost of one token."""
+        """Return c in the cost of a causal sequence, length + c length². The unit is the cost of one token without attention."""
         return self.attending_flops / 2 / (2 * self.active_parameters)
 
     def kv_bytes(self, width: int, ranks: int) -> int:
-        """Return the bytes of KV cache per token and rank, with `width` bytes per number. Fewer heads than ranks are replicated."""
+        """Return the bytes of KV cache per token and rank, with `width` bytes per number.
+
+        If there are fewer key-value heads than ranks, they are replicated.
+        """
         return 2 * width * self.attention_layers * -(-self.num_key_value_heads // ranks) * self.head_dim
 
     def part(self, ranks: int) -> ModelShape:
@@ -241,7 +244,10 @@ def read_shape(file: Path) -> ModelShape | None:
 
 
 def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
-    """Return the shape in the values of a config.json, or None for an unsupported kind of model. Of a vision model, use the text model."""
+    """Return the shape in the values of a config.json, or None for an unsupported kind of model.
+
+    For a vision model, this is the shape of its text model.
+    """
     if is_seeing_hybrid(values.get("model_type")) and isinstance(text := values.get("text_config"), Mapping):
         tied = values.get("tie_word_embeddings", False)
         return shape_of({"model_type": f"{values['model_type']}_text", "tie_word_embeddings": tied, **text})
@@ -292,7 +298,7 @@ def _experts(values: Mapping[str, Any]) -> Experts | None:
 
 
 def is_seeing_hybrid(model_type: object) -> bool:
-    """Whether models of this type have a hybrid text model and a vision tower, such as Qwen3.5."""
+    """Return whether models of this type have a hybrid text model and a vision tower, as Qwen3.5 does."""
     return f"{model_type}_text" in HYBRIDS
 
 

@@ -108,8 +108,8 @@ def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) 
 
     Args:
         argv: The words after the program's name.
-        check: Called with the composed configuration and the root keys that only `${...}` uses: the names of presets, and those of ROLL's
-            variables that are not set on the command line. It must not run the job.
+        check: Called with the composed configuration and the root keys that only `${...}` uses: the names of presets, and the names
+            of ROLL's variables that the command line does not set. It must not run the job.
 
     Raises:
         ConfigError: the name or an override is wrong, or Hydra cannot compose the configuration.
@@ -163,7 +163,10 @@ def _hydra_warnings() -> Iterator[None]:
 
 
 def _search_path(line: CommandLine) -> list[str]:
-    """Let `../config/deepspeed_zero3@_here_` find the shipped presets from a folder outside the examples."""
+    """Return the override with which a file outside the examples finds the shipped presets as `../config/NAME@_here_`.
+
+    Return an empty list for other files, and if the command line sets the search path.
+    """
     if line.file is None or line.file.is_relative_to(examples_folder()):
         return []
     if any(word.lstrip("+").startswith("hydra.searchpath") for word in line.overrides):
@@ -208,7 +211,10 @@ def _refuse_long_sweeps(overrides: Sequence[Override]) -> None:
 
 
 def _add_or_override(word: str, folder: Path) -> str:
-    """Return `key=value` as `++key=value`, unless it sets a key of Hydra, chooses a group's option, deletes or adds."""
+    """Return `key=value` as `++key=value`.
+
+    Overrides that set a key of Hydra, choose an option of a group, or already delete or add a key are returned unchanged.
+    """
     override = _parsed(word)
     key = override.key_or_group
     plain = override.type is OverrideType.CHANGE and override.package is None

@@ -210,7 +210,7 @@ OTHER_NAMES_IN_RLVR: Mapping[str, Counterpart] = {
     "beta": Counterpart("kl_loss_coef", "it is the weight of the KL, with use_kl_loss: true; beta is a key of pipeline: dpo"),
     **dict.fromkeys(EPOCH_NAMES, Counterpart("max_steps", "one pass over the rows takes about rows / rollout_batch_size steps")),
 }
-"""Counterparts in `pipeline: rlvr` that differ from those in the other pipelines, or that only it has."""
+"""Counterparts in `pipeline: rlvr` that differ from those in the other pipelines, or that exist only there."""
 
 PROGRAMS: Mapping[str, str] = {
     "actor_rollout_ref": "verl",
