@@ -63,7 +63,7 @@ class Case:
 
 
 def main() -> int:
-    """Run both campaigns and print their counts and all defects."""
+    """Run the mutations and the commands, and print the counts of their outcomes and all defects."""
     options = parse()
     chance = random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder, warnings.catch_warnings():
@@ -107,7 +107,14 @@ def mutations(chance: random.Random, count: int) -> Iterator[Case]:
 
 
 def checked(tree: Any, passing: set[str]) -> str:
-    """Return the difference between a configuration and its checked form, empty if there is none. Refusals pass."""
+    """Return the difference between a configuration and its checked form, empty if there is none.
+
+    Args:
+        passing: root keys that only `${...}` uses.
+
+    Raises:
+        ConfigError: the configuration was refused.
+    """
     try:
         composed = cast(DictConfig, OmegaConf.create(copy.deepcopy(tree)))
     except OmegaConfBaseException as error:  # Hydra reports it during composition

@@ -23,7 +23,7 @@ from roll.pipeline.restarts import BACK_OFF_SECONDS
 
 PLACEMENTS = ("one engine, adapter, judge behind a URL", "two engines, whole weights, judge in the run")
 ROLES = {Kind.ENGINE: "actor_infer", Kind.CORE: "actor_infer", Kind.REWARD: "rewards.arithmetic", Kind.JUDGE: "rewards.judged"}
-"""Role of each process that the run itself replaces."""
+"""Role of each kind of process that the run itself replaces."""
 ENGINES = (Kind.ENGINE, Kind.CORE)
 TIMED = ("time/", "throughput/", "memory/", "engine/", "run/", "judge/")
 """Prefixes of metrics that depend on time, on restarts, or on a judge's cache."""
@@ -233,7 +233,7 @@ class Campaign:
             return False
         before = next((one.step for one in reversed(self._injected) if one.fault.kind in TRAINER_SIDE), -2)
         if fault.kind in TRAINER_SIDE and self._course.step < before + 2:
-            return False  # the same step twice ends the run, as it should
+            return False  # too soon: a second failure in the same step ends the run, as it should
         return fault.phase in phases or fault.at_once or self._course.step >= self._due + PATIENCE
 
     def _rank(self, fault: PlannedFault, victims: Mapping[int, int]) -> int:

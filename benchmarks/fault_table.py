@@ -65,7 +65,7 @@ def by_kind(faults: Sequence[Mapping[str, Any]]) -> str:
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """Return the median and the largest."""
+    """Return the median and the largest of some durations as text."""
     return f"{statistics.median(seconds):.1f}, {max(seconds):.1f}" if seconds else "-"
 
 

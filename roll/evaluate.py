@@ -1,6 +1,6 @@
 """`python -m roll.evaluate RUN|CHECKPOINT|MODEL [--data FILE ... --reward NAME] [key=value ...]`.
 
-No module imports this one, because `roll.evaluate` in Python is the function of `roll/api.py`.
+No module imports this one, because in Python the name `roll.evaluate` refers to the function in `roll/api.py`.
 """
 
 from __future__ import annotations

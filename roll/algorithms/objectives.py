@@ -63,7 +63,7 @@ class Objective(Protocol):
         ...
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
-        """Mark [T] the tokens that the objective treats differently, chosen over the whole step. None without a selection."""
+        """Return a mask [T] of the tokens, chosen over the whole step, that the objective treats differently. None without a selection."""
         return None
 
 

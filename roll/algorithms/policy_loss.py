@@ -89,7 +89,7 @@ class PolicyLoss(Loss):
 
 
 def is_far_and_bad(log_ratio: Tensor, advantages: Tensor, lengths: Tensor, threshold: float) -> Tensor:
-    """Mark, bool [S], the tokens with A < 0 in sequences in which the mean of log(mu / pi) is above `threshold`.
+    """Return a mask, bool [S], of the tokens with A < 0 in sequences in which the mean of log(mu / pi) is above `threshold`.
 
     Source: off-policy sequence masking, DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
 

@@ -35,7 +35,7 @@ def discounted(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubl
 
 
 def discounted_end(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubles:
-    """Return `discounted` [T] if each response has its whole reward [N] at its last token: gamma^(distance to the last token) * reward."""
+    """Return `discounted` [T] for rewards [N], each at the last token of its response: gamma^(distance to the last token) * reward."""
     if gamma == 1:
         # Allocate only one large array: for ten million tokens, allocations cost more than the computation.
         out = np.repeat(rewards.astype(np.float64), sequences.lengths)

@@ -12,7 +12,7 @@ from roll.types import Sequences, TrainBatch
 
 
 def given_batch(examples: Sequence[Example]) -> TrainBatch:
-    """Return a batch of given responses. The two sequences of a pair are adjacent. Advantages are 0; there is no behaviour policy."""
+    """Return a batch of given responses. The two sequences of a pair are adjacent. Advantages are 0. There is no behaviour policy."""
     sequences_per_example = len(examples[0].sequences)
     parts = [part for example in examples for part in example.sequences]
     sequences = concatenate([part.token_ids for part in parts], [part.response_mask for part in parts])

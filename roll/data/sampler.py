@@ -89,7 +89,7 @@ class PromptSampler:
         return {"streams": {name: stream.state_dict() for name, stream in self._streams.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a position of `state_dict`. Rows, seed and shares must be the same."""
+        """Restore a position that `state_dict` returned. Rows, seed and shares must be the same."""
         for name, stream in self._streams.items():
             stream.load_state_dict(state["streams"][name])
 
@@ -103,7 +103,7 @@ class PromptSampler:
 
 
 class ExampleSampler:
-    """Draws rows of given responses. Each epoch is one shuffle of the set."""
+    """Draws rows that contain their responses (examples). Each epoch is one shuffle of the set."""
 
     def __init__(self, size: int, seed: int) -> None:
         self._seed = seed
@@ -124,7 +124,7 @@ class ExampleSampler:
         return {"stream": self._stream.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a position of `state_dict`. Rows and seed must be the same."""
+        """Restore a position that `state_dict` returned. Rows and seed must be the same."""
         self._stream.load_state_dict(state["stream"])
 
 

@@ -40,7 +40,7 @@ def not_packable(model: PreTrainedModel) -> str | None:
 def longest_packable(config: PreTrainedConfig) -> int | None:
     """Return the sequence length up to which the rotary embedding does not depend on the longest sequence in the row.
 
-    None if it never does.
+    None if it never depends on it.
     """
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}

@@ -145,7 +145,7 @@ class Roles:
         return self._group(name, role, settings, blocking=True), shape
 
     def actor_infer(self, config: RlvrConfig) -> ActorInfer:
-        """Request the group that generates. Its facade is kept as long as its processes run, because it tracks their requests."""
+        """Request the group that generates. The facade is kept as long as the processes run, because it tracks their requests."""
         if known := self._colocated.get("actor_infer"):
             return cast(ActorInfer, known)
         settings = self._generating("actor_infer", config.actor_infer, longest_sequence(config))

@@ -139,7 +139,7 @@ class RewardProcess:
             return self._ready.traits
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
-        """Return one result for each response, in order. If the domain has parts, it is their weighted sum.
+        """Return one result for each response, in order. If the domain has parts, each result is the weighted sum of theirs.
 
         The deadline (`timeout` of the domain) applies to each call separately. Results that are not SCORED count with `failed_value`;
         see `summed`.
@@ -286,7 +286,8 @@ class RewardProcess:
     def _lose(self, result: RewardResult, disturbed: bool = False) -> None:
         """End a lost child. Its running call gets this result, and its other calls are queued again.
 
-        Several running calls are repeated alone. So is a single one if `disturbed`: something outside roll killed or stopped the child.
+        Several running calls are repeated one at a time. A single one is repeated, once, if `disturbed`: something outside roll killed or
+        stopped the child.
         """
         self._check_open()
         self._end()

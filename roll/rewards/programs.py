@@ -78,7 +78,7 @@ def cases_of(row: Mapping[str, Any]) -> Cases:
 
 
 def one_assert_each(check: str) -> list[str]:
-    """Return a copy of the code for each `assert` directly in its function `check`, without the other ones. Each copy is a test case.
+    """Return a copy of the code for each `assert` directly in its function `check`, with only that `assert`. Each copy is a test case.
 
     Raises:
         ValueError: the code is not valid Python, or has no function `check`.

@@ -151,7 +151,7 @@ async def gathered(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def prompt_seed(seed: int, stream: int, prompt_id: int) -> int:
-    """Return a 31-bit seed for one prompt, whenever and wherever it is sampled. `stream` separates training from validation."""
+    """Return a 31-bit seed for a prompt, independent of when and where it is sampled. `stream` separates training from validation."""
     return _derived(seed, stream, prompt_id)
 
 

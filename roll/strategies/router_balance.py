@@ -16,7 +16,7 @@ from roll.strategies.metric_sums import MetricSums
 
 
 class RouterBalance:
-    """Adds `coefficient` * the mean of the routers' loss over all micro-batches and ranks of an update, weighted by tokens.
+    """Adds the routers' loss to that of an update: `coefficient` times its mean over all micro-batches and ranks, weighted by tokens.
 
     As in transformers, the loss of a micro-batch covers all of its tokens, prompts included. Packed micro-batches have no padding.
     """

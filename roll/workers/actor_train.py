@@ -63,7 +63,7 @@ class Learner:
         self._train_seconds, self._sync_seconds, self._save_seconds = train_seconds, sync_seconds, save_seconds
 
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
-        """Run the updates of one step. Return means over the step's response tokens, all ranks and updates.
+        """Run the updates of one step. Return its metrics, averaged over response tokens of all ranks and updates.
 
         The number of updates is fixed. If some responses have no verdict, updates become smaller, not fewer.
         """
@@ -221,7 +221,7 @@ def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
 def micro_batches_of(batch: TrainBatch, update: Sequence[int], replicas: int, shape: TrainShape) -> list[list[MicroBatch]]:
     """Return the micro-batches of one update by replica. Examples are never split. Loss weights are computed before the split.
 
-    A step with fewer sequences than updates has updates without sequences. All replicas run the filler for them.
+    A step with fewer sequences than updates has updates without sequences. In these, all replicas run the filler (see `packing.take`).
     """
     chosen = packing.take(batch, update)
     if not len(update):

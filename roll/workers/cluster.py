@@ -36,8 +36,8 @@ HEADS = ("gcs_server", "raylet")
 LOOK_EVERY = 1.0
 """Seconds between two checks of these processes."""
 LOOKS_STOPPED = 12
-"""Number of consecutive checks that must find such a process stopped. It is a count, not a time, because Ctrl-Z stops the checks
-together with the run.
+"""A process counts as stopped after this many consecutive checks that find it stopped. It is a count, not a time, because Ctrl-Z stops the
+checks together with the run.
 """
 RAY_FOLDER = "r"
 """Subfolder of the run's temporary folder. Ray makes it readable by every user of the host; its parent folder is private."""

@@ -198,7 +198,7 @@ class WorkerGroup(Ranks[S]):
     ) -> AsyncGenerator[R, None]:
         """Yield the items of an asynchronous generator of a rank's strategy as they arrive. The last one must arrive within `seconds`.
 
-        Calls and items are batched. Close the stream to drop the remaining items. It raises the same errors as `run`.
+        Calls and items are batched. Close the stream to drop the remaining items. Raises the same errors as `run`.
         """
         assert self._batched is not None, f"{self.role}: a strategy with blocking methods cannot stream"
         deadline = asyncio.get_running_loop().time() + seconds
@@ -222,7 +222,7 @@ class WorkerGroup(Ranks[S]):
             items.close()
 
     async def beside(self, make: Callable[[S, Rank], C], seconds: float) -> Beside[C]:
-        """Build an object from the strategy in every rank's process. Its methods are called like the strategy's; it is closed first."""
+        """Build an object from the strategy in every rank's process. It is called like the strategy, and closed before the strategy."""
         places = await self._gather([actor.add.remote(make) for actor in self._actors], "start", seconds)
         return Beside(self, places[0])
 
@@ -325,7 +325,7 @@ class WorkerGroup(Ranks[S]):
             if self._started and seconds:
                 await self._close(seconds)
         finally:
-            await self._look(range(len(self)))  # during the close, a rank may have been replaced or created more
+            await self._look(range(len(self)))  # meanwhile, a rank may have been replaced or have started processes
             for actor in self._actors:
                 ray.kill(actor, no_restart=True)
             await asyncio.gather(*(asyncio.to_thread(leftovers.remove, GRACE) for leftovers in self._leftovers))

@@ -39,7 +39,7 @@ HEARD_SECONDS = 5.0
 FLOOR_SECONDS = 600.0
 """Smallest limit in seconds for a call, however short previous calls were."""
 LONGEST_TIMES = 3.0
-"""Factor on the duration of the longest previous call, after which a call counts as stuck."""
+"""A call counts as stuck after this many times the duration of the longest previous call."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,10 @@ class Liveness:
             return None
 
     def _is_certain(self, process: tuple[str, WorkerProcess], finding: Finding | None) -> bool:
-        """Return whether a finding has just been made often enough. A process that was never seen running may be invisible here."""
+        """Return whether this check is the one that makes a problem certain.
+
+        A process that was never seen running does not count as gone: it may be invisible here.
+        """
         if finding is None:
             self._seen.add(process)
             self._counts.pop(process, None)

@@ -29,7 +29,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 
 
 def env_files() -> list[Path]:
-    """Return the possible paths. The last one, in the working directory, takes precedence over the one in the home folder."""
+    """Return the possible paths of `.deepspeed_env`. The last, in the working directory, takes precedence over that in the home folder."""
     return [Path.home() / NAME, Path.cwd() / NAME]
 
 

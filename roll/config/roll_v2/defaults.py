@@ -34,7 +34,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """Defaults of ROLL v0.2.1 that differ from roll's, by key path. `<role>` stands for every trained role."""
 NEEDED = {"eval_steps": "validation", "validation": "validation", "init_kl_coef": "add_token_level_kl"}
-"""By first component of a key path: the root key without which it has no effect."""
+"""By first component of a key path: the root key without which keys on that path have no effect."""
 LEARNERS = ("actor_train", "critic", "sft_train", "student")
 CISPO_CLIP = 0.1
 

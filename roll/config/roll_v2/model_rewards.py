@@ -25,7 +25,7 @@ OF_MODELS = {
 }
 """Keys of a domain that a function does not read, with the reason. They are ignored with a warning."""
 NEUTRAL = {"infer_batch_size": 1}
-"""Values with which these keys have no effect; null if not listed. A resolved configuration contains every key."""
+"""Values with which these keys are ignored without a warning; null if not listed. A resolved configuration of ROLL contains every key."""
 AS_A_ROLE = ("model_args", "generating_args", "strategy_args", "device_mapping", "infer_batch_size")
 """Keys that a domain with a model has in common with a role."""
 STAND_IN = "actor_infer"

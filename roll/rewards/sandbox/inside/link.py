@@ -43,7 +43,8 @@ class Letter:
 class Link:
     """One end of the connection.
 
-    A guarded end exposes only what a test passes on: calls of objects that it passed, and attributes of objects whose classes it defines.
+    A guarded end exposes only two things: calls of objects that the test passed, and attributes of objects whose classes the
+    test defines.
     Frames, globals and closures of functions cannot be reached through it.
     """
 
@@ -256,5 +257,5 @@ class Link:
 
 
 def handle(mirror: Any) -> int:
-    """Return the number under which its own process exports the object of a mirror."""
+    """Return the number of a mirror's object in the process that exports it."""
     return mirror.__dict__["_handle"]
