@@ -12,10 +12,10 @@
           sft_deepspeed        plain DeepSpeed on the rows of a run of supervised fine-tuning
           sft_train            torch alone on the same rows, on one GPU
 
-The output is one JSON object: for each figure, the seconds of each repetition after a warm-up. `benchmarks/step.py` calls this module with
-a `Work`, `benchmarks/longtail.py` with a `LongTailWork`, `benchmarks/agents.py` with an `AgentWork`, and `benchmarks/sft.py` with an
-`SftWork`. Several GPUs share the work, and a figure is the time until the last one is done. For `generate_saturated` and `generate_turns`,
-the figure is that of the first engine while all engines run.
+Each kind is measured alone, in its own processes. The output is one JSON object: for each figure, the seconds of each repetition after a
+warm-up. `benchmarks/step.py` calls this module with a `Work`, `benchmarks/longtail.py` with a `LongTailWork`, `benchmarks/agents.py` with
+an `AgentWork`, and `benchmarks/sft.py` with an `SftWork`. Several GPUs share the work, and a figure is the time until the last one is done.
+For `generate_saturated` and `generate_turns`, the figure is that of the first engine while all engines run.
 """
 
 from __future__ import annotations

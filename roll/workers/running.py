@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from roll.strategies.base import EngineActivity
 
 FULL = 0.9
-"""KV-cache use from which a preemption counts as a lack of room. Below it, a weight update may have caused the preemption."""
+"""KV-cache use, from 0 to 1, from which a preemption counts as a lack of room. Below it, a weight update may have caused the preemption."""
 SPARE = 0.6
-"""KV-cache use below which the limit is raised."""
+"""KV-cache use, from 0 to 1, below which the limit is raised."""
 LOWERED, RAISED = 0.8, 1.25
 """Factors that lower and raise a limit. Without a lack of room, it stays the same while the KV-cache use is above `SPARE`."""
 

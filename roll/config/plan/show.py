@@ -47,7 +47,7 @@ def show_plan(config: Config, plan: Plan, console: Console) -> None:
 
 
 def steps_text(config: Config) -> str:
-    """Return the length of the run, in epochs if it follows the data: a plan does not read the rows, so their number is unknown."""
+    """Return the length of the run, in epochs if it follows the data: a plan does not read the rows, so the number of steps is unknown."""
     if isinstance(config, RlvrConfig):
         return f"{config.max_steps} steps"
     epochs = row_learner(config)[1].training_args.num_train_epochs
