@@ -1,4 +1,4 @@
-"""Tools of MCP servers (Model Context Protocol) for one episode. They are started or connected to at its start and closed at its end.
+"""Tools of MCP servers (Model Context Protocol). Each episode starts the servers or connects to them, and closes them at its end.
 
 The MCP library requires that the task that opened a connection also closes it, but each call of an environment is a separate task.
 Therefore one dedicated task opens the connections, holds them during the episode and closes them.
