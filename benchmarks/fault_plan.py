@@ -98,7 +98,7 @@ def planned(seed: int, faults: int) -> list[list[PlannedFault]]:
 
 
 def _run(draw: random.Random, number: int) -> list[PlannedFault]:
-    """Return the faults of a run: some end the run's command, two hit the trainer's side, three engines, and the others rewards and judges."""
+    """Return the faults of a run: some end its command, two hit the trainer's side, three engines, and the others rewards and judges."""
     starts = [PlannedFault(Kind.DRIVER, False, Phase.START, 0, at_once=False)] if number % 2 else []
     ends = [] if starts else [_fault(draw, kind, is_stop) for kind, is_stop in ENDS[number // 2 % len(ENDS)]]
     engines = [_fault(draw, Kind.ENGINE), _fault(draw, Kind.CORE)]
