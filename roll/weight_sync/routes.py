@@ -42,7 +42,7 @@ class Route:
     same_host: bool
     """Whether the engine is on the host of the trainer's rank 0, so that it can read its shared memory."""
     first_rank: int = 0
-    """Rank of the engine's first device in the broadcast group. Its other devices have the following ranks."""
+    """Rank of the engine's first device in the broadcast group. Its other devices have the ranks that follow."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ POINTS = 200_000
 FEWEST_BUCKETS = 20
 """Smallest number of buckets of a curve, whatever the number of curves."""
 CLOCK_POINTS = 200
-"""Largest number of steps for which a page has the time since the start."""
+"""Largest number of steps of a run for which a page has the time since the start."""
 TITLES = {
     "val": "Validation",
     "reward": "Rewards",
@@ -143,7 +143,7 @@ def _chart(row: MetricRow, comparison: Comparison, buckets: int) -> Chart:
 
 
 def clocks(runs: Sequence[RunRecord]) -> list[Mapping[str, list[float]]]:
-    """Return some steps of each run, each with the hours from the start of the run to the end of the step.
+    """Return some `steps` of each run, and the `hours` from the start of the run to the end of each of them.
 
     Return an empty list if any run has no step times.
     """
