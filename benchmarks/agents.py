@@ -81,7 +81,7 @@ def show(work: AgentWork, figures: dict[str, float]) -> None:
         "sampled tokens per episode": f"{figures['tokens']:,.0f}",
         "rollout, s": f"{figures['rollout_seconds']:.2f}",
         "engine alone, s": f"{figures['alone_seconds']:.2f}",
-        "time that engines wait": f"{figures['waiting_fraction']:.1%} (target: at most {MOST_WAITING:.0%})",
+        "share of the rollout in which engines wait": f"{figures['waiting_fraction']:.1%} (target: at most {MOST_WAITING:.0%})",
         "environment per episode, s": f"{figures['environment_seconds']:.2f}",
         "running sequences, mean": f"{figures['running']:.0f}",
     }

@@ -21,7 +21,7 @@ def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
         place = f"rewards.{domain}.query_filter_config"
         yield from _bounds(query_filter, f"{place}.filter_args")
         if query_filter.type != "no_filter" and config.num_return_sequences_in_group == 1:
-            problem = f"{query_filter.type}, but num_return_sequences_in_group is 1: it needs the rewards of several responses to a prompt"
+            problem = f"{query_filter.type}, but num_return_sequences_in_group is 1: a filter needs several rewards per prompt"
             yield Fault(place, problem, "set num_return_sequences_in_group to at least 2, or remove this block")
 
 
@@ -36,4 +36,4 @@ def _bounds(query_filter: QueryFilterConfig, place: str) -> Iterator[Fault]:
     low, high = bounds.threshold_down, bounds.threshold_up
     if low is not None and high is not None and low >= high:
         problem = f"{low:g} is not below threshold_up {high:g}: every group would be replaced"
-        yield Fault(f"{place}.threshold_down", problem, "lower it")
+        yield Fault(f"{place}.threshold_down", problem, "set it below threshold_up")

@@ -131,7 +131,7 @@ def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
     model, loads_by_transformers = role.model_args, not isinstance(role.strategy_args, VllmStrategyConfig)
     if not generates(name, role) and model.attn_implementation == "fa2" and find_spec("flash_attn") is None:
         problem = "fa2, but the package flash-attn is not installed"
-        remedy = "install it, or set it to auto, which uses torch's own kernel for packed sequences"
+        remedy = "install the package, or set the key to auto, which uses torch's own kernel for packed sequences"
         yield Fault(f"{name}.model_args.attn_implementation", problem, remedy)
     if loads_by_transformers and model.liger and find_spec("liger_kernel") is None:
         yield Fault(f"{name}.model_args.liger", "true, but the package liger-kernel is not installed", "install it, or remove the key")
