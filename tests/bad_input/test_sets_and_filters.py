@@ -32,7 +32,7 @@ CASES = [
         [f"{FILTER}.type=mean_filter", f"{BOUNDS}.threshold_up=0.1", f"{BOUNDS}.threshold_down=0.9"],
         f"{BOUNDS}.threshold_down",
         "0.9 is not below threshold_up 0.1",
-        "lower",
+        "set it below threshold_up",
     ),
     ([*ONE, f"{FILTER}.type=std_filter", f"{BOUNDS}.std_threshold=0"], FILTER, "num_return_sequences_in_group is 1", "at least 2"),
 ]
