@@ -88,7 +88,9 @@ def _whole(out: Path) -> Iterator[Path]:
     try:
         aside.mkdir(parents=True)
     except OSError as error:
-        raise ConfigError([Fault("out", f"'{out}' cannot be created: {error}", "give a folder in a place that you can write to")]) from error
+        raise ConfigError(
+            [Fault("out", f"'{out}' cannot be created: {error}", "give a folder in a place that you can write to")]
+        ) from error
     try:
         yield aside
         aside.rename(out)
