@@ -2,8 +2,8 @@
 
     python benchmarks/config_mutations.py [--mutations 10000] [--commands 300] [--seed 0]
 
-Mutations are checked in this process; commands go through Hydra's command line. Defects are a traceback, a case that exceeds the deadline,
-and a value that the checked configuration changes without a warning. The status is 1 if there was a defect.
+Mutations are checked directly; commands go through Hydra's command line first. Both run in this process. Defects are a traceback, a case
+that exceeds the deadline, and a value that the checked configuration changes without a warning. The status is 1 if there was a defect.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def differences(given: Any, taken: Any, said: str, place: str = "") -> Iterator[
 
 
 def _as_text(given: Any, taken: Any, place: str) -> bool:
-    """Whether the value is a number of an environment variable that was converted to text."""
+    """Whether a number given for an environment variable was converted to text."""
     return "system_envs." in place and isinstance(given, int | float) and str(given) == taken
 
 
@@ -161,7 +161,7 @@ def spoil(tree: dict[Any, Any], chance: random.Random) -> str:
             return f"~{name}"
         case "rename" if isinstance(block, dict):
             block[f"{key}x"] = block.pop(key)
-            return f"{name} is {key}x"
+            return f"{name} renamed to {key}x"
         case "key" if isinstance(block, dict):
             new = chance.choice(("a", "", "a.b", "a/b", "x" * 200, 1, True, "len", "${a}", "name"))
             block[new] = copy.deepcopy(chance.choice(VALUES))

@@ -42,7 +42,7 @@ def markdown(outcomes: Sequence[Mapping[str, Any]]) -> str:
 def by_kind(faults: Sequence[Mapping[str, Any]]) -> str:
     """Return the table with a row for each kind of fault."""
     lines = [
-        "| fault | injected | noticed, s: median, largest | healed, s: median, largest | repeated steps: mean, largest | run ended first |",
+        "| fault | injected | noticed, s: median, largest | healed, s: median, largest | repeated steps: mean, largest | not healed |",
         "|---|---|---|---|---|---|",
     ]
     kinds = defaultdict(list)
@@ -70,7 +70,7 @@ def spread(seconds: Sequence[float]) -> str:
 
 
 def by_phase(faults: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of faults by phase. A fault that was injected together with another counts in its actual phase."""
+    """Return the table of faults by phase. A fault counts in each phase that the run was in when it was injected, planned or not."""
     counts: dict[str, int] = defaultdict(int)
     for one in faults:
         for phase in one["phases"] or ["between two phases"]:
@@ -95,7 +95,10 @@ def of_runs(outcomes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cost(one: Mapping[str, Any]) -> float | None:
-    """Return the seconds that a fault cost: until the current step was logged, minus a usual step. None if another fault overlaps."""
+    """Return the seconds from a fault until the step in progress was logged, minus a usual step.
+
+    None if that step was never logged or if another fault overlaps.
+    """
     if one["caught_up"] is None or any(overlap(one, other) for other in one["outcome"]["injected"] if other["at"] != one["at"]):
         return None
     return one["caught_up"] - one["at"] - one["outcome"]["usual_step"]
@@ -109,7 +112,7 @@ def overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def costs(faults: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of the cost of failures that overlap no other, compared with the allowed cost."""
-    lines = ["| failure | seconds: median, largest | allowed | above the allowed |", "|---|---|---|---|"]
+    lines = ["| failure | seconds: median, largest | allowed | above the allowed time |", "|---|---|---|---|"]
     groups = {
         "engine": ((Kind.ENGINE, Kind.CORE), "cold start + 10 s + the rest of the trainer's step"),
         "rank": (TRAINER_SIDE, "cold start + 10 s + the steps since the checkpoint"),
@@ -142,6 +145,6 @@ def effective(faults: Sequence[Mapping[str, Any]]) -> str:
         f"Effective training time on 64 GPUs, half of them engines, with steps of {STEP:.0f} s, a checkpoint every {SAVE_STEPS} steps and "
         f"a failure every {FAILURE_EVERY:,.0f} s. Cold starts of {STARTS['engine']:.0f} s (engine) and {STARTS['trainer']:.0f} s (trainer) "
         f"are assumed; failures are noticed after {notice['engine']:.1f} s and {notice['trainer']:.1f} s, as measured here. "
-        f"An engine's failure then costs {engine:.1f} s and a rank's failure {rank:.0f} s, "
+        f"An engine's failure then costs {engine:.1f} s, because {ENGINES - 1} other engines continue, and a rank's failure {rank:.0f} s, "
         f"and **{100 * share:.1f}%** of the time is spent on training."
     )

@@ -13,8 +13,8 @@ from roll.types import Floats
 def added_to_best(rewards: Floats | Doubles, k: int) -> Doubles:
     """Return [n]: how much each response raises the largest reward of k - 1 other responses, averaged over all choices of the others.
 
-    Rank the responses by reward, lowest first. For the response of rank i, the best of the others has rank j < i in comb(j - 1, k - 2) of
-    the comb(n - 1, k - 1) choices.
+    Rank the responses by reward from 1, lowest first. For the response of rank i, the best of the others has rank j < i in
+    comb(j - 1, k - 2) of the comb(n - 1, k - 1) choices.
 
     Source: Walder and Karkhanis, arXiv 2505.15201, the estimator with the baseline of k - 1 samples (loo-1), without its factor of k / n.
 

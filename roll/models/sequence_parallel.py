@@ -66,7 +66,7 @@ class TokenShare:
         return slice(self.group.rank * self.width, (self.group.rank + 1) * self.width)
 
     def counts(self, back: int) -> list[int]:
-        """Return, for each rank, the number of scored tokens for which the state `back` tokens earlier is in the rank's share."""
+        """Return, for each rank, how many scored tokens have their state in the rank's share: the state `back` tokens before the token."""
         edges = np.arange(self.group.size + 1) * self.width
         return np.diff(np.searchsorted(self.scored - back, edges)).tolist()
 

@@ -38,7 +38,7 @@ class Batches:
     make_batch: MakeBatch
     models: Models
     recorded: Mapping[int, Floats] = field(default_factory=dict)
-    """Log-probs of all tokens of a row under the other model, by row number, if they were computed beforehand."""
+    """By row number, log-probs of the row's tokens under the other model, if they were computed beforehand."""
 
     async def of(self, numbers: Sequence[int]) -> tuple[TrainBatch, Loss]:
         """Return the batch of these rows and its loss."""
@@ -54,7 +54,7 @@ class Batches:
         return await self.make_batch(examples, replace(self.models, other=recall))
 
     async def record(self, numbers: Sequence[int], chunk: int, ask: Ask) -> Batches:
-        """Call `ask` once for each distinct row, `chunk` rows at a time. Return a copy that uses the recorded results."""
+        """Compute the output of `ask` once for each distinct row, `chunk` rows per call. Return a copy that uses the recorded results."""
         once, recorded = sorted(set(numbers)), {}
         for start in range(0, len(once), chunk):
             asked = once[start : start + chunk]

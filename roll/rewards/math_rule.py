@@ -18,7 +18,7 @@ from roll.types import Prompt, RewardOutcome, RewardResult
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,6})?")
-"""Numbers that are compared exactly here, with the same verdict as math-verify, which rounds to 6 decimals and uses 15 digits."""
+"""Matches numbers that are compared exactly here. math-verify would agree: it rounds to 6 decimals and uses 15 digits."""
 MARKED = re.compile(r"\\boxed|\\\(|\\\[|(?<!\\)\$.+(?<!\\)\$", re.DOTALL)
 """Matches a reference answer that already marks its mathematics. A single dollar sign is a currency."""
 THIN_SPACE = re.compile(r"(?<=\d)\\,(?=\d{3}(?!\d))")

@@ -143,7 +143,7 @@ def _check_call(part: UserPart, signature: inspect.Signature, call: tuple[str, .
     except TypeError as error:
         problem = f"'{part.name}' has the signature {signature}, but is called with {', '.join(call)}: {error}"
         raise Refused(part.place, problem, remedy) from error
-    if call[0] == "self":  # the arguments of a class are its fields, so its `__call__` accepts no others
+    if call[0] == "self":  # configured arguments set the fields of a class, so its `__call__` must not require any
         missing = [
             name
             for name, one in signature.parameters.items()
@@ -218,7 +218,8 @@ def _unmade(part: UserPart, kind: Kind | None, entry: Any) -> Iterator[Fault]:
     try:
         pickle.loads(pickle.dumps(entry(**part.arguments)))
     except Exception as error:
-        problem = f"{shown(part.arguments)}: '{part.name}' cannot be created with them: {type(error).__name__}: {error}"
+        cause = f"{type(error).__name__}: {error}"
+        problem = f"{shown(part.arguments)}: '{part.name}' cannot be created with them and sent to workers: {cause}"
         yield Fault(".".join(part.arguments_place), problem, "use values that it accepts")
 
 

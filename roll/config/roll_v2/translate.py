@@ -63,7 +63,8 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
 
     Args:
         plain: The composed and resolved configuration. It is not modified.
-        references: Text of the unresolved configuration. A root key is a variable if `${name}` occurs in this text.
+        references: Text of the unresolved configuration. A root key in `VARIABLES` or outside `KNOWN` is dropped if
+            `${name}` occurs in it.
     """
     done = Translation(copy.deepcopy(plain))
     for name in list(done.values):
@@ -223,8 +224,9 @@ def _global_template(done: Translation) -> None:
         if rows.setdefault("template", template) != template:
             problem = f"{shown(template)}, but {place}.template is {shown(rows['template'])}"
             done.faults.append(Fault("global_template", problem, "remove one of the two"))
-    targets = " and ".join(f"{place}.template" for place, _ in places) or "nothing"
-    done.warnings.append(f"global_template: {shown(template)} is read as {targets}; use that instead")
+    targets = " and ".join(f"{place}.template" for place, _ in places)
+    said = f"read as {targets}; use that instead" if places else "ignored; no data_args names a file; remove the key"
+    done.warnings.append(f"global_template: {shown(template)} is {said}")
 
 
 def _unread_by_variant(done: Translation) -> None:
@@ -304,7 +306,9 @@ def _tracker_kwargs(done: Translation) -> None:
     if not isinstance(tracker, str) or not isinstance(arguments, dict) or not arguments or any(name in TRACKERS for name in arguments):
         return
     done.values["tracker_kwargs"] = {} if tracker == "none" else {tracker: arguments}
-    done.warnings.append(f"tracker_kwargs: read as tracker_kwargs.{tracker}; put the arguments under the tracker's name")
+    read = f"read as tracker_kwargs.{tracker}; put the arguments under the tracker's name"
+    said = "ignored, because track_with is none; remove the key" if tracker == "none" else read
+    done.warnings.append(f"tracker_kwargs: {said}")
 
 
 def _strategies(done: Translation) -> None:

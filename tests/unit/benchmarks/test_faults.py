@@ -123,7 +123,7 @@ def test_the_table_says_what_was_measured(outcome: dict[str, Any]) -> None:
     assert "| rank | 60.0, 60.0 | cold start + 10 s + the steps since the checkpoint | 1 of 1 |" in text
     # An engine's failure costs (2 + 120) / 32 s, a rank's 12 + 10 + 180 + 5 x 60 s. Each hour has half a failure of each.
     share = f"**{100 * (1 - (122 / 32 + 502) / 2 / 3600):.1f}%** of the time is spent on training"
-    assert f"An engine's failure then costs 3.8 s and a rank's failure 502 s, and {share}" in text
+    assert f"An engine's failure then costs 3.8 s, because 31 other engines continue, and a rank's failure 502 s, and {share}" in text
 
 
 def test_what_two_failures_at_once_cost_is_of_neither(outcome: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of supervised fine-tuning: its texts, the batches of its floors, and its arithmetic."""
+"""The benchmark of supervised fine-tuning: its texts, the loops without roll that it compares with (floors), and its arithmetic."""
 
 from __future__ import annotations
 

@@ -172,8 +172,8 @@ def test_every_kind_of_72b_by_hand() -> None:
         "optimizer": 12 * 72_706_203_648 // 32,
         # The head is larger than the 1e9 parameters that may stay gathered by default. A bucket holds 5e8 gradients.
         "buffers": 2 * (head + 500_000_000),
-        # Each of 80 layers keeps its input. The one that is recomputed, compiled, keeps two tensors of hidden size, q and the attention's
-        # output, 8 heads of keys and of values, and two tensors of the MLP's inner size.
+        # Each of 80 layers keeps its input. The layer that is being recomputed is compiled. It keeps two tensors of hidden size; q and the
+        # attention's output (64 heads each); keys and values (8 heads each); and two tensors of the MLP's inner size.
         "activations": 80 * 2 * tokens * hidden + 2 * tokens * (2 * hidden + 2 * 64 * 128 + 2 * 8 * 128 + 2 * inner),
         # Logits of 3456 tokens in fp32 and their gradient in bf16; the head's gradient in fp32 and in bf16.
         "head": 6 * 3456 * vocabulary + 6 * head,

@@ -124,3 +124,17 @@ def test_a_secret_stands_in_no_message() -> None:
     assert any(warning.startswith("rewards.a.judge_api_key: the key is ignored") for warning in done.warnings)
     assert "hush" not in str([*done.faults, *done.warnings])
     assert done.values["tracker_kwargs"] == {"wandb": {"project": "p"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"global_template": "chatml"}, 'global_template: "chatml" is ignored; no data_args names a file; remove the key'),
+        (
+            {"track_with": "none", "tracker_kwargs": {"log_dir": "runs"}},
+            "tracker_kwargs: ignored, because track_with is none; remove the key",
+        ),
+    ],
+)
+def test_what_would_be_read_nowhere_is_ignored_with_a_warning(values: dict[str, Any], said: str) -> None:
+    assert said in translate(values, "").warnings

@@ -16,7 +16,10 @@ Write = Callable[..., str]
 
 
 def test_the_end_token_of_a_copy_of_the_model_ends_its_rows(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """This is the remedy for `--eot_token`. Generation stops at `eos_token_id` of the generation configuration in the same folder."""
+    """This is the remedy for `--eot_token` of DeepSpeed's examples.
+
+    Generation stops at `eos_token_id` of the generation configuration in the same folder.
+    """
     copy = tmp_path / "copy"
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|mine|>"]})
     tokenizer.save_pretrained(copy)
