@@ -59,7 +59,7 @@ class Experiment:
     """Kind of its rows: `problem`, `pair` or `conversation`."""
     prompt: int
     response: int
-    """Largest number of tokens of a response; `prompt` is that of a prompt."""
+    """Largest number of tokens of a response. `prompt` is the same for a prompt."""
     further: tuple[str, ...] = ()
     """Further overrides, as KEY=VALUE."""
 
@@ -116,7 +116,7 @@ def named(names: str) -> list[Experiment]:
     """Return the experiments with these names, which are separated by commas.
 
     Raises:
-        ArgumentTypeError: there is no experiment of a name.
+        ArgumentTypeError: no experiment has one of the names.
     """
     known = {one.name: one for one in EXPERIMENTS}
     unknown = [name for name in names.split(",") if name not in known]

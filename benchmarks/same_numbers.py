@@ -126,7 +126,7 @@ def differences(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> It
 
 
 def distance(one: float | None, other: float | None) -> float:
-    """Return the difference of two values of a metric. None is a non-finite value."""
+    """Return the difference of two values of a metric, relative if the first is above 1. None is a non-finite value."""
     if one is None or other is None or math.inf in (one, other):
         return 0.0 if one is other else math.inf
     return abs(one - other) / max(1.0, abs(one))

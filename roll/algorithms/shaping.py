@@ -33,7 +33,8 @@ def overlong_penalty(lengths: Ints, overlong: Overlong) -> Floats:
 def is_long_and_wrong(reward: float, length: int, threshold: int) -> bool:
     """Return whether a response has at least `threshold` tokens and a reward of at most 0.
 
-    `error_max_len_clip` excludes such responses from the loss. In ROLL it also excludes every response with a reward other than 0 or 1.
+    `error_max_len_clip` excludes such responses from the loss. ROLL's key of this name also excludes every response with a
+    reward other than 0 or 1.
     """
     return reward <= 0 and length >= threshold
 

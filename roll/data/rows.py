@@ -30,10 +30,10 @@ class RowFault(Exception):
 
 
 def read_row(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
-    """Return the row with the JSON texts parsed that ROLL's files have in some columns.
+    """Return the row with its JSON texts parsed. Some columns of ROLL's files contain such texts.
 
-    These columns are the messages, `test_cases`, and `ground_truth` if its text is a JSON object. Any other text in `ground_truth` is
-    the answer itself.
+    Parsed are the column of the messages, `test_cases`, and `ground_truth` if its text is a JSON object. Any other text in `ground_truth`
+    is the answer itself.
 
     Raises:
         RowFault: the text of `test_cases` is not JSON, or the text of the messages is not a JSON list of messages.

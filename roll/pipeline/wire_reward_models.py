@@ -101,9 +101,9 @@ def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Cal
 
 
 def positions_of(path: str, config: RlvrConfig) -> int:
-    """Return the context length of a reward model in its own tokens.
+    """Return the largest number of a reward model's own tokens in one input.
 
-    It has room for prompt and response, unless the model has fewer position embeddings.
+    It is twice the longest sequence of the policy, plus the tokens of the template, but at most the model's number of position embeddings.
     """
     shape = model_shape(path)
     room = 2 * longest_sequence(config) + TEMPLATE_TOKENS
@@ -117,7 +117,7 @@ def judge_template(name: str | None) -> JudgeTemplate:
 
 
 def row_sources(config: RlvrConfig) -> list[DataConfig]:
-    """Return the data keys of all data sets whose rows are scored."""
+    """Return the `data_args` of all data sets whose rows are scored."""
     held_out = config.validation.named_sets() if config.validation else {}
     sources = [config.actor_train.data_args, *(one.data_args for one in held_out.values())]
     return [columns for columns in sources if columns is not None]

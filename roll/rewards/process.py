@@ -35,7 +35,8 @@ from roll.types import Prompt, RewardResult
 LOG = logging.getLogger(__name__)
 CHILD = "roll.rewards.child"
 MOST_AHEAD = 32
-"""Largest number of groups that are sent together. With several, neither process has to wait for the other after each result."""
+"""Largest number of groups that are sent together to a child that makes one call at a time. With several groups, neither process has to
+wait for the other after each result."""
 LINGER = 0.005
 """Seconds to wait for further results after the first, so that they are processed together."""
 
@@ -72,7 +73,7 @@ class _Batch:
     number: int = 0
     """Number of the first call, once the calls are sent. The other calls have the numbers after it."""
     seals: Sequence[int] = ()
-    """Seals of the calls, once they are sent."""
+    """Seals of the calls (see roll/system/frames.py), once they are sent."""
     was_disturbed: bool = False
     """Whether something outside roll killed or stopped the child during the call. If that happens again, the call fails."""
 
@@ -139,7 +140,7 @@ class RewardProcess:
             return self._ready.traits
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
-        """Return one result for each response, in order. If the domain has parts, each result is the weighted sum of theirs.
+        """Return one result for each response, in order. If the domain has parts, it is the weighted sum of the parts' results.
 
         The deadline (`timeout` of the domain) applies to each call separately. Results that are not SCORED count with `failed_value`;
         see `summed`.

@@ -187,7 +187,7 @@ class MemoryGuard:
         self._learning = not self._largest
 
     def expect(self, need: Need) -> None:
-        """Set a new estimate and start a new measurement, because the memory needs of micro-batches change."""
+        """Set the estimate and start a new measurement. Called when the sizes or the memory needs of micro-batches change."""
         self.need, self._largest, self._learning = need, 0, True
 
 

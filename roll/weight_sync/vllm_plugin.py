@@ -36,7 +36,7 @@ TEXT_MODEL = "language_model."
 def register() -> None:
     """Register the backend in vLLM. This is the entry point, which vLLM may call more than once in a process.
 
-    Also make a child process of vLLM end when its parent dies. Such processes hold the GPUs, and would otherwise not notice.
+    Also make a child process of vLLM end when its parent dies. Otherwise it would outlive the parent and hold its GPU.
     """
     if (parent := multiprocessing.parent_process()) is not None and parent.pid is not None:
         die_with(parent.pid)

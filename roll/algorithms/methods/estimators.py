@@ -20,7 +20,7 @@ class EstimatorTraits:
     normalises: bool = False
     """Whether it reads `norm_mean_type` and `norm_std_type`."""
     own_scope: Literal["group"] | None = None
-    """Scope of its built-in normalisation. The two keys above may also be set to this scope."""
+    """Scope of its built-in normalisation. `norm_mean_type` and `norm_std_type` may be set to this scope, without effect."""
     whitens: bool = False
     """Whether it whitens its advantages itself."""
     credits_tokens: bool = False

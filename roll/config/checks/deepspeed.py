@@ -22,7 +22,7 @@ OFFLOADS = {
     "offload_optimizer": ("buffer_size", "max_in_cpu"),
     "offload_param": ("pipeline_read", "pipeline_write", "fast_init", "ratio"),
 }
-"""By offload block: the keys of `ZeroOffloadConfig` that only exist in the other block."""
+"""For each of the two offload blocks, the keys of `ZeroOffloadConfig` that only the other block may have."""
 ON_HOST, PARTITIONS = "cpu_checkpointing", "partition_activations"
 RECOMPUTING = [
     ON_HOST, PARTITIONS, "contiguous_memory_optimization", "number_checkpoints", "synchronize_checkpoint_boundary", "profile",

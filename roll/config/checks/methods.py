@@ -10,7 +10,10 @@ from roll.errors import Fault
 
 
 def method_faults(config: Config) -> Iterator[Fault]:
-    """Yield a fault for each block of a user's keys whose method is built in: a built-in method reads its keys from the root."""
+    """Yield a fault for each block of arguments (`policy_loss_args` and others) that is given although the method is built in.
+
+    A built-in method reads its keys from the root.
+    """
     for kind in KINDS.values():
         method = getattr(config, kind.key, None)
         if method is not None and not method.is_users and getattr(config, kind.arguments):

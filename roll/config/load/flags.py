@@ -55,7 +55,7 @@ PLUGINS = {
 
 
 def checked_flags(flags: Sequence[str]) -> list[str]:
-    """Return the flags for Hydra, with a value after a bare `--info`, because Hydra would read the next word as its value.
+    """Return the flags for Hydra. `all` is added after a bare `--info`, because Hydra would otherwise read the next word as its value.
 
     Raises:
         ConfigError: a flag is unknown, or does not work here.

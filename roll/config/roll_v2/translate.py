@@ -53,7 +53,7 @@ class Translation:
     warnings: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     roll_keys: list[str] = field(default_factory=list)
-    """Patterns of those keys in the file that ROLL has and roll does not."""
+    """Patterns of the keys in the file that exist in ROLL but not in roll."""
     is_whole: bool = True
     """False if a value that others depend on could not be translated, so that further checks would report faults that do not exist."""
 
@@ -64,7 +64,7 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
     Args:
         plain: The composed and resolved configuration. It is not modified.
         references: Text of the unresolved configuration. A root key in `VARIABLES` or outside `KNOWN` is dropped if
-            `${name}` occurs in it.
+            this text refers to it, as `${name}` or `${name.key}`.
     """
     done = Translation(copy.deepcopy(plain))
     for name in list(done.values):

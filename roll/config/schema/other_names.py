@@ -222,7 +222,7 @@ PROGRAMS: Mapping[str, str] = {
     "distributed_type": "accelerate",
     "deepspeed_config": "accelerate",
 }
-"""Root keys of other programs' configuration files, with the program."""
+"""Root keys of other programs' configuration files, each with the name of its program."""
 MOST_NAMED = 12
 """Largest number of keys of a block that one message translates."""
 

@@ -129,7 +129,7 @@ class FilterBoundsConfig(StrictConfig):
 class QueryFilterConfig(StrictConfig):
     """The filter of a domain's groups.
 
-    Rejected groups are replaced by newly drawn groups, like with `dynamic_sampling`.
+    Rejected groups are replaced by newly drawn groups, as with `dynamic_sampling`.
     """
 
     type: Literal["no_filter", "mean_filter", "std_filter"] = Field(
