@@ -1,6 +1,6 @@
-"""Time limits of all tests, in seconds, and helpers that wait for a condition. No other test file contains such a number.
+"""Time limits of all tests, in seconds, and helpers that wait for a condition. No other test file contains a time limit.
 
-A limit only ends a test that hangs; it is no statement about the speed of the code. Each is about twenty times the time that an idle
+A limit only ends a test that hangs; it is no statement about the speed of the code. Each limit is about twenty times the time that an idle
 machine with two cores needs, so that no test fails on a slow or busy machine. The code under test gets the same limits as its own
 deadlines, except for deadlines that are meant to expire.
 """

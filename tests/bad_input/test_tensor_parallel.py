@@ -1,4 +1,4 @@
-"""Unsupported combinations with tensor parallelism, and DeepSpeed's other blocks of parallelism: status 2, place, value and remedy."""
+"""Unsupported combinations with tensor parallelism, and DeepSpeed's other parallelism blocks: exit status 2, place, value and remedy."""
 
 from __future__ import annotations
 

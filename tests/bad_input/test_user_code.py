@@ -92,7 +92,7 @@ REWARD = "rewards.math_rule.reward"
 
 
 def part(key: str, name: str, **arguments: Any) -> UserPart:
-    """Return the part that a method's key names; any other `key` stands for the reward of the domain math_rule."""
+    """Return the part under a method's key, such as `policy_loss`. Any other `key` stands for the reward of the domain math_rule."""
     if key in KINDS:
         return UserPart(name, (key,), (KINDS[key].arguments,), arguments, key)
     return UserPart(name, tuple(REWARD.split(".")), ("rewards", "math_rule", "reward_args"), arguments)
@@ -260,7 +260,7 @@ def test_a_command_line_with_code_of_the_users_is_refused(
     assert remedy in said.partition("\n")[0], message
 
 
-@pytest.mark.full  # waits for a deadline that lets the other modules' import finish on a busy machine
+@pytest.mark.full  # waits for a deadline that leaves time to import the other modules on a busy machine
 def test_a_module_that_does_not_end_its_import_is_named_and_the_others_are_looked_at(
     refused: Callable[..., str], modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,7 +65,7 @@ def adapter_engine(request: pytest.FixtureRequest, small_model: Path, tmp_path_f
 
 
 def assert_at_the_policy(one: Running, sampling: Sampling | None = None) -> float:
-    """Check that the engine's log-probs of its tokens equal the policy's, and return their mean."""
+    """Check that the engine's log-probs of its tokens equal the policy's. Return the mean over completions of their mean log-prob."""
     sampling = sampling or Sampling(12, samples=3)
     means = []
     for prompt, completions in zip(PROMPTS, one.generate(PROMPTS, sampling), strict=True):
@@ -233,7 +233,7 @@ def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_mo
         assert old.all(), "HfGenerate finishes the current prompt before an update"
     else:
         assert not old.all(), "the update came after the last token"
-        # The first token of each sample at the new version was not drawn from the old policy.
+        # In each sample with tokens of the new version, the first of them was not drawn from the old policy.
         rows = np.flatnonzero(~old.all(axis=1))
         assert (np.abs(of_engine - expected)[rows, old.argmin(axis=1)[rows]] > 1e-3).all()
     assert_at_the_policy(engine)
@@ -347,7 +347,7 @@ def test_a_broken_adapter_is_refused_and_the_one_before_stays(adapter_engine: Ru
     assert_at_the_policy(adapter_engine)
 
 
-# An engine that refused weights can only be closed, so each of the following two tests must be the last one of its engine.
+# An engine that refused weights can only be closed, so each of the following two tests must be the last that uses its engine.
 
 
 def test_a_broken_bucket_is_refused_and_named(engine: Running, small_model: Path) -> None:

@@ -37,7 +37,7 @@ PLAIN, ZERO_2 = Case(0, False, tensor_parallel=SHARED), Case(2, False, tensor_pa
 BF16 = Case(1, False, dtype="bf16", tensor_parallel=SHARED)
 COMPILED = Case(2, False, checkpointing="none", compiled=True, tensor_parallel=SHARED)
 EXACT = [(1, PLAIN), (1, COMPILED), (2, ZERO_2)]
-"""The number of replicas, and the case."""
+"""Runs in fp32, whose results are compared with plain PyTorch's. Each is a number of replicas and a case."""
 RUNS = [*EXACT, (1, BF16)]
 QUICK = [(1, PLAIN)]
 
@@ -82,7 +82,7 @@ def model(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcomes(batch: TrainBatch, model: Path, folder: Path, request: pytest.FixtureRequest) -> Runs:  # noqa: F811
-    """Return the results of all runs of the tier, by rank."""
+    """Return, for each run that the collected tests need, the results of its ranks."""
     out: Runs = {}
     runs = collected(request, RUNS, QUICK)
     for replicas in sorted({replicas for replicas, _ in runs}):

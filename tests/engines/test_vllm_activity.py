@@ -60,7 +60,7 @@ def test_a_request_that_is_given_up_is_not_in_flight() -> None:
 
 
 def test_vllm_adds_no_logger_of_its_own() -> None:
-    """Its Prometheus logger observes a histogram for each token."""
+    """vLLM's Prometheus logger would observe a histogram for each token."""
     from tests.engines.stepping import Stepped
 
     engine = Stepped()

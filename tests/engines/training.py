@@ -30,7 +30,7 @@ TEMPERATURE = 0.8
 VERSION = 3
 """Version of the policy before the first update."""
 LEARNING_RATE = 1e-2
-# Adam's first update is g / (|g| + epsilon): with the usual epsilon of 1e-8, it would be +-1 even for gradients that are mere noise.
+# Adam's first update is LEARNING_RATE x g / (|g| + epsilon). With the usual epsilon of 1e-8, the fraction is +-1 even for mere noise.
 ADAM_EPSILON = 1e-3
 WEIGHT_DECAY = 0.1
 MAX_GRAD_NORM = 0.5
@@ -69,7 +69,7 @@ class Case:
     overlap: bool = False
     """Tensor-parallel ranks overlap their all-reduces with computation."""
     share_inputs: bool = False
-    """Each tensor-parallel rank keeps its part of a recomputed layer's input, in host memory."""
+    """Each tensor-parallel rank keeps only its part of a recomputed layer's input, and keeps it in host memory."""
     fp32_sums: bool = False
     """Accumulate the gradients of micro-batches in fp32."""
 
@@ -87,7 +87,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Work:
-    """One rank's share of the work. Cases differ only in how it is packed."""
+    """One rank's share of the work. Cases differ only in how the sequences are packed into micro-batches."""
 
     first: Updates
     """One update."""
@@ -204,7 +204,7 @@ def trainer_of(chosen: Any, rank: Rank) -> Iterator[Any]:
         with mock.patch.object(torch.distributed, "destroy_process_group"):
             strategy.close()
         del strategy
-        torch._dynamo.reset()  # torch limits recompilations per process, where a real run has one trainer
+        torch._dynamo.reset()  # torch limits recompilations per process, and this one has many trainers
         gc.collect()
 
 
@@ -227,7 +227,7 @@ def tensors_of(strategy: Any, adapter: bool, folder: Path) -> dict[str, Tensor]:
 
 
 def held_bytes(strategy: Any) -> int:
-    """Return the bytes of parameters, their ZeRO partitions and optimizer states, without views of the model's file."""
+    """Return the bytes of parameters, their ZeRO partitions and optimizer states in host memory, without views of the model's file."""
     from roll.strategies.offload import storages, tensors_in
 
     held = tensors_in(list(strategy._model.parameters()), strategy._optimizer.state)

@@ -26,7 +26,7 @@ class Case:
     config: str
     dtype: str
     bound: float
-    """Upper bound of a step's mean absolute difference between the log-probs of trainer and engine."""
+    """Upper bound of a step's mean absolute difference between the log-probs of trainer and engine, in nats per token."""
     keys: dict[str, Any]
 
 

@@ -72,7 +72,7 @@ class Worker:
     def die(self, rank: int, release: Path) -> None:
         if self.rank == rank:
             os._exit(7)
-        self.wait(self.rank, release)  # as in a collective that does not notice the death
+        self.wait(self.rank, release)  # like a rank in a collective that does not notice the death
 
     def close(self) -> None:
         pass
@@ -175,7 +175,7 @@ async def reads_no_earlier_log(logs: Path) -> None:
 
 
 async def names_who_is_late(group: WorkerGroup[Worker], folder: Path) -> None:
-    """Report the rank that is late, and not the rank that waited for it. The late rank takes its next call once it is released."""
+    """Check that the late rank is reported, and not the rank that waited for it. Once released, the late rank takes its next call."""
     answered, late = (actor.call.remote(0, "wait", 1, folder / "slept") for actor in group._actors)
     await answered
     with pytest.raises(WorkerFailed, match=r"^trainer rank 1: wait did not finish within 1 s on rank\(s\) 1$"):
@@ -204,7 +204,7 @@ async def fails_where_calls_travel_together(group: WorkerGroup[Engine]) -> None:
 
 
 async def replaces_one_process(group: WorkerGroup[Engine], log: Path) -> None:
-    """Replace rank 0, which has died, and replace it again after a stop and after a kill. A call of rank 1 is not affected."""
+    """Replace rank 0, which has died, and again after SIGSTOP and after SIGKILL. A call that waits on rank 1 is not affected."""
     calls = group.batched.within(limits.CALL)
     other = asyncio.ensure_future(calls.one(1, Engine.answer))
     await group.replace(0, limits.START)

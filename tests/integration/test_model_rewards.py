@@ -149,7 +149,7 @@ def test_learnt_from_a_judge_in_an_engine_of_its_own(judging: World, leaves_noth
 
 @pytest.fixture(scope="module")
 def reward_model(judging: World) -> Path:
-    """Train a reward model on right and wrong sums to an accuracy of about 99%. With 96%, the policy would not learn."""
+    """Return a reward model, trained on right and wrong sums to an accuracy of about 99%. With 96%, the policy would not learn."""
     outcome = judging.run(
         *("--config-name", "tiny/tiny_reward_model", "output_dir=preferring", "pretrain=taught/export", "max_steps=600", "eval_steps=0"),
         *("save_steps=0", "reward_train.data_args.file_name=output/tiny/judgements/pairs.jsonl"),

@@ -144,7 +144,7 @@ def test_decoupled_ppo_clips_around_the_proximal_policy_and_weighs_by_it() -> No
 def test_on_policy_the_weight_is_the_current_policys_and_carries_no_gradient() -> None:
     loss = PolicyLoss(Ppo(), Correction(weight="token", cap=5.0), on_policy=True)
     losses, gradient = decoupled(loss, tensor(log(0.6), log(0.9)))
-    # The ratio is 1, so the loss is minus the weight, current over behaviour.
+    # The ratio is 1, so the loss is minus the weight, which is the current probability divided by the behaviour policy's.
     torch.testing.assert_close(losses, tensor(-1.2, -1.8))
     torch.testing.assert_close(gradient, tensor(-1.2, -1.8))
 

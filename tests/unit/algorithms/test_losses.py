@@ -103,7 +103,7 @@ def test_negative_log_likelihood_is_what_it_says() -> None:
 
 
 def reference_formula(loss: PolicyLoss, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> list[float]:
-    """Return the same losses token by token, by cases, from the papers' formulas."""
+    """Return what `loss` must return: the losses, token by token and by cases, from the papers' formulas."""
     out = []
     assert inputs.ref_log_probs is not None
     assert inputs.behaviour_log_probs is not None

@@ -28,7 +28,7 @@ def tokens(seed: int = 2) -> tuple[Tensor, LossInputs]:
 
 
 def masked_by_hand(log_probs: Tensor, sampled: Tensor, advantages: Tensor, threshold: float) -> list[bool]:
-    """Return the tokens that the paper's formula masks, one sequence after another."""
+    """Return, for each token of all sequences in order, whether the paper's formula masks it."""
     bounds, out = [0, *itertools.accumulate(LENGTHS)], []
     for begin, end in itertools.pairwise(bounds):
         apart = [old - new for old, new in zip(sampled[begin:end].tolist(), log_probs[begin:end].tolist(), strict=True)]
@@ -63,7 +63,7 @@ def test_losses_and_gradients_are_the_plain_ones_but_for_masked_tokens(objective
 
 
 def test_by_hand() -> None:
-    """Two sequences have become less likely, by 0.6 and by 0.4 nats per token. In the first, tokens with A < 0 are masked."""
+    """Two sequences have become less likely, by 0.6 and by 0.4 nats per token. Only in the first are tokens with A < 0 masked."""
     log_probs = torch.tensor([-2.0, -2.2, -1.4, -1.4])
     inputs = LossInputs(torch.tensor([-1.0, 1.0, -1.0, -1.0]), torch.tensor([2, 2]), torch.tensor([-1.0, -2.0, -1.0, -1.0]))
     losses = PolicyLoss(PolicyGradient(), mask_threshold=0.5)(log_probs, log_probs, inputs).losses

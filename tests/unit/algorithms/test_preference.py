@@ -131,7 +131,7 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
 )
 @pytest.mark.parametrize("far", [-3e4, -100.0, 100.0, 3e4])
 def test_log_ratios_beyond_all_measure_stay_finite(objective: PairObjective, far: float) -> None:
-    """In fp32, the chosen response is `far` nats likelier than under the reference. If it is less likely, the loss is large but finite."""
+    """The policy's log-prob of the chosen response exceeds the reference's by `far`. If `far` is negative, the loss is large but finite."""
     log_probs = torch.full((4,), -2.0).requires_grad_()
     reference = torch.tensor([-2.0 - far, -2.0, -2.0, -2.0])
     given = LossInputs(torch.zeros(4), torch.tensor([2, 2]), ref_log_probs=reference)
@@ -141,7 +141,7 @@ def test_log_ratios_beyond_all_measure_stay_finite(objective: PairObjective, far
 
 
 def test_of_responses_of_one_length_the_normalised_loss_is_dpos() -> None:
-    """The beta of `dpo_norm` is then the beta of `dpo` times the length."""
+    """The losses are equal if the beta of `dpo_norm` is the beta of `dpo` times the length."""
     log_probs, reference = (torch.tensor([-0.5, -1.0, -2.0, -0.25], dtype=torch.float64) * scale for scale in (1.0, 0.7))
     given = LossInputs(torch.zeros_like(log_probs), torch.tensor([2, 2]), ref_log_probs=reference)
     ours, theirs = (PreferenceLoss(one)(log_probs, log_probs, given) for one in (DpoNorm(1.0, 0.1), Dpo(0.5, 0.1)))
@@ -150,7 +150,7 @@ def test_of_responses_of_one_length_the_normalised_loss_is_dpos() -> None:
 
 
 def long_pairs(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return two pairs of long responses: log-probs of policy and reference in fp32, and the lengths, of which the longest is `tokens`."""
+    """Return two pairs of responses of up to `tokens` tokens: log-probs of policy and reference in fp32, and the lengths."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.tensor([tokens, tokens - 1, tokens // 3, tokens])
     policy = -torch.empty(int(lengths.sum())).exponential_(generator=generator)

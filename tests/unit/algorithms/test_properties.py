@@ -45,7 +45,7 @@ LOSSES: dict[str, Loss] = {
     "dppo": PolicyLoss(Dppo(threshold=0.01)),
     "dppo, kl": PolicyLoss(Dppo("kl", 0.002)),
     "topr": PolicyLoss(Topr(0.7, 1.3)),
-    # Ratio 1.0 selects every token in the interval, because a random draw would depend on the order of the tokens.
+    # With ratio 1.0, every token in the interval is selected. A random draw would depend on the order of the tokens.
     "clip_cov": PolicyLoss(ClipCov(ratio=1.0, low=0.1, high=1.0)),
     "kl_cov": PolicyLoss(KlCov(ratio=0.3)),
 }

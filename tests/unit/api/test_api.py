@@ -1,4 +1,4 @@
-"""`roll.api`: faults are raised before anything starts. tests/integration/test_api.py runs a training."""
+"""`roll.api`: faults are raised before anything starts. tests/integration/test_api.py trains and evaluates a model."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_the_table_says_what_was_measured(outcome: dict[str, Any]) -> None:
     assert "| 0 | one engine | 2 | 0 | 0 | 1 | 0 | 0 | 300 |" in text
     assert "| engine | 40.0, 40.0 | cold start + 10 s + the rest of the trainer's step | 0 of 1 |" in text
     assert "| rank | 60.0, 60.0 | cold start + 10 s + the steps since the checkpoint | 1 of 1 |" in text
-    # An engine's failure costs (2 + 120) / 32 s, a rank's 12 + 10 + 180 + 5 x 60 s. Each hour has half a failure of each.
+    # An engine's failure costs (2 + 120) / 32 s, and a rank's failure 12 + 10 + 180 + 5 x 60 s. Each kind occurs once in two hours.
     share = f"**{100 * (1 - (122 / 32 + 502) / 2 / 3600):.1f}%** of the time is spent on training"
     assert f"An engine's failure then costs 3.8 s, because 31 other engines continue, and a rank's failure 502 s, and {share}" in text
 

@@ -15,7 +15,7 @@ from roll.data.prompts import prepare_prompts
 from roll.models.load import load_tokenizer
 
 BILLIONS = {"0.5b": 0.494, "1.5b": 1.544, "7b": 7.616}
-"""Parameters of Qwen2.5, from its model cards."""
+"""Billions of parameters of the Qwen2.5 models, from their model cards."""
 
 
 @pytest.mark.parametrize("shape", BILLIONS)

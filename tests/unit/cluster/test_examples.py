@@ -47,7 +47,7 @@ def test_the_manifest_is_a_rayjob_of_two_nodes() -> None:
 
 
 def test_the_manifests_fields_are_those_of_kuberays_types() -> None:
-    """Kubernetes drops unknown fields, or refuses the manifest. Names: `rayjob_types.go` and `raycluster_types.go` of KubeRay 1.6."""
+    """Kubernetes drops unknown fields, or refuses the manifest. Names: as in KubeRay 1.6's `rayjob_types.go` and `raycluster_types.go`."""
     job = {"entrypoint", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "backoffLimit", "rayClusterSpec", "submissionMode"}
     group = {"rayStartParams", "template"}
     spec = MANIFEST["spec"]

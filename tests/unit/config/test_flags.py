@@ -74,7 +74,7 @@ def test_a_plugin_that_is_not_installed_is_refused_with_what_works(word: str, re
 
 
 def test_a_plugin_that_is_installed_is_refused_too() -> None:
-    """An installed launcher would run each job in another process, so this process would never receive it."""
+    """An installed launcher would run each job in another process, so this process would never receive the composed configuration."""
     own = {
         "launcher": {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"},
         "sweeper": {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"},
@@ -100,7 +100,7 @@ def test_a_driver_of_several_is_refused_with_the_command_of_one(
 
 
 def test_a_driver_that_is_alone_is_not(tmp_path: Path) -> None:
-    """Kubernetes pods set RANK and WORLD_SIZE, Slurm sets names of its own: both are accepted. torchrun with one process is refused."""
+    """Kubernetes pods set RANK and WORLD_SIZE, and Slurm sets names of its own: both are accepted. torchrun with one process is refused."""
     assert launcher_fault({"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "0"}, ["--help"]) is None
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "-m", "roll.pipeline", *NAME]
     environment = os.environ | {"PYTHONPATH": os.getcwd(), "TMPDIR": str(tmp_path)}
@@ -109,7 +109,7 @@ def test_a_driver_that_is_alone_is_not(tmp_path: Path) -> None:
 
 
 def test_help_into_a_pipe_that_is_closed_prints_no_traceback() -> None:
-    """As under `| head`."""
+    """As in `python -m roll.pipeline --help | head -0`."""
     reading, writing = os.pipe()
     os.close(reading)
     words = [sys.executable, "-m", "roll.pipeline", "--help"]

@@ -39,7 +39,7 @@ ASKED = [
     ("save_total_limit=3", "use keep_checkpoints", "keep_checkpoints=3"),
     ("actor_train.per_device_eval_batch_size=4", "use actor_train.max_tokens_per_microbatch", None),
 ]
-"""An override, the text of its message, and the override that follows the remedy, or None if the remedy is tested by no override."""
+"""An override, the text of its message, and the override that follows the remedy, or None if no override tests the remedy."""
 
 
 def keys(root: type[BaseModel]) -> set[str]:

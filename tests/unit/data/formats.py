@@ -15,7 +15,7 @@ from roll.data.renderers.families import chat_renderer
 
 TEXTS = Path(__file__).parents[3] / "docs"
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""Pre-tokenisation pattern of Qwen's tokenizers. Those of Llama 3 and GLM split digits differently."""
+"""Pre-tokenisation pattern of Qwen's tokenizers. The patterns of Llama 3 and GLM split digits differently."""
 HERMES = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 HERMES_TOOLS = """\
 "# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\nYou are provided with function signatures within \

@@ -65,7 +65,7 @@ def world(name: str) -> tuple[Format, PreTrainedTokenizerBase, ChatRenderer]:
 
 
 def said(chat: Format) -> st.SearchStrategy[str]:
-    """Texts that others write: users, tools and the system message. Some contain the texts of special tokens."""
+    """Texts that the policy does not write: of users, tools and the system message. Some contain the texts of special tokens."""
     return st.lists(st.one_of(PLAIN, st.sampled_from(chat.added)), min_size=1, max_size=4).map("".join)
 
 

@@ -109,10 +109,11 @@ def test_all_turns_of_a_conversation_are_learnt_and_nothing_between_them(
         "Three.<|im_end|>",
     ]
     assert not long.response_mask[0] and long.response_mask[-1]
-    # `Limits.response` applies to the last response, `Limits.prompt` to everything before it. A single turn gives the same as `responses`.
+    # `Limits.response` applies to the last response, `Limits.prompt` to everything before it.
     before = sum(len(part) for part in parts[:3])
     fits = [Limits(before, 100), Limits(before - 1, 100)]
     assert [len(prepare_examples(data_args, tokenizer, each, "turns", cache_folder=tmp_path / "cache")) for each in fits] == [2, 1]
+    # For a conversation with a single response, `turns` and `responses` give the same example.
     (single,) = prepare_examples(data_args, tokenizer, Limits(100, 100), "responses", cache_folder=tmp_path / "cache").example(1).sequences
     assert short.token_ids.tolist() == single.token_ids.tolist() and short.response_mask.tolist() == single.response_mask.tolist()
 

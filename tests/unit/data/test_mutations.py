@@ -175,7 +175,7 @@ def read(names: list[str]) -> list[tuple[list[tuple[int, str]], list[str]]]:
 def test_files_that_are_altered_at_random_are_whole_or_refused(tmp_path: Path) -> None:
     """Truncated files are refused, and so are Parquet and Arrow files with bytes inserted or removed.
 
-    A changed byte in a value of an Arrow file goes unnoticed. Altered JSON that is still valid is read as it is.
+    A changed byte in a value of an Arrow file may go unnoticed. Altered JSON that is still valid is read as it is.
     """
     chance = random.Random(23)
     rows = [{"prompt": f"What is {number}?", "answer": number, "list": [number] * (number % 3)} for number in range(ROWS_OF_FILE)]

@@ -25,7 +25,7 @@ COMMAND = (sys.executable, str(SERVER))
 
 
 def domain(*servers: dict[str, Any], **others: Any) -> EnvironmentProcess:
-    """Return the process of `calculator`, a plain environment with its own tool, to which the servers' tools are added."""
+    """Return the process of `calculator`, a plain environment with its own tool. The servers' tools are added to it."""
     named = {"environment": "calculator", "mcp": tuple({"call_timeout": limits.CALL, **server} for server in servers), **others}
     return EnvironmentProcess("act", section(**named), limits.START)
 

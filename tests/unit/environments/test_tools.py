@@ -67,7 +67,7 @@ TOOLS = Tools([plain, nested, chosen, raises, long])
 
 
 def normal(schema: Any) -> Any:
-    """Return a schema without the differences between the two: defaults, return values, and the form of optional types."""
+    """Return a schema without what differs between roll and transformers: defaults, return values, and the form of optional types."""
     if isinstance(schema, list):
         return [normal(one) for one in schema]
     if not isinstance(schema, dict):

@@ -31,12 +31,12 @@ HOLDER = "import sys, time; held = b'x' * int(sys.argv[1]); print(flush=True); t
 
 
 def mark(name: str) -> Path:
-    """Return the path of a file in the test's folder."""
+    """Return the path of a marker file in the test's folder."""
     return Path(__file__).with_name(name)
 
 
 def say_that_it_hangs() -> None:
-    """Leave a mark that contains this process's id."""
+    """Create the marker file `hanging`, which contains the PID of this process."""
     (unfinished := mark("unfinished")).write_text(str(os.getpid()))
     unfinished.rename(mark("hanging"))
 
@@ -106,7 +106,7 @@ class World:
 
 
 class Awaited(World):
-    """The same with asynchronous methods, so that several sessions run concurrently."""
+    """Like `World`, but with asynchronous methods, so that several sessions run concurrently."""
 
     malformed_calls = "step"
 

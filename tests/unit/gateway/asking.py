@@ -27,12 +27,12 @@ def session(
 
 
 def turns() -> Callable[[str], str]:
-    """Return a policy that answers with the number of its turn in the context."""
+    """Return a policy that answers `turn N`, where N is the number of assistant turns in the context, including its own."""
     return lambda context: f"turn {context.count('assistant:')}"
 
 
 async def ask(asked: AgentSession, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), **keys: Any) -> Answer:
-    """Send one request. Its identity is its entire content."""
+    """Send one request, which is identified by its entire content."""
     return await asked.answer(Asked(messages, tools, **keys), json.dumps([list(messages), list(tools), keys], default=str))
 
 

@@ -169,7 +169,7 @@ DECLARED = {
     },
     "vllm/logprobs.py": {"FlatLogprobs": "class (MutableSequence[LogprobsOnePosition | None])", "FlatLogprobs.logprobs": "list[float]"},
 }
-"""All names in vLLM that roll relies on, by file: functions with their parameters, classes with their bases, others with type or value."""
+"""All vLLM names that roll relies on, by file: functions with parameters, classes with bases, other names with their type or value."""
 FIELDS = {
     "AsyncEngineArgs": ("vllm/engine/arg_utils.py", "EngineArgs"),
     "SamplingParams": ("vllm/sampling_params.py", "SamplingParams"),
@@ -180,4 +180,4 @@ FIELDS = {
     "WeightTransferInitRequest": ("vllm/distributed/weight_transfer/base.py", "WeightTransferInitRequest"),
     "WeightTransferUpdateRequest": ("vllm/distributed/weight_transfer/base.py", "WeightTransferUpdateRequest"),
 }
-"""Classes that the strategies construct, each with the file and the classes that declare its fields."""
+"""Classes that the strategies construct, each with the classes that declare its fields and the file that contains them."""

@@ -13,7 +13,7 @@ SEVERAL = {"LOOK_EVERY": "Ray's processes, the files of starting roles and the s
 
 
 def constants(source: str) -> dict[str, str]:
-    """Return the name and value of a module's literal constants: numbers, strings, and tuples, lists, sets and dicts of them."""
+    """Return the source text of a module's literal constants by name: numbers, strings, and tuples, lists, sets and dicts of them."""
     found = {}
     for node in ast.parse(source).body:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []

@@ -265,7 +265,7 @@ def test_pass_at_k_counts_subsets(samples: int, passed: int) -> None:
 
 
 class Answers(EachByItself):
-    """Answers a prompt with consecutive numbers, and rewards even ones. The rewards of prompt 2 crash, and so never pass."""
+    """Answers a prompt with consecutive numbers, and rewards even ones. Scoring crashes for prompt 2, so its responses never pass."""
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
         assert seed is not None

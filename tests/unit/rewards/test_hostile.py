@@ -58,7 +58,7 @@ def test_what_a_reward_writes_on_its_socket_neither_runs_nor_decides(hostile: Pa
 
 
 def test_a_verdict_counts_once() -> None:
-    """A verdict that the reward writes with the seal of its own call counts for this call. A second one belongs to no call."""
+    """A verdict that the reward writes with the seal of its own call counts for this call. A second verdict belongs to no call."""
     before, forged, after = scored("ok", "one too many", "ok", reward=ACT)
     assert (before.value, forged.value) == (2.0, 1.0)
     assert after.outcome is RewardOutcome.CRASHED or after.value == 2.0

@@ -61,7 +61,7 @@ def make_episode(
     outcome: RewardOutcome = RewardOutcome.SCORED,
     note: str = "",
 ) -> Episode:
-    """Return an episode with one response and without a prompt, which `make_group` adds."""
+    """Return an episode with one response. It has no prompt; `make_group` adds one."""
     return Episode([make_trajectory(sampled(token_ids, log_probs, versions), stop=stop)], RewardResult(reward, outcome, note=note))
 
 

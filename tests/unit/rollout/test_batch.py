@@ -64,7 +64,7 @@ def test_truncated_responses_leave_the_loss_and_not_the_group() -> None:
     step = experience(groups, Shaping(max_len_mask=True))
     assert step.rewards.tolist() == [0, 2]
     assert step.sequences.response_mask.astype(int).tolist() == [0, 0, 0, 0, 0, 0, 1]
-    # The mean of the group is 1 with the truncated response. Without it, it would be 2.
+    # The mean of the group is 1 with the truncated response. Without that response, the mean would be 2.
     batch = assigned(step, None, Credit("reinforce", Normalisation(mean="group")))
     assert batch.advantages.tolist() == [0, 0, 0, 0, 0, 0, 1]
     assert experience(groups, Shaping()).sequences.response_mask.sum() == 3

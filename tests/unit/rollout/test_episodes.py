@@ -38,7 +38,7 @@ def said(*contents: str, **more: Any) -> Step:
 
 
 def counting() -> Callable[[str], str]:
-    """Return a function that answers a context with its number of turns."""
+    """Return a policy that answers `turn N`, where N is the number of assistant turns in the context, including its own."""
     return lambda context: f"turn {context.count('assistant:')}"
 
 
@@ -109,7 +109,7 @@ def test_a_turn_has_a_seed_of_its_own() -> None:
 
 
 def stops() -> Iterator[tuple[StopReason, World, Engine, dict[str, Any], int]]:
-    """Yield each stop reason with an environment, an engine and limits that lead to it, and the number of turns."""
+    """Yield each stop reason with an environment, an engine and limits that lead to it, and the expected number of turns."""
     yield StopReason.COMPLETED, World([DONE]), Engine(counting()), {}, 1
     yield StopReason.LENGTH, World([said("a"), DONE]), Engine(lambda _: "x" * 30), {}, 1
     yield StopReason.MAX_TURNS, World([said("a")] * 4), Engine(counting()), {"max_turns": 3}, 3

@@ -47,9 +47,9 @@ def to_the_process() -> None:
 
 
 def to_another_thread() -> None:
-    """Send a signal that does not interrupt the main thread's wait, but whose handler still runs in the main thread.
+    """Send a signal to the calling thread. It does not interrupt the main thread's wait, but its handler still runs in the main thread.
 
-    A signal that arrives just before the wait begins does the same.
+    A signal to the process that arrives just before the wait begins has the same effect.
     """
     signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
 

@@ -104,7 +104,7 @@ def test_nothing_moves_without_need() -> None:
         sharing = await started(ALL_ON_ONE, log)
         await sharing.bring({"actor_train": WHOLE, "actor_infer": WEIGHTS})
         log.clear()
-        # All needed roles are present, so other roles stay too, and no level is lowered.
+        # All needed roles are present at a sufficient level, so no role is offloaded and no level is lowered.
         for needs in ({"actor_train": WHOLE}, {"actor_infer": WEIGHTS}, {"actor_train": WEIGHTS}, {}):
             await sharing.bring(needs)
         assert log == []
@@ -165,7 +165,7 @@ def test_a_role_that_cannot_leave_ends_the_move_and_nobody_comes() -> None:
         with pytest.raises(WorkerFailed, match="actor_train rank 0: no room"):
             await sharing.bring({"actor_infer": WHOLE})
         assert log == ["actor_train offloads"]
-        # The role is still on the device, so it is offloaded again.
+        # The role is still on the device, so the next move tries to offload it again.
         with pytest.raises(WorkerFailed):
             await sharing.bring({"actor_infer": WHOLE})
 

@@ -46,7 +46,7 @@ def test_addresses_may_be_of_version_6(nodes: list[dict[str, Any]]) -> None:
     [
         ((8,), 16, r"\[8\]"),
         ((4, 8), 16, r"\[4, 8\]"),
-        ((2, 8), 8, r"\[2, 8\]"),  # the devices would be on the first node
+        ((2, 8), 8, r"\[2, 8\]"),  # the 8 devices would be on the first node, which has 2
     ],
 )
 def test_too_few_gpus_are_told_with_what_nodes_have(nodes: list[dict[str, Any]], counts: tuple[int, ...], gpus: int, counted: str) -> None:
