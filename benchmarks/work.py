@@ -122,12 +122,12 @@ class LongTailWork(Work):
 
     @property
     def end_tokens(self) -> int:
-        """Return the number of end-token ids with which responses of a uniform policy have this mean."""
+        """Return the number of end-token ids with which responses of a uniform policy have `mean` tokens on average."""
         return round(self.shape["vocab_size"] / self.mean)
 
     @property
     def end_probability(self) -> float:
-        """Return the probability of an end at each token."""
+        """Return the probability that a response ends at any given token."""
         return self.end_tokens / self.shape["vocab_size"]
 
     @property

@@ -64,7 +64,7 @@ class Loss(Protocol):
     """
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
-        """Mark [T] the tokens that the loss treats differently. Called on the whole step before it is split. None without a selection."""
+        """Return a mask [T] of the tokens that the loss treats differently, or None. Called with the whole step, before it is split."""
         return None
 
 

@@ -177,7 +177,7 @@ def split(
 
 
 def cost(lengths: NDArray[np.int64], attention_cost: float) -> NDArray[np.float64]:
-    """Return the cost [N] of sequences, in units of one token: length + attention_cost x length^2. See `ModelShape`."""
+    """Return the cost [N] of sequences, in units of one token: length + attention_cost x length^2. See `ModelShape.attention_cost`."""
     return lengths + attention_cost * lengths**2
 
 

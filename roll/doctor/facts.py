@@ -33,7 +33,7 @@ class Finding:
     found: str
     """What was found, for users."""
     remedy: str = ""
-    """The command or the change that fixes it, empty if nothing needs to be done."""
+    """The command or the change that fixes the problem, empty if nothing needs to be done."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a machine. If `torch`, `ops` or `ray_nodes` could not be determined, it is a text with the reason."""
+    """Facts about a machine. If `torch`, `ops` or `ray_nodes` could not be determined, that field is a text with the reason."""
 
     python: tuple[int, int]
     executable: str

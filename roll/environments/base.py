@@ -46,8 +46,8 @@ class Step:
 class Environment(Protocol):
     """The environment of one episode, created by `Class(**environment_args)`.
 
-    The methods may be `async def`. If `reset`, `step` and all tools of the domain are, episodes of a process run concurrently. An
-    environment may raise, hang or crash without harm to the run, because it runs in a separate process (see process.py). The class may
+    The methods may be `async def`. If `reset`, `step` and all tools of the domain are `async def`, episodes of a process run concurrently.
+    An environment may raise, hang or crash without harm to the run, because it runs in a separate process (see process.py). The class may
     have an attribute `malformed_calls`, one of `MalformedCalls`; the default is "answer".
     """
 

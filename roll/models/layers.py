@@ -23,7 +23,7 @@ def prepare_checkpointing(causal: PreTrainedModel, is_lora: bool) -> None:
     """Enable activation checkpointing. `checkpoint_first` then sets the number of recomputed layers.
 
     Uses the re-entrant form, because the other form checks that recomputed tensors have the same shapes as the saved ones. ZeRO-3
-    empties parameters after a forward pass, which fails this check (a known error of LoRA with ZeRO-3). The re-entrant form needs
+    empties parameters after a forward pass, so the check fails (a known error of LoRA with ZeRO-3). The re-entrant form needs
     an input with a gradient, so with LoRA, whose embedding is frozen, the inputs are made to require one.
     """
     causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
@@ -58,7 +58,7 @@ def checkpoint_first(causal: PreTrainedModel, count: int) -> None:
 
 
 def compile_layers(causal: PreTrainedModel) -> None:
-    """Replace the layers' forward methods by compiled ones. All layers of a class share compiled code for any number of tokens.
+    """Replace the layers' forward methods with compiled ones. All layers of a class share compiled code for any number of tokens.
 
     Only the forward method is compiled. Hooks on the layer's call, such as checkpointing and ZeRO-3's parameter gathering, are not.
     """

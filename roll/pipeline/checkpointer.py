@@ -49,17 +49,17 @@ class Trainer(Protocol):
 
     @property
     def save(self) -> Callable[[Path], Awaitable[None]]:
-        """Write the training state to a folder, so that training continues exactly after `load`."""
+        """Return the function that writes the training state to a folder, so that training continues exactly after `load`."""
         ...
 
     @property
     def load(self) -> Callable[[Path], Awaitable[None]]:
-        """Restore the training state that `save` wrote."""
+        """Return the function that restores the training state that `save` wrote."""
         ...
 
     @property
     def export(self) -> Callable[[Path], Awaitable[None]]:
-        """Export the policy to a Hugging Face or PEFT folder."""
+        """Return the function that exports the policy to a Hugging Face or PEFT folder."""
         ...
 
 

@@ -7,7 +7,13 @@ from roll.types import Sampling
 
 
 def sampling_of(generating: GeneratingConfig, longest: int, samples: int, log_probs: bool) -> Sampling:
-    """Return the sampling parameters of a role. By default, it samples `samples` responses of at most `longest` new tokens."""
+    """Return the sampling parameters of a role.
+
+    Args:
+        longest: largest number of new tokens, if `generating` does not set it.
+        samples: number of responses, if `generating` does not set it.
+        log_probs: whether to return log-probs.
+    """
     return Sampling(
         max_new_tokens=generating.max_new_tokens or longest,
         samples=generating.num_return_sequences or samples,

@@ -176,7 +176,7 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
 def teacher_states(
     config: RlvrConfig, phases: DevicePhases, meter: Meter, asked: Mapping[str, Callable[[Sequences], Awaitable[Floats]]]
 ) -> StepTeachers:
-    """Return all teachers with their domains. Their calls are timed as `time/teacher`, without onloading."""
+    """Return all teachers with their domains. `time/teacher` measures their calls, without the time of onloading."""
     domains = taught_domains(config)
     teachers = [DomainTeacher(role, domains[role], meter.timed("teacher", states)) for role, states in asked.items()]
     return StepTeachers(teachers, phases.scoring)

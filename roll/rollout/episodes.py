@@ -85,7 +85,7 @@ class EpisodeLimits:
 
     max_turns: int
     seconds: float
-    """Deadline of a whole attempt, from the first observation on, including generation."""
+    """Deadline of a whole attempt in seconds, from the first observation on, including generation."""
     attempts: int
     """Largest number of attempts at an episode if its environment breaks."""
 
@@ -231,7 +231,7 @@ class _Turns:
         return completion
 
     async def _answer(self, parsed: Parsed) -> Step:
-        """Return the environment's answer to a message. Malformed tool calls are handled as its `malformed_calls` specifies."""
+        """Return the environment's answer to a message. Its `malformed_calls` determines how malformed tool calls are handled."""
         malformed, counts = parsed.malformed, self.transcript.counts
         if malformed and self._environment.malformed_calls == "answer":
             return Step([{"role": "tool", "content": UNREADABLE.format(text)} for text in malformed])

@@ -16,8 +16,9 @@ from roll.strategies.metric_sums import MetricSums
 
 
 class RouterBalance:
-    """Adds the routers' loss to that of an update: `coefficient` times its mean over all micro-batches and ranks, weighted by tokens.
+    """Adds the loss of the routers to the loss of an update.
 
+    The added term is `coefficient` times the mean of the routers' loss over all micro-batches and ranks, weighted by tokens.
     As in transformers, the loss of a micro-batch covers all of its tokens, prompts included. Packed micro-batches have no padding.
     """
 

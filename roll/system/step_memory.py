@@ -22,7 +22,7 @@ TRIM_THRESHOLD, MMAP_MAX = -1, -4
 """The numbers by which glibc's `mallopt` identifies these two parameters."""
 KEEP: dict[int, int] = {TRIM_THRESHOLD: 2**31 - 1, MMAP_MAX: 0}
 GIVE_BACK: dict[int, int] = {TRIM_THRESHOLD: 128 << 10, MMAP_MAX: 65536}
-"""glibc's defaults."""
+"""glibc's default values of these parameters: a number of bytes, and a number of mappings."""
 
 
 def collect_rarely() -> None:

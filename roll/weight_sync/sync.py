@@ -4,7 +4,7 @@
     engines            | load 0   | load 1   | load 2   | load 3
 
 While the engines load one bucket, the trainer gathers the next. Two slots alternate, so the buckets never need more memory than two slots.
-The set of engines that take part may change between two syncs. Each change starts a new epoch, for which the routes are opened again.
+The set of engines that take part may change between two syncs. Each change starts a new epoch, and the routes are opened again.
 Each wait has a deadline, which the group of the awaited workers enforces.
 An engine that dies during a sync, or misses a deadline, is left out of the rest of the sync. If it is a member of a broadcast, the
 broadcast is cut off, so that the trainer stops waiting for it. All participating engines are then replaced, because none of them has all

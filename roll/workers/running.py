@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from roll.strategies.base import EngineActivity
 
 FULL = 0.9
-"""KV-cache use, from 0 to 1, from which a preemption counts as a lack of room. Below it, a weight update may have caused the preemption."""
+"""Smallest KV-cache use, from 0 to 1, at which a preemption counts as a lack of room. At a lower use, a weight update may be its cause."""
 SPARE = 0.6
-"""KV-cache use, from 0 to 1, below which the limit is raised."""
+"""KV-cache use, from 0 to 1, below which a limit that was reached is raised."""
 LOWERED, RAISED = 0.8, 1.25
-"""Factors that lower and raise a limit. Without a lack of room, it stays the same while the KV-cache use is above `SPARE`."""
+"""Factors by which a limit is lowered after a lack of room, and raised. In all other cases it stays the same."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class RunningLimit:
 
 
 def running_limits(engines: int, most: int | None, engine_takes: int | None) -> list[RunningLimit] | None:
-    """Return the limit of each engine.
+    """Return the limit of each engine, or None if the engines are unlimited.
 
     Args:
         most: constant limit for all engines together, at least one sample for each; None adapts the limits to the KV caches.
@@ -69,14 +69,14 @@ class Running:
         self._most = [0] * engines
 
     def serve(self, engines: Sequence[int], suspect: Collection[int]) -> None:
-        """Allow only these engines from now on. A `suspect` engine is chosen only if it has more room than every other one."""
+        """Allow only these engines from now on. A `suspect` engine is chosen only if it has more room than all others."""
         self._serving, self._suspect = list(engines), frozenset(suspect)
 
     def place(self, samples: int, home: int | None = None) -> tuple[int, int]:
         """Choose an engine for samples of one prompt. Return it and the number of samples that it takes, 0 if no engine has room.
 
         Args:
-            home: engine to prefer if it has room for all of them, because it has their prefix in its cache.
+            home: engine whose cache has the prefix of the samples. It is preferred if it is not suspect and has room for all of them.
         """
         if not self._serving:
             return 0, 0
@@ -92,7 +92,7 @@ class Running:
         return max(self._serving, key=lambda one: (self._room(one, samples), one not in self._suspect, -self._running[one]))
 
     def leave(self, engine: int, samples: int) -> None:
-        """Note that this number of an engine's samples has ended."""
+        """Record that `samples` samples of an engine have ended."""
         self._running[engine] -= samples
 
     def heed(self, activities: Mapping[int, EngineActivity]) -> None:
@@ -109,7 +109,7 @@ class Running:
         return None if self._limits is None else sum(self._limits[engine].samples for engine in self._serving)
 
     def _room(self, engine: int, samples: int) -> int:
-        """Return the number of these samples for which an engine has room."""
+        """Return how many more samples an engine can take, at most `samples`."""
         if self._limits is None:
             return samples
         return max(0, min(samples, self._limits[engine].samples - self._running[engine]))

@@ -48,7 +48,7 @@ class Method(Generic[Traits]):
     name: str
     traits: Traits
     keys: tuple[str, ...] = ()
-    """Root keys of the configuration that this method reads, but not every method of its kind."""
+    """Root keys of the configuration that this method reads, and that some other methods of its kind do not read."""
     fields: Callable[[Fields], Fields] = same_names
     """Function that maps the values of `keys` to the arguments of the implementation."""
 

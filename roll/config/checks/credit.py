@@ -14,7 +14,8 @@ from roll.config.shipped import rewards_with_turns
 from roll.errors import Fault
 
 COMPARED = {"gamma", "value_clip", *NORM_KEYS}
-"""Keys that only some estimators read and that have their own messages. ROLL's files set `value_clip` with any estimator."""
+"""Keys that only some estimators read and that have their own checks. An unused `value_clip` only causes a warning, because ROLL's files
+set it with any estimator."""
 
 
 def credit_faults(config: RlvrConfig) -> Iterator[Fault]:

@@ -169,13 +169,13 @@ class ModelShape:
 
     @property
     def widest_mlp(self) -> int:
-        """Return the larger intermediate width per token of dense layers and of layers with experts."""
+        """Return the largest intermediate width of a layer's MLP: that of a dense layer, or the sum over the experts of a token."""
         sparse = self.experts.per_token * self.experts.size + self.experts.shared_size if self.experts else 0
         return max(sparse, self.intermediate_size if self.dense_layers else 0)
 
     @property
     def valuing_parameters(self) -> int:
-        """Return the number of parameters with a scalar head in place of the language-model head."""
+        """Return the number of parameters of the model with a scalar head in place of the language-model head."""
         return self.parameters - (0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size) + self.hidden_size
 
     @property

@@ -126,7 +126,7 @@ def beside_offloaded(zero: ZeroOptimizationConfig, width: int) -> int:
 
 
 def gathered(zero: ZeroOptimizationConfig, shape: ModelShape, ranks: int) -> int:
-    """Return the number of parameters that are gathered on a rank of stage 3 at a time: at least the embedding or the head."""
+    """Return the largest number of parameters that stage 3 gathers on a rank at a time: at least those of the embedding or the head."""
     if zero.stage < 3 or ranks == 1:
         return 0
     may = _or_its_own(zero, "stage3_max_live_parameters", 10**9)
@@ -134,7 +134,7 @@ def gathered(zero: ZeroOptimizationConfig, shape: ModelShape, ranks: int) -> int
 
 
 def bucketed(zero: ZeroOptimizationConfig) -> int:
-    """Return the number of gradients in reduction buckets. With overlap below stage 3, a second bucket fills while one is reduced."""
+    """Return the number of gradients in reduction buckets. On stages 1 and 2 with `overlap_comm`, there are two buckets."""
     if zero.stage == 0 or not _or_its_own(zero, "contiguous_gradients", True):
         return 0
     return _or_its_own(zero, "reduce_bucket_size", 5 * 10**8) * (2 if zero.stage < 3 and _or_its_own(zero, "overlap_comm", False) else 1)
@@ -149,9 +149,9 @@ def _or_its_own(zero: ZeroOptimizationConfig, key: str, default: int) -> int:
 def layer_activations(shape: ModelShape, tokens: int, width: int, compiled: bool) -> int:
     """Return the bytes that one layer keeps for its backward pass.
 
-    A layer keeps its input, two norms, q, k, v, the attention output and its projection, and four tensors of the gated MLP: two products,
-    the activation and their product. In a mixture of experts only the experts of a token count. A compiled layer recomputes norms and the
-    elementwise parts of the MLP. A hybrid model has two kinds of layers, of which the larger one counts.
+    A layer keeps its input, two norms, q, k, v, the attention output and its projection, and four tensors of the gated MLP: the gate and up
+    projections, the activation, and the input of the down projection. In a mixture of experts only the experts of a token count. A
+    compiled layer recomputes norms and the elementwise parts of the MLP. A hybrid model has two kinds of layers; the larger one counts.
     """
     query, key = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
     mixer = max((3 if shape.gated_attention else 2) * query + 2 * key, delta_activations(shape))

@@ -71,7 +71,7 @@ def _roll_defaults(values: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
 
 
 def _left_out(values: Any, place: Place) -> bool:
-    """Return whether a key is not set. Blocks above it may be set."""
+    """Return whether a key, or a block above it, is not set."""
     for step in place:
         if not isinstance(values, dict):
             return False  # The schema reports a value that is not a block.

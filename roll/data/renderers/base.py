@@ -29,14 +29,14 @@ class ChatRenderer(Protocol):
         """Return the tokens of a whole conversation, with an assistant turn opened at the end.
 
         Raises:
-            TemplateFault: the format cannot express the messages, or there are tools and tool calls in this format cannot be parsed.
+            TemplateFault: the format cannot express the messages, or `tools` are given although tool calls in this format cannot be parsed.
         """
         ...
 
     def bridge(self, before: Ints, sampled: Ints, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Ints | None:
         """Return the tokens that continue `before` and `sampled`; None if there is no safe continuation.
 
-        They are the end of the sampled turn, if `sampled` lacks it, the `messages`, and the start of the next assistant turn.
+        They consist of the end of the sampled turn (if `sampled` lacks it), the `messages`, and the start of the next assistant turn.
         """
         ...
 

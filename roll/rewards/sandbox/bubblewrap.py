@@ -150,7 +150,7 @@ def start(interpreter: Interpreter, disk_bytes: int | None, descriptors: Sequenc
 
     Args:
         disk_bytes: size of /tmp, its only writable folder. None runs the supervisor without bubblewrap.
-        descriptors: of the file with the job, the socket for outcomes, and the file with the tests.
+        descriptors: the file descriptors of the job, the socket for outcomes, and the tests, in this order.
 
     Raises:
         SandboxUnavailable: the system call filter does not support the architecture of this machine.

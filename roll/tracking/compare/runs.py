@@ -15,7 +15,7 @@ DEPTHS = ("*", "*/*")
 
 
 def find_runs(places: Sequence[Path]) -> list[Path]:
-    """Return the run folders at the given places, each once. A place is a run folder, or a folder of runs such as that of a multirun.
+    """Return the run folders at the given places, each once. A place is a run folder, or a folder of runs, such as that of a multirun.
 
     Raises:
         DataError: a place is neither, or there are fewer than two runs in all.
