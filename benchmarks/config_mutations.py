@@ -132,7 +132,7 @@ def checked(tree: Any, passing: set[str]) -> str:
 
 
 def differences(given: Any, taken: Any, said: str, place: str = "") -> Iterator[str]:
-    """Yield changed values whose place no warning names."""
+    """Yield a description of each changed value whose place no warning names."""
     if place and place in said:
         return
     if isinstance(given, dict) and isinstance(taken, dict):

@@ -48,9 +48,9 @@ class Injected:
     at: float
     attempt: int
     step: int
-    """Last logged step."""
+    """Last step that was logged before the fault."""
     phases: tuple[str, ...]
-    """Phases of the run at that time."""
+    """Phases of the run when the fault was injected."""
     pid: int
     actor: int
     """Process id of the Ray actor. It differs from `pid` if vLLM's own process was hit."""
@@ -144,7 +144,7 @@ class World:
         return [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
 
     def still(self, placement: int) -> str:
-        """Return the name of the undisturbed run, which is run once.
+        """Return the name of the undisturbed run with this placement. Run it first if it has no export yet.
 
         Raises:
             RuntimeError: the run failed.
@@ -329,7 +329,7 @@ class Campaign:
 
 
 def false_alarms(lines: Sequence[tuple[float, str]], faults: Sequence[float]) -> tuple[str, ...]:
-    """Return a run's messages about deaths and restarts without a recent injected fault."""
+    """Return a run's messages about deaths and restarts that do not follow an injected fault within ECHO seconds."""
     return tuple(text for at, text in lines if ALARM.search(text) and not any(0 <= at - fault <= ECHO for fault in faults))
 
 
@@ -357,6 +357,6 @@ def cold_start(folder: Path) -> float:
 
 
 def usual_step(lines: Sequence[Mapping[str, Any]]) -> float:
-    """Return the median seconds of a step, without the first."""
+    """Return the median duration of the steps after the first, in seconds."""
     times = sorted(line["time/step"] for line in lines if line["step"] > 1)
     return times[len(times) // 2]

@@ -45,7 +45,7 @@ def fill(options: argparse.Namespace, usual: Mapping[str, Any]) -> None:
 def pipeline(
     name: str, keys: Mapping[str, Any], more: Sequence[str], work: TrainingWork, logs: Path | None, called: str
 ) -> list[dict[str, Any]]:
-    """Run an experiment of `config` and return the metrics of every step. `more` are keys as `KEY=VALUE`."""
+    """Run an experiment of the folder `config` and return the metrics of every step. `more` are keys as `KEY=VALUE`."""
     overrides = [*(f"{key}={value}" for key, value in keys.items()), *more]
     folder = Path(work.scratch) / "run"
     try:

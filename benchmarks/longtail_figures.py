@@ -22,7 +22,7 @@ TARGETS = {
     ("rollout", "partial"): 1.2,
     ("slower_side", "asynchronous"): 1.1,
 }
-"""Targets: by (ratio, variant), the largest value that is good enough. They are shown, not enforced."""
+"""Targets: the largest value of a ratio that is good enough, by (name in RATIOS, variant). They are shown, not enforced."""
 RATIOS = {
     "step": "step to the synchronous step",
     "token": "the same per sampled token",
@@ -42,7 +42,7 @@ class Saturated:
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the median over the intervals."""
+        """Return the median tokens/s of the intervals."""
         return statistics.median(self._speeds)
 
     @property
@@ -86,12 +86,12 @@ class Run:
 
     @property
     def step(self) -> float:
-        """Return the seconds of a step."""
+        """Return the median duration of a step, in seconds."""
         return statistics.median(self.values("time/step"))
 
     @property
     def rollout(self) -> float:
-        """Return the seconds in which the step waits for its groups."""
+        """Return the median time that a step waits for its groups, in seconds."""
         return statistics.median(self.values("time/rollout"))
 
     @property
@@ -102,7 +102,7 @@ class Run:
 
     @property
     def trainer(self) -> float:
-        """Return the seconds of a step without its rollout."""
+        """Return the median duration of a step without its rollout, in seconds."""
         steps = zip(self.values("time/step"), self.values("time/rollout"), strict=True)
         return statistics.median(step - rollout for step, rollout in steps)
 
@@ -113,7 +113,7 @@ class Run:
 
     @property
     def tokens(self) -> float:
-        """Return the number of sampled tokens of a step."""
+        """Return the mean number of sampled tokens of a step."""
         return self.sequences * self.length
 
     @property

@@ -10,9 +10,9 @@ from benchmarks.floors import LOG_PROBS, Figures, adapter_request, bare_engine, 
 from benchmarks.work import LongTailWork
 
 WARM_UP = 2.0
-"""Length of the warm-up: tokens per running sequence, in mean lengths. It spreads the starts and ends of responses."""
+"""Length of the warm-up: tokens per running sequence, in multiples of the mean response length. It spreads starts and ends of responses."""
 STRETCH = 0.25
-"""Length of a measured interval: tokens per running sequence, in mean lengths."""
+"""Length of a measured interval: tokens per running sequence, in multiples of the mean response length."""
 QUEUED = 2
 """Number of unfinished sequences, in multiples of the running ones. A sequence that ends is replaced at the next engine step."""
 

@@ -72,7 +72,7 @@ def turns(work: AgentWork, rank: int, device: str, timer: Any) -> Figures:
 
 
 def _play(llm: Any, episodes: Sequence[tuple[int, Recorded]], step: int, kept: dict[str, Any], adapter: Any) -> None:
-    """Request each turn as soon as the previous one has ended. Given tokens are random. A group's episodes begin with the same ones."""
+    """Request each turn as soon as the previous one has ended. Given tokens are random. A group's episodes begin with the same tokens."""
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 

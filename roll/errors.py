@@ -122,7 +122,7 @@ class EnvironmentFailed(RollError):
 
 
 class NeighbourFailed(EnvironmentFailed):
-    """An environment lost its process because of a call of another environment in it, or because its worker was lost."""
+    """An environment lost its process because of a call of another environment in that process, or because its worker was lost."""
 
 
 class DeviceMemoryError(RollError):

@@ -49,7 +49,7 @@ class RewardOutcome(StrEnum):
 
 
 NO_VERDICT = frozenset({RewardOutcome.CRASHED, RewardOutcome.TIMED_OUT, RewardOutcome.UNAVAILABLE})
-"""Outcomes without a verdict on the response. Such responses are not trained on."""
+"""Outcomes without a verdict on the response. A response with one of them is not trained on."""
 
 
 @dataclass(frozen=True)
@@ -175,9 +175,9 @@ class Episode:
     """One attempt at a prompt, with everything that training needs. An episode of one turn is a prompt and a response."""
 
     trajectories: Sequence[Trajectory]
-    """One trajectory, or several if the context was compacted or forked. If trajectories share tokens that the policy sampled, they
-    count as sampled in the first one and as given in the others, so that no token is trained on twice. At least one
-    segment is sampled, but it may be empty."""
+    """One trajectory, or several if the context was compacted or forked. Sampled tokens that several trajectories share count as sampled
+    in the first of these and as given in the others, so that no token is trained on twice. At least one segment is sampled, but it may
+    be empty."""
     reward: RewardResult
     turn_rewards: Sequence[float] = ()
     """The reward of each sampled segment, in order. If `reward.value` differs from their sum, the last segment gets the difference. Empty
@@ -189,7 +189,7 @@ class Episode:
 
     @property
     def sampled(self) -> list[Segment]:
-        """Return the segments of all trajectories that the policy sampled, in order."""
+        """Return the sampled segments of all trajectories, in order."""
         return [segment for trajectory in self.trajectories for segment in trajectory.segments if segment.sampled]
 
     @property

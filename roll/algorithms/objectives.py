@@ -261,8 +261,8 @@ class ClipCov(Objective):
 class KlCov(Objective):
     """-A r, plus coef * |d| for the tokens with the largest covariance, a fraction `ratio` of all response tokens (see `ClipCov`).
 
-    Source: Cui et al., arXiv 2505.22617, with |d| as the authors' estimate of the KL. It has no gradient at d = 0, so the penalty has
-    no effect before the second update of a step.
+    Source: Cui et al., arXiv 2505.22617, with |d| as the authors' estimate of the KL. |d| has no gradient at d = 0, so the penalty
+    has no effect before the second update of a step.
     """
 
     ratio: float = 2e-4

@@ -1,6 +1,6 @@
 """`python -m roll.cluster HOSTFILE [start|stop] [--run]`: print or run the commands that start a Ray cluster on the hosts of a hostfile.
 
-Exit status: 0 done, 2 the hostfile cannot be used, 3 a host could not be reached, or Ray did not start there.
+Exit status: 0 done; 2 the hostfile cannot be used; 3 a host could not be reached, or Ray did not start there.
 """
 
 from __future__ import annotations

@@ -150,7 +150,8 @@ def _network() -> Network:
 def _installed() -> dict[str, str]:
     """Return the installed versions by package.
 
-    If there are several versions of a package, the first one is imported. Remains of an interrupted installation have no name.
+    Of several versions of a package, the first is returned, because Python imports that one. Remains of an interrupted installation have
+    no name and are left out.
     """
     versions: dict[str, str] = {}
     for found in importlib.metadata.distributions():

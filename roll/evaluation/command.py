@@ -1,6 +1,6 @@
 """The command line of `python -m roll.evaluate`.
 
-Exit status: 0 success, 2 the request, the model or the data cannot be used, 3 a part of the run failed, 130 interrupted.
+Exit status: 0 success; 2 the request, the model or the data cannot be used; 3 a part of the run failed; 130 interrupted.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def flash_attention(kernel: Callable[..., Tensor]) -> Attention:
 
 
 def apply_liger(model: PreTrainedModel) -> None:
-    """Replace norms, MLPs and the rotary embedding of a loaded model by Liger's.
+    """Replace norms, MLPs and the rotary embedding of a loaded model with Liger's.
 
     Raises:
         ConfigError: there is no GPU, the package is not installed, or it does not support the model's type.

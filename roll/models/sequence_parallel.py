@@ -66,7 +66,7 @@ class TokenShare:
         return slice(self.group.rank * self.width, (self.group.rank + 1) * self.width)
 
     def counts(self, back: int) -> list[int]:
-        """Return, for each rank, how many scored tokens have their state in the rank's share: the state `back` tokens before the token."""
+        """Return, for each rank, the number of scored tokens whose state is in its share. A token's state is `back` positions before it."""
         edges = np.arange(self.group.size + 1) * self.width
         return np.diff(np.searchsorted(self.scored - back, edges)).tolist()
 
@@ -137,7 +137,7 @@ def over_ranks(kernel: Attention) -> Attention:
 
 
 def to_heads(query: Tensor, key: Tensor, value: Tensor, over: SequenceGroup) -> Sequence[Tensor]:
-    """Exchange a share of the tokens with all heads, [1, heads, T / P, D], for all tokens with a share of the heads, [1, heads / P, T, D].
+    """Convert [1, heads, T / P, D] (all heads, this rank's tokens) to [1, heads / P, T, D] (this rank's heads, all tokens).
 
     If there are fewer key-value heads than ranks, they are copied, so that every rank has the key-value head of its query heads.
     """
@@ -150,7 +150,7 @@ def to_heads(query: Tensor, key: Tensor, value: Tensor, over: SequenceGroup) -> 
 
 
 def to_tokens(out: Tensor, over: SequenceGroup) -> Tensor:
-    """Exchange attention outputs of all tokens for a share of the heads, [1, T, heads / P, D], for [1, T / P, heads, D]."""
+    """Convert attention outputs [1, T, heads / P, D] (this rank's heads, all tokens) to [1, T / P, heads, D] (all heads, its tokens)."""
     shares = out[0].unflatten(0, (over.size, -1)).contiguous()
     return all_to_all(shares, over.name).transpose(0, 1).flatten(1, 2)[None]
 

@@ -48,7 +48,7 @@ from roll.workers.guarded import guarded
 
 LOG = logging.getLogger(__name__)
 BEFORE_FIRST = -1
-"""The step number before 0. Step 0 has the metrics before any training."""
+"""Last recorded step of a run without records. Records begin with step 0, which has the metrics before any training."""
 
 
 def run(config: Config, plan: Plan, life: Life) -> None:

@@ -196,7 +196,10 @@ class Roles:
         )
 
     def reward_model(self, name: str, role: ServedConfig, positions: int) -> tuple[ScorerEngines, int]:
-        """Request the engines of a reward model. Return them with their context length: the engine's `max_model_len`, or `positions`."""
+        """Request the engines of a reward model. Return them with their context length in tokens.
+
+        It is the engine's `max_model_len`, or `positions` if that is not set.
+        """
         path, limits, settings = model_path(self._config, role.model_args), self._config.deadlines, None
         if isinstance(role.strategy_args, VllmStrategyConfig):
             engine = role.strategy_args.strategy_config

@@ -167,7 +167,10 @@ class RolloutScheduler:
         return [groups[ordinal] for ordinal in sorted(groups)]
 
     async def _chosen(self, choice: Choice) -> list[int]:
-        """Wait until `count` groups are finished, among them all that are due. Return the ordinals of these and of the oldest others."""
+        """Wait until `choice.count` groups are finished, including all that are due. Return the ordinals of the groups to hand over.
+
+        They are those of the groups that are due and of the oldest other finished groups.
+        """
         finished: set[int] = set()
         news: asyncio.Queue[int] = asyncio.Queue()
         for ordinal in choice.pool:

@@ -1,4 +1,4 @@
-"""Makes up for two differences between DeepSpeed 0.19 without ZeRO, in bf16 and fp16, and its ZeRO optimizers."""
+"""Makes DeepSpeed 0.19 without ZeRO, in bf16 and fp16, behave like its ZeRO optimizers in two respects."""
 
 from __future__ import annotations
 

@@ -113,7 +113,10 @@ class Liveness:
                 raise lost[0]
 
     async def look(self) -> list[WorkerDied]:
-        """Check all processes once, and kill stopped ones. Return the failures of newly found ranks; each rank is returned once."""
+        """Check all processes once, and kill stopped ones.
+
+        Return a failure for each rank that is now certain to be dead or stopped. Later checks do not return it again.
+        """
         by_node: dict[str | None, dict[int, bool]] = {}
         looked_at: list[tuple[WatchedGroup, WorkerProcess]] = []
         for group, with_children in self._groups.values():

@@ -69,7 +69,7 @@ def held_by(pids: Collection[int], devices: ByDevice) -> int | None:
 
 
 def nvml() -> ByDevice:
-    """Query NVIDIA's driver. Return an empty list if the driver or the package nvidia-ml-py is absent.
+    """Return what NVIDIA's driver reports; an empty list if the driver or the package nvidia-ml-py is absent.
 
     In a container with its own process ids, the driver may not list the container's processes.
     """

@@ -100,7 +100,10 @@ def _schedule(name: str, role: LearnerConfig) -> Iterator[Fault]:
 
 
 def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
-    """Yield faults of a final learning rate that is not below the initial one, and of a warm-up that the schedule does not have."""
+    """Yield faults of a final learning rate and of a warm-up.
+
+    The final learning rate must be below the initial one, and apply to `lora_learning_rate` too. `constant` has no warm-up.
+    """
     arguments, where = role.training_args, f"{name}.training_args"
     kind, given, rate = arguments.lr_scheduler_type, arguments.lr_scheduler_kwargs, arguments.learning_rate
     key = "lr_end" if kind == "polynomial" else "min_lr"

@@ -44,8 +44,7 @@ class Link:
     """One end of the connection.
 
     A guarded end exposes only two things: calls of objects that the test passed, and attributes of objects whose classes the
-    test defines.
-    Frames, globals and closures of functions cannot be reached through it.
+    test defines. Frames, globals and closures of functions cannot be reached through it.
     """
 
     def __init__(self, channel: Channel, guarded: bool, others: Callable[[str, Any], Any] | None = None) -> None:
