@@ -11,15 +11,15 @@ from benchmarks.fault_plan import ENDS_RUN, TRAINER_SIDE, Kind
 from roll.pipeline.restarts import BACK_OFF_SECONDS
 
 FAILURE_EVERY = 3600.0
-"""Seconds between two failures of a cluster of 64 GPUs."""
+"""Assumed seconds between two failures of a cluster of 64 GPUs."""
 STEP = 60.0
-"""Seconds of a step on that cluster."""
+"""Assumed seconds of a step on that cluster."""
 ENGINES = 32
 """Number of engines, one on each of 32 GPUs. The trainer has the other 32."""
 ENGINE_SHARE = 0.5
-"""Share of the failures that hit an engine's GPU."""
+"""Assumed share of the failures that hit an engine's GPU."""
 STARTS = {"engine": 120.0, "trainer": 180.0}
-"""Assumed seconds of a cold start: an engine of 7B with CUDA graphs, a trainer with its checkpoint."""
+"""Assumed seconds of a cold start: of an engine with a 7B model and CUDA graphs, and of a trainer that loads its checkpoint."""
 SAVE_STEPS = 10
 """Assumed number of steps between two checkpoints."""
 COSTLY = (Kind.ENGINE, Kind.CORE, *TRAINER_SIDE, *ENDS_RUN)
@@ -28,7 +28,7 @@ SLACK = 10.0
 
 
 def is_good(outcome: Mapping[str, Any]) -> bool:
-    """Whether a run completed all its steps, equals the undisturbed run, and had no false alarms."""
+    """Whether a run completed all its steps, with the metrics of the undisturbed run and without false alarms."""
     return outcome["statuses"][-1] == 0 and not outcome["unequal"] and not outcome["false_alarms"]
 
 
@@ -70,7 +70,8 @@ def spread(seconds: Sequence[float]) -> str:
 
 
 def by_phase(faults: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of faults by phase. A fault counts in each phase that the run was in when it was injected, planned or not."""
+    """Return the number of faults in each phase, as a table. A fault counts in every phase that the run was in when it was injected,
+    whether or not the fault was planned for that phase."""
     counts: dict[str, int] = defaultdict(int)
     for one in faults:
         for phase in one["phases"] or ["between two phases"]:
@@ -126,7 +127,10 @@ def costs(faults: Sequence[Mapping[str, Any]]) -> str:
 
 
 def allowed(one: Mapping[str, Any]) -> float:
-    """Return the allowed seconds of a failure, with the longer back-off that the frequent failures of a campaign cause."""
+    """Return the allowed seconds of a failure: a cold start, `SLACK`, the repeated steps, and the step in progress.
+
+    A back-off beyond the first one is added, because only the frequent failures of a campaign cause it.
+    """
     outcome = one["outcome"]
     repeated = max(0.0, one["back_off"] - BACK_OFF_SECONDS[0])
     return outcome["cold_start"] + SLACK + repeated + (1 + one["steps_lost"]) * outcome["usual_step"]

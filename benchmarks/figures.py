@@ -37,7 +37,7 @@ def mfu(shape: Mapping[str, Any], adapter: bool, tokens: int, seconds: float, de
 
 @dataclass(frozen=True)
 class Result:
-    """A step and its floors."""
+    """The measurements of a step and its floors: the times of the same parts without roll (see floors.py)."""
 
     work: dict[str, Any]
     """The fields of a `Work`."""

@@ -5,8 +5,8 @@
 
     variants: saturated     vLLM's own `LLM` alone, which always has waiting requests (saturated.py)
               synchronous   trainer, reference and engines on the same devices, everything resident
-              partial       the same devices, `--ratio` batches ahead: unfinished responses continue after the sync
-              turns         the same, with roles that take turns on the devices
+              partial       as synchronous, but `--ratio` batches ahead: unfinished responses continue after the sync
+              turns         as partial, but the roles take turns on the devices
               asynchronous  trainer and reference on --devices, engines on --infer-devices, `--ratio` batches ahead
 
 The work is 32 prompts of 128 tokens x 8 samples. A model with random weights assigns about the same probability to all tokens, and one of
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def measured(result: Comparison, variant: str, options: argparse.Namespace) -> Comparison:
-    """Measure a variant and return the comparison with it."""
+    """Measure a variant. Return `result` with its measurements added."""
     work, logs = result.work, options.logs / variant if options.logs else None
     if variant == SATURATED:
         return replace(result, saturated=Saturated(**launch.floor(work, "generate_saturated", logs)))
@@ -73,7 +73,7 @@ def places(variant: str, work: LongTailWork) -> tuple[int, ...]:
 
 
 def overrides(variant: str, work: LongTailWork, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the keys of a variant's experiment."""
+    """Return the configuration keys that a variant's run sets, with their values."""
     keys = rlvr.overrides(work, options.steps)
     keys |= {"actor_infer.generating_args.ignore_eos": "false", "actor_train.training_args.learning_rate": LEARNING_RATE}
     if variant != "synchronous":
@@ -130,7 +130,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def work_of(options: argparse.Namespace, scratch: Path) -> LongTailWork:
-    """Return the work that the options describe. Its engines are those of `asynchronous`, if the options give them devices."""
+    """Return the work that the options describe. If the options give separate devices to the engines, it has these (`asynchronous`)."""
     work = rlvr.work_of(
         options,
         scratch,

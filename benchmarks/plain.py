@@ -25,7 +25,7 @@ HEAD_CHUNK = 4096
 """Number of tokens whose logits are computed at a time."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 LEARNING_RATE = 1e-6
-"""Learning rate, equal to that of the experiments in `config`."""
+"""Learning rate, the same as in the experiments of `benchmarks/config`."""
 Timer = Callable[[Callable[[], object]], list[float]]
 """A function that repeats a function on all ranks at the same time and returns the seconds of each repetition."""
 
@@ -120,9 +120,9 @@ def packed_rows(work: Work, rank: int, ranks: int, device: str) -> list[dict[str
 
 
 def forward(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[float]]:
-    """Measure passes without gradients over the rank's sequences.
+    """Measure passes without gradients over the rank's sequences. Return the seconds of each repetition, by name.
 
-    The results are `forward`, and `forward_adapter` if a step also runs a pass with the adapter.
+    The names are `forward`, and also `forward_adapter` if a step runs a pass with the adapter.
     """
     rows = packed_rows(work, rank, work.score_ranks, device)
     figures = {}
@@ -137,7 +137,7 @@ def forward(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[
 
 
 def train(work: Work, rank: int, device: str, timer: Timer) -> dict[str, list[float]]:
-    """Measure one optimizer step on the rank's sequences."""
+    """Measure one optimizer step on the rank's sequences. Return the seconds of each repetition, under `train`."""
     rows = packed_rows(work, rank, work.train_ranks, device)
     on_gpu = device == "cuda"
 
@@ -166,7 +166,7 @@ class Trainer:
 
 @contextmanager
 def bare_trainer(model: nn.Module, device: str) -> Iterator[Trainer]:
-    """Train the model with torch alone."""
+    """Yield the functions that train the model with torch alone."""
     model = model.to(device)
     optimizer = adamw(model)
 
@@ -179,7 +179,7 @@ def bare_trainer(model: nn.Module, device: str) -> Iterator[Trainer]:
 
 @contextmanager
 def deepspeed_trainer(work: TrainingWork, rank: int, device: str, build: Callable[[], nn.Module]) -> Iterator[Trainer]:
-    """Train the model that `build` returns with plain DeepSpeed."""
+    """Yield the functions that train the model from `build` with plain DeepSpeed."""
     os.environ |= {"LOCAL_RANK": "0", "RANK": str(rank), "WORLD_SIZE": str(work.train_ranks)}
     import deepspeed
     from transformers.integrations.deepspeed import HfDeepSpeedConfig

@@ -23,7 +23,7 @@ class FileEntry:
     """One file of a checkpoint."""
 
     bytes: int
-    """Size of the file."""
+    """Size of the file in bytes."""
     xxh3: str
     """128-bit XXH3 of the contents, in hexadecimal."""
 
@@ -91,7 +91,7 @@ def check_sizes(folder: Path) -> Manifest:
     """Check, without reading contents, that every file exists with the size in the manifest. Return the manifest.
 
     Raises:
-        CheckpointError: a file is missing or has another size. The error names the first one.
+        CheckpointError: the manifest is missing or invalid, or a file is missing or has another size. The error names the first such file.
     """
     manifest = read_manifest(folder)
     for name, entry in manifest.files.items():
@@ -107,7 +107,7 @@ def verify(folder: Path) -> Manifest:
     """Check the size and the digest of every file. Return the manifest.
 
     Raises:
-        CheckpointError: a file is missing or differs. The error names all files with another digest.
+        CheckpointError: see `check_sizes`; or the digest of a file differs. The error then names all files with another digest.
     """
     manifest = check_sizes(folder)
     with ThreadPoolExecutor() as pool:

@@ -115,7 +115,8 @@ class CheckpointStore:
 
         Raises:
             ConfigError: the given path is not a checkpoint.
-            CheckpointError: the given checkpoint is not complete; or, with `auto`, the store has checkpoints, but none is complete.
+            CheckpointError: the given checkpoint is not complete; with `auto`, the store has checkpoints, but none is complete; or another
+                process is writing into this store.
         """
         self.clean()
         if resume == "never":

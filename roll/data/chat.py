@@ -34,7 +34,7 @@ class Render(Protocol):
 MORE = ("tool_calls", "reasoning_content", "tool_call_id", "name")
 """Optional keys of a message, for templates that use them."""
 WRITTEN = MORE[:2]
-"""Optional keys that are part of an assistant's turn. A template that ignores them would lose them."""
+"""Optional keys that are part of an assistant's turn. A template that ignores such a key would leave a part of the turn out."""
 QWEN2_5_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 Template = Literal["native", "chatml", "qwen2_5", "raw"]
 

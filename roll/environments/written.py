@@ -48,12 +48,12 @@ class Templates:
             raise ValueError(f"max_steps is {self.max_steps}; it must be at least 1")
 
     def first(self, state: str) -> Observation:
-        """Return the first messages of an episode."""
+        """Return the observation that begins an episode: the system message, if any, and the first state."""
         begin: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         return Observation([*begin, {"role": "user", "content": f"{self.instruction}\n{self._turn(state, 0)}"}], state=state)
 
     def answer(self, happened: str, state: str, steps: int) -> list[Message]:
-        """Return the message after `steps` steps. `happened` describes the effect of the last one."""
+        """Return the environment's message after `steps` steps, in a list. `happened` describes the effect of the last step."""
         return [{"role": "user", "content": f"{happened}\n{self._turn(state, steps)}"}]
 
     def _turn(self, state: str, steps: int) -> str:
@@ -133,7 +133,7 @@ class GridWorld(ABC):
     format_penalty: float
     """Reward of a message without a readable action."""
     action_pattern: str = ACTION_PATTERN
-    """Regular expression whose last group is the action."""
+    """Regular expression that finds the action in a message; see `ActionReader`."""
     grid_lookup: Mapping[Any, str] | None = None
     """Symbols that replace the default ones, by the number of the type of cell."""
     grid_vocab: Mapping[str, str] | None = None

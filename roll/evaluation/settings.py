@@ -1,4 +1,4 @@
-"""Builds and checks the configuration of an evaluation: that of an RLVR run whose learner is never started."""
+"""Builds and checks the configuration of an evaluation. It is the configuration of an RLVR run; the trained role is never started."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def _sets(request: Request, run: Config | None) -> dict[str, Any]:
 
 
 def _names(files: Sequence[str]) -> dict[str, str]:
-    """Return the files by the names of their sets. A name is the stem of the path, numbered if it is not unique."""
+    """Return the files, each under the name of its set: the stem of the path, numbered if it is not unique."""
     found: dict[str, str] = {}
     for file in files:
         stem = UNNAMED.sub("_", Path(file).stem) or "data"

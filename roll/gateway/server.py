@@ -29,7 +29,7 @@ LOG = logging.getLogger(__name__)
 BODY_SECONDS = 60.0
 """Deadline in seconds for receiving the body of a request."""
 STOP_SECONDS = 5.0
-"""Seconds that connections have to end when the gateway closes."""
+"""Deadline in seconds for open connections to finish when the gateway closes."""
 KEEP_ALIVE_SECONDS = 3.0
 """Seconds between two keep-alive comments on a stream that waits for its answer."""
 ALIVE = b": waiting\n\n"

@@ -115,7 +115,10 @@ def logit_gradient(
     scale: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return the gradient [T, V] of the logits in `dtype`, from d log p_y = onehot(y) - p and d entropy = -p (log p + entropy)."""
+    """Return the gradient of the loss with respect to the logits, [T, V] in `dtype`.
+
+    For z = `scale` * logits: d log p_y / dz = onehot(y) - p and d entropy / dz = -p (log p + entropy).
+    """
     log_p = logits * scale - log_z[:, None]
     slope = -grad_log_probs[:, None]
     if grad_entropy is not None:

@@ -80,7 +80,8 @@ class WeightView:
             return weight
         layer = self._layers[name]
         down, up = (part[ADAPTER].get_parameter("weight").detach().float() for part in (layer.lora_A, layer.lora_B))
-        # Merge in fp32 and round once, because merging in bf16 would lose most of a small adapter. PEFT also rounds the product B A.
+        # Merge in fp32 and round once, because merging in bf16 would lose most of a small adapter. PEFT's own merge also rounds the
+        # product B A.
         if weight.dim() == 3:
             assert isinstance(layer, ParamWrapper)
             change = layer.scaling[ADAPTER] * expert_changes(down, up, len(weight))

@@ -72,7 +72,9 @@ class Evaluator:
 
 
 def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int) -> Metrics:
-    """Return pass rates, majority votes, rewards and lengths of one set. A response passes if it was scored with a reward above 0.
+    """Return pass rates, majority votes, rewards, lengths and the oldest policy version of one set.
+
+    A response passes if it was scored with a reward above 0.
 
     Args:
         samples: number of responses to each prompt.

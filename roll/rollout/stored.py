@@ -1,7 +1,7 @@
 """Saves finished groups that no step has used yet, so that a resumed run does not generate them again.
 
-They are part of a checkpoint: one safetensors file with the concatenated tokens and log-probs of all segments, and a JSON text with the
-structure of groups, episodes and segments.
+The saved groups are part of a checkpoint: one safetensors file with the concatenated tokens and log-probs of all segments, and a JSON
+text with the structure of groups, episodes and segments.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ class Lion(Optimizer):
 class Adagrad(Optimizer):
     """Adagrad (https://jmlr.org/papers/v12/duchi11a.html), with weight decay added to the gradient.
 
-    Unlike torch's Adagrad, it creates its states at the first step. torch's creates them in the constructor, so DeepSpeed 0.19 builds
-    the optimizer again for ZeRO's partitions, which loses its parameter groups and disconnects it from the schedule.
+    It creates its states at the first step. torch's Adagrad creates them in the constructor; DeepSpeed 0.19 would then build the
+    optimizer again for ZeRO's partitions, and thereby lose its parameter groups and its connection to the schedule.
     """
 
     def __init__(self, params: Any, lr: float, eps: float) -> None:
@@ -113,8 +113,8 @@ class Muon(Optimizer):
 def checked(kind: type[Optimizer]) -> type[Optimizer]:
     """Return a subclass of an optimizer that skips updates with a non-finite gradient.
 
-    DeepSpeed checks gradients if it wraps the optimizer, but in fp32 without ZeRO it does not wrap it. It still reads the optimizer's
-    `overflow`: if true, DeepSpeed counts the update as skipped and does not advance the schedule.
+    DeepSpeed checks gradients if it wraps the optimizer, but in fp32 without ZeRO it does not wrap the optimizer. Even then it reads the
+    optimizer's attribute `overflow`. If that is true, it counts the update as skipped and does not advance the schedule.
     """
 
     class Checked(kind):
@@ -140,7 +140,7 @@ class Place:
     """Whether states and master weights are in host memory while the model is on a GPU."""
 
     def kind(self, optimizer: type[Optimizer]) -> type[Optimizer]:
-        """Return the optimizer class to use, which checks for finite gradients if the stage is 0 (see `checked`)."""
+        """Return the optimizer class to use. With ZeRO stage 0, it skips updates with a non-finite gradient (see `checked`)."""
         return checked(optimizer) if self.stage == 0 else optimizer
 
 

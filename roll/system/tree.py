@@ -1,4 +1,4 @@
-"""Finds the descendants of a process and measures their memory on Linux. Cheap enough to be called every second."""
+"""Finds the descendants of a process and measures their memory on Linux. Cheap enough to be called twice a second."""
 
 from __future__ import annotations
 

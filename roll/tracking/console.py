@@ -75,7 +75,7 @@ class Progress:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Return the time to the last step at the recent pace; None if too few steps are timed."""
+        """Return the seconds until the end of the last step at the recent pace; None if too few steps are timed."""
         if len(self.step_seconds) < FEWEST_OF_ETA:
             return None
         return sum(self.step_seconds) / len(self.step_seconds) * (self.max_steps - self.step)
@@ -164,7 +164,7 @@ class LiveConsole:
 
 
 def plain_line(progress: Progress) -> str:
-    """Return `step 12/100  reward 0.61  val pass@1 0.55  2.3 s (rollout 1.2, train 0.8, sync 0.1)  1,234 tok/s  eta 3m20s`."""
+    """Return a line: `step 12/100  reward 0.61  val pass@1 0.55  2.3 s (rollout 1.2, train 0.8, sync 0.1)  1,234 tok/s  eta 3m20s`."""
     metrics = progress.metrics or {}
     fields = [f"step {progress.step}/{progress.max_steps}"]
     if "epoch" in metrics:
@@ -208,7 +208,7 @@ def live_view(title: str, progress: Progress, seconds_since: float) -> Renderabl
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return a sparkline of at most `width` characters. Each is the mean of some consecutive `values`."""
+    """Return a sparkline of at most `width` characters. Each character shows the mean of some consecutive `values`."""
     finite = [value for value in values if math.isfinite(value)]
     size = math.ceil(len(finite) / width) or 1
     means = [sum(part) / len(part) for part in (finite[start : start + size] for start in range(0, len(finite), size))]
@@ -220,7 +220,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def time_split(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of the step's parts by short name. Parts that round to 0.0 s are left out."""
+    """Return the seconds of each part of the step, by the part's short name. Parts that round to 0.0 s are left out."""
     parts = {name.removeprefix("time/"): seconds for name, seconds in metrics.items() if name.startswith("time/") and name != "time/step"}
     return {SHORT.get(part, part): seconds for part, seconds in parts.items() if seconds >= 0.05}
 
@@ -236,7 +236,7 @@ def duration(seconds: float) -> str:
 
 
 def _validation(metrics: Metrics) -> tuple[str, dict[str, float]]:
-    """Return `pass@1` and its value for each held-out set, or `loss` and its values if there is no pass@1."""
+    """Return `pass@1` or else `loss`, with its value for each held-out set. Return "" and no values if `metrics` has neither."""
     for measure in ("pass@1", "loss"):
         suffix = f"/{measure}"
         found = {

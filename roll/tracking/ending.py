@@ -17,11 +17,11 @@ class RunEnd:
 
     outcome: Literal["done", "interrupted", "failed"]
     cause: str
-    """Reason why the run ended before its last step; empty if it did not."""
+    """Reason why the run ended before its last step; empty if it completed all steps."""
     checkpoint: str
     """Description of the checkpoint to resume from."""
     last_step: int | None = None
-    """Last step of the complete run; None if unknown."""
+    """Number of the step with which the run would be complete; None if unknown."""
 
 
 def write_end(folder: Path, end: RunEnd) -> None:

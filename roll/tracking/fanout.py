@@ -24,7 +24,7 @@ class Tracking:
         Args:
             record: the run's own record. Its errors propagate to the caller.
             others: other trackers. One that fails is reported, closed and not used any more.
-            last_step: last step that was logged before; -1 if not even step 0 was.
+            last_step: last step that was logged before; -1 if no step was logged.
         """
         self._record = record
         self._others = list(others)

@@ -30,7 +30,7 @@ ALIGNMENT = 256
 SLOTS = 2
 """Number of buffers between which the trainer alternates."""
 WORDS_AT_A_TIME = 1 << 24
-"""Number of words that `fingerprint` processes at a time."""
+"""Number of 8-byte words that `fingerprint` processes at a time."""
 LOOK_EVERY = 0.2
 """Seconds between two checks of a broadcast's store."""
 CUT_OFF = "cut off"
@@ -71,7 +71,7 @@ def views(buffer: Tensor, tensors: Sequence[TensorSpec]) -> dict[str, Tensor]:
 def fingerprint(buffer: Tensor) -> str:
     """Return a checksum of the buffer: two sums modulo 2**64, of its 8-byte words, and of each word times its position, in hex.
 
-    Like Fletcher's checksum (1982), the second sum detects reordered words. It runs on the buffer's device, at memory bandwidth.
+    Like Fletcher's checksum (1982), the second sum detects reordered words. Both are computed on the buffer's device, at memory bandwidth.
 
     Args:
         buffer: uint8. Its length must be a multiple of 8.

@@ -63,7 +63,7 @@ class Learner:
         self._train_seconds, self._sync_seconds, self._save_seconds = train_seconds, sync_seconds, save_seconds
 
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
-        """Run the updates of one step. Return its metrics, averaged over response tokens of all ranks and updates.
+        """Run the updates of one step. Return its metrics, averaged over replicas and updates as described at `merge`.
 
         The number of updates is fixed. If some responses have no verdict, updates become smaller, not fewer.
         """

@@ -83,7 +83,8 @@ def _alive() -> list[Mapping[str, Any]]:
 def rank_environment(rank: int, world_size: int, on_cpu: bool) -> dict[str, str]:
     """Return a rank's environment variables for torch, DeepSpeed and vLLM. `LOCAL_RANK` is 0: a worker sees only its own devices."""
     environment = QUIET | {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
-    # The default is the run's temporary folder, which is removed at the end. The next run should find the compiled kernels.
+    # By default torch would cache compiled kernels in the run's temporary folder, which is removed at the end. The next run should find
+    # the kernels.
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(Path.home() / ".cache" / "roll" / "torchinductor")
     if not on_cpu:  # the process itself selects its devices, so Ray must not hide any
         return environment | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}

@@ -25,7 +25,7 @@ from roll.workers.memory_monitor import MemoryMonitor, device_name
 from roll.workers.shortage import engine_shortage
 
 MOST_CALLS = 1 << 20
-"""Largest number of concurrent calls in a process. It exceeds the possible number of requests, so no pause or sync waits for one."""
+"""Largest number of concurrent calls in a process. There are never as many requests, so a pause or weight sync never waits for one."""
 
 IMPORTING = "loading libraries"
 """Stage that is shown until the strategy enters its first stage."""
@@ -146,7 +146,7 @@ class AsyncProcess:
 
 @contextmanager
 def _named_shortage(rank: Rank, log: Path) -> Iterator[None]:
-    """Convert an error of an engine that lacked memory to `EngineShortage`. The log is searched too: it has child processes' errors."""
+    """Convert an error of an engine that lacked memory to `EngineShortage`. The log is searched too, for errors of child processes."""
     begin = log.stat().st_size
     try:
         yield

@@ -96,7 +96,7 @@ def tensor_parallel(role: RoleConfig) -> int:
 
 
 def replica_size(role: RoleConfig) -> int:
-    """Return the number of ranks per replica, which work on the same micro-batches."""
+    """Return the number of ranks of a replica. They work on the same micro-batches."""
     return sequence_parallel(role) * tensor_parallel(role)
 
 
@@ -151,9 +151,10 @@ def turns(config: Config, roles: Mapping[str, RolePlan]) -> dict[str, frozenset[
 
 
 def interrupting(config: RlvrConfig) -> frozenset[str]:
-    """Return the roles whose work pauses asynchronous generation: all roles that share devices with the engines, if a trained role does.
+    """Return the roles whose work pauses asynchronous generation.
 
-    Responses in flight are paused, and continue after the weight sync.
+    If a trained role shares devices with the engines, these are all roles that share devices with them, otherwise none. Responses in
+    flight are paused, and continue after the weight sync.
     """
     if not config.async_generation_ratio:
         return frozenset()

@@ -103,7 +103,7 @@ def _structure_fault(file: Path, text: str) -> Fault | None:
 
 
 def word_faults(words: Sequence[str]) -> Iterator[Fault]:
-    """Yield faults of the command line's words before Hydra parses them, because its parsing time is polynomial in the nesting depth."""
+    """Yield faults of the command line's words. Called before Hydra parses them, because its time is polynomial in the nesting depth."""
     for word in words:
         if UNUSABLE.search(word):
             yield Fault("command line", f"'{UNUSABLE.sub('?', word)}' contains bytes that are not UTF-8", "write it in UTF-8")

@@ -113,7 +113,10 @@ class Agentic:
         return read
 
     def _lengths(self, definitions: Mapping[str, Any], tags: list[str]) -> None:
-        """Set `response_length` to the length of a turn, and `prompt_length`, which limits the first observation, to the rest."""
+        """Set `response_length` to the limit of a turn, and `prompt_length` to the rest of `sequence_length`, unless they are given.
+
+        `prompt_length` limits the first observation.
+        """
         values, found = (
             self._values,
             [definitions[tag].get("max_tokens_per_step") for tag in tags if isinstance(definitions.get(tag), dict)],

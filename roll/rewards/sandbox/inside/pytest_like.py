@@ -151,7 +151,7 @@ def parametrised(function: Any) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def fixtures_for(function: Any, given: Mapping[str, Any], fixtures: Mapping[str, Fixture]) -> Iterator[dict[str, Any]]:
-    """Provide the values of a test's fixtures. Raises LookupError for an unknown fixture."""
+    """Yield the values of a test's fixtures. Raises LookupError for an unknown fixture."""
     with ExitStack() as stack:
         yield {name: _value(name, fixtures, stack) for name in _needed(function) if name not in given}
 
