@@ -1,4 +1,4 @@
-"""Keys that do less than they seem to, or something else: the plan prints a warning, and the run continues."""
+"""Keys that do less than they seem to do, or something different: the plan prints a warning, and the run continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replacement of `WorkerGroup` without Ray: ranks in separate processes, which serve one strategy after another."""
+"""A replacement for `WorkerGroup` without Ray: ranks in separate processes, which serve one strategy after another."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ServedRanks(Ranks[Any]):
         asyncio.run(self.run(BUILD, dict.fromkeys(range(len(self)), (settings,)), limits.START))
 
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
-        """See `Ranks`."""
+        """See `Ranks.run`."""
         for rank, given in arguments.items():
             self._pipes[rank].send((method, given))
         return [await asyncio.to_thread(_answer, self._pipes[rank]) for rank in arguments]

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.full
 
 LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5, 12, 7]
 MICRO_BATCHES = (1, 2, 5)
-"""Micro-batches per rank, from all sequences packed into one row to one or two sequences per row."""
+"""Numbers of micro-batches per rank: from one with all sequences of the rank to five with one or two sequences each."""
 COEF = 0.7
 FAR = 1e4
 """Factor for the teacher's logits that puts nearly all probability on one token at every position."""

@@ -138,7 +138,7 @@ async def weights(group: ServedRanks, folder: Path) -> dict[str, Tensor]:
 
 
 def far(got: Tensor | Floats, expected: Tensor | Floats) -> float:
-    """Return the relative difference."""
+    """Return the norm of the difference, divided by the norm of `expected`."""
     one, other = torch.as_tensor(got).double(), torch.as_tensor(expected).double()
     return float((one - other).norm() / other.norm())
 

@@ -26,7 +26,7 @@ class Case:
     config: str
     dtype: str
     bound: float
-    """Upper bound of a step's mean absolute difference between the log-probs of trainer and engine, in nats per token."""
+    """Upper bound of a step's mean absolute difference between the log-probs of trainer and engine, in nats, and of |mean ratio - 1|."""
     keys: dict[str, Any]
 
 

@@ -31,7 +31,7 @@ MODEL = "output/tiny/agent-model"
 
 
 def on_cpu(*roles: str) -> list[str]:
-    """Return overrides that move roles from their GPUs to the CPU."""
+    """Return overrides that move roles from their GPUs to the CPU, with models in fp32."""
     return [f"{role}.{key}" for role in roles for key in ("device_mapping=null", "world_size=1", "model_args.dtype=fp32")]
 
 

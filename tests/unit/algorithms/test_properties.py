@@ -89,7 +89,7 @@ def padded(row: Row, count: int, seed: int) -> Row:
 
 
 def gradient(rows: Sequence[Row], loss: Loss, mode: str) -> tuple[float, list[np.ndarray]]:
-    """Return the aggregated loss and, for each sequence, its gradient with respect to the log-prob of every token, masked or not."""
+    """Return the aggregated loss, and its gradient with respect to the log-prob of every token, masked or not, by sequence."""
     sequences = concatenate([row.token_ids.astype(np.int32) for row in rows], [row.mask for row in rows])
     columns = np.concatenate([row.fields for row in rows], axis=1).astype(np.float32)
     advantages, behaviour, proximal, reference = columns

@@ -104,7 +104,7 @@ def test_usage_is_what_the_engine_saw() -> None:
 
 
 def test_a_client_that_waits_too_little_gets_its_answer_when_it_tries_again() -> None:
-    """The client hangs up after EXPIRY and retries automatically; the policy is sampled once."""
+    """The client hangs up after `limits.EXPIRY` and retries automatically; the policy is sampled once for all attempts."""
 
     async def work() -> None:
         async with served(Engine(turns(), takes=2 * limits.EXPIRY)) as one:

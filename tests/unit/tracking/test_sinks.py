@@ -48,7 +48,7 @@ def test_tensorboard_reads_back_each_step_once_after_a_resume(tmp_path: Path) ->
 
 
 class Clock:
-    """A replacement of the module `time`, whose clock advances only in `sleep`."""
+    """A replacement for the module `time`, with a clock that advances only in `sleep`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
