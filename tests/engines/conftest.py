@@ -82,7 +82,7 @@ def expert_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def with_head(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the small model with a nonzero score head, as a reward model has it, so that every layer has a gradient."""
+    """Return the folder of the small model with the nonzero score head of a reward model, so that every layer has a gradient."""
     import torch
     from safetensors.torch import load_file, save_file
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.full
 PLAIN = Case(3, False, "bf16")
 CASES = [PLAIN, Case(2, False, "bf16", fp32_sums=True), Case(3, False, "bf16", fp32_sums=True)]
 COUNT, LENGTH = 8, 12
-"""Number of sequences, each of which is a micro-batch, and the tokens of each."""
+"""Number of sequences, and number of tokens of each. Every sequence is a micro-batch."""
 
 
 def test_sums_of_bf16_gradients_are_exact_in_fp32(small_model: Path, tmp_path: Path) -> None:

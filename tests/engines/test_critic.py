@@ -52,7 +52,7 @@ def batch() -> TrainBatch:
 
 
 def shares(batch: TrainBatch) -> list[Share]:
-    """Return the work of each rank: two updates, then the same two again."""
+    """Return the work of each rank: two updates, then the same two again. The checkpoint is saved after the first update."""
     shape = TrainShape(updates=2, epochs=1, token_budget=BUDGET, loss_agg_mode="token-mean", temperature=1.0)
     halves = [micro_batches_of(batch, half, RANKS, shape) for half in (range(5), range(5, 10))]
     scored = packing.split(LENGTHS, RANKS, BUDGET)

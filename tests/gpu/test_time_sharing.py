@@ -43,10 +43,10 @@ pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
 LEFT = 80 * MIB
-"""Memory that torch may keep after `offload`: cuBLAS's workspace, for which 66 MiB were measured, and scalars."""
+"""Memory that torch may keep after `offload`, in bytes: cuBLAS's workspace (66 MiB were measured) and scalars."""
 
 CACHED = 512 * MIB
-"""Unit of the cached memory in the test of torch's cache, which allocates and frees four such units."""
+"""A quarter of the memory that the test of torch's cache allocates and frees, in bytes."""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def batch() -> TrainBatch:
 
 
 def states(strategy: Any) -> list[Tensor]:
-    """Copy every storage of parameters, their partitions and optimizer states to the host."""
+    """Return copies on the host of all storages of parameters, their partitions and optimizer states."""
     held = tensors_in(list(strategy._model.parameters()), strategy._optimizer.state)
     flat = (torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage) for storage in storages(held, "cuda"))
     return [values.cpu() for values in flat]
@@ -240,7 +240,7 @@ def test_answers_are_frozen_while_an_engine_sleeps(engine: Engine, model: Path) 
 
     async def across_a_step() -> Completion:
         answer = asyncio.create_task(whole(strategy.generate(prompt, Sampling(200, temperature=0.0, ignore_eos=True), None)))
-        # When this request of 8 tokens in the same batch is done, the long one has as many tokens.
+        # This request runs in the same batch. When its 8 tokens are done, the long request has about 8 tokens, too.
         await whole(strategy.generate(prompt[:5], Sampling(8, ignore_eos=True), None))
         await strategy.offload(discard=False)
         waiting = asyncio.create_task(whole(strategy.generate(prompt, Sampling(24, temperature=0.0, ignore_eos=True), None)))

@@ -31,7 +31,7 @@ from tests.engines.ranks import free_port
 pytestmark = pytest.mark.gpu
 LENGTH, COUNT, VOCABULARY = 256, 32, 2048
 BUCKETS = {"reduce_bucket_size": 10**6, "allgather_bucket_size": 10**6, "stage3_prefetch_bucket_size": 10**6}
-"""Small buckets: DeepSpeed's defaults take a GiB each, and one test has less memory."""
+"""Sizes of small buckets, in elements: DeepSpeed's default buckets take a GiB each, and one test has less memory."""
 
 
 def whole_formula(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,7 +78,7 @@ def test_memory_does_not_grow_with_the_vocabulary() -> None:
 
 
 def micro_batches(token_budget: int) -> tuple[list[MicroBatch], np.ndarray]:
-    """Return the micro-batches of one update, and the position in the batch of each token in micro-batch order."""
+    """Return the micro-batches of one update and, for each of their tokens in order, its position in the batch."""
     generator = np.random.default_rng(0)
     lengths = [LENGTH - 8 * (number % 5) for number in range(COUNT)]
     sequences = packing.concatenate(
@@ -157,7 +157,7 @@ def alone(*arguments: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model with heads of 64, which FlashAttention supports."""
+    """Return the folder of a model with heads of size 64, which FlashAttention supports."""
     from benchmarks.models import write
 
     folder = tmp_path_factory.mktemp("models") / "tiny"

@@ -49,7 +49,7 @@ def test_fine_tuning_against_deepspeed_by_hand(tmp_path: Path) -> None:
     assert result["tokens"] == 64
     assert result["ratio"] == pytest.approx(result["seconds"]["step"] / result["seconds"]["deepspeed"])
     assert f"{result['ratio']:.3f}" in finished.stdout
-    # A new adapter has no effect, whatever its seed, so both start with the model's own loss on the same tokens.
+    # A new adapter has no effect, whatever its seed, so roll and DeepSpeed both start with the model's own loss on the same tokens.
     assert result["lines"][0]["sft/loss"] == pytest.approx(result["floors"]["sft_deepspeed_loss"][0], abs=1e-5)
     assert result["loss_difference"]["deepspeed"] < 1e-3
     assert result["work"]["checkpointed"] == 4, "on the CPU `auto` is all layers"
@@ -98,7 +98,7 @@ def test_the_trainer_alone(tmp_path: Path) -> None:
 
 
 def parameters_of_tiny() -> int:
-    """Count the parameters of the model."""
+    """Return the number of parameters of the model `tiny`."""
     from benchmarks.models import build_model
 
     return sum(parameter.numel() for parameter in build_model("tiny", 0).parameters())

@@ -42,7 +42,7 @@ for turn in range(3):
 
 @pytest.fixture(scope="module")
 def agents(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Return the tiny world of agents, with a model that was trained to call its tool."""
+    """Return a world with the tiny agent model, after the warm-up that teaches the model to call the tool."""
     folder = tmp_path_factory.mktemp("agents")
     for script, *given in (("make_model.py", "output/tiny/agent-model", "--agent"), ("make_conversations.py", "output/tiny/conversations")):
         subprocess.run([sys.executable, str(TINY / script), *given], cwd=folder, check=True, timeout=limits.PROCESS)

@@ -57,7 +57,10 @@ PROMISED = (
 
 
 STAGES = {"driver": ("starting Ray", "all roles are ready"), "actor_train": ("ready",), "actor_infer": ("engine's process started",)}
-"""Stages that last for seconds even on a fast machine. Shorter ones, such as the first rollout, may end between two checks."""
+"""By role: stages that last for seconds even on a fast machine.
+
+A shorter stage, such as the first rollout, may end between two checks of the processes, and is then not shown.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +95,7 @@ def test_run_folder_is_complete(world: World, uninterrupted: str) -> None:
 
 
 def test_each_role_shows_its_stages_until_the_first_step(world: World, uninterrupted: str) -> None:
-    """The CPU time of each role's processes grows from line to line."""
+    """For each role except the driver, the lines also show the CPU time of its processes, which grows."""
     log = (world.folder / uninterrupted / "logs" / "driver.log").read_text()
     start = log[: log.index("step 1/6")]
     for role, stages in STAGES.items():
@@ -126,7 +129,7 @@ def test_what_dies_in_a_run_changes_none_of_its_metrics(world: World, uninterrup
     world.wait_for_step("killed", 1, process)
     [engine] = engine_processes(process.pid)
     engine.kill()
-    saved = world.folder / "killed" / "checkpoints" / "step_2"  # it is written after the metrics of the step
+    saved = world.folder / "killed" / "checkpoints" / "step_2"  # the checkpoint is written after the metrics of the step
     limits.until(saved.exists, "the checkpoint of step 2 is written")
     world.working_rank("killed", process, "actor_train", 1).kill()
     log = world.folder / "killed" / "logs" / "driver.log"

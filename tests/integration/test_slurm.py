@@ -29,7 +29,7 @@ PROGRAMS = {
 
 @pytest.fixture
 def job() -> Iterator[dict[str, str]]:
-    """Return the environment of a job on two nodes without GPUs. Ray's files are in a folder of the test."""
+    """Yield the environment of a job on two nodes without GPUs. Ray's files are in a temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="job-", dir="/tmp"))  # short, because the paths of sockets in it are limited
     programs = folder / "bin"
     programs.mkdir()

@@ -22,7 +22,7 @@ class Row:
 
 
 Formula = Callable[[Row, Row], list[float]]
-"""Token losses of a sequence, from its row and from the row at which terms without a gradient are evaluated."""
+"""Maps the row of a sequence, and the row at which terms without a gradient are evaluated, to the token losses of the sequence."""
 
 
 def clip(value: float, low: float, high: float) -> float:
@@ -30,7 +30,7 @@ def clip(value: float, low: float, high: float) -> float:
 
 
 def surrogate(ratio: float, advantage: float, low: float, high: float) -> float:
-    """Return PPO's token loss, the negated clipped objective, by cases of the advantage's sign."""
+    """Return PPO's token loss, the negated clipped objective, with one case for each sign of the advantage."""
     return -advantage * (min(ratio, 1 + high) if advantage >= 0 else max(ratio, 1 - low))
 
 
@@ -42,7 +42,10 @@ def apart(kind: str, p: float, q: float) -> float:
 
 
 def formula(objective: Objective) -> Formula:
-    """Return the method's token losses. With `held` equal to `row` they are the values; with `held` fixed, their slope is the gradient."""
+    """Return the formula of an objective's token losses, a function of `row` and `held`.
+
+    With `held` equal to `row`, it gives the values of the losses. With `held` fixed, its derivative is the gradient.
+    """
 
     def losses(row: Row, held: Row) -> list[float]:
         tokens = list(zip(row.current, row.old, row.advantages, row.token_selection, strict=True))

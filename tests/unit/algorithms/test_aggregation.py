@@ -34,7 +34,7 @@ def responses(*masks: str) -> Sequences:
     ],
 )
 def test_weights_by_hand(mode: str, expected: list[float]) -> None:
-    # One and three response tokens. The last sequence is masked out and counts in no denominator, of tokens or of sequences.
+    # One and three response tokens. The last sequence is masked out. It counts neither as a sequence nor with its tokens.
     got = loss_weights(responses(".x", "..xxx", ".."), mode, SCALE)
     np.testing.assert_allclose(got, expected, rtol=1e-6)
     assert got.dtype == np.float32
@@ -72,7 +72,7 @@ def weight_of(mode: str, tokens: int, own: int, rows: int) -> float:
 @pytest.mark.parametrize("mode", MODES)
 @given(masks=st.lists(st.text(".x", min_size=1, max_size=6), min_size=1, max_size=8), drawn=st.data())
 def test_every_token_has_the_weight_that_a_count_gives(mode: str, masks: list[str], drawn: st.DataObject) -> None:
-    """Bit by bit, with sequence weights and with episodes of several sequences."""
+    """The weights agree bit for bit, also with sequence weights and with episodes of several sequences."""
     episodes = sorted(drawn.draw(st.lists(st.integers(0, 4), min_size=len(masks), max_size=len(masks))))
     factors = drawn.draw(st.lists(st.sampled_from([0.3, 1.0, 1.7]), min_size=len(masks), max_size=len(masks)))
     counts = {number: sum(mask.count("x") for mask, own in zip(masks, episodes, strict=True) if own == number) for number in episodes}

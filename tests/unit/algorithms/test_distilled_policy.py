@@ -71,7 +71,10 @@ def gradient(measure: Divergence, loss: Loss, ranks: int, token_budget: int) -> 
 
 
 def by_hand(measure: Divergence) -> Tensor:
-    """Return the gradient of PPO with a clip that never applies, plus the divergence, averaged over tokens: float64, from probabilities."""
+    """Return the gradient of the loss: PPO, with a clip that never applies, plus `COEF` times the divergence, averaged over tokens.
+
+    It is computed in float64 from probabilities.
+    """
     batch, weight = taught()
     policy = Students(1, measure).policy.double()
     packed = packed_inputs(batch.sequences, "cpu")
@@ -112,7 +115,7 @@ def test_no_split_changes_the_gradient(measure: Divergence, ranks: int) -> None:
 
 
 def test_it_is_the_policys_loss_and_the_divergence() -> None:
-    """It has the metrics of both, and selects the same tokens of the step as the policy's objective."""
+    """The loss has the metrics of both, and selects the same tokens of the step as the policy's loss."""
     inputs = loss_inputs(step(), "cpu")
     log_probs = torch.full((len(inputs.advantages),), -1.0)
     apart, plain = torch.linspace(0, 2, len(log_probs)), PolicyLoss(kl_coef=0.1)
@@ -128,7 +131,7 @@ def test_it_is_the_policys_loss_and_the_divergence() -> None:
 @each
 @pytest.mark.parametrize("far", [100.0, 3e4])
 def test_distributions_beyond_all_measure_stay_finite(measure: Divergence, far: float) -> None:
-    """In fp32, with logits this far apart: the student is certain of one token and the teacher of another."""
+    """With fp32 logits this far apart, the student is certain of one token and the teacher of another."""
     student = torch.tensor([[far, 0.0, -far], [0.0, 0.0, 0.0], [far, 0.0, -far]], requires_grad=True)
     apart = measure(student, torch.tensor([[-far, 0.0, far], [-far, 0.0, far], [far, 0.0, -far]]))
     apart.sum().backward()

@@ -62,10 +62,10 @@ def test_maxrl_divides_by_the_mean() -> None:
 @pytest.mark.parametrize("p", [0.03, 0.4, 0.9])
 @pytest.mark.parametrize("n", [2, 5, 8])
 def test_maxrls_expected_gradient_is_that_of_the_likelihoods_first_terms(n: int, p: float) -> None:
-    """Exact, over all outcomes of n samples with success probability p = sigmoid(theta).
+    """The expectation is computed exactly, over all outcomes of n samples with success probability p = sigmoid(theta).
 
-    log p = -sum_k (1 - p)^k / k has the derivative sum_k (1 - p)^(k - 1) dp. The estimator's expectation is its first n - 1 terms
-    (theorem 5 of the paper).
+    log p = -sum_k (1 - p)^k / k has the derivative sum_k (1 - p)^(k - 1) dp. The expected gradient of the estimator consists of the first
+    n - 1 terms of this derivative (theorem 5 of the paper).
     """
     expected = 0.0
     for outcome in itertools.product([0.0, 1.0], repeat=n):
@@ -110,7 +110,7 @@ def test_step_reinforce_by_hand() -> None:
     of_group = advantages("step_reinforce", TURNS, Normalisation(gamma=0.5, mean="group", std="group"))
     np.testing.assert_allclose(of_group, [0, 0, 0, 0, -1, -1, 0, 1, 0, 0], atol=2e-6)
     assert advantages("step_reinforce", TURNS, Normalisation(gamma=0.5, mean="batch")).tolist() == [0, 1, 1, 0, 0, 0, 0, 2, 0, -3]
-    # The turns with returns 5, 4 and 1 belong to one domain, 6 to the other. Group 0 has episodes of both.
+    # The turns with returns 5, 4 and 1 belong to one domain, and the turn with return 6 to the other. Group 0 has episodes of both.
     halves = replace(TURNS, domains=np.array([0, 1, 0], np.int32))
     of_domain = advantages("step_reinforce", halves, Normalisation(gamma=0.5, mean="domain"))
     np.testing.assert_allclose(of_domain, [0, 5 - 10 / 3, 5 - 10 / 3, 0, 4 - 10 / 3, 4 - 10 / 3, 0, 0, 0, 1 - 10 / 3])
@@ -170,7 +170,7 @@ def test_step_reinforce_against_its_formula_in_any_order(
 
 
 def test_reinforce_plus_plus_whitens_over_tokens() -> None:
-    # The tokens have 1 once and 4 three times: mean 13/4, variance 27/16.
+    # One token has return 1, and three tokens have return 4: mean 13/4, variance 27/16.
     low, high = -2.25 / (27 / 16) ** 0.5, 0.75 / (27 / 16) ** 0.5
     got = advantages("reinforce_plus_plus", scores([1, 4], [0, 1], ["..x", ".xxx"]), NONE)
     np.testing.assert_allclose(got, [0, 0, low, 0, high, high, high], rtol=3e-6)

@@ -1,4 +1,4 @@
-"""Invariances of advantage estimators: to other prompts in the batch, and to shifts of rewards. Also scaling, and reinforce's formula."""
+"""Invariance of advantage estimators to other prompts in the batch and to shifts of rewards, scaling, and the formula of `reinforce`."""
 
 from __future__ import annotations
 

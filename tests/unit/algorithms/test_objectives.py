@@ -126,7 +126,10 @@ def test_cispo_by_hand() -> None:
 
 
 def test_sapo_by_hand() -> None:
-    """At ratio 1, the gate is 2 / tau. The gradient's weight is the ratio times the gate's slope, which is 1 there and less elsewhere."""
+    """At ratio 1, the gate is 2 / tau. The weight of the gradient is the ratio times the slope of the gate.
+
+    The slope is 1 at ratio 1, and less elsewhere.
+    """
     tokens = of_ratios([1, 1, 3, 0.5], [1, -1, 2, -2], [4])
     leaf = tokens.log_probs.clone().requires_grad_()
     said = Sapo(1.0, 2.0)(replace(tokens, log_probs=leaf))
@@ -138,7 +141,10 @@ def test_sapo_by_hand() -> None:
 
 
 def test_dppo_by_hand() -> None:
-    """From probability 0.2, the distance is 0.1 to 0.3 and to 0.1, and 0.2 to 0.4. A distant token that moves back keeps its gradient."""
+    """The distance is the change of the probability: 0.1 from 0.2 to 0.3 or to 0.1, and 0.2 from 0.2 to 0.4.
+
+    A token beyond the threshold that moves back keeps its gradient.
+    """
     old = tensor(0.2, 0.2, 0.2, 0.2, 0.9, 0.001).log()
     now, advantages = tensor(0.3, 0.4, 0.4, 0.1, 0.6, 0.1).log().requires_grad_(), tensor(1, 1, -1, -1, -1, 1)
     said = Dppo("tv", 0.15)(PolicyTokens(now, old, advantages, torch.tensor([6])))
@@ -149,7 +155,7 @@ def test_dppo_by_hand() -> None:
 
 
 def test_the_divergences_of_dppo_are_exact_near_certainty() -> None:
-    """In fp32, also for probabilities that fp32 would round to 1, against float64 computed from their complements."""
+    """Compare fp32 with float64 from the complements, also for probabilities that fp32 would round to 1."""
     rest = tensor(1e-9, 1e-8, 1e-4, 0.5, 1 - 1e-9)
     old_rest = tensor(1e-3, 1e-9, 1e-8, 0.1, 0.5)
     log_p, log_q = torch.log1p(-rest).float(), torch.log1p(-old_rest).float()
@@ -162,7 +168,7 @@ def test_the_divergences_of_dppo_are_exact_near_certainty() -> None:
 
 
 def test_topr_by_hand() -> None:
-    # Products of the ratios: 1; 4, tapered to 1; 1/8, kept; 1/8, not used. Only A < 0 is tapered.
+    # Products of the ratios: 1, 4, 1/8 and 1/8. Only sequences with A < 0 are tapered: 4 to 1, and the first 1/8 is kept.
     tokens = of_ratios([2, 0.5, 4, 0.5, 0.25, 0.125], [1, 1, -1, -2, -2, 1], [2, 1, 2, 1])
     said = Topr(positive=0.5, negative=2.0)(tokens)
     torch.testing.assert_close(said.losses, -tensor(0.5, 0.5, -2, -2 * 2 / 8, -2 * 2 / 8, 0.5) * tokens.log_probs)
@@ -224,7 +230,7 @@ def test_gradients_against_finite_differences_of_the_formula(objective: Objectiv
 
 @each
 def test_on_policy_the_gradient_is_the_policy_gradients(objective: Objective) -> None:
-    """At ratio 1, every method is REINFORCE, up to the weights of TOPR. No token is selected by a covariance."""
+    """At ratio 1, every method has the gradient of REINFORCE, up to the weights of TOPR. No token is selected by its covariance."""
     tokens = random_tokens([4, 7])
     advantages = torch.repeat_interleave(tensor(1, -1), tokens.lengths)
     token_selection = torch.zeros(11, dtype=torch.bool)

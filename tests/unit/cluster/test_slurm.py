@@ -117,7 +117,7 @@ def test_before_the_time_limit_the_run_writes_a_checkpoint(tmp_path: Path, envir
 def test_a_driver_that_was_killed_is_started_again_so_often(
     restarts: str, status: int, runs: int, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """The driver is killed in its first two runs. In the third, it exits with status 7 and is not started again."""
+    """The driver is killed in its first two runs. A third run exits with status 7, and the driver is not started again."""
     job = submit(tmp_path, environment | {"dies": "2"}, "--restarts", restarts, "my_experiment", "max_steps=2")
     _, said = job.communicate(timeout=limits.PROCESS)
     assert job.returncode == status, said

@@ -42,7 +42,7 @@ class DryRun:
     status: int
     printed: str
     heavy: list[str]
-    """Modules of `HEAVY` that had been imported by then, in this or an earlier dry run of the process."""
+    """Modules of `HEAVY` that this dry run, or an earlier one in the same process, had imported."""
     written: list[str]
 
 
@@ -70,7 +70,7 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def lay_inputs(config: Config) -> None:
-    """Write the local files that an experiment reads into the working directory: data files, judge templates, and models."""
+    """Write into the working directory the local files that an experiment reads: data files, judge templates, and models."""
     model = (examples_folder() / "models" / "Qwen" / "Qwen2.5-0.5B" / "config.json").read_text()
     for name in texts(config.model_dump(exclude={"output_dir"})):
         path = Path(name)
@@ -142,7 +142,10 @@ def test_the_main_example_runs_one_update_on_sixteen_devices() -> None:
 
 @pytest.mark.parametrize("name", [name for name in experiments() if name.startswith("qwen2.5") and "offload_all" not in name])
 def test_a_snippet_of_roll_merges_over_an_example(name: str) -> None:
-    """Merges the `actor_train` block of ROLL's DeepSpeed documentation over roll's. `offload_all` is left out: it offloads activations."""
+    """Merges the `actor_train` block of ROLL's DeepSpeed documentation over roll's.
+
+    The `offload_all` examples are left out, because they offload activations, which needs recomputation.
+    """
     snippet = ["attn_implementation=sdpa", "disable_gradient_checkpointing=true", "dtype=bf16", "model_type=null"]
     with pytest.warns(ConfigWarning):
         config, _ = planned(name, *(f"actor_train.model_args.{key}" for key in snippet), "actor_train.training_args.num_train_epochs=50")

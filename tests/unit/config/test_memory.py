@@ -73,7 +73,7 @@ def test_parameters_are_those_published(shape: ModelShape, tmp_path: Path) -> No
 
 
 def test_adapter_parameters_by_hand(shape: ModelShape) -> None:
-    # q and o: 3584 + 3584; k and v: 3584 + 512; rank 32, 28 layers.
+    # Input plus output sizes: 3584 + 3584 for q and o, 3584 + 512 for k and v. Rank 32, 28 layers.
     assert shape.adapter_parameters("q_proj,k_proj,v_proj,o_proj", 32) == 28 * 32 * (2 * 7168 + 2 * 4096)
     assert shape.adapter_parameters("all-linear", 8) == 28 * 8 * (2 * 7168 + 2 * 4096 + 3 * (3584 + 18944))
 
@@ -130,7 +130,7 @@ def test_fp32_has_a_copy_of_its_weights_where_they_are_shared_out(shape: ModelSh
 
 
 def test_the_second_copy_of_zeropp_counts(shape: ModelShape) -> None:
-    # Each of the 16 ranks has 1/16 of the weights, and 1/8 of the second copy, which the 8 ranks of its host share.
+    # Each of the 16 ranks has 1/16 of the weights, and 1/8 of the second copy, which the 8 ranks of a host share.
     assert states(trainer(3, 16, zero_hpz_partition_size=8), shape)["weights"] == 2 * (PUBLISHED_QWEN_7B // 16 + PUBLISHED_QWEN_7B // 8)
 
 

@@ -351,7 +351,7 @@ def test_images_video_and_diffusion_are_refused_by_name_and_nothing_else_is_said
 
 
 def test_faults_of_every_stage_come_together() -> None:
-    """Faults of the translation (rl_loss_coef), of the schema (an unknown key), of the checks between keys, and of files on disk."""
+    """The faults come from the translation (rl_loss_coef), the schema (max_step), the checks between keys, and the files on disk."""
     loaded, _ = read(BARE, rl_loss_coef=0.5, max_step=3, kl_loss_coef=0.1, resume_from_checkpoint="nowhere")
     assert loaded.config is not None
     with pytest.raises(ConfigError) as caught:

@@ -19,7 +19,7 @@ from roll.errors import DataError
 
 @pytest.fixture
 def prompts(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> PromptSet:
-    """Twelve prompts of the domain `a`, four of `b`, none of `c`."""
+    """Return twelve prompts of the domain `a`, four of `b`, and none of `c`."""
     rows = [{"prompt": f"{tag}{number}", "tag": tag} for tag, count in (("a", 12), ("b", 4)) for number in range(count)]
     return make_prompts(tmp_path, tokenizer, rows, ("a", "b", "c"))
 

@@ -51,7 +51,10 @@ def test_an_interval_ends_at_0_and_1(value: float, bound: str) -> None:
 
 @pytest.mark.parametrize("probability", [0.1, 0.3, 0.5, 0.9])
 def test_the_interval_covers_what_it_claims(probability: float) -> None:
-    """Sum over all outcomes of 60 prompts with one sample each, by probability. Wilson's coverage oscillates about the nominal one."""
+    """The coverage is the total probability of the outcomes whose interval contains the true value, for 60 prompts with one sample each.
+
+    The coverage of Wilson's interval oscillates about the nominal coverage.
+    """
     prompts, covered = 60, 0.0
     for right in range(prompts + 1):
         found = share([1.0] * right + [0.0] * (prompts - right), 1)

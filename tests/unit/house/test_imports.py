@@ -50,7 +50,7 @@ def package(path: Path) -> str:
 
 
 def house_imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and package of every import of roll itself."""
+    """Yield the line and package of every import from `roll`."""
     for line, name in imports(ast.parse(path.read_text())):
         if name.startswith("roll."):
             yield line, name.split(".")[1]

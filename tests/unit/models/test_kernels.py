@@ -66,7 +66,7 @@ def _installed(name: str) -> ModuleType:
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_flash_attention_is_given_what_its_package_documents(window: int | None) -> None:
-    """The stand-in implements the documentation of `flash_attn_varlen_func`. Its window counts the earlier tokens that are visible."""
+    """The stand-in does what `flash_attn_varlen_func` documents. The window of that function is the number of visible earlier tokens."""
 
     def varlen(
         q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *, softmax_scale: float, causal: bool,

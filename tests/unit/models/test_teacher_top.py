@@ -101,7 +101,7 @@ def test_all_tokens_and_hidden_states_say_the_same(measure: Divergence) -> None:
 @each
 @pytest.mark.parametrize("far", [100.0, 3e4])
 def test_distributions_beyond_all_measure_stay_finite(measure: Divergence, far: float) -> None:
-    """In fp32. In the first row, the teacher is certain of its first token, and the student is certain of a token in the tail."""
+    """With fp32 logits. In the first row, the teacher is certain of the first token, and the student of a token in the tail."""
     teacher, student = torch.zeros(2, WORDS), torch.zeros(2, WORDS)
     teacher[:, 0] = torch.tensor([far, -far])
     student[:, -1] = torch.tensor([far, -far])

@@ -52,7 +52,7 @@ def test_the_majority_is_elected_as_by_hand() -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 6])
 def test_maj_at_k_is_without_bias(k: int) -> None:
-    """The mean over all orders of the samples equals the mean over all subsets of k samples."""
+    """The mean of `majority_at_k` over all orders of the samples equals the mean of `elected` over all subsets of k samples."""
     answers, right = ("a", "a", "b", "c", "", "b"), "a"
     every = [majority_at_k(order, [answer == right for answer in order], k) for order in permutations(answers)]
     chosen = [elected(some, [answer == right for answer in some]) for some in combinations(answers, k)]

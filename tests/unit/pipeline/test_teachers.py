@@ -20,7 +20,7 @@ from roll.types import Floats, RolloutGroup, Sequences
 from tests.unit.rollout.build import make_episode, make_group, make_trajectory, observed, sampled
 
 WORDS, TOP = 24, TeacherTop(4, 20, 1.5)
-"""The student has more output rows than the teachers."""
+"""Output rows of the student, and the top-k output of the teachers: the top 4 of only 20 rows, at temperature 1.5."""
 DOMAINS: Mapping[str, tuple[str, ...]] = {"teachers.exact": ("math", "code"), "teachers.kind": ("chat",)}
 DRAWN = [("chat", [[5, 6], [7]]), ("math", [[8, 9, 3]]), ("code", [[4], [6, 6]]), ("chat", [[9]]), ("math", [[2], [3, 4, 5]])]
 """Domain and responses of each group."""
@@ -40,7 +40,7 @@ def before(sequences: Sequences) -> np.ndarray:
 
 
 class Asked:
-    """Teachers that record their calls: (role, number of sequences), with 0 for onloading."""
+    """Teachers that record each call as (role, number of sequences). Onloading is recorded with 0 sequences."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []

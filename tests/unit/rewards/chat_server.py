@@ -18,7 +18,7 @@ class Response:
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     hangs: bool = False
-    """Whether the server never answers, and keeps the connection open until it ends."""
+    """Whether the server never answers, and keeps the connection open until its own end."""
     cut: bool = False
     """Whether the server closes the connection in the middle of the response."""
 

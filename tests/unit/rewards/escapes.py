@@ -3,8 +3,9 @@
 attempts.txt has programs that escape if they run without an error. forgeries.txt has programs, each with a test that it must not pass.
 endless.txt has programs that never end.
 
-`python escapes.py SECRET PORT NAME...` runs attacks as the current user. SECRET is a file, and PORT the port of a server. It prints a
-JSON object that maps the name of each attack to its result.
+`python escapes.py SECRET PORT NAME...` runs attacks as the current user. SECRET is a file that they must not read or
+change, and PORT the port of a local server that they must not reach. The script prints a JSON object that maps the name of each attack to
+its result.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SHORT_WALL = 3.0
 LIMITS = Limits(cpu_seconds=CPU, wall_seconds=WALL, memory_mib=512, disk_mib=16, output_mib=1)
 WITHSTOOD = "withstood"
 BESIDE_THE_POINT = re.compile("ESCAPED|ModuleNotFound|ImportError|LookupError|NameError|SyntaxError|AttributeError|TypeError")
-"""Output of an attack that succeeded, or that failed for a reason unrelated to the sandbox and therefore proves nothing."""
+"""Found in the output of an attack that succeeded, or that failed for a reason unrelated to the sandbox and so proves nothing."""
 CALL = """
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)

@@ -109,7 +109,7 @@ def replace(response: str) -> None:
 
 
 def hold(response: str) -> None:
-    """Use the memory or start the processes that the response names."""
+    """Use as much memory, or start as many processes, as the response says."""
     match response.split():
         case ["allocate", size]:
             bytearray(int(size))

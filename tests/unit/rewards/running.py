@@ -110,7 +110,7 @@ async def end_hangs(marks: Path) -> None:
 
 
 def run(coroutine: Coroutine[Any, Any, Any], hangs_end: Path | None = None) -> Any:
-    """Run a coroutine and return its result. With the folder of marker files, the deadlines of hanging responses expire."""
+    """Run a coroutine and return its result. If the folder of marker files is given, the deadlines of hanging responses expire."""
 
     async def bounded() -> Any:
         work = asyncio.ensure_future(coroutine)

@@ -1,4 +1,4 @@
-"""The code sandbox: rewards of programs, and attacks on the sandbox."""
+"""The code sandbox: rewards for programs, and attacks on the sandbox."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def processes() -> set[int]:
-    """Return the PIDs of sandboxes that this process started, and of orphaned ones."""
+    """Return the PIDs of the sandboxes that this process or its descendants started, and of orphaned sandboxes."""
     own = {os.getpid(), 1, *(child.pid for child in psutil.Process().children(recursive=True))}
     return {process.pid for process in psutil.process_iter(["ppid"]) if START in _command(process) and process.info["ppid"] in own}
 
@@ -300,7 +300,10 @@ def test_no_escape_works_of_all(secret: str, server: HTTPServer) -> None:
 
 
 def as_other(names: list[str], secret: str, server: HTTPServer) -> dict[str, str]:
-    """Do the same as `tried`, but as the unprivileged user `nobody`, with a Python interpreter that this user may read."""
+    """Run attacks as the unprivileged user `nobody`, with a Python interpreter that this user may read.
+
+    Return the results of those that the sandbox did not withstand.
+    """
     nobody = pwd.getpwnam("nobody")
     paths = os.pathsep.join([str(ROOT), str(PACKAGES)])
     words = ["-P", str(Path(escapes.__file__)), secret, str(server.server_port), *names]

@@ -1,4 +1,4 @@
-"""Rewards for parts of a response, and how they are passed out of their process."""
+"""Rewards for parts of a response, and how the reward process returns them."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ def test_steps_and_answer_by_hand() -> None:
     said = steps("7+4=11, 11+9=20, 20+2=22. \\boxed{22}")
     assert (said.value, [turn.end for turn in said.turns]) == (pytest.approx(1.0), [6, 15, 24])
     assert [turn.value for turn in said.turns] == pytest.approx([0.2 / 3] * 3)
-    # One of two equations is wrong, so they cancel, and the wrong answer costs the share.
+    # One of two equations is wrong, so their rewards cancel, and the wrong answer costs `share`.
     said = steps("7+4=11, 11+9=21. \\boxed{21}")
     assert (said.value, said.parts) == (pytest.approx(-0.2), {"answer": 0.0, "right_equations": 0.5})
     assert [turn.value for turn in said.turns] == pytest.approx([0.1, -0.1])
     assert steps("1+1=3 so \\boxed{22}", share=0.4).value == pytest.approx(0.2)
-    # The rest of the value is the reward of the answer, at the end.
+    # The rest of the value is the reward for the answer.
     assert said.value - sum(turn.value for turn in said.turns) == pytest.approx(-0.2)
 
 

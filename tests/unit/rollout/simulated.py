@@ -1,6 +1,7 @@
 """Runs of the scheduler with a simulated engine, rewards and trainer in virtual time, and their traces.
 
-After a change that is meant to alter the traces, `PYTHONPATH=. python -m tests.unit.rollout.simulated` writes those of `CASES` again.
+After a change that is meant to alter the traces, run `PYTHONPATH=. python -m tests.unit.rollout.simulated`: it writes the traces of all
+`CASES` again.
 """
 
 from __future__ import annotations
@@ -111,7 +112,10 @@ class World(EachByItself):
         self.position = state["position"]
 
     async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
-        """Generate 1 to 7 tokens, or three times as many for every fourth prompt. Each takes 0.5 to 3 s and has the version at its end."""
+        """Generate 1 to 7 tokens per sample, or three times as many for every fourth prompt.
+
+        Each token takes 0.5 to 3 s, and has the policy version at the end of this time.
+        """
         prompt_id = int(token_ids[0])
         self.say("dispatch", prompt_id, sampling.samples, sampling.temperature, seed)
         numbers = drawn(prompt_id, sampling.samples)

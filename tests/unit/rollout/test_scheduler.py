@@ -107,7 +107,7 @@ def ids(groups: Sequence[RolloutGroup]) -> list[int]:
 
 
 async def settle() -> None:
-    """Yield to the event loop until every task waits."""
+    """Yield to the event loop often enough that every task waits afterwards."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -277,7 +277,7 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing() -> None:
         assert rollouts.metrics() == {}
         # Of 0 to 3, groups 0 and 2 are kept. Of the replacements 4 and 5, group 4 is kept, and then 6.
         assert ids(await rollouts.take()) == [0, 2, 4, 6]
-        # Groups 1, 3 and 5 were dropped. They had two responses each, of 2, 4 and 6 tokens.
+        # Groups 1, 3 and 5 were dropped. Each had two responses, of 2, 4 and 6 tokens respectively.
         assert rollouts.metrics() == {"sampling/drawn_groups": 7, "sampling/dropped_groups": 3, "sampling/dropped_tokens": 24}
         # In synchronous training, nothing is generated beyond the step.
         assert source.position == 7 and not generator.running

@@ -85,7 +85,7 @@ def test_returns_run_through_all_trajectories_of_an_episode() -> None:
     assert batch.advantages.tolist() == [0, 0, 1, 0, 2, 4, 0, 0, 0, 0, 8, 0]
     ref = np.array([0, 0, -2, 0, -2, -2, 0, 0, 0, 0, -2, 0], np.float32)
     batch = batch_of(step_of(compacted(8.0)), Credit("rloo", Normalisation(), kl_coef=0.5), ref)
-    # k1 is 1 at each of four tokens. A group of one has no advantage from the reward, only the penalties of a token and those after it.
+    # k1 is 1 at each of four tokens. In a group of one, the reward gives no advantage: a token only pays its own and later penalties.
     assert batch.advantages.tolist() == [0, 0, -2, 0, -1.5, -1, 0, 0, 0, 0, -0.5, 0]
 
 

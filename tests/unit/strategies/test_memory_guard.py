@@ -88,7 +88,7 @@ def test_a_long_sequence_that_does_not_fit_is_tried() -> None:
 
 
 def test_ranks_halve_together_and_run_as_many_micro_batches() -> None:
-    """Another rank has too little memory, and five micro-batches after the split. This rank has enough memory and fewer sequences."""
+    """Another rank has too little memory, and has five micro-batches after the split. This rank has enough memory, but fewer sequences."""
     answers = iter([1, 5, 0])
     asked: list[int] = []
 
@@ -144,7 +144,7 @@ def test_layers_that_must_be_recomputed_by_hand() -> None:
 
 def test_auto_chooses_by_estimate_and_then_by_what_was_seen() -> None:
     applied: list[int] = []
-    # 100 tokens need 1000 bytes if all 10 layers are recomputed. Each other layer adds 4 bytes per token; the estimate is 5.
+    # 100 tokens need 1000 bytes if all 10 layers are recomputed. Each other layer adds 4 bytes per token; the first estimate is 5.
     guard = MemoryGuard(100, Need(0, 99.0), Memory(4050))
     auto = AutoCheckpointing(guard, layers=10, layer_bytes=5.0, total=1000, apply=applied.append)
     seen = {10: 10.0, 4: 10.0 + 6 * 4.0, 3: 10.0 + 7 * 4.0}

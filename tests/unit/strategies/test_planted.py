@@ -47,7 +47,10 @@ class Engine(SimpleNamespace):
 
 
 def checkpoint(folder: Path, planted: Mapping[str, Path], tag: str = TAG) -> Path:
-    """Write a checkpoint like DeepSpeed with ZeRO-3. For each kind of file in `planted`, add an object that would create the folder."""
+    """Write a checkpoint as DeepSpeed does with ZeRO-3, and return `folder`.
+
+    For each kind of file in `planted`, the file gets an object that would create the folder given there.
+    """
     (folder / tag).mkdir()
     scaler = DynamicLossScaler(2.0**16, 2.0, 1000, 1.0, 1, False)
     states = {"optimizer_state_dict": {"zero_stage": ZeroStageEnum(3), "loss_scaler": scaler}}

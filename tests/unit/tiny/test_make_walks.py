@@ -80,7 +80,10 @@ def test_most_moves_are_drawn_at_random(walks: list[list[dict[str, Any]]]) -> No
 
 
 def test_what_is_learnt_is_what_the_policy_will_meet(walks: list[list[dict[str, Any]]], lake: RlvrConfig, tmp_path: Path) -> None:
-    """A walk has the same tokens rendered as a whole, as for the warm-up, and built turn by turn, as in an episode. They fit the limits."""
+    """A walk has the same tokens whether it is rendered as a whole, as for the warm-up, or built turn by turn, as in an episode.
+
+    The tokens fit the limits.
+    """
     write_model(tmp_path / "model", seed=0, agent=True)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     chat, end = chat_renderer(tokenizer, "model", "native"), tokenizer.eos_token_id

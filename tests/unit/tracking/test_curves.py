@@ -55,7 +55,7 @@ def test_a_smoothed_point_is_the_mean_of_its_neighbours(values: list[float], hal
 
 
 def test_a_spike_does_not_blur_what_lies_beyond_its_reach() -> None:
-    """A running sum would lose small values after a large one to rounding."""
+    """In a running sum, small values after a large one would be lost to rounding."""
     assert smoothed([1e20] + [0.125] * 100, [50, 100], 10) == [0.125, 0.125]
 
 

@@ -149,7 +149,7 @@ def test_the_curves_are_the_metrics() -> None:
 
 
 def test_the_engines_lane_has_the_seconds_of_the_step() -> None:
-    """In a step of 10 s, of which the loop waited 2 s, the engines worked for 7.5 s. In the next step they got no requests."""
+    """The first step takes 10 s: the loop waits for 2 s, and the engines work for 7.5 s. In the second step, they get no requests."""
     rows = [
         {"step": 1, "time/step": 10.0, "time/rollout": 2.0, "time/train": 8.0, "engine/idle_fraction": 0.25},
         {"step": 2, "time/step": 4.0, "time/train": 4.0, "engine/idle_fraction": None},
@@ -219,7 +219,7 @@ def test_a_run_of_supervised_fine_tuning(tmp_path: Path) -> None:
 
 
 def test_the_steps_of_the_page_are_those_that_the_run_was_to_take(tmp_path: Path) -> None:
-    """The page shows `last_step`, and not `max_steps`, if the epochs end earlier."""
+    """Without end.json, the page shows `max_steps`. With it, the page shows `last_step`, which is lower if the epochs end earlier."""
     tracker = JsonlTracker(tmp_path)
     tracker.log(7, {"sft/loss": 1.0, "time/step": 1.0, "epoch": 0.25})
     tracker.close()

@@ -74,7 +74,7 @@ class Engines:
         self.fails_on = ""
         self.opened: list[tuple[int, Rendezvous | None]] = []
         self.dies_at: dict[int, str] = {}
-        """The call or the tensor at which an engine dies. Key: engine."""
+        """By number of the engine: the call or the tensor at which it dies, or `dead` once it has died."""
         self.error: type[WorkerFailed] = WorkerDied
         self.given_up: list[tuple[int, str]] = []
 

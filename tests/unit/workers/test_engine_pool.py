@@ -1,4 +1,4 @@
-"""Engines that die: their requests continue on other engines, and they are restarted. In virtual time."""
+"""Engines that die are restarted, and their requests continue on other engines. The tests run in virtual time."""
 
 from __future__ import annotations
 
