@@ -80,7 +80,7 @@ def update(strategy: DeepSpeedTrain, cell: Cell, batch: TrainBatch, rank: Rank, 
 
 
 def machine(device: str) -> str:
-    """Return the name of the device and the versions."""
+    """Return a text with the name of the devices and the versions of torch and DeepSpeed."""
     name = f"two {torch.cuda.get_device_name(0)}" if device == "cuda" else "two ranks of one CPU"
     return f"{name}, torch {torch.__version__}, DeepSpeed {deepspeed.__version__}"
 

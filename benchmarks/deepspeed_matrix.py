@@ -137,7 +137,7 @@ def run_group(group: Sequence[Cell], bench: Bench) -> None:
 
 
 def run_pair(group: Sequence[Cell], bench: Bench) -> list[int]:
-    """Run two processes to their end or to the deadline. Return their exit codes, which are 0 at the deadline."""
+    """Run two processes to their end or to the deadline. Return their exit codes, 0 for a process that was still running."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -158,7 +158,7 @@ def run_pair(group: Sequence[Cell], bench: Bench) -> list[int]:
 
 
 def on_rank(rank: int, port: int, group: Sequence[Cell], bench: Bench) -> None:
-    """Train the cells on one rank. Rank 0 writes a line for each cell, and every rank for its own failure."""
+    """Train the cells on one rank. Rank 0 writes a line for each cell, and every rank writes one for its own failure."""
     os.environ["RANK"] = str(rank)
     if bench.device == "cuda":
         given = os.environ.get("CUDA_VISIBLE_DEVICES")

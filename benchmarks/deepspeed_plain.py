@@ -79,7 +79,7 @@ class PlainPolicy:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def outputs(self, batch: TrainBatch) -> tuple[Tensor, ...]:
-        """Return log-probs and entropies [S] of the response tokens, and the KL of the student from its teacher, by sequence."""
+        """Return log-probs, entropies and, with a teacher, KL(teacher || student), each [S] for the response tokens."""
         said: list[tuple[Tensor, ...]] = []
         for ids, where in _sequences(batch):
             log_q = self.model(input_ids=ids[None]).logits[0].log_softmax(-1)[where - 1]

@@ -153,7 +153,7 @@ async def ask(base_url: str, keys: Sequence[str], turns: int, seconds: float) ->
 
 
 def figures(taken: Sequence[Sequence[float]], cpu_seconds: float, options: argparse.Namespace) -> dict[str, float]:
-    """Return the milliseconds that the server adds to an answer, and the CPU time of a request."""
+    """Return the milliseconds that the server adds to an answer, the CPU milliseconds per request, and the number of requests."""
     added = 1000 * (np.array([times[1:] for times in taken]).ravel() - options.seconds)
     requests = sum(map(len, taken))
     return {

@@ -15,7 +15,7 @@ class Place:
     end: str
 
     def write(self, page: Path, tables: str) -> None:
-        """Replace the text by the tables.
+        """Replace the text with the tables.
 
         Raises:
             ValueError: the page does not have both marks.

@@ -70,7 +70,7 @@ class SftResult:
 
     @property
     def ratio(self) -> float | None:
-        """Return the ratio of roll's step to that of plain DeepSpeed. None if the latter was not measured."""
+        """Return the seconds of roll's step divided by those of a plain DeepSpeed step, or None if plain DeepSpeed was not measured."""
         seconds = self.seconds
         return seconds["step"] / seconds["deepspeed"] if "deepspeed" in seconds else None
 
@@ -85,7 +85,7 @@ class SftResult:
 
     @property
     def loss_difference(self) -> dict[str, float]:
-        """Return, by floor, the largest difference between its loss and roll's in the same step, in nats per token."""
+        """Return, for each floor, the largest difference between its loss and roll's loss in any step, in nats per token."""
         own = [line["sft/loss"] for line in self.lines]
         losses = {kind: self.floors.get(f"sft_{kind}_loss", []) for kind in FLOORS}
         return {kind: max(abs(a - b) for a, b in zip(own, found, strict=False)) for kind, found in losses.items() if found}
@@ -210,7 +210,7 @@ def overrides(work: SftWork, steps: int, texts: int) -> dict[str, Any]:
         lora = {"lora_target": "all-linear", "lora_rank": work.lora_rank, "lora_alpha": 32}
         keys |= {f"sft_train.model_args.{name}": value for name, value in lora.items()}
     if not work.devices:
-        threads = max(1, (os.cpu_count() or 1) // work.train_ranks)  # As many as in the floors.
+        threads = max(1, (os.cpu_count() or 1) // work.train_ranks)  # The floors use the same number.
         keys |= {"sft_train.world_size": work.train_ranks, "sft_train.system_envs.OMP_NUM_THREADS": f'"{threads}"'}
     return keys
 

@@ -66,7 +66,7 @@ def steps() -> list[Step]:
 
 
 def agent_steps() -> list[Step]:
-    """Return the steps of the demo in which the policy calls a tool first."""
+    """Return the steps of the demo in which the policy calls a tool before it answers."""
     make_model, make_conversations = str(HERE / "make_model.py"), str(HERE / "make_conversations.py")
     return [
         Step("a model of random weights", (make_model, str(AGENT_MODEL), "--agent"), AGENT_MODEL.exists()),

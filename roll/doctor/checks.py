@@ -138,7 +138,7 @@ def _ops(facts: Facts) -> Iterator[Finding]:
 
 
 def _offload_problem(facts: Facts, missing: list[str], usable: list[str], cuda: str | None) -> str | None:
-    """Return why the op for optimizer offload can neither be used nor compiled, None if it can."""
+    """Return why the op for optimizer offload is neither compiled nor can be compiled, or None if it is usable."""
     tools = [*missing, *(["nvcc"] if facts.gpus and not facts.tools.get("nvcc") else [])]
     if isinstance(facts.ops, str) or facts.ops.get(OFFLOAD_OP, {}).get("installed"):
         return None

@@ -71,7 +71,10 @@ def as_forward(chosen: Callable[[Tensor], DeltaKernels]) -> Callable[..., Tensor
 
 
 def kernels(layer: nn.Module) -> Callable[[Tensor], DeltaKernels]:
-    """Return a function that chooses kernels by the layer's input: flash-linear-attention in 16 bits on a GPU, otherwise plain torch."""
+    """Return a function that chooses kernels by the layer's input.
+
+    They are those of flash-linear-attention in 16 bits on a GPU, if the package is installed, and plain torch otherwise.
+    """
     rule = inspect.unwrap(import_module(type(layer).__module__).torch_chunk_gated_delta_rule)
     plain = uncompiled(partial(rule_by_chunks, rule), convolution_by_shifts)
     if not torch.cuda.is_available() or find_spec("fla") is None:
@@ -138,7 +141,10 @@ def rule_by_chunks(
 
 
 def convolution_by_shifts(row: Tensor, weight: Tensor, activation: str, offsets: Tensor) -> Tensor:
-    """Compute a causal depthwise `Convolution` in fp32: the weighted sum of a token's row and the preceding rows of its sequence."""
+    """Compute a causal depthwise `Convolution`.
+
+    It is the fp32 weighted sum of a token's row and the W - 1 rows before it in its sequence, followed by the activation.
+    """
     tokens, width = row.shape[1], weight.shape[1]
     _, columns = positions(offsets, tokens)
     values, weights = row.float(), weight.float()

@@ -81,7 +81,7 @@ class PackedStudent(PackedPolicy):
         self.measure = measure
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor, ...]:
-        """Return log-probs, entropies and divergences at `inputs.scored`, fp32 [S] each, in nats. Without a teacher, no divergences."""
+        """Return log-probs, entropies and divergences at `inputs.scored`, fp32 [S] each, in nats; no divergences without teacher states."""
         states = inputs.teacher_states
         if states is None:
             return super().forward(inputs)

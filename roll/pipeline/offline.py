@@ -29,7 +29,7 @@ class Offline:
     evaluate: Callable[[int], Awaitable[Metrics]]
     """Returns validation metrics after a step, empty if validation is not due. Onloads the learner."""
     measure: Callable[[int, int], Awaitable[Metrics]]
-    """Returns times, throughput and memory of a step with this number of tokens and rows."""
+    """Returns times, throughput and memory of a step, given its numbers of tokens and rows."""
     save: Callable[[Position], Awaitable[None]]
     """Writes a checkpoint if one is due."""
     interrupted: Callable[[], bool]

@@ -14,7 +14,7 @@ from roll.rewards.judging import AnswerPattern, JudgeTemplate, verdict
 from roll.types import Metrics, Prompt, RewardOutcome, RewardResult
 
 ANSWERS_KEPT = 1 << 16
-"""Number of cached replies of a domain."""
+"""Largest number of cached replies of a domain."""
 
 
 @dataclass(frozen=True)

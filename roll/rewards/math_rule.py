@@ -25,7 +25,7 @@ THIN_SPACE = re.compile(r"(?<=\d)\\,(?=\d{3}(?!\d))")
 """Thin space (`\\,`) as a thousands separator."""
 PERCENT = re.compile(r"(.*[\d)}])\s*\\?%", re.DOTALL)
 SEARCHED_CHARACTERS = 4000
-"""Number of characters at the end of a response to search for an answer that is not boxed. The search time of math-verify is quadratic."""
+"""Number of characters at the end of a response that are searched for an answer without a box. The search takes quadratic time."""
 
 
 @REWARDS.register("math_rule")

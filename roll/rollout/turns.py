@@ -29,7 +29,7 @@ class TurnEnds:
         self._pieces: dict[int, str] = {}
 
     def __call__(self, response: Segment, ends: Sequence[int]) -> Ints:
-        """Return [K], for each of the K text positions in `ends`, the smallest number of tokens whose text reaches it.
+        """Return [K]: for each of the K text positions in `ends`, the smallest number of leading tokens whose text reaches it.
 
         For the end of the text this is the number of all tokens, so that the end-of-sequence token, which has no text, belongs to the
         last turn.

@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoint files: loads them on the same number of ranks that wrote them, and converts them for any number of ranks.
+"""DeepSpeed's checkpoint files: loads them on as many ranks as wrote them, and converts them for any number of ranks.
 
 A universal checkpoint stores each parameter's fp32 weights and optimizer states as whole tensors (Lian et al., Universal
 Checkpointing, 2024). Each rank selects its own part when it loads the checkpoint.
@@ -38,7 +38,8 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
 
     Raises:
         CheckpointError: there is no state to load; the checkpoint was written with another number of ranks, another degree of tensor
-            parallelism or another place of optimizer states; or a file would execute code when loaded.
+            parallelism, or optimizer states in another place (memory or NVMe); it is universal, and the run uses ZeRO-0, tensor parallelism
+            or optimizer states on NVMe; or a file would execute code when loaded.
     """
     swaps = engine.zero_nvme_offload_optimizer()
     if (folder / UNIVERSAL).is_dir():

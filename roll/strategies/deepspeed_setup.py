@@ -59,8 +59,8 @@ def gather_whole_layers(causal: PreTrainedModel) -> None:
     """Make ZeRO-3 gather all parameters of a decoder layer before the layer runs, because compiled code cannot run hooks inside it.
 
     DeepSpeed then reduces a layer's gradients as soon as the gradient of the layer's input is ready. If the input has no gradient, for
-    example after a frozen embedding, torch would trigger this before the layer's own gradients exist. So inputs are made to require
-    gradients.
+    example after a frozen embedding, torch would trigger the reduction before the layer's own gradients exist. So inputs are made to
+    require gradients.
     """
     if kinds := {type(layer) for layer in decoder_layers(causal)}:
         causal.enable_input_require_grads()

@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 LOCK = "lock"
 """Name of torch's lock file."""
 TURN = "roll_deepspeed_ops.lock"
-"""File in the cache that roll's processes lock with `roll.system.locks` before they compile. The lock ends when its process ends."""
+"""File in the cache that roll's processes lock with `roll.system.locks` before they compile. The kernel frees it when its holder ends."""
 OWNER = "roll_owner"
 """File in an extension's folder that records the host and the process of roll that compiles there."""
 LONGEST_COMPILATION = 3600.0
@@ -150,7 +150,7 @@ def _at_work(cache: Path) -> str:
 
 
 def _holders(path: Path, lock: os.stat_result) -> list[str]:
-    """Return the visible processes that hold a lock."""
+    """Return descriptions of the visible processes that hold a lock or build in its folder."""
     holders = []
     for process in psutil.process_iter():
         try:

@@ -59,7 +59,7 @@ class MetricSums:
             self.count({name: (value, chosen) for name, value in zip(names, values, strict=True)})
 
     def result(self, scalars: Metrics) -> TrainResult:
-        """Return all sums, in a single copy to the host."""
+        """Return all sums together with `scalars`. The sums are copied to the host in a single copy."""
         tables = (self._sums, self._counted, self._counts)
         there = [value for table in tables for value in table.values()]
         values = iter(torch.stack(there).tolist() if there else [])

@@ -25,9 +25,9 @@ CANCEL_SECONDS = 5.0
 """Time in seconds after a call's deadline in which a child may end the call itself. If it does not, its event loop is blocked."""
 RECEIVE_BYTES = 1 << 16
 LOOK_SECONDS = 0.01
-"""Seconds between two checks whether processes have exited."""
+"""Seconds between two checks of whether processes have exited."""
 EXIT_LOOKS = 100
-"""Largest number of checks whether a process that closed its socket has exited. After these it is killed."""
+"""Largest number of checks of whether a process that closed its socket has exited. After the last one it is killed."""
 KILL_SECONDS = 10.0
 """Deadline in seconds for the exit of a killed process. It exits at once unless the kernel itself is stuck."""
 
@@ -147,7 +147,7 @@ class Child:
         return self.end_process() if self._cause else ""
 
     def end_process(self) -> str:
-        """Kill and reap the process and its child processes. Return how it ended."""
+        """Kill the process and its child processes, and reap it. Return the bound that it exceeded, or else how it ended."""
         if self._process.returncode is None:
             self._was_ended_here = self.alive()
             _end_groups_beneath(self._process.pid)

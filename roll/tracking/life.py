@@ -42,7 +42,8 @@ class PlainSigns:
     def lines(self, signs: Sequence[Sign], now: float) -> list[str]:
         """Return the lines to print at the time `now`, in seconds.
 
-        They report every role that has entered a stage; or else, after LINE_EVERY, the changed role with the oldest line.
+        They report every role that has entered a stage since its last line. If there is none and LINE_EVERY has passed, they report the
+        changed role whose last line is the oldest.
         """
         due = [sign for sign in signs if sign.role not in self._told or self._told[sign.role][1].stage != sign.stage]
         if not due and now - self._last >= LINE_EVERY:

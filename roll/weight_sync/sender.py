@@ -36,7 +36,7 @@ class Weights(Protocol):
 
 
 class BucketSender:
-    """Sends the weights of one rank of the trainer: through files, shared buffers and broadcasts."""
+    """Sends weights from one rank of the trainer, through files, shared buffers and broadcasts."""
 
     def __init__(self, weights: Weights, rank: int, device: torch.device) -> None:
         self._weights, self._rank = weights, rank

@@ -16,7 +16,7 @@ STAGES = {
 }
 """Stages by the beginning of vLLM's unformatted log message."""
 LOGGERS = ("vllm.v1.worker", "vllm.v1.engine.core", "vllm.compilation")
-"""Loggers of these messages, whose level is too low for vLLM to print them."""
+"""Loggers of these messages. The level of the messages is too low for vLLM to print them."""
 
 
 class StageHandler(logging.Handler):

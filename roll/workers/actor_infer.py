@@ -203,7 +203,7 @@ class ActorInfer:
         return [SyncedEngine(self.pool, self._group.role, number, self._sync_seconds) for number in range(len(self._group))]
 
     async def activity(self) -> list[EngineActivity]:
-        """Return the activity of each engine since the last call, zeros for dead engines. Adapt the limit of running samples to it."""
+        """Return the activity of each engine since the last call, zeros for a dead engine. Also adapt the limit of running samples."""
         activities = await self.pool.each(LOOK_SECONDS, GenerateStrategy.activity)
         self._running.heed(activities)
         self._place()

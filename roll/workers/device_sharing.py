@@ -110,7 +110,10 @@ async def together(work: Iterable[Awaitable[T]]) -> list[T]:
 
 
 def lines(roles: Sequence[str], shared: Mapping[str, Collection[str]], first: Collection[str]) -> list[list[str]]:
-    """Group roles into lines that start independently. Roles of a line share devices, directly or through others; those in `first` lead."""
+    """Group roles into lines that start independently. Roles of a line share devices, directly or through others.
+
+    In each line, the roles in `first` come first.
+    """
     waiting, found = list(roles), []
     while waiting:
         line = [waiting.pop(0)]

@@ -20,7 +20,7 @@ def share_out(sequences: Sequences, replicas: int, token_budget: int) -> tuple[p
 
 
 def gather_tokens(sequences: Sequences, split: packing.Split, results: Sequence[Sequence[Floats]]) -> Floats:
-    """Return values [T] in the order of `sequences` from the results by replica and micro-batch. Drop the filler's values."""
+    """Return the results of all replicas and micro-batches as one array [T], in the order of `sequences`, without the filler's values."""
     out = np.zeros(len(sequences.token_ids), np.float32)
     for forwards, values in zip(split.ranks, results, strict=True):
         for indices, part in zip(forwards, values, strict=True):

@@ -157,7 +157,7 @@ def _engine_arguments(name: str, role: RoleConfig) -> Iterator[Fault]:
 
 
 def uses_reference(config: Config) -> bool:
-    """Return whether a term of the loss or of the reward compares with the reference policy."""
+    """Return whether a term of the loss or of the reward uses the reference policy."""
     if isinstance(config, OfflineConfig):
         return isinstance(config, DpoConfig) and compares(config)
     return config.use_kl_loss or config.add_token_level_kl

@@ -1,4 +1,4 @@
-"""Composes configurations from a command line. Hydra composes and sweeps; nothing runs inside it.
+"""Composes configurations from a command line. Hydra only composes, once for each job of a sweep; no job runs inside Hydra.
 
 `python -m roll.pipeline --config-name NAME key=value ...` looks NAME up among the shipped experiments, or in
 `--config-path`/`--config-dir`. `key=value` sets a key or adds it, so that unknown keys are reported by roll's own checks and not by Hydra.
@@ -163,9 +163,9 @@ def _hydra_warnings() -> Iterator[None]:
 
 
 def _search_path(line: CommandLine) -> list[str]:
-    """Return the override with which a file outside the examples finds the shipped presets as `../config/NAME@_here_`.
+    """Return the override that lets a file outside the examples include the shipped presets as `../config/NAME@_here_`.
 
-    Return an empty list for other files, and if the command line sets the search path.
+    The list is empty for a file inside the examples, if no file is given, and if the command line sets the search path.
     """
     if line.file is None or line.file.is_relative_to(examples_folder()):
         return []
@@ -264,7 +264,9 @@ def _overrides_checked() -> Iterator[None]:
 
 
 def _refuse_partial_blocks(keys: Sequence[str], composed: DictConfig) -> None:
-    """Refuse to set a key inside `strategy_config: ${deepspeed_zero3}`, which would replace the whole block by that one key.
+    """Refuse an override of one key of a block that refers to a preset, such as `strategy_config: ${deepspeed_zero3}`.
+
+    The override would replace the whole block with that one key.
 
     Args:
         keys: The keys of the overrides, in the order in which Hydra will apply them.

@@ -1,6 +1,6 @@
 """Checks whether this machine has the models, data, packages, run folder and checkpoint that the configuration names.
 
-Only reads config.json files, `.deepspeed_env` and the prompt templates of judges.
+The only files that it reads are config.json files, `.deepspeed_env` and the prompt templates of judges.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def look(config: Config) -> Found:
 
 
 def _held_out(config: Config) -> dict[str, DataConfig]:
-    """Return the held-out rows, by the key path of their block."""
+    """Return the `data_args` of every held-out set, by the key path of the block that contains them."""
     if isinstance(config, RlvrConfig):
         sets = config.validation.named_sets() if config.validation else {}
         places = config.validation.places() if config.validation else {}
@@ -212,7 +212,7 @@ def _run_folder(config: Config, found: Found) -> None:
 
 
 def _kernel_folder(folder: Path) -> str | None:
-    """Return the type of a folder's file system if nobody can create files in that type, such as `proc`; else None."""
+    """Return the type of a folder's file system if it stores no files, as `proc` does; else None."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:

@@ -87,7 +87,7 @@ def user_parts(values: Mapping[str, Any]) -> Iterator[UserPart]:
 
 
 def _reward(name: str, block: Mapping[str, Any], place: tuple[str, ...], environment: dict[str, str], concurrency: int) -> UserPart:
-    """Return a reward as a part. A built-in reward gets a path only if it has arguments to check."""
+    """Return a reward as a part. Its name is a path if it is the user's, or if it is built-in and has arguments to check."""
     named, arguments = block.get("reward") or name, _block(block.get("reward_args"))
     if arguments and named in known_rewards():
         named = f"roll.rewards.{named}:{named}"

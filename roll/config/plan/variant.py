@@ -52,7 +52,8 @@ ENGINE_KEYS = "strategy_args.strategy_config."
 def variant_lines(config: Config) -> list[str]:
     """Return a line for each subject with its keys and values, then a line for each block with the other keys that differ from defaults.
 
-    If two configurations differ in a key, a line that names this key differs as well, except for keys with secrets.
+    If two configurations differ in a key, a line that names this key differs as well. Exceptions are keys with secrets, and the keys in
+    ELSEWHERE and SHOWN_AS_RANKS, which other parts of the plan show.
     """
     values = flattened(redacted(config.model_dump(mode="json")))
     given = flattened(redacted(config.model_dump(mode="json", exclude_defaults=True)))

@@ -11,7 +11,7 @@ HIDDEN = "***"
 NAMES = re.compile(r"token(?!i[sz]|s|_level)|key|secret|password|passwd|credential", re.IGNORECASE)
 """Matches names of keys with secret values. `TOKENIZERS_PARALLELISM` and numbers of tokens are not secret."""
 LOGIN = "login_kwargs"
-"""Block of SwanLab's settings of which every value is secret."""
+"""Block of SwanLab's settings, hidden as a whole."""
 NOT_SECRET = ("judge_api_key_env",)
 """Keys of the schema that match `NAMES` although their value is only the name of an environment variable."""
 PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^/\s:@]*:)(?P<password>[^/\s@]+)@", re.IGNORECASE)

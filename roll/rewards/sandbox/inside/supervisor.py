@@ -37,7 +37,7 @@ OUTCOME = struct.Struct("<BdII")
 OK, FAILED, COMPILE_ERROR, CPU_TIME, WALL_TIME, OUTPUT_SIZE = range(6)
 NOTE_BYTES = 400
 CERTAINLY = 0.5
-"""A killed process that used at least this share of its CPU limit was killed because of the limit. The kernel's count may lag slightly."""
+"""Share of the CPU limit. A killed process that used at least this share was killed because of the limit; the kernel's count may lag."""
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
