@@ -66,7 +66,7 @@ that the process is stopped instead of killed.
 An odd-numbered run starts with a killed driver instead.
 """
 TOGETHER = 0.4
-"""Probability that a fault is injected together with the previous one."""
+"""Probability that a fault that does not end the run is injected together with the previous one."""
 STOPPED = 0.4
 """Probability of SIGSTOP; otherwise the signal is SIGKILL."""
 

@@ -198,7 +198,7 @@ class Roles:
     def reward_model(self, name: str, role: ServedConfig, positions: int) -> tuple[ScorerEngines, int]:
         """Request the engines of a reward model. Return them with their context length in tokens.
 
-        It is the engine's `max_model_len`, or `positions` if that is not set.
+        It is vLLM's `max_model_len` if that is set, otherwise `positions`.
         """
         path, limits, settings = model_path(self._config, role.model_args), self._config.deadlines, None
         if isinstance(role.strategy_args, VllmStrategyConfig):

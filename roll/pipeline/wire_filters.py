@@ -11,7 +11,7 @@ from roll.rollout.filters import ByDomain, Keep, MeanBetween, StdAbove, everythi
 
 
 def most_batches(config: RlvrConfig) -> int | None:
-    """Return the largest number of batches that may be generated for a step; None if groups are never replaced."""
+    """Return the largest number of batches that may be generated for a step; None if no filter replaces groups."""
     bound = config.dynamic_sampling
     if bound is None and any(_replaces(reward.query_filter_config) for reward in config.rewards.values()):
         bound = DynamicSamplingConfig.model_validate({})

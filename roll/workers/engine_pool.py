@@ -165,7 +165,7 @@ class EnginePool:
             await together(self._probe(engine, process) for engine, process in self.present.items())
 
     async def _probe(self, engine: int, process: int) -> None:
-        """Report an engine as dead if its process is gone or it reports a fatal error, but not for a late answer: the engine may be busy."""
+        """Report an engine as dead if its process is gone or it reports a fatal error. A late answer is ignored: the engine may be busy."""
         try:
             cause = await self._group.within(LOOK_SECONDS).one(engine, GenerateStrategy.cause_of_death)
         except WorkerFailed as error:

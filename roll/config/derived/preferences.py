@@ -1,4 +1,4 @@
-"""The preference losses of a run, which are added. Pure functions of the configuration."""
+"""The preference losses of a run, whose weighted sum is the loss. Pure functions of the configuration."""
 
 from __future__ import annotations
 
