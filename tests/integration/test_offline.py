@@ -24,7 +24,7 @@ SEED = 42
 
 
 def held_out(world: World, kind: Kind, **columns: str) -> list[tuple[ExampleSequence, ...]]:
-    """Return the rows that the run held out for validation."""
+    """Return the examples of the rows that a run holds out for validation."""
     data_args = DataConfig.model_validate(
         {"file_name": str(world.folder / "output/tiny/problems/train.jsonl"), "template": "raw", **columns}
     )

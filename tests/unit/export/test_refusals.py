@@ -19,7 +19,7 @@ LORA = "reward_train.model_args.lora_target=all-linear"
 
 
 def run_folder(folder: Path, *overrides: str) -> Path:
-    """Make the folder that a reward model's run leaves after its first step."""
+    """Make and return the folder that the training of a reward model leaves after its first step, without the trainer's states."""
     loaded: list[Config] = []
     words = ["--config-name", "tiny/tiny_reward_model", f"output_dir={folder}", "pretrain=output/tiny/model", *overrides]
     compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))

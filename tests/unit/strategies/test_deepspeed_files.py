@@ -12,7 +12,7 @@ from roll.strategies.deepspeed_files import SWAPPED, TAG, UNIVERSAL, load_states
 
 
 def engine(swaps: bool) -> SimpleNamespace:
-    """Stand in for a DeepSpeed engine of one rank: the methods that are called before loading."""
+    """Return a stand-in for a DeepSpeed engine on one rank, with the methods that are called before loading."""
     return SimpleNamespace(zero_nvme_offload_optimizer=lambda: swaps, zero_optimization_stage=lambda: 3, autotp_size=lambda: 1)
 
 
