@@ -86,7 +86,7 @@ class Course:
         return new
 
     def since(self, at: float, pattern: str) -> Said | None:
-        """Return the first line after a time that matches a regular expression."""
+        """Return the first line that was logged at the time `at` or later and contains a match of `pattern`; None if there is none yet."""
         return next((line for line in self.lines if line.at >= at - 0.001 and re.search(pattern, line.text)), None)
 
     @property

@@ -66,9 +66,10 @@ def train(config: Config) -> TrainResult:
     """Run an experiment to its end. If its run folder has a checkpoint, continue from it.
 
     Raises:
-        BadInput: The models or the data cannot be used. Nothing has started.
+        BadInput: `dry_run` is set, or the models or the data cannot be used. Nothing has started.
         RollError: A part of the run failed.
-        KeyboardInterrupt: The run was interrupted. It has written a checkpoint.
+        KeyboardInterrupt: A signal ended the run. After a single signal during training, it has completed its step and written a
+            checkpoint, unless `save_at_end` is false.
     """
     if config.dry_run:
         raise ConfigError([Fault("dry_run", "true", "remove it: load_config has checked everything")])

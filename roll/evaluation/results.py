@@ -45,7 +45,7 @@ class EvaluationResult:
 
 
 def set_result(name: str, groups: Sequence[RolloutGroup], samples: int) -> SetResult:
-    """Compute the estimates of one set.
+    """Return the estimates and the metrics of one set.
 
     Args:
         groups: the prompts with their responses, at least one group.
@@ -62,7 +62,7 @@ def set_result(name: str, groups: Sequence[RolloutGroup], samples: int) -> SetRe
 
 
 def sample_record(name: str, group: RolloutGroup) -> dict[str, Any]:
-    """Return the record of `samples.jsonl` for one prompt: the prompt, its responses, and the `row` of the data."""
+    """Return the record of `samples.jsonl` for one prompt: the name of the set, the prompt, its responses, and the `row` of the data."""
     record = group_record(0, group)
     del record["step"]
     for response, episode in zip(record["responses"], group.episodes, strict=True):

@@ -101,7 +101,7 @@ def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Cal
 
 
 def positions_of(path: str, config: RlvrConfig) -> int:
-    """Return the largest number of a reward model's own tokens in one input.
+    """Return the largest number of tokens of an input to a reward model, counted by the model's own tokenizer.
 
     It is twice the longest sequence of the policy, plus the tokens of the template, but at most the model's number of position embeddings.
     """

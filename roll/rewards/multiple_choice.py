@@ -19,7 +19,7 @@ TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 
 @REWARDS.register("multiple_choice")
 def multiple_choice(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
-    """Return 1 for the right letter, 0 for another letter, and UNPARSABLE for a response without a choice.
+    """Return 1 for the right letter, 0 for another letter, and UNPARSABLE if the response has no choice or the reference is not a letter.
 
     The choice is read from the last `\\boxed{...}`, else from the last "answer is B" or "Answer: (B)", else from the last line, if that is
     a letter or begins with one as in "B) because". The reference is the row's `ground_truth`, else its `answer`.

@@ -83,7 +83,7 @@ def group_record(step: int, group: RolloutGroup) -> dict[str, Any]:
 
 
 def sample_table(step: int, groups: Sequence[RolloutGroup]) -> tuple[list[str], list[list[Any]]]:
-    """Return the columns and the rows of a table for a tracking service, with one row for each response."""
+    """Return the columns and the rows of a table for a tracking service: a row for each response of the first `GROUPS_PER_STEP` groups."""
     rows = [
         [step, record["domain"], record["prompt"], response["text"], *(response[column] for column in COLUMNS[4:])]
         for record in (group_record(step, group) for group in groups[:GROUPS_PER_STEP])

@@ -4,9 +4,9 @@
       calls of one event-loop iteration ───post───▶  a task for each call
       ◀──────────────── collect ── answers since the last collect
 
-A Ray call costs both processes about a millisecond of CPU time, more than all other work for a prompt. An answer therefore waits up to
-`LINGER` seconds for further answers, unless no other call is in flight. This limits a process to about 50 `collect` calls per second.
-A method that is an asynchronous generator answers with each item as it arrives.
+A Ray call costs both processes about a millisecond of CPU time, more than all other work for a prompt. An answer therefore waits
+`LINGER` seconds for further answers, unless no other call is in flight or `MOST_BYTES` bytes of answers wait already. This limits a process
+to about 50 `collect` calls per second. A method that is an asynchronous generator answers with each item as it arrives.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MOST_BYTES = 8 << 20
 """Largest total size in bytes of the answers to one `collect`. The last answer may exceed it."""
 
 Answers = list[tuple[int, bytes, bool]]
-"""For each answer: the number of its call, the encoded answer, and whether it is the last one of its call. An encoded answer is a pair of
-a result and None, or of None and a `Failure`. The end of a stream is empty."""
+"""For each answer: the number of its call, the encoded answer, and whether it is the last one of its call. The encoded
+answer is the encoding of a pair: a result and None, or None and a `Failure`. At the end of a stream it is empty."""
 
 
 class Failure(Exception):

@@ -25,9 +25,9 @@ RAISE = f"raise {SHARE} (on the CPU kv_cache_gib), or lower prompt_length, respo
 
 
 def engine_shortage(devices: Sequence[int], text: str) -> str | None:
-    """Return a message with the device, the requested and the free memory, and the keys to change. None if memory was not the problem.
+    """Return a message with the device, the keys to change, and, if vLLM reports them, the requested and the free memory.
 
-    `text` is the output of vLLM's engine process, because its exception is not passed on.
+    Return None if memory was not the problem. `text` is the output of vLLM's engine process, because its exception is not passed on.
     """
     where = f"device {devices[0]}" if len(devices) == 1 else f"devices {', '.join(map(str, devices))}" if devices else "its device"
     if found := FULL.search(text):

@@ -13,7 +13,7 @@ READ = {"no_filter": (), "mean_filter": ("threshold_down", "threshold_up"), "std
 
 
 def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Yield faults of filters that have no bound, a bound that their type does not read, or bounds that drop every group."""
+    """Yield faults of filters that have no bound, a bound that their type does not read, bounds that drop every group, or groups of one."""
     for domain, reward in config.rewards.items():
         query_filter = reward.query_filter_config
         if query_filter is None:

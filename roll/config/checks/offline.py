@@ -35,7 +35,11 @@ def rows_of(config: OfflineConfig) -> Rows:
 
 
 def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault]:
-    """Yield faults of columns that are missing, that exclude each other, or that only other pipelines read."""
+    """Yield faults of the keys of a data set.
+
+    Faults are columns that are missing, that exclude each other or that only other pipelines read, a set without files, and
+    `domain_interleave_probs` without a share above 0.
+    """
     yield from _prompt_faults(where, columns, rows)
     for key in ("text", "chosen", "rejected", "margin", "label"):
         value = getattr(columns, key)
