@@ -14,7 +14,7 @@ from tests import limits
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.register_profile("random", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile("fixed")
-# Set at import time of this file, because Ray reads some of them when it is imported.
+# The variables are set when this file is imported, because Ray reads some of them when it is imported itself.
 os.environ |= limits.RAY
 
 ENGINES = Path(__file__).parent / "engines"

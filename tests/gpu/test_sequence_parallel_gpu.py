@@ -109,7 +109,10 @@ def on_gpus(count: int, *arguments: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model with two heads and one key-value head, which is replicated. Its layers are wide enough to measure activations."""
+    """Return the folder of a model with two heads and one key-value head, which both GPUs replicate.
+
+    Its layers are wide enough to measure activations.
+    """
     from benchmarks.models import write
 
     folder = tmp_path_factory.mktemp("models") / "tiny"

@@ -51,7 +51,10 @@ CACHED = 512 * MIB
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a Qwen2 with 135M parameters: large enough to distinguish freed from remaining memory, even if only an adapter trains."""
+    """Return the folder of a Qwen2 with 135M parameters.
+
+    It is large enough to distinguish freed from remaining memory, even if only an adapter trains.
+    """
     shape = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}
     return write_qwen(tmp_path_factory.mktemp("models") / "qwen", **shape)
 

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "slurm" / "rlvr.sbat
 PROGRAMS = {
     "scontrol": 'printf "one\\ntwo\\nthree\\n"',
     "hostname": "echo 10.0.0.1 fd00::1",
-    # `there` gets one line for each node that joins the cluster. The node `$lost` starts, but never joins.
+    # The file `there` gets one line for each node that joins the cluster. The node `$lost` starts, but never joins.
     "ray": """
 case $1 in
   start) echo "$node: $* token ${RAY_AUTH_TOKEN:+given}" >>started
@@ -64,7 +64,7 @@ sleep() {
   [ "$(wc -l <there)" -lt 2 ] || SECONDS=$((SECONDS + 1))
 }
 """
-"""Bash code with a clock that only starts when two nodes have joined, however long that takes."""
+"""Bash code with a clock that starts when two nodes have joined. Each `sleep` then counts as a second."""
 
 
 def submit(folder: Path, environment: dict[str, str], *arguments: str, impatient: bool = False) -> subprocess.Popen[str]:

@@ -59,7 +59,7 @@ def test_vectors_are_not_decayed_and_adapters_may_have_a_rate_of_their_own() -> 
 
 
 def expected(name: str, parameter: nn.Parameter, kind: str, steps: int) -> Tensor:
-    """Return a weight after steps with a constant gradient: learning rate 0.1, weight decay 0.2 for matrices, betas 0.8 and 0.9."""
+    """Return a weight after `steps` with a constant gradient: learning rate 0.1, weight decay 0.2 for matrices, betas 0.8 and 0.9."""
     p, g, decay = parameter.detach().double(), parameter.grad, 0.2 if parameter.ndim > 1 else 0.0
     assert g is not None
     g, first, second = g.double(), torch.zeros_like(p), torch.zeros_like(p)
