@@ -27,7 +27,7 @@ EXPECTED = {
     "validate_frequency_capital_words": 0.05,
     "verify_paragraph_count": 0.2,
 }
-"""Largest share of texts on which a check may differ.
+"""Largest share of texts on which a check may differ, 0 to 1. Checks that are not listed must not differ.
 
 Sentences: roll uses rules instead of a model, which matters most in these texts, where spaces between sentences are missing. Capital words:
 roll splits words differently. Paragraphs: roll also accepts `* * *` as a divider.

@@ -20,16 +20,16 @@ from roll.types import Bools, TrainBatch
 class PolicyLoss(Loss):
     """loss = weight * objective + kl_coef * KL(policy || reference) - entropy_coef * entropy.
 
-    The old policy in the objective's ratios is the trainer's policy before the step's first update if its log-probs are given, otherwise
-    the behaviour policy. The weight comes from the correction, and is 1 without one; see `Correction`. `kl_importance` and `mask_threshold`
-    compare the policy with the behaviour policy if its log-probs are given, otherwise with the old policy. With `mask_threshold`, the
-    objective's term is 0 at the tokens that `is_far_and_bad` marks.
+    The old policy in the objective's ratios is the current policy with `on_policy`; otherwise the trainer's policy before the step's first
+    update if its log-probs are given, else the behaviour policy. The weight comes from the correction, and is 1 without one; see
+    `Correction`. `kl_importance` and `mask_threshold` compare the policy with the behaviour policy if its log-probs are given, otherwise
+    with the old policy. With `mask_threshold`, the objective's term is 0 at the tokens that `is_far_and_bad` marks.
     """
 
     objective: Objective = field(default_factory=Ppo)
     correction: MismatchCorrection | None = None
     on_policy: bool = False
-    """Whether a step makes only one update. Ratios are then exactly 1, so no pass for old log-probs is needed."""
+    """Whether to use the current policy as the old one, because a step makes only one update. Ratios are then exactly 1."""
     kl_coef: float = 0.0
     kl_estimator: str = "k3"
     kl_importance: bool = False

@@ -154,7 +154,7 @@ def split(
     Args:
         lengths: number of tokens of each sequence.
         ranks: number of ranks.
-        token_budget: largest number of tokens of a micro-batch. A longer sequence gets a micro-batch of its own.
+        token_budget: largest number of tokens of a micro-batch. A longer example gets a micro-batch of its own.
         attention_cost: see `cost`.
         sequences_per_example: number of adjacent sequences that stay together.
 

@@ -36,8 +36,8 @@ def loaded(domain: str, environment: str, environment_args: Mapping[str, Any], t
     """Import the class and the tools of a domain.
 
     Raises:
-        ConfigError: a name is not found, a module cannot be imported, or the class does not accept its `environment_args` or lacks a
-            method of an environment.
+        ConfigError: a name is not found, a module cannot be imported, a tool is not valid, or the class does not accept its
+            `environment_args`, lacks a method of an environment, or has an invalid `malformed_calls`.
     """
     place = f"environments.{domain}"
     make = _class(environment, place)

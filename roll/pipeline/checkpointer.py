@@ -176,7 +176,7 @@ class Checkpointer:
         spent = time.monotonic() - self._began + (self._state.seconds if self._state else 0.0)
         credit = {} if self._credit is None else self._credit.state_dict()
         if self._config.save_at_end and position.step >= self._last_step:
-            # Remove the export of an earlier, shorter run: if this run is killed after its last checkpoint, it would pass for finished.
+            # Remove the export of an earlier, shorter run. Otherwise this run would look finished if it were killed before its own export.
             shutil.rmtree(self._final, ignore_errors=True)
         state = LoopState(position.step, position.policy_version, self._source.state_dict(), self._fingerprint, spent, credit)
         with self._store.writing(position.step, required=[LOOP_FILE]) as folder:

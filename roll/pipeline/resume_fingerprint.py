@@ -19,7 +19,7 @@ from roll.pipeline.run_context import Prepared
 
 
 def of_keys(config: Config) -> dict[str, str]:
-    """Return the values that the configuration determines: the rows, their order, and their number per step."""
+    """Return the configured values that determine the rows, their order, their number per step, and the files of a checkpoint."""
     name, role = learner(config)
     learnt = "pairs" if has_pairs(config) else "sequences"
     found = {"pipeline": config.pipeline, "seed": str(config.seed)}

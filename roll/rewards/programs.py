@@ -35,8 +35,8 @@ class Cases:
 def program_of(text: str) -> str | None:
     """Return the program in a text, or None if there is none.
 
-    The program is the last fenced block marked as Python, or the last block if no block names a language. If there are no blocks, it is the
-    whole text, provided that it is short. Programs in other languages are ignored.
+    The program is the last fenced block marked as Python, or the last block if no block names a language. If there is no code fence, it is
+    the whole text, provided that it is short. Programs in other languages are ignored.
     """
     fences = FENCE.findall(text)
     python = [body for language, body in fences if language.lower() in PYTHON]

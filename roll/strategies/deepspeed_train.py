@@ -142,7 +142,7 @@ class DeepSpeedTrain:
         guard = MemoryGuard(budget, need, CudaMemory(), most)
         if model_args.gradient_checkpointing != "auto":
             return guard, None
-        # An upper bound: compiled code keeps less memory, but some layers run uncompiled. The true value is measured later.
+        # An upper bound: compiled code needs less memory, but some layers may run uncompiled. The true value is measured later.
         kept = (layer_activations(shape, 1, width, compiled=False) - width * shape.hidden_size) / sharing
         total = torch.cuda.mem_get_info()[1]
         return guard, AutoCheckpointing(guard, layers, kept, total, partial(checkpoint_first, causal))

@@ -16,7 +16,7 @@ ENVIRONMENTS = "environments."
 TOOL_USE = "tool_use"
 """Environment of a domain that has only tools or an agent."""
 MOST_STEPS: Mapping[str, int] = {"frozen_lake": 10, "sokoban": 20, "code_repl": 4}
-"""Default of `max_steps`, by environment. Only environments in which a turn is a step are listed."""
+"""Default of `max_steps`, by environment. Only the built-in environments with this key are listed."""
 
 
 def own_tasks(config: RlvrConfig) -> dict[str, int]:

@@ -42,7 +42,7 @@ class Experts:
     """Whether `all-linear` of PEFT adapts the routed experts and the router."""
 
     def adapted(self, hidden: int) -> int:
-        """Return the number of parameters of a rank-1 adapter on the experts and router of one layer."""
+        """Return the number of parameters of a rank-1 `all-linear` adapter on one layer's experts (routed and shared), router and gate."""
         routed = self.count * (2 * (hidden + 2 * self.size) + self.size + hidden)
         shared = 3 * (hidden + self.shared_size) if self.shared_size else 0
         return (routed + hidden + self.count) * self.are_adapted + shared + (hidden + 1) * self.has_shared_gate

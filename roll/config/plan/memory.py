@@ -179,7 +179,10 @@ def activations(shape: ModelShape, tokens: int, width: int, checkpointed: int, c
 
 
 def head_bytes(shape: ModelShape, tokens: int, width: int, is_trained: bool) -> int:
-    """Return the bytes of a chunk of logits, of their gradient and, for a trained head, of its gradient in fp32 and in the model dtype."""
+    """Return the bytes of a chunk of logits, of its gradient and, if the head is trained, of the head's gradient.
+
+    The head's gradient exists twice: in fp32, and in the model's dtype with `width` bytes per number.
+    """
     return logit_bytes(shape, tokens, width) + is_trained * (4 + width) * shape.vocab_size * shape.hidden_size
 
 

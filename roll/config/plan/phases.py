@@ -25,7 +25,7 @@ class Phase:
 
 
 def misfits(plan: Plan, gpu_memory: float) -> list[str]:
-    """Return the phases that do not fit into a GPU, for the first device that has such phases.
+    """Return texts that name the phases that do not fit into a GPU. Only the first device with such phases is reported.
 
     A phase with an engine does not fit if the fraction that the engine reserves is too small for its weights and one whole sequence.
 

@@ -36,7 +36,7 @@ class Read:
     argument: str | None
     """Name in `reward_args`, None if the key is dropped."""
     said: str
-    """Reason for dropping the key, for the warning."""
+    """Reason for dropping the key, for the warning; empty if the key is kept."""
 
 
 def translate_reward_functions(rewards: Any) -> list[str]:
