@@ -90,7 +90,7 @@ class CodeRepl:
         return Observation(with_more(task_of(row, self._column), f"{task}\n\n{shown_cases(self._public)}"))
 
     async def step(self, message: Message) -> Step:
-        """Run the program in the message."""
+        """Run the program in the message. Return its results on the public cases or, at the end of the episode, the reward."""
         self._steps += 1
         text = final_text(str(message.get("content") or ""))
         is_last = self._steps >= self._max_steps

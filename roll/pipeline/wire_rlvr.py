@@ -307,7 +307,7 @@ def evaluation(
 ) -> Callable[[int], Awaitable[Metrics]]:
     """Return a function that validates before the first step, every `eval_steps` steps and after the last step.
 
-    After all other steps it returns no metrics.
+    After all other steps, and if `eval_steps` is 0, it returns no metrics.
     """
 
     async def evaluate(step: int) -> Metrics:

@@ -139,7 +139,7 @@ class WeightSync:
         self._lost: set[int] = set()
         self._rendezvous: Rendezvous | None = None
         self.epoch = 0
-        """Number of changes to the set of engines that take part."""
+        """Number of changes to the set of engines that take part. A restart of one of them is a change too."""
         self.versions: dict[int, int | None] = dict.fromkeys(self._members)
         """Version that each engine reported after its last sync. None before its first sync and during a sync."""
 
@@ -170,7 +170,7 @@ class WeightSync:
         """Send the trainer's current weights to every engine that takes part.
 
         Returns:
-            The numbers of the engines that now have the weights. Engines that died during the sync are missing.
+            The numbers of the engines that now have the weights, without those that died during the sync; none if a broadcast was cut off.
 
         Raises:
             WeightSyncError: the received data does not match what was sent, or an engine reports another version after the sync.
