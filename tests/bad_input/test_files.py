@@ -1,4 +1,4 @@
-"""Files, names and packages that cannot be used are refused in the same way. A few cases run in a process of their own."""
+"""Files, names and packages that cannot be used are refused with place, value and remedy. A few cases run in a separate process."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ LONG, LONGER = "x" * 300, "x/" * 3000
 
 
 def doubling(first: str, block: Callable[[int], str]) -> str:
-    """Return YAML with the key `first` and ten more, each of which repeats the previous one several times."""
+    """Return YAML that begins with `first` and continues with ten blocks, each of which repeats the previous one nine times."""
     return "\n".join([first, *(block(number) for number in range(1, 11))]) + "\n"
 
 

@@ -54,7 +54,7 @@ def train_and_save(rank: Rank, cases: Sequence[Case], model: Path, works: Sequen
 
 
 def load_and_train(rank: Rank, cases: Sequence[Case], model: Path, works: Sequence[Work], folder: Path) -> list[tuple[Trained, str]]:
-    """For each case, resume a trainer that has another seed from the universal checkpoint and make three updates.
+    """For each case, build a trainer with another seed, resume from the universal checkpoint and make three updates.
 
     Also return the error that loading the original, unconverted checkpoint raises.
     """

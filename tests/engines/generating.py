@@ -85,7 +85,7 @@ def continued(model: Path, before: PackedPolicy, after: PackedPolicy, ids: Ints,
 
 @torch.no_grad()
 def most_probable(current: PackedPolicy, prompt: Ints, completion: Completion) -> Ints:
-    """Return the token that greedy decoding chooses after each prefix, [R]."""
+    """Return the token that greedy decoding chooses at each position of the completion, [R]."""
     ids = torch.from_numpy(np.concatenate([prompt, completion.token_ids])).long()
     hidden = current.causal.base_model(
         input_ids=ids[None],
@@ -148,7 +148,7 @@ class Running:
         self.wait(self.update(self.buckets(WeightView(new.model)), self.version))
 
     def adapter(self, new: PackedPolicy, by_value: bool = False) -> Adapter:
-        """Write the policy's adapter to a PEFT folder, or return it with its contents if `by_value`."""
+        """Return the policy's adapter: as a PEFT folder that is written here or, if `by_value`, with its contents."""
         view = WeightView(new.model)
         tensors = view.adapter_tensors([spec.name for spec in view.adapter_specs()])
         return write_adapter(None if by_value else self.folder, adapter_config(new.model), tensors)
@@ -175,7 +175,7 @@ def update_during_generation(engine: Running, new: PackedPolicy, prompt: Ints) -
         answer = asyncio.create_task(whole(engine.engine.generate(prompt, Sampling(900, samples=4, ignore_eos=True), None)))
         await asyncio.sleep(0)  # let the task send its request
         if not isinstance(engine.engine, HfGenerate):
-            # When this short request in the same batch is done, the long one has as many tokens. `HfGenerate` runs one at a time.
+            # When this short request is done, the long one's samples have about 8 tokens each. `HfGenerate` runs one request at a time.
             await whole(engine.engine.generate(PROMPTS[0], Sampling(8, ignore_eos=True), None))
             await engine.engine.pause()  # as if a trainer shared its devices; the update pauses it a second time
         await engine.update(buckets, engine.version)
@@ -201,7 +201,7 @@ def generate_across_an_update(engine: Running, small_model: Path, prompt: Ints, 
 
 
 def activity_around_a_pause(engine: Running, prompt: Ints, sampling: Sampling) -> tuple[list[Completion], list[EngineActivity]]:
-    """Generate, pausing once, and record the engine's activity: until it has tokens, after the pause, before resuming, and at the end."""
+    """Generate, pausing once. Record the activity: repeatedly until there are tokens, after the pause, before resuming, and at the end."""
 
     async def run() -> tuple[list[Completion], list[EngineActivity]]:
         await engine.engine.activity()
@@ -268,7 +268,7 @@ def make(name: str, model: Path) -> GenerateStrategy:
 
 @contextmanager
 def running(name: str, model: Path, folder: Path) -> Iterator[Running]:
-    """Start an engine, and close it on exit."""
+    """Start an engine and yield it. Close it on exit."""
     with asyncio.Runner() as runner:
         engine = make(name, model)
         one = Running(engine, runner, policy(model), folder)

@@ -17,7 +17,10 @@ from tests.engines.training import ADAM_EPSILON, Case, model_args
 LEARNING_RATE = 2e-3
 BETA, SMOOTHING, GAMMA = 0.5, 0.1, 0.3
 HEAT, MIX, SHARE = 1.5, 0.75, 0.3
-"""Distillation: the temperature, the weight of the divergence in the loss, and the teacher's weight in the mixture of `jsd`."""
+"""Distillation: the temperature, the weight of the divergence in the loss, and the teacher's weight in the mixture of `jsd`.
+
+SHARE is also the weight of the likelihood in `dpo_norm_and_sft`.
+"""
 
 LossOf = Callable[["Plain", Sequence[Example]], Tensor]
 

@@ -65,9 +65,9 @@ class Faults:
     moved: int
     """Number of differences between the checkpoints after the first and after the second good update."""
     scales: list[float | None]
-    """fp16's loss scale before the faults and after each fault."""
+    """Loss scale of fp16 after the first good update and after each fault; None for other dtypes."""
     rates: list[float]
-    """Learning rate of the first good update and of each update with a fault."""
+    """Learning rates of the first good update and of each update with a fault."""
     end: str
     """The error that ends a run with several consecutive faults."""
 

@@ -1,4 +1,4 @@
-"""vLLM's front end (the part in the worker process), with engine steps simulated by the test. Importing vLLM takes seconds."""
+"""vLLM's front end (the part in the worker process), with engine steps simulated by the test. Importing this module imports vLLM."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Runs = dict[Plan, list[Faults]]
 
 @pytest.fixture(scope="module")
 def runs(small_model: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runs:
-    """Run all plans of the tier on two ranks. In each update, a rank has two micro-batches of one sequence."""
+    """Run all plans of the tier on two ranks. In each update, a rank has two micro-batches of one sequence each."""
     generator = np.random.default_rng(0)
     sequences = packing.concatenate(
         [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS],

@@ -64,13 +64,13 @@ CASES: dict[str, tuple[Loss, int, LossOf]] = {
     "orpo": (PreferenceLoss(OrPo(BETA)), 1, plain_offline.orpo),
     "kto": (Kto(BETA, 1.5, 0.7), 3, plain_offline.kto),
 }
-"""The loss, the ZeRO stage, and the plain computation of the loss."""
+"""By name: the loss, the ZeRO stage, and the plain computation of the loss."""
 REFERENCED = ("dpo", "dpo_norm and sft", "ipo", "kto")
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """A replacement of `ExampleSet`."""
+    """A replacement for `ExampleSet`."""
 
     examples: Sequence[Example]
 
@@ -99,7 +99,7 @@ def rows(pairs: bool) -> Rows:
 
 
 def numbers(step: int) -> list[int]:
-    """Return the row numbers of a step. Two epochs of two steps each."""
+    """Return the row numbers of a step. An epoch has two steps."""
     return [(step % 2) * BATCH + number for number in range(BATCH)]
 
 

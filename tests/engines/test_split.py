@@ -39,7 +39,7 @@ LOSSES: dict[str, tuple[Loss, str]] = {
 }
 CASES = [Case(3, False), Case(3, True)]
 STAGES = [Case(0, False), Case(1, False), Case(2, False), Case(2, True)]
-"""Stages that reduce gradients at other times: after the last micro-batch (0, 1), or after each micro-batch (2)."""
+"""Stages that reduce gradients at different times: after the last micro-batch (0, 1), or after each micro-batch (2)."""
 ON_STAGES = ("ppo", "gspo")
 
 OVER_TWO = [Case(1, False, sequence_parallel=2), Case(3, False, sequence_parallel=2), Case(3, True, sequence_parallel=2)]
@@ -53,7 +53,7 @@ ByWork = dict[tuple[str, int], Tensor]
 
 @pytest.fixture(scope="module")
 def batch(small_model: Path) -> TrainBatch:
-    """Return ten sequences. The log-probs of the other policies are the model's own plus a little noise."""
+    """Return ten sequences. The behaviour, reference and proximal log-probs are the model's own plus a little noise."""
     generator = np.random.default_rng(1)
     sequences = packing.concatenate(
         [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS], [np.arange(length) >= 2 for length in LENGTHS]

@@ -76,7 +76,7 @@ def outcomes(batch: TrainBatch, small_model: Path, folder: Path, request: pytest
 
 @pytest.fixture(scope="module")
 def plain(batch: TrainBatch, small_model: Path) -> Plain:
-    """Return the four updates in plain PyTorch. Key: whether LoRA is used."""
+    """Return the results of the four updates in plain PyTorch. Key: whether LoRA is used."""
     one, two = take(batch, [0, 1, 2, 3]), take(batch, [4, 5, 6, 7])
     return {lora: plain_updates(small_model, lora, [one, two, one, two]) for lora in (False, True)}
 

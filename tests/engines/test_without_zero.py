@@ -44,7 +44,7 @@ def test_the_curves_are_those_of_plain_pytorch(tmp_path: Path) -> None:
     write_model(tmp_path / "model", seed=0)
     for said in run_ranks(curves, 2, tmp_path / "ranks", tmp_path):
         for cell, (difference, _) in zip((*CELLS, REWARD), said, strict=True):
-            # Without loss scaling, fp16 would be off by 2; an extra first step would change both dtypes by 0.05.
+            # Without loss scaling, the losses in fp16 would be off by 2. An extra first step would change those of both dtypes by 0.05.
             assert difference <= cell.tolerance, cell.name
         assert not any(skipped for _, skipped in said[: len(CELLS)])
         assert said[-1][1] > 0, "the first updates must overflow and be skipped until the loss scale fits"

@@ -52,7 +52,7 @@ def models_by_dtype(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
 
 
 def need_devices(count: int) -> None:
-    """Skip the test if there are fewer GPUs."""
+    """Skip the test if there are fewer than `count` GPUs."""
     import torch
 
     if torch.cuda.device_count() < count:

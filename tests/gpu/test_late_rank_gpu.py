@@ -21,7 +21,7 @@ from tests.gpu.conftest import need_devices
 
 pytestmark = pytest.mark.gpu
 COLLECTIVE = limits.END
-"""Timeout of the collective. The call's deadline is far longer, because the watchdog writes its report before it ends the process."""
+"""Timeout of the collective, in seconds. The call's deadline is longer: the watchdog writes its report before it ends the process."""
 
 
 class Meeting:
@@ -34,7 +34,7 @@ class Meeting:
         self._rank = rank
 
     def meet(self, late: int | None) -> float:
-        """All-reduce a one from each rank and return the sum. The rank `late` joins only after the timeout."""
+        """All-reduce a one from each rank and return the sum. The rank `late` joins only after the collective's timeout."""
         if self._rank.rank == late:
             time.sleep(limits.RUN)
         total = torch.ones(1, device=self._rank.device)

@@ -35,7 +35,7 @@ FEW = 64
 
 
 TIMED = ("time/", "throughput/", "memory/", "engine/", "run/")
-"""Prefixes of metrics that may differ between equal runs."""
+"""Prefixes of metrics that may differ between otherwise equal runs."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class World:
         return found[0]
 
     def go_back(self, name: str, copy: str, last: int) -> None:
-        """Copy a finished run's folder, without its last checkpoint (`step_<last>`) and its export, as if the run had been killed."""
+        """Copy a finished run's folder to `copy`, but without the checkpoint `step_<last>` and the export, as if it had been killed."""
         shutil.copytree(self.folder / name, self.folder / copy)
         shutil.rmtree(self.folder / copy / "checkpoints" / f"step_{last}")
         shutil.rmtree(self.folder / copy / "export")

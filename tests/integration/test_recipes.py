@@ -44,7 +44,7 @@ def test_a_policy_learns_the_distributions_of_its_teacher(world: World) -> None:
 
 
 def test_each_domain_learns_from_its_own_teacher(world: World) -> None:
-    """Arithmetic has the warmed-up model as its teacher. The other domain has the initial policy, so its divergence starts at 0."""
+    """The teacher of arithmetic is the warmed-up model. That of the other domain is the initial policy, so its divergence starts at 0."""
     problems = (world.folder / "output/tiny/problems/train.jsonl").read_text().splitlines()
     for domains in (["arithmetic"], ["words"], ["arithmetic", "words"]):
         rows = [json.loads(line) | {"domain": domains[number % len(domains)]} for number, line in enumerate(problems)]

@@ -35,7 +35,7 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[dict[str, str]]:
     """Start two Ray nodes on this host, and return the environment variables with which a process joins them."""
-    # A short name, because the paths of sockets in it are limited.
+    # A short name, because the paths of the sockets in this folder have a maximum length.
     folder = Path(tempfile.mkdtemp(prefix="two-", dir="/tmp"))
     port, dashboard = free_port(), free_port()
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -71,7 +71,7 @@ def command(process: psutil.Process) -> list[str]:
 
 
 def ranks() -> list[psutil.Process]:
-    """Return the worker processes of roles with blocking methods, without processes that these have forked."""
+    """Return the worker processes of roles with blocking methods, but not the processes that they have forked."""
     found = [process for process in psutil.process_iter() if (command(process) or [""])[0].startswith("ray::Process")]
     return [process for process in found if process.ppid() not in {other.pid for other in found}]
 

@@ -84,7 +84,7 @@ def test_reinforce_normalises_over_what_it_is_told(mean: Scope, std: Scope, expe
 
 @pytest.mark.parametrize(("mean", "expected"), [(None, 1.0), ("batch", 0.5)])
 def test_rewards_that_do_not_spread_are_not_divided(mean: Scope, expected: float) -> None:
-    """Equal rewards have a standard deviation of 0. Divided by the epsilon of 1e-6 instead, they would become millions."""
+    """Equal rewards have a standard deviation of 0. If they were divided by the epsilon of 1e-6, they would become millions."""
     got = advantages("reinforce", scores([1, 1, 0, 0], [0, 0, 1, 1], [".x"] * 4), Normalisation(mean=mean, std="group"))
     np.testing.assert_allclose(got[1::2], [expected, expected, expected - 1, expected - 1], rtol=1e-6)
     first_step = advantages("reinforce", replace(scores([3], [0], [".x"]), running=RunningMoments(1, 3.0)), Normalisation(std="running"))
@@ -92,7 +92,7 @@ def test_rewards_that_do_not_spread_are_not_divided(mean: Scope, expected: float
 
 
 def test_grpo_at_both_sides_of_the_least_standard_deviation() -> None:
-    """For two rewards, it is their difference divided by sqrt(2): 0.997e-6 counts as 0, 1.004e-6 does not."""
+    """The standard deviation of two rewards is their difference divided by sqrt(2): 0.997e-6 counts as 0, 1.004e-6 does not."""
     below, above = (advantages("grpo", scores([0, high], [0, 0], [".x"] * 2), Normalisation())[3] for high in (1.41e-6, 1.42e-6))
     assert below == pytest.approx(0.705e-6)
     assert above == pytest.approx(0.71 / 2.00409, rel=1e-5)

@@ -83,7 +83,7 @@ def test_the_expected_gradient_is_that_of_the_largest_of_k_rewards(n: int, k: in
 
 
 def test_a_right_response_is_paid_by_how_seldom_others_are_right() -> None:
-    """Two of five are right. With k = 3, both other samples are wrong in 3 of 6 choices. A group of two uses k = 2; a single one gets 0."""
+    """Two of five are right. k = 3: both other samples are wrong in 3 of 6 choices. A group of two uses k = 2; a group of one gets 0."""
     given_scores = scores([1, 0, 0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 0, 1, 1, 2], [".x"] * 8)
     assert credited(given_scores, 3) == pytest.approx([1.5, 0, 0, 1.5, 0, 2, 0, 0])
 

@@ -17,7 +17,7 @@ from roll.config.schema.rlvr import RlvrConfig
 
 KL_IN_LOSS = get_args(RlvrConfig.model_fields["kl_loss_type"].annotation)
 STALENESS = (0.0, 0.1, 0.5, 1.5)
-"""Standard deviation of the logits' changes since the tokens were sampled."""
+"""Standard deviations of the logits' changes since the tokens were sampled."""
 
 
 def tensor(*values: float) -> Tensor:
@@ -120,7 +120,7 @@ def test_without_the_ratio_the_gradient_is_off_by_what_the_documents_say() -> No
 
 
 def test_the_ratio_is_to_the_policy_that_sampled_else_to_the_one_of_the_loss() -> None:
-    """The ratio is 2 to the engine and 4 to the proximal policy. The log-ratio to the reference is -1/2, of which k2 is 1/8."""
+    """The ratio is 2 to the behaviour policy and 4 to the proximal policy. The log-ratio to the reference is -1/2, so k2 is 1/8."""
     log_probs, ref = tensor(-1.0), tensor(-1.0 + 0.5)
     behaviour, proximal = log_probs - tensor(2.0).log(), log_probs - tensor(4.0).log()
     loss = PolicyLoss(kl_coef=1.0, kl_estimator="k2", kl_importance=True)

@@ -24,7 +24,7 @@ def save(store: CheckpointStore, step: int, text: str) -> None:
 
 
 def run_and_die(folder: Path, work: Callable[[], None], calls_before_death: int) -> bool:
-    """Run `work` in a forked child that kills itself after so many file system calls. Return whether `work` finished before that."""
+    """Run `work` in a forked child that kills itself before file system call `calls_before_death` + 1. Return whether `work` finished."""
     child = os.fork()
     if child:
         _, status = os.waitpid(child, 0)

@@ -1,4 +1,4 @@
-"""The state of the training loop in a checkpoint: it is read back exactly, or is an error with its path."""
+"""The state of the training loop in a checkpoint: it is read back exactly, or the read fails with an error that names its path."""
 
 from pathlib import Path
 

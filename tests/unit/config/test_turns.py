@@ -170,7 +170,7 @@ MEMORY = {
 
 
 def host_bytes(name: str, **keys: Any) -> int:
-    """Return the host memory of a role that shares its devices with all other roles, while those use the devices."""
+    """Return the host memory, in bytes, of a role that shares its devices with all other roles, while they use the devices."""
     config = experiment(range(2), range(2), range(2), rollout_batch_size=64, prompt_length=1000, response_length=3000, **keys)
     plan = make_plan(config)
     return with_turns(MEMORY[name], plan.roles[name], model_roles(config)[name], config, plan.batch).host
@@ -184,14 +184,14 @@ def test_what_a_role_holds_waits_in_host_memory_while_others_have_its_devices() 
 
 
 def test_requests_that_a_sync_finds_unfinished_wait_in_host_memory() -> None:
-    # Each of two engines has half of 2 batches x 64 prompts x 8 samples, and vLLM accepts 512. Below: half of 768, and half of 100.
+    # Each of the two engines has half of 2 batches x 64 prompts x 8 samples, as many as max_num_seqs. Below: half of 768, half of 100.
     assert host_bytes("actor_infer", async_generation_ratio=1.0) == 512 * 4000 * FROZEN_TOKEN
     assert host_bytes("actor_infer", async_generation_ratio=0.5, rollout_window=64) == 384 * 4000 * FROZEN_TOKEN
     assert host_bytes("actor_infer", async_generation_ratio=1.0, max_running_samples=100) == 50 * 4000 * FROZEN_TOKEN
 
 
 def shown(*placement: Any, **keys: Any) -> list[str]:
-    """Return the lines of a dry run about devices."""
+    """Return the lines that a dry run prints about devices."""
     return device_lines(replace(make_plan(experiment(*placement, **keys)), memory=MEMORY))
 
 

@@ -31,7 +31,7 @@ def test_a_micro_batch_exceeds_its_budget_for_one_long_sequence_only(lengths: li
 
 @given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 120))
 def test_no_more_forwards_than_twice_what_the_tokens_need(lengths: list[int], ranks: int, budget: int) -> None:
-    # A bin is added only when each other bin is more than half full: the longest sequences go first, and the next one fits into none.
+    # A bin is added when a sequence fits into no other. As the longest sequences go first, each other bin is then more than half full.
     heaviest = max(sum(lengths[index] for index in share) for share in balance(lengths, ranks))
     longer = sum(length > budget for length in lengths)
     assert split(lengths, ranks, budget).forwards <= 1 + longer + 2 * heaviest // budget

@@ -43,7 +43,7 @@ RUN_FOLDERS = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Working directory with the experiment files that the pages show."""
+    """Return the working directory, with the experiment files that the pages show."""
     monkeypatch.chdir(tmp_path)
     for page in PAGES:
         for block in blocks(page):

@@ -63,7 +63,7 @@ def faults(row: dict[str, Any] | None = None, problem: str = "", **others: Any) 
 
 @pytest.fixture
 def own_tools(marks: Path) -> Path:
-    """Folder with the modules `own_tools` and `broken`."""
+    """Return a folder with the modules `own_tools` and `broken`."""
     (marks / "own_tools.py").write_text(TOOLS)
     (marks / "broken.py").write_text("x = 1\ny = x / 0\n")
     return marks

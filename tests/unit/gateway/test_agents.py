@@ -91,7 +91,7 @@ def children() -> set[int]:
 
 
 def names(pids: set[int]) -> set[str]:
-    """Return the names of those processes that are still running."""
+    """Return the names of the given processes that are still running."""
     return {process.info["name"] for process in psutil.process_iter(["name"]) if process.pid in pids}
 
 

@@ -100,7 +100,7 @@ def test_the_second_ends_it_at_once(number: int) -> None:
 
 
 def test_signals_within_a_second_are_one() -> None:
-    """Ctrl-C in a terminal also reaches the launcher, which forwards it. A batch system sends SIGTERM to every process of a job."""
+    """A run may get one interrupt several times: from the terminal or the batch system, and from the launcher, which forwards it."""
     done, ended, taken = [], [], []
 
     async def work(interrupt: Interrupt) -> None:

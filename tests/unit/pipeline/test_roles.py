@@ -78,7 +78,7 @@ class Group:
 
 
 def loaded(experiment: str, output: Path, model: Path) -> Any:
-    """Return the configuration of a shipped experiment with another model, and lengths that it can read."""
+    """Return the configuration of a shipped experiment with another model and with lengths that this model supports."""
     found: list[Any] = []
     lengths = ("prompt_length=16", "response_length=16")
     words = ["--config-name", experiment, f"output_dir={output}", f"pretrain={model}", "dry_run=true", *lengths]

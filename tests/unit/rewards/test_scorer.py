@@ -1,4 +1,4 @@
-"""The input of reward models, and the rewards from their scores."""
+"""The input of reward models, and the rewards that are made from their scores."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def scheduler(engine: Engine, finished: Callable[[RolloutGroup], None] | None = 
 
 
 def told(groups: Sequence[RolloutGroup]) -> list[list[int]]:
-    """Return the tokens of the first sample of each group: its prompt, and the policy version."""
+    """Return the two tokens of the first sample of each group: the id of the prompt, and the policy version."""
     return [group.episodes[0].sampled[0].token_ids.tolist() for group in groups]
 
 

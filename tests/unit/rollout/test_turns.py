@@ -221,7 +221,7 @@ class Saying:
 
 
 class Halving(EachByItself):
-    """Makes each of the two characters a turn with reward 0.5."""
+    """Makes each of the two characters of a response a turn with reward 0.5."""
 
     async def score(self, prompt: object, responses: list[str]) -> list[RewardResult]:
         """Return the rewards. A greedy response, which is scored alone, gets 0."""

@@ -12,12 +12,12 @@ from roll.rollout.window import Choice, Window
 SCHEDULES = 1000
 STEPS = 12
 STORED = 0.7
-"""Groups with a duration below this one are finished when the run is resumed, and are kept."""
+"""Groups with a duration below this one are finished when the run is resumed, and are kept. The mean duration is 1."""
 
 
 @dataclass
 class Schedule:
-    """A simulated trainer and engine. The duration of each ordinal is random, and those that finish first are taken first."""
+    """A simulated trainer and engine. The groups have random durations. Due groups are taken first, then those that finish first."""
 
     numbers: random.Random
     batch: int
@@ -35,7 +35,7 @@ class Schedule:
     dropped: list[int] = field(default_factory=list)
     most_drawn: int = 0
     stored: dict[int, int] = field(default_factory=dict)
-    """Ages of the groups that were finished but not handed over at the last resume, by ordinal."""
+    """Ages, in steps, of the groups that were finished but not handed over at the last resume. Key: ordinal."""
 
     def __post_init__(self) -> None:
         self.window = Window(self.batch, self.ratio, self.width)

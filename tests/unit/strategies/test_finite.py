@@ -25,7 +25,7 @@ def micro_batch(*samples: int) -> MicroBatch:
 
 
 class Model(nn.Module):
-    """Two trained weights, one of which is multiplied with the input under a square root, and a frozen weight."""
+    """Two trained weights, one of which is multiplied by the input under a square root, and a frozen weight."""
 
     def __init__(self) -> None:
         super().__init__()

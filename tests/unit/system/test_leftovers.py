@@ -91,7 +91,7 @@ def test_what_others_keep_in_shared_memory_stays() -> None:
         model = Path(name) / "model.safetensors"
         for file in (model, Path(older.name)):
             file.write_bytes(b"weights")
-        time.sleep(2 * CLOCK_SLACK)  # so that the worker starts measurably later than the files
+        time.sleep(2 * CLOCK_SLACK)  # so that the worker starts measurably later than the files were written
         with subprocess.Popen([sys.executable, "-c", MAPS, model, older.name], stdout=subprocess.PIPE, text=True) as worker:
             assert worker.stdout is not None and worker.stdout.readline() == "mapped\n"
             leftovers = Leftovers(Path(name) / "actor_infer.held")

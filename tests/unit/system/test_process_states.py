@@ -1,4 +1,4 @@
-"""Stopped and ended processes are recognised by their state in the kernel; busy ones are no finding."""
+"""Stopped and ended processes are recognised by their state in the kernel; busy ones are not reported."""
 
 from __future__ import annotations
 

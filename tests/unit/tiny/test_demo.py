@@ -22,7 +22,7 @@ def write_metrics(folder: Path, *lines: dict[str, float], torn: str = "") -> Non
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Path:
-    """Configuration file of an experiment with three steps and the run folder `run`."""
+    """Return the configuration file of an experiment with three steps and the run folder `run`."""
     file = tmp_path / "experiment.yaml"
     file.write_text(f"output_dir: {tmp_path / 'run'}\nmax_steps: 3\n")
     return file

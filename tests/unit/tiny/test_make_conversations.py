@@ -55,7 +55,7 @@ def test_a_share_of_the_conversations_calls_the_tool_and_is_right(conversations:
 
 
 def test_what_is_learnt_is_what_the_policy_will_meet(tokenizer: PreTrainedTokenizerBase, conversations: list[list[dict]]) -> None:
-    """A conversation has the same tokens rendered as a whole, as for the warm-up, and built turn by turn, as in an episode."""
+    """A conversation has the same tokens whether it is rendered as a whole (for the warm-up) or built turn by turn (in an episode)."""
     chat = chat_renderer(tokenizer, "model", "native")
     asked, call, result, answer = next(messages for messages in conversations if len(messages) == 4)
     text = tokenizer.apply_chat_template([asked, call, result, answer], tokenize=False)

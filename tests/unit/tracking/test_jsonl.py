@@ -213,6 +213,6 @@ def test_a_long_record_does_not_fill_the_memory(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         read_ends(path)
-        assert tracemalloc.get_traced_memory()[1] < 2_000_000  # of 20 million
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000  # bytes; the file has 20 million
     finally:
         tracemalloc.stop()

@@ -26,10 +26,10 @@ class Engines(Ranks[GenerateStrategy]):
         self.versions: list[int | None] = [None] * engines
         self.asked: list[tuple[int, str, tuple[Any, ...]]] = []
         self.faults: dict[int, list[Exception | None]] = {}
-        """The errors, or None, with which the next replacements end. Key: engine."""
+        """The errors that the next replacements raise, in order; None for a replacement that succeeds. Key: engine."""
         self.start_seconds: Callable[[], float] = lambda: 1.0
         self.slow: dict[str, float] = {}
-        """Duration in seconds of the calls of a method."""
+        """Duration of the calls of a method, in seconds. Key: method. The other calls take no time."""
         self._ends = [asyncio.Event() for _ in range(engines)]
 
     def __len__(self) -> int:

@@ -27,7 +27,7 @@ from tests import limits
 
 
 class TwoRanks(Ranks[TrainStrategy]):
-    """A replacement of a worker group that records the arguments of each rank."""
+    """A replacement for a worker group that records the arguments of each rank."""
 
     def __init__(self, device_name: str | None = None) -> None:
         self.arguments: list[tuple[Any, ...]] = []
@@ -98,7 +98,7 @@ def test_utilisation_by_hand(device: str | None, flops: TrainingFlops | None, mf
 
 
 def is_trained(part: MicroBatch) -> bool:
-    """Return whether the micro-batch is not a filler, which has no weight in the loss."""
+    """Return whether the micro-batch is not a filler. Check that a filler has no weight in the loss."""
     if part.batch.sequences.token_ids.tolist() != FILLER.token_ids.tolist():
         return True
     assert not part.loss_weights.any() and part.samples == () and not part.batch.sequences.response_mask.any()

@@ -22,7 +22,7 @@ METHODS = {
     "raylet": ["/ray.rpc.NodeManagerService/GetNodeStats", "/ray.rpc.ObjectManagerService/Pull"],
     "driver": ["/ray.rpc.CoreWorkerService/GetCoreWorkerStats"],
 }
-"""RPC methods by process. Each of the process's ports implements one of them."""
+"""RPC methods by process name. Each port of the process implements one of its methods."""
 
 
 def listening() -> list[tuple[str, str, int]]:
