@@ -56,7 +56,7 @@ class Hosted:
         return replace(observation, tools=schemas)
 
     async def step(self, message: Message) -> Step:
-        """Return the answers of the domain's tools, followed by those of the environment.
+        """Return a step with the answers of the domain's tools, followed by the environment's messages.
 
         Messages that call only tools of the domain do not reach the environment. Raises BadReturn if the environment's step is invalid.
         """

@@ -145,7 +145,7 @@ class GridWorld(ABC):
     agent_template: str = TURN
     """Template of each turn; may contain PLACEHOLDERS."""
     max_response_length: int | None = None
-    """Value of the placeholder `max_response_length`."""
+    """Value of the placeholder `max_response_length`: the limit of a turn in tokens. It is only shown to the policy, not enforced."""
 
     def __post_init__(self) -> None:
         self._lookup = symbols(self.grid_lookup, self.usual_symbols)

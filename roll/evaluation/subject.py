@@ -30,7 +30,7 @@ class Subject:
     """The model to evaluate."""
 
     name: str
-    """Name of the results."""
+    """Name for the results: of the run and the step, or of the model."""
     model: str
     """Folder or Hub id of the model. For a checkpoint, that of the model from which the training started."""
     trained: Trained | None

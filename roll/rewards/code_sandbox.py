@@ -44,11 +44,13 @@ def code_sandbox(
             network of this machine.
         python: path of a Python interpreter; programs may import its packages. By default programs run with roll's own interpreter and
             may import only the standard library.
-        cpu_seconds: CPU time limit of each case.
-        wall_seconds: Wall-clock limit of all cases together. `timeout` of the domain must be longer.
+        cpu_seconds: CPU time limit of each case in seconds.
+        wall_seconds: Wall-clock limit in seconds of all cases together. `timeout` of the domain must be longer.
         memory_mib: limit of the program's address space.
         disk_mib: size of the program's /tmp.
         output_mib: limit of the output of each case.
+
+    With a server, `wall_seconds` and `disk_mib` have no effect.
 
     Raises:
         ValueError: the row's cases cannot be read, or `sandbox` has an unknown value.

@@ -81,7 +81,7 @@ def _holds(left: str, right: str) -> bool | None:
     """Return whether the left side, rounded to the decimals of the right side, equals the right side. None if it cannot be computed."""
     for sign, plain in SIGNS.items():
         left, right = left.replace(sign, plain), right.replace(sign, plain)
-    left = left[max(left.count("(") - left.count(")"), 0) :]  # opening brackets that close only after the equation
+    left = left[max(left.count("(") - left.count(")"), 0) :]  # drop opening brackets that close only after the equation
     try:
         worth = _value(ast.parse(left.strip(), mode="eval").body)
     except (SyntaxError, ZeroDivisionError, RecursionError):

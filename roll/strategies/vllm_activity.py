@@ -1,8 +1,8 @@
 """Sums up the activity of a vLLM engine from the engine's own statistics.
 
-vLLM passes them to its stat loggers after each engine step, on the same event loop that sends requests and returns outputs. The logger must
-therefore be cheap: it only adds a few numbers, and stores nothing per request or token. It replaces vLLM's Prometheus logger, which updates
-a histogram for each token and which vLLM adds by default. docs/ARCHITECTURE.md, section 5, lists every name of vLLM used here.
+vLLM passes these statistics to its stat loggers after each engine step, on the same event loop that sends requests and returns outputs. The
+logger here must therefore be cheap: it only adds a few numbers, and stores nothing per request or token. It replaces vLLM's default logger,
+the Prometheus logger, which updates a histogram for each token. docs/ARCHITECTURE.md, section 5, lists every name of vLLM used here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roll.strategies.base import EngineActivity
 
 
 class StepCounts:
-    """Sums of statistics over the engine steps since the last `take`."""
+    """Statistics of the engine steps since the last `take`: sums, and the highest use of the KV cache."""
 
     def __init__(self) -> None:
         self._clear()
@@ -41,7 +41,7 @@ class StepCounts:
             self._preemptions += iteration.num_preempted_reqs
 
     def take(self, busy_seconds: float, tokens_in_flight: int) -> EngineActivity:
-        """Return the sums together with the given values, and reset the sums."""
+        """Return the activity since the last call, together with the given values. The numbers of requests are means over engine steps."""
         activity = EngineActivity(
             busy_seconds=busy_seconds,
             generated_tokens=self._generated,

@@ -28,7 +28,7 @@ REFUSED: Mapping[str, str] = {
     "tp": "autotp_size sets it",
     "dtype": "model_args.dtype sets it",
 }
-"""Keys of DeepSpeed's block `tensor_parallel` that are not read, with the reason."""
+"""Keys of DeepSpeed's block `tensor_parallel` that are refused, with the reason."""
 
 
 def tensor_parallel_faults(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fault]:

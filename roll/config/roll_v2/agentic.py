@@ -177,7 +177,7 @@ class Agentic:
         self.warnings.append(f"val_env_manager: read as validation.sets with these tasks: {named}, each {samples} times; use that instead")
 
     def _partition(self, name: str, manager: Mapping[str, Any]) -> list[tuple[str, int]]:
-        """Return each tag with its number of groups. A single tag needs no partition: it has all groups."""
+        """Return each tag that has groups, with their number. A single tag needs no partition: it has all groups."""
         tags, counts = _tags(manager), manager.get("num_groups_partition")
         if counts is None and len(tags) <= 1:
             counts = [manager.get("num_env_groups", 1)] * len(tags)

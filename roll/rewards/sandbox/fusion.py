@@ -38,7 +38,7 @@ def run_at(url: str, job: Job, limits: Limits) -> Iterator[Outcome]:
 
 @cache
 def answers(url: str) -> None:
-    """Check that the server can run a small program. Only the first call for a server runs it.
+    """Check that the server can run a small program. Once a server has passed the check, further calls for it do nothing.
 
     Raises:
         SandboxUnavailable: the server cannot run the program.

@@ -54,7 +54,7 @@ def differing(trees: Sequence[Mapping[str, Any] | None], common_only: bool = Fal
 
 
 def same_keys(trees: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of keys that have the same value in every run."""
+    """Return the number of keys that have the same value in every run, without `NAMES_OF_THE_RUN`."""
     first, *others = [flattened(tree) for tree in trees]
     return sum(key not in NAMES_OF_THE_RUN and all(other.get(key) == value for other in others) for key, value in first.items())
 
