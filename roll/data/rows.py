@@ -53,7 +53,7 @@ def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row's arguments for the chat template: `tools`, and the keys of `chat_template_kwargs`. JSON texts are parsed.
 
     Raises:
-        RowFault: `tools` is not a list of objects, or `chat_template_kwargs` is not an object.
+        RowFault: `tools` is not a list of objects, `chat_template_kwargs` is not an object, or a text in them is not JSON.
     """
     tools, others = (_optional(row, column) for column in (TOOLS, TEMPLATE_ARGUMENTS))
     if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
@@ -86,7 +86,7 @@ def example_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conve
     """Return the messages of an SFT example. The last message is the assistant's, which is learnt.
 
     Raises:
-        RowFault: a column is missing, empty or of the wrong type, or the last message is not the assistant's.
+        RowFault: a column is missing, empty or of the wrong type, the last message is not the assistant's, or it is the only one.
     """
     if data_args.messages is None:
         assert data_args.response is not None, "the configuration was checked"

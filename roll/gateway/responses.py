@@ -53,7 +53,7 @@ def read_response(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Messag
 def conversation_of(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]) -> list[Message]:
     """Return the conversation of a request without its instructions: the messages up to `previous_response_id`, then those of the input.
 
-    Raises Refused if one of them is invalid.
+    Raises Refused if a message is invalid, or if the session has no response with that id.
     """
     before: Sequence[Message] = ()
     if (previous := body.get("previous_response_id")) is not None:

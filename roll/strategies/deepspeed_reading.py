@@ -52,12 +52,13 @@ PLAIN: list[Any] = [
     np.dtype,
     type(np.dtype(np.uint32)),
 ]
-"""Types that may be loaded in addition to tensors and plain values: those that DeepSpeed writes, and numpy's random state."""
+"""Types and functions that a checkpoint file may refer to, in addition to tensors and plain values: those that DeepSpeed's files contain,
+and those of numpy's random state."""
 
 
 @contextmanager
 def nothing_runs(folder: Path) -> Iterator[None]:
-    """Let every `torch.load` of this process accept only tensors, plain values and the classes in `PLAIN` while the block lasts.
+    """Let every `torch.load` of this process accept only tensors, plain values and what `PLAIN` lists while the block lasts.
 
     Raises:
         CheckpointError: a file in `folder` contains other objects.
@@ -91,7 +92,7 @@ def load(file: Path, mapped: bool = False) -> Any:
 
 
 def _refused(folder: Path) -> tuple[Path, str] | None:
-    """Return the first file that torch refuses to load, and the reason."""
+    """Return the first file that torch refuses to load, and the name of the refused object or the reason; None if torch loads all files."""
     for file in [folder] if folder.is_file() else sorted(folder.rglob("*.pt")):
         try:
             with safe_globals(PLAIN):

@@ -69,7 +69,7 @@ def group_record(step: int, group: RolloutGroup) -> dict[str, Any]:
 
     `ground_truth` is the row's reference answer; None if it is missing or is neither a text nor a number. `text` and `length` describe the
     sampled tokens. The record of an episode of several turns also has `trajectories`. Each of their segments has a role, a text and a
-    length. A segment of the policy also has its reward, its tool calls, and the environment's state before it.
+    length. A segment of the policy also has its reward, its tool calls, and the environment's state before it, if there are any.
     """
     return {
         "step": step,

@@ -312,7 +312,7 @@ def _tracker_kwargs(done: Translation) -> None:
 
 
 def _strategies(done: Translation) -> None:
-    """Read `strategy_config: ~` as the defaults, and `dtype` in `strategy_config` as the role's `model_args.dtype`."""
+    """Read `strategy_config: ~` of hf_infer and vllm as the defaults, and `dtype` in `strategy_config` as the role's `model_args.dtype`."""
     for _, block in _matches(done.values, (ROLE, "strategy_args", "strategy_config")):
         if block["strategy_config"] is None and block.get("strategy_name") in ("hf_infer", "vllm"):
             del block["strategy_config"]

@@ -67,7 +67,8 @@ class TemplateRenderer:
         """See `ChatRenderer`.
 
         Raises:
-            TemplateFault: the template rejects the messages, or there are tools and its tool calls cannot be parsed.
+            TemplateFault: the template rejects the messages, there are tools and the template's tool calls cannot be parsed, or there is a
+                system message and the template moves it when others follow.
         """
         if tools and self.no_calls:
             raise TemplateFault(self.no_calls)

@@ -83,7 +83,8 @@ class Job:
 def run(job: Job, limits: Limits, interpreter: Interpreter, sandboxed: bool = True) -> Iterator[Outcome]:
     """Yield the outcome of each case as soon as it is known.
 
-    A caller that stops early must close the iterator, which ends the sandbox.
+    Cases after the wall-clock limit are not run, and their ending is WALL_TIME. A caller that stops early must close the iterator, which
+    ends the sandbox.
 
     Args:
         sandboxed: if False, the program runs without isolation, with the files and the network of this machine.
