@@ -144,8 +144,8 @@ class LongTailWork(Work):
     def kv_cache_bytes(self) -> int:
         """Return the KV-cache bytes for an engine's concurrent sequences of mean length, plus a quarter.
 
-        A running response has `mean` tokens on average, because its end is equally likely at each token. There is always room for one
-        sequence of the largest length.
+        A running response already has `mean` tokens on average, because its end is equally likely at each token. There is always room for
+        one sequence of the largest length.
         """
         if self.kv_cache_gib is not None:
             return int(self.kv_cache_gib * GIB)

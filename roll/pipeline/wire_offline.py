@@ -139,7 +139,7 @@ class StartedRoles:
         return await self.other.ask(sequences)
 
     async def evaluate(self, held_out: Batches, chunk: int) -> Metrics:
-        """Return the loss's metrics on all held-out rows, computed `chunk` rows at a time."""
+        """Return the loss's metrics on all held-out rows, computed at most `chunk` rows at a time."""
         results: list[TrainResult] = []
         for numbers in np.array_split(np.arange(len(held_out.rows)), -(-len(held_out.rows) // chunk)):
             batch, loss = await held_out.of(numbers.tolist())

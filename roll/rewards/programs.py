@@ -80,6 +80,8 @@ def cases_of(row: Mapping[str, Any]) -> Cases:
 def one_assert_each(check: str) -> list[str]:
     """Return a copy of the code for each `assert` directly in its function `check`, with only that `assert`. Each copy is a test case.
 
+    Code with fewer than two of these `assert`s is returned unchanged, as the only case.
+
     Raises:
         ValueError: the code is not valid Python, or has no function `check`.
     """

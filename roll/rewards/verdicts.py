@@ -33,7 +33,11 @@ def verdict(returned: Any, response: str) -> RewardResult:
 
 
 def verdicts(returned: Any, responses: Sequence[str]) -> list[RewardResult]:
-    """Return the results of a group. The function must have returned a sequence with one `RewardResult` or number for each response."""
+    """Return the results of a group.
+
+    The function must have returned a sequence with one `RewardResult` or number for each response. Otherwise all results, or the results
+    in place of invalid elements, are CRASHED.
+    """
     try:
         several = list(returned)
     except TypeError:

@@ -29,7 +29,8 @@ ROLES = {"sft_train": "sft", "reward_train": "reward_model", "student": "distill
 OWN = {**ROLES, "beta": "dpo", "preference_loss": "dpo"}
 """Pipelines by root key, for files without `pipeline`."""
 RLVR = ("adv_estimator", "rewards", "num_return_sequences_in_group", "rollout_batch_size", "actor_infer")
-"""Root keys that decide for `rlvr` in a file without `pipeline`, even if it also has a key of another pipeline by mistake."""
+"""Root keys that decide for `rlvr` in a file without `pipeline`, even if it also has keys of another pipeline by mistake. They do not
+decide if the file has a role in `ROLES` and no `actor_train`."""
 
 
 class ConfigWarning(UserWarning):

@@ -32,7 +32,7 @@ DEFAULTS: Mapping[str, Any] = {
     "<role>.training_args.learning_rate": 5e-5,
     "<role>.training_args.per_device_train_batch_size": 8,
 }
-"""Defaults of ROLL v0.2.1 that differ from roll's, by key path. `<role>` stands for every trained role."""
+"""Defaults of ROLL v0.2.1 that differ from roll's, by key path. `<role>` stands for each of `LEARNERS`."""
 NEEDED = {"eval_steps": "validation", "validation": "validation", "init_kl_coef": "add_token_level_kl"}
 """By first component of a key path: the root key without which keys on that path have no effect."""
 LEARNERS = ("actor_train", "critic", "sft_train", "student")
