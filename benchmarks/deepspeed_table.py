@@ -129,7 +129,7 @@ def figures(found: Mapping[Cell, Said], row: Sequence[Cell]) -> Iterator[str]:
 
 
 def troubles(found: Mapping[Cell, Said]) -> Iterator[str]:
-    """Yield a line for each reason for missing curves."""
+    """Yield an empty line, and then a line for each reason for missing curves. Yield nothing if no curve is missing."""
     reasons: dict[str, list[Cell]] = {}
     for cell, said in found.items():
         if said.difference is None:

@@ -72,7 +72,7 @@ WORDS = ("river", "sea", "apples", "the", "and", "dog")
 
 
 def generated(count: int, seed: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield names of checks (in turn), texts and arguments. Some texts are made likely to pass."""
+    """Yield (name of a check, text, arguments). The checks take turns. Some texts are made likely to pass."""
     draw = random.Random(seed)
     names = sorted(CHECKS)
     for index in range(count):

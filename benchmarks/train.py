@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
-    """Return medians over the repetitions after the warm-up."""
+    """Return the settings, and the result: median seconds after the warm-up, tokens per second, MFU and peak memory."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -136,7 +136,8 @@ def prepare_examples(
     """Prepare rows with given responses, or with raw `text`, as `prepare_prompts` prepares prompts.
 
     Prompts and responses are tokenised separately, as they are when the policy generates. A row is dropped and counted if its prompt or a
-    response exceeds its limit, or if it has no token to learn. Raw text is cut into examples whose length is the sum of the two limits.
+    response exceeds its limit, or if it has no token to learn. Raw text is cut into examples of at most as many tokens
+    as the two limits together.
 
     Args:
         learn_all: whether to learn the tokens of the prompt too. For raw text this is always the case.
@@ -196,10 +197,9 @@ def _texts(row: Mapping[str, Any], data_args: DataConfig, render: Render | None,
 
 
 def _pieces(positions: NDArray[np.int64], tokens: NDArray[np.int32], longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cut each text into examples of at most `longest` tokens. Return the row and the first token of each example.
+    """Cut each text into examples of at most `longest` tokens. Return two arrays [examples].
 
-    Both arrays are [examples]: the position of the row in the table, and the index of the token in the row.
-
+    The first has the position of each example's row in the table, the second the index of the example's first token in its row.
     A last example of a single token is left out, because the first token of a sequence is not predicted.
     """
     counts = np.maximum(-(-(tokens[positions].astype(np.int64) - 1) // longest), 1)
