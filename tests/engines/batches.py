@@ -60,7 +60,7 @@ def take(batch: TrainBatch, indices: list[int]) -> TrainBatch:
 
 
 def shares(batch: TrainBatch, ranks: int, whole: bool) -> list[Work]:
-    """Return the work of each rank."""
+    """Return the work of each rank. If `whole`, a rank's part of an update is one micro-batch."""
     shape = TrainShape(4, 1, 10**6 if whole else 14, "token-mean", TEMPERATURE)
     updates = [micro_batches_of(batch, range(start, start + 4), ranks, shape) for start in (0, 4)]
     single = micro_batches_of(batch, [2], ranks, shape)

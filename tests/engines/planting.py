@@ -136,7 +136,7 @@ def with_selection(updates: Updates, number: int) -> Updates:
 
 
 def differences(first: Path, second: Path) -> list[str]:
-    """Return the entries in which two checkpoints are not bitwise equal."""
+    """Return the entries, except for `COUNTERS`, in which two checkpoints are not bitwise equal."""
     names = [sorted(str(file.relative_to(folder)) for file in folder.rglob("*_states.pt")) for folder in (first, second)]
     assert names[0] == names[1] and names[0]
     out: list[str] = []

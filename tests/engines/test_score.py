@@ -44,7 +44,7 @@ def direct(small_model: Path, sequences: Sequences) -> Floats:
 
 
 def parts(sequences: Sequences, ranks: int) -> list[list[Sequences]]:
-    """Return the micro-batches of each rank. The last rank also gets fillers."""
+    """Return the micro-batches of each rank."""
     shares = packing.split(LENGTHS, ranks, BUDGET).ranks
     return [[packing.select(sequences, indices) for indices in forwards] for forwards in shares]
 

@@ -55,7 +55,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(python: Path, *arguments: str, folder: Path, given: str = "") -> str:
-    """Run a command as in a shell of that environment, and return its output."""
+    """Run a command as in a shell with the environment of `python` activated, and return its output."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment["PATH"] = f"{python.parent}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(

@@ -27,7 +27,7 @@ ROW = 64
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> SftWork:
-    """Return a workload of two rows of text with the tiny model, with the `config.yaml` that a run writes before it starts."""
+    """Return a workload of two rows of text for the tiny model, with the `config.yaml` that a run writes before it starts."""
     scratch = tmp_path_factory.mktemp("sft")
     work = SftWork(
         model=str(scratch / "model"),

@@ -159,7 +159,7 @@ def test_selecting_every_part_of_a_split_gives_every_token_once(budget: int) -> 
 
 
 def drawn_batch(lengths: list[int], episodes: list[int] | None) -> TrainBatch:
-    """Return a batch in which all values that are not boolean differ, between tokens and between fields."""
+    """Return a batch whose numbers per token differ between tokens and, at each token, between fields."""
     sequences = concatenate(
         [np.arange(100 * i, 100 * i + n, dtype=np.int32) for i, n in enumerate(lengths)], [np.arange(n) % 3 > 0 for n in lengths]
     )

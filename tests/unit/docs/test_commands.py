@@ -32,7 +32,7 @@ ALL = [words for page in PAGES for block in blocks(page) if block.info.split()[:
 OTHERS = [words[2:] for words in ALL if words[:2] == ["python", "-m"] and words[2] in PARSERS]
 EVALUATIONS = [words[2:] for words in ALL if words[:3] == ["python", "-m", "roll.evaluate"]]
 IN_A_WHEEL = "roll._examples."
-"""Package of the modules of `examples/` in a wheel (see pyproject.toml)."""
+"""Prefix of the names of the modules of `examples/` in a wheel (see pyproject.toml)."""
 RUN_FOLDERS = {
     "my_run": "tiny/tiny_rlvr_lora_zero3",
     "gsm8k-rlvr": "quickstart/gsm8k_rlvr",

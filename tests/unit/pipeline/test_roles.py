@@ -60,7 +60,7 @@ class Group:
 
     log: ClassVar[list[str]] = []
     die: ClassVar[set[str]] = set()
-    """Roles whose process dies during the start."""
+    """Names of the roles whose process dies during the start."""
 
     def __init__(self, role: str, *_: object) -> None:
         self.role = role

@@ -1,4 +1,4 @@
-"""The busy seconds of an engine, compared with sampling a virtual clock every tenth of a second."""
+"""The busy seconds of an engine, compared with a count of the busy tenths of a second of a virtual clock."""
 
 from __future__ import annotations
 
