@@ -69,7 +69,7 @@ def _is_name(name: str) -> bool:
 def choose(hosts: Sequence[Host], include: str | None, exclude: str | None) -> list[Host]:
     """Return the hosts and GPUs that are left after DeepSpeed's `--include` or `--exclude`.
 
-    The options have the format `NAME[:SLOT[,SLOT ...]]`, joined by `@`. If both are given, `--exclude` is ignored.
+    The options have the format `NAME[:SLOT[,SLOT ...]]`, joined by `@`. At most one of them is given.
 
     Raises:
         ConfigError: a name or a slot is not in the hostfile, or the selected hosts have no GPUs or different numbers of GPUs.
