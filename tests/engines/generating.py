@@ -36,7 +36,7 @@ MODEL_ARGS = ModelConfig.model_validate({"dtype": "fp32", "lora_target": "all-li
 
 
 def policy(model: Path, seed: int | None = None) -> PackedPolicy:
-    """Load the model. With a seed, add noise of about the weights' own scale to all of them."""
+    """Load the model. With a seed, add noise to all weights. Its scale is about that of the weights."""
     causal = load_causal_model(str(model), MODEL_ARGS)
     if seed is not None:
         generator = torch.Generator().manual_seed(seed)

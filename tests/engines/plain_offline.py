@@ -143,7 +143,7 @@ def bradley_terry(plain: Plain, examples: Sequence[Example]) -> Tensor:
 
 
 def distill(divergence: Callable[[Tensor, Tensor], Tensor]) -> LossOf:
-    """Return a loss that mixes a divergence of the teacher's P and the student's Q, each [R, V], with the likelihood."""
+    """Return a loss that mixes a divergence of the teacher's P and the student's Q, each [R, V], with the negative log-likelihood."""
 
     def loss_of(plain: Plain, examples: Sequence[Example]) -> Tensor:
         parts = []
@@ -158,16 +158,16 @@ def distill(divergence: Callable[[Tensor, Tensor], Tensor]) -> LossOf:
 
 
 def forward_kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL(P, Q)."""
+    """Return KL(P, Q) at each token, [R]."""
     return (p * torch.log(p / q)).sum(-1)
 
 
 def reverse_kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL(Q, P)."""
+    """Return KL(Q, P) at each token, [R]."""
     return forward_kl(q, p)
 
 
 def jsd(p: Tensor, q: Tensor) -> Tensor:
-    """Generalised Jensen-Shannon divergence."""
+    """Return the generalised Jensen-Shannon divergence at each token, [R]."""
     mixture = SHARE * p + (1 - SHARE) * q
     return SHARE * forward_kl(p, mixture) + (1 - SHARE) * forward_kl(q, mixture)
