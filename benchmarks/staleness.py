@@ -113,7 +113,9 @@ def figures(folder: Path, steps: int, device: int | None) -> dict[str, list[floa
     """Return the figure of every completed run by variant, in the order of seeds."""
     found: dict[str, list[float]] = {}
     for name in VARIANTS:
-        folders = sorted(run_folder(folder, name, 0, device).parent.glob(f"{name}-[0-9]"))
+        runs = run_folder(folder, name, 0, device).parent.glob(f"{name}-*")
+        seeds = {int(seed): one for one in runs if (seed := one.name.removeprefix(f"{name}-")).isdigit()}
+        folders = [seeds[seed] for seed in sorted(seeds)]
         if values := [value for one in folders if (value := figure(one, steps)) is not None]:
             found[name] = values
     return found

@@ -17,6 +17,8 @@ TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0
 """Seconds before the first retry, and the largest number of seconds before any retry."""
 SHOWN_CHARACTERS = 200
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""Exceptions that the JSON of a server can cause: wrong types, missing keys, `Infinity` as a number of tokens, deep nesting."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, now: dateti
         answers = tuple(_content(choice["message"]) for choice in said["choices"])
         usage = said.get("usage") or {}
         counts = [int(usage.get(key) or 0) for key in ("prompt_tokens", "completion_tokens")]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
         return Refusal(f"the response is not a chat completion: {_shown(body)}", again=True)
     if not answers:
         return Refusal("the response has no choices", again=True)
@@ -94,7 +96,7 @@ def _message(body: bytes) -> str:
     try:
         error = json.loads(body)["error"]
         return _shown((error["message"] if isinstance(error, dict) else str(error)).encode())
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
         return _shown(body)
 
 

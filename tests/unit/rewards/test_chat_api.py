@@ -178,6 +178,21 @@ def test_a_date_says_when_to_come_back() -> None:
     assert read_reply(429, {"retry-after": "soon"}, b"", now) == Refusal("status 429: ''", again=True, after=None)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"choices": [{"message": {"content": "8"}}], "usage": {"prompt_tokens": Infinity}}',
+        b'{"choices": ' + b"[" * 100_000,
+        b'{"choices": [{"text": "8"}]}',
+        b"[]",
+    ],
+    ids=["infinite", "nested", "another protocol", "a list"],
+)
+def test_an_unreadable_answer_is_requested_again(body: bytes) -> None:
+    found = read_reply(200, {}, body)
+    assert isinstance(found, Refusal) and found.again and "is not a chat completion" in found.why
+
+
 def test_reads_answers_in_parts_and_without_text() -> None:
     parts = [{"type": "text", "text": "Score: "}, {"type": "image"}, {"type": "text", "text": "8"}]
     body = {"choices": [{"message": {"content": parts}}, {"message": {"content": None}}]}
