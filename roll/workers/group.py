@@ -54,12 +54,7 @@ class WorkerGroup(Ranks[S]):
     def __init__(
         self, role: str, placements: Sequence[WorkerPlacement], logs: Path, record: Path, blocking: bool, replica_size: int = 1
     ) -> None:
-        """Request the processes from Ray.
-
-        Args:
-            record: path from which the path of each rank's file for `Leftovers` is derived.
-            blocking: whether the strategy's methods are plain functions, not coroutines.
-        """
+        """Request the processes from Ray. `blocking`: the methods are no coroutines. Each rank's `Leftovers` file is beside `record`."""
         self.role, self.replica_size = role, replica_size
         self._placements, self._logs = placements, [logs / f"{role}-{rank}.log" for rank in range(len(placements))]
         self._records = [record.with_stem(f"{record.stem}-{rank}") for rank in range(len(placements))]
