@@ -20,10 +20,11 @@ from roll.types import Bools, TrainBatch
 class PolicyLoss(Loss):
     """loss = weight * objective + kl_coef * KL(policy || reference) - entropy_coef * entropy.
 
-    The old policy in the objective's ratios is the current policy with `on_policy`; otherwise the trainer's policy before the step's first
-    update if its log-probs are given, else the behaviour policy. The weight comes from the correction, and is 1 without one; see
-    `Correction`. `kl_importance` and `mask_threshold` compare the policy with the behaviour policy if its log-probs are given, otherwise
-    with the old policy. With `mask_threshold`, the objective's term is 0 at the tokens that `is_far_and_bad` marks.
+    With `on_policy`, the old policy in the objective's ratios is the current policy. Without it, the old policy is the trainer's policy
+    before the step's first update, or the behaviour policy if the log-probs of the former are not given. The weight comes from the
+    correction, and is 1 without one; see `Correction`. `kl_importance` and `mask_threshold` compare the policy with the behaviour policy if
+    its log-probs are given, otherwise with the old policy. With `mask_threshold`, the objective's term is 0 at the tokens that
+    `is_far_and_bad` marks.
     """
 
     objective: Objective = field(default_factory=Ppo)

@@ -68,7 +68,7 @@ class ActionReader:
     def __init__(self, pattern: str, actions: Sequence[str]) -> None:
         """
         Args:
-            pattern: regular expression. The action is its last group, or the whole match if it has no group.
+            pattern: regular expression. The action is the last group that matched (of nested ones, the outer), or the whole match.
             actions: names of the actions, which are matched without regard to case.
 
         Raises:

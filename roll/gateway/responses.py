@@ -79,7 +79,7 @@ def output_items(answer: Answer) -> list[dict[str, Any]]:
 
 
 def response_body(answer: Answer, model: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of a response that is not streamed."""
+    """Return the body of a complete response. If the response is streamed, its last event contains this body."""
     usage = {
         "input_tokens": answer.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0},
@@ -133,7 +133,7 @@ def _call_events(index: int, item: Item) -> Iterator[dict[str, Any]]:
 
 
 def _messages(items: Sequence[Any]) -> list[Message]:
-    """Return the messages of input items. Tool calls join the assistant message before them, and reasoning items are dropped."""
+    """Return the messages of input items. Tool calls join the assistant message before them, or else an empty one. Reasoning is dropped."""
     messages: list[dict[str, Any]] = []
     for number, item in enumerate(items):
         place = f"input[{number}]"

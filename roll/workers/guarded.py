@@ -19,5 +19,5 @@ async def guarded(watch: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             watching.cancel()
     except BaseExceptionGroup as failures:
         failure = failures.exceptions[0]
-    if failure is not None:  # raised here, so that it keeps its own cause
+    if failure is not None:  # raised here, so that its traceback does not show the task group's error
         raise failure

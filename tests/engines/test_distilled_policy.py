@@ -111,7 +111,7 @@ def work(batches: Mapping[str, TrainBatch], ranks: int) -> Work:
 def test_an_update_beside_a_teacher_is_the_one_by_hand_in_every_split(
     kind: Any, stage: int, small_model: Path, small_tied_model: Path, tmp_path: Path
 ) -> None:
-    """One of the two teachers puts nearly all probability on one token, so that divergences reach thousands of nats."""
+    """One of the two teachers puts nearly all probability on one token, so that the reverse KL reaches thousands of nats."""
     scales = {"near": 1.0, "far": FAR}
     batches = {name: make_batch(small_tied_model, scale) for name, scale in scales.items()}
     expected = {name: by_hand(kind, small_model, small_tied_model, batches[name], scale) for name, scale in scales.items()}

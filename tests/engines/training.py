@@ -87,7 +87,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Work:
-    """One rank's share of the work. Cases differ only in how the sequences are packed into micro-batches."""
+    """One rank's share of the work. All cases train on the same sequences; only the packing depends on the case."""
 
     first: Updates
     """One update."""
@@ -209,7 +209,7 @@ def trainer_of(chosen: Any, rank: Rank) -> Iterator[Any]:
 
 
 def tensors_of(strategy: Any, adapter: bool, folder: Path) -> dict[str, Tensor]:
-    """Return all tensors as a weight sync sends them, in buckets of 0.5 MiB."""
+    """Return the tensors that a weight sync sends: with `adapter` the adapter's, otherwise all, in buckets of 0.5 MiB."""
     out: dict[str, Tensor] = {}
     sender = BucketSender(strategy, strategy._rank.rank, torch.device("cpu"))
     if adapter:

@@ -17,7 +17,7 @@ STORED = 0.7
 
 @dataclass
 class Schedule:
-    """A simulated trainer and engine. The groups have random durations. Due groups are taken first, then those that finish first."""
+    """A simulated trainer and engine. Groups have random durations. Due groups are taken first, then the shortest ones."""
 
     numbers: random.Random
     batch: int
@@ -28,14 +28,14 @@ class Schedule:
     window: Window = field(init=False)
     step: int = 0
     first: int = 0
-    """Ordinal, counted from the start of the run, that the window calls 0: its head at the last resume."""
+    """Number, in the run, of the group that the window numbers 0: the oldest in flight at the last resume, or the next to draw."""
     drawn_at: dict[int, int] = field(default_factory=dict)
     finish: dict[int, float] = field(default_factory=dict)
     consumed: list[list[int]] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     most_drawn: int = 0
     stored: dict[int, int] = field(default_factory=dict)
-    """Ages, in steps, of the groups that were finished but not handed over at the last resume. Key: ordinal."""
+    """Ages, in steps, of groups that were finished but not handed over at a resume, and are not yet drawn again. Key: ordinal."""
 
     def __post_init__(self) -> None:
         self.window = Window(self.batch, self.ratio, self.width)

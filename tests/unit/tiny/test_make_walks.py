@@ -1,4 +1,4 @@
-"""The tiny agent's warm-up walks match its frozen lake token by token, seldom reach the goal, and contain no held-out map."""
+"""The tiny agent's warm-up walks have the tokens of episodes on its frozen lake, seldom reach the goal, and contain no held-out map."""
 
 from __future__ import annotations
 
