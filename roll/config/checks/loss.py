@@ -16,7 +16,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
 
 K3_ERROR = 0.54
-"""Relative error of k3's expected gradient in the loss: median over random policies 0.7 nats from their reference (docs/algorithms.md)."""
+"""Relative error of the expected gradient of k3 as a loss: median over random policies with a KL of 0.7 nats (docs/algorithms.md)."""
 SWITCHES = {"dual_clip_loss"}
 """Keys that may be set to false with any loss."""
 

@@ -87,7 +87,7 @@ def _by_run(title: str, rows: Sequence[tuple[str, Sequence[str]]], comparison: C
 def wrapped(text: str, width: int) -> str:
     """Return the text in lines of at most `width` characters, wrapped after dots, slashes and blanks.
 
-    A word that is longer than a line is wrapped after underscores, and a longer part of a word at the width.
+    A word longer than a line is wrapped after underscores. A part that is still longer is cut at the width.
     """
     lines = [""]
     for word in _pieces(text):
