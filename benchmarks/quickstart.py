@@ -59,7 +59,7 @@ class Experiment:
     """Kind of its rows: `problem`, `pair` or `conversation`."""
     prompt: int
     response: int
-    """Largest number of tokens of a response. `prompt` is the same for a prompt."""
+    """Largest number of tokens of a response. `prompt` is the corresponding limit for a prompt."""
     further: tuple[str, ...] = ()
     """Further overrides, as KEY=VALUE."""
 

@@ -122,7 +122,7 @@ def judging(world: World) -> World:
 
 
 def train_policy(world: World, name: str, experiment: str, steps: int, *keys: str) -> None:
-    """Train the policy on a model's rewards. A function-based reward validates it before and after."""
+    """Train the policy on a model's rewards. Validate it before and after training, by a reward function that needs no model."""
     outcome = world.run(
         *("--config-name", f"tiny/{experiment}", f"output_dir={name}", "pretrain=taught/export", "save_at_end=false"),
         *(f"max_steps={steps}", f"eval_steps={steps}", ANSWERS, EXACT, *keys),
