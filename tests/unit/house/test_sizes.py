@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 SOURCES = sorted(path for folder in ("roll", "examples", "tests", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py"))
-FILE_LINES = 400
+FILE_LINES = 700
 FUNCTION_LINES = 60
 LINE_LENGTH = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["line-length"]
 
