@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
-from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-Messages = Sequence[Mapping[str, Any]]
-"""Messages. Each has a `role` and a `content`, both strings, and optionally keys of MORE."""
+from roll.data.native import (
+    ASKED,
+    MORE,
+    REASONING,
+    THINK,
+    Messages,
+    NativeTemplate,
+    TemplateFault,
+    opening,
+    special_marks,
+)
+from roll.data.turns import RenderMessages, Turns, inline, is_learnt, marked_pieces
+
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-RenderMessages = Callable[[Messages, bool], str]
-"""(messages, whether to open an assistant turn at the end) -> rendered text"""
+MarkedSpans = Callable[[Messages], Sequence[tuple[int, int]]]
+"""messages -> spans of their text that the template marks as generated, [first, end) in characters"""
 
 
 class Render(Protocol):
@@ -31,39 +39,84 @@ class Render(Protocol):
         ...
 
 
-MORE = ("tool_calls", "reasoning_content", "tool_call_id", "name")
-"""Optional keys of a message, for templates that use them."""
 WRITTEN = MORE[:2]
 """Optional keys that are part of an assistant's turn. A template that ignores such a key would leave a part of the turn out."""
 QWEN2_5_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 Template = Literal["native", "chatml", "qwen2_5", "raw"]
+MARKED: Mapping[str, Sequence[str]] = dict.fromkeys(("chatml", "qwen2_5"), ("<|im_start|>", "<|im_end|>"))
+"""Marks that roll's own templates write, by template."""
 
 
-class TemplateFault(ValueError):
-    """The template rejects the messages. `str()` returns the reason."""
+class ChatTemplate:
+    """Renders messages with one template. Implements `Render`; raises TemplateFault for messages that the template cannot express."""
+
+    def __init__(self, template: Template, tokenizer: PreTrainedTokenizerBase) -> None:
+        """
+        Raises:
+            ValueError: `template` is `native`, but the tokenizer has no chat template; or it has marks that the tokenizer lacks.
+        """
+        if template == "native" and not tokenizer.chat_template:
+            raise ValueError(f"the tokenizer of '{tokenizer.name_or_path}' has no chat template of its own")
+        check_marks(template, tokenizer)
+        self._template: Template = template
+        self._native = NativeTemplate(tokenizer) if template == "native" else None
+        # Roll's own templates write no BOS; without it, models that were trained with it (Gemma, Llama) write nonsense.
+        self._opening = opening(tokenizer) if template in MARKED else ""
+        self.marks: Collection[str] = frozenset(special_marks(tokenizer, self._native.source if self._native else ""))
+        """Special tokens of the tokenizer."""
+
+    @property
+    def marks_turns(self) -> bool:
+        """Whether the template marks what the assistant generates, with `{% generation %}` blocks."""
+        return self._native is not None and self._native.marks_turns
+
+    def __call__(self, messages: Messages, generate: bool, further: Mapping[str, Any] = NOTHING) -> str:
+        """See `Render`."""
+        for key in self.unread(further):
+            raise TemplateFault(f"the row has '{key}', which the template '{self._template}' does not read")
+        if self._native is None:
+            self._check_written(messages, WRITTEN)
+            return self._opening + OWN_TEMPLATES[self._template](messages, generate)
+        return self._native.text(self._written(messages, self._native, further), generate, further)
+
+    def spans(self, messages: Messages, further: Mapping[str, Any] = NOTHING) -> list[tuple[int, int]]:
+        """Return the spans of the text of `messages` that the template marks as generated, [first, end) in characters."""
+        assert self._native is not None
+        return self._native.generated(self._written(messages, self._native, further), further)
+
+    def unread(self, further: Mapping[str, Any]) -> list[str]:
+        """Return the arguments that the template does not read."""
+        return [key for key in further if self._native is None or key not in self._native.source]
+
+    def _written(self, messages: Messages, native: NativeTemplate, further: Mapping[str, Any]) -> Messages:
+        """Return the messages with only keys that the template writes. Thinking that it opens, but has no key for, joins the content."""
+        self._check_written(messages, [key for key in WRITTEN[:1] if key not in native.source])
+        if native.form.reasoning is not None or not any(REASONING[0] in message for message in messages):
+            return messages
+        if not native.text([ASKED], True, further).rstrip().endswith(THINK):
+            self._check_written(messages, REASONING[:1])
+        return [
+            {key: value for key, value in message.items() if key != REASONING[0]} | {"content": inline(message) or message["content"]}
+            for message in messages
+        ]
+
+    def _check_written(self, messages: Messages, lost: Sequence[str]) -> None:
+        for key in [key for message in messages for key in lost if key in message]:
+            raise TemplateFault(f"a message has '{key}', which the template '{self._template}' does not write")
 
 
-def renderer(template: Template, tokenizer: PreTrainedTokenizerBase) -> Render:
-    """Return the function that renders messages with `template`. It raises TemplateFault for messages that the template cannot express.
+def renderer(template: Template, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
+    """Return the function that renders messages with `template`. Raises ValueError as `ChatTemplate` does."""
+    return ChatTemplate(template, tokenizer)
 
-    Raises:
-        ValueError: `template` is `native`, but the tokenizer has no chat template.
-    """
-    if template == "native" and not tokenizer.chat_template:
-        raise ValueError(f"the tokenizer of '{tokenizer.name_or_path}' has no chat template of its own")
-    own = {"chatml": chatml, "qwen2_5": qwen2_5, "raw": raw}
-    # `chat_template` is a string, or a mapping of several by name.
-    lost = {key for key in WRITTEN if template != "native" or key not in str(tokenizer.chat_template)}
 
-    def render(messages: Messages, generate: bool, further: Mapping[str, Any] = NOTHING) -> str:
-        for key in [key for message in messages for key in lost.intersection(message)]:
-            raise TemplateFault(f"a message has '{key}', which the template '{template}' does not write")
-        for key in further:
-            if template != "native" or key not in str(tokenizer.chat_template):
-                raise TemplateFault(f"the row has '{key}', which the template '{template}' does not read")
-        return _native(messages, generate, tokenizer, further) if template == "native" else own[template](messages, generate)
-
-    return render
+def check_marks(template: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ValueError if a mark of one of roll's own templates is not a single token of the tokenizer."""
+    for mark in MARKED.get(template, ()):
+        found: Any = tokenizer.encode(mark, add_special_tokens=False)
+        if len(found) != 1 or found[0] == tokenizer.unk_token_id:
+            problem = f"{mark} is {len(found)} tokens of the tokenizer of '{tokenizer.name_or_path}', not one"
+            raise ValueError(f"{problem}, so that the model would not recognise the turns")
 
 
 def chatml(messages: Messages, generate: bool) -> str:
@@ -74,7 +127,7 @@ def chatml(messages: Messages, generate: bool) -> str:
 
 def qwen2_5(messages: Messages, generate: bool) -> str:
     """Render ChatML, with Qwen2.5's own system message if the conversation has none."""
-    if messages[0]["role"] != "system":
+    if not messages or messages[0]["role"] != "system":
         messages = [{"role": "system", "content": QWEN2_5_SYSTEM}, *messages]
     return chatml(messages, generate)
 
@@ -88,54 +141,69 @@ def raw(messages: Messages, generate: bool) -> str:
     return f"{text}\n\n{last['content']}" if text else last["content"]
 
 
-def render_example(messages: Messages, render: RenderMessages, eos_token: str) -> tuple[str, str]:
+def render_example(messages: Messages, render: RenderMessages, eos_token: str, marks: Collection[str] = ()) -> tuple[str, str]:
     """Return the prompt and the response as text, for a conversation whose last message is the assistant's.
 
-    Concatenated, the two are the whole conversation. The response ends with the template's end of a turn, or with `eos_token` if the
-    template has none. White space after the end of the turn is left out, because the policy never generates it.
+    Concatenated, the two are the whole conversation, except where the template renders the prompt or the thinking differently once the
+    response follows: then the response is what the policy would generate after the prompt. It ends with the template's end of a turn, with
+    the special token that begins the next message if the template has no other end, or else with `eos_token`. White space after the end is
+    left out, because the policy never generates it.
+
+    Args:
+        marks: special tokens of the tokenizer, which may end a turn.
 
     Raises:
         TemplateFault: the template does not render the conversation as a continuation of its prompt.
     """
+    turns = Turns(messages, render, marks)
     prompt = render(messages[:-1], True)
-    whole = render(messages, False)
-    if not whole.startswith(prompt):
-        raise TemplateFault("the template renders the prompt differently once the response follows it")
-    response = whole[len(prompt) :]
-    ended, content = response.rstrip(), messages[-1]["content"].strip()
-    is_open = ended.endswith(content) if content else not ended
-    return prompt, response + eos_token if is_open else ended
+    try:
+        spoken = turns.split(messages[:-1], prompt, render(messages, False), messages[-1])
+    except TemplateFault:
+        if len(turns) == 1:
+            raise
+        # An earlier turn is rendered differently once an answer follows. What the template writes after the prompt is the same.
+        spoken = turns.spoken(len(turns) - 1)
+        prompt = prompt.removesuffix(turns.opened(len(turns) - 1)[len(spoken.prompt) :])
+        return prompt, turns.last_ending(spoken.text, eos_token)
+    return spoken.prompt, turns.last_ending(spoken.text, eos_token)
 
 
-def render_turns(messages: Messages, render: RenderMessages, eos_token: str) -> list[str]:
+def render_turns(
+    messages: Messages, render: RenderMessages, eos_token: str, marks: Collection[str] = (), spans: MarkedSpans | None = None
+) -> list[str]:
     """Return the text in pieces: context, assistant's turn, context, assistant's turn, and so on. The last message is the assistant's.
 
-    Concatenated, the pieces are the prompt and the response of `render_example`. The bounds of each turn are found by rendering the
-    conversation up to it, without the messages that follow.
+    Every turn is as the template renders it when it is the last one, also if it drops the thinking of earlier turns, with the end that the
+    template writes when others follow. The context of a turn is as the template renders it. A message with `train: false` is context.
+
+    Args:
+        marks: special tokens of the tokenizer, which may end a turn.
+        spans: returns the parts of a conversation's text that the template itself marks as generated; None learns whole turns.
 
     Raises:
-        TemplateFault: the template renders the beginning of the conversation differently if more messages follow.
+        TemplateFault: the template renders the beginning of the conversation differently if more messages follow, or no message is learnt.
     """
-    prompt, response = render_example(messages, render, eos_token)
-    pieces, begun = [], 0
-    for number, message in enumerate(messages[:-1]):
-        if message["role"] != "assistant":
+    turns = Turns(messages, render, marks)
+    pieces, context = [], ""
+    for turn, number in enumerate(turns.numbers):
+        spoken, opened = turns.spoken(turn), turns.opened(turn)
+        context = context.removesuffix(opened[len(spoken.prompt) :]) if turn else spoken.prompt
+        following = ""
+        if turn + 1 < len(turns):
+            text, following = turns.ending(turn, spoken.text)
+            turns.check_context(turn, spoken.prompt, following)
+        else:
+            text = turns.last_ending(spoken.text, eos_token)
+        if not is_learnt(messages[number]):
+            context += text + following
             continue
-        before, after = render(messages[:number], True), render(messages[: number + 1], False).rstrip()
-        if not (prompt.startswith(before) and prompt.startswith(after) and begun <= len(before) <= len(after)):
-            problem = f"the template renders the assistant's message {number + 1} of {len(messages)} differently if others follow it"
-            example = "for example because it drops the thinking of earlier turns"
-            raise TemplateFault(f"{problem}, {example}; the policy cannot learn such a turn: set loss_on=response")
-        pieces += [prompt[begun : len(before)], prompt[len(before) : len(after)]]
-        begun = len(after)
-    return [*pieces, prompt[begun:], response]
+        before, *parts = ["", text]
+        if spans and spoken.first is not None:
+            before, *parts = marked_pieces(text, spoken.first, spans(turns.until(turn)))
+        pieces += [context + before, *parts]
+        context = following
+    return pieces
 
 
-def _native(messages: Messages, generate: bool, tokenizer: PreTrainedTokenizerBase, further: Mapping[str, Any]) -> str:
-    conversation = [dict(message) for message in messages]
-    try:
-        text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=generate, **further)
-    except (TemplateError, ValueError, TypeError, KeyError) as error:
-        raise TemplateFault(f"the tokenizer's chat template rejects the messages: {error}") from error
-    assert isinstance(text, str)
-    return text
+OWN_TEMPLATES: Mapping[str, RenderMessages] = {"chatml": chatml, "qwen2_5": qwen2_5, "raw": raw}

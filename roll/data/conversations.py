@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from roll.config.schema.model import DataConfig
 from roll.data.chat import Render, render_example
+from roll.data.native import special_marks
 from roll.data.rows import Conversation, prompt_conversation
 from roll.data.tables import left_open
 from roll.types import Ints
@@ -54,9 +55,10 @@ def answered_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special
     It raises TemplateFault if the template rejects the conversation.
     """
     end = tokenizer.eos_token if isinstance(tokenizer.eos_token, str) else ""
+    marks = special_marks(tokenizer, str(tokenizer.chat_template or ""))
 
     def encode(conversation: Conversation, response: str) -> Ints:
-        prompt, answer = render_example([*conversation, {"role": "assistant", "content": response}], render, end)
+        prompt, answer = render_example([*conversation, {"role": "assistant", "content": response}], render, end, marks)
         given = open_tokens(prompt, tokenizer, special_tokens)
         return np.concatenate([given, np.asarray(tokenizer.encode(answer, add_special_tokens=False), np.int32)])
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,16 +14,30 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from roll.config.schema.model import DataConfig
-from roll.data.chat import Render, TemplateFault, render_example, render_turns
+from roll.data.chat import ChatTemplate, TemplateFault, render_example, render_turns
+from roll.data.native import UNLEARNT, Messages
 from roll.data.prompts import checked_renderer
-from roll.data.rows import example_conversation, labelled_conversation, number, pair_conversations, template_arguments, text_of
+from roll.data.rows import (
+    Conversation,
+    RowFault,
+    example_conversation,
+    labelled_conversation,
+    number,
+    pair_conversations,
+    template_arguments,
+    text_of,
+)
 from roll.data.sources import find_sources
-from roll.data.tables import Preparation, Texts, check_rows, column, count_by_file, cut_of, identity, prepared_table
+from roll.data.tables import Preparation, Texts, check_rows, column, count_by_file, count_remarks, cut_of, identity, prepared_table
+from roll.data.turns import is_learnt
+from roll.data.unwritten import UNWRITTEN, Unwritten
 from roll.errors import DataError, Fault
 from roll.types import Bools, Ints
 
 WORDLESS = "they contain no token to learn"
 """Fault of examples without a token that enters the loss."""
+UNTHOUGHT = "have no thinking, although the prompt opens it: they are learnt as the template writes them, after another prompt than in RL"
+"""A remark on rows; see `Texts.remarks`."""
 Kind = Literal["responses", "turns", "labelled", "pairs"]
 """Kind of a row: a response, a conversation in which every turn of the assistant is learnt, a response with a label, or two responses to
 compare."""
@@ -89,6 +103,8 @@ class ExampleSet:
     """Number of rows of each file that were dropped because a response has no token to predict."""
     alike: Mapping[str, int]
     """Number of pairs of each file whose two responses are the same. They stay in the set."""
+    remarks: Mapping[str, Mapping[str, int]]
+    """Number of rows of each file by remark; see `Texts.remarks`. The rows stay in the set."""
     _longest: int
     """Largest number of tokens of an example from raw text."""
     _learn_all: bool
@@ -152,7 +168,7 @@ def prepare_examples(
     sources = find_sources(data_args.file_name, data_args.split)
     is_raw = data_args.text is not None
     render = None if is_raw else checked_renderer(data_args, tokenizer)
-    texts = partial(_texts, data_args=data_args, render=render, eos_token=tokenizer.eos_token, kind=kind)
+    texts = partial(_texts, data_args=data_args, render=render, unwritten=Unwritten(), eos_token=tokenizer.eos_token, kind=kind)
     cut = None if is_raw else cut_of(max(limits.prompt, limits.response))
     preparation = Preparation(texts, tokenizer, is_raw or data_args.template == "raw", data_args, cut)
     table = prepared_table(sources, preparation, kind, cache_folder)
@@ -168,32 +184,92 @@ def prepare_examples(
         for which in (~fits, fits & ~is_learnt, fits & is_learnt & column(table, "alike"))
     )
     positions = np.flatnonzero(meant & fits & is_learnt)
+    remarks = count_remarks(table, positions, sources)
     if not len(positions):
         least = Limits(_least(prompt[meant]), _least(np.maximum(response, rejected)[meant]))
         raise DataError(_nothing_left(limits, least, too_long, wordless, sources[0].name))
     longest, starts = limits.prompt + limits.response, np.zeros(len(positions), np.int64)
     if is_raw:
         positions, starts = _pieces(positions, prompt + response, longest)
-    return ExampleSet(positions, starts, too_long, wordless, alike, longest, learn_all or is_raw, table)
+    return ExampleSet(positions, starts, too_long, wordless, alike, remarks, longest, learn_all or is_raw, table)
 
 
-def _texts(row: Mapping[str, Any], data_args: DataConfig, render: Render | None, eos_token: str, kind: Kind) -> Texts:
+def _texts(
+    row: Mapping[str, Any], data_args: DataConfig, render: ChatTemplate | None, unwritten: Unwritten, eos_token: str, kind: Kind
+) -> Texts:
     if render is None:
         assert data_args.text is not None
         return Texts(text_of(row, data_args.text), eos_token)
-    render = partial(render, further=template_arguments(row))
+    reading = Reading(render, unwritten, eos_token, {**data_args.chat_template_kwargs, **template_arguments(row)})
     if kind == "responses":
-        return Texts(*render_example(example_conversation(row, data_args), render, eos_token))
+        return reading.response(example_conversation(row, data_args))
     if kind == "turns":
-        *context, response = render_turns(example_conversation(row, data_args), render, eos_token)
-        return Texts("".join(context), response, pieces=tuple(context))
+        return reading.turns(example_conversation(row, data_args))
     if kind == "labelled":
         conversation, desirable = labelled_conversation(row, data_args)
-        return Texts(*render_example(conversation, render, eos_token), value=float(desirable))
-    chosen, rejected = (render_example(conversation, render, eos_token) for conversation in pair_conversations(row, data_args))
-    if chosen[0] != rejected[0]:
+        return replace(reading.response(conversation), value=float(desirable))
+    chosen, rejected = map(reading.response, pair_conversations(row, data_args))
+    return _compared(chosen, rejected, number(row, data_args.margin) if data_args.margin else 0.0)
+
+
+class Reading:
+    """Reads the conversations of one row with the template of the run and the row's own arguments."""
+
+    def __init__(self, template: ChatTemplate, unwritten: Unwritten, eos_token: str, further: Mapping[str, Any]) -> None:
+        self._template, self._unwritten, self._eos_token, self._further = template, unwritten, eos_token, further
+
+    def response(self, conversation: Conversation) -> Texts:
+        """Return the texts of a conversation whose last message is learnt."""
+        if not is_learnt(conversation[-1]):
+            remedy = "remove the row, or learn the other turns with loss_on=assistant"
+            raise RowFault("the last message is not to be learnt", f"the last message has '{UNLEARNT}': false", remedy)
+        prompt, response = self._example(conversation)
+        self._unwritten.check_learnt(conversation, response, lambda changed: self._example(changed)[1])
+        return Texts(prompt, response, remarks=self._remarks(conversation[:-1], prompt, prompt))
+
+    def turns(self, conversation: Conversation) -> Texts:
+        """Return the texts of a conversation in which every turn of the assistant is learnt that may be."""
+        learnt = [index for index, message in enumerate(conversation) if is_learnt(message)]
+        if not learnt:
+            remedy = f"remove the row, or remove '{UNLEARNT}' from a message"
+            raise RowFault("no message is to be learnt", f"every message of the assistant has '{UNLEARNT}': false", remedy)
+        # What follows the last turn that is learnt has no effect on the loss.
+        conversation = conversation[: learnt[-1] + 1]
+        spans = partial(self._template.spans, further=self._further) if self._template.marks_turns else None
+        *context, response = render_turns(conversation, self._render, self._eos_token, self._template.marks, spans)
+        text = "".join((*context, response))
+        for index in learnt:
+            self._unwritten.check_learnt(conversation[: index + 1], text, lambda changed: self._example(changed)[1])
+        begun = next(index for index, message in enumerate(conversation) if message["role"] == "assistant")
+        remarks = self._remarks(conversation[:-1], text, context[0] if begun == learnt[0] else "", learnt, begun)
+        return Texts("".join(context), response, pieces=tuple(context), remarks=remarks)
+
+    def _render(self, messages: Messages, generate: bool) -> str:
+        return self._template(messages, generate, self._further)
+
+    def _example(self, conversation: Messages) -> tuple[str, str]:
+        return render_example(conversation, self._render, self._eos_token, self._template.marks)
+
+    def _remarks(self, messages: Messages, text: str, prompt: str, learnt: Sequence[int] = (), begun: int | None = None) -> tuple[str, ...]:
+        """Return the remarks on messages before a response.
+
+        Args:
+            prompt: the prompt of the first turn that is learnt; "" to make no remark on it.
+            begun: index of that turn; None if it follows `messages`.
+        """
+        lost = self._unwritten.in_context(messages, text, lambda changed: self._render(changed, True), learnt)
+        found = tuple(UNWRITTEN.format(place) for place in lost)
+        opened = self._render(messages[:begun], True)
+        return (*found, UNTHOUGHT) if prompt and opened.startswith(prompt) and opened[len(prompt) :].strip() else found
+
+
+def _compared(chosen: Texts, rejected: Texts, margin: float) -> Texts:
+    """Return the texts of a pair. If only one of the two continues the thinking that the prompt opens, the opening tag is part of it."""
+    prompt = min(chosen.prompt, rejected.prompt, key=len)
+    if not (chosen.prompt.startswith(prompt) and rejected.prompt.startswith(prompt)):
         raise TemplateFault("the template renders the prompt differently for the chosen and the rejected response")
-    return Texts(*chosen, rejected[1], number(row, data_args.margin) if data_args.margin else 0.0)
+    better, worse = (one.prompt[len(prompt) :] + one.response for one in (chosen, rejected))
+    return Texts(prompt, better, worse, margin, remarks=tuple(dict.fromkeys((*chosen.remarks, *rejected.remarks))))
 
 
 def _pieces(positions: NDArray[np.int64], tokens: NDArray[np.int32], longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -18,11 +18,12 @@ from transformers import PreTrainedTokenizerBase
 from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
-from roll.data.chat import Render, renderer
+from roll.data.chat import ChatTemplate, renderer
 from roll.data.routes import Routes, tag_routes
 from roll.data.rows import prompt_conversation, read_row, template_arguments
 from roll.data.sources import find_sources
-from roll.data.tables import DOMAIN, Preparation, Texts, check_rows, column, count_by_file, cut_of, identity, prepared_table
+from roll.data.tables import DOMAIN, Preparation, Texts, check_rows, column, count_by_file, count_remarks, cut_of, identity, prepared_table
+from roll.data.unwritten import UNWRITTEN, Unwritten
 from roll.errors import DataError, Fault
 from roll.types import Prompt
 
@@ -47,6 +48,8 @@ class PromptSet:
     """Number of prompts by `domain`, for values that name no reward domain. The domain of these prompts follows from their tag."""
     _data_args: DataConfig = field(repr=False)
     _table: datasets.Dataset = field(repr=False)
+    remarks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Number of rows of each file by remark; see `Texts.remarks`. The rows stay in the set."""
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -91,7 +94,7 @@ def prepare_prompts(
     """
     routes = Routes(tuple(sections), tag_routes(sections))
     sources = find_sources(data_args.file_name, data_args.split)
-    texts = partial(_prompt_text, data_args=data_args, render=checked_renderer(data_args, tokenizer))
+    texts = partial(_prompt_text, data_args=data_args, render=checked_renderer(data_args, tokenizer), unwritten=Unwritten())
     preparation = Preparation(texts, tokenizer, data_args.template == "raw", data_args, cut_of(prompt_length))
     table = prepared_table(sources, preparation, "prompts", cache_folder)
     labels = routes.labels(column(table, DOMAIN), column(table, "tag"))
@@ -107,20 +110,32 @@ def prepare_prompts(
     unknown_domains = Counter(label.domain for label in used if label.domain and label.domain not in sections)
     domain_index = np.fromiter(map(routes.domain_index, used), np.int16, count=len(used))
     names = tuple(source.name for source in sources)
-    return PromptSet(names, routes.domains, positions, domain_index, too_long, unknown_tags, unknown_domains, data_args, table)
+    remarks = count_remarks(table, positions, sources)
+    return PromptSet(names, routes.domains, positions, domain_index, too_long, unknown_tags, unknown_domains, data_args, table, remarks)
 
 
-def checked_renderer(data_args: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Render:
-    """Return the renderer of `data_args.template`. Raises DataError if it is `native` and the tokenizer has no chat template."""
+def checked_renderer(data_args: DataConfig, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
+    """Return the renderer of `data_args.template`.
+
+    Raises:
+        DataError: the template does not fit the tokenizer, or does not read a key of `chat_template_kwargs`.
+    """
     try:
-        return renderer(data_args.template, tokenizer)
+        found = renderer(data_args.template, tokenizer)
     except ValueError as error:
         remedy = "set it to `chatml`, `qwen2_5` or `raw`, or use a tokenizer that has a chat template"
         raise DataError([Fault("data_args.template", f"is '{data_args.template}', but {error}", remedy)]) from error
+    if unread := found.unread(data_args.chat_template_kwargs):
+        problem = f"has '{unread[0]}', which the template '{data_args.template}' does not read"
+        raise DataError([Fault("data_args.chat_template_kwargs", problem, "remove it, or use a tokenizer whose template reads it")])
+    return found
 
 
-def _prompt_text(row: Mapping[str, Any], data_args: DataConfig, render: Render) -> Texts:
-    return Texts(render(prompt_conversation(read_row(row, data_args), data_args), True, template_arguments(row)))
+def _prompt_text(row: Mapping[str, Any], data_args: DataConfig, render: ChatTemplate, unwritten: Unwritten) -> Texts:
+    render_row = partial(render, generate=True, further={**data_args.chat_template_kwargs, **template_arguments(row)})
+    conversation = prompt_conversation(read_row(row, data_args), data_args)
+    text = render_row(conversation)
+    return Texts(text, remarks=tuple(UNWRITTEN.format(place) for place in unwritten.in_context(conversation, text, render_row)))
 
 
 def _all_too_long(name: str, count: int, prompt_length: int, shortest: int) -> Fault:

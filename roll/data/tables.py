@@ -31,9 +31,12 @@ from roll.errors import DataError, Fault, RollError
 from roll.system.locks import LockHeld, locked
 from roll.system.orphans import forks_die_too
 
-FORMAT = "8"
+FORMAT = "9"
 """Part of the fingerprint. A new value invalidates all tables of earlier versions of this file."""
-COLUMNS = {"template", "messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system", "tag", "id"}
+COLUMNS = {
+    *("template", "chat_template_kwargs", "messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system"),
+    *("tag", "id"),
+}
 """Keys of `data_args` that affect prepared rows."""
 DOMAIN = "domain"
 """Column with a row's reward domain."""
@@ -70,6 +73,7 @@ PREPARED = datasets.Features(
         "pieces": datasets.List(datasets.Value("int32")),
         "alike": datasets.Value("bool"),
         "value": datasets.Value("float64"),
+        "remarks": datasets.List(datasets.Value("string")),
         "text": datasets.Value("large_string"),
         "label": datasets.Value("string"),
         "domain": datasets.Value("string"),
@@ -86,6 +90,7 @@ PREPARED = datasets.Features(
 - `pieces`: the number of tokens of each of `Texts.pieces` and of the response; empty if the prompt has no pieces.
 - `alike`: whether the two responses of a pair are the same.
 - `value`: the label or the margin.
+- `remarks`: see `Texts.remarks`.
 - `text`: the rendered prompt.
 - `reason`, `problem`, `remedy`: the row's fault; empty for a row without one.
 """
@@ -104,6 +109,8 @@ class Texts:
     """Label of the response, or margin of the pair."""
     pieces: tuple[str, ...] = ()
     """The prompt in pieces that are tokenised separately: context, assistant's turn, context, ..., context. Empty to tokenise it whole."""
+    remarks: tuple[str, ...] = ()
+    """What a user should know about the row, although it is used. Each continues "3 of its rows"."""
 
 
 ReadTexts = Callable[[Mapping[str, Any]], Texts]
@@ -138,7 +145,7 @@ class Preparation:
         return {**{name: batch[name] for name in ("file", "number", "row")}, **columns}
 
     def _record(self, row_text: str, problem: str) -> dict[str, Any]:
-        record: dict[str, Any] = {"text": "", "response": "", "rejected": "", "value": 0.0, "pieces": ()}
+        record: dict[str, Any] = {"text": "", "response": "", "rejected": "", "value": 0.0, "pieces": (), "remarks": []}
         record |= dict.fromkeys(("label", "domain", "tag"))
         digest = int.from_bytes(xxhash.xxh3_64_digest(row_text.encode()), "big", signed=True)
         record |= {"reason": "", "problem": "", "remedy": "", "digest": digest}
@@ -153,7 +160,7 @@ class Preparation:
         try:
             texts = self.texts(row)
             record |= {"text": texts.prompt, "response": texts.response, "rejected": texts.rejected, "value": texts.value}
-            record["pieces"] = texts.pieces
+            record |= {"pieces": texts.pieces, "remarks": list(texts.remarks)}
         except RowFault as fault:
             record |= {"reason": fault.reason, "problem": fault.problem, "remedy": fault.remedy}
         except TemplateFault as fault:
@@ -312,6 +319,16 @@ def count_by_file(table: datasets.Dataset, positions: NDArray[np.int64], sources
     """Return the number of rows at `positions` by source. Sources without such a row are left out."""
     counts = np.bincount(column(table, "file")[positions], minlength=len(sources))
     return {source.name: int(count) for source, count in zip(sources, counts, strict=True) if count}
+
+
+def count_remarks(table: datasets.Dataset, positions: NDArray[np.int64], sources: Sequence[Source]) -> dict[str, dict[str, int]]:
+    """Return the number of rows at `positions` by remark and source."""
+    said = column(table, "remarks")
+    by_remark: dict[str, list[int]] = {}
+    for position in positions[[len(said[position]) > 0 for position in positions]]:
+        for what in said[position]:
+            by_remark.setdefault(what, []).append(int(position))
+    return {what: count_by_file(table, np.asarray(found), sources) for what, found in by_remark.items()}
 
 
 def _stored_fault(table: datasets.Dataset, position: int) -> RowFault:

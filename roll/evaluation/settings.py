@@ -251,7 +251,7 @@ def _names(files: Sequence[str]) -> dict[str, str]:
 
 def _rows(request: Request, file: str, columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return the block `data_args` of one file: the columns and the template of the run, overridden by those of the request."""
-    keys = ("template", "prompt", "messages", "system", "tag", "id", "split")
+    keys = ("template", "chat_template_kwargs", "prompt", "messages", "system", "tag", "id", "split")
     block = {key: value for key, value in columns.items() if key in keys} | {"file_name": file}
     asked = {"template": request.template, "split": request.split, "prompt": request.prompt, "messages": request.messages}
     if request.reward:

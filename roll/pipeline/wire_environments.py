@@ -42,6 +42,8 @@ def prompts_of(
     if rows is not None:
         prompts = prepare_prompts(rows, tokenizer, config.prompt_length, config.domains)
         remark(prompts.too_long, f"were left out: the prompt is longer than prompt_length {config.prompt_length}")
+        for what, counts in prompts.remarks.items():
+            remark(counts, what)
         remark_routes(prompts)
         sets.append(prompts)
     if tasks:
@@ -58,7 +60,8 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
     if not config.environments:
         return None
     rows, learner = config.actor_train.data_args, config.actor_train.model_args
-    return chat_renderer(tokenizer, model_path(config, learner), rows.template if rows else "native")
+    further = rows.chat_template_kwargs if rows else {}
+    return chat_renderer(tokenizer, model_path(config, learner), rows.template if rows else "native", further)
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,8 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
         remark(rows.too_long, f"were left out: {longer}")
         remark(rows.wordless, f"were left out: {WORDLESS}")
         remark(rows.alike, "teach no preference: the chosen and the rejected response are the same")
+        for what, counts in rows.remarks.items():
+            remark(counts, what)
         return rows
 
     training = prepare(learning.data_args, 0)

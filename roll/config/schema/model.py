@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -119,6 +119,9 @@ class DataConfig(StrictConfig):
     split: str = Field("train", description="Split to read if a source has several.")
     template: Literal["native", "chatml", "qwen2_5", "raw"] = Field(
         "native", description="Chat template: `native` (the tokenizer's own), `chatml`, `qwen2_5`, or `raw` (no template)."
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="Arguments of the chat template for every row, such as `{enable_thinking: false}`; those of a row take precedence."
     )
     messages: str | None = Field(None, description="Column with a list of `{role, content}`. Give either this or `prompt`.")
     prompt: str | None = Field(None, description="Column with the prompt as text.")

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roll.data.chat import TemplateFault
+from roll.data.native import ASKED, PROBE, THINK, THOUGHT, TemplateFault
 from roll.data.renderers.base import Parsed
-from roll.data.renderers.calls import THINK, THOUGHT, read_turn
+from roll.data.renderers.calls import read_turn
 from roll.data.renderers.encoding import Encoder, guard_for, ints, render_tokens
-from roll.data.renderers.probes import ASKED, CALL, PROBE, SYSTEM, TOOLS, calling
+from roll.data.renderers.probes import CALL, SYSTEM, TOOLS, calling
 from roll.data.renderers.templates import Messages, RenderTurns, Tools
 from roll.types import Ints
 

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from roll.data.native import THINK, THOUGHT
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-THINK, THOUGHT = "<think>", "</think>"
 DECODER = json.JSONDecoder(parse_constant=lambda name: _refuse(name))
 
 

@@ -16,24 +16,19 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from roll.data.chat import TemplateFault
+from roll.data.native import TemplateFault, special_marks
 from roll.data.renderers.templates import Messages, RenderTurns, Tools
 from roll.types import Ints
 
 PRIVATE = range(0xF0000, 0xFFFFE)
 """Code points for private use, to which Unicode assigns no character."""
-OPENINGS = ("<|", "<｜")
-"""Prefixes of most special tokens, including those that the tokenizer does not list as special."""
-TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""Tags that have a meaning in the policy's own text, even if the template does not contain them."""
 
 
 class Encoder:
     """Converts text to tokens and back, for one tokenizer.
 
     Attributes:
-        marks: token id of each special token by its text. An added token counts as special if the tokenizer marks it as special, if it
-            looks like a special token or is one of TAGS, or if the template contains it.
+        marks: token id of each special token by its text; see `special_marks`.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
@@ -48,12 +43,7 @@ class Encoder:
         if not isinstance(backend, Tokenizer):
             raise ValueError("its tokenizer is not one of the library 'tokenizers' (it has no tokenizer.json)")
         added = tokenizer.added_tokens_decoder
-        self.marks: Mapping[str, int] = {
-            token.content: number
-            for number, token in added.items()
-            if token.content.strip()
-            and (token.special or token.content.startswith(OPENINGS) or token.content in TAGS or token.content in template)
-        }
+        self.marks: Mapping[str, int] = special_marks(tokenizer, template)
         self._tokenizer = tokenizer
         self._whole: Tokenizer = backend
         self._strip_left = {token.content for token in added.values() if token.lstrip}

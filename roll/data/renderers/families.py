@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from roll.data.chat import NOTHING
 from roll.data.renderers.base import ChatRenderer
 from roll.data.renderers.bridges import TemplateRenderer
 from roll.data.renderers.encoding import Encoder
@@ -15,12 +18,15 @@ from roll.errors import BadInput, Fault
 REMEDY = "set data_args.template to chatml or qwen2_5 (the tokenizer must have <|im_start|> and <|im_end|>), or use another model"
 
 
-def chat_renderer(tokenizer: PreTrainedTokenizerBase, model_path: str | Path, template: str) -> ChatRenderer:
+def chat_renderer(
+    tokenizer: PreTrainedTokenizerBase, model_path: str | Path, template: str, further: Mapping[str, Any] = NOTHING
+) -> ChatRenderer:
     """Return the renderer for a model's conversations over several turns.
 
     Args:
         model_path: folder of the model.
         template: value of `data_args.template`.
+        further: value of `data_args.chat_template_kwargs`.
 
     Raises:
         BadInput: a conversation in this format cannot be continued from its tokens.
@@ -30,7 +36,7 @@ def chat_renderer(tokenizer: PreTrainedTokenizerBase, model_path: str | Path, te
     try:
         eos = tokenizer.eos_token_id
         encoder = Encoder(tokenizer, template_text(tokenizer, template))
-        render = turns_renderer(tokenizer, template)
+        render = turns_renderer(tokenizer, template, further)
         known = family_renderer(tokenizer, encoder, render, model_path) if template == "native" else None
         if known is not None:
             return known

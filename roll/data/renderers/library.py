@@ -16,11 +16,11 @@ from pydantic import TypeAdapter
 from renderers import ParsedToolCall, Renderer, RendererConfig, ToolCallParseStatus, create_renderer
 from transformers import PreTrainedTokenizerBase
 
-from roll.data.chat import TemplateFault
+from roll.data.native import ASKED, PROBE, TemplateFault
 from roll.data.renderers.base import Parsed
 from roll.data.renderers.calls import is_call
 from roll.data.renderers.encoding import Encoder, ints, render_tokens
-from roll.data.renderers.probes import ASKED, CALL, PROBE, SYSTEM, TOOL, TOOLS, calling
+from roll.data.renderers.probes import CALL, SYSTEM, TOOL, TOOLS, calling
 from roll.data.renderers.templates import Messages, RenderTurns, Tools, template_message
 from roll.types import Ints
 

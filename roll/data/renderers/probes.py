@@ -7,9 +7,6 @@ from typing import Any
 
 from roll.data.renderers.templates import Messages, Tools
 
-PROBE = "Quokka"
-"""Text of the assistant's message in a probe. It marks the position of the message in the rendered text."""
-ASKED: Mapping[str, Any] = {"role": "user", "content": "Wombat"}
 SYSTEM: Mapping[str, Any] = {"role": "system", "content": "Be brief."}
 TOOL = "wallaby"
 CALL: Mapping[str, Any] = {"name": TOOL, "arguments": {"leaf": "eucalyptus", "number": 3}}

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from roll.data.chat import QWEN2_5_SYSTEM, TemplateFault
+from roll.data.chat import NOTHING, QWEN2_5_SYSTEM, check_marks
+from roll.data.native import PLAIN, NativeTemplate, TemplateFault, apply_template, opening
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -73,30 +73,31 @@ def template_text(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
         raise ValueError(f"the template '{template}' does not mark the end of a turn")
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer has no chat template of its own")
-    own = tokenizer.chat_template
-    return own if isinstance(own, str) else "\n".join(own.values())
+    return NativeTemplate(tokenizer).source
 
 
-def turns_renderer(tokenizer: PreTrainedTokenizerBase, template: str) -> RenderTurns:
-    """Return the function that renders messages with `template`. Raises ValueError as `template_text` does."""
-    chosen, writes_calls = OWN.get(template), "tool_calls" in template_text(tokenizer, template)
+def turns_renderer(tokenizer: PreTrainedTokenizerBase, template: str, further: Mapping[str, Any] = NOTHING) -> RenderTurns:
+    """Return the function that renders messages with `template`.
+
+    Args:
+        further: additional arguments of the tokenizer's own chat template.
+
+    Raises:
+        ValueError: see `template_text`; or the tokenizer lacks a mark of the template, or the template does not read an argument.
+    """
+    check_marks(template, tokenizer)
+    chosen, source = OWN.get(template), template_text(tokenizer, template)
+    if unread := [key for key in further if chosen is not None or key not in source]:
+        raise ValueError(f"the template does not read '{unread[0]}' of chat_template_kwargs")
+    form = NativeTemplate(tokenizer).form if chosen is None else PLAIN
+    begun = "" if chosen is None else opening(tokenizer)
 
     def render(messages: Messages, tools: Tools, generate: bool) -> str:
-        if not writes_calls and any(message.get("tool_calls") for message in messages):
+        if "tool_calls" not in source and any(message.get("tool_calls") for message in messages):
             raise TemplateFault("a message has 'tool_calls', which the template does not write")
-        conversation = [template_message(message) for message in messages]
-        try:
-            rendered = tokenizer.apply_chat_template(
-                conversation,
-                tools=[dict(tool) for tool in tools] or None,
-                tokenize=False,
-                add_generation_prompt=generate,
-                chat_template=chosen,
-            )
-        except (TemplateError, ValueError, TypeError, KeyError) as error:
-            raise TemplateFault(f"the chat template rejects the messages: {error}") from error
-        assert isinstance(rendered, str)
-        return rendered
+        conversation = [form.of(template_message(message)) for message in messages]
+        given = {**further, "tools": [dict(tool) for tool in tools] or None}
+        return begun + apply_template(tokenizer, conversation, generate, given, chosen)
 
     return render
 

@@ -13,7 +13,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from roll.config.schema.model import DataConfig
-from roll.data.examples import ExampleSequence, Limits, prepare_examples
+from roll.data import examples
+from roll.data.examples import ExampleSequence, ExampleSet, Kind, Limits, prepare_examples
+from roll.data.unwritten import UNWRITTEN
 from roll.errors import DataError
 
 Write = Callable[..., str]
@@ -158,3 +160,137 @@ def test_a_missing_response_is_a_fault(write_jsonl: Write, tmp_path: Path, token
     path = write_jsonl([{"q": "One?"}])
     with pytest.raises(DataError, match="column 'a' is missing"):
         only(path, tmp_path, tokenizer, template="raw", prompt="q", response="a")
+
+
+USER, YES = {"role": "user", "content": "What is one and one?"}, {"role": "assistant", "content": "The answer is two."}
+CALL = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
+FED = {"role": "tool", "content": "2", "tool_call_id": "call00000"}
+LOSES = (
+    "{% for m in messages %}{% if m['role'] == 'system' and loop.first %}[system]{{ m['content'] }}{% elif m['role'] == 'user' %}"
+    "[user]{{ m['content'] }}{% elif m['role'] == 'assistant' %}[assistant]{% if m.tool_calls %}{{ m.tool_calls[0] | tojson }}"
+    "{% else %}{{ m['content'].split('</think>')[-1] }}{% endif %}<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+"""Writes no second system message, no answer of a tool, no text beside a call, no second call and no thinking."""
+
+
+def prepared(
+    write_jsonl: Write,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    row: dict[str, Any],
+    kind: Kind = "responses",
+    chat_template: str = LOSES,
+    **columns: Any,
+) -> ExampleSet:
+    made = copy.deepcopy(tokenizer)
+    made.chat_template = chat_template
+    columns = {"messages": "messages", **columns, "file_name": write_jsonl([row])}
+    return prepare_examples(DataConfig.model_validate(columns), made, Limits(500, 500), kind, cache_folder=folder / "cache")
+
+
+@pytest.mark.parametrize(
+    ("messages", "lost"),
+    [
+        ([USER, {"role": "system", "content": "Be brief, please."}, USER, YES], ["a system message after the first message"]),
+        ([USER, {"role": "system", "content": "Hm"}, USER, YES], ["a system message after the first message"]),
+        ([USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, FED, YES], ["a tool's answer"]),
+        (
+            [USER, {"role": "assistant", "content": "Let us see.", "tool_calls": [CALL]}, FED, YES],
+            ["an earlier turn's text beside a tool call", "a tool's answer"],
+        ),
+        ([{"role": "system", "content": "Be brief, please."}, USER, YES], []),
+        ([USER, {"role": "assistant", "content": "<think>So.</think>Yes."}, USER, YES], []),
+    ],
+)
+def test_text_that_the_context_loses_is_counted(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], lost: list[str]
+) -> None:
+    found = prepared(write_jsonl, tmp_path, tokenizer, {"messages": messages})
+    assert list(found.remarks) == [UNWRITTEN.format(place) for place in lost]
+    assert [list(counts.values()) for counts in found.remarks.values()] == [[1]] * len(lost)
+
+
+@pytest.mark.parametrize("kind", ["responses", "turns"])
+@pytest.mark.parametrize(
+    ("last", "part"),
+    [
+        ({"content": "Let us see what it is.", "tool_calls": [CALL]}, "the text"),
+        ({"content": "So", "tool_calls": [CALL]}, "the text"),
+        ({"content": "", "tool_calls": [CALL, CALL]}, "a tool call"),
+        ({"content": "<think>One and one make two.</think>The answer is two."}, "the thinking"),
+        ({"content": "<think>Hm</think>The answer is two."}, "the thinking"),
+    ],
+)
+def test_text_that_a_learnt_turn_loses_is_a_fault(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, kind: Kind, last: dict[str, Any], part: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        prepared(write_jsonl, tmp_path, tokenizer, {"messages": [USER, {"role": "assistant", **last}]}, kind)
+    assert f"the template does not write {part} of the assistant's message 2" in caught.value.faults[0].problem
+
+
+def test_a_user_s_text_that_is_lost_is_a_fault(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(DataError) as caught:
+        prepared(write_jsonl, tmp_path, tokenizer, {"messages": [USER, YES]}, chat_template=LOSES.replace("[user]{{ m['content'] }}", "."))
+    assert "the user's message 1" in caught.value.faults[0].problem
+
+
+@pytest.mark.parametrize("kind", ["responses", "turns"])
+def test_a_row_with_nothing_to_learn_is_a_fault(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examples, "example_conversation", lambda row, data_args: [USER, YES | {"train": False}])
+    with pytest.raises(DataError) as caught:
+        prepared(write_jsonl, tmp_path, tokenizer, {"messages": [USER, YES]}, kind)
+    assert "'train': false" in caught.value.faults[0].problem
+
+
+def test_turns_after_the_last_that_is_learnt_are_left_out(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examples, "example_conversation", lambda row, data_args: [USER, YES, USER, YES | {"train": False}])
+    sequence = prepared(write_jsonl, tmp_path, tokenizer, {"messages": [USER, YES]}, "turns").example(0).sequences[0]
+    assert tokenizer.decode(sequence.token_ids) == f"[user]{USER['content']}[assistant]{YES['content']}<|im_end|>"
+    assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == f"{YES['content']}<|im_end|>"
+
+
+OPENS = (
+    "{% for m in messages %}[{{ m['role'] }}]{% if m['role'] == 'assistant' and shown %}<think>\n</think>{% endif %}"
+    "{{ m['content'].split('</think>')[-1] }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]<think>\n{{ '</think>' if shown }}{% endif %}"
+)
+"""Opens the thinking in the prompt, and drops it from every turn."""
+
+
+def test_responses_continue_a_prompt_that_opens_thinking(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    row = {"messages": [USER, {"role": "assistant", "content": "<think>\nHm</think>Two."}]}
+    sequence = prepared(write_jsonl, tmp_path, tokenizer, row, chat_template=OPENS).example(0).sequences[0]
+    assert tokenizer.decode(sequence.token_ids[~sequence.response_mask]) == f"[user]{USER['content']}<|im_end|>[assistant]<think>\n"
+    assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == "Hm</think>Two.<|im_end|>"
+
+
+def test_a_pair_shares_the_prompt_if_one_response_thinks(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    row = {"messages": [USER], "good": "<think>\nHm</think>Two.", "bad": "Two."}
+    found = prepared(write_jsonl, tmp_path, tokenizer, row, "pairs", OPENS, chosen="good", rejected="bad")
+    learnt = [tokenizer.decode(one.token_ids[one.response_mask]) for one in found.example(0).sequences]
+    assert learnt == ["<think>\nHm</think>Two.<|im_end|>", "Two.<|im_end|>"]
+    assert [list(counts.values()) for counts in found.remarks.values()] == [[1]], "the response without thinking is said"
+
+
+@pytest.mark.parametrize(("own", "shown"), [({}, True), ({"shown": False}, False)])
+def test_a_row_s_template_arguments_precede_those_of_the_key(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, own: dict[str, Any], shown: bool
+) -> None:
+    row = {"messages": [USER, YES], "chat_template_kwargs": own}
+    found = prepared(write_jsonl, tmp_path, tokenizer, row, chat_template=OPENS, chat_template_kwargs={"shown": True})
+    assert ("</think>" in tokenizer.decode(found.example(0).sequences[0].token_ids)) == shown
+
+
+@pytest.mark.parametrize("template", ["native", "chatml"])
+def test_template_arguments_that_nothing_reads_are_a_fault(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, template: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        prepared(write_jsonl, tmp_path, tokenizer, {"messages": [USER, YES]}, template=template, chat_template_kwargs={"thinking": True})
+    assert caught.value.faults[0].place == "data_args.chat_template_kwargs"

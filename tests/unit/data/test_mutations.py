@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from roll.config.schema.model import DataConfig
-from roll.data.chat import renderer
+from roll.data.chat import ChatTemplate, renderer
 from roll.data.prompts import _prompt_text
 from roll.data.sources import find_sources
 from roll.data.tables import Preparation
+from roll.data.unwritten import Unwritten
 from roll.errors import DataError
 from tests import limits
 
@@ -97,9 +100,10 @@ def characters(texts: list[str], **options: Any) -> dict[str, list[list[int]]]:
     return {"input_ids": [[ord(one) for one in text] for text in texts]}
 
 
-def test_rows_that_are_altered_at_random_are_read_as_they_are_or_named(tmp_path: Path) -> None:
+def test_rows_that_are_altered_at_random_are_read_as_they_are_or_named(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     chance, seen, refused = random.Random(17), 0, 0
-    preparation = Preparation(_texts, characters, False, COLUMNS, None)  # type: ignore[arg-type]
+    texts = partial(_texts, render=renderer("chatml", tokenizer))
+    preparation = Preparation(texts, characters, False, COLUMNS, None)  # type: ignore[arg-type]
     while seen < ROWS:
         lines = [mutated(json.dumps(row(number)).encode(), chance) for number in range(LINES_OF_FILE)]
         path = tmp_path / "rows.jsonl"
@@ -126,8 +130,8 @@ def test_rows_that_are_altered_at_random_are_read_as_they_are_or_named(tmp_path:
     assert ROWS / 4 < refused < ROWS * 3 / 4, "many are refused, and many are not"
 
 
-def _texts(row: Any) -> Any:
-    return _prompt_text(row, COLUMNS, renderer("chatml", None))  # type: ignore[arg-type]
+def _texts(row: Any, render: ChatTemplate) -> Any:
+    return _prompt_text(row, COLUMNS, render, Unwritten())
 
 
 def write_array(path: Path, rows: list[dict[str, Any]]) -> None:
