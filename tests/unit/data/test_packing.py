@@ -217,3 +217,13 @@ def test_response_lengths_are_counted_one_by_one(masks: list[list[bool]]) -> Non
     """The cases include sequences without tokens."""
     sequences = concatenate([np.zeros(len(mask), np.int32) for mask in masks], [np.array(mask, np.bool_) for mask in masks])
     assert sequences.response_lengths.tolist() == [sum(mask) for mask in masks]
+
+
+def test_labels_move_with_their_sequences() -> None:
+    sequences = concatenate([np.full(length, length, np.int32) for length in (2, 3, 4, 5)], [np.arange(n) > 0 for n in (2, 3, 4, 5)])
+    labels = np.array([0.0, 1.0, 2.0, 3.0], np.float32)
+    batch = TrainBatch(sequences, np.zeros(14, np.float32), None, np.zeros(14, np.int32), labels=labels)
+    for indices in ([3, 0, 2], [1], [2, 1, 0, 3], []):
+        taken = take(batch, indices)
+        assert taken.labels is not None and taken.labels.tolist() == indices
+    assert take(take(batch, [3, 0, 2]), [1, 2]).labels.tolist() == [0, 2]  # pyright: ignore[reportOptionalMemberAccess]

@@ -124,3 +124,10 @@ def test_lessons_are_drawn_and_resumed_the_same_way() -> None:
     assert restored.ahead(14) == whole[13:]
     assert restored.draw(14) == whole[13:]
     assert restored.state_dict()["stream"]["position"] == 27
+
+
+def test_the_first_draws_by_hand(prompts: PromptSet) -> None:
+    """Each draw goes to the domain that would otherwise lag most behind its share: 0.3 n - drawn against 0.7 n - drawn for draw n."""
+    drawn = [prompt.domain for prompt in PromptSampler(prompts, 1, {"b": 0.3, "a": 0.7}).draw(4)]
+    assert drawn == ["a", "b", "a", "a"]
+    assert [prompt.domain for prompt in PromptSampler(prompts, 1, {"b": 0.1, "a": 0.9}).draw(4)] == ["a"] * 4

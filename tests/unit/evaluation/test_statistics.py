@@ -43,6 +43,16 @@ def test_prompts_that_are_all_alike_count_each_sample() -> None:
     assert (share([0.5] * 10, 4).low, share([0.5] * 10, 4).high) == pytest.approx(wilson(0.5, 40))
 
 
+def test_an_effective_size_lies_between_prompts_and_responses() -> None:
+    """Shares that hardly differ by chance are no more observations than there are responses, and clusters no fewer than prompts."""
+    alike = [0.5, 0.5, 0.5, 0.25]  # mean 7/16; p (1 - p) / SE^2 = 84, and there are 16 responses
+    assert (share(alike, 4).low, share(alike, 4).high) == pytest.approx(wilson(7 / 16, 16))
+    apart = [0.0, 0.0, 1.0, 1.0, 1.0]  # the largest variance of shares with mean 3/5: p (1 - p) / SE^2 is the number of prompts
+    assert (share(apart, 4).low, share(apart, 4).high) == pytest.approx(wilson(0.6, 5))
+    between = [0.0, 0.25, 0.75, 1.0]  # variance 5/32: (1/4) / (5/32 / 4) = 6.4
+    assert (share(between, 4).low, share(between, 4).high) == pytest.approx(wilson(0.5, 6.4))
+
+
 @pytest.mark.parametrize(("value", "bound"), [(0.0, "low"), (1.0, "high")])
 def test_an_interval_ends_at_0_and_1(value: float, bound: str) -> None:
     found = share([value] * 5, 3)

@@ -12,10 +12,23 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from roll.pipeline.evaluate import ByItself, Evaluator, majority, majority_at_k, pass_at_k, sizes, validation_metrics
-from roll.rollout.group import Generator, SingleTurns
-from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
-from tests.unit.rollout.build import make_episode, make_group, make_trajectory, sampled
+from roll.pipeline.evaluate import VALIDATION, ByItself, Evaluator, majority, majority_at_k, pass_at_k, sizes, validation_metrics
+from roll.rollout import episode_groups
+from roll.rollout.group import Generator, SingleTurns, prompt_seed
+from roll.rollout.scheduler import TRAINING
+from roll.types import (
+    Completion,
+    Episode,
+    FinishReason,
+    Ints,
+    NumberedCompletions,
+    Prompt,
+    RewardOutcome,
+    RewardResult,
+    RolloutGroup,
+    Sampling,
+)
+from tests.unit.rollout.build import kept_nowhere, make_episode, make_group, make_prompt, make_trajectory, sampled
 
 
 def group_of(*responses: tuple[str, float], outcome: RewardOutcome = RewardOutcome.SCORED) -> RolloutGroup:
@@ -130,3 +143,33 @@ def test_sets_are_answered_each_with_its_own_sampling() -> None:
     assert echo.asked == {1: 2, 4: 4}
     assert kept == {"odd": [1, 3], "all": [0, 1, 2, 3]}
     assert metrics["val/odd/pass@1"] == 1 and metrics["val/all/pass@4"] == 0.5 and "val/odd/maj@1" not in metrics
+
+
+def test_validation_samples_from_seeds_of_its_own() -> None:
+    """A prompt with the same number and the same root seed has another seed in training."""
+
+    class Recording:
+        def __init__(self) -> None:
+            self.seeds: list[int | None] = []
+
+        async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
+            self.seeds.append(seed)
+            return make_group(prompt.prompt_id, [make_episode([5])])
+
+        def yields(self, prompt: Prompt, episodes: Sequence[Episode], baseline: Episode | None) -> bool:
+            return True
+
+    sampler, prompts = Recording(), [make_prompt(number) for number in range(50)]
+    asyncio.run(Evaluator("set", prompts, sampler, 1, 7).run(kept_nowhere))
+    of_training = {prompt_seed(7, TRAINING, prompt.prompt_id) for prompt in prompts}
+    assert None not in sampler.seeds and len(set(sampler.seeds)) == 50 and not of_training & set(sampler.seeds)
+    first = list(sampler.seeds)
+    asyncio.run(Evaluator("set", prompts, sampler, 1, 7).run(kept_nowhere))
+    assert sampler.seeds == first * 2, "every validation draws the same samples"
+    streams = {TRAINING, VALIDATION, episode_groups.TRAINING, episode_groups.HELD_OUT}
+    assert len(streams) == 4, "two kinds of draws share a stream of seeds"
+
+
+def test_the_version_of_a_validation_is_the_oldest() -> None:
+    groups = [make_group(0, [make_episode([5, 6], versions=[3, 4])]), make_group(1, [make_episode([5], versions=[5])])]
+    assert validation_metrics("set", groups, 1)["val/set/policy_version"] == 3

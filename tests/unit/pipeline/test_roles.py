@@ -22,6 +22,7 @@ from roll.models.score import load_scores
 from roll.pipeline import roles
 from roll.pipeline.role_models import training_flops
 from roll.pipeline.roles import Roles
+from roll.workers.actor_train import TrainShape
 from roll.workers.cluster import ClusterSession
 
 HEAD = SHAPES["7b"]["vocab_size"] * SHAPES["7b"]["hidden_size"]
@@ -77,11 +78,11 @@ class Group:
         self.log.append(f"{self.role} {'closes' if seconds else 'is killed'}")
 
 
-def loaded(experiment: str, output: Path, model: Path) -> Any:
+def loaded(experiment: str, output: Path, model: Path, *keys: str) -> Any:
     """Return the configuration of a shipped experiment with another model and with lengths that this model supports."""
     found: list[Any] = []
     lengths = ("prompt_length=16", "response_length=16")
-    words = ["--config-name", experiment, f"output_dir={output}", f"pretrain={model}", "dry_run=true", *lengths]
+    words = ["--config-name", experiment, f"output_dir={output}", f"pretrain={model}", "dry_run=true", *lengths, *keys]
     compose(words, lambda composed, presets: found.append(load_config(composed, presets)))
     return found[0]
 
@@ -102,6 +103,26 @@ def test_a_trainer_knows_whether_it_shares_its_devices(
 
     asyncio.run(run())
     assert [given["takes_turns"] for given in settings] == [shares]
+
+
+def test_a_schedule_spans_steps_times_updates_times_epochs(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("ppo_epochs=3", "loss_agg_mode=seq-mean-token-sum-norm", "loss_scale_factor=5")
+    config, settings, shapes = loaded("tiny/tiny_rlvr_lora_zero3", tmp_path, tiny_model, *words), list[dict[str, Any]](), list[TrainShape]()
+    monkeypatch.setattr(roles, "WorkerGroup", Group)
+    monkeypatch.setattr(roles, "worker_placements", lambda *_: [])
+    monkeypatch.setattr(roles, "TrainSettings", lambda **given: settings.append(given))
+    monkeypatch.setattr(roles, "ActorTrain", lambda _, shape, *__: shapes.append(shape))
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            found = Roles(config, make_plan(config), ClusterSession(tmp_path, tmp_path, tmp_path), stack)
+            found.actor_train("actor_train", config.actor_train, 7, 1.0)
+
+    asyncio.run(run())
+    [shape] = shapes
+    # 512 sequences per step, 128 per rank and update, 2 ranks: 2 updates.
+    assert (shape.updates, shape.epochs, settings[0]["total_updates"]) == (2, 3, 7 * 2 * 3)
+    assert (shape.loss_agg_mode, shape.loss_scale) == ("seq-mean-token-sum-norm", 5)
 
 
 def test_engines_and_rewards_outlive_the_trainer_side_unless_it_had_them_in_its_hands(

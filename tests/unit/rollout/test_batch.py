@@ -153,6 +153,14 @@ def test_the_greedy_response_is_compared_with_and_not_trained_on() -> None:
     assert assigned(step, None, Credit("remax", Normalisation())).advantages.tolist() == [0, 0, 0.75, 0, 0, -0.25, 0, 0, 0]
 
 
+def test_a_long_greedy_response_pays_for_its_length() -> None:
+    # With limit 4 and buffer 2, three tokens cost half of the factor 0.5, and four cost all of it.
+    group = make_group(0, [make_episode([5] * 3, 1.0)], baseline=make_episode([9] * 4, 1.0))
+    step = experience([group], Shaping(overlong=Overlong(limit=4, buffer=2, factor=0.5)))
+    assert step.baselines is not None and step.baselines.tolist() == [0.5]
+    assert assigned(step, None, Credit("remax", Normalisation())).advantages.tolist() == [0, 0, 0.25, 0.25, 0.25]
+
+
 def test_without_a_verdict_on_the_greedy_response_there_is_nothing_to_compare_with() -> None:
     crashed = make_group(0, [make_episode([5], 1.0)], baseline=make_episode([9], outcome=RewardOutcome.CRASHED))
     sound = make_group(1, [make_episode([7], 1.0)], baseline=make_episode([9], 0.0))

@@ -11,8 +11,8 @@ import pytest
 from roll.algorithms.advantages import Normalisation
 from roll.rollout.batch import Experience, Shaping, experience
 from roll.rollout.credit import Credit, CreditAssignment, sequence_weights
-from roll.types import StopReason
-from tests.unit.rollout.build import make_episode, make_group
+from roll.types import Episode, RewardResult, RolloutGroup, StopReason
+from tests.unit.rollout.build import make_episode, make_group, make_prompt, make_trajectory, observed, sampled
 
 
 def step_of(*rewards: float) -> Experience:
@@ -108,3 +108,20 @@ def test_on_policy_distillation_pays_each_token_what_the_teacher_gives_it_over_t
     batch, metrics = assignment(step, teacher, own)
     assert batch.advantages == pytest.approx(np.where(mask, teacher - own, 0))
     assert metrics["reward/kl_mean"] == pytest.approx(float((own - teacher)[mask].mean()))
+
+
+def test_the_kl_weight_adapts_by_episodes_not_trajectories() -> None:
+    path = make_trajectory(observed([1, 2]), sampled([5]))
+    group = RolloutGroup(make_prompt(0), [Episode([path, path, path], RewardResult(0.0)), Episode([path], RewardResult(0.0))])
+    assignment = CreditAssignment(Credit("reinforce", Normalisation(), kl_coef=0.1, target_kl=0.1, kl_horizon=4))
+    # k1 is 1/2, five times the target. The error is clipped to 0.2. Two episodes and horizon 4: factor 1 + 0.2 * 2 / 4.
+    assignment(experience([group], Shaping()), np.array([0, 0, -1.5] * 4, np.float32))
+    assert assignment.state_dict()["kl_coef"] == pytest.approx(0.11)
+
+
+def test_running_moments_are_of_clipped_rewards() -> None:
+    assignment = CreditAssignment(Credit("reinforce", Normalisation(mean="running", reward_clip=2.0)))
+    # Clipped: 2, 0, -2 with mean 0. The mean of the unclipped rewards would be 2.
+    assert advantages_of(assignment, step_of(10, 0, -4)) == [2, 0, -2]
+    # Clipped: 2, so the mean of all four is 1/2.
+    assert advantages_of(assignment, step_of(100)) == [1.5]

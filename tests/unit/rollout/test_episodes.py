@@ -117,6 +117,10 @@ def stops() -> Iterator[tuple[StopReason, World, Engine, dict[str, Any], int]]:
     yield StopReason.CONTEXT_FULL, World([said("a")] * 4), Engine(counting()), {"sequence": 42}, 1
     yield StopReason.CONTEXT_FULL, World([said("a"), DONE]), Engine(counting()), {"sequence": 46}, 2
     yield StopReason.COMPLETED, World([said("a"), DONE]), Engine(counting()), {"sequence": 49}, 2
+    # The room equals the limit of a turn, and is one token less: the turn, or the context, was too short.
+    yield StopReason.LENGTH, World([said("a"), DONE]), Engine(lambda _: "x" * 30), {"sequence": 38}, 1
+    yield StopReason.CONTEXT_FULL, World([said("a"), DONE]), Engine(lambda _: "x" * 30), {"sequence": 37}, 1
+    yield StopReason.CONTEXT_FULL, World([said("a"), DONE]), Engine(counting()), {"sequence": 43}, 2
     yield StopReason.DEADLINE, World([said("a")] * 4, takes=4.0), Engine(counting()), {"seconds": LATE}, 2
     yield StopReason.ABORTED, World([DONE]), Engine(counting(), aborts=True), {}, 1
 
@@ -137,6 +141,22 @@ def test_every_end_has_its_reason(case: tuple[StopReason, World, Engine, dict[st
         step = experience([group], Shaping())
         assert text(step.sequences.token_ids) == "".join(laid(episode)[0])
         assert int(step.sequences.response_mask.sum()) == episode.length
+
+
+@pytest.mark.parametrize("has_bridge", [True, False])
+def test_an_observation_that_fills_the_context_is_left_out(has_bridge: bool) -> None:
+    """The observation ends exactly at the limit, so no token could be sampled after it: it would only cost memory."""
+    chat, full = Chat(has_bridge), 42  # 18 tokens given, 7 sampled, 17 observed
+    episode = one(World([said("a"), DONE]), Engine(counting()), sequence=full, chat=chat)
+    assert episode.stop is StopReason.CONTEXT_FULL and laid(episode) == [["user:go|assistant:", "turn 1|"]]
+    episode = one(World([said("a"), DONE]), Engine(counting()), sequence=full + 1, chat=chat)
+    assert episode.stop is StopReason.CONTEXT_FULL and laid(episode)[-1][-1] == "t"
+
+
+def test_a_first_observation_may_fill_the_context() -> None:
+    engine = Engine(counting())
+    episode = one(World([DONE]), engine, sequence=18)
+    assert episode.stop is StopReason.CONTEXT_FULL and not engine.requests and episode.length == 0
 
 
 def test_what_is_late_before_its_first_turn_has_no_verdict() -> None:

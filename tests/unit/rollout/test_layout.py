@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from roll.rollout import record
 from roll.rollout.batch import NO_VERDICT, TRUNCATED, Shaping, experience
 from roll.rollout.record import version_runs
 from roll.types import Episode, RewardOutcome, RewardResult, RolloutGroup, Segment, StopReason
@@ -96,3 +97,11 @@ def test_every_token_has_its_place(drawn: list[RolloutGroup]) -> None:
 def test_runs_are_found_as_by_going_along_the_tokens(versions: list[int]) -> None:
     expected = [(version, len(list(run))) for version, run in groupby(versions)]
     assert [(run.version, run.tokens) for run in version_runs(np.array(versions, np.int32))] == expected
+
+
+def test_an_observed_prompt_is_the_longest_first_segment() -> None:
+    """The environment of the other episodes failed before its first observation."""
+    failed, played = (Episode([make_trajectory(observed(ids, text))], RewardResult(0.0)) for ids, text in (([], ""), ([3, 4], "seen")))
+    for episodes in ([failed, played, failed], [played, failed], [failed, played]):
+        prompt = record.observed(make_prompt(0), episodes)
+        assert (prompt.token_ids.tolist(), prompt.text) == ([3, 4], "seen")

@@ -318,6 +318,18 @@ def test_dynamic_sampling_keeps_the_ratio_in_flight_and_repeats_from_a_saved_pos
     asyncio.run(run())
 
 
+def test_a_greedy_response_is_not_sampled_from_a_truncation() -> None:
+    async def run() -> list[Sampling]:
+        generator = Gated(is_open=True)
+        sampling = Sampling(8, samples=2, temperature=0.7, top_p=0.5, top_k=3)
+        await SingleTurns(generator, ByText(), sampling, greedy_baseline=True).sample(make_prompt(0, [0]), None)
+        return generator.asked
+
+    sampled, greedy = asyncio.run(run())
+    assert sampled == Sampling(8, samples=2, temperature=0.7, top_p=0.5, top_k=3)
+    assert greedy == Sampling(8, samples=1, temperature=0.0, top_p=1.0, top_k=-1)
+
+
 def test_the_greedy_response_stands_beside_the_samples() -> None:
     async def run() -> None:
         generator = Gated(is_open=True)

@@ -158,3 +158,24 @@ def test_nothing_is_written_where_nothing_waits(tmp_path: Path) -> None:
 
     asyncio.run(run())
     assert not list(tmp_path.iterdir())
+
+
+def test_stored_groups_keep_their_ages(tmp_path: Path) -> None:
+    """Group 1 is at the age limit, so it goes before group 0, which is as finished. Saved again, group 0 is as old as it was."""
+
+    async def run() -> list[StoredGroup]:
+        engine = Engine()
+        sampler = SingleTurns(engine, engine, Sampling(8, samples=2))
+        done = [await sampler.sample(make_prompt(number, [number]), None) for number in range(2)]
+        limit = 2  # a ratio of 1 and a window of two batches
+        ages = {0: limit - 1, 1: limit}
+        write_groups(tmp_path / FILE, {number: StoredGroup(number, ages[number], done[number].episodes, None) for number in ages})
+        resumed = RolloutScheduler(engine, sampler, 1, 1.0, 7, window=2)
+        await resumed.load(tmp_path)
+        assert [group.prompt.prompt_id for group in await resumed.take()] == [1]
+        (tmp_path / "again").mkdir()
+        await resumed.save(tmp_path / "again")
+        await resumed.aclose()
+        return list(read_groups(tmp_path / "again" / FILE).values())
+
+    assert [(group.prompt_id, group.age) for group in asyncio.run(run())] == [(0, 2)]

@@ -239,3 +239,13 @@ def test_a_response_is_divided_as_soon_as_it_is_scored(divides: bool) -> None:
         assert [(len(segment.token_ids), segment.text) for segment in episode.sampled] == ([(1, "2"), (4, "€")] if divides else [(5, "2€")])
         assert list(episode.turn_rewards) == ([0.5, 0.5] if divides else [])
     assert group.baseline is not None and len(group.baseline.sampled) == 1 and not group.baseline.turn_rewards
+
+
+def test_each_unknown_state_is_a_state_apart() -> None:
+    def with_states(*states: str) -> Episode:
+        path = make_trajectory(observed([1]), sampled([5]), observed([2]), sampled([6]))
+        return Episode([path], RewardResult(1.0), (0.0, 1.0), states)
+
+    joined = joined_turns([with_states("a", "b"), with_states(), with_states("b", "a"), with_states()], np.ones(4, np.float32))
+    assert joined is not None and joined.states is not None
+    assert joined.states.tolist() == [0, 1, 2, 3, 1, 0, 4, 5]

@@ -155,3 +155,16 @@ def test_what_was_consumed_beyond_the_head_is_not_drawn_again() -> None:
     again = Window(2, 1.0, 4)
     again.load_state_dict(state)
     assert [again.draw() for _ in range(5)] == [0, None, 2, None, 4]
+
+
+def test_a_second_save_remembers_what_is_gone() -> None:
+    """A run is resumed and saved again before, while and after it draws the ordinals that were handed over."""
+    state = {"begin": 0, "gone": [1, 3]}
+    for drawn_before in range(5):
+        again, once_more = Window(2, 1.0, 4), Window(2, 1.0, 4)
+        again.load_state_dict(state)
+        for _ in range(drawn_before):
+            again.draw()
+        assert again.state_dict() == state
+        once_more.load_state_dict(again.state_dict())
+        assert [once_more.draw() for _ in range(5)] == [0, None, 2, None, 4]

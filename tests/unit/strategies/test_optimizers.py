@@ -195,3 +195,31 @@ def test_a_schedule_is_transformers_own(name: str) -> None:
     if name in by_hand:
         assert rates == pytest.approx(by_hand[name], abs=1e-6)
     assert max(rates) == pytest.approx(1.0) and (name == "constant" or rates[0] < 1.0)
+
+
+def linear_rates(total_updates: int, **keys: Any) -> list[float]:
+    """Return the learning rates of all updates of a linear schedule with peak 1."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1.0)
+    schedule, rates = make_schedule(optimizer, arguments(learning_rate=1.0, lr_scheduler_type="linear", **keys), total_updates), []
+    for _ in range(total_updates):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("keys", "warmup"),
+    [
+        ({}, 0),
+        ({"warmup_steps": 1}, 1),
+        ({"warmup_steps": 4}, 4),
+        ({"warmup_ratio": 0.2}, 2),
+        ({"warmup_ratio": 0.25}, 3),  # 2.5 updates, rounded up, as in transformers
+        ({"warmup_ratio": 0.01}, 1),
+        ({"warmup_steps": 4, "warmup_ratio": 0.2}, 4),  # the number has precedence, as in transformers
+    ],
+)
+def test_warmup_rises_linearly_then_the_rate_falls(keys: dict[str, Any], warmup: int) -> None:
+    rising = [number / warmup for number in range(warmup)]
+    assert linear_rates(10, **keys) == pytest.approx(rising + [(10 - number) / (10 - warmup) for number in range(warmup, 10)])

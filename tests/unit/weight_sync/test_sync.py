@@ -204,6 +204,28 @@ def test_a_bucket_that_does_not_load_ends_the_sync_before_an_engine_resumes(tmp_
     assert weight_sync.versions == {0: None, 1: None}
 
 
+def test_versions_are_unknown_from_pause_to_resume(tmp_path: Path) -> None:
+    """A sync that fails leaves engines with parts of two versions, so the version before the sync is no longer theirs."""
+    weight_sync, _, engines = sync(tmp_path)
+    seen: list[dict[int, int | None]] = []
+
+    class Watched(list[str]):
+        def append(self, line: str) -> None:
+            seen.append(dict(weight_sync.versions))
+            super().append(line)
+
+    asyncio.run(weight_sync.push(1))
+    assert weight_sync.versions == {0: 1, 1: 1}
+    engines.log = Watched()
+    asyncio.run(weight_sync.push(2))
+    assert len(seen) > 2 and all(versions == {0: None, 1: None} for versions in seen)
+    assert weight_sync.versions == {0: 2, 1: 2}
+    engines.fails_on = "w4"
+    with pytest.raises(WeightSyncError):
+        asyncio.run(weight_sync.push(3))
+    assert weight_sync.versions == {0: None, 1: None}
+
+
 def test_a_trainer_that_fails_leaves_no_load_behind(tmp_path: Path) -> None:
     weight_sync, _, engines = sync(tmp_path)
     engines.fails_late = True

@@ -190,3 +190,23 @@ def test_who_gives_up_leaves_nothing_waiting() -> None:
         assert group.running == [0] and actor_infer.metrics()["engine/queued_samples"] == 0.0
 
     run(scenario, engines=1, most=2)
+
+
+def test_a_session_comes_home_to_a_busier_engine() -> None:
+    """Without the session, its second turn would go to the idle engine, which does not have its prefix in the cache."""
+
+    async def scenario(group: Group, actor_infer: ActorInfer) -> None:
+        session, other = Session(), Session()
+        for seed in range(3):
+            group.gates[seed].set()
+        assert seeds(await whole(actor_infer.generate(PROMPT, Sampling(1), 0, session))) == [0]
+        busy = asyncio.create_task(whole(actor_infer.generate(PROMPT, Sampling(1, samples=3), 10)))
+        await settled()
+        assert [engine for engine, _, _ in group.asked] == [0, 0]
+        assert seeds(await whole(actor_infer.generate(PROMPT, Sampling(1), 1, session))) == [1]
+        assert seeds(await whole(actor_infer.generate(PROMPT, Sampling(1), 2, other))) == [2]
+        assert group.asked[2:] == [(0, 1, 1), (1, 1, 2)]
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+
+    run(scenario, engines=2, most=8)

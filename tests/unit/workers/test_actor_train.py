@@ -20,7 +20,7 @@ from roll.types import TrainBatch
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Route, Routes, Transport
 from roll.weight_sync.sender import BucketSender
-from roll.workers.actor_train import ActorTrain, TrainShape
+from roll.workers.actor_train import ActorTrain, TrainShape, merge, micro_batches_of
 from roll.workers.calls import Ranks
 from roll.workers.group import WorkerGroup
 from tests import limits
@@ -103,3 +103,27 @@ def is_trained(part: MicroBatch) -> bool:
         return True
     assert not part.loss_weights.any() and part.samples == () and not part.batch.sequences.response_mask.any()
     return False
+
+
+def test_replicas_are_merged_by_what_they_counted() -> None:
+    pairs = "reward/margin"
+    first = TrainResult({"policy/loss": 2.0, "policy/ratio": 1.0}, 1, {"optimizer/lr": 0.1}, {pairs: 6.0}, {pairs: 2.0})
+    second = TrainResult({"policy/loss": 2.0}, 7, {"optimizer/lr": 0.1}, {pairs: 1.0, "odd": 0.0}, {pairs: 5.0, "odd": 0.0})
+    # 4 over 8 tokens, 1 over 8 tokens, and 7 over 7 pairs. The mean of the replicas' means would be 8/7, 1/2 and 1.6.
+    assert merge([first, second]) == {"policy/loss": 0.5, "policy/ratio": 0.125, "optimizer/lr": 0.1, pairs: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("mode", "weights"),
+    [
+        ("token-mean", [1 / 3, 1 / 3, 1 / 3]),
+        ("seq-mean-token-sum", [1 / 2, 1 / 2, 1 / 2]),
+        ("seq-mean-token-mean", [1 / 4, 1 / 4, 1 / 2]),
+        ("seq-mean-token-sum-norm", [1 / 16, 1 / 16, 1 / 16]),  # divided by the loss scale of 8
+    ],
+)
+def test_weights_of_tokens_by_hand(mode: str, weights: list[float]) -> None:
+    sequences = concatenate([np.arange(3, dtype=np.int32), np.arange(2, dtype=np.int32)], [np.arange(3) > 0, np.arange(2) > 0])
+    batch = TrainBatch(sequences, np.ones(5, np.float32), np.zeros(5, np.float32), np.zeros(5, np.int32))
+    [[part]] = micro_batches_of(batch, [0, 1], 1, replace(SHAPE, loss_agg_mode=mode, loss_scale=8.0))
+    assert part.loss_weights[sequences.response_mask] == pytest.approx(weights)

@@ -266,3 +266,44 @@ def test_a_failure_that_is_no_death_is_raised_as_it_is() -> None:
         assert engines.pool.serving == []
 
     run(scenario, Odd(1))
+
+
+def test_an_earlier_processs_failure_spares_the_new_one() -> None:
+    async def scenario(group: Engines, engines: ActorInfer) -> None:
+        process = engines.pool.process(0)
+        group.kill(0)
+        await engines.pause()
+        await back(engines, 0)
+        for late in (WorkerDied(group.role, 0, "process 0 died"), WorkerFailed(group.role, 0, "its connection closed")):
+            found = await engines.pool.explained(0, process, late)
+            assert isinstance(found, WorkerDied), "whoever asked the earlier process must ask again"
+            assert engines.pool.serving == [0] and engines.pool.restarts == 1 and group.processes == [1]
+        current = await engines.pool.explained(0, engines.pool.process(0), WorkerDied(group.role, 0, "process 1 died"))
+        assert isinstance(current, WorkerDied) and engines.pool.serving == []
+
+    run(scenario, Engines(1))
+
+
+def test_an_earlier_processs_probe_spares_the_new_one() -> None:
+    class Slow(Engines):
+        def __init__(self) -> None:
+            super().__init__(1)
+            self.answers = asyncio.Event()
+
+        async def _answer(self, engine: int, method: str, given: tuple[Any, ...]) -> Any:
+            if method == "cause_of_death" and not self.processes[engine]:
+                await self.answers.wait()
+                raise WorkerDied(self.role, engine, "process 0 died")
+            return await super()._answer(engine, method, given)
+
+    async def scenario(group: Engines, engines: ActorInfer) -> None:
+        assert isinstance(group, Slow)
+        engines.pool.begin_probes()
+        await asyncio.sleep(PROBE_EVERY + 1)
+        engines.pool.report_dead(0, "it stands still")
+        await back(engines, 0)
+        group.answers.set()
+        await asyncio.sleep(PROBE_EVERY + 1)
+        assert engines.pool.serving == [0] and engines.pool.restarts == 1 and group.processes == [1]
+
+    run(scenario, Slow())

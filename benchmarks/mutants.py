@@ -1,0 +1,278 @@
+"""Breaks the code in one place at a time, and checks that the named unit test fails: a broken line that no test sees would be silent.
+
+    python benchmarks/mutants.py [NAME ...]
+
+Each mutant is a text replacement in a temporary copy of the tree, where its test runs alone. A mutant is caught if its test fails.
+The status is 1 if a mutant survives, or if a test fails without a mutant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("roll", "tests", "examples", "benchmarks", "pyproject.toml")
+"""What a test needs of the tree."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One broken line."""
+
+    file: str
+    old: str
+    """Text that occurs once in the file."""
+    new: str
+    test: str
+    """Node id of the test that must fail, below `tests/unit`."""
+
+    def apply(self, root: Path) -> None:
+        """Break the file below `root`."""
+        path = root / self.file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(self.old) == 1, f"{self.file} has {text.count(self.old)} times: {self.old}"
+        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
+
+
+WIRED = "pipeline/test_wire_loss.py"
+MUTANTS: Mapping[str, Mutant] = {
+    "KL not weighted off policy": Mutant(
+        "roll/pipeline/wire_loss.py",
+        "kl_importance=config.use_kl_loss and weighs_kl(config)",
+        "kl_importance=False",
+        f"{WIRED}::test_a_key_reaches_its_field",
+    ),
+    "off-policy mask not wired": Mutant(
+        "roll/pipeline/wire_loss.py",
+        "mask_threshold=config.off_policy_mask_threshold",
+        "mask_threshold=None",
+        f"{WIRED}::test_a_key_reaches_its_field",
+    ),
+    "teacher's weight not wired": Mutant(
+        "roll/pipeline/wire_loss.py",
+        "DistilledPolicy(loss, config.distill_loss_coef)",
+        "DistilledPolicy(loss, 1.0)",
+        f"{WIRED}::test_a_teachers_divergence_gets_its_weight",
+    ),
+    "warm-up share rounded down": Mutant(
+        "roll/strategies/deepspeed_optimizers.py",
+        "math.ceil(training.warmup_ratio * total_updates)",
+        "math.floor(training.warmup_ratio * total_updates)",
+        "strategies/test_optimizers.py::test_warmup_rises_linearly_then_the_rate_falls",
+    ),
+    "warm-up steps ignored": Mutant(
+        "roll/strategies/deepspeed_optimizers.py",
+        "training.warmup_steps or math.ceil(",
+        "math.ceil(",
+        "strategies/test_optimizers.py::test_warmup_rises_linearly_then_the_rate_falls",
+    ),
+    "schedule spans the critic's warm-up": Mutant(
+        "roll/pipeline/wire_rlvr.py",
+        "steps = config.max_steps - config.critic_warmup",
+        "steps = config.max_steps",
+        "pipeline/test_wire_rlvr.py::test_the_policys_schedule_leaves_out_the_critics_warmup",
+    ),
+    "schedule ignores epochs": Mutant(
+        "roll/pipeline/roles.py",
+        "total_updates=steps * shape.updates * shape.epochs",
+        "total_updates=steps * shape.updates",
+        "pipeline/test_roles.py::test_a_schedule_spans_steps_times_updates_times_epochs",
+    ),
+    "age of a stored group lost": Mutant(
+        "roll/rollout/scheduler.py",
+        "            self._window.set_age(ordinal, stored.age)\n",
+        "",
+        "rollout/test_stored.py::test_stored_groups_keep_their_ages",
+    ),
+    "second save forgets what is gone": Mutant(
+        "roll/rollout/window.py",
+        "gone + [ordinal - head for ordinal in sorted(self._known_gone)]",
+        "gone",
+        "rollout/test_window.py::test_a_second_save_remembers_what_is_gone",
+    ),
+    "unknown states are equal": Mutant(
+        "roll/rollout/turns.py",
+        "[(row, turn) for turn in range(len(episode.sampled))]",
+        "[(0, 0) for _ in range(len(episode.sampled))]",
+        "rollout/test_turns.py::test_each_unknown_state_is_a_state_apart",
+    ),
+    "adaptive KL counts trajectories": Mutant(
+        "roll/rollout/credit.py",
+        "credit.target_kl, len(step.rewards), credit.kl_horizon",
+        "credit.target_kl, len(step.sequences.lengths), credit.kl_horizon",
+        "rollout/test_credit.py::test_the_kl_weight_adapts_by_episodes_not_trajectories",
+    ),
+    "running moments of unclipped rewards": Mutant(
+        "roll/rollout/credit.py",
+        "state.rewards.joined(_clipped(step.rewards, credit.normalisation.reward_clip))",
+        "state.rewards.joined(step.rewards)",
+        "rollout/test_credit.py::test_running_moments_are_of_clipped_rewards",
+    ),
+    "greedy baseline pays nothing for its length": Mutant(
+        "roll/rollout/batch.py",
+        "baselines=_shaped(baselines, shaping) if baselines else None",
+        "baselines=_shaped(baselines, Shaping()) if baselines else None",
+        "rollout/test_batch.py::test_a_long_greedy_response_pays_for_its_length",
+    ),
+    "metrics averaged over replicas": Mutant(
+        "roll/workers/actor_train.py",
+        "metrics[name] = sum(result.sums.get(name, 0.0) for result in results) / tokens",
+        "metrics[name] = sum(result.sums.get(name, 0.0) / max(1, result.tokens) for result in results) / len(results)",
+        "workers/test_actor_train.py::test_replicas_are_merged_by_what_they_counted",
+    ),
+    "loss scale ignored": Mutant(
+        "roll/workers/actor_train.py",
+        "shape.loss_agg_mode, shape.loss_scale, chosen",
+        "shape.loss_agg_mode, 1.0, chosen",
+        "workers/test_actor_train.py::test_weights_of_tokens_by_hand",
+    ),
+    "loss scale not wired": Mutant(
+        "roll/pipeline/roles.py",
+        "loss_scale=scale, temperature",
+        "temperature",
+        "pipeline/test_roles.py::test_a_schedule_spans_steps_times_updates_times_epochs",
+    ),
+    "labels not selected": Mutant(
+        "roll/data/packing.py",
+        "labels=None if batch.labels is None else batch.labels[list(indices)]",
+        "labels=batch.labels",
+        "data/test_packing.py::test_labels_move_with_their_sequences",
+    ),
+    "routers' loss not times the world size": Mutant(
+        "roll/strategies/router_balance.py",
+        "self._coefficient * self._tokens * self._rank.world_size / self._total",
+        "self._coefficient * self._tokens / self._total",
+        "strategies/test_router_balance.py::test_weights_are_shares_of_tokens_times_ranks",
+    ),
+    "late failure kills the new process": Mutant(
+        "roll/workers/engine_pool.py",
+        "        if process != self._health.restarts(engine):\n            return WorkerDied(self._group.role, engine, str(error))\n",
+        "",
+        "workers/test_engine_pool.py::test_an_earlier_processs_failure_spares_the_new_one",
+    ),
+    "late probe kills the new process": Mutant(
+        "roll/workers/engine_pool.py",
+        "if cause is not None and self._health.restarts(engine) == process:",
+        "if cause is not None:",
+        "workers/test_engine_pool.py::test_an_earlier_processs_probe_spares_the_new_one",
+    ),
+    "session never comes home": Mutant(
+        "roll/workers/actor_infer.py",
+        "self._homes.get(request.session) if request.session else None",
+        "None",
+        "workers/test_actor_infer.py::test_a_session_comes_home_to_a_busier_engine",
+    ),
+    "versions kept during a sync": Mutant(
+        "roll/weight_sync/sync.py",
+        "        self.versions |= dict.fromkeys(self._members)\n",
+        "",
+        "weight_sync/test_sync.py::test_versions_are_unknown_from_pause_to_resume",
+    ),
+    "validation shares training's seeds": Mutant(
+        "roll/pipeline/evaluate.py",
+        "VALIDATION = 1\n",
+        "VALIDATION = 0\n",
+        "pipeline/test_evaluate.py::test_validation_samples_from_seeds_of_its_own",
+    ),
+    "validation reports the newest version": Mutant(
+        "roll/pipeline/evaluate.py",
+        "float(min(versions, default=nan))",
+        "float(max(versions, default=nan))",
+        "pipeline/test_evaluate.py::test_the_version_of_a_validation_is_the_oldest",
+    ),
+    "effective sample size unbounded": Mutant(
+        "roll/evaluation/statistics.py",
+        "min(most, max(float(prompts), variance / error**2))",
+        "variance / error**2",
+        "evaluation/test_statistics.py::test_an_effective_size_lies_between_prompts_and_responses",
+    ),
+    "effective sample size is the number of responses": Mutant(
+        "roll/evaluation/statistics.py",
+        "min(most, max(float(prompts), variance / error**2))",
+        "most",
+        "evaluation/test_statistics.py::test_an_effective_size_lies_between_prompts_and_responses",
+    ),
+    "shares lag one draw": Mutant(
+        "roll/data/sampler.py", "shares[name] * (drawn + 1)", "shares[name] * drawn", "data/test_sampler.py::test_the_first_draws_by_hand"
+    ),
+    "room equal to the limit counts as full": Mutant(
+        "roll/rollout/episodes.py",
+        "if room >= self._sampling.max_new_tokens",
+        "if room > self._sampling.max_new_tokens",
+        "rollout/test_episodes.py::test_every_end_has_its_reason",
+    ),
+    "observation may fill the context": Mutant(
+        "roll/rollout/episodes.py",
+        "if bridge is not None else 0) >= self._longest",
+        "if bridge is not None else 0) > self._longest",
+        "rollout/test_episodes.py::test_an_observation_that_fills_the_context_is_left_out",
+    ),
+    "generation without room": Mutant(
+        "roll/rollout/episodes.py",
+        "            if room < 1:\n",
+        "            if room < 0:\n",
+        "rollout/test_episodes.py::test_a_first_observation_may_fill_the_context",
+    ),
+    "shortest segment observed": Mutant(
+        "roll/rollout/record.py",
+        "first = max((episode",
+        "first = min((episode",
+        "rollout/test_layout.py::test_an_observed_prompt_is_the_longest_first_segment",
+    ),
+    "greedy baseline from a truncation": Mutant(
+        "roll/rollout/group.py",
+        "temperature=0.0, top_p=1.0, top_k=-1)",
+        "temperature=0.0)",
+        "rollout/test_scheduler.py::test_a_greedy_response_is_not_sampled_from_a_truncation",
+    ),
+}
+
+
+def main() -> int:
+    """Run the tests with and without the mutants, and print the outcomes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to run (default: all)")
+    names = parser.parse_args().names or list(MUTANTS)
+    if unknown := sorted(set(names) - set(MUTANTS)):
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(MUTANTS)}")
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        root = Path(folder)
+        for part in PARTS:
+            (shutil.copytree if (ROOT / part).is_dir() else shutil.copy)(ROOT / part, root / part)
+        if not passes(root, *sorted({MUTANTS[name].test for name in names})):
+            print("a test fails without a mutant")
+            return 1
+        survivors = [name for name in names if survives(root, name)]
+    print(f"{len(names) - len(survivors)} of {len(names)} caught")
+    return 1 if survivors else 0
+
+
+def survives(root: Path, name: str) -> bool:
+    """Run one mutant below `root`, and restore its file."""
+    mutant = MUTANTS[name]
+    mutant.apply(root)
+    survived = passes(root, mutant.test)
+    shutil.copy(ROOT / mutant.file, root / mutant.file)
+    print(f"{'SURVIVED' if survived else 'caught  '} {name}: {mutant.test}", flush=True)
+    return survived
+
+
+def passes(root: Path, *tests: str) -> bool:
+    """Return whether the tests pass below `root`. Any other end than passed or failed tests is an error."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(f"tests/unit/{test}" for test in tests)]
+    environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=root, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode in (0, 1), f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
