@@ -28,7 +28,18 @@ from roll.data.rows import (
     text_of,
 )
 from roll.data.sources import find_sources
-from roll.data.tables import Preparation, Texts, check_rows, column, count_by_file, count_remarks, cut_of, identity, prepared_table
+from roll.data.tables import (
+    Preparation,
+    Texts,
+    check_ids,
+    check_rows,
+    column,
+    count_by_file,
+    count_remarks,
+    cut_of,
+    identity,
+    prepared_table,
+)
 from roll.data.turns import is_learnt
 from roll.data.unwritten import UNWRITTEN, Unwritten
 from roll.errors import DataError, Fault
@@ -148,6 +159,7 @@ def prepare_examples(
     learn_all: bool = False,
     part: Part | None = None,
     cache_folder: Path | None = None,
+    embedded: int | None = None,
 ) -> ExampleSet:
     """Prepare rows with given responses, or with raw `text`, as `prepare_prompts` prepares prompts.
 
@@ -158,6 +170,7 @@ def prepare_examples(
     Args:
         learn_all: whether to learn the tokens of the prompt too. For raw text this is always the case.
         part: the part of the rows to use; None uses all.
+        embedded: see `check_ids`.
 
     Raises:
         DataError: some rows cannot be used (each fault names `file:row`), no row is left, or the tokenizer has no end-of-sequence token.
@@ -173,6 +186,7 @@ def prepare_examples(
     preparation = Preparation(texts, tokenizer, is_raw or data_args.template == "raw", data_args, cut)
     table = prepared_table(sources, preparation, kind, cache_folder)
     check_rows(table, sources)
+    check_ids(table, sources, embedded)
 
     meant = part(len(table)) if part else np.ones(len(table), np.bool_)
     prompt, response, rejected = (column(table, f"{name}_tokens") for name in ("prompt", "response", "rejected"))

@@ -22,7 +22,19 @@ from roll.data.chat import ChatTemplate, renderer
 from roll.data.routes import Routes, tag_routes
 from roll.data.rows import prompt_conversation, read_row, template_arguments
 from roll.data.sources import find_sources
-from roll.data.tables import DOMAIN, Preparation, Texts, check_rows, column, count_by_file, count_remarks, cut_of, identity, prepared_table
+from roll.data.tables import (
+    DOMAIN,
+    Preparation,
+    Texts,
+    check_ids,
+    check_rows,
+    column,
+    count_by_file,
+    count_remarks,
+    cut_of,
+    identity,
+    prepared_table,
+)
 from roll.data.unwritten import UNWRITTEN, Unwritten
 from roll.errors import DataError, Fault
 from roll.types import Prompt
@@ -77,6 +89,7 @@ def prepare_prompts(
     prompt_length: int,
     sections: Mapping[str, RewardConfig | EnvironmentConfig],
     cache_folder: Path | None = None,
+    embedded: int | None = None,
 ) -> PromptSet:
     """Read, check, render and tokenise all rows once. Later calls with the same files and tokenizer read the cache.
 
@@ -87,6 +100,7 @@ def prepare_prompts(
     Args:
         sections: the configuration of each domain's reward or environment.
         cache_folder: folder of the prepared tables; by default the folder `roll` in the cache of `datasets`.
+        embedded: see `check_ids`.
 
     Raises:
         DataError: some rows cannot be used (each fault names `file:row`), or no prompt is left.
@@ -99,6 +113,7 @@ def prepare_prompts(
     table = prepared_table(sources, preparation, "prompts", cache_folder)
     labels = routes.labels(column(table, DOMAIN), column(table, "tag"))
     check_rows(table, sources, routes.faults(labels, column(table, "reason") == "", data_args.tag))
+    check_ids(table, sources, embedded)
     tokens = column(table, "prompt_tokens")
     fits = tokens <= prompt_length
     too_long = count_by_file(table, np.flatnonzero(~fits), sources)

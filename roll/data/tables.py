@@ -44,6 +44,7 @@ REPORTED_ROWS = 20
 """Largest number of faulty rows that an error names."""
 ROWS_OF_ONE_KIND = 3
 """Largest number of faulty rows that an error names if every row has the same fault."""
+EMBEDDING_REMEDY = "use the tokenizer that belongs to the model, or resize the model's embeddings to the tokenizer"
 BATCH_ROWS = 1000
 SHORTEST_CUT = 1 << 20
 """Length in characters up to which every text is tokenised whole."""
@@ -289,6 +290,27 @@ def check_rows(table: datasets.Dataset, sources: Sequence[Source], further: Sequ
         remedy = "all have the same fault, so data_args may not fit the file" if alike else "fix or remove them"
         faults.append(Fault(names, problem, f"{remedy}; the first {len(faults)} are named above"))
     raise DataError(faults)
+
+
+def check_ids(table: datasets.Dataset, sources: Sequence[Source], embedded: int | None) -> None:
+    """Check that a model has an embedding for every token of every row.
+
+    Args:
+        embedded: number of rows of the smallest embedding of the models that read the tokens; None if it is not known.
+
+    Raises:
+        DataError: a row has a token without an embedding.
+    """
+    if embedded is None:
+        return
+    position = 0
+    for chunk in table.data.column("token_ids").chunks:
+        largest = int(chunk.flatten().to_numpy().max(initial=0))
+        if largest >= embedded:
+            number = next(index for index, ids in enumerate(chunk.to_pylist()) if max(ids, default=0) >= embedded)
+            problem = f"it has the token {largest}, but the model has embeddings only for the tokens 0 to {embedded - 1}"
+            raise DataError([Fault(row_place(table, position + number, sources), problem, EMBEDDING_REMEDY)])
+        position += len(chunk)
 
 
 def row_place(table: datasets.Dataset, position: int, sources: Sequence[Source]) -> str:

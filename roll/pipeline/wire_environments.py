@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from roll.config.derived.batch import longest_sequence
+from roll.config.derived.placement import judging_roles, model_roles
 from roll.config.schema.model import DataConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.prompts import prepare_prompts
@@ -19,7 +20,7 @@ from roll.data.tasks import Joined, Prompts, Tasks
 from roll.gateway.episodes import Agent, AgentEpisodes
 from roll.gateway.server import Gateway, GatewayBounds
 from roll.gateway.trial import command_for
-from roll.pipeline.role_models import model_path
+from roll.pipeline.role_models import embedding_rows, model_path
 from roll.rollout.episode_groups import EpisodeGroups, SampledByDomain
 from roll.rollout.episodes import EpisodeLimits, Episodes, SessionGenerator, TokenLimits
 from roll.rollout.group import Generator, GroupSampler, Scorer, SingleTurns
@@ -40,7 +41,9 @@ def prompts_of(
     """
     sets: list[Prompts] = []
     if rows is not None:
-        prompts = prepare_prompts(rows, tokenizer, config.prompt_length, config.domains)
+        roles = model_roles(config)
+        embedded = embedding_rows(config, tokenizer, [roles[name] for name in roles.keys() - set(judging_roles(roles))])
+        prompts = prepare_prompts(rows, tokenizer, config.prompt_length, config.domains, embedded=embedded)
         remark(prompts.too_long, f"were left out: the prompt is longer than prompt_length {config.prompt_length}")
         for what, counts in prompts.remarks.items():
             remark(counts, what)

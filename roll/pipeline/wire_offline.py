@@ -25,7 +25,7 @@ from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.learning import OnloadedTrainer
 from roll.pipeline.meter import meter_of
 from roll.pipeline.position import Position
-from roll.pipeline.role_models import model_path
+from roll.pipeline.role_models import embedding_rows, model_path
 from roll.pipeline.roles import Roles
 from roll.pipeline.run_context import Prepared, RunContext
 from roll.strategies.base import TrainResult
@@ -60,10 +60,11 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
     path = model_path(config, learning.model_args)
     tokenizer = load_tokenizer(path, learning.model_args.trust_remote_code)
     limits = Limits(config.prompt_length, config.response_length)
+    embedded = embedding_rows(config, tokenizer, model_roles(config).values())
 
     def prepare(data_args: DataConfig, number: int) -> ExampleSet:
         part = Part(config.data_split, number, config.seed) if config.data_split else None
-        rows = prepare_examples(data_args, tokenizer, limits, kind, learn_all, part)
+        rows = prepare_examples(data_args, tokenizer, limits, kind, learn_all, part, embedded=embedded)
         longer = f"the prompt is longer than prompt_length {limits.prompt} or a response than response_length {limits.response}"
         remark(rows.too_long, f"were left out: {longer}")
         remark(rows.wordless, f"were left out: {WORDLESS}")

@@ -294,3 +294,20 @@ def test_template_arguments_that_nothing_reads_are_a_fault(
     with pytest.raises(DataError) as caught:
         prepared(write_jsonl, tmp_path, tokenizer, {"messages": [USER, YES]}, template=template, chat_template_kwargs={"thinking": True})
     assert caught.value.faults[0].place == "data_args.chat_template_kwargs"
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_token_without_an_embedding_is_a_fault(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, missing: int
+) -> None:
+    made = copy.deepcopy(tokenizer)
+    made.add_tokens(["<new>"], special_tokens=True)
+    rows = [{"messages": MESSAGES}, {"messages": [MESSAGES[0], {"role": "assistant", "content": "<new>"}]}]
+    columns = DataConfig.model_validate({"file_name": write_jsonl(rows), "messages": "messages"})
+    if not missing:
+        assert len(prepare_examples(columns, made, Limits(100, 100), cache_folder=tmp_path, embedded=len(made))) == 2
+        return
+    with pytest.raises(DataError) as caught:
+        prepare_examples(columns, made, Limits(100, 100), cache_folder=tmp_path, embedded=len(made) - missing)
+    assert caught.value.faults[0].place.endswith("rows.jsonl:2")
+    assert f"it has the token {len(made) - 1}" in caught.value.faults[0].problem

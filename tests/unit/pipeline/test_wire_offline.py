@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from examples.tiny.make_model import write_model
 from examples.tiny.make_problems import write_problems
@@ -390,11 +393,39 @@ def test_a_run_goes_on_with_the_rows_that_come_next(run: Callable[..., Stand], t
 def test_a_teacher_or_reference_of_another_vocabulary_is_refused(
     run: Callable[..., Stand], folder: Path, name: str, more: tuple[str, ...]
 ) -> None:
-    from transformers import AutoTokenizer
-
     write_model(folder / "output" / "tiny" / "stranger", 0)
     tokenizer = AutoTokenizer.from_pretrained(folder / "output" / "tiny" / "stranger")
     tokenizer.add_tokens(["<tool>"])
     tokenizer.save_pretrained(folder / "output" / "tiny" / "stranger")
     with pytest.raises(DataError, match="its vocabulary .* differs in 1 tokens"):
         run(name, *more)
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "reward_model", "distill", "rlvr"])
+def test_a_token_of_a_row_without_an_embedding_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setitem(CASES, "rlvr", ("tiny_rlvr_lora_zero3", ()))
+    for one in ("model", "teacher"):
+        shutil.copytree(folder / "output" / "tiny" / one, tmp_path / one)
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / one)
+        tokenizer.add_tokens(["4+"])
+        tokenizer.save_pretrained(tmp_path / one)
+        described = json.loads((tmp_path / one / "config.json").read_text())
+        (tmp_path / one / "config.json").write_text(json.dumps(described | {"vocab_size": 259}))
+    teacher = [f"teacher.model_args.model_name_or_path={tmp_path / 'teacher'}"] if name == "distill" else []
+    with pytest.raises(DataError, match=r"jsonl:\d+: it has the token 259, but the model has embeddings only for the tokens 0 to 258"):
+        assemble.prepare(configuration(name, tmp_path / "run", f"pretrain={tmp_path / 'model'}", *teacher))
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("dpo", "+reference.model_args.model_name_or_path"), ("distill", "teacher.model_args.model_name_or_path")]
+)
+def test_another_model_with_fewer_embeddings_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, key: str
+) -> None:
+    monkeypatch.chdir(folder)
+    shutil.copytree(folder / "output" / "tiny" / "model", tmp_path / "small")
+    described = json.loads((tmp_path / "small" / "config.json").read_text())
+    (tmp_path / "small" / "config.json").write_text(json.dumps(described | {"vocab_size": 258}))
+    with pytest.raises(DataError, match="its end-of-sequence token is 258, but a model has embeddings only for the tokens 0 to 257"):
+        assemble.prepare(configuration(name, tmp_path / "run", *(REFERENCE if name == "dpo" else ()), f"{key}={tmp_path / 'small'}"))
