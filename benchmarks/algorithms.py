@@ -5,6 +5,9 @@
 All runs start from the same warmed-up policy and train on 512 responses per step. Runs are kept in `--folder`, and completed ones are not
 repeated. With `--seconds N`, no run starts after N seconds: repeat the command until the table is complete. `--write` also writes the
 table into the page, between the page's two marks.
+
+The gain of a recipe has Student's 95% interval, its difference to `grpo` Welch's. Both know only the variation between seeds: all runs
+start from the same policy. Among many recipes, some differences exclude 0 by chance.
 """
 
 from __future__ import annotations
@@ -23,10 +26,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from benchmarks.intervals import Sample, difference_with_interval, mean_with_interval
 from benchmarks.page import Place
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 ACCURACY = "val/heldout/pass@1"
+BASE = "grpo"
+"""The recipe that the others are compared with."""
 PLACE = Place("<!-- table: benchmarks/algorithms.py -->", "<!-- end of the table -->")
 QUIET = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore", "TQDM_DISABLE": "1"}
 
@@ -42,6 +48,16 @@ class Run:
     end: float
     seconds: float
     """Seconds of all steps, without the start of the roles."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The runs of a recipe with different seeds: accuracies in percent, and the mean seconds of a run."""
+
+    starts: Sample
+    ends: Sample
+    gains: Sample
+    seconds: float
 
 
 def main() -> int:
@@ -143,22 +159,23 @@ def whole_run(folder: Path, steps: int) -> list[dict[str, Any]] | None:
 
 
 def table_of(runs: Sequence[Run], steps: int) -> str:
-    """Return a Markdown table with a row for each recipe, best first: mean and sample standard deviation over its seeds."""
-    by_recipe = {name: [run for run in runs if run.recipe == name] for name in sorted({run.recipe for run in runs})}
-    order = sorted(by_recipe, key=lambda name: -statistics.mean(run.end for run in by_recipe[name]))
-    lines = [f"| recipe | before | after {steps} steps | gain | seeds | seconds per run |", "|---|---|---|---|---|---|"]
-    for name in order:
-        ends = [100 * run.end for run in by_recipe[name]]
-        starts = [100 * run.start for run in by_recipe[name]]
-        gains = [after - before for before, after in zip(starts, ends, strict=True)]
-        seconds = statistics.mean(run.seconds for run in by_recipe[name])
-        lines.append(f"| `{name}` | {spread(starts)} | {spread(ends)} | {spread(gains)} | {len(ends)} | {seconds:.0f} |")
+    """Return a Markdown table with a row for each recipe, the highest mean first. ± is the sample standard deviation over the seeds."""
+    by_recipe = {name: outcome([run for run in runs if run.recipe == name]) for name in sorted({run.recipe for run in runs})}
+    head = f"| recipe | before, ± sd | after {steps} steps, ± sd | gain [95% interval] | after, minus `{BASE}` [95% interval] | seeds |"
+    lines = [f"{head} seconds per run |", "|---|---|---|---|---|---|---|"]
+    base = by_recipe.get(BASE)
+    for name, found in sorted(by_recipe.items(), key=lambda item: -item[1].ends.mean):
+        against = "" if base is None or name == BASE else difference_with_interval(found.ends, base.ends)
+        cells = [f"`{name}`", found.starts, found.ends, mean_with_interval(found.gains), against, found.ends.count, f"{found.seconds:.0f}"]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 
-def spread(values: Sequence[float]) -> str:
-    """Return mean and sample standard deviation as text."""
-    return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+def outcome(runs: Sequence[Run]) -> Outcome:
+    """Summarise the runs of a recipe."""
+    starts, ends = [100 * run.start for run in runs], [100 * run.end for run in runs]
+    gains = [after - before for before, after in zip(starts, ends, strict=True)]
+    return Outcome(Sample.of(starts), Sample.of(ends), Sample.of(gains), statistics.mean(run.seconds for run in runs))
 
 
 if __name__ == "__main__":

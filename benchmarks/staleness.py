@@ -1,5 +1,8 @@
 """Compares the tiny task's accuracy with generation ahead of training and with synchronous training, over several seeds.
 
+The table has the standard deviation over the seeds and 95% intervals: Student's for a mean, Welch's for a difference to synchronous runs.
+A variant with one seed has no interval, and its difference carries no evidence.
+
     python benchmarks/staleness.py [--variants synchronous ratio_1 ...] [--seeds 3] [--steps 30] [--device 0] [--folder FOLDER]
 
     variants: synchronous
@@ -18,10 +21,11 @@ import argparse
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.algorithms import ACCURACY, QUIET, pipeline, preparation, spread, tiny_keys, whole_run
+from benchmarks.algorithms import ACCURACY, QUIET, pipeline, preparation, tiny_keys, whole_run
+from benchmarks.intervals import Sample, difference_with_interval, mean_with_interval
 
 SYNCHRONOUS = "synchronous"
 CORRECTED = {"behaviour_log_probs": "trainer", "mismatch_correction": "tis"}
@@ -56,7 +60,8 @@ def main() -> int:
                 if done.returncode:
                     print(done.stdout, file=sys.stderr)
                     return done.returncode
-    print(table_of(figures(options.folder, options.steps, options.device)))
+    found = figures(options.folder, options.steps, options.device)
+    print(table_of({name: Sample.of(values) for name, values in found.items()}))
     return 0
 
 
@@ -121,13 +126,14 @@ def figures(folder: Path, steps: int, device: int | None) -> dict[str, list[floa
     return found
 
 
-def table_of(found: Mapping[str, Sequence[float]]) -> str:
-    """Return a Markdown table with a row for each variant, and its mean minus the worst synchronous seed."""
-    lines = ["| variant | accuracy | seeds | mean minus the worst synchronous seed |", "|---|---|---|---|"]
-    least = min(found[SYNCHRONOUS]) if SYNCHRONOUS in found else None
-    for name, values in found.items():
-        against = "-" if least is None or name == SYNCHRONOUS else f"{statistics.mean(values) - least:+.1f}"
-        lines.append(f"| `{name}` | {spread(values)} | {len(values)} | {against} |")
+def table_of(found: Mapping[str, Sample]) -> str:
+    """Return a Markdown table with a row for each variant, and its difference to the synchronous runs."""
+    lines = ["| variant | mean [95% interval] | sd | seeds | minus synchronous [95% interval] |", "|---|---|---|---|---|"]
+    base = found.get(SYNCHRONOUS)
+    for name, sample in found.items():
+        against = "" if base is None or name == SYNCHRONOUS else difference_with_interval(sample, base)
+        sd = "" if sample.sd is None else f"{sample.sd:.1f}"
+        lines.append(f"| `{name}` | {mean_with_interval(sample)} | {sd} | {sample.count} | {against} |")
     return "\n".join(lines)
 
 

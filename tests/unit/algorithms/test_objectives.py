@@ -167,6 +167,30 @@ def test_the_divergences_of_dppo_are_exact_near_certainty() -> None:
     assert torch.isfinite(certain).all() and certain[0] == 0
 
 
+@pytest.mark.parametrize("gap", [15.5, 16.0, 17.0, 18.0])
+@pytest.mark.parametrize("old", [0.9, 0.99, 0.999, 0.9999])
+def test_a_certainty_that_fp32_rounds_diverges_as_in_float64(old: float, gap: float) -> None:
+    """The two logits are `gap` and 0. In fp32 the log-prob of the first rounds to 0, so its complement, at most 2e-7, is lost.
+
+    With the smallest normal number in its place, the divergence would be eight times as large.
+    """
+    now = torch.tensor([gap, 0.0], dtype=torch.float64).log_softmax(0)
+    logits = torch.tensor([gap, 0.0])
+    rounded = logits[0] - logits.logsumexp(0)
+    assert rounded == 0 and 1e-8 < now[1].exp() < 2e-7
+    exact = old * (log(old) - now[0].item()) + (1 - old) * (log(1 - old) - now[1].item())
+    found = binary_divergence(rounded[None], tensor(log(old)).float(), "kl")
+    assert found.item() == pytest.approx(exact, rel=0.3)
+    assert (found.item() > 0.05) == (exact > 0.05), "the usual threshold decides the same"
+
+
+def test_a_divergence_is_never_negative() -> None:
+    rests = [0.0, 1e-30, 1e-12, 1e-9, 1e-8, 6e-8, 1e-7, 1e-3, 0.5, 1 - 1e-3]
+    log_p, log_q = (torch.log1p(-tensor(*one)).float() for one in zip(*itertools.product(rests, rests), strict=True))
+    found = binary_divergence(log_p, log_q, "kl")
+    assert (found >= 0).all() and torch.isfinite(found).all() and not found[log_p == log_q].any()
+
+
 def test_topr_by_hand() -> None:
     # Products of the ratios: 1, 4, 1/8 and 1/8. Only sequences with A < 0 are tapered: 4 to 1, and the first 1/8 is kept.
     tokens = of_ratios([2, 0.5, 4, 0.5, 0.25, 0.125], [1, 1, -1, -2, -2, 1], [2, 1, 2, 1])

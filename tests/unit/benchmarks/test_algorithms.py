@@ -68,15 +68,16 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     assert command[0].endswith("make_problems.py")
 
 
-RUNS = [Run("a", 0, 0.5, 0.6, 10), Run("a", 1, 0.5, 0.7, 20), Run("b", 0, 0.5, 0.9, 30)]
+RUNS = [Run("grpo", 0, 0.5, 0.6, 10), Run("grpo", 1, 0.5, 0.7, 20), Run("b", 0, 0.5, 0.9, 30)]
 
 
 def test_the_table_by_hand() -> None:
-    # Runs of a: mean 65, sample standard deviation sqrt(50) = 7.07.
+    # Runs of grpo: mean 65, sample standard deviation sqrt(50) = 7.07. The interval's half is 12.706 * 5 = 63.5.
     head, _, best, other = algorithms.table_of(RUNS, 30).splitlines()
     assert "after 30 steps" in head
-    assert best == "| `b` | 50.0 | 90.0 | 40.0 | 1 | 30 |"
-    assert other == "| `a` | 50.0 ± 0.0 | 65.0 ± 7.1 | 15.0 ± 7.1 | 2 | 15 |"
+    assert best == "| `b` | 50.0 | 90.0 | 40.0, no interval | +25.0, no interval | 1 | 30 |"
+    assert other == "| `grpo` | 50.0 ± 0.0 | 65.0 ± 7.1 | 15.0 [-48.5, 78.5] |  | 2 | 15 |"
+    assert "minus" not in algorithms.table_of(RUNS[2:], 30).splitlines()[2]
 
 
 def test_the_page_has_the_marks() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.intervals import Sample
 from benchmarks.staleness import ON_GPU, VARIANTS, arguments, figure, figures, run_folder, table_of
 from roll.config.derived.placement import interrupting
 from roll.config.load.compose import compose
@@ -29,7 +30,7 @@ def test_a_run_is_judged_by_its_last_three_validations(tmp_path: Path) -> None:
     assert figure(tmp_path / "nowhere", 20) is None
 
 
-def test_the_table_compares_with_the_least_synchronous_seed(tmp_path: Path) -> None:
+def test_the_table_compares_with_synchronous_runs_by_intervals(tmp_path: Path) -> None:
     for name, seed, accuracy in (("synchronous", 0, 0.8), ("synchronous", 10, 0.7), ("ratio_1", 0, 0.75), ("ratio_1_corrected", 0, 0.65)):
         write(run_folder(tmp_path, name, seed, None), {5: accuracy, 10: accuracy, 15: accuracy}, 15)
     found = figures(tmp_path, 15, None)
@@ -38,8 +39,13 @@ def test_the_table_compares_with_the_least_synchronous_seed(tmp_path: Path) -> N
         "ratio_1": [75],
         "ratio_1_corrected": [65],
     }
-    lines = table_of(found).splitlines()[2:]
-    assert [line.split("|")[4].strip() for line in lines] == ["-", "+5.0", "-5.0"]
+    lines = table_of({name: Sample.of(values) for name, values in found.items()}).splitlines()[2:]
+    # Two values 10 apart: standard deviation sqrt(50), interval 12.706 * 5.
+    assert lines == [
+        "| `synchronous` | 75.0 [11.5, 138.5] | 7.1 | 2 |  |",
+        "| `ratio_1` | 75.0, no interval |  | 1 | +0.0, no interval |",
+        "| `ratio_1_corrected` | 65.0, no interval |  | 1 | -10.0, no interval |",
+    ]
     assert figures(tmp_path, 15, device=0) == {}
 
 
