@@ -1,4 +1,4 @@
-"""Reinforcement learning with a teacher: an update's gradient against the formulas in float64, and in every split of the update."""
+"""Learning from a teacher, with and without rewards: an update's gradient against the formulas in float64, and in every split."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from roll.algorithms.divergence import DistilledPolicy, Divergence
+from roll.algorithms.divergence import Distillation, DistilledPolicy, Divergence
 from roll.algorithms.losses import Loss
 from roll.algorithms.objectives import ClipCov, Ppo
 from roll.algorithms.policy_loss import PolicyLoss
@@ -31,6 +31,7 @@ WIDTH = 5
 """Width of the teacher's hidden states."""
 COEF = 0.7
 MEASURES = [Divergence("forward_kl"), Divergence("reverse_kl", temperature=1.5), Divergence("jsd", beta=0.2)]
+LOSSES: list[Loss] = [DistilledPolicy(PolicyLoss(kl_coef=0.1), COEF), Distillation(0.6)]
 each = pytest.mark.parametrize("measure", MEASURES, ids=str)
 
 
@@ -106,8 +107,8 @@ def test_the_gradient_of_an_update_is_the_one_by_hand(measure: Divergence) -> No
 
 @each
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_no_split_changes_the_gradient(measure: Divergence, ranks: int) -> None:
-    loss = DistilledPolicy(PolicyLoss(kl_coef=0.1), COEF)
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+def test_no_split_changes_the_gradient(loss: Loss, measure: Divergence, ranks: int) -> None:
     whole = gradient(measure, loss, 1, 10**6)
     for micro_batches in (2, 5):
         difference = (gradient(measure, loss, ranks, budgets(ranks)[micro_batches]) - whole).norm() / whole.norm()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from roll.algorithms.losses import Loss, LossInputs
 from roll.algorithms.preference import ChosenLikelihood, Dpo, DpoNorm, Ipo, Kto, Mixture, OrPo, PairObjective, PreferenceLoss, SimPo
+from roll.algorithms.ranking import BradleyTerry
 from roll.data import packing
 from roll.types import TrainBatch
 from roll.workers.actor_train import ActorTrain, TrainShape
@@ -39,6 +40,7 @@ LOSSES: Mapping[str, Loss] = {
     "orpo": PreferenceLoss(OrPo(0.4)),
     "kto": Kto(0.5, 1.5, 0.7, kl=0.3),
 }
+SPLIT = LOSSES | {"reward model": BradleyTerry()}
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, LossInputs]:
@@ -193,16 +195,20 @@ def pairs() -> TrainBatch:
 
 
 def gradient(name: str, ranks: int, token_budget: int) -> Tensor:
-    """Return the gradient of one update."""
+    """Return the gradient of one update. Of each sequence, a reward model scores the last token alone."""
     batch = replace(pairs(), sequences_per_example=1) if name == "kto" else pairs()
+    if name == "reward model":
+        ends = np.zeros_like(batch.sequences.response_mask)
+        ends[batch.sequences.offsets[1:] - 1] = True
+        batch = replace(batch, sequences=replace(batch.sequences, response_mask=ends))
     group = AddingRanks(ranks)
     shape = TrainShape(1, 1, token_budget, "seq-mean-token-mean", 1.0)
     trainer = ActorTrain(cast(WorkerGroup, group), shape, Path(), limits.CALL, limits.CALL, limits.CALL)
-    asyncio.run(trainer.train_step(batch, LOSSES[name], 0))
+    asyncio.run(trainer.train_step(batch, SPLIT[name], 0))
     return group.gradient
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", SPLIT)
 def test_no_split_changes_the_gradient(name: str) -> None:
     whole = gradient(name, 1, 10**6)
     assert whole.norm() > 1e-3

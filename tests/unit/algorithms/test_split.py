@@ -18,6 +18,7 @@ from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.methods.corrections import CORRECTIONS as METHODS
 from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Sapo, Topr
 from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.ranking import BradleyTerry
 from roll.algorithms.value_loss import ValueLoss
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data import packing
@@ -109,8 +110,8 @@ class AddingRanks(Ranks[TrainStrategy]):
         batch = micro_batch.batch
         log_probs, entropy = self.policy(batch)
         inputs = loss_inputs(batch, "cpu")
-        # The log-probs stand in for a critic's values.
-        said = loss(log_probs, inputs) if isinstance(loss, ValueLoss) else loss(log_probs, entropy, inputs)
+        # The log-probs stand in for a critic's values and for a reward model's scores.
+        said = loss(log_probs, inputs) if isinstance(loss, ValueLoss | BradleyTerry) else loss(log_probs, entropy, inputs)
         (said.losses * scored_only(micro_batch.loss_weights, batch.sequences, "cpu")).sum().backward()
 
     @property

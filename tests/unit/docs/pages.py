@@ -80,15 +80,15 @@ def anchors(page: str) -> set[str]:
 def first_column(page: str, heading: str) -> list[str]:
     """Return the inline code in the first column of every table whose first heading is `heading`."""
     found: list[str] = []
-    inside = False
+    head = ""
     for line in prose(page).splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        first = line.strip().strip("|").split("|")[0].strip()
         if not line.startswith("|"):
-            inside = False
-        elif cells[0] == heading:
-            inside = True
-        elif inside:
-            found += SPAN.findall(cells[0])
+            head = ""
+        elif not head:
+            head = first or " "
+        elif head == heading:
+            found += SPAN.findall(first)
     return found
 
 
