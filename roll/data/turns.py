@@ -109,11 +109,16 @@ class Turns:
         return self._told[turn]
 
     def last_ending(self, text: str, eos_token: str) -> str:
-        """Return the last turn's text with its end: the template's; or the special token that begins the next message; or `eos_token`."""
-        if self._closes:
-            return text.rstrip()
+        """Return the last turn's text with its end: the template's; or the special token that begins the next message; or `eos_token`.
+
+        Raises:
+            TemplateFault: the template opens a further turn after the last message, so that the end of the last turn cannot be told.
+        """
         turn = len(self) - 1
         tail = self._after(turn, self.told(turn)).rstrip()
+        if self._is_closed(tail):
+            self._check_no_header()
+            return text.rstrip()
         try:
             following = self._answered()
         except TemplateFault:  # no message may follow, so that none can begin with the end of this turn
@@ -125,19 +130,20 @@ class Turns:
         """Return the text of a turn that others follow with its end, and the text from there to the start of the next turn.
 
         A turn may end with a special token that begins the next message (`<|user|>`). It is part of the turn, because the policy generates
-        it and stops. White space after the end is not.
+        it and stops. White space after the end is not. A turn has no end if the template writes one only after the last turn.
 
         Raises:
-            TemplateFault: the end of the turn differs if others follow, and has no special token.
+            TemplateFault: the end of the turn differs if others follow, and not only in its last special token.
         """
         tail, following = self._after(turn, self.told(turn)).rstrip(), self._after(turn, self.opened(turn + 1))
         if following.startswith(tail):
-            mark = "" if self._closes else self._leading_mark(following[len(tail) :])
+            mark = "" if self._is_closed(tail) else self._leading_mark(following[len(tail) :])
             return text.rstrip() + mark, following[len(tail) + len(mark) :]
+        self._check_no_header()
         shared = self._shared(tail, following)
         kept = shared.rstrip() if self._shares_end else shared
-        mark = "" if self._shares_end else self._leading_mark(following[len(kept) :])
-        if not text.rstrip().endswith(tail[len(kept) :]) or not (mark or self._shares_end):
+        mark = "" if self._shares_end else self._own_mark(following[len(kept) :], self.messages[self.numbers[turn] + 1])
+        if not text.rstrip().endswith(tail[len(kept) :]):
             raise self._differs(turn)
         return text.rstrip().removesuffix(tail[len(kept) :]) + mark, following[len(kept) + len(mark) :]
 
@@ -167,16 +173,29 @@ class Turns:
         if "".join(later.split()) == "".join(last.split()):
             raise self._differs(turn)
 
-    @cached_property
-    def _closes(self) -> bool:
-        """Whether the template writes an end after an answer that is the last message."""
-        return bool(self._plain_tail.strip())
+    def _is_closed(self, tail: str) -> bool:
+        """Whether the text after a last turn, without white space at its end, ends the turn. The text after a tool call may only end that.
+
+        A template that writes no end after a plain answer writes none after a tool call either.
+        """
+        plain = self._plain_tail.rstrip()
+        return bool(plain) and (tail.endswith(plain) or any(tail.endswith(mark) for mark in self._marks))
+
+    def _check_no_header(self) -> None:
+        """Raise TemplateFault if the template opens a turn after the last message although none is asked for."""
+        always = self.render(self._plain, True).startswith(self.render(self._plain, False).rstrip())
+        if always and self._shares_end and not self._plain_following.startswith(self._plain_tail.rstrip()):
+            raise TemplateFault("the template opens a turn after the last message, so that the end of the last turn cannot be told")
 
     @cached_property
     def _shares_end(self) -> bool:
         """Whether a turn that others follow begins its end in the same way as the last one."""
-        after = self.render([*self._plain, ASKED], True)
-        return bool(self._shared(self._plain_tail, after[after.rfind(self._name(0)) + len(self._name(0)) :]).strip())
+        return bool(self._shared(self._plain_tail, self._plain_following).strip())
+
+    @cached_property
+    def _plain_following(self) -> str:
+        text = self.render([*self._plain, ASKED], True)
+        return text[text.rfind(self._name(0)) + len(self._name(0)) :]
 
     @cached_property
     def _plain(self) -> list[Mapping[str, Any]]:
@@ -245,6 +264,12 @@ class Turns:
         begun = text.lstrip()
         mark = next((mark for mark in self._marks if begun.startswith(mark)), "")
         return text[: len(text) - len(begun)] + mark if mark else ""
+
+    def _own_mark(self, text: str, following: Mapping[str, Any]) -> str:
+        """Return the special token that begins a text; "" if it begins the next message, whose text or role would follow it."""
+        mark = self._leading_mark(text)
+        rest = text[len(mark) :].lstrip()
+        return "" if rest.startswith((str(following["content"]).strip(), str(following["role"]))) else mark
 
     def _differs(self, turn: int) -> TemplateFault:
         place = f"the assistant's message {self.numbers[turn] + 1} of {len(self.messages)}"

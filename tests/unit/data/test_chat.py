@@ -353,3 +353,30 @@ def test_a_named_template_begins_as_the_tokenizer_does(tokenizer: PreTrainedToke
     text = renderer("chatml", made)([USER], True)
     assert text == "<s>" + chatml([USER], True)
     assert made.tokenize(text).count("<s>") == 1
+
+
+@pytest.mark.parametrize("more", ["<|message|>", "{% if add_generation_prompt %}<|message|>{% endif %}"])
+def test_a_template_that_always_opens_a_turn_is_refused(tokenizer: PreTrainedTokenizerFast, more: str) -> None:
+    opens = "{% for m in messages %}<|start|>{{ m['role'] }}<|message|>{{ m['content'] }}<|end|>{% endfor %}<|start|>assistant" + more
+    for conversation in ([USER, ASSISTANT], [USER, ASSISTANT, AGAIN, LAST]):
+        with pytest.raises(TemplateFault, match="opens a turn after the last message"):
+            learnt_pieces(tokenizer, opens, conversation)
+
+
+def test_the_start_of_the_next_message_is_no_end_beside_another(tokenizer: PreTrainedTokenizerFast) -> None:
+    template = (
+        "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token if loop.last and m['role'] == 'assistant' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    pieces = ["<|user|>Hi<|assistant|>", "Yes.", "<|user|>Sure?<|assistant|>", "Quite.<|endoftext|>"]
+    assert learnt_pieces(tokenizer, template, [USER, ASSISTANT, AGAIN, LAST]) == pieces
+
+
+@pytest.mark.parametrize(("closing", "end"), [("<|end|>", "<|end|>"), ("", "</s>")])
+def test_a_call_without_an_end_of_its_turn_gets_one(tokenizer: PreTrainedTokenizerFast, closing: str, end: str) -> None:
+    template = (
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% for call in m.tool_calls or () %}"
+        f"<tool_call>{{{{ call.function.arguments | tojson }}}}</tool_call>{closing}{{% endfor %}}"
+        "{% if not m.tool_calls %}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    assert learnt_pieces(tokenizer, template, [USER, CALLS]) == ["[user]Hi<|end|>[assistant]", f'<tool_call>{{"x": 1}}</tool_call>{end}']
