@@ -12,7 +12,7 @@ from roll.config.schema.model import DataConfig
 from roll.data.chat import Render, render_example
 from roll.data.native import special_marks
 from roll.data.rows import Conversation, prompt_conversation
-from roll.data.tables import left_open
+from roll.data.tables import adds_space, continuation, left_open
 from roll.types import Ints
 
 
@@ -60,7 +60,9 @@ def answered_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special
     def encode(conversation: Conversation, response: str) -> Ints:
         prompt, answer = render_example([*conversation, {"role": "assistant", "content": response}], render, end, marks)
         given = open_tokens(prompt, tokenizer, special_tokens)
-        return np.concatenate([given, np.asarray(tokenizer.encode(answer, add_special_tokens=False), np.int32)])
+        plain: Any = tokenizer.encode(answer, add_special_tokens=False)
+        continued = continuation(tokenizer, prompt, answer) if adds_space(tokenizer) else plain
+        return np.concatenate([given, np.asarray(continued, np.int32)])
 
     return encode
 

@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from roll.errors import DataError, Fault, RollError
 from roll.system.locks import LockHeld, locked
 from roll.system.orphans import forks_die_too
 
-FORMAT = "9"
+FORMAT = "10"
 """Part of the fingerprint. A new value invalidates all tables of earlier versions of this file."""
 COLUMNS = {
     *("template", "chat_template_kwargs", "messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system"),
@@ -50,6 +51,8 @@ SHORTEST_CUT = 1 << 20
 """Length in characters up to which every text is tokenised whole."""
 CHARACTERS_OF_TOKEN = 64
 """Characters per token, more than the average of any useful text."""
+SEEN = 64
+"""Number of characters of a context that affect the tokens after it, at most."""
 LOCK_SECONDS = 3600.0
 """Longest wait for another process that prepares the same rows, in seconds."""
 
@@ -135,8 +138,9 @@ class Preparation:
         records = [self._record(row, problem) for row, problem in zip(batch["row"], batch["problem"], strict=True)]
         prompts = self._tokenised([record["text"] for record in records], self.special_tokens)
         in_pieces = self._in_pieces([record.pop("pieces") for record in records])
-        responses = self._tokenised([record.pop("response") for record in records], False)
-        others = self._tokenised([record.pop("rejected") for record in records], False)
+        contexts = [record["text"] for record in records]
+        responses = self._continued(contexts, [record.pop("response") for record in records])
+        others = self._continued(contexts, [record.pop("rejected") for record in records])
         for record, whole, pieces, response, other in zip(records, prompts, in_pieces, responses, others, strict=True):
             prompt = [token for piece in pieces for token in piece] if pieces else whole
             record |= {"token_ids": prompt + response + other, "prompt_tokens": len(prompt)}
@@ -174,8 +178,22 @@ class Preparation:
     def _in_pieces(self, prompts: list[tuple[str, ...]]) -> list[list[list[int]]]:
         """Return the tokens of each piece of each prompt."""
         first = iter(self._tokenised([pieces[0] for pieces in prompts if pieces], self.special_tokens))
-        later = iter(self._tokenised([piece for pieces in prompts for piece in pieces[1:]], False))
+        ends = (accumulate(pieces, lambda end, piece: (end + piece)[-SEEN:]) for pieces in prompts if pieces)
+        contexts = [end for found in ends for end in list(found)[:-1]]
+        later = iter(self._continued(contexts, [piece for pieces in prompts for piece in pieces[1:]]))
         return [[next(first), *(next(later) for _ in pieces[1:])] if pieces else [] for pieces in prompts]
+
+    def _continued(self, contexts: list[str], texts: list[str]) -> list[list[int]]:
+        """Return the tokens of texts, each of which continues a context. `contexts` and `texts` have the same length."""
+        found = self._tokenised(texts, False)
+        if not any(texts) or not adds_space(self.tokenizer):
+            return found
+        # A text that is too long for the limits was cut, and is dropped.
+        whole = [self.cut is None or len(text) <= self.cut for text in texts]
+        return [
+            continuation(self.tokenizer, context, text) if fits else ids
+            for context, text, ids, fits in zip(contexts, texts, found, whole, strict=True)
+        ]
 
     def _tokenised(self, texts: list[str], special_tokens: bool) -> list[list[int]]:
         """Return the tokens of each text. If the first `cut` characters of a text exceed the limit already, return only their tokens."""
@@ -206,6 +224,31 @@ def cut_of(limit: int) -> int:
     It is the same for all limits up to 16,384, so that these share a prepared table.
     """
     return max(SHORTEST_CUT, 1 << (limit * CHARACTERS_OF_TOKEN - 1).bit_length())
+
+
+def adds_space(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer puts a space before a text that it tokenises, as SentencePiece does, though not where a text goes on."""
+    return bool(tokenizer.is_fast) and _ids(tokenizer, "\nYes") != _ids(tokenizer, "\n") + _ids(tokenizer, "Yes")
+
+
+def continuation(tokenizer: PreTrainedTokenizerBase, context: str, text: str) -> list[int]:
+    """Return the tokens of a text that continues a context, for a tokenizer that puts a space before a text.
+
+    They are those of the text in the whole. If a token covers the boundary of the two, the text is tokenised as if it began a line.
+    """
+    for before in (context[-SEEN:], "\n"):
+        found = tokenizer(before + text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        token_ids: Any = found["input_ids"]
+        offsets: Any = found["offset_mapping"]
+        first = next((index for index, (begun, _) in enumerate(offsets) if begun >= len(before)), len(offsets))
+        if not first or offsets[first - 1][1] <= len(before):
+            return token_ids[first:]
+    return _ids(tokenizer, text)
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    found: Any = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return found
 
 
 def left_open(token_ids: list[int], added: list[int]) -> list[int]:

@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from roll.config.schema.model import DataConfig
 from roll.data import examples
+from roll.data.chat import renderer
+from roll.data.conversations import answered_encoder
 from roll.data.examples import ExampleSequence, ExampleSet, Kind, Limits, prepare_examples
 from roll.data.unwritten import UNWRITTEN
 from roll.errors import DataError
@@ -174,6 +177,12 @@ LOSES = (
 """Writes no second system message, no answer of a tool, no text beside a call, no second call and no thinking."""
 
 
+def with_template(tokenizer: PreTrainedTokenizerFast, chat_template: str) -> PreTrainedTokenizerFast:
+    made = copy.deepcopy(tokenizer)
+    made.chat_template = chat_template
+    return made
+
+
 def prepared(
     write_jsonl: Write,
     folder: Path,
@@ -183,8 +192,7 @@ def prepared(
     chat_template: str = LOSES,
     **columns: Any,
 ) -> ExampleSet:
-    made = copy.deepcopy(tokenizer)
-    made.chat_template = chat_template
+    made = with_template(tokenizer, chat_template)
     columns = {"messages": "messages", **columns, "file_name": write_jsonl([row])}
     return prepare_examples(DataConfig.model_validate(columns), made, Limits(500, 500), kind, cache_folder=folder / "cache")
 
@@ -311,3 +319,43 @@ def test_a_token_without_an_embedding_is_a_fault(
         prepare_examples(columns, made, Limits(100, 100), cache_folder=tmp_path, embedded=len(made) - missing)
     assert caught.value.faults[0].place.endswith("rows.jsonl:2")
     assert f"it has the token {len(made) - 1}" in caught.value.faults[0].problem
+
+
+def with_spaces(kind: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer that puts a space before a text as SentencePiece does: `legacy` (Llama 2, Mistral, Phi-3), or as Metaspace."""
+    characters = [chr(code) for code in range(33, 127)] + ["\u2581", "\n"]
+    merges = [("\u2581", "Y"), ("\u2581Y", "e"), ("\u2581Ye", "s"), ("\u2581", "\u2581"), ("Y", "e"), ("Ye", "s")]
+    words = dict.fromkeys(["<unk>", "<s>", "</s>", *characters, *(left + right for left, right in merges)])
+    backend = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, merges, unk_token="<unk>"))
+    if kind == "legacy":
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind, split=False)
+    backend.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in ("<s>", "</s>")])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+INSTRUCTS = (
+    "<s>{% for m in messages %}{% if m['role'] == 'user' %}[INST]{{ m['content'] }}[/INST]"
+    "{% else %}SPACE{{ m['content'] }}</s>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("between", ["", " "])
+@pytest.mark.parametrize("kind", ["legacy", "first", "always", "never"])
+@pytest.mark.parametrize("which", ["responses", "turns", "pairs"])
+def test_a_response_has_the_tokens_that_it_has_in_the_whole(
+    write_jsonl: Write, tmp_path: Path, kind: str, which: Kind, between: str
+) -> None:
+    made = with_spaces(kind)
+    template = INSTRUCTS.replace("SPACE", between)
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}] * 2
+    row = {"messages": turns[:-1] if which == "pairs" else turns, "good": "Yes", "bad": "No"}
+    columns = {"chosen": "good", "rejected": "bad"} if which == "pairs" else {}
+    sequences = prepared(write_jsonl, tmp_path, made, row, which, template, **columns).example(0).sequences
+    for sequence, last in zip(sequences, ("Yes", "No"), strict=False):
+        whole = f"<s>[INST]Hi[/INST]{between}Yes</s>[INST]Hi[/INST]{between}{last}</s>"
+        assert sequence.token_ids.tolist() == made.encode(whole, add_special_tokens=False)
+    if which == "pairs":
+        encode = answered_encoder(renderer("native", with_template(made, template)), made, False)
+        np.testing.assert_array_equal(encode(turns[:-1], "No"), sequences[1].token_ids)
