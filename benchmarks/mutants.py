@@ -233,6 +233,84 @@ MUTANTS: Mapping[str, Mutant] = {
         "temperature=0.0)",
         "rollout/test_scheduler.py::test_a_greedy_response_is_not_sampled_from_a_truncation",
     ),
+    "rewards not clipped": Mutant(
+        "roll/pipeline/wire_rlvr.py",
+        "reward_clip=config.reward_clip",
+        "reward_clip=None",
+        "pipeline/test_wiring.py::test_a_credit_key_reaches_its_field",
+    ),
+    "advantages not clipped": Mutant(
+        "roll/pipeline/wire_rlvr.py",
+        "advantage_clip=config.advantage_clip",
+        "advantage_clip=None",
+        "pipeline/test_wiring.py::test_a_credit_key_reaches_its_field",
+    ),
+    "lambda not wired": Mutant(
+        "roll/pipeline/wire_rlvr.py",
+        "lambd=config.lambd",
+        "lambd=0.95",
+        "pipeline/test_wiring.py::test_a_credit_key_reaches_its_field",
+    ),
+    "KL horizon not wired": Mutant(
+        "roll/pipeline/wire_rlvr.py",
+        "kl_horizon=config.kl_horizon",
+        "kl_horizon=10000",
+        "pipeline/test_wiring.py::test_a_credit_key_reaches_its_field",
+    ),
+    "wrong and long responses learnt": Mutant(
+        "roll/pipeline/wire_rlvr.py",
+        "config.error_max_len_threshold if config.error_max_len_clip else None",
+        "None",
+        "pipeline/test_wiring.py::test_a_shaping_key_reaches_its_field",
+    ),
+    "penalty of length not wired": Mutant(
+        "roll/pipeline/wire_rlvr.py",
+        "buffer.len, buffer.penalty_factor)",
+        "buffer.len)",
+        "pipeline/test_wiring.py::test_a_shaping_key_reaches_its_field",
+    ),
+    "window not wired": Mutant(
+        "roll/pipeline/wire_rlvr.py",
+        "window=config.rollout_window",
+        "window=None",
+        "pipeline/test_wiring.py::test_a_scheduler_key_reaches_its_argument",
+    ),
+    "seeds of samples ignored": Mutant(
+        "roll/pipeline/wire_rlvr.py",
+        "config.seed if config.actor_infer.generating_args.seeded else None",
+        "None",
+        "pipeline/test_wiring.py::test_prompts_have_seeds_only_if_seeded",
+    ),
+    "top k of sampling ignored": Mutant(
+        "roll/pipeline/sampling.py",
+        "generating.top_k if generating.top_k > 0 else -1",
+        "-1",
+        "pipeline/test_wiring.py::test_a_sampling_key_reaches_its_field",
+    ),
+    "values not clipped": Mutant(
+        "roll/pipeline/wire_critic.py",
+        "ValueLoss(config.value_clip)",
+        "ValueLoss()",
+        "pipeline/test_wiring.py::test_the_critics_keys_reach_its_updates",
+    ),
+    "temperature of distillation ignored": Mutant(
+        "roll/pipeline/wire_teacher.py",
+        "config.jsd_beta, config.distill_temperature)",
+        "config.jsd_beta)",
+        "pipeline/test_wiring.py::test_a_teachers_keys_reach_both_ends",
+    ),
+    "cross-entropy of distillation ignored": Mutant(
+        "roll/pipeline/wire_distill.py",
+        "Distillation(config.distill_loss_weight)",
+        "Distillation()",
+        "pipeline/test_wiring.py::test_the_weight_of_distillation_reaches_its_loss",
+    ),
+    "added preference losses ignored": Mutant(
+        "roll/pipeline/wire_dpo.py",
+        "Mixture(first, others) if others else first",
+        "first",
+        "pipeline/test_wiring.py::test_a_preference_key_reaches_its_field",
+    ),
 }
 
 

@@ -18,8 +18,6 @@ from roll.algorithms.methods.policy_losses import POLICY_LOSSES, PolicyLossTrait
 from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Sapo, Topr
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.derived.corrections import BOUNDS
-from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.pipeline import wire_loss
 from roll.pipeline.wire_loss import learner_loss, policy_loss
@@ -33,12 +31,9 @@ ONE_UPDATE = {"async_generation_ratio": 0.0, "behaviour_log_probs": "on_policy"}
 
 
 @pytest.fixture(scope="module")
-def usual() -> RlvrConfig:
+def usual(configured: Callable[..., Any]) -> RlvrConfig:
     """Return a configuration with two updates per step and a reference."""
-    found: list[Any] = []
-    words = ["--config-name", "tiny/tiny_rlvr_lora_zero3", "dry_run=true"]
-    compose(words, lambda composed, presets: found.append(load_config(composed, presets)))
-    return found[0].model_copy(update={"use_kl_loss": False, "kl_loss_coef": 0.0})
+    return configured("tiny/tiny_rlvr_lora_zero3").model_copy(update={"use_kl_loss": False, "kl_loss_coef": 0.0})
 
 
 def loss_of(usual: RlvrConfig, keys: KEYS) -> PolicyLoss:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
 from roll.config.plan.plan import make_plan
 from roll.pipeline.wire_rlvr import _loop
 
@@ -39,11 +38,8 @@ class Roles:
 
 
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 12), (5, 7)])
-def test_the_policys_schedule_leaves_out_the_critics_warmup(warmup: int, steps: int) -> None:
-    found: list[Any] = []
-    words = ["--config-name", "algorithms/ppo_critic", "max_steps=12", f"critic_warmup={warmup}", "dry_run=true"]
-    compose(words, lambda composed, presets: found.append(load_config(composed, presets)))
-    config, roles = found[0], Roles()
+def test_the_policys_schedule_leaves_out_the_critics_warmup(warmup: int, steps: int, configured: Callable[..., Any]) -> None:
+    config, roles = configured("algorithms/ppo_critic", "max_steps=12", f"critic_warmup={warmup}"), Roles()
     context = cast(Any, SimpleNamespace(plan=make_plan(config)))
     with pytest.raises(Requested):
         asyncio.run(_loop(config, cast(Any, None), cast(Any, roles), context, cast(Any, None)))
