@@ -214,7 +214,7 @@ def _texts(
     if render is None:
         assert data_args.text is not None
         return Texts(text_of(row, data_args.text), eos_token)
-    reading = Reading(render, unwritten, eos_token, {**data_args.chat_template_kwargs, **template_arguments(row)})
+    reading = Reading(render, unwritten, eos_token, {**(data_args.chat_template_kwargs or {}), **template_arguments(row)})
     if kind == "responses":
         return reading.response(example_conversation(row, data_args))
     if kind == "turns":

@@ -140,14 +140,14 @@ def checked_renderer(data_args: DataConfig, tokenizer: PreTrainedTokenizerBase) 
     except ValueError as error:
         remedy = "set it to `chatml`, `qwen2_5` or `raw`, or use a tokenizer that has a chat template"
         raise DataError([Fault("data_args.template", f"is '{data_args.template}', but {error}", remedy)]) from error
-    if unread := found.unread(data_args.chat_template_kwargs):
+    if unread := found.unread(data_args.chat_template_kwargs or {}):
         problem = f"has '{unread[0]}', which the template '{data_args.template}' does not read"
         raise DataError([Fault("data_args.chat_template_kwargs", problem, "remove it, or use a tokenizer whose template reads it")])
     return found
 
 
 def _prompt_text(row: Mapping[str, Any], data_args: DataConfig, render: ChatTemplate, unwritten: Unwritten) -> Texts:
-    render_row = partial(render, generate=True, further={**data_args.chat_template_kwargs, **template_arguments(row)})
+    render_row = partial(render, generate=True, further={**(data_args.chat_template_kwargs or {}), **template_arguments(row)})
     conversation = prompt_conversation(read_row(row, data_args), data_args)
     text = render_row(conversation)
     return Texts(text, remarks=tuple(UNWRITTEN.format(place) for place in unwritten.in_context(conversation, text, render_row)))

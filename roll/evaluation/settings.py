@@ -228,7 +228,9 @@ def _sets(request: Request, run: Config | None) -> dict[str, Any]:
         block: dict[str, Any] = {"generating_args": _plain(one.generating_args) | sampling}
         if one.data_args:
             files = one.data_args.file_name
-            block["data_args"] = _plain(one.data_args) | {"file_name": files if isinstance(files, str) else list(files)}
+            further = one.data_args.rendered_as(learner(run)[1].data_args).chat_template_kwargs if run else None
+            named = {"file_name": files if isinstance(files, str) else list(files), "chat_template_kwargs": further}
+            block["data_args"] = _plain(one.data_args) | named
         found[name] = block | ({"rows": dict(one.rows)} if one.rows else {})
     if not found:
         problem = "missing, and the run has no validation sets" if run else "missing"
@@ -259,6 +261,8 @@ def _rows(request: Request, file: str, columns: Mapping[str, Any]) -> dict[str, 
     if request.prompt or request.messages:
         block = {key: value for key, value in block.items() if key not in ("prompt", "messages")}
     block |= {key: value for key, value in asked.items() if value is not None}
+    if block.get("template", "native") != columns.get("template", "native"):
+        block.pop("chat_template_kwargs", None)  # they are of the run's template
     return block if "prompt" in block or "messages" in block else block | {"prompt": "prompt"}
 
 

@@ -63,7 +63,7 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
     if not config.environments:
         return None
     rows, learner = config.actor_train.data_args, config.actor_train.model_args
-    further = rows.chat_template_kwargs if rows else {}
+    further = (rows.chat_template_kwargs if rows else None) or {}
     return chat_renderer(tokenizer, model_path(config, learner), rows.template if rows else "native", further)
 
 

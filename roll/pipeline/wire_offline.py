@@ -77,7 +77,7 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
     if not config.eval_steps:
         return GivenRows(training, None)
     given = config.validation.data_args if config.validation else None
-    return GivenRows(training, prepare(given or learning.data_args, 1))
+    return GivenRows(training, prepare(given.rendered_as(learning.data_args) if given else learning.data_args, 1))
 
 
 def steps_of(config: OfflineConfig, rows: int, batch_size: int) -> int:

@@ -110,7 +110,8 @@ def held_out_prompts(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> 
         DataError: rows cannot be used.
     """
     sets = config.validation.named_sets() if config.validation else {}
-    return {name: prompts_of(config, tokenizer, one.data_args, one.rows, FIRST_HELD_OUT) for name, one in sets.items()}
+    rows = {name: one.data_args and one.data_args.rendered_as(config.actor_train.data_args) for name, one in sets.items()}
+    return {name: prompts_of(config, tokenizer, rows[name], one.rows, FIRST_HELD_OUT) for name, one in sets.items()}
 
 
 async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunContext, interrupt: Interrupt) -> rlvr.Position:

@@ -120,8 +120,10 @@ class DataConfig(StrictConfig):
     template: Literal["native", "chatml", "qwen2_5", "raw"] = Field(
         "native", description="Chat template: `native` (the tokenizer's own), `chatml`, `qwen2_5`, or `raw` (no template)."
     )
-    chat_template_kwargs: dict[str, Any] = Field(
-        {}, description="Arguments of the chat template for every row, such as `{enable_thinking: false}`; those of a row take precedence."
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None,
+        description="Arguments of the chat template for every row, such as `{enable_thinking: false}`; those of a row take precedence. "
+        "Held-out rows with the same `template` have those of the training rows by default.",
     )
     messages: str | None = Field(None, description="Column with a list of `{role, content}`. Give either this or `prompt`.")
     prompt: str | None = Field(None, description="Column with the prompt as text.")
@@ -142,6 +144,12 @@ class DataConfig(StrictConfig):
         None, description="Weight of each domain in the sampling of prompts; proportional to its number of rows if not given."
     )
     preprocessing_num_workers: Ranks = Field(1, description="Number of processes that tokenise the rows.")
+
+    def rendered_as(self, trained: DataConfig | None) -> DataConfig:
+        """Return these held-out rows with the template's arguments of the training rows, unless they have their own or another template."""
+        if trained is None or self.template != trained.template or self.chat_template_kwargs is not None:
+            return self
+        return self.model_copy(update={"chat_template_kwargs": trained.chat_template_kwargs})
 
 
 class GeneratingConfig(StrictConfig):

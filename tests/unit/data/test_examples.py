@@ -359,3 +359,18 @@ def test_a_response_has_the_tokens_that_it_has_in_the_whole(
     if which == "pairs":
         encode = answered_encoder(renderer("native", with_template(made, template)), made, False)
         np.testing.assert_array_equal(encode(turns[:-1], "No"), sequences[1].token_ids)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "further"),
+    [
+        ({}, {"shown": True}),
+        ({"chat_template_kwargs": {}}, {}),
+        ({"chat_template_kwargs": {"a": 1}}, {"a": 1}),
+        ({"template": "raw"}, None),
+    ],
+)
+def test_held_out_rows_are_rendered_as_the_training_rows(held_out: dict[str, Any], further: dict[str, Any] | None) -> None:
+    trained = DataConfig.model_validate({"file_name": "a", "chat_template_kwargs": {"shown": True}})
+    assert DataConfig.model_validate({"file_name": "b", **held_out}).rendered_as(trained).chat_template_kwargs == further
+    assert DataConfig.model_validate({"file_name": "b"}).rendered_as(None).chat_template_kwargs is None

@@ -95,6 +95,18 @@ def test_a_run_of_given_rows_brings_its_template_and_columns(world: Path) -> Non
     assert config.actor_infer.model_args.dtype == "fp32" and config.actor_infer.device_mapping is None
 
 
+def test_a_run_brings_the_arguments_of_its_template(world: Path) -> None:
+    said = "+actor_train.data_args.chat_template_kwargs={enable_thinking: false}"
+    run = run_folder(world / "run", "pretrain=model", said)
+    own, raw = (
+        planned([str(run)]).config,
+        planned([str(run), "--data", "easy.jsonl", "--reward", "exact_match", "--template", "native"]).config,
+    )
+    same = planned([str(run), "--data", "easy.jsonl", "--reward", "exact_match"]).config
+    found = [next(iter(one.validation.named_sets().values())).data_args for one in (own, same, raw) if one.validation]
+    assert [rows.chat_template_kwargs for rows in found if rows] == [{"enable_thinking": False}, {"enable_thinking": False}, None]
+
+
 def test_environments_of_a_run_are_played(world: Path) -> None:
     run = run_folder(world / "run", "pretrain=model", name="tiny/tiny_agent")
     found = planned([str(run)])
