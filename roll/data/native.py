@@ -35,6 +35,8 @@ TAGS = (THINK, THOUGHT, "<tool_call>", "</tool_call>", "<tool_response>", "</too
 PROBE = "Quokka"
 """Text of the assistant's message in a probe. It marks the position of the message in the rendered text."""
 ASKED: Mapping[str, Any] = {"role": "user", "content": "Wombat"}
+REJECTIONS = (TemplateError, ValueError, TypeError, LookupError, AttributeError)
+"""Errors of a template that cannot express the messages."""
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -60,15 +62,37 @@ class Form:
             found[self.reasoning] = message[REASONING[0]]
         if self.parts:
             found["content"] = [{"type": "text", "text": message["content"]}]
-        if message.get("tool_calls"):
-            found["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
+        if calls := calls_of(message):
+            found["tool_calls"] = [self._call(call) for call in calls]
         return found
 
-    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        function = call.get("function")
-        if not self.text_arguments or not isinstance(function, Mapping) or isinstance(function.get("arguments"), str):
-            return dict(call)
-        return {**call, "function": {**function, "arguments": json.dumps(function.get("arguments"), ensure_ascii=False)}}
+    def _call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        arguments = function_of(call).get("arguments")
+        if not self.text_arguments or isinstance(arguments, str):
+            return call
+        return with_arguments(call, json.dumps(arguments, ensure_ascii=False))
+
+
+def calls_of(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the tool calls of a message. Raises TemplateFault if they are not a list of objects."""
+    calls = message.get("tool_calls") or ()
+    if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
+        raise TemplateFault(f"the tool_calls of a message are not a list of objects: {str(calls)[:60]}")
+    return calls
+
+
+def function_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the name and the arguments of a tool call: its `function`, or the call itself, which many templates read as well."""
+    function = call.get("function", call)
+    if not isinstance(function, Mapping):
+        raise TemplateFault(f"the function of a tool call is not an object: {str(function)[:60]}")
+    return function
+
+
+def with_arguments(call: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
+    """Return a tool call with other arguments."""
+    changed = {**function_of(call), "arguments": arguments}
+    return {**call, "function": changed} if "function" in call else changed
 
 
 PLAIN = Form(parts=False, text_arguments=False, reasoning=REASONING[0])
@@ -133,7 +157,7 @@ class NativeTemplate:
             found: Any = render_jinja_template(
                 [[self.form.of(message) for message in messages]], tools, None, source, return_assistant_tokens_mask=True, **arguments
             )
-        except (TemplateError, ValueError, TypeError, KeyError) as error:
+        except REJECTIONS as error:
             raise TemplateFault(f"the tokenizer's chat template rejects the messages: {error}") from error
         return [(int(first), int(end)) for first, end in found[1][0]]
 
@@ -166,7 +190,7 @@ def apply_template(
     """
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate, chat_template=source, **further)
-    except (TemplateError, ValueError, TypeError, KeyError) as error:
+    except REJECTIONS as error:
         raise TemplateFault(f"the tokenizer's chat template rejects the messages: {error}") from error
     assert isinstance(text, str)
     return text

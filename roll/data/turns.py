@@ -16,7 +16,20 @@ from functools import cached_property
 from os.path import commonprefix
 from typing import Any
 
-from roll.data.native import ASKED, PROBE, REASONING, TAGS, THINK, THOUGHT, UNLEARNT, Messages, TemplateFault
+from roll.data.native import (
+    ASKED,
+    PROBE,
+    REASONING,
+    TAGS,
+    THINK,
+    THOUGHT,
+    UNLEARNT,
+    Messages,
+    TemplateFault,
+    calls_of,
+    function_of,
+    with_arguments,
+)
 
 RenderMessages = Callable[[Messages, bool], str]
 """(messages, whether to open an assistant turn at the end) -> rendered text"""
@@ -210,8 +223,8 @@ class Turns:
     def _answered(self) -> str:
         """Return the text after the last turn's word if a user or the called tools answer it."""
         turn = len(self) - 1
-        calls = self.messages[self.numbers[turn]].get("tool_calls") or ()
-        answers = [{**ANSWERED, "tool_call_id": call.get("id"), "name": name_of(call)} for call in calls]
+        calls = calls_of(self.messages[self.numbers[turn]])
+        answers = [{**ANSWERED, "tool_call_id": call.get("id"), "name": function_of(call).get("name")} for call in calls]
         return self._after(turn, self.render([*self._before(turn + 1, whole=False), *(answers or [ASKED])], True))
 
     def _header(self, turn: int) -> str:
@@ -233,9 +246,9 @@ class Turns:
         if message["role"] != "assistant":
             return message
         word = self._name(self.numbers.index(number))
-        if not message.get("tool_calls"):
+        if not calls_of(message):
             return {"role": "assistant", "content": word}
-        calls = [{**call, "function": {**call["function"], "arguments": {"leaf": word}}} for call in message["tool_calls"]]
+        calls = [with_arguments(call, {"leaf": word}) for call in calls_of(message)]
         return {"role": "assistant", "content": "", "tool_calls": calls}
 
     def _found(self, turn: int, text: str) -> int:
@@ -290,11 +303,6 @@ def unused_word(text: str) -> str:
     while word in text:
         word += PROBE
     return word
-
-
-def name_of(call: Mapping[str, Any]) -> str:
-    """Return the name of the function that a tool call names."""
-    return str((call.get("function") or {}).get("name", ""))
 
 
 def is_learnt(message: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roll.data.native import REASONING, THINK, THOUGHT, Messages, TemplateFault
+from roll.data.native import REASONING, THINK, THOUGHT, Messages, TemplateFault, calls_of, with_arguments
 from roll.data.turns import unused_word
 
 SURE = 12
@@ -85,7 +85,7 @@ class Unwritten:
     def _is_written(self, message: Mapping[str, Any], part: Part, text: str, again: Callable[[str], str], first: bool = False) -> bool:
         if len(part.text) >= SURE and (part.text in text or json.dumps(part.text, ensure_ascii=False)[1:-1] in text):
             return True
-        calls = min(len(message.get("tool_calls") or ()), 2)
+        calls = min(len(calls_of(message)), 2)
         kind = (message["role"], part.name, calls, REASONING[0] in message, first)
         if len(part.text) >= SURE or kind not in self._written:
             word = unused_word(text)
@@ -106,17 +106,13 @@ def _parts(message: Mapping[str, Any], whole: bool) -> Iterator[tuple[Part, Chan
     reasoning = message.get(REASONING[0])
     if whole and isinstance(reasoning, str) and reasoning.strip():
         yield Part("the thinking", reasoning.strip()), _replaced(message, REASONING[0], reasoning, reasoning.strip())
-    if calls := message.get("tool_calls"):
-        yield Part("a tool call", ""), lambda word: {**message, "tool_calls": [*calls[:-1], _fed(calls[-1], word)]}
+    if calls := calls_of(message):
+        yield Part("a tool call", ""), lambda word: {**message, "tool_calls": [*calls[:-1], with_arguments(calls[-1], {"leaf": word})]}
 
 
 def _replaced(message: Mapping[str, Any], key: str, whole: str, text: str) -> Change:
     before, _, after = whole.rpartition(text)
     return lambda word: {**message, key: before + word + after}
-
-
-def _fed(call: Mapping[str, Any], word: str) -> dict[str, Any]:
-    return {**call, "function": {**(call.get("function") or {}), "arguments": {"leaf": word}}}
 
 
 def _place(message: Mapping[str, Any], number: int) -> str:

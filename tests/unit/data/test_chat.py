@@ -380,3 +380,15 @@ def test_a_call_without_an_end_of_its_turn_gets_one(tokenizer: PreTrainedTokeniz
         "{% if not m.tool_calls %}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     assert learnt_pieces(tokenizer, template, [USER, CALLS]) == ["[user]Hi<|end|>[assistant]", f'<tool_call>{{"x": 1}}</tool_call>{end}']
+
+
+@pytest.mark.parametrize("calls", ["add", [1], {"name": "add"}, [{"function": "add"}]])
+def test_calls_that_are_no_objects_are_refused(tokenizer: PreTrainedTokenizerFast, calls: Any) -> None:
+    with pytest.raises(TemplateFault, match="not a list of objects|is not an object|has no attribute"):
+        learnt_pieces(tokenizer, END_IN_NEXT, [USER, ASSISTANT | {"tool_calls": calls}])
+
+
+def test_a_call_may_name_its_function_itself(tokenizer: PreTrainedTokenizerFast) -> None:
+    flat = END_IN_NEXT.replace("call.function.", "call.")
+    conversation = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL["function"]]}, FED, LAST]
+    assert learnt_pieces(tokenizer, flat, conversation)[1::2] == ['<tool_call>add{"x": 1}</tool_call><|observation|>', "Quite.<|user|>"]
