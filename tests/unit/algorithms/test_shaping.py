@@ -31,6 +31,7 @@ def test_weights_by_hand() -> None:
     assert difficulty_weights(np.array([-1, 0, 0.5, 1, 3], np.float32)).tolist() == [0.5, 0.5, 1.25, 2, 2]
     assert length_weights(np.array([2, 4, 10], np.int32)).tolist() == [1.5, 1.25, 0.5]
     assert length_weights(np.array([3, 3], np.int32)).tolist() == [1.5, 1.5]
+    assert length_weights(np.array([3, 4], np.int32)).tolist() == [1.5, 0.5]
 
 
 def test_balanced_weights_have_a_mean_of_1_over_what_is_in_the_loss() -> None:

@@ -249,3 +249,12 @@ def test_each_unknown_state_is_a_state_apart() -> None:
     joined = joined_turns([with_states("a", "b"), with_states(), with_states("b", "a"), with_states()], np.ones(4, np.float32))
     assert joined is not None and joined.states is not None
     assert joined.states.tolist() == [0, 1, 2, 3, 1, 0, 4, 5]
+
+
+def test_sampled_segments_are_turns_without_rewards_of_their_own() -> None:
+    """An environment that pays nothing until the end still has turns. An episode of one segment is no turn."""
+    path = make_trajectory(observed([1]), sampled([5]), observed([2]), sampled([6]))
+    joined = joined_turns([Episode([path], RewardResult(3.0))], np.array([3.0], np.float32))
+    assert joined is not None and joined.rewards.tolist() == [0.0, 3.0] and joined.of_token.tolist() == [0, 0, 1, 1]
+    single = Episode([make_trajectory(observed([1]), sampled([5]))], RewardResult(3.0))
+    assert joined_turns([single], np.array([3.0], np.float32)) is None

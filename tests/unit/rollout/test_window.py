@@ -168,3 +168,14 @@ def test_a_second_save_remembers_what_is_gone() -> None:
         assert again.state_dict() == state
         once_more.load_state_dict(again.state_dict())
         assert [once_more.draw() for _ in range(5)] == [0, None, 2, None, 4]
+
+
+def test_a_second_save_counts_from_its_own_head() -> None:
+    """Ordinal 0 was drawn and handed over, so the next ordinal is the head, and those that are gone are counted from it."""
+    again, once_more = Window(2, 1.0, 4), Window(2, 1.0, 4)
+    again.load_state_dict({"begin": 0, "gone": [1, 3]})
+    again.draw()
+    again.remove([0])
+    assert again.state_dict() == {"begin": -1, "gone": [0, 2]}
+    once_more.load_state_dict(again.state_dict())
+    assert [once_more.draw() for _ in range(4)] == [None, 1, None, 3]

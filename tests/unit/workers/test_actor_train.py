@@ -14,13 +14,14 @@ import pytest
 
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.data.packing import FILLER, concatenate
+from roll.errors import WeightSyncError
 from roll.models.flops import TrainingFlops
 from roll.strategies.base import MicroBatch, TrainResult, TrainStrategy
 from roll.types import TrainBatch
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Route, Routes, Transport
 from roll.weight_sync.sender import BucketSender
-from roll.workers.actor_train import ActorTrain, TrainShape, merge, micro_batches_of
+from roll.workers.actor_train import ActorTrain, TrainShape, joined, merge, micro_batches_of
 from roll.workers.calls import Ranks
 from roll.workers.group import WorkerGroup
 from tests import limits
@@ -59,6 +60,13 @@ def test_ranks_lend_their_buffers_where_an_engine_borrows_them() -> None:
         return bucket
 
     assert asyncio.run(sent()).handles.keys() == {"GPU-0"}
+
+
+def test_ranks_that_gathered_different_weights_are_an_error() -> None:
+    same = [DeviceBucket((), "sum", {f"GPU-{rank}": b""}) for rank in range(2)]
+    assert joined(same).handles.keys() == {"GPU-0", "GPU-1"}
+    with pytest.raises(WeightSyncError, match="different weights"):
+        joined([same[0], replace(same[1], checksum="other")])
 
 
 @pytest.mark.parametrize("weighted", [False, True])
