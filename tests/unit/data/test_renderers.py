@@ -6,7 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerBase
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from examples.tiny.make_model import END_ID, build_tokenizer
 from roll.data.chat import chatml, qwen2_5
@@ -38,6 +39,27 @@ def test_without_tools_the_templates_are_those_of_single_turns(tokenizer: PreTra
     for name, single in (("chatml", chatml), ("qwen2_5", qwen2_5)):
         for messages in ([USER], [{"role": "system", "content": ""}, USER], [{"role": "system", "content": "Be brief."}, USER]):
             assert list(chat_renderer(tokenizer, "tiny", name).render(messages, ())) == list(tokens(tokenizer, single(messages, True)))
+
+
+def test_a_named_template_begins_with_the_tokenizer_s_own_bos(tokenizer: PreTrainedTokenizerBase) -> None:
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>")
+    made.add_special_tokens({"bos_token": "<s>"})
+    bos = int(str(made.bos_token_id))
+    made.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", bos)])
+    rendered = chat_renderer(made, "tiny", "chatml").render([USER], ()).tolist()
+    assert rendered == made.encode(chatml([USER], True)) and rendered.count(bos) == 1
+
+
+def test_a_renderer_passes_the_arguments_of_the_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.chat_template = (
+        "{{ tone }}{% for message in messages %}<|im_start|>{{ message.role }}: {{ message.content }}<|im_end|>{% endfor %}"
+        "{{ '<|im_start|>assistant: ' if add_generation_prompt }}"
+    )
+    chat = chat_renderer(tokenizer, "tiny", "native", {"tone": "Hush!"})
+    assert chat.text(chat.render([USER], ())) == "Hush!<|im_start|>user: 1+1?<|im_end|><|im_start|>assistant: "
+    for template in ("native", "chatml"):
+        with pytest.raises(BadInput, match="does not read 'mood'"):
+            chat_renderer(tokenizer, "tiny", template, {"mood": "calm"})
 
 
 def test_a_bridge_closes_the_turn_only_where_the_policy_did_not(chat: ChatRenderer, tokenizer: PreTrainedTokenizerBase) -> None:
