@@ -173,3 +173,9 @@ def test_validation_samples_from_seeds_of_its_own() -> None:
 def test_the_version_of_a_validation_is_the_oldest() -> None:
     groups = [make_group(0, [make_episode([5, 6], versions=[3, 4])]), make_group(1, [make_episode([5], versions=[5])])]
     assert validation_metrics("set", groups, 1)["val/set/policy_version"] == 3
+
+
+def test_empty_responses_have_no_vote() -> None:
+    """Even if a reward lets an empty response pass."""
+    assert majority(["", ""], [True, True]) == 0 and majority(["", "", "a"], [True, True, False]) == 0
+    assert validation_metrics("set", [group_of(("", 1.0), ("", 1.0))], 2)["val/set/maj@2"] == 0

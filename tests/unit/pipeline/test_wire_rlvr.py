@@ -1,4 +1,4 @@
-"""What the loop of RLVR requests from the roles."""
+"""What the loop of RLVR requests from the roles, when it validates, and how it asks the reference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any, cast
 import pytest
 
 from roll.config.plan.plan import make_plan
-from roll.pipeline.wire_rlvr import _loop
+from roll.pipeline.wire_rlvr import _loop, evaluation, evaluators, reference_of
+from roll.rollout.batch import Shaping
+from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce
 
 
 class Requested(Exception):
@@ -44,3 +46,61 @@ def test_the_policys_schedule_leaves_out_the_critics_warmup(warmup: int, steps: 
     with pytest.raises(Requested):
         asyncio.run(_loop(config, cast(Any, None), cast(Any, roles), context, cast(Any, None)))
     assert roles.steps == {"actor_train": steps, "critic": 12}
+
+
+@pytest.mark.parametrize(("eval_steps", "validated"), [(5, [0, 5, 10, 12]), (4, [0, 4, 8, 12]), (20, [0, 12]), (0, [])])
+def test_validation_comes_first_regularly_and_last(eval_steps: int, validated: list[int]) -> None:
+    async def nothing() -> None:
+        """Do nothing."""
+
+    async def generating(work: Callable[[], Any]) -> Any:
+        return await work()
+
+    async def run(keep: object) -> dict[str, float]:
+        return {"val/set/pass@1": 1.0}
+
+    config = cast(Any, SimpleNamespace(eval_steps=eval_steps, max_steps=12))
+    phases, sync = SimpleNamespace(generation=nothing), SimpleNamespace(generating=generating)
+    sets, record = [SimpleNamespace(run=run)], SimpleNamespace(held_out=print)
+    evaluate = evaluation(config, cast(Any, phases), cast(Any, sync), cast(Any, sets), cast(Any, record))
+    assert [step for step in range(13) if asyncio.run(cast(Any, evaluate(step)))] == validated
+
+
+@pytest.mark.parametrize(("most", "counts"), [(None, [3, 9]), (5, [3, 5])])
+def test_each_set_has_its_rows_and_its_sampling(most: int | None, counts: list[int], configured: Callable[..., Any]) -> None:
+    sets = "{few: {data_args: {file_name: a.jsonl, prompt: prompt}}, many: {data_args: {file_name: b.jsonl, prompt: prompt}, "
+    sets += "generating_args: {temperature: 0.5, max_new_tokens: 3, num_return_sequences: 2}}}"
+    config = configured("tiny/tiny_rlvr_lora_zero3", "seed=7", "validation.data_args=null", f"+validation.sets={sets}")
+
+    class Rows(list[int]):
+        def prompt(self, index: int, prompt_id: int) -> tuple[int, int]:
+            return self[index], prompt_id
+
+    held_out = cast(Any, {"few": Rows(range(3)), "many": Rows(range(9))})
+    few, many = evaluators(config, *cast(Any, [None] * 4), held_out=held_out, most=most)
+    assert [few.name, many.name] == ["few", "many"] and [few.seed, many.seed] == [7, 7]
+    assert [list(cast(Any, one.prompts)) for one in (few, many)] == [[(n, n) for n in range(count)] for count in counts]
+    assert (few.samples, many.samples) == (4, 2)
+    assert (cast(Any, few.sampler).sampling.temperature, cast(Any, many.sampler).sampling.temperature) == (1.0, 0.5)
+    assert (cast(Any, few.sampler).sampling.max_new_tokens, cast(Any, many.sampler).sampling.max_new_tokens) == (8, 3)
+
+
+@pytest.mark.parametrize(
+    ("role", "shares", "filtered", "kind"),
+    [
+        ("role", False, False, ReferenceAhead),
+        ("role", True, False, ReferenceAtOnce),
+        ("role", False, True, ReferenceAtOnce),
+        ("adapter_off", False, False, ReferenceAtOnce),
+    ],
+)
+def test_a_reference_works_ahead_only_on_devices_of_its_own(
+    role: str, shares: bool, filtered: bool, kind: type, configured: Callable[..., Any]
+) -> None:
+    """Of groups that a filter may drop, or of a trainer that learns, the reference is asked once per step."""
+    words = ["+dynamic_sampling.max_num_gen_batches=2"] if filtered else []
+    devices = {"reference": {0}, "actor_train": {0} if shares else {1}}
+    roles = {name: SimpleNamespace(all_devices=frozenset(own)) for name, own in devices.items()}
+    plan = cast(Any, SimpleNamespace(reference=role, roles=roles))
+    asked = cast(Any, SimpleNamespace(ref_log_probs=None))
+    assert type(reference_of(configured("tiny/tiny_rlvr_lora_zero3", *words), plan, asked, Shaping())) is kind
