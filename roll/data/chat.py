@@ -206,4 +206,11 @@ def render_turns(
     return pieces
 
 
+def template_remedy(template: str) -> str:
+    """Return the remedy for a template that does not fit the tokenizer."""
+    if template in MARKED:
+        return "set it to `native` or `raw`, or use a tokenizer that has <|im_start|> and <|im_end|>"
+    return "set it to `chatml`, `qwen2_5` or `raw`, or use a tokenizer that has a chat template"
+
+
 OWN_TEMPLATES: Mapping[str, RenderMessages] = {"chatml": chatml, "qwen2_5": qwen2_5, "raw": raw}

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
-from roll.data.chat import ChatTemplate, renderer
+from roll.data.chat import ChatTemplate, renderer, template_remedy
 from roll.data.routes import Routes, tag_routes
 from roll.data.rows import prompt_conversation, read_row, template_arguments
 from roll.data.sources import find_sources
@@ -138,8 +138,8 @@ def checked_renderer(data_args: DataConfig, tokenizer: PreTrainedTokenizerBase) 
     try:
         found = renderer(data_args.template, tokenizer)
     except ValueError as error:
-        remedy = "set it to `chatml`, `qwen2_5` or `raw`, or use a tokenizer that has a chat template"
-        raise DataError([Fault("data_args.template", f"is '{data_args.template}', but {error}", remedy)]) from error
+        problem = f"is '{data_args.template}', but {error}"
+        raise DataError([Fault("data_args.template", problem, template_remedy(data_args.template))]) from error
     if unread := found.unread(data_args.chat_template_kwargs or {}):
         problem = f"has '{unread[0]}', which the template '{data_args.template}' does not read"
         raise DataError([Fault("data_args.chat_template_kwargs", problem, "remove it, or use a tokenizer whose template reads it")])

@@ -19,7 +19,7 @@ from roll.config.schema.model_rewards import JUDGE, SCORER
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig, ServedConfig
 from roll.config.shipped import judge_templates
-from roll.data.chat import Render, renderer
+from roll.data.chat import Render, renderer, template_remedy
 from roll.data.conversations import answered_encoder, conversation_of, message_encoder, question_text
 from roll.errors import DataError, Fault
 from roll.models.load import load_tokenizer
@@ -162,7 +162,7 @@ def refused(domain: str, template: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise DataError([Fault(f"{PREFIX}{domain}.template", f"is '{template}', but {error}", "use chatml, qwen2_5 or raw")]) from error
+        raise DataError([Fault(f"{PREFIX}{domain}.template", f"is '{template}', but {error}", template_remedy(template))]) from error
 
 
 def sampling_of_judge(reward: RewardConfig) -> Sampling:

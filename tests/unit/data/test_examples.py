@@ -295,6 +295,24 @@ def test_a_row_s_template_arguments_precede_those_of_the_key(
     assert ("</think>" in tokenizer.decode(found.example(0).sequences[0].token_ids)) == shown
 
 
+def test_a_template_whose_marks_the_tokenizer_lacks_is_a_fault(write_jsonl: Write, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        prepared(write_jsonl, tmp_path, with_spaces("never"), {"messages": [USER, YES]}, template="chatml")
+    assert caught.value.faults[0].place == "data_args.template"
+    assert "`native`" in caught.value.faults[0].remedy and "chatml" not in caught.value.faults[0].remedy
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_rows_are_prepared_by_several_processes(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, workers: int
+) -> None:
+    row = {"messages": [USER, YES, {"role": "system", "content": "Be brief, please."}, USER, YES]}
+    columns = {"file_name": write_jsonl([row] * 4), "messages": "messages", "preprocessing_num_workers": workers}
+    made, limits = with_template(tokenizer, LOSES), Limits(500, 500)
+    found = prepare_examples(DataConfig.model_validate(columns), made, limits, "turns", cache_folder=tmp_path / "cache")
+    assert len(found) == 4 and [list(counts.values()) for counts in found.remarks.values()] == [[4]]
+
+
 @pytest.mark.parametrize("template", ["native", "chatml"])
 def test_template_arguments_that_nothing_reads_are_a_fault(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, template: str
