@@ -311,6 +311,36 @@ MUTANTS: Mapping[str, Mutant] = {
         "first",
         "pipeline/test_wiring.py::test_a_preference_key_reaches_its_field",
     ),
+    "Lion's momentum without weight": Mutant(
+        "roll/strategies/deepspeed_optimizers.py",
+        "lerp(parameter.grad, 1 - first)",
+        "lerp(parameter.grad, 1 + first)",
+        "strategies/test_optimizers.py::test_lions_momentum_may_outvote_a_gradient",
+    ),
+    "reference asked ahead on shared devices": Mutant(
+        "roll/pipeline/wire_rlvr.py",
+        'is_ahead = plan.reference == "role" and "reference" not in neighbours(plan.roles) and',
+        'is_ahead = plan.reference == "role" and',
+        "pipeline/test_wire_rlvr.py::test_a_reference_works_ahead_only_on_devices_of_its_own",
+    ),
+    "no validation after the last step": Mutant(
+        "roll/pipeline/wire_rlvr.py",
+        "(step % config.eval_steps and step != config.max_steps)",
+        "step % config.eval_steps",
+        "pipeline/test_wire_rlvr.py::test_validation_comes_first_regularly_and_last",
+    ),
+    "second save counts from another head": Mutant(
+        "roll/rollout/window.py",
+        "gone + [ordinal - head for ordinal in",
+        "gone + [ordinal for ordinal in",
+        "rollout/test_window.py::test_a_second_save_counts_from_its_own_head",
+    ),
+    "ranks with different weights accepted": Mutant(
+        "roll/workers/actor_train.py",
+        "if len({bucket.checksum for bucket in ranks}) > 1:",
+        "if len({bucket.checksum for bucket in ranks}) > 2:",
+        "workers/test_actor_train.py::test_ranks_that_gathered_different_weights_are_an_error",
+    ),
 }
 
 

@@ -223,3 +223,38 @@ def linear_rates(total_updates: int, **keys: Any) -> list[float]:
 def test_warmup_rises_linearly_then_the_rate_falls(keys: dict[str, Any], warmup: int) -> None:
     rising = [number / warmup for number in range(warmup)]
     assert linear_rates(10, **keys) == pytest.approx(rising + [(10 - number) / (10 - warmup) for number in range(warmup, 10)])
+
+
+class Single(nn.Module):
+    """One weight, at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def trained(self, gradients: list[float], **keys: Any) -> list[float]:
+        """Return the weight after each update with learning rate 0.1."""
+        optimizer = make_optimizer(self, arguments(learning_rate=0.1, **keys), Place(RANK, stage=0, offloaded=False))
+        weights = []
+        for gradient in gradients:
+            self.weight.grad = torch.tensor([gradient])
+            optimizer.step()
+            weights.append(self.weight.item())
+        return weights
+
+
+def test_lions_momentum_may_outvote_a_gradient() -> None:
+    # Interpolations 0.2, 0.8 * 0.1 - 0.2 * 0.3 = 0.02 and 0.8 * 0.06 - 0.2 * 0.3 = -0.012, with momenta 0.1 and 0.06 between them.
+    assert Single().trained([1.0, -0.3, -0.3], optimizer="lion", adam_beta1=0.8, adam_beta2=0.9) == pytest.approx([-0.1, -0.2, -0.1])
+
+
+def test_adamws_moments_follow_changing_gradients() -> None:
+    # Moments 0.2 and 0.1, then 0.8 * 0.2 - 0.2 * 2 = -0.24 and 0.9 * 0.1 + 0.1 * 4 = 0.49, divided by 1 - 0.8^2 and 1 - 0.9^2.
+    second = -0.1 + 0.1 * (0.24 / 0.36) / math.sqrt(0.49 / 0.19)
+    assert Single().trained([1.0, -2.0], optimizer="adamw", adam_beta1=0.8, adam_beta2=0.9) == pytest.approx([-0.1, second], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adagrad"])
+def test_an_epsilon_is_the_configured_one(kind: str) -> None:
+    # 0.1 / (1 + 1) at the first update with gradient 1.
+    assert Single().trained([1.0], optimizer=kind, adam_epsilon=1.0) == pytest.approx([-0.05])
