@@ -12,11 +12,14 @@ from roll.config.derived.batch import longest_sequence
 from roll.config.derived.placement import judging_roles, model_roles
 from roll.config.schema.model import DataConfig
 from roll.config.schema.rlvr import RlvrConfig
+from roll.data.native import ASKED
 from roll.data.prompts import prepare_prompts
 from roll.data.remarks import remark, remark_routes
 from roll.data.renderers.base import ChatRenderer
 from roll.data.renderers.families import chat_renderer
+from roll.data.tables import EMBEDDING_REMEDY
 from roll.data.tasks import Joined, Prompts, Tasks
+from roll.errors import DataError, Fault
 from roll.gateway.episodes import Agent, AgentEpisodes
 from roll.gateway.server import Gateway, GatewayBounds
 from roll.gateway.trial import command_for
@@ -41,8 +44,7 @@ def prompts_of(
     """
     sets: list[Prompts] = []
     if rows is not None:
-        roles = model_roles(config)
-        embedded = embedding_rows(config, tokenizer, [roles[name] for name in roles.keys() - set(judging_roles(roles))])
+        embedded = _embedding_rows(config, tokenizer)
         prompts = prepare_prompts(rows, tokenizer, config.prompt_length, config.domains, embedded=embedded)
         remark(prompts.too_long, f"were left out: the prompt is longer than prompt_length {config.prompt_length}")
         for what, counts in prompts.remarks.items():
@@ -58,13 +60,24 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
     """Return the renderer of conversations, or None without environments.
 
     Raises:
-        BadInput: the model's chat format does not support conversations of several turns.
+        BadInput: the model's chat format does not support conversations of several turns, or has a token that a model has no embedding for.
     """
     if not config.environments:
         return None
     rows, learner = config.actor_train.data_args, config.actor_train.model_args
     further = (rows.chat_template_kwargs if rows else None) or {}
-    return chat_renderer(tokenizer, model_path(config, learner), rows.template if rows else "native", further)
+    found = chat_renderer(tokenizer, model_path(config, learner), rows.template if rows else "native", further)
+    embedded, largest = _embedding_rows(config, tokenizer), int(found.render([ASKED], ()).max())
+    if embedded is not None and largest >= embedded:
+        problem = f"its chat template writes the token {largest}, but a model has embeddings only for the tokens 0 to {embedded - 1}"
+        raise DataError([Fault(f"the tokenizer of '{tokenizer.name_or_path}'", problem, EMBEDDING_REMEDY)])
+    return found
+
+
+def _embedding_rows(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the number of rows of the smallest embedding of the models that read the policy's tokens; see `embedding_rows`."""
+    roles = model_roles(config)
+    return embedding_rows(config, tokenizer, [role for name, role in roles.items() if name not in judging_roles(roles)])
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,10 +23,12 @@ from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import ConfigError, DataError
 from roll.pipeline import assemble, resume_fingerprint
 from roll.pipeline.checkpointer import Checkpointer
 from roll.pipeline.run_context import RunContext
+from roll.pipeline.wire_environments import renderer_of
 from roll.strategies.base import TrainResult
 from roll.types import Floats, Metrics, Sequences, TrainBatch
 from roll.workers.device_sharing import ColocatedRole, DeviceSharing, Level
@@ -429,3 +432,18 @@ def test_another_model_with_fewer_embeddings_is_refused(
     (tmp_path / "small" / "config.json").write_text(json.dumps(described | {"vocab_size": 258}))
     with pytest.raises(DataError, match="its end-of-sequence token is 258, but a model has embeddings only for the tokens 0 to 257"):
         assemble.prepare(configuration(name, tmp_path / "run", *(REFERENCE if name == "dpo" else ()), f"{key}={tmp_path / 'small'}"))
+
+
+def test_a_chat_template_with_a_token_without_an_embedding_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path / "model", 0, agent=True)
+    described = json.loads((tmp_path / "model" / "config.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.chat_template = tokenizer.chat_template.replace("'<|im_start|>", "'<new><|im_start|>")
+    monkeypatch.setitem(CASES, "agent", ("tiny_agent", ()))
+    config = cast(RlvrConfig, configuration("agent", tmp_path / "run", f"pretrain={tmp_path / 'model'}"))
+    for missing in (0, 1):
+        size = len(tokenizer) - missing
+        (tmp_path / "model" / "config.json").write_text(json.dumps(described | {"vocab_size": size}))
+        with pytest.raises(DataError, match=f"writes the token {size}") if missing else nullcontext():
+            assert renderer_of(config, tokenizer) is not None
