@@ -16,9 +16,9 @@ from roll.environments.base import ENVIRONMENTS, Message, Observation, Step
 from roll.environments.tasks import task_of, with_more
 from roll.rewards.answers import final_text
 from roll.rewards.code_sandbox import describe, verdict
-from roll.rewards.programs import Cases, cases_of, job_of, program_of
+from roll.rewards.programs import Cases, cases_of, job_of, passes, program_of
 from roll.rewards.sandbox.bubblewrap import survey
-from roll.rewards.sandbox.program import Ending, Limits, Outcome, ready, run
+from roll.rewards.sandbox.program import Limits, Outcome, ready, run
 from roll.types import RewardResult
 
 SHOWN = 500
@@ -137,13 +137,6 @@ def divided(cases: Cases, public: int) -> tuple[Cases, Cases]:
         return replace(cases, inputs=cases.inputs[part], expected=cases.expected[part], tests=cases.tests[part])
 
     return some(slice(public)), some(slice(public, None))
-
-
-def passes(cases: Cases, number: int, outcome: Outcome) -> bool:
-    """Return whether the outcome of a case is right."""
-    if outcome.ending is not Ending.OK:
-        return False
-    return not cases.expected or _text(outcome.output).strip() == cases.expected[number]
 
 
 def shown_cases(cases: Cases) -> str:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
+from functools import cache
 from typing import Any, Literal
 
 from roll.config.derived.rewards import SANDBOX_WALL_SECONDS
 from roll.rewards.answers import final_text
 from roll.rewards.base import REWARDS
-from roll.rewards.programs import Cases, cases_of, job_of, program_of
-from roll.rewards.sandbox.bubblewrap import SandboxUnavailable, survey
+from roll.rewards.programs import Cases, cases_of, imported_packages, job_of, passes, program_of
+from roll.rewards.sandbox.bubblewrap import PACKAGES, SandboxUnavailable, survey
 from roll.rewards.sandbox.fusion import answers, run_at
 from roll.rewards.sandbox.program import Ending, Limits, Outcome, ready, run
 from roll.types import Prompt, RewardOutcome, RewardResult
 
 BUBBLEWRAP, NO_SANDBOX, SERVER = "bubblewrap", "none", ("http://", "https://")
+LACKS = "{who} {packages}, and the sandbox lacks it: set reward_args.python to a Python interpreter that has it"
 LATE = (Ending.CPU_TIME, Ending.WALL_TIME)
+
+logger = logging.getLogger(__name__)
 
 
 @REWARDS.register("code_sandbox")
@@ -26,6 +32,9 @@ def code_sandbox(
     row: Mapping[str, Any],
     *,
     cases: Literal["all", "first_failure"] = "all",
+    pays: Literal["share", "all"] = "share",
+    tolerance: float | None = None,
+    block: Literal["first", "last"] = "first",
     sandbox: str = BUBBLEWRAP,
     python: str | None = None,
     cpu_seconds: int = 4,
@@ -36,10 +45,16 @@ def code_sandbox(
 ) -> RewardResult:
     """Return the share of the row's test cases that the program in the response passes.
 
-    The outcome is UNPARSABLE if the response has no program, and UNAVAILABLE if no sandbox can run.
+    The outcome is UNPARSABLE if the response has no program, and UNAVAILABLE if no sandbox can run, or if the program fails because the
+    interpreter lacks a package of PACKAGES that it imports.
 
     Args:
         cases: `all` runs every case; `first_failure` stops after the first case that fails.
+        pays: `share` pays the share of the cases that pass; `all` pays 1 if every case passes, and else 0, as ROLL's local tests do.
+        tolerance: compares numbers in the output of scripts by value, within this absolute or relative tolerance; ROLL's local tests allow
+            1e-5. None compares text. The row's column `tolerance` takes precedence.
+        block: which of several fenced blocks is the program. `first`: the first that defines a function or method, or else the first, as
+            in ROLL's local tests; `last`: the last, as in ROLL's tests on a server.
         sandbox: `bubblewrap`, the address of a SandboxFusion server, or `none` to run programs unisolated, with the files and the
             network of this machine.
         python: path of a Python interpreter; programs may import its packages. By default programs run with roll's own interpreter and
@@ -59,31 +74,56 @@ def code_sandbox(
         raise ValueError(f"sandbox is '{sandbox}'; it must be {BUBBLEWRAP}, {NO_SANDBOX} or the address of a server (http://...)")
     wanted = cases_of(row)
     text = final_text(response)
-    program = text if wanted.kind == "text" else program_of(text)
+    program = text if wanted.kind == "text" else program_of(text, block)
     limits = Limits(cpu_seconds, wall_seconds, memory_mib, disk_mib, output_mib)
     try:
-        if sandbox.startswith(SERVER):
-            answers(sandbox)
-        else:
-            ready(survey(python), sandbox == BUBBLEWRAP)
-        if program is None:
-            return RewardResult(0.0, RewardOutcome.UNPARSABLE, note="no Python program in the response")
-        job = job_of(wanted, program)
-        remote = sandbox.startswith(SERVER)
-        outcomes = run_at(sandbox, job, limits) if remote else run(job, limits, survey(python), sandbox == BUBBLEWRAP)
-        return verdict(outcomes, wanted, until_first=cases == "first_failure")
+        result = _judged(wanted, program, sandbox, python, limits, until_first=cases == "first_failure", tolerance=tolerance)
     except SandboxUnavailable as error:
         return RewardResult(0.0, RewardOutcome.UNAVAILABLE, note=str(error))
+    return replace(result, value=float(result.value == 1)) if pays == "all" else result
 
 
-def verdict(outcomes: Iterator[Outcome], cases: Cases, until_first: bool) -> RewardResult:
+def _judged(
+    wanted: Cases, program: str | None, sandbox: str, python: str | None, limits: Limits, until_first: bool, tolerance: float | None
+) -> RewardResult:
+    remote, absent = sandbox.startswith(SERVER), set[str]()
+    if remote:
+        answers(sandbox)
+    else:
+        ready(survey(python), sandbox == BUBBLEWRAP)
+        absent.update(name for name in PACKAGES if name not in survey(python).packages)
+    if lacked := absent & {name for prefix, code, _ in wanted.tests for name in imported_packages(f"{prefix}\n{code}")}:
+        raise SandboxUnavailable(LACKS.format(who="the row's tests import", packages=", ".join(sorted(lacked))))
+    if program is None:
+        return RewardResult(0.0, RewardOutcome.UNPARSABLE, note="no Python program in the response")
+    job = job_of(wanted, program)
+    outcomes = run_at(sandbox, job, limits) if remote else run(job, limits, survey(python), sandbox == BUBBLEWRAP)
+    result = verdict(outcomes, wanted, until_first, tolerance)
+    if result.value < 1 and (missed := _missed(result.note, program, absent)):
+        say_once(missed)
+        raise SandboxUnavailable(LACKS.format(who="the program imports", packages=missed))
+    return result
+
+
+def _missed(note: str, program: str, absent: set[str]) -> str:
+    """Return the absent package whose import ended the program, or ''."""
+    return next((name for name in sorted(absent & imported_packages(program)) if f"No module named '{name}" in note), "")
+
+
+@cache
+def say_once(package: str) -> None:
+    """Log that programs need a package, once for each package."""
+    logger.warning(LACKS.format(who="programs import", packages=package))
+
+
+def verdict(outcomes: Iterator[Outcome], cases: Cases, until_first: bool, tolerance: float | None = None) -> RewardResult:
     """Return the result for the outcomes of a program's cases. Outputs are compared with the expected ones here, outside the sandbox."""
     total = len(cases.inputs) or len(cases.tests)
     passed, late, spent, note, uncompiled = 0, 0, 0.0, "", 0.0
     with closing(outcomes):  # type: ignore[type-var]
         for index, outcome in enumerate(outcomes):
             spent += outcome.cpu_seconds
-            if outcome.ending == Ending.OK and (not cases.expected or _same(outcome.output, cases.expected[index])):
+            if passes(cases, index, outcome, tolerance):
                 passed += 1
                 continue
             late += outcome.ending in LATE
@@ -94,10 +134,6 @@ def verdict(outcomes: Iterator[Outcome], cases: Cases, until_first: bool) -> Rew
     share = passed / total
     parts = {"passed": share, "compile_error": uncompiled, "timeout": late / total, "cpu_seconds": spent}
     return RewardResult(share, parts=parts, note=note or f"{total} of {total} cases")
-
-
-def _same(output: bytes, expected: str) -> bool:
-    return output.decode("utf-8", "replace").strip() == expected
 
 
 def describe(outcome: Outcome) -> str:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from decimal import Decimal
+from typing import Any, Literal
 
-from roll.rewards.sandbox.program import Job
+from roll.rewards.sandbox.program import Ending, Job, Outcome
 
-FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
-PYTHON = ("python", "python3", "py")
+OPENING = re.compile(r"[ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?(`{3,}|~{3,})[ \t]*([^`\n]*)")
+"""The first line of a fenced block, which may be the first line of a list item: the fence and its info text."""
+ONE_LINE = re.compile(r"[ \t]*(`{3,})([\w.+#-]+)[ \t]+([^`\n]+)\1[ \t]*")
+"""A whole block on one line: the fence, the language and the code."""
+PYTHON = re.compile(r"\{?\s*\.?(?:python|pypy|py)[\d.]*(?![\w+#-])", re.IGNORECASE)
+"""The beginning of an info text that names Python: `python`, `py`, `Python3`, `python3.11`, `{.python}`."""
+MOST_CLOSINGS = 8
+"""Largest number of lines that are tried as the end of one fenced block."""
+INTEGER, NUMBER = re.compile(r"[+-]?\d+"), re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?")
 SHORT_CHARACTERS = 4000
 """Largest number of characters of a text without a code fence that counts as a program."""
 KINDS = ("input", "assert", "pytest", "check_based", "text")
@@ -30,23 +39,137 @@ class Cases:
     """Expected output for each input, stripped."""
     tests: tuple[tuple[str, str, str], ...]
     """For the other kinds: code to put before the program, the test's code, and the name of the function to pass to `check`, or ''."""
+    tolerance: float | None = None
+    """Tolerance for the numbers of an output, of the row's column `tolerance`."""
 
 
-def program_of(text: str) -> str | None:
+def program_of(text: str, block: Literal["first", "last"] = "first") -> str | None:
     """Return the program in a text, or None if there is none.
 
-    The program is the last fenced block marked as Python, or the last block if no block names a language. If there is no code fence, it is
-    the whole text, provided that it is short. Programs in other languages are ignored.
+    The program is one of the fenced blocks marked as Python, or of all blocks if no block names a language: `first` takes the first
+    one with `def `, or else the first one (ROLL's local rule); `last` takes the last one (the rule of ROLL's server). If there is no code
+    fence, it is the whole text, provided that it is short. Programs in other languages are ignored.
     """
-    fences = FENCE.findall(text)
-    python = [body for language, body in fences if language.lower() in PYTHON]
-    if python:
-        return python[-1]
-    if any(language for language, _ in fences):
+    found = fenced_blocks(text)
+    python = [body for info, body in found if PYTHON.match(info)]
+    if not python and any(info for info, _ in found):
         return None
-    if fences:
-        return fences[-1][1]
-    return text if text and "```" not in text and len(text) <= SHORT_CHARACTERS else None
+    if bodies := python or [body for _, body in found]:
+        return bodies[-1] if block == "last" else next((body for body in bodies if "def " in body), bodies[0])
+    return text if text and not re.search("```|~~~", text) and len(text) <= SHORT_CHARACTERS else None
+
+
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """Return (info text, body) of each fenced block. The indentation of a body's first line is removed from all of its lines.
+
+    A block ends at a line that is a fence or ends in one. If the lines before it are no Python, but those before a later such line are, the
+    block ends there: fences within a string end nothing. A block that never ends counts if it is Python.
+    """
+    lines = text.replace("\r\n", "\n").split("\n")
+    found, at = [], 0
+    while at < len(lines):
+        whole, opening = ONE_LINE.fullmatch(lines[at]), OPENING.fullmatch(lines[at])
+        if whole:
+            found.append((whole[2], f"{whole[3].rstrip()}\n"))
+        elif opening:
+            body, at = _body(lines, at + 1, opening[1])
+            if body is not None:
+                found.append((opening[2].strip(), body))
+        at += 1
+    return found
+
+
+def _body(lines: list[str], begin: int, fence: str) -> tuple[str | None, int]:
+    """Return (body of the block that begins at a line, the number of its last line). The body is None if the block never ends."""
+    ends = [number for number in range(begin, len(lines)) if _closes(lines[number], fence)][:MOST_CLOSINGS]
+    bodies = [_aligned([*lines[begin:end], *_before_fence(lines[end], fence)]) for end in ends]
+    for body, end in zip(bodies, ends, strict=True):
+        if _is_python(body):
+            return body, end
+    if ends:
+        return bodies[0], ends[0]
+    rest = _aligned(lines[begin:])
+    return (rest if rest.strip() and _is_python(rest) else None), len(lines)
+
+
+def _closes(line: str, fence: str) -> bool:
+    bare = line.strip()
+    if set(bare) == {fence[0]}:
+        return len(bare) >= len(fence)
+    return bare.endswith(fence) and not bare.startswith(fence)
+
+
+def _before_fence(line: str, fence: str) -> list[str]:
+    code = line.rstrip().rstrip(fence[0])
+    return [code] if code.strip() else []
+
+
+def _aligned(lines: list[str]) -> str:
+    first = next((line for line in lines if line.strip()), "")
+    width = len(first) - len(first.lstrip())
+    return "".join(f"{line[min(width, len(line) - len(line.lstrip())) :]}\n" for line in lines)
+
+
+def _is_python(source: str) -> bool:
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def same_output(output: str, expected: str, tolerance: float | None) -> bool:
+    """Return whether a program printed what is expected.
+
+    White space around the whole text and at the ends of lines makes no difference, nor does the kind of line end.
+
+    Args:
+        tolerance: None compares lines as text. A number compares words that are numbers by value: they may differ by it, absolutely or
+            relative to the expected number. Integers must be equal.
+    """
+    printed, wanted = _lines(output), _lines(expected)
+    if printed == wanted or tolerance is None or len(printed) != len(wanted):
+        return printed == wanted
+    pairs = [(mine.split(), theirs.split()) for mine, theirs in zip(printed, wanted, strict=True)]
+    return all(len(mine) == len(theirs) and all(map(_near, mine, theirs, [tolerance] * len(mine))) for mine, theirs in pairs)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().replace("\r\n", "\n").split("\n")]
+
+
+def _near(mine: str, theirs: str, tolerance: float) -> bool:
+    if mine == theirs or not (NUMBER.fullmatch(mine) and NUMBER.fullmatch(theirs)):
+        return mine == theirs
+    if Decimal(mine) == Decimal(theirs) or (INTEGER.fullmatch(mine) and INTEGER.fullmatch(theirs)):
+        return Decimal(mine) == Decimal(theirs)
+    return abs(float(mine) - float(theirs)) <= tolerance * max(1.0, abs(float(theirs)))
+
+
+def passes(cases: Cases, number: int, outcome: Outcome, tolerance: float | None = None) -> bool:
+    """Return whether the outcome of a case is right. The row's own tolerance takes precedence over `tolerance`."""
+    if outcome.ending is not Ending.OK or not cases.expected:
+        return outcome.ending is Ending.OK
+    asked = tolerance if cases.tolerance is None else cases.tolerance
+    return same_output(outcome.output.decode("utf-8", "replace"), cases.expected[number], asked)
+
+
+def imported_packages(source: str) -> set[str]:
+    """Return the top-level packages that a source imports, except imports within a `try`, which may handle that they are missing."""
+    try:
+        waiting: list[ast.AST] = [ast.parse(source)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    names: set[str] = set()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names.add(str(node.module).partition(".")[0])
+        elif not isinstance(node, ast.Try):
+            waiting += ast.iter_child_nodes(node)
+    return names
 
 
 def cases_of(row: Mapping[str, Any]) -> Cases:
@@ -62,7 +185,7 @@ def cases_of(row: Mapping[str, Any]) -> Cases:
     if kind == "input":
         inputs = tuple(_text(case, "stdin", index).encode() for index, case in enumerate(listed))
         expected = tuple(_text(case, "expected_stdout", index).strip() for index, case in enumerate(listed))
-        return _some(Cases(kind, inputs, expected, ()))
+        return _some(Cases(kind, inputs, expected, (), _tolerance(row)))
     if kind != "check_based":
         tests = tuple(("", case if isinstance(case, str) else _text(case, "assert_code", index), "") for index, case in enumerate(listed))
         return _some(Cases(kind, (), (), tests))
@@ -140,6 +263,15 @@ def _text(case: Any, name: str, index: int) -> str:
     if not isinstance(value, str):
         raise ValueError(f"case {index} of the row's 'test_cases' has no text '{name}'")
     return value
+
+
+def _tolerance(row: Mapping[str, Any]) -> float | None:
+    value = row.get("tolerance")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"the row's 'tolerance' is {value!r}; it must be a number that is not negative")
+    return float(value)
 
 
 def _some(cases: Cases) -> Cases:

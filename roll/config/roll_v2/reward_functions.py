@@ -57,6 +57,19 @@ def translate_reward_functions(rewards: Any) -> list[str]:
     return warnings
 
 
+def judge_programs_as_roll(block: dict[str, Any]) -> list[str]:
+    """Add to a domain of `code_sandbox` the arguments with which it pays and compares as ROLL does, unless set. Return what to warn of."""
+    is_remote = bool(block.get(CODE_URL)) and not block.get(USE_LOCAL)
+    arguments = block.setdefault("reward_args", {})
+    if not isinstance(arguments, dict):
+        return []
+    added = {"pays": "all", "tolerance": 1e-5, "block": "last" if is_remote else "first"}
+    added = {key: value for key, value in added.items() if key not in arguments}
+    arguments |= added
+    said = [f"reward_args.{key}: not set, so it is {value}, as in ROLL; set it explicitly" for key, value in added.items()]
+    return [*said, f"{CODE_URL}: ROLL pays -1 for a program that fails on a server, roll pays 0"] if is_remote else said
+
+
 def _read(reward: str, given: dict[str, Any]) -> Iterator[tuple[str, Read]]:
     for key, value in given.items():
         if key == USE_LOCAL and reward == "code_sandbox":

@@ -23,12 +23,19 @@ INSIDE = "roll.rewards.sandbox.inside"
 MOUNT = "/harness"
 INSIDE_USER = 65534
 PROBE_SECONDS = 60.0
-SURVEY = """
+PACKAGES = ("matplotlib", "networkx", "numba", "numpy", "pandas", "scipy", "sklearn", "sortedcontainers", "sympy", "torch")
+"""Widely used packages. A program that fails because the interpreter lacks one of them gets no verdict."""
+SURVEY = (
+    f"PACKAGES = {PACKAGES}"
+    + """
 import bz2, ctypes, decimal, hashlib, json, lzma, os, sqlite3, sys, zlib
+from importlib.util import find_spec
 mapped = {line.split(None, 5)[5].strip() for line in open("/proc/self/maps") if ".so" in line}
 print(json.dumps({"program": os.path.realpath(sys.executable), "prefix": sys.base_prefix, "own": sys.prefix, "libraries": sorted(mapped),
-                  "standard": [os.path.dirname(os.__file__)], "path": [path for path in sys.path if path]}))
+                  "standard": [os.path.dirname(os.__file__)], "path": [path for path in sys.path if path],
+                  "packages": [name for name in PACKAGES if find_spec(name)]}))
 """
+)
 START = f"import sys; sys.path.insert(0, {MOUNT!r}); from {INSIDE}.supervisor import main; sys.path.pop(0); main()"
 NAMESPACES = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
 ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
@@ -58,6 +65,8 @@ class Interpreter:
     """Subfolders to hide."""
     options: tuple[str, ...]
     """Command-line options of the interpreter."""
+    packages: tuple[str, ...] = ()
+    """The packages of PACKAGES that programs can import."""
 
 
 @cache
@@ -87,7 +96,7 @@ def survey(python: str | None) -> Interpreter:
     options = ("-I", "-B") if python else ("-I", "-B", "-S")
     program = os.path.abspath(python) if python and found["own"] != found["prefix"] else found["program"]
     files = (found["program"],) if not python else tuple({found["program"], *_configuration(found["own"])})
-    return Interpreter(program, (*outer, *files, *_loaders()), hidden, options)
+    return Interpreter(program, (*outer, *files, *_loaders()), hidden, options, tuple(found["packages"]) if python else ())
 
 
 def _configuration(prefix: str) -> list[str]:

@@ -154,6 +154,9 @@ READ = {
         [
             "dual_clip_loss: true means 3 here",
             "rewards.code_sandbox.use_local: true is ignored",
+            "rewards.code_sandbox.reward_args.pays: not set, so it is all, as in ROLL",
+            "rewards.code_sandbox.reward_args.tolerance: not set, so it is 1e-05, as in ROLL",
+            "rewards.code_sandbox.reward_args.block: not set, so it is first, as in ROLL",
             "rewards.code_sandbox.timeout: not set, so it is 90 s",
         ],
     ),
@@ -194,7 +197,8 @@ def test_every_domain_of_rolls_file_is_what_it_was() -> None:
         domain: domain for domain in ("math_rule", "crossthinkqa", "ifeval", "code_sandbox", "llm_judge")
     }
     assert rewards["crossthinkqa"].reward_args == {"reward_type": "soft"}
-    assert rewards["ifeval"].reward_args == rewards["code_sandbox"].reward_args == {}
+    assert rewards["ifeval"].reward_args == {}
+    assert rewards["code_sandbox"].reward_args == {"pays": "all", "tolerance": 1e-5, "block": "first"}
     bounds = rewards["math_rule"].query_filter_config
     assert bounds and (bounds.type, bounds.filter_args.threshold_up, bounds.filter_args.threshold_down) == ("mean_filter", 0.9, 0.1)
     assert rewards["math_rule"].tag_included == ("deepmath_103k", "aime") and rewards["math_rule"].world_size == 8

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from roll.rewards.code_sandbox import code_sandbox
-from roll.rewards.programs import cases_of, one_assert_each, program_of
+from roll.rewards.programs import cases_of, one_assert_each, program_of, same_output
 from roll.rewards.sandbox import bubblewrap, program
 from roll.rewards.sandbox.bubblewrap import START, SandboxUnavailable, survey
 from roll.rewards.sandbox.inside import mirror
@@ -61,21 +61,108 @@ def asserts(*tests: str, kind: str = "assert") -> dict[str, Any]:
     return {"case_type": kind, "test_cases": json.dumps([{"assert_code": test} for test in tests])}
 
 
+LOOSE = "x = 1\n"
+NESTED = 'text = """\n```\ninner\n```\n"""\nprint(text)\n'
+
+
 @pytest.mark.parametrize(
-    ("response", "found"),
+    ("response", "first", "last"),
     [
-        ("```python\na\n```\n```py\nb\n```", "b\n"),
-        ("```python\na\n```\n```json\n{}\n```", "a\n"),
-        ("```\na\n```\ntext\n```\nb\n```", "b\n"),
-        ("```cpp\nint main() {}\n```", None),
-        ("print(1)", "print(1)"),
-        ("x" * 5000, None),
-        ("```python\nnever closed", None),
-        ("", None),
+        ("```python\na\n```\n```py\nb\n```", "a\n", "b\n"),
+        ("```python\na\n```\n```py\ndef b(): pass\n```\n```python\nc\n```", "def b(): pass\n", "c\n"),
+        ("```python\na\n```\n```json\n{}\n```", "a\n", "a\n"),
+        ("```\na\n```\ntext\n```\nb\n```", "a\n", "b\n"),
+        ("```cpp\nint main() {}\n```", None, None),
+        ("print(1)", "print(1)", "print(1)"),
+        ("x" * 5000, None, None),
+        ("```python\nnever closed", None, None),
+        ("", None, None),
+        *(
+            (text, LOOSE, LOOSE)
+            for text in ("```python\nx = 1", "```python\nx = 1```", "```python\r\nx = 1\r\n```\t\r\n", "```\nx = 1\n```")
+        ),
+        *(
+            (f"```{name}\nx = 1\n```", LOOSE, LOOSE)
+            for name in ("Python", "PY", "python3.11", "{.python}", "python title='a.py'", " pypy3")
+        ),
+        *((f"{mark}python\nx = 1\n{mark}", LOOSE, LOOSE) for mark in ("````", "~~~", "~~~~~")),
+        ("1. So:\n   ```python\n   x = 1\n   ```", LOOSE, LOOSE),
+        ("1. ```python\n   x = 1\n   ```", LOOSE, LOOSE),
+        ("\t```python\n\tif x:\n\t\ty\n\t```", "if x:\n\ty\n", "if x:\n\ty\n"),
+        ("```python x = 1```", LOOSE, LOOSE),
+        (f"```python\n{NESTED}```\nDone", NESTED, NESTED),
+        (f"````python\n{NESTED}````", NESTED, NESTED),
+        ("```pycon\n>>> x\n```", None, None),
     ],
 )
-def test_the_last_block_of_python_is_the_program(response: str, found: str | None) -> None:
-    assert program_of(response) == found
+def test_one_fenced_block_is_the_program(response: str, first: str | None, last: str | None) -> None:
+    assert (program_of(response), program_of(response, "last")) == (first, last)
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "tolerance", "same"),
+    [
+        ("1 \n2\t\n", "1\n2", None, True),
+        ("1\n2\n", "1 \r\n2\r\n", None, True),
+        ("1\n\n2", "1\n2", None, False),
+        ("1  2", "1 2", None, False),
+        ("0.5", "0.50", None, False),
+        ("0.5", "0.50", 0, True),
+        ("0.333333", "0.3333333", 1e-5, True),
+        ("0.333333", "0.3333333", 1e-9, False),
+        ("1000000.4 x", "1000000 x", 1e-6, True),
+        ("1000001", "1000000", 1e-5, False),
+        ("nan", "0.5", 1e9, False),
+        ("1 2", "1\n2", 1, False),
+        ("1e5", "100000", 0, True),
+    ],
+)
+def test_outputs_are_compared_by_lines_or_numbers(printed: str, expected: str, tolerance: float | None, same: bool) -> None:
+    assert same_output(printed, expected, tolerance) is same
+
+
+def test_tolerance_of_the_row_takes_precedence() -> None:
+    row = {"case_type": "input", "test_cases": [{"stdin": "", "expected_stdout": "0.3333333"}]}
+    source = fenced("print(0.333)")
+    assert score(source, row).value == 0
+    assert score(source, row, tolerance=0.01).value == 1
+    assert score(source, {**row, "tolerance": 1e-9}, tolerance=0.01).value == 0
+    with pytest.raises(ValueError, match="'tolerance' is -1"):
+        cases_of({**row, "tolerance": -1})
+
+
+@pytest.mark.parametrize(
+    "end", ["exit()", "quit()", "exit(0)", "import sys; sys.exit()", "raise SystemExit", "copyright; credits; license; help"]
+)
+def test_a_script_ends_as_in_python(end: str) -> None:
+    row = {"case_type": "input", "test_cases": [{"stdin": "", "expected_stdout": "3 1"}]}
+    assert score(fenced(f"import sys\nprint(3, len(sys.argv))\n{end}"), row).value == 1
+
+
+def test_pays_all_only_for_all_cases() -> None:
+    tests = asserts("assert f(1) == 2", "assert f(1) == 3")
+    half = score(fenced("def f(x): return x + 1"), tests, pays="all")
+    assert (half.value, half.parts["passed"]) == (0.0, 0.5)
+    assert score(fenced("def f(x): return x + 1"), asserts("assert f(1) == 2"), pays="all").value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("source", "test", "outcome"),
+    [
+        ("import numpy as np\ndef f(): return 1", "assert f() == 1", RewardOutcome.UNAVAILABLE),
+        ("def f():\n    from scipy.special import comb\n    return 1", "assert f() == 1", RewardOutcome.UNAVAILABLE),
+        ("def f(): return 1", "import pandas\nassert f() == 1", RewardOutcome.UNAVAILABLE),
+        ("import made_up_module\ndef f(): return 1", "assert f() == 1", RewardOutcome.SCORED),
+        ("import numpy\ndef f(:", "assert f() == 1", RewardOutcome.SCORED),
+        ("def f(): raise ImportError(\"No module named 'numpy'\")", "assert f() == 1", RewardOutcome.SCORED),
+        ("try:\n    import numpy\nexcept ImportError:\n    pass\ndef f(): return 2", "assert f() == 1", RewardOutcome.SCORED),
+        ("if 0: import numpy\ndef f(): return 2", "assert f() == 1", RewardOutcome.SCORED),
+    ],
+)
+def test_a_missing_known_package_gives_no_verdict(source: str, test: str, outcome: RewardOutcome) -> None:
+    result = score(fenced(source), asserts(test))
+    assert (result.value, result.outcome) == (0.0, outcome)
+    assert ("reward_args.python" in result.note) == (outcome is RewardOutcome.UNAVAILABLE)
 
 
 def test_scripts_are_compared_by_what_they_write() -> None:

@@ -16,6 +16,7 @@ import os
 import resource
 import selectors
 import signal
+import site
 import socket
 import struct
 import sys
@@ -25,7 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from roll.rewards.sandbox.inside.candidate import NOT_COMPILED, run_program, serve_program
+from roll.rewards.sandbox.inside.candidate import FILE, NOT_COMPILED, run_program, serve_program
 from roll.rewards.sandbox.inside.confine import confine, end_with_parent, hide_memory, leave_root
 from roll.rewards.sandbox.inside.judge import PASSED, judge, report
 from roll.rewards.sandbox.inside.wire import Channel
@@ -62,6 +63,10 @@ class Watched:
 def main() -> None:
     """Run all cases, one after another."""
     os.dup2(int(sys.argv[1]), TESTS)
+    sys.argv = [FILE]
+    site.setquit()  # `exit` and others, which Python defines for every script; the interpreter runs without `site`
+    site.setcopyright()
+    site.sethelper()
     os.closerange(TESTS + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     if os.geteuid() == 0 and os.getpid() == 1:
         leave_root()  # not without a sandbox: there, only root may be able to read the interpreter's files
