@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roll.config.schema.model import DataConfig
-from roll.data.chat import MORE
 from roll.data.json_text import parsed
+from roll.data.native import MORE, UNLEARNT
 from roll.registry import nearest
 from roll.types import FP32_MAX
 
@@ -188,6 +188,8 @@ def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[
         raise RowFault("malformed message", f"{place} is a {type(message).__name__}, not an object: {_shown(message)}", remedy)
     role, content = message.get("role"), message.get("content")
     more = {key: message[key] for key in MORE if message.get(key)}
+    if role == "assistant" and message.get(UNLEARNT) is False:
+        more[UNLEARNT] = False
     if "tool_calls" in more:
         content, may_be_empty = "" if content is None else content, True
     if role not in ROLES:

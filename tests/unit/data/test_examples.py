@@ -14,7 +14,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from roll.config.schema.model import DataConfig
-from roll.data import examples
 from roll.data.chat import renderer
 from roll.data.conversations import answered_encoder
 from roll.data.examples import ExampleSequence, ExampleSet, Kind, Limits, prepare_examples
@@ -245,20 +244,15 @@ def test_a_user_s_text_that_is_lost_is_a_fault(write_jsonl: Write, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["responses", "turns"])
-def test_a_row_with_nothing_to_learn_is_a_fault(
-    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, kind: Kind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(examples, "example_conversation", lambda row, data_args: [USER, YES | {"train": False}])
+def test_a_row_with_nothing_to_learn_is_a_fault(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, kind: Kind) -> None:
     with pytest.raises(DataError) as caught:
-        prepared(write_jsonl, tmp_path, tokenizer, {"messages": [USER, YES]}, kind)
+        prepared(write_jsonl, tmp_path, tokenizer, {"messages": [USER, YES | {"train": False}]}, kind)
     assert "'train': false" in caught.value.faults[0].problem
 
 
-def test_turns_after_the_last_that_is_learnt_are_left_out(
-    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(examples, "example_conversation", lambda row, data_args: [USER, YES, USER, YES | {"train": False}])
-    sequence = prepared(write_jsonl, tmp_path, tokenizer, {"messages": [USER, YES]}, "turns").example(0).sequences[0]
+def test_turns_after_the_last_that_is_learnt_are_left_out(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    row = {"messages": [USER, YES, USER, YES | {"train": False}]}
+    sequence = prepared(write_jsonl, tmp_path, tokenizer, row, "turns").example(0).sequences[0]
     assert tokenizer.decode(sequence.token_ids) == f"[user]{USER['content']}[assistant]{YES['content']}<|im_end|>"
     assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == f"{YES['content']}<|im_end|>"
 
