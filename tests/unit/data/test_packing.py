@@ -227,3 +227,9 @@ def test_labels_move_with_their_sequences() -> None:
         taken = take(batch, indices)
         assert taken.labels is not None and taken.labels.tolist() == indices
     assert take(take(batch, [3, 0, 2]), [1, 2]).labels.tolist() == [0, 2]  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def test_a_filler_is_one_example_also_among_pairs() -> None:
+    sequences = concatenate([np.arange(2, dtype=np.int32)] * 4, [np.arange(2) > 0] * 4)
+    pairs = TrainBatch(sequences, np.zeros(8, np.float32), None, np.zeros(8, np.int32), sequences_per_example=2)
+    assert take(pairs, []).example_count == 1 and take(pairs, [2, 3]).example_count == 1 and take(pairs, [0, 1, 2, 3]).example_count == 2
