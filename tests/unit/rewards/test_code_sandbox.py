@@ -34,6 +34,7 @@ QUICK = (
     *("thread_bomb", "trace_first", "kill_all", "new_user_namespace", "old_abi", "memory", "memory_file", "fill_disk", "environment"),
     *("descriptors", "search_memory", "floods_output", "sleeps", "exits", "ends_process_where_errors_are_caught", "liar", "liar_near"),
     *("raises_stop_iteration", "lying_int", "shadowed_builtins", "patched_assertion", "own_pytest_file", "writes_everywhere"),
+    *("difference_of_itself", "learns_from_comparison", "contains_all", "counting_int", "equal_object_of_own_class", "own_isclose"),
     *("builds_a_liar_there", "reads_frames_there", "search_test_file", "response_is_code"),
 )
 QUICK_AS_OTHER = (
@@ -227,6 +228,56 @@ def test_scripts_are_compared_by_what_they_write() -> None:
 )
 def test_tests_see_the_programs_objects(source: str, tests: list[str], share: float) -> None:
     assert score(fenced(source), asserts(*tests, kind="pytest")).value == share
+
+
+VECTOR = """
+class V:
+    def __init__(self, x): self.x = x
+    def __add__(self, other): return V(self.x + other.x)
+    def __eq__(self, other): return self.x == other.x
+    def __lt__(self, other): return self.x < other.x
+    def __len__(self): return self.x
+    def __str__(self): return f"V{self.x}"
+    def __iter__(self): return iter([self.x])
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "tests"),
+    [
+        (
+            "def f(x): return 3.0000000001",
+            [
+                "assert abs(f(2) - 3) < 1e-6",
+                "import pytest\nassert f(2) == pytest.approx(3)",
+                "import math\nassert math.fabs(f(2) - 3) < 1e-6 and math.isclose(3, f(2), rel_tol=1e-6)",
+                "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertAlmostEqual(f(2), 3)",
+                "assert round(f(2), 2) - 3 == 0 and not round(f(2)) - 3",
+            ],
+        ),
+        ("def f(x): return [1.5, 2.5]", ["assert max(abs(a - b) for a, b in zip(f(2), [1.5, 2.5])) < 1e-6"]),
+        ("def f(x): return {1, 2}", ["assert f(2) - {1, 2} == set() and 1 in f(2)"]),
+        (VECTOR, ["assert V(1) + V(2) == V(3) != V(1)", "assert len(V(3)) == 3 and str(V(1)) == 'V1' and 4 in V(4)", "assert V(1) < V(2)"]),
+        (
+            "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef f(x): return P(x)",
+            ["assert f(2) == P(2)", "assert f(2) in [P(2)]"],
+        ),
+        ("class P:\n    pass", ["p = P()\nassert p == p and p != P() and p in [p]"]),
+        (
+            "from enum import *\nclass C(Enum): R = 1\nclass I(IntEnum): A = 3",
+            ["assert C.R is C.R and C.R.value == 1", "assert I.A + 1 == 4 and I.A in (3, 4)"],
+        ),
+        ("class S(list):\n    def push(self, x): self.append(x)", ["s = S()\ns.push(3)\nassert s == [3] and 3 in s and s[0] == 3"]),
+        (
+            "class Node:\n    def __init__(self, v, n=None): self.v, self.n = v, n\n"
+            "def reverse(h):\n    p = None\n    while h: h.n, p, h = p, h, h.n\n    return p",
+            ["h = reverse(Node(1, Node(2)))\nassert h.v == 2 and h.n.v == 1 and h.n.n is None"],
+        ),
+        ("def gcd(a, b): return a if b == 0 else gcd(b, a % b)", ["assert gcd(4, 6) == 2"]),
+    ],
+)
+def test_the_honest_twin_of_a_forgery_passes(source: str, tests: list[str]) -> None:
+    assert score(fenced(source), asserts(*tests)).value == 1.0
 
 
 def test_a_check_is_as_many_cases_as_it_has_asserts() -> None:
@@ -432,6 +483,6 @@ def beneath(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
-def test_every_operator_is_either_asked_or_judged() -> None:
+def test_no_operator_of_equality_is_asked() -> None:
     assert not mirror.JUDGED.keys() & mirror.ASKED.keys()
-    assert {"__eq__", "__ne__"} <= mirror.OPERATIONS.keys() - mirror.JUDGED.keys() - mirror.ASKED.keys()
+    assert not {"__eq__", "__ne__", "__contains__"} & mirror.OPERATIONS.keys()

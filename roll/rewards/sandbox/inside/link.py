@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from roll.rewards.sandbox.inside.mirror import OPERATIONS, is_mirror, make_class, operators_of, plain_base
+from roll.rewards.sandbox.inside.mirror import OPERATIONS, attributes_of, is_mirror, make_class, operators_of, plain_base
 from roll.rewards.sandbox.inside.values import MUTABLE, decode_plain, encode_plain, overwrite
 from roll.rewards.sandbox.inside.wire import Broken, Channel
 
@@ -137,6 +137,8 @@ class Link:
             case "plain", [target] if not self._guarded:
                 base: Any = plain_base(type(target)) or object
                 return base(target)
+            case "attributes", [target] if not self._guarded:
+                return attributes_of(target)
             case _:
                 if self._others is None:
                     raise ValueError(f"unknown request '{kind}'")

@@ -1,8 +1,13 @@
 """Mirrors: proxies in one process for objects of the other, to which they forward operations.
 
-A candidate cannot pass `f(x) == 5` or `abs(f(x) - 5) < 0.1` with an object that equals everything. A mirror equals a plain value only if
-its object derives from a plain type and the fetched plain value is equal. An operator between a mirror and a plain value may not return
-a plain value. Everything else runs in the candidate's process: its functions and methods, `len`, `in`, truth tests and iteration.
+The verdict of a test does not depend on operators that the candidate defines. A mirror and a value of the test have no operator in common:
+arithmetic and order raise TypeError, they are unequal, and the value never reaches the candidate. `==` compares plain data in this process:
+
+- an object whose class derives from a plain type equals a plain value if its content does;
+- two mirrors of one class that defines `__eq__` are equal if their attributes are.
+
+`in` iterates, and compares here. Operators between two of the candidate's objects, calls, items, `len`, truth tests and iteration are
+asked in the candidate's process; the test compares what they return.
 """
 
 from __future__ import annotations
@@ -10,6 +15,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from typing import Any
+
+from roll.rewards.sandbox.inside.values import MUTABLE
 
 BINARY = {
     **{f"__{name}__": getattr(operator, f"__{name}__") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")},
@@ -25,7 +32,7 @@ def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
 REFLECTED = {f"__r{name[2:]}": _reflected(function) for name, function in BINARY.items()}
 JUDGED = BINARY | REFLECTED | COMPARED
-"""Operators whose other operand may be a test's expected value."""
+"""Operators whose other operand may be a test's expected value. Never asked with such a value."""
 ASKED: dict[str, Callable[..., Any]] = {
     "__len__": len,
     "__iter__": iter,
@@ -42,7 +49,6 @@ ASKED: dict[str, Callable[..., Any]] = {
     "__getitem__": operator.getitem,
     "__setitem__": operator.setitem,
     "__delitem__": operator.delitem,
-    "__contains__": operator.contains,
     "__neg__": operator.neg,
     "__pos__": operator.pos,
     "__abs__": abs,
@@ -51,7 +57,7 @@ ASKED: dict[str, Callable[..., Any]] = {
     "__enter__": lambda manager: type(manager).__enter__(manager),
     "__exit__": lambda manager, kind, error: bool(type(manager).__exit__(manager, kind, error, None)),
 }
-OPERATIONS: dict[str, Callable[..., Any]] = {**JUDGED, **ASKED, "__eq__": operator.eq, "__ne__": operator.ne}
+OPERATIONS: dict[str, Callable[..., Any]] = {**JUDGED, **ASKED}
 ALWAYS = ("__hash__", "__str__", "__repr__")
 """Operations that every object has. Every mirror forwards them."""
 OF_RAISED = ("__traceback__", "__context__", "__cause__", "__suppress_context__", "__notes__")
@@ -63,7 +69,21 @@ def operators_of(kind: type) -> list[str]:
     """Return the operators that a class defines and its mirrors must forward."""
     own = [name for name in (*JUDGED, *ASKED) if name not in ALWAYS and getattr(kind, name, None) is not None]
     compared = [name for name in COMPARED if getattr(kind, name, None) is getattr(object, name)]
-    return [name for name in own if name not in compared] + (["__call__"] if hasattr(kind, "__call__") else [])  # noqa: B004
+    equal = ["__eq__"] if getattr(kind, "__eq__", None) is not object.__eq__ else []
+    return [name for name in own if name not in compared] + equal + (["__call__"] if hasattr(kind, "__call__") else [])  # noqa: B004
+
+
+def attributes_of(target: Any) -> dict[str, Any]:
+    """Return the attributes of an object itself, also those in slots, and its content if its class derives from a plain type."""
+    slots = [name for kind in type(target).__mro__ for name in _slots(kind) if hasattr(target, name)]
+    base: Any = plain_base(type(target))
+    content = {"": base(target)} if base else {}
+    return {**content, **{name: getattr(target, name) for name in slots}, **getattr(target, "__dict__", {})}
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    named = kind.__dict__.get("__slots__", ())
+    return tuple(name for name in ([named] if isinstance(named, str) else named) if name not in ("__dict__", "__weakref__"))
 
 
 def plain_base(kind: type) -> type | None:
@@ -101,7 +121,7 @@ class MirrorClass(type):
         return cls._link.request("operate", "__getitem__", cls, key)
 
     def __contains__(cls, item: Any) -> bool:
-        return cls._link.request("operate", "__contains__", cls, item)
+        return any(found is item or found == item for found in cls)
 
 
 class Mirror(metaclass=MirrorClass):
@@ -111,6 +131,22 @@ class Mirror(metaclass=MirrorClass):
     _handle: int = 0
     _base: bool = False
     """Whether the object derives from a plain type."""
+    _defines_eq: bool = False
+    """Whether the object's class defines `__eq__`."""
+
+    def _plain(self) -> Any:
+        """Return the object's plain content. Raises TypeError if there is none. An immutable content is fetched only once."""
+        known = self.__dict__.get("_content")
+        if known is None:
+            known = self._link.request("plain", self)
+            if is_mirror(known):
+                raise TypeError("an object that derives from a plain type has no plain content")
+            if not isinstance(known, MUTABLE):
+                object.__setattr__(self, "_content", known)
+        return known
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self._plain() if self._base else any(found is item or found == item for found in iter(self))  # type: ignore[call-overload]
 
     def __getattr__(self, name: str) -> Any:
         return self._link.request("get", self, name)
@@ -126,9 +162,11 @@ class Mirror(metaclass=MirrorClass):
     def __eq__(self, other: Any) -> Any:
         if self is other:
             return True
-        if is_mirror(other):
-            return self._link.request("operate", "__eq__", self, other)
-        return self._link.request("plain", self) == other if self._base else NotImplemented
+        if not is_mirror(other):
+            return self._plain() == other if self._base else NotImplemented
+        if type(self) is not type(other) or not self._defines_eq:
+            return self._base and other._base and self._plain() == other._plain()
+        return self._link.request("attributes", self) == self._link.request("attributes", other)
 
     def __ne__(self, other: Any) -> Any:
         equal = self.__eq__(other)
@@ -152,6 +190,7 @@ def is_mirror(value: Any) -> bool:
 def make_class(link: Any, handle: int, name: str, bases: tuple[type, ...], operators: list[str], base: bool) -> type:
     """Return the class for the mirrors of a class's objects."""
     namespace: dict[str, Any] = {"_link": link, "_handle": handle, "_base": base, "__module__": "solution"}
+    namespace["_defines_eq"] = "__eq__" in operators
     for operation in operators:
         if operation == "__call__":
             namespace["__call__"] = _call
@@ -185,12 +224,9 @@ def _judged(operation: str) -> Callable[[Any, Any], Any]:
         if is_mirror(other):
             return self._link.request("operate", operation, self, other)
         if self._base:
-            return JUDGED[operation](self._link.request("plain", self), other)
+            return JUDGED[operation](self._plain(), other)
         if operation in COMPARED:
             return NotImplemented
-        result = self._link.request("operate", operation, self, other)
-        if not is_mirror(result):
-            raise TypeError(f"{operation} between an object of the candidate's own class and a plain value may not return a plain value")
-        return result
+        raise TypeError(f"{operation}: an object of the candidate's own class and a value of the test have no operators")
 
     return judge

@@ -23,13 +23,15 @@ OF_MODULES = {
     "bisect": "bisect_left bisect_right insort",
     "itertools": "accumulate chain combinations combinations_with_replacement count cycle groupby islice pairwise permutations product"
     " takewhile zip_longest",
-    "math": "atan2 ceil comb cos exp factorial floor gcd hypot inf isclose isqrt lcm log log10 log2 pi prod radians sin sqrt tan",
+    "math": "atan2 ceil comb cos exp factorial floor gcd hypot inf fabs isclose isqrt lcm log log10 log2 pi prod radians sin sqrt tan",
     "copy": "deepcopy",
     "operator": "itemgetter",
     "string": "ascii_lowercase ascii_letters ascii_uppercase digits punctuation",
     "statistics": "mean median",
     "datetime": "timedelta",
 }
+OF_TESTS = (*MODULES, "isclose", "fabs")
+"""Names with which a test judges. It never takes them from the candidate."""
 NOT_FOR_PROGRAMS = ("unittest", "doctest", "test", "ctypes")
 """Modules whose objects are never provided to a test, even if the candidate imports them."""
 MODULE_OF = {name: module for module, names in OF_MODULES.items() for name in names.split()}
