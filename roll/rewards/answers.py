@@ -7,14 +7,23 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+THINKING_END = re.compile(
+    r"</think>|</seed:think>|</reasoning>|\[/THINK\]|<channel\|>|<\|channel\|>final<\|message\|>",
+)
+"""Matches what ends the thinking: of Qwen3 and DeepSeek, Seed-OSS, open-r1's prompts, Magistral, Gemma 4 and gpt-oss."""
 BOXED = "\\boxed{"
 SIGN = re.compile(r"\\boxed\{|\\(?!\\boxed\{).|[{}]", re.DOTALL)
 """Matches a brace, the start of a box, or an escaped character. Escaped braces do not count as braces."""
 
 
 def final_text(response: str) -> str:
-    """Return the stripped text after the last `</think>`. If that text is empty, return the whole response, stripped."""
-    return response.rpartition("</think>")[2].strip() or response.strip()
+    """Return the stripped text after the thinking. If that text is empty, return the whole response, stripped."""
+    return after_thinking(response) or response.strip()
+
+
+def after_thinking(response: str) -> str:
+    """Return the stripped text after the last mark that ends thinking (`THINKING_END`); without a mark, the whole response, stripped."""
+    return THINKING_END.split(response)[-1].strip()
 
 
 def last_boxed(text: str) -> str | None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from roll.rewards.answers import after_thinking
 from roll.rewards.base import REWARDS
 from roll.rewards.instructions import layout, whole, words
 from roll.types import Prompt, RewardResult
@@ -20,7 +21,7 @@ NUMBERS, LISTS = ("N", "i"), ("keyword_list", "forbidden_words", "options")
 
 @REWARDS.register("ifeval")
 def ifeval(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
-    """Return 1 if the text after the last `</think>` follows the instruction, else 0. An empty text gets 0.
+    """Return 1 if the text after the thinking follows the instruction, else 0. An empty text gets 0.
 
     The row's `ground_truth` is a mapping, or its JSON text. It has `func_name`, the name of a check, and the arguments of that check.
     Keys whose value is null are ignored.
@@ -29,7 +30,7 @@ def ifeval(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResul
         ValueError: `ground_truth` cannot be read, does not name a check, or lacks an argument of the check.
     """
     name, arguments = instruction_of(row)
-    text = response.rpartition("</think>")[2].strip()
+    text = after_thinking(response)
     followed = bool(text) and CHECKS[name](text, **arguments)
     return RewardResult(float(followed), note=name)
 

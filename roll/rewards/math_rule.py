@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -24,6 +24,8 @@ MARKED = re.compile(r"\\boxed|\\\(|\\\[|(?<!\\)\$.+(?<!\\)\$", re.DOTALL)
 THIN_SPACE = re.compile(r"(?<=\d)\\,(?=\d{3}(?!\d))")
 """Thin space (`\\,`) as a thousands separator."""
 PERCENT = re.compile(r"(.*[\d)}])\s*\\?%", re.DOTALL)
+TINY, RELATIVE = 1e-3, 1e-3
+"""See `differ_when_tiny`. The first is also the magnitude from which 6 decimals hold at least 3 digits."""
 SEARCHED_CHARACTERS = 4000
 """Number of characters at the end of a response that are searched for an answer without a box. The search takes quadratic time."""
 
@@ -32,7 +34,7 @@ SEARCHED_CHARACTERS = 4000
 def math_rule(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
     """Return 1 for the right answer, 0 for a wrong one, and UNPARSABLE for a response without an answer.
 
-    The answer is the last `\\boxed{...}` after the last `</think>`. If nothing follows `</think>`, the whole response is searched. If there
+    The answer is the last `\\boxed{...}` after the thinking. If nothing follows the thinking, the whole response is searched. If there
     is no box, the answer is the last mathematical expression. The reference is the row's `ground_truth`, else its `answer`.
 
     Raises:
@@ -56,7 +58,23 @@ def judge(reference: str, answer: str) -> RewardResult:
     found = parse(answer, parsing_timeout=None)  # type: ignore[arg-type]
     if not found:
         return RewardResult(0.0, RewardOutcome.UNPARSABLE, note="no answer in the response")
-    return RewardResult(float(verify(expected, found, timeout_seconds=None)), note=f"answer {str(found[-1])[:80]}")
+    is_right = verify(expected, found, timeout_seconds=None) and not differ_when_tiny(expected, found)
+    return RewardResult(float(is_right), note=f"answer {str(found[-1])[:80]}")
+
+
+def differ_when_tiny(expected: Sequence[Any], found: Sequence[Any]) -> bool:
+    """Return whether both answers are numbers below TINY that differ by more than a relative RELATIVE.
+
+    math-verify rounds to 6 decimals, so that 1e-12 and 2e-12 are equal to it.
+    """
+    pairs = [(float(one), float(other)) for one in _numbers(expected) for other in _numbers(found)]
+    return bool(pairs) and all(
+        max(abs(one), abs(other)) < TINY and abs(one - other) > RELATIVE * max(abs(one), abs(other)) for one, other in pairs
+    )
+
+
+def _numbers(parsed: Sequence[Any]) -> list[Any]:
+    return [one for one in parsed if getattr(one, "is_number", False) and one.is_real]
 
 
 def as_latex(answer: str) -> str:

@@ -6,7 +6,6 @@ import json
 
 from langdetect import DetectorFactory, LangDetectException, detect
 
-ENGLISH = "en"
 FENCES = ("```json", "```Json", "```JSON", "```")
 
 
@@ -25,13 +24,16 @@ def validate_response_language(text: str, language: str) -> bool:
 
 
 def validate_uppercase(text: str) -> bool:
-    """Return whether all letters are capitals and the language is English or cannot be detected."""
-    return text.isupper() and language_of(text) in (ENGLISH, None)
+    """Return whether there are letters, and all are capitals.
+
+    IFEval also asks langdetect for English, which calls most English text in capitals another language. Only the case is checked here.
+    """
+    return text.isupper()
 
 
 def validate_lowercase(text: str) -> bool:
-    """Return whether all letters are lower-case and the language is English or cannot be detected."""
-    return text.islower() and language_of(text) in (ENGLISH, None)
+    """Return whether there are letters, and all are lower-case. As in `validate_uppercase`, the language is not checked."""
+    return text.islower()
 
 
 def validate_json_format(text: str) -> bool:

@@ -52,8 +52,11 @@ def verify_keyword_frequency(text: str, word: str, N: int) -> bool:
 
 
 def validate_forbidden_words(text: str, forbidden_words: Sequence[str]) -> bool:
-    """Return whether no forbidden word occurs as a whole word, ignoring case."""
-    return not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in forbidden_words)
+    """Return whether no forbidden word occurs as a whole word, ignoring case.
+
+    IFEval's pattern never finds a word that begins or ends with a mark, such as `C++`. Here such a word is found too.
+    """
+    return not any(re.search(rf"(?<!\w){re.escape(word.strip())}(?!\w)", text, re.IGNORECASE) for word in forbidden_words)
 
 
 def verify_letter_frequency(text: str, letter: str, N: int) -> bool:

@@ -103,3 +103,17 @@ def test_generated_texts_are_the_same_each_time_and_meet_each_check_both_ways() 
     assert cases == list(generated(2000, seed=1))
     verdicts = {(name, CHECKS[name](text, **arguments)) for name, text, arguments in cases if text.strip()}
     assert verdicts == {(name, verdict) for name in CHECKS for verdict in (True, False)}
+
+
+@pytest.mark.parametrize("text", ["MACHINE LEARNING MODELS LEARN PATTERNS FROM DATA. NEURAL NETWORKS ARE ONE KIND OF MODEL.", "A1!", "ÉTÉ"])
+def test_case_is_checked_whatever_the_language(text: str) -> None:
+    assert CHECKS["validate_uppercase"](text) and not CHECKS["validate_uppercase"](text + " a")
+    assert CHECKS["validate_lowercase"](text.lower()) and not CHECKS["validate_lowercase"](text)
+
+
+@pytest.mark.parametrize(
+    ("word", "text", "is_free"),
+    [("C++", "I like C++ best", False), ("A.I.", "the A.I. age", False), (".NET", "on .NET", False), ("C++", "I like C", True)],
+)
+def test_forbidden_words_with_marks_are_found(word: str, text: str, is_free: bool) -> None:
+    assert CHECKS["validate_forbidden_words"](text, forbidden_words=[word]) is is_free

@@ -171,3 +171,17 @@ def test_the_time_for_boxes_within_boxes_grows_with_their_number(close: str, con
 )
 def test_the_last_box(text: str, content: str | None) -> None:
     assert last_boxed(text) == content
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "value"),
+    [
+        (r"10^{-12}", r"2 \times 10^{-12}", 0.0),
+        (r"10^{-12}", r"1 \times 10^{-12}", 1.0),
+        ("0", r"10^{-12}", 0.0),
+        (r"\frac{1}{3000}", "0.0003333", 1.0),
+    ],
+)
+def test_tiny_numbers_are_compared_relatively(reference: str, answer: str, value: float) -> None:
+    prompt = Prompt(0, np.zeros(1, np.int32), "", "math_rule", {})
+    assert math_rule(prompt, f"\\boxed{{{answer}}}", {"ground_truth": reference}).value == value

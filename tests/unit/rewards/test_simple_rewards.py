@@ -10,6 +10,7 @@ import pytest
 
 from roll.config.shipped import known_rewards
 from roll.errors import ConfigError
+from roll.rewards.answers import final_text
 from roll.rewards.base import REWARDS, load_reward, reward_of, rewards_of
 from roll.rewards.exact_match import exact_match
 from roll.rewards.multiple_choice import multiple_choice
@@ -128,3 +129,18 @@ def test_plain_functions_do_not_run_side_by_side(tmp_path: Path, monkeypatch: py
     with pytest.raises(ConfigError, match=r"rewards\.a\.concurrency: 4, but awaited_rewards:plain is a plain function") as caught:
         rewards_of("a", (plain,), 4)
     assert "world_size: 4" in caught.value.faults[0].remedy
+
+
+@pytest.mark.parametrize(
+    "thinking",
+    [
+        "<think>No</think>",
+        "[THINK]No[/THINK]",
+        "<seed:think>No</seed:think>",
+        "<|channel>thought\nNo<channel|>",
+        "<|channel|>analysis<|message|>No<|end|><|start|>assistant<|channel|>final<|message|>",
+        "<reasoning>No</reasoning>",
+    ],
+)
+def test_the_answer_follows_the_thinking_of_each_family(thinking: str) -> None:
+    assert final_text(f"{thinking}\n\nYes") == "Yes"
