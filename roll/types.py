@@ -229,10 +229,20 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response, in addition to the end-of-sequence token of the model. The response includes them."""
+    end_texts: tuple[str, ...] = ()
+    """Ends of a turn that are no single token. They end a response like `stop`. `Completion.text` leaves them out."""
     ignore_eos: bool = False
     """Whether to generate exactly `max_new_tokens` tokens, for benchmarks."""
     log_probs: bool = True
     """Whether to return the log-probs of the sampled tokens. Generation is faster without them."""
+
+    def spoken(self, token_ids: list[int]) -> list[int]:
+        """Return a response's tokens without the token of `stop_token_ids` that ended it, which need not be a special token."""
+        return token_ids[:-1] if token_ids and token_ids[-1] in self.stop_token_ids else token_ids
+
+    def said(self, text: str) -> str:
+        """Return a response's text without the text of `end_texts` that ended it."""
+        return min((text.partition(end)[0] for end in self.end_texts), key=len, default=text)
 
 
 @dataclass(eq=False)

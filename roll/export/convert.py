@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from roll.checkpoint.manifest import seal
 from roll.checkpoint.state import LOOP_FILE, LoopState
+from roll.data.ends import ends_of
 from roll.errors import CheckpointError, DataError
 from roll.export.source import CheckpointSource
 from roll.models.export import write_adapter_folder, write_model
@@ -31,7 +32,7 @@ def write_hf(source: CheckpointSource, out: Path, exact: bool) -> None:
     buckets = ({name: _weight(found, name, source) for name in names} for names in plan_buckets(view.model_specs(), FILE_BYTES))
     if exact:
         model.config.dtype = torch.float32
-    write_model(out, buckets, model, _tokenizer(source))
+    _write(source, out, buckets, model)
 
 
 def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
@@ -47,7 +48,7 @@ def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
             parameter.data = _weight(found, name, source)
     view = WeightView(model)
     buckets: Iterator[Mapping[str, Tensor]] = (view.model_tensors(names) for names in plan_buckets(view.model_specs(), FILE_BYTES))
-    write_model(out, buckets, base, _tokenizer(source))
+    _write(source, out, buckets, base)
 
 
 def write_peft(source: CheckpointSource, out: Path) -> None:
@@ -56,7 +57,8 @@ def write_peft(source: CheckpointSource, out: Path) -> None:
     found = deepspeed_files.weights(source.checkpoint, as_held=True)
     names = {spec.name: spec.name.replace(".weight", f".{ADAPTER}.weight") for spec in WeightView(model).adapter_specs()}
     tensors = {name: _weight(found, own, source) for name, own in names.items()}
-    write_adapter_folder(out, tensors, model, _tokenizer(source))
+    tokenizer = _tokenizer(source)
+    write_adapter_folder(out, tensors, model, tokenizer, ends_of(source.data_args, tokenizer).token_ids)
 
 
 def write_universal(source: CheckpointSource, out: Path) -> None:
@@ -84,6 +86,11 @@ def _empty_model(source: CheckpointSource) -> PreTrainedModel:
     except OSError:  # not every model has one
         model.generation_config = None
     return model
+
+
+def _write(source: CheckpointSource, out: Path, buckets: Iterator[Mapping[str, Tensor]], model: PreTrainedModel) -> None:
+    tokenizer = _tokenizer(source)
+    write_model(out, buckets, model, tokenizer, ends_of(source.data_args, tokenizer).token_ids)
 
 
 def _tokenizer(source: CheckpointSource) -> PreTrainedTokenizerBase:

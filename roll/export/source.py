@@ -12,9 +12,10 @@ from roll.checkpoint.manifest import MANIFEST, verify
 from roll.checkpoint.store import CheckpointStore
 from roll.config.derived.batch import learner
 from roll.config.load.loader import load_config
-from roll.config.schema.model import ModelConfig
+from roll.config.schema.model import DataConfig, ModelConfig
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
+from roll.tracking.start import read_starts
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
@@ -30,6 +31,8 @@ class CheckpointSource:
     model_args: ModelConfig
     seed: int
     pipeline: str
+    data_args: DataConfig | None = None
+    """Format of the training rows or prompts."""
 
 
 def find_source(path: Path) -> CheckpointSource:
@@ -52,9 +55,14 @@ def find_source(path: Path) -> CheckpointSource:
         checkpoint, run = newest, path
     config = read_run(run)
     _, role = learner(config)
-    return CheckpointSource(
-        checkpoint, role.model_args.model_name_or_path or config.pretrain, role.model_args, config.seed, config.pipeline
-    )
+    model = found_model(role.model_args.model_name_or_path or config.pretrain, run)
+    return CheckpointSource(checkpoint, model, role.model_args, config.seed, config.pipeline, role.data_args)
+
+
+def found_model(name: str, run: Path) -> str:
+    """Return the Hub id or the absolute folder of a model that the run named, perhaps relative to its own working directory."""
+    folders = [*(Path(start.folder) for start in reversed(read_starts(run))), Path.cwd()]
+    return next((str((folder / name).absolute()) for folder in folders if (folder / name).is_dir()), name)
 
 
 def read_run(run: Path) -> Config:

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from enum import Enum
 from pathlib import Path
 
 from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
 FORMAT = {"format": "pt"}
 
 
-def write_model(folder: Path, buckets: Iterator[Mapping[str, Tensor]], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write a Hugging Face model folder with one safetensors file per bucket, an index, the configuration and the tokenizer."""
+def write_model(
+    folder: Path,
+    buckets: Iterator[Mapping[str, Tensor]],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    ends: Sequence[int] = (),
+) -> None:
+    """Write a Hugging Face model folder with one safetensors file per bucket, an index, the configuration and the tokenizer.
+
+    Args:
+        ends: tokens that end a response, in addition to the model's own end of sequence. The folder's generation_config names them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     where: dict[str, str] = {}
     total = 0
@@ -28,20 +39,44 @@ def write_model(folder: Path, buckets: Iterator[Mapping[str, Tensor]], model: Pr
         total += sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    # The text model of a multimodal model has no `architectures`, which engines need to find the model class.
-    model.config.architectures = model.config.architectures or [type(model).__name__]
+    # The text model of a multimodal model has no `architectures`, which engines need to find the model class. A reward model that started
+    # from a language model has those of the language model.
+    if not model.config.architectures or not model.can_generate():
+        model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
-    if model.can_generate() and model.generation_config is not None:  # a reward model has none
-        # save_pretrained refuses a temperature without do_sample, which some published models have.
-        model.generation_config.to_json_file(folder / GENERATION_CONFIG_NAME)
+    if model.can_generate():
+        write_generation_config(folder, model.generation_config, tokenizer, ends)
     tokenizer.save_pretrained(folder)
 
 
-def write_adapter_folder(folder: Path, tensors: Mapping[str, Tensor], model: object, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write a PEFT adapter folder with the adapter's weights and configuration, and the tokenizer."""
+def write_generation_config(folder: Path, config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> None:
+    """Write the model's generation_config with further ends of sequence. Without a config and without ends, write nothing."""
+    if config is None and not ends:
+        return
+    config = deepcopy(config) if config else GenerationConfig()
+    own = tokenizer.eos_token_id if config.eos_token_id is None else config.eos_token_id
+    known = [number for number in (own if isinstance(own, list) else [own]) if number is not None]
+    if added := [number for number in ends if number not in known]:
+        config.eos_token_id = [*known, *added]
+    # save_pretrained refuses a temperature without do_sample, which some published models have.
+    config.to_json_file(folder / GENERATION_CONFIG_NAME)
+
+
+def write_adapter_folder(
+    folder: Path, tensors: Mapping[str, Tensor], model: object, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int] = ()
+) -> None:
+    """Write a PEFT adapter folder with the adapter's weights and configuration, the tokenizer, and the base model's generation_config.
+
+    Args:
+        ends: see `write_model`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / "adapter_model.safetensors", metadata=FORMAT)
     (folder / "adapter_config.json").write_text(adapter_config(model))
+    assert isinstance(model, PeftModel)
+    base = model.get_base_model()
+    assert isinstance(base, PreTrainedModel)
+    write_generation_config(folder, base.generation_config, tokenizer, ends)
     tokenizer.save_pretrained(folder)
 
 

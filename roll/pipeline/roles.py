@@ -95,10 +95,23 @@ class Roles:
         """Return the facades of the roles that may share devices."""
         return self._colocated
 
-    def actor_train(self, name: str, role: ActorTrainConfig, steps: int, temperature: float, load: ModelLoader = load_policy) -> ActorTrain:
-        """Request the role that is trained for `steps` steps and exported. `load` loads its model, by default a policy."""
+    def actor_train(
+        self,
+        name: str,
+        role: ActorTrainConfig,
+        steps: int,
+        temperature: float,
+        load: ModelLoader = load_policy,
+        ends: tuple[int, ...] = (),
+    ) -> ActorTrain:
+        """Request the role that is trained for `steps` steps and exported.
+
+        Args:
+            load: loads its model, by default a policy.
+            ends: tokens that end a response, for the export's generation_config.
+        """
         config = self._config
-        group, shape = self._learner(name, role, load, steps)
+        group, shape = self._learner(name, role, load, steps, ends)
         scale = isinstance(config, RlvrConfig) and config.loss_scale_factor or config.response_length
         shape = replace(shape, loss_agg_mode=aggregation(config), loss_scale=scale, temperature=temperature)
         limits = config.deadlines
@@ -114,7 +127,9 @@ class Roles:
         critic = self._colocated["critic"] = Critic(group, shape, limits.train, limits.weight_sync, limits.checkpoint)
         return critic
 
-    def _learner(self, name: str, role: LearnerConfig, load: ModelLoader, steps: int) -> tuple[WorkerGroup[TrainStrategy], TrainShape]:
+    def _learner(
+        self, name: str, role: LearnerConfig, load: ModelLoader, steps: int, ends: tuple[int, ...] = ()
+    ) -> tuple[WorkerGroup[TrainStrategy], TrainShape]:
         """Request a group that is trained for `steps` steps. Return it, and how a step's sequences are split into updates."""
         config = self._config
         strategy, path = role.strategy_args, model_path(config, role.model_args)
@@ -141,6 +156,7 @@ class Roles:
             load=load,
             deterministic=config.deterministic,
             takes_turns=name in self._plan.turns,
+            ends=ends,
         )
         return self._group(name, role, settings, blocking=True), shape
 

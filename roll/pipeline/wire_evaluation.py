@@ -9,6 +9,7 @@ from roll.config.derived.batch import longest_sequence
 from roll.config.derived.placement import model_roles, turns
 from roll.config.plan.plan import Plan
 from roll.config.schema.rlvr import RlvrConfig
+from roll.data.ends import EndOfTurn
 from roll.data.renderers.base import ChatRenderer
 from roll.data.tasks import Prompts
 from roll.models.load import check_readable, load_tokenizer
@@ -19,7 +20,7 @@ from roll.pipeline.role_models import model_path
 from roll.pipeline.roles import Roles, is_trainer_side
 from roll.pipeline.wire_environments import Playing, gateway_of, listening, renderer_of
 from roll.pipeline.wire_reward_models import prepare_reward_models
-from roll.pipeline.wire_rlvr import evaluators, held_out_prompts, in_turn
+from roll.pipeline.wire_rlvr import evaluators, held_out_ends, held_out_prompts, in_turn
 from roll.rollout.group import GroupSampler
 from roll.types import Episode, Prompt, RolloutGroup
 from roll.workers.rewards import ModelReward
@@ -31,6 +32,8 @@ class HeldOutInputs:
 
     held_out: Mapping[str, Prompts]
     """Held-out sets by name."""
+    ends: Mapping[str, EndOfTurn]
+    """What ends a response, by held-out set."""
     renderer: ChatRenderer | None
     """Renders conversations; None without environments."""
     models_of: Callable[[Roles], dict[str, ModelReward]]
@@ -79,7 +82,7 @@ def prepare(config: RlvrConfig) -> HeldOutInputs:
     try_rewards(config, *held_out.values())
     renderer = renderer_of(config, tokenizer)
     try_environments(config, renderer, *held_out.values())
-    return HeldOutInputs(held_out, renderer, prepare_reward_models(config))
+    return HeldOutInputs(held_out, held_out_ends(config, tokenizer), renderer, prepare_reward_models(config))
 
 
 async def answers(
@@ -98,7 +101,7 @@ async def answers(
     phases = DevicePhases(sharing.bring)
     generator, scorer = in_turn(config, phases, actor_infer, rewards)
     await phases.generation()
-    sets = evaluators(config, generator, scorer, actor_infer, playing, inputs.held_out, most)
+    sets = evaluators(config, generator, scorer, actor_infer, playing, inputs.held_out, inputs.ends, most)
     async with listening(config, playing):
         return {one.name: await _heard(one, finished).answers() for one in sets}
 

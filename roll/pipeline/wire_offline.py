@@ -13,6 +13,7 @@ from roll.config.derived.placement import model_roles
 from roll.config.plan.plan import Plan
 from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import OfflineConfig
+from roll.data.ends import NO_END, EndOfTurn, ends_of
 from roll.data.examples import WORDLESS, ExampleSet, Kind, Limits, Part, prepare_examples
 from roll.data.remarks import remark
 from roll.data.sampler import ExampleSampler
@@ -43,6 +44,8 @@ class GivenRows:
 
     training: ExampleSet
     held_out: ExampleSet | None
+    end: EndOfTurn = NO_END
+    """What ends a response."""
 
 
 def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> GivenRows:
@@ -73,11 +76,11 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
             remark(counts, what)
         return rows
 
-    training = prepare(learning.data_args, 0)
+    training, end = prepare(learning.data_args, 0), ends_of(learning.data_args, tokenizer)
     if not config.eval_steps:
-        return GivenRows(training, None)
+        return GivenRows(training, None, end)
     given = config.validation.data_args if config.validation else None
-    return GivenRows(training, prepare(given.rendered_as(learning.data_args) if given else learning.data_args, 1))
+    return GivenRows(training, prepare(given.rendered_as(learning.data_args) if given else learning.data_args, 1), end)
 
 
 def steps_of(config: OfflineConfig, rows: int, batch_size: int) -> int:
@@ -155,7 +158,7 @@ async def _loop(config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, 
     rows, batch_size = pipeline.rows, context.plan.batch.sequences_per_step
     steps = steps_of(config, len(rows.training), batch_size)
     role, keys = row_learner(config)
-    trainer = roles.actor_train(role, keys, steps, temperature=1.0, load=pipeline.load)
+    trainer = roles.actor_train(role, keys, steps, temperature=1.0, load=pipeline.load, ends=rows.end.token_ids)
     other = pipeline.other_model(context.plan, roles, trainer)
     sharing = await roles.start()
     meter = meter_of(roles, context, sharing)

@@ -19,8 +19,9 @@ from roll.config.schema.model_rewards import JUDGE, SCORER
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig, ServedConfig
 from roll.config.shipped import judge_templates
-from roll.data.chat import Render, renderer, template_remedy
+from roll.data.chat import ChatTemplate, renderer, template_remedy
 from roll.data.conversations import answered_encoder, conversation_of, message_encoder, question_text
+from roll.data.ends import NO_END, EndOfTurn, end_of_turn
 from roll.errors import DataError, Fault
 from roll.models.load import load_tokenizer
 from roll.models.score import check_reward_model, pad_token, scored_token
@@ -68,7 +69,7 @@ def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Call
     if role is None:
         chat = partial(api_chat, api_model(config, reward), f"{PREFIX}{domain}", reward)
     else:
-        chat = partial(engine_chat, config, domain, role, judge_encoder(config, domain, role))
+        chat = partial(engine_chat, config, domain, role, judge_encoder(config, domain, role), checked(config, domain, role, judge_end))
     question = question_of(row_sources(config))
     return lambda roles: Judge(template, pattern, chat(roles), question, reward.failed_value)
 
@@ -140,7 +141,7 @@ def judge_encoder(config: RlvrConfig, domain: str, role: ServedConfig) -> Callab
     return encode
 
 
-def checked(config: RlvrConfig, domain: str, role: ServedConfig, make: Callable[[Render, PreTrainedTokenizerBase, bool], E]) -> E:
+def checked(config: RlvrConfig, domain: str, role: ServedConfig, make: Callable[[ChatTemplate, PreTrainedTokenizerBase, bool], E]) -> E:
     """Call `make` with the chat template and the tokenizer of a domain's model, and return the result.
 
     Raises:
@@ -165,11 +166,11 @@ def refused(domain: str, template: str) -> Iterator[None]:
         raise DataError([Fault(f"{PREFIX}{domain}.template", f"is '{template}', but {error}", template_remedy(template))]) from error
 
 
-def sampling_of_judge(reward: RewardConfig) -> Sampling:
-    """Return the sampling parameters of a judge's answers."""
+def sampling_of_judge(reward: RewardConfig, end: EndOfTurn = NO_END) -> Sampling:
+    """Return the sampling parameters of a judge's answers. `end` ends them, in addition to the model's end of sequence."""
     keys = judge_sampling(reward)
     assert keys.max_new_tokens is not None and keys.num_return_sequences is not None
-    return sampling_of(keys, keys.max_new_tokens, keys.num_return_sequences, log_probs=False)
+    return sampling_of(keys, keys.max_new_tokens, keys.num_return_sequences, False, end)
 
 
 def api_model(config: RlvrConfig, reward: RewardConfig) -> ApiModel:
@@ -193,14 +194,19 @@ def api_chat(model: ApiModel, name: str, reward: RewardConfig, roles: Roles) -> 
     return roles.api_judge(name, model, reward.system_envs)
 
 
-def engine_chat(config: RlvrConfig, domain: str, role: ServedConfig, encode: Callable[[str], Ints], roles: Roles) -> Chat:
+def judge_end(render: ChatTemplate, tokenizer: PreTrainedTokenizerBase, is_raw: bool) -> EndOfTurn:
+    """Return what ends a judge's answer."""
+    return NO_END if is_raw else end_of_turn(render, tokenizer)
+
+
+def engine_chat(config: RlvrConfig, domain: str, role: ServedConfig, encode: Callable[[str], Ints], end: EndOfTurn, roles: Roles) -> Chat:
     """Request the engines of a judge that the run itself serves."""
     reward = config.rewards[domain]
     shape = model_shape(model_path(config, role.model_args))
     context = judge_context(config, reward, shape.max_position_embeddings if shape else None)
     engines, context = roles.fixed_engines(f"{PREFIX}{domain}", role, context)
     seed = config.seed if judge_sampling(reward).seeded else None
-    return EngineJudge(engines, encode, sampling_of_judge(reward), context, seed)
+    return EngineJudge(engines, encode, sampling_of_judge(reward, end), context, seed)
 
 
 def judge_metrics(models: Mapping[str, ModelReward]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ParamSpec
 
@@ -19,7 +19,9 @@ from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source
 from roll.config.derived.reward_roles import PREFIX
 from roll.config.derived.teachers import taught_domains, teacher_roles
 from roll.config.plan.plan import Plan
+from roll.config.schema.model import DataConfig
 from roll.config.schema.rlvr import RlvrConfig
+from roll.data.ends import EndOfTurn, ends_of
 from roll.data.renderers.base import ChatRenderer
 from roll.data.sampler import PromptSampler
 from roll.data.tasks import FIRST_HELD_OUT, Prompts
@@ -70,6 +72,10 @@ class Inputs:
     training: Prompts
     held_out: Mapping[str, Prompts]
     """Held-out sets by name."""
+    end: EndOfTurn
+    """What ends a response to a training prompt."""
+    held_out_ends: Mapping[str, EndOfTurn]
+    """What ends a response, by held-out set."""
     renderer: ChatRenderer | None
     """Renders conversations; None without environments."""
     locate: TurnEnds | None
@@ -99,7 +105,10 @@ def prepare(config: RlvrConfig) -> Prepared:
     locate = None
     if config.adv_estimator.traits.needs_turns:
         locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]  # one text for one list
-    inputs = Inputs(training, held_out, renderer, locate, prepare_reward_models(config))
+    end = ends_of(config.actor_train.data_args, tokenizer)
+    if renderer is not None:
+        end = replace(end, token_ids=tuple(sorted({*end.token_ids, *renderer.stop_token_ids})))
+    inputs = Inputs(training, held_out, end, held_out_ends(config, tokenizer), renderer, locate, prepare_reward_models(config))
     return Prepared(partial(_loop, config, inputs), training.identity)
 
 
@@ -110,19 +119,30 @@ def held_out_prompts(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> 
         DataError: rows cannot be used.
     """
     sets = config.validation.named_sets() if config.validation else {}
-    rows = {name: one.data_args and one.data_args.rendered_as(config.actor_train.data_args) for name, one in sets.items()}
+    rows = held_out_rows(config)
     return {name: prompts_of(config, tokenizer, rows[name], one.rows, FIRST_HELD_OUT) for name, one in sets.items()}
+
+
+def held_out_rows(config: RlvrConfig) -> dict[str, DataConfig | None]:
+    """Return the `data_args` of every held-out set by name, with the template of the training prompts unless it has its own."""
+    sets = config.validation.named_sets() if config.validation else {}
+    return {name: one.data_args and one.data_args.rendered_as(config.actor_train.data_args) for name, one in sets.items()}
+
+
+def held_out_ends(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, EndOfTurn]:
+    """Return what ends a response, by held-out set."""
+    return {name: ends_of(rows, tokenizer) for name, rows in held_out_rows(config).items()}
 
 
 async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunContext, interrupt: Interrupt) -> rlvr.Position:
     plan = context.plan
     samples, from_engine = config.num_return_sequences_in_group, keeps_engine_log_probs(config)
-    sampling = sampling_of(config.actor_infer.generating_args, config.response_length, samples, from_engine)
+    sampling = sampling_of(config.actor_infer.generating_args, config.response_length, samples, from_engine, inputs.end)
     steps = config.max_steps - config.critic_warmup
     teachers = teacher_roles(config)
     taught = teaching(config, config.actor_train.model_args, [role.model_args for role in teachers.values()]) if teachers else None
     load = taught.load if taught else load_policy
-    actor_train = roles.actor_train("actor_train", config.actor_train, steps, sampling.temperature, load)
+    actor_train = roles.actor_train("actor_train", config.actor_train, steps, sampling.temperature, load, inputs.end.token_ids)
     actor_infer = roles.actor_infer(config)
     reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
     critic = roles.critic(config.critic, config.max_steps) if config.critic else None
@@ -239,7 +259,7 @@ def samplers(
     generator, scorer = in_turn(config, phases, actor_infer, rewards)
     greedy = config.adv_estimator.traits.needs_greedy
     sampler = group_sampler(config, generator, scorer, sampling, actor_infer, playing, TRAINING, inputs.locate, greedy)
-    return sampler, evaluators(config, generator, scorer, actor_infer, playing, inputs.held_out)
+    return sampler, evaluators(config, generator, scorer, actor_infer, playing, inputs.held_out, inputs.held_out_ends)
 
 
 def evaluators(
@@ -249,12 +269,13 @@ def evaluators(
     actor_infer: ActorInfer,
     playing: Playing | None,
     held_out: Mapping[str, Prompts],
+    ends: Mapping[str, EndOfTurn],
     most: int | None = None,
 ) -> list[Evaluator]:
     """Return an evaluator for each held-out set with the set's sampling parameters, for its first `most` prompts or for all."""
     found = []
     for name, one in (config.validation.named_sets() if config.validation else {}).items():
-        own = sampling_of(one.generating_args, config.response_length, samples=1, log_probs=False)
+        own = sampling_of(one.generating_args, config.response_length, samples=1, log_probs=False, end=ends[name])
         by_itself = group_sampler(config, generator, ByItself(scorer), own, actor_infer, playing, HELD_OUT)
         count = len(held_out[name]) if most is None else min(most, len(held_out[name]))
         prompts = [held_out[name].prompt(index, index) for index in range(count)]

@@ -299,9 +299,9 @@ class DeepSpeedTrain:
             return
         tokenizer = load_tokenizer(self._settings.model_path, self._settings.model_args.trust_remote_code)
         if adapter:
-            write_adapter_folder(folder, _merge(buckets), self._model.model, tokenizer)
+            write_adapter_folder(folder, _merge(buckets), self._model.model, tokenizer, self._settings.ends)
         else:
-            write_model(folder, buckets, self._model.causal, tokenizer)
+            write_model(folder, buckets, self._model.causal, tokenizer, self._settings.ends)
 
     def _kept(self, names: Sequence[str], adapter: bool) -> dict[str, Tensor]:
         """Gather tensors and return copies in host memory on rank 0. Other ranks return an empty dict."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,7 +65,8 @@ class HfGenerate:
         with told_of_memory(self._rank, "loading the model"):
             self._base = load_causal_model(self._settings.model_path, self._settings.model_args, packed=False).eval()
             self._base.to(self._device)  # pyright: ignore[reportArgumentType]
-        # The model's own generation_config would silently change the sampling.
+        # The model's own generation_config would silently change the sampling. Only its ends of sequence count.
+        self._model_ends = model_ends(self._base.generation_config, self._tokenizer.eos_token_id)
         self._base.generation_config = GenerationConfig()
         self._model = self._base
 
@@ -106,9 +108,10 @@ class HfGenerate:
             top_p=None if greedy else sampling.top_p,
             top_k=0 if greedy or sampling.top_k < 1 else sampling.top_k,
             repetition_penalty=sampling.repetition_penalty,
-            stop_strings=list(sampling.stop) or None,
-            eos_token_id=None if sampling.ignore_eos else [self._tokenizer.eos_token_id, *sampling.stop_token_ids],
-            pad_token_id=self._tokenizer.eos_token_id,
+            stop_strings=[*sampling.stop, *sampling.end_texts] or None,
+            eos_token_id=self._ends(sampling) or None,
+            # Generation requires a padding token. What follows the end of a response is cut off.
+            pad_token_id=self._tokenizer.eos_token_id or 0,
         )
 
     def _completion(self, token_ids: Ints, log_probs: Floats | None, sampling: Sampling) -> Completion:
@@ -118,20 +121,24 @@ class HfGenerate:
             log_probs=None if log_probs is None else log_probs[:length].astype(np.float32),
             policy_versions=np.full(length, self._version, np.int32),
             finish_reason=reason,
-            text=self._tokenizer.decode(token_ids[:length], skip_special_tokens=True),  # pyright: ignore[reportArgumentType]
+            text=sampling.said(str(self._tokenizer.decode(sampling.spoken(token_ids[:length].tolist()), skip_special_tokens=True))),
         )
+
+    def _ends(self, sampling: Sampling) -> list[int]:
+        """Return the tokens that end a response. With `ignore_eos` they are only those that the request names, as in vLLM."""
+        return sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._model_ends)})
 
     def _end(self, token_ids: Ints, sampling: Sampling) -> tuple[int, FinishReason]:
         """Return the length of a response and why it ended. Later end-of-sequence tokens are padding of the batch."""
 
         def has_stop_string(count: int) -> bool:
-            return any(stop in self._tokenizer.decode(token_ids[:count]) for stop in sampling.stop)
+            return any(stop in self._tokenizer.decode(token_ids[:count]) for stop in (*sampling.stop, *sampling.end_texts))
 
-        ends = np.array([self._tokenizer.eos_token_id, *sampling.stop_token_ids])
-        for where in np.flatnonzero(np.isin(token_ids, ends)):
+        ends, padding = self._ends(sampling), self._tokenizer.eos_token_id or 0
+        for where in np.flatnonzero(np.isin(token_ids, [*ends, padding])):
             if has_stop_string(where):
                 return int(where), FinishReason.STOP
-            if not sampling.ignore_eos:
+            if token_ids[where] in ends:
                 return int(where) + 1, FinishReason.STOP
         return len(token_ids), FinishReason.STOP if has_stop_string(len(token_ids)) else FinishReason.LENGTH
 
@@ -198,3 +205,10 @@ class HfGenerate:
         """See `GenerateStrategy`."""
         self._reader.close()
         del self._model, self._base
+
+
+def model_ends(config: GenerationConfig | None, eos_token_id: Any) -> list[int]:
+    """Return the tokens that end a sequence of the model: the tokenizer's, and those of its generation_config, one or several."""
+    own = config.eos_token_id if config else None
+    several = own if isinstance(own, list) else [own]
+    return sorted({number for number in [eos_token_id, *several] if number is not None})

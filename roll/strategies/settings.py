@@ -60,6 +60,8 @@ class TrainSettings:
     """Whether to use torch's deterministic algorithms."""
     takes_turns: bool = False
     """Whether other roles use the role's devices while it does not train."""
+    ends: tuple[int, ...] = ()
+    """Tokens that end a turn of the template, for the export's generation_config."""
 
     def build(self, rank: Rank) -> TrainStrategy:
         """See `Settings`."""

@@ -92,12 +92,12 @@ class VllmGenerate:
             top_k=sampling.top_k,
             repetition_penalty=sampling.repetition_penalty,
             max_tokens=sampling.max_new_tokens,
-            stop=list(sampling.stop),
+            stop=[*sampling.stop, *sampling.end_texts],
             stop_token_ids=list(sampling.stop_token_ids),
             ignore_eos=sampling.ignore_eos,
             logprobs=0 if sampling.log_probs else None,
             flat_logprobs=True,
-            detokenize=bool(sampling.stop),
+            detokenize=bool(sampling.stop or sampling.end_texts),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         token_list = token_ids.tolist()
@@ -111,7 +111,7 @@ class VllmGenerate:
                 together = [await ended.get()]
                 together += [ended.get_nowait() for _ in range(ended.qsize())]
                 left -= len(together)
-                yield await self._completions([task.result() for task in together])
+                yield await self._completions([task.result() for task in together], sampling)
         finally:
             for task in tasks:
                 task.cancel()
@@ -128,10 +128,11 @@ class VllmGenerate:
         [sample] = final.outputs
         return number, sample
 
-    async def _completions(self, ended: Sequence[tuple[int, CompletionOutput]]) -> NumberedCompletions:
-        token_ids = [list(sample.token_ids) for _, sample in ended]
+    async def _completions(self, ended: Sequence[tuple[int, CompletionOutput]], sampling: Sampling) -> NumberedCompletions:
+        token_ids = [sampling.spoken(list(sample.token_ids)) for _, sample in ended]
         # Decode in a thread, because the event loop must keep feeding the engine. The tokenizer releases the GIL.
         texts = await asyncio.to_thread(self._tokenizer.batch_decode, token_ids, skip_special_tokens=True)
+        texts = [sampling.said(text) for text in texts]
         return [(number, completion(sample, text)) for (number, sample), text in zip(ended, texts, strict=True)]
 
     async def pause(self) -> None:

@@ -139,6 +139,9 @@ def _kernels(name: str, role: RoleConfig) -> Iterator[Fault]:
     if role.device_mapping is not None:
         return
     model = role.model_args
+    if isinstance(role, LearnerConfig) and model.dtype == "fp16":
+        problem = "'fp16', but the role trains on the CPU, where DeepSpeed supports only bf16 and fp32"
+        yield Fault(f"{name}.model_args.dtype", problem, f"set it to fp32 or bf16, or set {name}.device_mapping")
     if not generates(name, role) and model.attn_implementation == "fa2":
         problem = "'fa2' is a kernel for GPUs, but the role runs on the CPU"
         yield Fault(f"{name}.model_args.attn_implementation", problem, f"set it to auto, or set {name}.device_mapping")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from roll.config.schema.model import ModelConfig
-from roll.models.export import write_model
+from roll.models.export import write_generation_config, write_model
 from roll.models.load import load_causal_model, load_tokenizer
 from roll.models.weights import WeightView
 
@@ -52,3 +52,17 @@ def test_a_model_comes_back_with_its_tokenizer_and_its_generation_config(
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert (tokenizer.chat_template, tokenizer.eos_token) == ("{{ 1 }}", "</s>")
     assert (generation or {}).items() <= json.loads((out / "generation_config.json").read_text()).items()
+
+
+@pytest.mark.parametrize(
+    ("own", "ends", "written"),
+    [(None, (), None), (None, (0,), [1, 0]), (1, (0,), [1, 0]), ([1, 0], (0,), [1, 0]), (1, (1,), 1), (1, (), 1)],
+)
+def test_generation_config_names_every_end(own: int | list[int] | None, ends: tuple[int, ...], written: object, tmp_path: Path) -> None:
+    backend = Tokenizer(models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+    config = None if own is None else GenerationConfig(eos_token_id=own)
+    write_generation_config(tmp_path, config, tokenizer, ends)
+    file = tmp_path / "generation_config.json"
+    assert (json.loads(file.read_text())["eos_token_id"] if file.exists() else None) == written
+    assert config is None or config.eos_token_id == own, "the model's own stays as it was"

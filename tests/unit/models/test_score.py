@@ -15,6 +15,7 @@ from roll.data.packing import concatenate
 from roll.models import export
 from roll.models.packed_inputs import packed_inputs
 from roll.models.score import load_scores, scored_token
+from roll.pipeline.ending import loading_call
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,7 @@ def test_an_exported_reward_model_gives_transformers_the_same_scores(tmp_path: P
         pad = loaded.config.pad_token_id
         padded = torch.tensor([[*row.tolist(), *[pad] * (9 - len(row))] for row in rows])
         theirs = loaded(input_ids=padded, attention_mask=(padded != pad).long()).logits[:, 0]
-    assert loaded.config.num_labels == 1
+    assert loaded.config.num_labels == 1 and loaded.config.architectures == [type(loaded).__name__]
+    assert "AutoModelForSequenceClassification" in loading_call(tmp_path / "export")
     assert ours.std() > 1e-2
     assert torch.allclose(ours, theirs, atol=1e-5)

@@ -84,7 +84,7 @@ class Stand:
         self.groups = {"learner": Group()}
         self.lines: list[tuple[int, Metrics]] = []
 
-    def actor_train(self, name: str, role: Any, steps: int, temperature: float, load: Any) -> Stand:
+    def actor_train(self, name: str, role: Any, steps: int, temperature: float, load: Any, ends: tuple[int, ...]) -> Stand:
         assert temperature == 1.0
         pickle.dumps(load)
         self.calls.append(("role", name, steps))

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from roll.config.plan.plan import make_plan
+from roll.data.ends import NO_END, EndOfTurn
 from roll.pipeline.wire_rlvr import _loop, evaluation, evaluators, reference_of
 from roll.rollout.batch import Shaping
 from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce
@@ -44,7 +45,7 @@ def test_the_policys_schedule_leaves_out_the_critics_warmup(warmup: int, steps: 
     config, roles = configured("algorithms/ppo_critic", "max_steps=12", f"critic_warmup={warmup}"), Roles()
     context = cast(Any, SimpleNamespace(plan=make_plan(config)))
     with pytest.raises(Requested):
-        asyncio.run(_loop(config, cast(Any, None), cast(Any, roles), context, cast(Any, None)))
+        asyncio.run(_loop(config, cast(Any, SimpleNamespace(end=NO_END)), cast(Any, roles), context, cast(Any, None)))
     assert roles.steps == {"actor_train": steps, "critic": 12}
 
 
@@ -77,10 +78,11 @@ def test_each_set_has_its_rows_and_its_sampling(most: int | None, counts: list[i
             return self[index], prompt_id
 
     held_out = cast(Any, {"few": Rows(range(3)), "many": Rows(range(9))})
-    few, many = evaluators(config, *cast(Any, [None] * 4), held_out=held_out, most=most)
+    few, many = evaluators(config, *cast(Any, [None] * 4), held_out=held_out, ends={"few": NO_END, "many": EndOfTurn((7,))}, most=most)
     assert [few.name, many.name] == ["few", "many"] and [few.seed, many.seed] == [7, 7]
     assert [list(cast(Any, one.prompts)) for one in (few, many)] == [[(n, n) for n in range(count)] for count in counts]
     assert (few.samples, many.samples) == (4, 2)
+    assert [cast(Any, one.sampler).sampling.stop_token_ids for one in (few, many)] == [(), (7,)]
     assert (cast(Any, few.sampler).sampling.temperature, cast(Any, many.sampler).sampling.temperature) == (1.0, 0.5)
     assert (cast(Any, few.sampler).sampling.max_new_tokens, cast(Any, many.sampler).sampling.max_new_tokens) == (8, 3)
 
