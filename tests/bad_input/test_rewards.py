@@ -43,6 +43,13 @@ FAULTS = [
     ([SUM, NORMALISED, *ONE], "rewards.math_rule.normalise", "num_return_sequences_in_group is 1", "set it to none"),
     ([SUM, NORMALISED, "adv_estimator=remax"], "rewards.math_rule.normalise", "compares with a greedy response", "set it to none"),
     ([SUM, NORMALISED, "difficulty_mask=true"], "rewards.math_rule.normalise", "difficulty_mask uses the mean", "set it to none"),
+    ([SUM, NORMALISED, "adv_estimator=maxrl"], "rewards.math_rule.normalise", "divides by the mean reward of a group", "set it to none"),
+    (
+        [SUM, NORMALISED, "rewards.math_rule.query_filter_config={type: mean_filter, filter_args: {threshold_down: 0.1}}"],
+        "rewards.math_rule.query_filter_config",
+        "the mean reward of every group would be 0",
+        "use std_filter",
+    ),
     (
         [SUM, NORMALISED, "error_max_len_clip=true", "error_max_len_threshold=4"],
         "rewards.math_rule.normalise",

@@ -31,6 +31,8 @@ class EstimatorTraits:
     """Whether it credits the turns of a response separately, so that the reward must supply turns."""
     needs_states: bool = False
     """Whether it compares turns that started in the same state of an environment."""
+    divides_by_mean: bool = False
+    """Whether it divides by a group's mean reward, so that a group whose mean is 0 has advantages of 0."""
     needs_greedy: bool = False
     """Whether it uses the reward of the greedy response to each prompt."""
 
@@ -64,7 +66,7 @@ ESTIMATORS = table(
     _method("remax", EstimatorTraits(compares_groups=False, discounts="tokens", needs_greedy=True)),
     _method("opo", EstimatorTraits()),
     _method("gpg", EstimatorTraits()),
-    _method("maxrl", EstimatorTraits()),
+    _method("maxrl", EstimatorTraits(divides_by_mean=True)),
     _method("pass_at_k", EstimatorTraits(), "pass_k", fields=same_names),
     _method(
         "gae",

@@ -23,6 +23,9 @@ def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
         if query_filter.type != "no_filter" and config.num_return_sequences_in_group == 1:
             problem = f"{query_filter.type}, but num_return_sequences_in_group is 1: a filter needs several rewards per prompt"
             yield Fault(place, problem, "set num_return_sequences_in_group to at least 2, or remove this block")
+        if query_filter.type == "mean_filter" and reward.normalise == "group":
+            problem = f"mean_filter, but rewards.{domain}.normalise is 'group': the mean reward of every group would be 0"
+            yield Fault(place, problem, "use std_filter, set normalise to none, or remove this block")
 
 
 def _bounds(query_filter: QueryFilterConfig, place: str) -> Iterator[Fault]:
