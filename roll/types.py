@@ -74,6 +74,13 @@ class RewardResult:
     """A short explanation, such as the exception of a crash or the answer that was found."""
     turns: tuple[TurnReward, ...] = ()
     """Rewards of the turns in order, for `step_reinforce`. If `value` differs from their sum, the last turn gets the difference."""
+    score: float | None = None
+    """The verdict without penalties, from which difficulty and the filters of prompts are measured. None: `value` is the verdict."""
+
+    @property
+    def graded(self) -> float:
+        """Return `score`, or `value` if there is no separate score."""
+        return self.value if self.score is None else self.score
 
 
 @dataclass(frozen=True)

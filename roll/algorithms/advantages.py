@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -58,12 +58,20 @@ class Normalisation:
     """Discount of the rewards of later tokens (`reinforce`, `reinforce_plus_plus`, `remax`, `gae`) or later turns (`step_reinforce`)."""
     lambd: float = 0.95
     """Lambda of `gae`: the decay of the temporal-difference errors of later tokens."""
-    whiten: bool = False
-    """Whether to whiten advantages over the response tokens of the step."""
+    whiten: bool | Literal["domain"] = False
+    """Whether to whiten advantages over the response tokens of the step, or over those of each domain."""
     reward_clip: float | None = None
     """Largest magnitude of a reward. None: no clipping."""
+    clips_normalised: bool = False
+    """Whether `reward_clip` bounds rewards after the normalisation, and again each token's reward after its penalty, as in ROLL.
+    Otherwise it bounds the rewards before the normalisation. Only `grpo`, `reinforce` and `gae` have both."""
     advantage_clip: float | None = None
     """Largest magnitude of an advantage. None: no clipping."""
+
+    @property
+    def late_clip(self) -> float | None:
+        """Return the largest magnitude of normalised rewards and of token rewards; None if they are not clipped."""
+        return self.reward_clip if self.clips_normalised else None
 
 
 Estimator = Callable[..., Doubles]
@@ -79,7 +87,7 @@ def grpo(scores: Scores, norm: Normalisation) -> Doubles:
 
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2.
     """
-    return to_tokens(standardise(scores.rewards, scores.groups, "group", "group"), scores)
+    return to_tokens(standardise(scores.rewards, scores.groups, "group", "group"), scores, bound=norm.late_clip)
 
 
 @ADVANTAGES.register("dr_grpo")
@@ -105,7 +113,7 @@ def rloo(scores: Scores, norm: Normalisation) -> Doubles:
 def reinforce(scores: Scores, norm: Normalisation) -> Doubles:
     """REINFORCE: the discounted sum of rewards from each token on (Williams, 1992). The rewards may be normalised first."""
     rewards = standardise(scores.rewards, scores.groups, norm.mean, norm.std, scores.running, scores.domains)
-    return to_tokens(rewards, scores, norm.gamma)
+    return to_tokens(rewards, scores, norm.gamma, norm.late_clip)
 
 
 @ADVANTAGES.register("step_reinforce")
@@ -258,18 +266,26 @@ def generalised(scores: Scores, norm: Normalisation) -> Doubles:
 
 
 def advantages(estimator: str, scores: Scores, norm: Normalisation, own: Mapping[str, Any] | None = None) -> Floats:
-    """Return advantages [T] by the named estimator, clipped and whitened as `norm` specifies; 0 outside the response mask.
+    """Return advantages [T] by the named estimator, whitened and then clipped as `norm` specifies; 0 outside the response mask.
 
     Args:
         estimator: A name in `ADVANTAGES`, or `package.module:Name`.
         own: The estimator's own arguments.
     """
+    return exact_advantages(estimator, scores, norm, own).astype(np.float32)
+
+
+def exact_advantages(estimator: str, scores: Scores, norm: Normalisation, own: Mapping[str, Any] | None = None) -> Doubles:
+    """Return the same as `advantages`, in float64."""
     result = ADVANTAGES.find(estimator)(clipped(scores, norm), norm, **(own or {}))
     if norm.whiten:
-        result = whiten(result, scores.sequences.response_mask)
-    if norm.advantage_clip is not None:
-        result = np.clip(result, -norm.advantage_clip, norm.advantage_clip)
-    return result.astype(np.float32)
+        result = whiten(result, scores.sequences.response_mask, _token_domains(scores) if norm.whiten == "domain" else None)
+    return result if norm.advantage_clip is None else np.clip(result, -norm.advantage_clip, norm.advantage_clip)
+
+
+def _token_domains(scores: Scores) -> Ints:
+    assert scores.domains is not None, "advantages are whitened by domain, but the domain of each response was not given"
+    return np.repeat(scores.domains, scores.sequences.lengths)
 
 
 def value_targets(scores: Scores, norm: Normalisation) -> Floats:
@@ -279,12 +295,15 @@ def value_targets(scores: Scores, norm: Normalisation) -> Floats:
 
 def _gae(scores: Scores, norm: Normalisation) -> tuple[Doubles, Doubles]:
     assert scores.values is not None, "gae needs the values of a critic"
-    return gae(token_rewards(scores.rewards, scores), scores.values, scores.sequences, norm.gamma, norm.lambd)
+    return gae(token_rewards(scores.rewards, scores, norm.late_clip), scores.values, scores.sequences, norm.gamma, norm.lambd)
 
 
 def clipped(scores: Scores, norm: Normalisation) -> Scores:
-    """Return the scores with the rewards of responses, baselines and turns clipped to [-reward_clip, reward_clip]."""
-    if norm.reward_clip is None:
+    """Return the scores with the rewards of responses, baselines and turns clipped to [-reward_clip, reward_clip].
+
+    They are not changed if the rewards are clipped after the normalisation.
+    """
+    if norm.reward_clip is None or norm.clips_normalised:
         return scores
     bound = norm.reward_clip
     baselines = None if scores.baselines is None else np.clip(scores.baselines, -bound, bound)
@@ -292,15 +311,21 @@ def clipped(scores: Scores, norm: Normalisation) -> Scores:
     return replace(scores, rewards=np.clip(scores.rewards, -bound, bound), baselines=baselines, turns=turns)
 
 
-def to_tokens(rewards: np.ndarray, scores: Scores, gamma: float = 1.0) -> Doubles:
+def to_tokens(rewards: np.ndarray, scores: Scores, gamma: float = 1.0, bound: float | None = None) -> Doubles:
     """Return [T]: for each token, the discounted sum of `token_rewards` from the token to the end of its response."""
     if scores.token_penalties is None:
-        return discounted_end(rewards, scores.sequences, gamma)
-    return discounted(token_rewards(rewards, scores), scores.sequences, gamma)
+        return discounted_end(rewards if bound is None else np.clip(rewards, -bound, bound), scores.sequences, gamma)
+    return discounted(token_rewards(rewards, scores, bound), scores.sequences, gamma)
 
 
-def token_rewards(rewards: np.ndarray, scores: Scores) -> Doubles:
-    """Return rewards [T]: each response's reward [N] at its last token, minus each token's penalty; 0 outside the response mask."""
+def token_rewards(rewards: np.ndarray, scores: Scores, bound: float | None = None) -> Doubles:
+    """Return rewards [T]: each response's reward [N] at its last token, minus each token's penalty; 0 outside the response mask.
+
+    Args:
+        bound: Largest magnitude of a response's reward before the penalties, and of each token's reward after them. None: no clipping.
+    """
+    if bound is not None:
+        return np.clip(token_rewards(np.clip(rewards, -bound, bound), scores), -bound, bound)
     sequences = scores.sequences
     mask = sequences.response_mask
     immediate = np.zeros(len(mask)) if scores.token_penalties is None else np.where(mask, -scores.token_penalties.astype(np.float64), 0.0)

@@ -13,6 +13,8 @@ from roll.types import Bools, Ints
 
 EPSILON = 1e-6
 """Constant added to a standard deviation in a denominator. A standard deviation of rewards up to this value counts as 0."""
+WHITENING_EPSILON = 1e-8
+"""Constant added to the variance of advantages in a denominator."""
 Doubles = NDArray[np.float64]
 Scope = Literal["batch", "group", "domain", "running"] | None
 
@@ -63,8 +65,8 @@ def standardise(
     return (values - shift) / np.where(spread > EPSILON, spread + EPSILON, 1.0)
 
 
-def by_group(values: np.ndarray, groups: Ints, reduce: Callable[[np.ndarray], float]) -> Doubles:
-    """Return [N]: for each value, the result of `reduce` on the values of its group."""
+def by_group(values: np.ndarray, groups: Ints, reduce: Callable[[np.ndarray], float | Doubles]) -> Doubles:
+    """Return [N]: for each value, the result of `reduce` on the values of its group, one number for all of them or one for each."""
     out = np.empty(len(values), np.float64)
     order = np.argsort(groups, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
@@ -72,13 +74,24 @@ def by_group(values: np.ndarray, groups: Ints, reduce: Callable[[np.ndarray], fl
     return out
 
 
-def whiten(values: np.ndarray, mask: Bools) -> Doubles:
-    """Return (v - mean) / (std + 1e-6), [T], over the tokens in the mask; 0 elsewhere. Uses the population standard deviation."""
-    out = np.zeros(len(values), np.float64)
+def whiten(values: np.ndarray, mask: Bools, domains: Ints | None = None) -> Doubles:
+    """Return (v - mean) / sqrt(variance + 1e-8), [T], over the tokens in the mask; 0 elsewhere.
+
+    The variance is the sample variance (n - 1), as in ROLL, TRL and verl. A single token gets 0.
+
+    Args:
+        values, mask: [T] each.
+        domains: [T], the domain of each token. Each domain is then whitened separately. None: all tokens together.
+    """
+    out, chosen = np.zeros(len(values), np.float64), values[mask].astype(np.float64)
     if mask.any():
-        chosen = values[mask].astype(np.float64)
-        out[mask] = (chosen - chosen.mean()) / (chosen.std() + EPSILON)
+        out[mask] = _whitened(chosen) if domains is None else by_group(chosen, domains[mask], _whitened)
     return out
+
+
+def _whitened(values: Doubles) -> Doubles:
+    variance = float(values.var(ddof=1)) if len(values) > 1 else 0.0
+    return (values - values.mean()) / np.sqrt(variance + WHITENING_EPSILON)
 
 
 def _moment(

@@ -30,13 +30,13 @@ def overlong_penalty(lengths: Ints, overlong: Overlong) -> Floats:
     return (-overlong.factor * np.clip(excess / overlong.buffer, 0.0, 1.0)).astype(np.float32)
 
 
-def is_long_and_wrong(reward: float, length: int, threshold: int) -> bool:
-    """Return whether a response has at least `threshold` tokens and a reward of at most 0.
+def is_long_and_wrong(score: float, length: int, threshold: int) -> bool:
+    """Return whether a response has at least `threshold` tokens and a score of at most 0.
 
     `error_max_len_clip` excludes such responses from the loss. ROLL's key of this name also excludes every response with a
-    reward other than 0 or 1.
+    score other than 0 or 1.
     """
-    return reward <= 0 and length >= threshold
+    return score <= 0 and length >= threshold
 
 
 def difficulty_weights(difficulties: Floats) -> Floats:

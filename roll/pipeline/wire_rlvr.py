@@ -357,6 +357,7 @@ def credit(config: RlvrConfig) -> Credit:
         lambd=config.lambd,
         whiten=config.whiten_advantages,
         reward_clip=config.reward_clip,
+        clips_normalised=config.reward_clip_on == "normalised",
         advantage_clip=config.advantage_clip,
     )
     return Credit(

@@ -33,7 +33,7 @@ def crossthinkqa(
     """Return the sum of the reward for the choice, the penalty for repetition and the weighted penalty for a short response.
 
     The choice is the first capital letter in the last `\\boxed{...}`. If there is no box, it is the first capital letter after the last
-    "answer is". A response without a choice is wrong. Only the text after the last `</think>` is searched for the choice, but the
+    "answer is", or, without these words, of the whole text, as in ROLL. A response without a choice is wrong. Only the text after the last `</think>` is searched for the choice, but the
     penalties apply to the whole response.
 
     Args:
@@ -51,7 +51,7 @@ def crossthinkqa(
     text = final_text(response)
     boxed = last_boxed(text)
     at = text.lower().rfind(LED_IN)
-    answer = boxed if boxed is not None else text[at + len(LED_IN) :] if at >= 0 else ""
+    answer = boxed if boxed is not None else text[at + len(LED_IN) :] if at >= 0 else text
     choice = CAPITAL.search(answer)
     right = choice is not None and choice[0] == reference[0]
     parts = {
@@ -59,4 +59,5 @@ def crossthinkqa(
         "repetition": repetition(response),
         "length": response_length_penalty_coef * shortness(len(response)),
     }
-    return RewardResult(sum(parts.values()), parts=parts, note=f"answer {choice[0]}" if choice else "no choice in the response")
+    note = f"answer {choice[0]}" if choice else "no choice in the response"
+    return RewardResult(sum(parts.values()), parts=parts, note=note, score=float(parts["answer"] > 0))

@@ -48,4 +48,4 @@ def length_penalty(
         if not enough <= long <= too_long:
             raise ValueError(f"enough {enough}, long {long} and too_long {too_long} must be in ascending order")
         penalty += excess(len(response), long, too_long, most)
-    return RewardResult(penalty)
+    return RewardResult(penalty, score=0.0)

@@ -80,7 +80,8 @@ def answer_message(number: int, seal: int, results: Sequence[RewardResult], repl
 def _said(result: RewardResult) -> str:
     parts = ",".join(f"{_quoted(name)}:{part!r}" for name, part in result.parts.items()) if result.parts else ""
     turns = ",".join(f"[{turn.end},{turn.value!r}]" for turn in result.turns) if result.turns else ""
-    return f'[{result.value!r},"{result.outcome.value}",{{{parts}}},{_quoted(result.note)},[{turns}]]'
+    score = "null" if result.score is None else repr(result.score)
+    return f'[{result.value!r},"{result.outcome.value}",{{{parts}}},{_quoted(result.note)},[{turns}],{score}]'
 
 
 def read_ready(body: bytes, parts: int) -> Ready:
@@ -119,13 +120,14 @@ def results_of(said: list[Any], responses: Sequence[str]) -> list[RewardResult]:
         raise Garbled(f"a verdict is malformed: {error}") from error
 
 
-def _result(characters: int, value: Any, outcome: Any, parts: Any, note: Any, turns: Any) -> RewardResult:
+def _result(characters: int, value: Any, outcome: Any, parts: Any, note: Any, turns: Any, score: Any = None) -> RewardResult:
     if type(parts) is not dict or len(parts) > MOST_PARTS or any(len(name) > MOST_PART_NAME for name in parts):
         raise ValueError("parts")
     if type(note) is not str or len(note) > MOST_NOTE:
         raise ValueError("note")
     named = {name: _number(part) for name, part in parts.items()} if parts else {}
-    return RewardResult(_number(value), OUTCOMES[outcome], named, note, _turns(turns, characters) if turns else ())
+    graded = None if score is None else _number(score)
+    return RewardResult(_number(value), OUTCOMES[outcome], named, note, _turns(turns, characters) if turns else (), graded)
 
 
 def _turns(turns: Any, characters: int) -> tuple[TurnReward, ...]:

@@ -84,7 +84,17 @@ def _sum(parts: Sequence[RewardPart], results: Sequence[RewardResult]) -> Reward
         parts=values,
         note="; ".join(f"{part.name}: {result.note}" for part, result in zip(parts, results, strict=True) if result.note),
         turns=tuple(TurnReward(*turn) for turn in sorted(turns.items())) if worst is None else (),
+        score=_score(parts, results),
     )
+
+
+def _score(parts: Sequence[RewardPart], results: Sequence[RewardResult]) -> float | None:
+    """Return the weighted sum of the parts' scores; None if no part has a score apart from its value."""
+    scored = [(part, result) for part, result in zip(parts, results, strict=True) if result.outcome is RewardOutcome.SCORED]
+    if all(result.score is None for _, result in scored):
+        return None
+    failed = [part.weight * part.failed_value for part, result in zip(parts, results, strict=True) if result.outcome is not RewardOutcome.SCORED]
+    return sum(failed) + sum(part.weight * result.graded for part, result in scored)
 
 
 def normalised(weights: Mapping[str, float], results: Sequence[RewardResult]) -> list[RewardResult]:

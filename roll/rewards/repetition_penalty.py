@@ -24,4 +24,4 @@ def repetition_penalty(prompt: Prompt, response: str, row: Mapping[str, Any], *,
     check_penalty(most)
     if ngram < 1:
         raise ValueError(f"ngram is {ngram}; it must be at least 1")
-    return RewardResult(repetition(response, ngram, most))
+    return RewardResult(repetition(response, ngram, most), score=0.0)

@@ -74,6 +74,7 @@ def _whole(result: RewardResult, characters: int) -> RewardResult:
             parts={str(name): _number(f"its part '{name}' is", part) for name, part in result.parts.items()},
             note=str(result.note)[:MOST_NOTE],
             turns=_turns(result.turns, characters) if result.turns and result.outcome == RewardOutcome.SCORED else (),
+            score=None if result.score is None else _number("its score is", result.score),
         )
     except Exception as error:  # values of user-defined classes may raise anything
         return crashed(f"returned a malformed RewardResult: {error}")

@@ -40,9 +40,9 @@ class Shaping:
     max_len_mask: bool = False
     """Whether to leave truncated responses out of the loss. They still count in their group's statistics."""
     longest_wrong: int | None = None
-    """Wrong responses (reward at most 0) of at least this many tokens are left out of the loss."""
+    """Wrong responses (score at most 0) of at least this many tokens are left out of the loss."""
     difficulty: tuple[float, float] | None = None
-    """Exclusive bounds of a group's mean reward. Groups outside them are left out of the loss."""
+    """Exclusive bounds of the mean score of a group (`RewardResult.graded`). Groups outside them are left out of the loss."""
     overlong: Overlong | None = None
     """Penalty for long responses."""
 
@@ -68,7 +68,7 @@ class Experience:
     lengths: Ints
     """[E], number of sampled tokens, whether or not they are in the loss."""
     difficulties: Floats
-    """[E], 1 minus the mean reward of the group before shaping."""
+    """[E], 1 minus the mean score of the group."""
     baselines: Floats | None
     """[E], shaped reward of the greedy response to the same prompt; None without greedy responses."""
     turns: Turns | None = None
@@ -96,7 +96,7 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
         raise RollError(f"no response of this step could be scored; the rewards reported: {'; '.join(sorted(notes)[:3])}")
     episodes = [episode for _, episode in kept]
     counts = np.array([len(episodes) for episodes in compared])
-    means = _means([episode.reward.value for episode in episodes], counts)
+    means = _means([episode.reward.graded for episode in episodes], counts)
     trajectories = [trajectory for episode in episodes for trajectory in episode.trajectories]
     for trajectory in trajectories:
         first = trajectory.segments[0]
@@ -121,9 +121,9 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
     )
 
 
-def _means(rewards: Sequence[float], counts: np.ndarray) -> list[float]:
-    """Return the mean reward of each group, NaN for an empty group. `counts` holds the number of rewards of each group."""
-    values, ends = np.array(rewards, np.float64), np.cumsum(counts)
+def _means(scores: Sequence[float], counts: np.ndarray) -> list[float]:
+    """Return the mean score of each group, NaN for an empty group. `counts` holds the number of scores of each group."""
+    values, ends = np.array(scores, np.float64), np.cumsum(counts)
     bounds = zip((ends - counts).tolist(), ends.tolist(), strict=True)
     return [float(values[begin:end].sum()) / (end - begin) if end > begin else np.nan for begin, end in bounds]
 
@@ -169,14 +169,14 @@ def _lengths(episodes: Sequence[Episode]) -> Ints:
     return np.array([episode.length for episode in episodes], np.int32)
 
 
-def _learns(episode: Episode, mean_reward: float, shaping: Shaping) -> bool:
+def _learns(episode: Episode, mean_score: float, shaping: Shaping) -> bool:
     """Whether the episode's sampled tokens enter the loss."""
     learns = not (shaping.max_len_mask and episode.stop in TRUNCATED)
     if shaping.longest_wrong is not None:
-        learns = learns and not is_long_and_wrong(episode.reward.value, episode.length, shaping.longest_wrong)
+        learns = learns and not is_long_and_wrong(episode.reward.graded, episode.length, shaping.longest_wrong)
     if shaping.difficulty is not None:
         low, high = shaping.difficulty
-        learns = learns and low < mean_reward < high
+        learns = learns and low < mean_score < high
     return learns
 
 

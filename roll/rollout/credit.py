@@ -116,7 +116,7 @@ def train_batch(
         metrics |= {"reward/kl_coef": state.kl_coef, "reward/kl_mean": mean}
         if credit.target_kl:
             kl_coef = adapted_coefficient(state.kl_coef, mean, credit.target_kl, len(step.rewards), credit.kl_horizon)
-    running = state.rewards.joined(_clipped(step.rewards, credit.normalisation.reward_clip))
+    running = state.rewards.joined(_clipped(step.rewards, credit.normalisation))
     scores = Scores(
         step.episodes, step.rewards, step.groups, penalties, step.lengths, step.baselines, running, step.turns, values, step.domains
     )
@@ -173,5 +173,6 @@ def _in_loss(step: Experience) -> np.ndarray:
     return np.logical_or.reduceat(episodes.response_mask, episodes.offsets[:-1])
 
 
-def _clipped(rewards: Floats, bound: float | None) -> Floats:
+def _clipped(rewards: Floats, norm: Normalisation) -> Floats:
+    bound = None if norm.clips_normalised else norm.reward_clip
     return rewards if bound is None else np.clip(rewards, -bound, bound)

@@ -79,4 +79,5 @@ def with_verdict(earned: RewardResult, verdict: RewardResult) -> RewardResult:
     if earned.outcome is not RewardOutcome.SCORED:
         return earned
     parts = {IN_ENVIRONMENT: earned.value, **verdict.parts}
-    return RewardResult(earned.value + verdict.value, verdict.outcome, parts, verdict.note or earned.note)
+    score = None if verdict.score is None else earned.graded + verdict.score
+    return RewardResult(earned.value + verdict.value, verdict.outcome, parts, verdict.note or earned.note, score=score)

@@ -16,24 +16,24 @@ Keep = Callable[[RolloutGroup], bool]
 
 @dataclass(frozen=True)
 class MeanBetween:
-    """Keeps a group if its mean reward is strictly between two bounds, like ROLL's `mean_filter`."""
+    """Keeps a group if its mean score is strictly between two bounds, like ROLL's `mean_filter`."""
 
     low: float = -inf
     high: float = inf
 
     def __call__(self, group: RolloutGroup) -> bool:
-        rewards = [episode.reward.value for episode in usable(group)]
+        rewards = [episode.reward.graded for episode in usable(group)]
         return bool(rewards) and self.low < fmean(rewards) < self.high
 
 
 @dataclass(frozen=True)
 class StdAbove:
-    """Keeps a group if the sample standard deviation (n - 1) of its rewards is above a bound, like ROLL's `std_filter`."""
+    """Keeps a group if the sample standard deviation (n - 1) of its scores is above a bound, like ROLL's `std_filter`."""
 
     low: float
 
     def __call__(self, group: RolloutGroup) -> bool:
-        rewards = [episode.reward.value for episode in usable(group)]
+        rewards = [episode.reward.graded for episode in usable(group)]
         return len(rewards) > 1 and stdev(rewards) > self.low
 
 

@@ -18,6 +18,10 @@ COMPARED = {"gamma", "value_clip", *NORM_KEYS}
 set it with any estimator."""
 
 
+CLIP_NORMALISED = ("grpo", "reinforce", "gae")
+"""Estimators that can clip rewards after their normalisation."""
+
+
 def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
     """Yield a fault for each contradiction among the keys that turn rewards into advantages."""
     yield from _groups_of_one(config)
@@ -92,6 +96,11 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
         if scope == "running" and traits.needs_turns:
             problem = f"'running', but adv_estimator {estimator} normalises the returns of a step's turns"
             yield Fault(key, problem, "set it to batch or group")
+    if config.reward_clip_on == "normalised" and estimator.name not in CLIP_NORMALISED:
+        problem = f"'normalised', but adv_estimator {estimator} clips the raw rewards only"
+        yield Fault("reward_clip_on", problem, f"set it to raw, or adv_estimator to one of: {', '.join(CLIP_NORMALISED)}")
+    if config.reward_clip_on == "normalised" and config.reward_clip is None:
+        yield Fault("reward_clip_on", "'normalised', but reward_clip is not set", "set reward_clip, or remove this key")
     if config.gamma != 1 and traits.discounts is None:
         pays = "does not declare that it discounts" if estimator.is_users else "gives every token of a response the same advantage"
         problem = f"{config.gamma:g}, but adv_estimator {estimator} {pays}"

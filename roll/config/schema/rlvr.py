@@ -142,10 +142,17 @@ class RlvrConfig(ExperimentConfig):
     pass_k: Annotated[int, Field(ge=2)] = Field(
         4, description="k of pass@k: the number of responses of which at least one should be right."
     )
-    whiten_advantages: bool = Field(
-        False, description="Normalise the advantages of all response tokens of a step to mean 0 and variance 1."
+    whiten_advantages: bool | Literal["domain"] = Field(
+        False,
+        description="Normalise advantages to mean 0 and variance 1: those of all response tokens of a step (`true`), or those of each "
+        "domain's tokens separately (`domain`).",
     )
     reward_clip: PositiveFloat | None = Field(None, description="Clip rewards to [-c, c]. If not given, no clip.")
+    reward_clip_on: Literal["raw", "normalised"] = Field(
+        "raw",
+        description="Whether `reward_clip` clips rewards before they are normalised, or after. `normalised` is ROLL's meaning: it also clips "
+        "each token's reward after the KL penalty, and only `grpo`, `reinforce` and `gae` have it.",
+    )
     advantage_clip: PositiveFloat | None = Field(None, description="Clip advantages to [-c, c]. If not given, no clip.")
     max_len_mask: bool = Field(False, description="Exclude truncated responses from the loss.")
     error_max_len_clip: bool = Field(False, description="Exclude responses that are both wrong and too long from the loss.")
@@ -156,11 +163,11 @@ class RlvrConfig(ExperimentConfig):
     )
     overlong_buffer: OverlongBufferConfig | None = Field(None, description="Lower the rewards of responses that approach the length limit.")
     difficulty_mask: bool = Field(False, description="Exclude responses to prompts that are too hard or too easy from the loss.")
-    difficulty_low_threshold: Number = Field(0.0, description="A prompt is too hard if its group's mean reward is at most this.")
-    difficulty_high_threshold: Number = Field(1.0, description="A prompt is too easy if its group's mean reward is at least this.")
+    difficulty_low_threshold: Number = Field(0.0, description="A prompt is too hard if its group's mean score is at most this: the reward without penalties.")
+    difficulty_high_threshold: Number = Field(1.0, description="A prompt is too easy if its group's mean score is at least this.")
     difficulty_loss_weight: bool = Field(
         False,
-        description="Weight the loss of a response from 0.5 (easy prompt) to 2 (hard). Difficulty is 1 minus the mean reward of the group.",
+        description="Weight the loss of a response from 0.5 (easy prompt) to 2 (hard). Difficulty is 1 minus the mean score of the group.",
     )
     length_loss_weight: bool = Field(
         False, description="Weight the loss of a response by its length: from 1.5 for the shortest of the step to 0.5 for the longest."

@@ -108,10 +108,34 @@ def test_rewards_are_clipped_before_and_advantages_after() -> None:
 
 
 def test_whitening_counts_tokens_and_leaves_the_prompt_at_zero() -> None:
-    # The tokens have 1 once and 4 three times: mean 13/4, variance (2.25^2 + 3 * 0.75^2) / 4 = 27/16.
+    # The tokens have 1 once and 4 three times: mean 13/4, sample variance (2.25^2 + 3 * 0.75^2) / 3 = 9/4.
     got = advantages("reinforce", scores([1, 4], [0, 1], ["..x", ".xxx"]), Normalisation(whiten=True))
-    low, high = -2.25 / (27 / 16) ** 0.5, 0.75 / (27 / 16) ** 0.5
+    low, high = -2.25 / 1.5, 0.75 / 1.5
     np.testing.assert_allclose(got, [0, 0, low, 0, high, high, high], rtol=3e-6)
+
+
+def test_whitening_by_domain_takes_each_domains_tokens() -> None:
+    # Domain 0 has the tokens 1, 4, 4, 4, as above; domain 1 has 10 and 20: mean 15, sample variance 50.
+    mixed = replace(scores([1, 10, 4, 20], [0, 1, 2, 3], ["..x", ".x", ".xxx", "x"]), domains=np.array([0, 1, 0, 1], np.int32))
+    got = advantages("reinforce", mixed, Normalisation(whiten="domain"))
+    half = 0.5**0.5
+    np.testing.assert_allclose(got, [0, 0, -1.5, 0, -half, 0, 0.5, 0.5, 0.5, half], rtol=1e-7, atol=1e-7)
+
+
+def test_a_single_token_of_a_domain_is_whitened_to_zero() -> None:
+    lone = replace(scores([3, 1, 2], [0, 1, 2], [".x", ".x", ".x"]), domains=np.array([0, 1, 1], np.int32))
+    half = 0.5**0.5
+    np.testing.assert_allclose(advantages("reinforce", lone, Normalisation(whiten="domain")), [0, 0, 0, -half, 0, half], atol=1e-6)
+
+
+def test_rewards_clipped_after_normalisation_are_bounded_with_their_penalties() -> None:
+    # Rewards 0, 0, 0, 4: mean 1, sample standard deviation 2, so -1/2 three times and 3/2, which is clipped to 1.
+    late = Normalisation(reward_clip=1, clips_normalised=True)
+    np.testing.assert_allclose(advantages("grpo", scores([0, 0, 0, 4], [0] * 4, [".x"] * 4), late)[1::2], [-0.5] * 3 + [1], rtol=1e-6)
+    # Token rewards -3 and 5 - 1 are first 0 - 3 and 1 - 1, and then clipped to -1 and 0.
+    fined = scores([5], [0], [".xx"], [0, 3, 1])
+    assert advantages("reinforce", fined, late).tolist() == [0, -1, 0]
+    assert advantages("reinforce", fined, Normalisation(reward_clip=1)).tolist() == [0, -3, 0]
 
 
 def test_whitening_nothing_is_nothing() -> None:

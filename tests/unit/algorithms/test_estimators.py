@@ -170,22 +170,22 @@ def test_step_reinforce_against_its_formula_in_any_order(
 
 
 def test_reinforce_plus_plus_whitens_over_tokens() -> None:
-    # One token has return 1, and three tokens have return 4: mean 13/4, variance 27/16.
-    low, high = -2.25 / (27 / 16) ** 0.5, 0.75 / (27 / 16) ** 0.5
+    # One token has return 1, and three tokens have return 4: mean 13/4, sample variance 9/4.
+    low, high = -2.25 / 1.5, 0.75 / 1.5
     got = advantages("reinforce_plus_plus", scores([1, 4], [0, 1], ["..x", ".xxx"]), NONE)
     np.testing.assert_allclose(got, [0, 0, low, 0, high, high, high], rtol=3e-6)
 
 
 def test_reinforce_plus_plus_discounts_and_penalises_before_it_whitens() -> None:
-    # Immediate rewards -1 and 5 - 1 = 4; returns with gamma 1/2: 1 and 4.
+    # Immediate rewards -1 and 5 - 1 = 4; returns with gamma 1/2: 1 and 4, with a sample variance of 9/2.
     got = advantages("reinforce_plus_plus", scores([5], [0], [".xx"], [0, 1, 1]), Normalisation(gamma=0.5))
-    np.testing.assert_allclose(got, [0, -1, 1], rtol=1e-5)
+    np.testing.assert_allclose(got, [0, -(0.5**0.5), 0.5**0.5], rtol=1e-5)
 
 
 def test_reinforce_plus_plus_baseline_whitens_what_is_left_of_the_groups() -> None:
-    # Centred: -1/2 on one token and 1/2 on three; mean 1/4, variance (9/16 + 3/16) / 4 = 3/16.
+    # Centred: -1/2 on one token and 1/2 on three; mean 1/4, sample variance (9/16 + 3/16) / 3 = 1/4.
     got = by_response("reinforce_plus_plus_baseline", scores([0, 1], [0, 0], [".x", ".xxx"]))
-    assert got == pytest.approx([-0.75 / (3 / 16) ** 0.5, 0.25 / (3 / 16) ** 0.5], rel=1e-5)
+    assert got == pytest.approx([-1.5, 0.5], rel=1e-5)
 
 
 @pytest.mark.parametrize("estimator", ["dr_grpo", "rloo", "opo", "gpg", "remax"])
@@ -264,6 +264,6 @@ def test_whitened_estimators_against_the_formula_in_float64(rows: list[Row], est
     tokens = np.array([value for value, row in zip(values, rows, strict=True) for _ in range(row[2].count("x"))])
     if not len(tokens):
         return
-    spread = (sum((tokens - tokens.mean()) ** 2) / len(tokens)) ** 0.5
-    expected = (tokens - tokens.mean()) / (spread + 1e-6)
+    variance = sum((tokens - tokens.mean()) ** 2) / max(len(tokens) - 1, 1)
+    expected = (tokens - tokens.mean()) / (variance + 1e-8) ** 0.5
     np.testing.assert_allclose(advantages(estimator, given_scores, NONE)[mask], expected, rtol=1e-3, atol=1e-3)

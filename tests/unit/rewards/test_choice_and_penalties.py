@@ -24,7 +24,15 @@ def test_the_three_reward_types(reward_type: Any, values: tuple[float, ...]) -> 
     for response, value in zip((RIGHT_BOXED, RIGHT, WRONG_BOXED, WRONG), values, strict=True):
         thoughtful = f"<think>\\boxed{{C}} the answer is C</think>{response}"
         assert crossthinkqa(PROMPT, thoughtful, {"ground_truth": "B"}, reward_type=reward_type).value == value
-    assert crossthinkqa(PROMPT, "B is it", {"ground_truth": "B"}, reward_type=reward_type).value == -1
+    bare = crossthinkqa(PROMPT, "B is it", {"ground_truth": "B"}, reward_type=reward_type)
+    assert bare.value == values[1]  # as for an answer without a box
+
+
+def test_the_score_of_a_choice_has_no_penalties() -> None:
+    """ROLL scores 1 where the reward for the choice is above 0, whatever the penalties."""
+    for response, score in [(RIGHT_BOXED, 1), (RIGHT, 1), (WRONG_BOXED, 0), (WRONG, 0), ("Never", 0)]:
+        result = crossthinkqa(PROMPT, response, {"ground_truth": "B"}, response_length_penalty_coef=9.0)
+        assert result.graded == score != result.value
 
 
 def test_penalties_are_added() -> None:
