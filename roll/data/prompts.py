@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,9 +20,10 @@ from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.chat import ChatTemplate, renderer, template_remedy
 from roll.data.routes import Routes, tag_routes
-from roll.data.rows import prompt_conversation, read_row, template_arguments
+from roll.data.rows import RowFault, prompt_conversation, read_row, template_arguments
 from roll.data.sources import find_sources
 from roll.data.tables import (
+    BATCH_ROWS,
     DOMAIN,
     Preparation,
     Texts,
@@ -34,6 +35,7 @@ from roll.data.tables import (
     cut_of,
     identity,
     prepared_table,
+    row_faults,
 )
 from roll.data.unwritten import UNWRITTEN, Unwritten
 from roll.errors import DataError, Fault
@@ -81,6 +83,19 @@ class PromptSet:
             domain=self.domains[self.domain_index[index]],
             row=read_row(json.loads(entry["row"]), self._data_args),
         )
+
+    def rows(self, domain: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the index and the row of each prompt of a domain, in order."""
+        indices = np.flatnonzero(self.domain_index == self.domains.index(domain))
+        texts = self._table.data.column("row")
+        for begin in range(0, len(indices), BATCH_ROWS):
+            some = indices[begin : begin + BATCH_ROWS]
+            for index, text in zip(some.tolist(), texts.take(self.positions[some]).to_pylist(), strict=True):
+                yield index, read_row(json.loads(text), self._data_args)
+
+    def faults(self, found: Sequence[tuple[int, RowFault]]) -> list[Fault]:
+        """Return the faults of prompts, given by their indices, as an error should report them (see `check_rows`)."""
+        return row_faults(self._table, self.names, [(int(self.positions[index]), fault) for index, fault in found])
 
 
 def prepare_prompts(

@@ -308,31 +308,37 @@ def fingerprint(sources: Sequence[Source], preparation: Preparation, purpose: st
 
 
 def check_rows(table: datasets.Dataset, sources: Sequence[Source], further: Sequence[tuple[int, RowFault]] = ()) -> None:
-    """Raise DataError if any row has a fault.
+    """Raise DataError if any row has a fault. See `row_faults`."""
+    if faults := row_faults(table, [source.name for source in sources], further):
+        raise DataError(faults)
 
-    The error names the first REPORTED_ROWS faulty rows, or the first ROWS_OF_ONE_KIND if every row has the same fault. If there are more,
-    a last fault counts all of them by reason.
+
+def row_faults(table: datasets.Dataset, names: Sequence[str], further: Sequence[tuple[int, RowFault]] = ()) -> list[Fault]:
+    """Return the faults of a table's rows.
+
+    The first REPORTED_ROWS faulty rows are named, or the first ROWS_OF_ONE_KIND if every row has the same fault. If there are more, a last
+    fault counts all of them by reason.
 
     Args:
+        names: names of the table's sources.
         further: faults in addition to those in the table, each with the position of its row.
     """
     reasons = np.asarray(column(table, "reason"), dtype=object)
     positions = np.flatnonzero(reasons != "")
     counts = Counter(str(reason) for reason in reasons[positions]) + Counter(fault.reason for _, fault in further)
     if not counts:
-        return
+        return []
     alike = len(counts) == 1 and counts.total() == len(table)
     most = ROWS_OF_ONE_KIND if alike else REPORTED_ROWS
     named = [(int(position), _stored_fault(table, int(position))) for position in positions[:most]]
     named = sorted([*named, *further[:most]], key=lambda pair: pair[0])[:most]
-    faults = [Fault(row_place(table, position, sources), fault.problem, fault.remedy) for position, fault in named]
+    faults = [Fault(row_place(table, position, names), fault.problem, fault.remedy) for position, fault in named]
     if counts.total() > len(faults):
         summary = ", ".join(f"{count} x {reason}" for reason, count in counts.most_common())
-        names = ", ".join(source.name for source in sources)
         problem = f"{counts.total()} of {len(table)} rows cannot be used: {summary}"
         remedy = "all have the same fault, so data_args may not fit the file" if alike else "fix or remove them"
-        faults.append(Fault(names, problem, f"{remedy}; the first {len(faults)} are named above"))
-    raise DataError(faults)
+        faults.append(Fault(", ".join(names), problem, f"{remedy}; the first {len(faults)} are named above"))
+    return faults
 
 
 def check_ids(table: datasets.Dataset, sources: Sequence[Source], embedded: int | None) -> None:
@@ -352,14 +358,14 @@ def check_ids(table: datasets.Dataset, sources: Sequence[Source], embedded: int 
         if largest >= embedded:
             number = next(index for index, ids in enumerate(chunk.to_pylist()) if max(ids, default=0) >= embedded)
             problem = f"it has the token {largest}, but the model has embeddings only for the tokens 0 to {embedded - 1}"
-            raise DataError([Fault(row_place(table, position + number, sources), problem, EMBEDDING_REMEDY)])
+            raise DataError([Fault(row_place(table, position + number, [source.name for source in sources]), problem, EMBEDDING_REMEDY)])
         position += len(chunk)
 
 
-def row_place(table: datasets.Dataset, position: int, sources: Sequence[Source]) -> str:
+def row_place(table: datasets.Dataset, position: int, names: Sequence[str]) -> str:
     """Return `file:row` of a row, with its id if `data_args.id` names a column."""
     entry = table.select_columns(["file", "number", "label"])[position]
-    return f"{sources[entry['file']].name}:{entry['number']}" + (f" (id {entry['label']})" if entry["label"] is not None else "")
+    return f"{names[entry['file']]}:{entry['number']}" + (f" (id {entry['label']})" if entry["label"] is not None else "")
 
 
 def column(table: datasets.Dataset, name: str) -> NDArray[Any]:

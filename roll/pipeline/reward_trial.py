@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from roll.config.derived.reward_roles import model_reward
 from roll.config.schema.model_rewards import JUDGE
 from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import RewardConfig
 from roll.data.chat import TemplateFault
+from roll.data.prompts import PromptSet
 from roll.data.renderers.base import ChatRenderer
-from roll.data.tasks import Prompts
+from roll.data.rows import RowFault
+from roll.data.tasks import Joined, Prompts
 from roll.environments.base import Observation
 from roll.environments.trial import trial as trial_of_environments
-from roll.errors import ConfigError, Fault
+from roll.errors import BadInput, ConfigError, DataError, Fault
 from roll.gateway.trial import agent_faults
 from roll.pipeline.wire_reward_models import judge_template
 from roll.rewards.answers import ground_truth
+from roll.rewards.row_trial import RowProblem, try_rows
 from roll.rewards.trial import trial
 from roll.system.event_loop import run_in_loop
 from roll.types import Prompt
 
+REFERENCE_REMEDY = "fix or remove the row; data_args.ground_truth names the column of the reference answers"
+NO_TOKENS = np.zeros(0, np.int32)
+
 
 def try_rewards(config: RlvrConfig, *sets: Prompts) -> None:
-    """Call every reward function on the first row of its domain, from the first of these sets that contains the domain.
+    """Check that the rewards can use every row of these sets, and call every reward function on the first row of its domain.
 
-    For a judge, check that the row has a reference answer if its template needs one.
+    That row is from the first set that contains the domain.
 
     Raises:
+        DataError: rows cannot be used by their reward: for example, the reference answer is missing. The error names or counts all of them.
         ConfigError: rewards cannot be used. The error lists all faults.
+        BadInput: both.
     """
     firsts = first_prompts(*sets)
     sections = {
@@ -38,8 +48,38 @@ def try_rewards(config: RlvrConfig, *sets: Prompts) -> None:
         for domain, section in config.rewards.items()
         if model_reward(domain, section) is None
     }
-    if faults := [*run_in_loop(partial(trial, sections, firsts, config.deadlines.start)), *_without_reference(config, firsts)]:
-        raise ConfigError(faults)
+    bad_rows, refused = _bad_rows(config, sections, [one for many in sets for one in _prompt_sets(many)])
+    tried = {domain: prompt for domain, prompt in firsts.items() if domain not in refused}
+    bad_rewards = run_in_loop(partial(trial, sections, tried, config.deadlines.start))
+    if bad_rows or bad_rewards:
+        kind = BadInput if bad_rows and bad_rewards else DataError if bad_rows else ConfigError
+        raise kind([*bad_rewards, *bad_rows])
+
+
+def _bad_rows(config: RlvrConfig, sections: Mapping[str, RewardConfig], sets: Sequence[PromptSet]) -> tuple[list[Fault], set[str]]:
+    """Return the faults of rows that their rewards cannot use, and the domains of these rows."""
+    faults: list[Fault] = []
+    domains: set[str] = set()
+    for prompts in sets:
+        rows = {domain: list(prompts.rows(domain)) for domain in config.rewards if domain in prompts.domains}
+        asked = {domain: [Prompt(0, NO_TOKENS, "", domain, row) for _, row in rows[domain]] for domain in sections if rows.get(domain)}
+        problems = run_in_loop(partial(try_rows, sections, asked, config.deadlines.start)) | dict(_without_reference(config, rows))
+        domains |= {domain for domain, found in problems.items() if found}
+        bad = [(rows[domain][one.index][0], _row_fault(one)) for domain, found in problems.items() for one in found]
+        faults += prompts.faults(sorted(bad, key=lambda pair: pair[0]))
+    return faults, domains
+
+
+def _row_fault(found: RowProblem) -> RowFault:
+    return RowFault(f"no reference for '{found.reward}'", f"'{found.reward}' cannot use the row: {found.problem}", REFERENCE_REMEDY)
+
+
+def _prompt_sets(prompts: Prompts) -> Iterator[PromptSet]:
+    """Yield the sets that consist of rows of files."""
+    if isinstance(prompts, PromptSet):
+        yield prompts
+    for one in prompts.sets if isinstance(prompts, Joined) else ():
+        yield from _prompt_sets(one)
 
 
 def try_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets: Prompts) -> None:
@@ -83,17 +123,19 @@ def first_prompts(*sets: Prompts) -> dict[str, Prompt]:
     return firsts
 
 
-def _without_reference(config: RlvrConfig, firsts: Mapping[str, Prompt]) -> Iterator[Fault]:
+def _without_reference(
+    config: RlvrConfig, rows: Mapping[str, Sequence[tuple[int, Mapping[str, Any]]]]
+) -> Iterator[tuple[str, list[RowProblem]]]:
+    """Yield each domain of a judge that needs a reference answer, with the rows of this domain that have none."""
     for domain, section in config.rewards.items():
-        if (
-            (prompt := firsts.get(domain)) is None
-            or model_reward(domain, section) != JUDGE
-            or not judge_template(section.judge_prompt).needs_reference
-        ):
-            continue
-        try:
-            ground_truth(prompt.row)
-        except ValueError as error:
-            problem = f"it needs a reference answer, but the first row of the domain has none that can be used: {error}"
-            remedy = "add a column ground_truth or answer to the data, or use a judge_prompt without {reference}"
-            yield Fault(f"rewards.{domain}.judge_prompt", problem, remedy)
+        if model_reward(domain, section) == JUDGE and judge_template(section.judge_prompt).needs_reference:
+            yield domain, [RowProblem(at, JUDGE, why) for at, (_, row) in enumerate(rows.get(domain, ())) if (why := _why_none(row))]
+
+
+def _why_none(row: Mapping[str, Any]) -> str:
+    """Return why a row has no usable reference answer; "" if it has one."""
+    try:
+        ground_truth(row)
+    except ValueError as error:
+        return f"the judge_prompt has {{reference}}, but {error}"
+    return ""

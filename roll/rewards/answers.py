@@ -45,12 +45,14 @@ def ground_truth(row: Mapping[str, Any]) -> str:
     If the column holds a worked solution that ends in `#### answer` (GSM8K), return the text after `####`.
 
     Raises:
-        ValueError: the row has neither column, or the value is neither a string nor a number.
+        ValueError: the row has neither column, or the value is empty, or is neither a string nor a number.
     """
-    column = "ground_truth" if row.get("ground_truth") is not None else "answer"
+    column = "answer" if row.get("ground_truth") in (None, "") and row.get("answer") is not None else "ground_truth"
     value = row.get(column)
     if isinstance(value, str):
-        return value.rpartition("####")[2].strip()
+        if reference := value.rpartition("####")[2].strip():
+            return reference
+        raise ValueError(f"'{column}' is {value[-40:]!r}: the reference answer is empty")
     if isinstance(value, int | float) and not isinstance(value, bool):
         return format(Decimal(repr(value)), "f")
     if value is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from roll.config.shipped import known_rewards
 from roll.errors import ConfigError, Fault
 from roll.registry import Registry, nearest
 from roll.rewards.parts import RewardPart
+from roll.types import RewardOutcome, RewardResult
 
 RewardFunction = Callable[..., Any]
 """Called as `reward(prompt: Prompt, response: str, row: Mapping[str, Any], **reward_args)`; returns a `RewardResult` or a number.
@@ -58,12 +59,31 @@ class RewardTraits:
 
     needs_service: bool = False
     """Whether the function calls a model or a server. If so, the check before the run skips it: the service may not be running yet."""
+    check_row: Callable[[Mapping[str, Any]], object] | None = None
+    """Raises ValueError if the reward cannot use a row, for example for want of a reference answer. It is called with every row before
+    the run, so it must be fast and must not call a service."""
 
 
 def traits_of(reward: RewardFunction) -> RewardTraits:
     """Return the declared traits of a reward function, or the defaults if it declares none."""
     traits = declared(reward)
     return traits if isinstance(traits, RewardTraits) else RewardTraits()
+
+
+def row_check(reward: RewardFunction) -> RewardFunction:
+    """Return a reward function that only calls the `check_row` that `reward` declares. A row that it refuses is UNPARSABLE."""
+    check = traits_of(reward).check_row
+
+    def checked(prompt: Any, responses: Any, row: Mapping[str, Any], **reward_args: Any) -> Any:
+        result = RewardResult(0.0)
+        try:
+            if check is not None:
+                check(row)
+        except ValueError as error:
+            result = RewardResult(0.0, RewardOutcome.UNPARSABLE, note=str(error))
+        return result if isinstance(responses, str) else [result] * len(responses)
+
+    return checked
 
 
 def reward_of(part: RewardPart) -> RewardFunction:

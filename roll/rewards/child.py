@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 from roll.config.derived.rewards import is_async
 from roll.errors import ConfigError
-from roll.rewards.base import RewardFunction, rewards_of, traits_of
+from roll.rewards.base import RewardFunction, rewards_of, row_check, traits_of
 from roll.rewards.definitions import Definitions
-from roll.rewards.messages import Assignment, Entry, Ready, answer_message, ready_message
+from roll.rewards.messages import Assignment, Entry, PartTraits, Ready, answer_message, ready_message
 from roll.rewards.parts import RewardPart
 from roll.rewards.verdicts import raised, timed_out, verdict, verdicts
 from roll.system.frames import receive, receive_next
@@ -70,9 +70,11 @@ def main(descriptor: int, parent: int) -> None:
         except ConfigError as error:
             connection.sendall(ready_message(Ready(error.faults)))
             return
+        traits = tuple(PartTraits(one.needs_service, one.check_row is not None) for one in map(traits_of, functions))
+        functions = list(map(row_check, functions)) if assignment.checks_rows else functions
         side_by_side = any(map(is_async, functions))
         definitions = Definitions({str(getattr(function, "__module__", "")) for function in functions})
-        connection.sendall(ready_message(Ready((), tuple(map(traits_of, functions)), side_by_side)))
+        connection.sendall(ready_message(Ready((), traits, side_by_side)))
         if side_by_side:
             asyncio.run(_side_by_side(connection, assignment, functions, definitions))
         else:

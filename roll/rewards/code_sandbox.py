@@ -9,9 +9,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
+from roll.algorithms.methods.base import declares
 from roll.config.derived.rewards import SANDBOX_WALL_SECONDS
 from roll.rewards.answers import final_text
-from roll.rewards.base import REWARDS
+from roll.rewards.base import REWARDS, RewardTraits
 from roll.rewards.programs import Cases, cases_of, imported_packages, job_of, passes, program_of
 from roll.rewards.sandbox.bubblewrap import PACKAGES, SandboxUnavailable, survey
 from roll.rewards.sandbox.fusion import answers, run_at
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 @REWARDS.register("code_sandbox")
+@declares(RewardTraits(check_row=cases_of))
 def code_sandbox(
     prompt: Prompt,
     response: str,

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from roll.algorithms.methods.base import declares
 from roll.rewards.answers import final_text, ground_truth, last_boxed
-from roll.rewards.base import REWARDS
+from roll.rewards.base import REWARDS, RewardTraits
 from roll.rewards.penalties import repetition, shortness
 from roll.types import Prompt, RewardResult
 
@@ -21,7 +22,16 @@ VALUES = {
 """Reward by `reward_type` and (whether the choice is right, whether it is boxed)."""
 
 
+def right_letter(row: Mapping[str, Any]) -> str:
+    """Return the letter of the right choice. Raises ValueError if the row has no reference answer, or one without a capital letter."""
+    letter = CAPITAL.search(ground_truth(row))
+    if letter is None:
+        raise ValueError("the row's reference answer ('ground_truth' or 'answer') has no capital letter that names a choice")
+    return letter[0]
+
+
 @REWARDS.register("crossthinkqa")
+@declares(RewardTraits(check_row=right_letter))
 def crossthinkqa(
     prompt: Prompt,
     response: str,
@@ -45,15 +55,13 @@ def crossthinkqa(
     """
     if reward_type not in VALUES:
         raise ValueError(f"reward_type is '{reward_type}'; it must be one of {', '.join(VALUES)}")
-    reference = CAPITAL.search(ground_truth(row))
-    if reference is None:
-        raise ValueError("the row's reference answer ('ground_truth' or 'answer') has no capital letter that names a choice")
+    reference = right_letter(row)
     text = final_text(response)
     boxed = last_boxed(text)
     at = text.lower().rfind(LED_IN)
     answer = boxed if boxed is not None else text[at + len(LED_IN) :] if at >= 0 else text
     choice = CAPITAL.search(answer)
-    right = choice is not None and choice[0] == reference[0]
+    right = choice is not None and choice[0] == reference
     parts = {
         "answer": VALUES[reward_type][right, boxed is not None],
         "repetition": repetition(response),

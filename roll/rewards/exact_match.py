@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from roll.algorithms.methods.base import declares
 from roll.rewards.answers import final_text, ground_truth
-from roll.rewards.base import REWARDS
+from roll.rewards.base import REWARDS, RewardTraits
 from roll.types import Prompt, RewardResult
 
 
 @REWARDS.register("exact_match")
+@declares(RewardTraits(check_row=ground_truth))
 def exact_match(prompt: Prompt, response: str, row: Mapping[str, Any], *, ignore_case: bool = False) -> RewardResult:
     """Return 1 if the response equals the reference answer, else 0.
 

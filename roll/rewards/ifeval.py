@@ -7,8 +7,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from roll.algorithms.methods.base import declares
 from roll.rewards.answers import after_thinking
-from roll.rewards.base import REWARDS
+from roll.rewards.base import REWARDS, RewardTraits
 from roll.rewards.instructions import layout, whole, words
 from roll.types import Prompt, RewardResult
 
@@ -20,6 +21,7 @@ NUMBERS, LISTS = ("N", "i"), ("keyword_list", "forbidden_words", "options")
 
 
 @REWARDS.register("ifeval")
+@declares(RewardTraits(check_row=lambda row: instruction_of(row)))
 def ifeval(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
     """Return 1 if the text after the thinking follows the instruction, else 0. An empty text gets 0.
 

@@ -6,12 +6,14 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from math_verify import parse, verify
 
+from roll.algorithms.methods.base import declares
 from roll.rewards.answers import final_text, ground_truth, last_boxed
-from roll.rewards.base import REWARDS
+from roll.rewards.base import REWARDS, RewardTraits
 from roll.types import Prompt, RewardOutcome, RewardResult
 
 # math-verify warns once that its alarm-based timeouts are off. They are off on purpose: process.py ends calls that time out.
@@ -30,7 +32,22 @@ SEARCHED_CHARACTERS = 4000
 """Number of characters at the end of a response that are searched for an answer without a box. The search takes quadratic time."""
 
 
+def check_reference(row: Mapping[str, Any]) -> None:
+    """Raise ValueError if the row has no reference answer, or one that is not mathematics."""
+    reference = ground_truth(row)
+    if not PLAIN_NUMBER.fullmatch(reference) and all(isinstance(found, str) for found in read_reference(reference)):
+        raise ValueError(f"the reference answer {reference[:80]!r} is not mathematics")
+
+
+@lru_cache(1 << 14)
+def read_reference(reference: str) -> Sequence[Any]:
+    """Return what math-verify reads in a reference answer: expressions, and last the text itself. Empty if it reads nothing."""
+    written = reference if MARKED.search(reference) else as_latex(reference)
+    return parse(written, parsing_timeout=None)  # type: ignore[arg-type]  # None turns the alarm off
+
+
 @REWARDS.register("math_rule")
+@declares(RewardTraits(check_row=check_reference))
 def math_rule(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
     """Return 1 for the right answer, 0 for a wrong one, and UNPARSABLE for a response without an answer.
 
@@ -51,8 +68,7 @@ def math_rule(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardRe
 
 def judge(reference: str, answer: str) -> RewardResult:
     """Return math-verify's verdict. `answer` is a text to search for an answer, or a return value of `as_latex`."""
-    written = reference if MARKED.search(reference) else as_latex(reference)
-    expected = parse(written, parsing_timeout=None)  # type: ignore[arg-type]  # None turns the alarm off
+    expected = list(read_reference(reference))
     if not expected:
         return RewardResult(0.0, RewardOutcome.UNPARSABLE, note=f"the reference answer {reference[:80]!r} is not mathematics")
     found = parse(answer, parsing_timeout=None)  # type: ignore[arg-type]

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from roll.rewards.base import REWARDS
-from roll.rewards.math_rule import math_rule
+from roll.algorithms.methods.base import declares
+from roll.rewards.base import REWARDS, RewardTraits
+from roll.rewards.math_rule import check_reference, math_rule
 from roll.types import Prompt, RewardOutcome, RewardResult, TurnReward
 
 NUMBER = r"\d++(?:,\d{3})*+(?:\.\d+)?+"
@@ -32,6 +33,7 @@ LARGEST_SHARE = 0.5
 
 
 @REWARDS.register("math_steps")
+@declares(RewardTraits(check_row=check_reference))
 def math_steps(prompt: Prompt, response: str, row: Mapping[str, Any], *, share: float = 0.2) -> RewardResult:
     """Return the verdict of `math_rule` on the answer (1 or 0), minus `share`, plus the rewards of the equations.
 

@@ -15,7 +15,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from roll.errors import Fault
-from roll.rewards.base import RewardTraits
 from roll.rewards.parts import RewardPart
 from roll.rewards.verdicts import MOST_NOTE, MOST_PART_NAME, MOST_PARTS
 from roll.system.frames import Garbled, framed, shown
@@ -39,6 +38,18 @@ class Assignment:
     """Deadline of each call in seconds. The parent enforces it for all calls, and the child too for asynchronous ones."""
     memory_bytes: int
     """Largest number of bytes that the process may allocate."""
+    checks_rows: bool = False
+    """Whether calls check rows (`row_check`) instead of computing rewards."""
+
+
+@dataclass(frozen=True)
+class PartTraits:
+    """Traits of the reward function of a part, as far as the parent needs them."""
+
+    needs_service: bool
+    """See `RewardTraits`."""
+    checks_rows: bool
+    """Whether the function declares a `check_row`."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,7 @@ class Ready:
 
     faults: tuple[Fault, ...]
     """Faults of the configuration. If there are any, the process ends."""
-    traits: tuple[RewardTraits, ...] = ()
+    traits: tuple[PartTraits, ...] = ()
     """Traits of the reward function of each part."""
     ends_calls: bool = False
     """Whether the child itself ends calls that exceed the deadline, as long as its event loop is not blocked."""
@@ -68,7 +79,8 @@ class Answer(NamedTuple):
 def ready_message(ready: Ready) -> bytes:
     """Encode `Ready` as the child sends it."""
     faults = [[fault.place, fault.problem, fault.remedy] for fault in ready.faults]
-    return framed(json.dumps([faults, [trait.needs_service for trait in ready.traits], ready.ends_calls]).encode())
+    traits = [[trait.needs_service, trait.checks_rows] for trait in ready.traits]
+    return framed(json.dumps([faults, traits, ready.ends_calls]).encode())
 
 
 def answer_message(number: int, seal: int, results: Sequence[RewardResult], replaced: str) -> bytes:
@@ -87,10 +99,10 @@ def _said(result: RewardResult) -> str:
 def read_ready(body: bytes, parts: int) -> Ready:
     """Decode the `Ready` of a child that computes this number of parts. Raises Garbled if it is malformed."""
     try:
-        faults, needs_service, ends_calls = json.loads(body)
+        faults, traits, ends_calls = json.loads(body)
         ready = Ready(
             tuple(Fault(*map(_text, fault)) for fault in faults),
-            tuple(RewardTraits(needs_service=_flag(needs)) for needs in needs_service),
+            tuple(PartTraits(_flag(needs_service), _flag(checks_rows)) for needs_service, checks_rows in traits),
             _flag(ends_calls),
         )
     except (ValueError, TypeError, RecursionError) as error:

@@ -22,8 +22,7 @@ from typing import Any
 
 from roll.config.schema.roles import RewardConfig
 from roll.errors import ConfigError, RollError
-from roll.rewards.base import RewardTraits
-from roll.rewards.messages import Answer, Assignment, Entry, Ready, read_answer, read_ready, results_of
+from roll.rewards.messages import Answer, Assignment, Entry, PartTraits, Ready, read_answer, read_ready, results_of
 from roll.rewards.parts import parts_of, summed
 from roll.rewards.verdicts import crashed, timed_out
 from roll.system.contained import CANCEL_SECONDS, Child, ChildDied
@@ -97,16 +96,18 @@ class RewardProcess:
     Linux ends the child when the thread that started it ends, so the thread of the event loop must outlive this object.
     """
 
-    def __init__(self, domain: str, section: RewardConfig, start_seconds: float) -> None:
+    def __init__(self, domain: str, section: RewardConfig, start_seconds: float, checks_rows: bool = False) -> None:
         """
         Args:
             section: the domain's block of the configuration.
             start_seconds: deadline for the child to start and to import its rewards.
+            checks_rows: whether calls check rows (`row_check`) instead of computing rewards.
         """
         self._section, self._start_seconds = section, start_seconds
         self._parts = parts_of(domain, section)
         self._bounds = TreeBounds(int(section.memory_gib * GIB), section.max_processes)
-        self._assignment = Assignment(domain, self._parts, section.concurrency, section.timeout, self._bounds.memory_bytes)
+        memory = self._bounds.memory_bytes
+        self._assignment = Assignment(domain, self._parts, section.concurrency, section.timeout, memory, checks_rows)
         self._child: Child | None = None
         self._watching: asyncio.Task[None] | None = None
         self._told: set[str] = set()
@@ -125,7 +126,7 @@ class RewardProcess:
         """Start times of the calls in progress (the first `concurrency` of `_sent`), by number. They may be slightly late, never early."""
         self._number = 0
 
-    async def start(self) -> tuple[RewardTraits, ...]:
+    async def start(self) -> tuple[PartTraits, ...]:
         """Start the child, so that a reward function that cannot be loaded is reported before training.
 
         Returns:

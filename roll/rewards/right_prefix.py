@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from os.path import commonprefix
 from typing import Any
 
+from roll.algorithms.methods.base import declares
 from roll.rewards.answers import ground_truth
-from roll.rewards.base import REWARDS
+from roll.rewards.base import REWARDS, RewardTraits
 from roll.types import Prompt, RewardResult, TurnReward
 
 
 @REWARDS.register("right_prefix")
+@declares(RewardTraits(check_row=ground_truth))
 def right_prefix(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
     """Return 1 if the response is the reference answer. Otherwise return the matched share of the reference minus 1.
 
