@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from roll.config.schema.roles import RewardConfig
@@ -15,6 +17,8 @@ from roll.types import Prompt, RewardOutcome
 
 AT_ONCE = 1000
 """Number of rows that are sent to a reward process together."""
+MOST_PROCESSES, ROWS_OF_PROCESS = 8, 1000
+"""Largest number of processes that check the rows of a domain, and least number of rows for each if there are several."""
 MOST_SHAPES = 64
 """Largest number of shapes of rows on which a reward without `check_row` is tried."""
 
@@ -57,15 +61,26 @@ async def row_problems(domain: str, section: RewardConfig, prompts: Sequence[Pro
 async def _checked(
     domain: str, section: RewardConfig, prompts: Sequence[Prompt], checked: Sequence[int], start_seconds: float
 ) -> list[RowProblem]:
-    """Return the rows that the `check_row` of these parts refuses."""
+    """Return the rows that the `check_row` of these parts refuses. Many rows are checked by several processes."""
+    count = max(1, min(MOST_PROCESSES, os.cpu_count() or 1, len(prompts) // ROWS_OF_PROCESS))
+    bounds = [len(prompts) * number // count for number in range(count + 1)]
+    found = await asyncio.gather(
+        *(_checked_part(domain, section, prompts, range(*pair), checked, start_seconds) for pair in pairwise(bounds))
+    )
+    return [problem for of_process in found for problem in of_process]
+
+
+async def _checked_part(
+    domain: str, section: RewardConfig, prompts: Sequence[Prompt], indices: range, checked: Sequence[int], start_seconds: float
+) -> list[RowProblem]:
     names = [part.reward for part in parts_of(domain, section)]
     process = RewardProcess(domain, section.model_copy(update={"concurrency": 1}), start_seconds, checks_rows=True)
     found = []
     try:
-        for begin in range(0, len(prompts), AT_ONCE):
-            some = prompts[begin : begin + AT_ONCE]
-            results = await asyncio.gather(*(process.results(prompt, [""], checked) for prompt in some))
-            for index, of_parts in enumerate(results, start=begin):
+        for begin in range(0, len(indices), AT_ONCE):
+            some = indices[begin : begin + AT_ONCE]
+            results = await asyncio.gather(*(process.results(prompts[index], [""], checked) for index in some))
+            for index, of_parts in zip(some, results, strict=True):
                 for part, (result,) in zip(checked, of_parts, strict=True):
                     if result.outcome is not RewardOutcome.SCORED:
                         found.append(RowProblem(index, names[part], result.note))

@@ -1,0 +1,121 @@
+"""Rows that their rewards cannot use end a run before anything starts, each with file and line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from roll.config.schema.model import DataConfig
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import RewardConfig
+from roll.data.prompts import PromptSet, prepare_prompts
+from roll.data.tasks import Joined, Tasks
+from roll.errors import BadInput, ConfigError, DataError
+from roll.pipeline.reward_trial import try_rewards
+from tests import limits
+from tests.unit.data.conftest import tokenizer  # noqa: F401  # a fixture
+
+MATHS: dict[str, Any] = {"maths": {"reward": "math_rule"}}
+
+
+def config_of(rewards: dict[str, Any]) -> RlvrConfig:
+    sections = {name: RewardConfig.model_validate({"timeout": limits.CALL, **keys}) for name, keys in rewards.items()}
+    return cast(RlvrConfig, SimpleNamespace(rewards=sections, system_envs={}, deadlines=SimpleNamespace(start=limits.START)))
+
+
+@pytest.fixture
+def prompts_in(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Any:  # noqa: F811
+    def prepare(name: str, rows: list[dict], rewards: dict[str, Any]) -> PromptSet:
+        path = tmp_path / name
+        path.write_text("\n".join(json.dumps({"prompt": "One?", **row}) for row in rows))
+        data_args = DataConfig.model_validate({"file_name": str(path), "template": "chatml", "prompt": "prompt"})
+        return prepare_prompts(data_args, tokenizer, 100, config_of(rewards).rewards, tmp_path / "cache")
+
+    return prepare
+
+
+def places(error: BadInput) -> list[str]:
+    return [Path(fault.place).name for fault in error.faults]
+
+
+def test_a_row_without_reference_is_named_by_line(prompts_in: Any) -> None:
+    rows = [{"ground_truth": "1"}] * 6 + [{}] + [{"ground_truth": "2"}] * 3
+    with pytest.raises(DataError) as caught:
+        try_rewards(config_of(MATHS), prompts_in("rows.jsonl", rows, MATHS))
+    assert places(caught.value) == ["rows.jsonl:7"]
+    assert "the row has neither 'ground_truth' nor 'answer'" in caught.value.faults[0].problem
+    assert caught.value.exit_status == 2
+
+
+def test_bad_rows_of_all_sets_are_reported_together(prompts_in: Any) -> None:
+    training = prompts_in("train.jsonl", [{"ground_truth": "1"}, {"ground_truth": ""}], MATHS)
+    held_out = prompts_in("test.jsonl", [{"ground_truth": [1]}, {"ground_truth": "1"}], MATHS)
+    with pytest.raises(DataError) as caught:
+        try_rewards(config_of(MATHS), training, held_out)
+    assert places(caught.value) == ["train.jsonl:2", "test.jsonl:1"]
+
+
+def test_many_bad_rows_are_counted_by_reason(prompts_in: Any) -> None:
+    rows = [{"ground_truth": "1"}, *[{"ground_truth": "{{"}] * 30]
+    with pytest.raises(DataError) as caught:
+        try_rewards(config_of(MATHS), prompts_in("rows.jsonl", rows, MATHS))
+    assert len(caught.value.faults) == 21
+    assert caught.value.faults[-1].problem == "30 of 31 rows cannot be used: 30 x no reference for 'math_rule'"
+
+
+def test_only_rows_of_the_domain_need_its_reference(prompts_in: Any) -> None:
+    rewards: dict[str, Any] = {"maths": {"reward": "math_rule"}, "short": {"reward": "length_penalty"}}
+    rows = [{"tag": "maths", "ground_truth": "1"}, {"tag": "short"}, {"tag": "maths"}]
+    with pytest.raises(DataError) as caught:
+        try_rewards(config_of(rewards), prompts_in("rows.jsonl", rows, rewards))
+    assert places(caught.value) == ["rows.jsonl:3"]
+
+
+def test_bad_rows_and_bad_rewards_are_reported_at_once(prompts_in: Any) -> None:
+    rewards: dict[str, Any] = {"maths": {"reward": "math_rule"}, "own": {"reward": "nowhere:absent"}}
+    rows = [{"tag": "maths", "ground_truth": "1"}, {"tag": "own"}, {"tag": "maths"}]
+    with pytest.raises(BadInput) as caught:
+        try_rewards(config_of(rewards), prompts_in("rows.jsonl", rows, rewards))
+    assert places(caught.value) == ["rewards.own.reward", "rows.jsonl:3"]
+
+
+def test_every_row_of_a_judge_with_reference_needs_one(prompts_in: Any) -> None:
+    judge: dict[str, Any] = {"judged": {"reward": "llm_judge", "judge_prompt": "same_answer"}}
+    rows = [{"ground_truth": "1"}, {"ground_truth": None}]
+    with pytest.raises(DataError) as caught:
+        try_rewards(config_of(judge), prompts_in("rows.jsonl", rows, judge))
+    assert places(caught.value) == ["rows.jsonl:2"] and "judge_prompt" in caught.value.faults[0].problem
+
+
+def test_rows_beside_generated_tasks_are_checked(prompts_in: Any) -> None:
+    prompts = prompts_in("rows.jsonl", [{"ground_truth": "1"}, {}], MATHS)
+    tasks = Tasks(prompts.domains, {"maths": 0})
+    with pytest.raises(DataError) as caught:
+        try_rewards(config_of(MATHS), Joined([prompts, tasks]))
+    assert places(caught.value) == ["rows.jsonl:2"]
+
+
+def test_usable_rows_pass(prompts_in: Any) -> None:
+    try_rewards(config_of(MATHS), prompts_in("rows.jsonl", [{"ground_truth": "1"}, {"answer": 2}], MATHS))
+
+
+def test_a_reward_that_fails_on_every_row_is_named_itself(prompts_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_reward.py").write_text("def fails(prompt, response, row):\n    return row['nothing']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    rewards: dict[str, Any] = {"own": {"reward": "failing_reward:fails"}}
+    with pytest.raises(ConfigError) as caught:
+        try_rewards(config_of(rewards), prompts_in("rows.jsonl", [{"a": 1}, {"a": 2}], rewards))
+    assert places(caught.value) == ["rewards.own.reward"]
+
+
+def test_rows_of_a_domain_keep_their_indices(prompts_in: Any) -> None:
+    rewards: dict[str, Any] = {"maths": {"reward": "math_rule"}, "short": {"reward": "length_penalty"}}
+    prompts = prompts_in("rows.jsonl", [{"tag": "short", "n": 0}, {"tag": "maths", "n": 1}, {"tag": "short", "n": 2}], rewards)
+    assert [(index, row["n"]) for index, row in prompts.rows("short")] == [(0, 0), (2, 2)]
+    assert np.array_equal(prompts.domain_index, [1, 0, 1])
