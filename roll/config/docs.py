@@ -197,6 +197,9 @@ def _roll_keys() -> str:
     lines.append("| `<role>.backend_timeout` | read as `deadlines.collective`, in seconds; the longest of all roles |")
     lines.append("| `validation.data_args` without columns | read with the columns and the template of the trained role |")
     classes = ", ".join(f"`{name}` is `{reward}`" for name, reward in REWARD_CLASSES.items())
+    lines.append("| `<role>.worker_cls` | ignored if it is ROLL's own class; any other is refused: write its loss as `policy_loss` |")
+    lines.append("| `use_pg_clip_range` | if `false`, `pg_clip_low` and `pg_clip_high` are ignored; in ROLL's files also if missing |")
+    lines.append("| `logits_topk` | read as `distill_top_k`; 0 is the whole vocabulary |")
     lines.append(f"| `rewards.*.worker_cls` | read as `reward` by the class's name: {classes}; any other also needs `reward` |")
     lines += [f"| `rewards.*.{key}` | {meant} |" for key, meant in MEANT.items()]
     lines.append("| `global_template` | read as `data_args.template` of the training data and of the held-out data |")

@@ -43,8 +43,9 @@ def crossthinkqa(
     """Return the sum of the reward for the choice, the penalty for repetition and the weighted penalty for a short response.
 
     The choice is the first capital letter in the last `\\boxed{...}`. If there is no box, it is the first capital letter after the last
-    "answer is", or, without these words, of the whole text, as in ROLL. A response without a choice is wrong. Only the text after the last `</think>` is searched for the choice, but the
-    penalties apply to the whole response.
+    "answer is", or, without these words, of the whole text, as in ROLL. A response without a choice is wrong. Only the text after the
+    last `</think>` is searched for the choice, but the penalties apply to the whole response. The score is 1 if the reward for the choice
+    is above 0, and else 0.
 
     Args:
         reward_type: see VALUES. `loose` ignores the box, `strict` requires it, and `soft` gives partial credit.

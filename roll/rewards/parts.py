@@ -90,11 +90,11 @@ def _sum(parts: Sequence[RewardPart], results: Sequence[RewardResult]) -> Reward
 
 def _score(parts: Sequence[RewardPart], results: Sequence[RewardResult]) -> float | None:
     """Return the weighted sum of the parts' scores; None if no part has a score apart from its value."""
-    scored = [(part, result) for part, result in zip(parts, results, strict=True) if result.outcome is RewardOutcome.SCORED]
-    if all(result.score is None for _, result in scored):
+    if all(result.score is None for result in results):
         return None
-    failed = [part.weight * part.failed_value for part, result in zip(parts, results, strict=True) if result.outcome is not RewardOutcome.SCORED]
-    return sum(failed) + sum(part.weight * result.graded for part, result in scored)
+    is_scored = [result.outcome is RewardOutcome.SCORED for result in results]
+    graded = [result.graded if scored else part.failed_value for part, result, scored in zip(parts, results, is_scored, strict=True)]
+    return sum(part.weight * value for part, value in zip(parts, graded, strict=True))
 
 
 def normalised(weights: Mapping[str, float], results: Sequence[RewardResult]) -> list[RewardResult]:

@@ -66,8 +66,8 @@ def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
         paths = [{"segments": [segment(part) for part in path.segments], "stop": path.stop.value} for path in one.trajectories]
         reward = one.reward
         turns = [[turn.end, turn.value] for turn in reward.turns]
-        said = {"value": reward.value, "outcome": reward.outcome.value, "parts": dict(reward.parts), "note": reward.note, "turns": turns}
-        said |= {"score": reward.score}
+        verdict = {"value": reward.value, "score": reward.score, "outcome": reward.outcome.value}
+        said = verdict | {"parts": dict(reward.parts), "note": reward.note, "turns": turns}
         states = {"turn_states": list(one.turn_states), "metrics": dict(one.metrics)}
         return {"trajectories": paths, "reward": said, "turn_rewards": list(one.turn_rewards)} | states
 
@@ -109,7 +109,8 @@ def _read(arrays: Mapping[str, Any]) -> dict[int, StoredGroup]:
     def episode(said: dict[str, Any]) -> Episode:
         paths = [Trajectory([segment(part) for part in path["segments"]], StopReason(path["stop"])) for path in said["trajectories"]]
         reward, turns = said["reward"], tuple(TurnReward(*turn) for turn in said["reward"]["turns"])
-        result = RewardResult(reward["value"], RewardOutcome(reward["outcome"]), reward["parts"], reward["note"], turns, reward.get("score"))
+        outcome, score = RewardOutcome(reward["outcome"]), reward.get("score")  # checkpoints of earlier versions have no score
+        result = RewardResult(reward["value"], outcome, reward["parts"], reward["note"], turns, score)
         return Episode(paths, result, said["turn_rewards"], said["turn_states"], said["metrics"])
 
     groups = {}

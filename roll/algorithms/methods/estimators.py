@@ -38,6 +38,8 @@ class EstimatorTraits:
 
 
 NORM_KEYS = ("norm_mean_type", "norm_std_type")
+CLIP_NORMALISED = ("grpo", "reinforce", "gae")
+"""Estimators that can clip rewards after their normalisation."""
 GIGPO_KEYS = ("episode_reward_weight", "step_reward_weight", "step_reward_gamma", "gigpo_std")
 
 

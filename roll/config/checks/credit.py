@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from roll.algorithms.methods.adaptive_kl import LARGEST_ERROR
 from roll.algorithms.methods.base import readers
-from roll.algorithms.methods.estimators import ESTIMATORS, NORM_KEYS, EstimatorTraits
+from roll.algorithms.methods.estimators import CLIP_NORMALISED, ESTIMATORS, NORM_KEYS, EstimatorTraits
 from roll.config.derived.rewards import named_rewards
 from roll.config.schema.faults import unread_keys
 from roll.config.schema.rlvr import RlvrConfig
@@ -16,10 +16,6 @@ from roll.errors import Fault
 COMPARED = {"gamma", "value_clip", *NORM_KEYS}
 """Keys that only some estimators read and that have their own checks. An unused `value_clip` only causes a warning, because ROLL's files
 set it with any estimator."""
-
-
-CLIP_NORMALISED = ("grpo", "reinforce", "gae")
-"""Estimators that can clip rewards after their normalisation."""
 
 
 def credit_faults(config: RlvrConfig) -> Iterator[Fault]:

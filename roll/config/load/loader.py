@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from roll.config.load.limits import container_faults
 from roll.config.load.user_code import look_into
-from roll.config.roll_v2.defaults import settle_defaults
+from roll.config.roll_v2.defaults import is_of_roll, settle_defaults
+from roll.config.roll_v2.meanings import settle_meanings
 from roll.config.roll_v2.pictures import picture_faults
 from roll.config.roll_v2.translate import Translation, referenced_text, translate
 from roll.config.schema.faults import schema_faults, shown, without_unknown
@@ -85,6 +86,8 @@ def read_config(composed: DictConfig, passing: Collection[str] | None = None, im
         if not any(name in schema.model_fields for schema in PIPELINES.values()):
             plain.pop(name, None)
     done = translate(plain, referenced_text(OmegaConf.to_container(composed, resolve=False)))
+    if is_of_roll(done):
+        settle_meanings(done)
     settle_defaults(done)
     for text in done.warnings:
         warnings.warn(text, ConfigWarning, stacklevel=2)

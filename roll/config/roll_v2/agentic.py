@@ -18,7 +18,8 @@ MANAGERS = ("train_env_manager", "val_env_manager")
 DEFINITIONS, NORM = "custom_envs", "reward_normalization"
 AGENTIC: Mapping[str, str] = {
     f"{DEFINITIONS}.<tag>": "read as `environments.<tag>` if a manager names it; `env_config` and the templates as `environment_args`",
-    f"{DEFINITIONS}.<tag>.env_type": "read as `environment`; only `frozen_lake` and `sokoban` exist here, any other is refused",
+    f"{DEFINITIONS}.<tag>.env_type": "read as `environment`; only `frozen_lake` and `sokoban` exist here, any other needs "
+    "your own `environments.<tag>.environment`",
     f"{DEFINITIONS}.<tag>.env_manager_cls": "ignored if it is `TrajEnvManager`; any other is refused",
     "train_env_manager.tags, num_groups_partition": "read as `environments.<tag>.rows`: the tag's number of groups times `max_steps`",
     "train_env_manager.group_size": "read as `num_return_sequences_in_group`",
@@ -28,13 +29,17 @@ AGENTIC: Mapping[str, str] = {
     "sequence_length": "kept if there are environments; `prompt_length`, if not given, is `sequence_length` - `response_length`",
     f"{DEFINITIONS}.<tag>.max_tokens_per_step": "the largest one is read as `response_length`",
     f"{DEFINITIONS}.<tag>.max_steps": "read as `max_turns`",
-    NORM: "read as `adv_estimator`, `norm_mean_type` and `norm_std_type`; `asym_clip` is refused",
+    NORM: "read as `adv_estimator`, `norm_mean_type` and `norm_std_type`; without it, `grpo` is `reinforce`; `asym_clip` is refused",
+    "actor_infer.generating_args": "with managers, the sampling of training and validation; it replaces that of the managers",
+    f"{DEFINITIONS}.<tag>.env_config.format_penalty": "0 if not set; for `sokoban`, the penalty of a step, -0.1, is added",
     "adv_estimator: agentic_reinforce": "read as `step_reinforce`",
     "actor_train.data_args without file_name": "ignored; the tokenizer's own template is used",
 }
 """Descriptions of the translation of the keys of agentic files, by key path. They are shown in docs/configuration.md."""
 TYPES = ("frozen_lake", "sokoban")
 """Values of `env_type` that are names of environments here."""
+IDLE = {"frozen_lake": 0.0, "sokoban": -0.1}
+"""Reward of a step without an action, which ROLL adds to `format_penalty`."""
 WHOLE_EPISODES = "TrajEnvManager"
 NO_MEANING = ("use_thread_lock", "max_env_step_concurrent", "agent_runner_cls", "env_manager_cls")
 """Keys of an environment's definition that have no meaning in roll."""
@@ -69,6 +74,7 @@ class Agentic:
         self._lengths(definitions or {}, tags)
         self._training(train or {})
         self._validation(val or {})
+        self._sampling(train or {}, val or {})
         self._normalisation()
         self._rows_of_files()
 
@@ -84,8 +90,10 @@ class Agentic:
 
     def _environment(self, tag: str, definition: Any) -> dict[str, Any] | None:
         where = f"{DEFINITIONS}.{tag}"
+        if (own := self._values.get("environments", {}).get(tag)) is not None:
+            return self._users(where, tag, own, definition)
         if not isinstance(definition, dict):
-            self.faults.append(Fault(where, "missing, but a manager names this tag", f"define it, or add environments.{tag}"))
+            self.faults.append(Fault(where, "missing, but a manager names this tag", f"define it, or add environments.{tag}.environment"))
             return None
         kind, manager = definition.get("env_type"), str(definition.get("env_manager_cls") or WHOLE_EPISODES)
         if kind not in TYPES:
@@ -99,18 +107,39 @@ class Agentic:
         own = definition.get("env_config") or {}
         templates = {key: definition[key] for key in TEMPLATES if definition.get(key) is not None}
         said = definition.get("max_tokens_per_step")
+        response = {"max_response_length": said} if said is not None else {}
         turns = definition.get("max_steps") or own.get("max_steps")
         read = {
             "environment": kind,
-            "environment_args": {**own, **templates, **({"max_response_length": said} if said is not None else {})},
+            "environment_args": {**self._penalised(where, kind, own), **templates, **response},
             **({"max_turns": turns} if turns is not None else {}),
         }
         unknown = set(definition) - {"env_type", "env_config", "max_steps", "max_tokens_per_step", *TEMPLATES, *NO_MEANING}
         self.faults += [
-            Fault(f"{where}.{key}", f"{shown(definition[key])} has no counterpart here", "remove it") for key in sorted(unknown)
+            Fault(f"{where}.{key}", f"{shown(definition[key])} has no counterpart here", f"remove it where {where} is defined")
+            for key in sorted(unknown)
         ]
         self.warnings.append(f"{where}: read as environments.{tag} with environment={kind}; use that instead")
         return read
+
+    def _users(self, where: str, tag: str, own: Any, definition: Any) -> Any:
+        """Return the user's own environment of a tag, with the number of turns of the definition that it replaces."""
+        if isinstance(own, dict) and isinstance(definition, dict):
+            if (turns := definition.get("max_steps")) is not None:
+                own.setdefault("max_turns", turns)
+            self.warnings.append(f"{where}: ignored except for max_steps, because environments.{tag} replaces it; remove it")
+        return own
+
+    def _penalised(self, where: str, kind: str, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `env_config` with the whole reward of an unreadable action: ROLL's penalty, 0 if not set, plus that of an idle step."""
+        penalty = own.get("format_penalty", 0.0)
+        if not isinstance(penalty, int | float):
+            return dict(own)
+        paid = round(penalty + IDLE[kind], 9)
+        if paid != own.get("format_penalty"):
+            said = f"{shown(own.get('format_penalty'))} is read as environment_args.format_penalty={paid:g}, which ROLL pays in all"
+            self.warnings.append(f"{where}.env_config.format_penalty: {said}; use that instead")
+        return {**own, "format_penalty": paid}
 
     def _lengths(self, definitions: Mapping[str, Any], tags: list[str]) -> None:
         """Set `response_length` to the limit of a turn, and `prompt_length` to the rest of `sequence_length`, unless they are given.
@@ -157,7 +186,6 @@ class Agentic:
                 f"train_env_manager.num_env_groups: {shown(train['num_env_groups'])} does not limit the running groups; "
                 "a group starts as soon as there is room, and max_running_samples limits the number of running episodes"
             )
-        self._generating("train_env_manager", train, self._values.setdefault("actor_infer", {}))
 
     def _validation(self, val: Mapping[str, Any]) -> None:
         sets = {}
@@ -170,7 +198,6 @@ class Agentic:
             return
         block = self._values.setdefault("validation", {})
         block.setdefault("sets", {}).update(sets)
-        self._generating("val_env_manager", val, block)
         samples = val.get("group_size", 1)
         block.setdefault("generating_args", {}).setdefault("num_return_sequences", samples)
         named = ", ".join(f"{tag} {one['rows'][tag]}" for tag, one in sets.items())
@@ -187,10 +214,40 @@ class Agentic:
             return []
         return [(tag, count) for tag, count in zip(tags, counts, strict=True) if isinstance(count, int) and count > 0]
 
-    def _generating(self, name: str, manager: Mapping[str, Any], block: Any) -> None:
-        given = manager.get("generating_args")
-        if isinstance(given, dict) and isinstance(block, dict):
-            block["generating_args"] = {**(block.get("generating_args") or {}), **given}
+    def _sampling(self, train: Mapping[str, Any], val: Mapping[str, Any]) -> None:
+        """Set the sampling of training and validation: by `actor_infer` for both if it has any, as in ROLL, else by each manager."""
+        infer = self._values.setdefault("actor_infer", {})
+        if not isinstance(infer, dict):
+            return
+        common = infer.get("generating_args")
+        for name, manager in zip(MANAGERS, (train, val), strict=True):
+            if common and manager.get("generating_args") not in (None, common):
+                self.warnings.append(f"{name}.generating_args: ignored, because actor_infer.generating_args replaces it in ROLL; remove it")
+        if learnt := self._sampled("actor_infer" if common else MANAGERS[0], common or train.get("generating_args")):
+            infer["generating_args"] = learnt
+        block, held_out = self._values.get("validation"), self._sampled(MANAGERS[1], common or val.get("generating_args"))
+        if isinstance(block, dict) and held_out:
+            block["generating_args"] = {**held_out, **(block.get("generating_args") or {})}
+            if common:
+                self.warnings.append("actor_infer.generating_args: used for validation too, as in ROLL; set validation.generating_args")
+
+    def _sampled(self, name: str, given: Any) -> dict[str, Any] | None:
+        """Return ROLL's sampling of episodes: without `num_return_sequences`, and with turns of at most `response_length` tokens."""
+        if not isinstance(given, dict):
+            return None
+        read, turn = dict(given), self._values.get("response_length")
+        if (samples := read.pop("num_return_sequences", None)) is not None:
+            self._once(f"{name}.generating_args.num_return_sequences: {shown(samples)} is ignored; use group_size; remove the key")
+        most = read.get("max_new_tokens")
+        if isinstance(most, int) and isinstance(turn, int) and most > turn:
+            read["max_new_tokens"] = turn
+            said = f"{most} is read as {turn}, because max_tokens_per_step is smaller"
+            self._once(f"{name}.generating_args.max_new_tokens: {said}; use that instead")
+        return read
+
+    def _once(self, warning: str) -> None:
+        if warning not in self.warnings:
+            self.warnings.append(warning)
 
     def _normalisation(self) -> None:
         """Set the keys of the normalisation, unless the estimator itself has this normalisation."""
@@ -198,24 +255,57 @@ class Agentic:
         if values.get("adv_estimator") == "agentic_reinforce":
             values["adv_estimator"] = "step_reinforce"
             self.warnings.append("adv_estimator: agentic_reinforce is read as step_reinforce, which discounts per turn; use that instead")
-        given = values.pop(NORM, None)
+        given = values.pop(NORM, None) or {}
         if not isinstance(given, dict):
             return
-        self.keys.append(NORM)
+        self.keys += [NORM] * bool(given)
+        told = self._scopes(given)
+        if told is None:
+            return
+        estimator = values.get("adv_estimator")
+        own = tuple(what for what in ("mean", "std") if told.get(f"norm_{what}_type") == "group")
+        if estimator == "gigpo":
+            self._gigpo(told, own)
+        if estimator == "grpo":
+            values["adv_estimator"] = COMPARES.get(own, "reinforce") if len(own) == len(told) else "reinforce"
+        if values.get("adv_estimator") in ("reinforce", "step_reinforce"):
+            values.update({key: value for key, value in told.items() if key not in values})
+        said = ", ".join(f"{key}={value}" for key, value in {"adv_estimator": values.get("adv_estimator"), **told}.items())
+        if given:
+            self.warnings.append(f"{NORM}: {shown(dict(given))} is read as {said}; use that instead")
+        elif estimator == "grpo":
+            text = "missing, so rewards are not normalised in ROLL, and adv_estimator=grpo is read as reinforce"
+            self.warnings.append(f"{NORM}: {text}; for GRPO set grouping: traj_group_id and method: mean_std")
+
+    def _scopes(self, given: Mapping[str, Any]) -> dict[str, str] | None:
+        """Return the scopes of the mean and the standard deviation by roll's keys, without those that are off; None after a fault.
+
+        ROLL's keys `norm_mean_type` and `norm_std_type` replace `method`, if they are set.
+        """
         scope, method = given.get("grouping", "batch"), given.get("method", "identity")
         if scope not in SCOPES or method not in METHODS:
             key, value = ("grouping", scope) if scope not in SCOPES else ("method", method)
             known = ", ".join(SCOPES if key == "grouping" else METHODS)
             self.faults.append(Fault(f"{NORM}.{key}", f"{shown(value)} has no counterpart here", f"use one of: {known}"))
-            return
-        done, ours = METHODS[method], SCOPES[scope]
-        told = {f"norm_{what}_type": ours for what in done}
-        if values.get("adv_estimator") == "grpo":
-            values["adv_estimator"] = COMPARES.get(done, "reinforce") if ours == "group" else "reinforce"
-        if values.get("adv_estimator") in ("reinforce", "step_reinforce"):
-            values.update({key: value for key, value in told.items() if key not in values})
-        said = ", ".join(f"{key}={value}" for key, value in {"adv_estimator": values.get("adv_estimator"), **told}.items())
-        self.warnings.append(f"{NORM}: {method} over {scope} is read as {said}; use that instead")
+            return None
+        found: dict[str, str] = {}
+        for what in ("mean", "std"):
+            key = f"norm_{what}_type"
+            if (kind := given.get(key)) is None and what in METHODS[method]:
+                found[key] = SCOPES[scope]
+            elif kind in ("batch", "group"):
+                found[key] = "batch" if kind == "batch" else SCOPES[scope]
+            elif kind is not None:
+                self.faults.append(Fault(f"{NORM}.{key}", f"{shown(kind)} has no counterpart here", "use batch or group, or remove it"))
+        return found
+
+    def _gigpo(self, told: Mapping[str, str], own: tuple[str, ...]) -> None:
+        """Set whether gigpo divides by standard deviations. Its means are always those of groups."""
+        if own not in COMPARES or len(own) != len(told):
+            problem = "adv_estimator gigpo always compares episodes within their group here"
+            self.faults.append(Fault(NORM, problem, "set grouping: traj_group_id, and method: mean_std or mean"))
+        else:
+            self._values.setdefault("gigpo_std", "std" in own)
 
     def _rows_of_files(self) -> None:
         learner = self._values.get("actor_train")

@@ -41,10 +41,15 @@ CISPO_CLIP = 0.1
 Place = tuple[str, ...]
 
 
+def is_of_roll(done: Translation) -> bool:
+    """Return whether the file is one of ROLL's: it asks for ROLL's defaults, or has several keys that only ROLL has."""
+    return done.values.get(SWITCH) is True or len(done.roll_keys) >= ENOUGH
+
+
 def settle_defaults(done: Translation) -> None:
     """Warn about defaults that differ if the file is one of ROLL's, or apply ROLL's defaults if `roll_defaults` is true."""
     takes = done.values.get(SWITCH) is True
-    if not takes and len(done.roll_keys) < ENOUGH:
+    if not is_of_roll(done):
         return
     missing = {place: value for place, value in _roll_defaults(done.values) if _left_out(done.values, place)}
     if takes:
@@ -56,7 +61,6 @@ def settle_defaults(done: Translation) -> None:
         done.warnings.append(f"{text}, or set {SWITCH}: true to use ROLL's defaults")
     _dual_clip(done, takes)
     _cispo(done, takes)
-    _reward_clip(done)
     _unused_kl(done)
 
 
@@ -122,16 +126,6 @@ def _cispo(done: Translation, takes: bool) -> None:
         clip = done.values.get("pg_clip", 0.2)
         text = f"policy_loss: cispo clips at {CISPO_CLIP} on both sides in ROLL, whatever pg_clip is, but at pg_clip ({clip}) here"
         done.warnings.append(f"{text}; set pg_clip_low and pg_clip_high")
-
-
-def _reward_clip(done: Translation) -> None:
-    clip, values = done.values.get("reward_clip"), done.values
-    scopes = [values[key] for key in ("norm_mean_type", "norm_std_type") if values.get(key)]
-    estimator = values.get("adv_estimator", "grpo")
-    if clip is not None and (scopes or estimator == "grpo"):
-        by = "adv_estimator grpo" if not scopes else "norm_mean_type and norm_std_type"
-        text = f"reward_clip: {clip} clips the raw rewards here, but in ROLL the rewards that {by} normalised; adapt the value"
-        done.warnings.append(text)
 
 
 def _unused_kl(done: Translation) -> None:

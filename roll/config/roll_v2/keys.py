@@ -41,8 +41,9 @@ IGNORED = {
     "track_name": DEAD,
     "rpc_timeout": "use deadlines",
     "model_download_type": "a model is a folder or a name on the Hugging Face Hub; remove the key",
-    "reward_pretrain": "no reward uses it; set rewards.<domain>.model_args.model_name_or_path for a judge or a reward model",
-    "use_pg_clip_range": "pg_clip_low and pg_clip_high apply whenever they are set",
+    "reward_pretrain": "no role uses it; set rewards.<domain>.model_args.model_name_or_path for a judge or a reward model",
+    "reward_filter": DEAD,
+    "group_filter": DEAD,
     "env_monitor": "use environments.<domain>.step_timeout and episode_timeout",
     "render_save_dir": "episodes go to `samples.jsonl` in output_dir, turn by turn",
     "reward_norm": NORM,
@@ -80,7 +81,6 @@ IGNORED = {
     "profiler_output_dir": PROFILED,
     "profiler_timeline": PROFILED,
     "profiler_memory": PROFILED,
-    "logits_topk": "student and teacher are compared over the whole vocabulary; use distill_top_k for a part of it",
     "logits_transfer_backend": "the teacher sends hidden states, not logits; remove the key",
     "adaptive_kl_alpha": "no divergence reads it; remove the key",
     "skew_lambda": "no divergence reads it; remove the key",
@@ -113,7 +113,6 @@ IGNORED = {
     "critic.max_tokens_per_microbatch_in_infer": "max_tokens_per_microbatch applies to both training and values",
     "teacher.data_args": "the rows come from student.data_args",
     "teacher.training_args": "the teacher is not trained",
-    "<role>.worker_cls": "a role's class follows from its strategy; use strategy_args.strategy_name",
     "<role>.num_gpus_per_worker": "use strategy_args.strategy_config.tensor_parallel_size",
     "<role>.max_concurrency": "the engine limits the number of concurrent requests; use max_num_seqs",
     "<role>.logits_in_fp32": "log-probs are always computed in fp32; remove the key",
@@ -242,6 +241,21 @@ VALUES: dict[str, dict[Any, Any]] = {
     "<role>.model_args.attn_implementation": {"flash_attention_2": "fa2", "flash_attn": "fa2"},
 }
 """Values that ROLL and roll write differently, by key path."""
+
+OWN_WORKERS = {
+    f"roll.pipeline.{name}"
+    for name in (
+        *("base_worker.ActorWorker", "base_worker.InferWorker", "base_worker.CriticWorker"),
+        *("rlvr.actor_worker.ActorWorker", "rlvr.actor_pg_worker.ActorPGWorker"),
+        *("dpo.actor_worker.ActorWorker", "sft.sft_worker.SFTWorker"),
+        *("agentic.agentic_actor_worker.ActorWorker", "agentic.agentic_actor_pg_worker.ActorWorker"),
+        *("distill.distill_worker.StudentWorker", "distill.distill_worker.TeacherWorker"),
+        *("agentic.environment_worker.EnvironmentWorker",),
+    )
+}
+"""Classes of ROLL's roles that have counterparts in roll. Any other `worker_cls` is the user's, with a loss or a rollout of its own."""
+BY_VARIANT = {"roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker", "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"}
+"""Classes whose loss `pg_variant` chooses. All others have PPO's."""
 
 REWARD_CLASSES = {
     "MathRuleRewardWorker": "math_rule",

@@ -13,10 +13,12 @@ from roll.config.derived.rewards import SANDBOX, SANDBOX_TIMEOUT
 from roll.config.derived.trackers import TRACKERS
 from roll.config.roll_v2.agentic import DEFINITIONS, MANAGERS, NORM, translate_agentic
 from roll.config.roll_v2.keys import (
+    BY_VARIANT,
     DIFFERS,
     HOLDS,
     IGNORED,
     MEANINGS,
+    OWN_WORKERS,
     READ_AS,
     REFUSED,
     REWARD_CLASSES,
@@ -35,11 +37,18 @@ from roll.config.schema.pipelines import PIPELINES
 from roll.config.shipped import known_rewards
 from roll.errors import Fault
 
+LENGTHS = ("prompt_length", "response_length")
+LEARNERS = ("actor_train", "critic", "sft_train", "student")
+OWN_LOSS = "if it changes the loss, write that as policy_loss: package.module:Name; see docs/extending.md"
+OWN_ROLE = "roll generates responses and log-probs itself; put what it changes into a reward or an environment; see docs/extending.md"
+ROLLS_REWARDS = "roll.pipeline."
+"""Start of the module paths of ROLL's own reward classes. A class elsewhere is the user's own, whatever its name."""
+INSTRUCTIONS, REPETITION = "ifeval", "repetition_penalty"
 COLUMNS = ("messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system")
 """Keys of `data_args` that name a column of the rows."""
 KNOWN = (
     {place.split(".")[0] for place in (*IGNORED, *REFUSED, *READ_AS)}
-    | {"global_template", DEFINITIONS, NORM, *MANAGERS}
+    | {"global_template", "use_pg_clip_range", "logits_topk", DEFINITIONS, NORM, *MANAGERS}
     | {key for schema in PIPELINES.values() for key in schema.model_fields}
 )
 """Root keys with a meaning. Any other root key that `${...}` refers to is a variable in the user's file."""
@@ -67,6 +76,7 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
             this text refers to it, as `${name}` or `${name.key}`.
     """
     done = Translation(copy.deepcopy(plain))
+    _critic_start(done)
     for name in list(done.values):
         if (name in VARIABLES or name not in KNOWN) and (f"${{{name}}}" in references or f"${{{name}." in references):
             del done.values[name]
@@ -76,6 +86,9 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
     done.warnings += translate_reward_functions(done.values.get("rewards"))
     _tracker_kwargs(done)
     _global_template(done)
+    _worker_classes(done)
+    _clip_range(done)
+    _top_k(done)
     _unread_by_variant(done)
     _ignored(done)
     _sequence_length(done)
@@ -117,12 +130,25 @@ def _ignored(done: Translation) -> None:
 
 
 def _sequence_length(done: Translation) -> None:
-    """Drop `sequence_length` if there are no environments: roll has two keys for the lengths of prompt and response."""
+    """Read `sequence_length` as the lengths of prompt and response, unless they are set or there are environments."""
     if "sequence_length" not in done.values or done.values.get("environments"):
         return
     done.roll_keys.append("sequence_length")
-    if (value := done.values.pop("sequence_length")) is not None:
-        done.warnings.append(f"sequence_length: {shown(value)} is ignored without environments; use prompt_length and response_length")
+    value, missing = done.values.pop("sequence_length"), [key for key in LENGTHS if key not in done.values]
+    if value is None:
+        return
+    prompt, response = (done.values.get(key) for key in LENGTHS)
+    if not missing or not isinstance(value, int):
+        difference = f"; ROLL limits both together to {shown(value)}, roll to {prompt} + {response}" if not missing else ""
+        said = f"{shown(value)} is ignored without environments; use prompt_length and response_length{difference}"
+        done.warnings.append(f"sequence_length: {said}")
+        return
+    given = prompt if isinstance(prompt, int) else response if isinstance(response, int) else 0
+    rest = value - given if value > given else value
+    done.values |= dict.fromkeys(missing, rest)
+    said = " and ".join(f"{key}={rest}" for key in missing)
+    total = f"; ROLL truncates the whole row to {value} tokens, so set two lengths with this sum" if not given else "; use that instead"
+    done.warnings.append(f"sequence_length: {shown(value)} is read as {said}{total}")
 
 
 def _refused(done: Translation) -> None:
@@ -239,6 +265,65 @@ def _unread_by_variant(done: Translation) -> None:
                 done.warnings.append(f"{key}: {shown(value)} is ignored; pg_variant {variant} does not read it; remove the key")
 
 
+def _worker_classes(done: Translation) -> None:
+    """Drop the classes of roles that roll has counterparts for. Any other class is a fault: roll would train with another loss."""
+    for place, block in _matches(done.values, (ROLE, "worker_cls")):
+        role, given = place[0], str(block.pop("worker_cls"))
+        done.roll_keys.append("<role>.worker_cls")
+        if given not in OWN_WORKERS:
+            remedy = f"remove it; {OWN_LOSS if role in LEARNERS else OWN_ROLE}"
+            done.faults.append(Fault(dotted(place), f"{shown(given)} cannot run here", remedy))
+        else:
+            said = "a role's class follows from its strategy; use strategy_args.strategy_name"
+            done.warnings.append(f"{dotted(place)}: {shown(given)} is ignored; {said}")
+        if role == "actor_train" and given in OWN_WORKERS - BY_VARIANT and block.get("pg_variant") not in (None, "ppo"):
+            variant = block.pop("pg_variant")
+            done.warnings.append(
+                f"actor_train.pg_variant: {shown(variant)} is ignored; ROLL reads it only with an ActorPGWorker, so the loss is PPO's; "
+                "set policy_loss"
+            )
+        if role == "actor_train" and given in BY_VARIANT:
+            block.setdefault("pg_variant", "vanilla")
+
+
+def _critic_start(done: Translation) -> None:
+    """Start a critic without a model of its own from `reward_pretrain`, as ROLL does."""
+    critic, start = done.values.get("critic"), done.values.get("reward_pretrain")
+    models = critic.setdefault("model_args", {}) if isinstance(critic, dict) else None
+    if isinstance(models, dict) and start and models.get("model_name_or_path") is None:
+        models["model_name_or_path"] = start
+        done.roll_keys.append("reward_pretrain")
+        del done.values["reward_pretrain"]
+        target = f"critic.model_args.model_name_or_path={start}"
+        done.warnings.append(f"reward_pretrain: {shown(start)} is read as {target}, where ROLL's critic starts; use that instead")
+
+
+def _clip_range(done: Translation) -> None:
+    """Drop `pg_clip_low` and `pg_clip_high` if `use_pg_clip_range` is false: ROLL then reads `pg_clip`."""
+    if "use_pg_clip_range" not in done.values:
+        return
+    done.roll_keys.append("use_pg_clip_range")
+    if done.values.pop("use_pg_clip_range"):
+        done.warnings.append("use_pg_clip_range: true is what roll always does if pg_clip_low and pg_clip_high are set; remove the key")
+        return
+    dropped = [key for key in ("pg_clip_low", "pg_clip_high") if done.values.pop(key, None) is not None]
+    said = f"so {' and '.join(dropped)} are ignored; remove them and this key" if dropped else "remove the key"
+    done.warnings.append(f"use_pg_clip_range: false, {said}")
+
+
+def _top_k(done: Translation) -> None:
+    """Read `logits_topk` as `distill_top_k`; 0 is the whole vocabulary."""
+    if "logits_topk" not in done.values:
+        return
+    done.roll_keys.append("logits_topk")
+    value = done.values.pop("logits_topk")
+    if isinstance(value, int) and value > 0:
+        differs = "roll merges all other tokens into one, ROLL leaves them out"
+        _say(done, ("logits_topk",), value, "distill_top_k", value, differs)
+    else:
+        done.warnings.append(f"logits_topk: {shown(value)} is ignored; the whole vocabulary is compared; remove the key")
+
+
 def _ulysses(done: Translation) -> None:
     """Read `model_args.ulysses_size` as DeepSpeed's `sequence_parallel_size`. Drop it from roles that only score or generate."""
     for place, block in _matches(done.values, (ROLE, "model_args", "ulysses_size")):
@@ -268,12 +353,18 @@ def _rewards(done: Translation) -> None:
     for place, block in _matches(done.values, ("rewards", "*", "worker_cls")):
         done.roll_keys.append("rewards.*.worker_cls")
         class_path = str(block.pop("worker_cls"))
-        name = REWARD_CLASSES.get(class_path.rpartition(".")[2])
+        module, _, class_name = class_path.rpartition(".")
+        name = REWARD_CLASSES.get(class_name) if module.startswith(ROLLS_REWARDS) else None
         if "reward" in block:
             done.warnings.append(
                 f"{dotted(place)}: {shown(class_path)} is ignored; the key `reward` chooses the reward function of this domain"
             )
         elif name:
+            if name == INSTRUCTIONS and "parts" not in block and "reward_args" not in block:
+                block["parts"] = {INSTRUCTIONS: {}, REPETITION: {}}
+                said = f"read as the parts {INSTRUCTIONS} and {REPETITION}, which ROLL adds to each verdict; use parts instead"
+                done.warnings.append(f"{dotted(place)}: {said}")
+                continue
             if name != place[1]:
                 block["reward"] = name
             done.warnings.append(f"{dotted(place)}: read as reward={name}; use that instead")

@@ -150,8 +150,8 @@ class RlvrConfig(ExperimentConfig):
     reward_clip: PositiveFloat | None = Field(None, description="Clip rewards to [-c, c]. If not given, no clip.")
     reward_clip_on: Literal["raw", "normalised"] = Field(
         "raw",
-        description="Whether `reward_clip` clips rewards before they are normalised, or after. `normalised` is ROLL's meaning: it also clips "
-        "each token's reward after the KL penalty, and only `grpo`, `reinforce` and `gae` have it.",
+        description="Whether `reward_clip` clips rewards before they are normalised, or after. `normalised` is ROLL's meaning: it also "
+        "clips each token's reward after the KL penalty, and only `grpo`, `reinforce` and `gae` have it.",
     )
     advantage_clip: PositiveFloat | None = Field(None, description="Clip advantages to [-c, c]. If not given, no clip.")
     max_len_mask: bool = Field(False, description="Exclude truncated responses from the loss.")
@@ -163,7 +163,9 @@ class RlvrConfig(ExperimentConfig):
     )
     overlong_buffer: OverlongBufferConfig | None = Field(None, description="Lower the rewards of responses that approach the length limit.")
     difficulty_mask: bool = Field(False, description="Exclude responses to prompts that are too hard or too easy from the loss.")
-    difficulty_low_threshold: Number = Field(0.0, description="A prompt is too hard if its group's mean score is at most this: the reward without penalties.")
+    difficulty_low_threshold: Number = Field(
+        0.0, description="A prompt is too hard if its group's mean score, the mean reward without penalties, is at most this."
+    )
     difficulty_high_threshold: Number = Field(1.0, description="A prompt is too easy if its group's mean score is at least this.")
     difficulty_loss_weight: bool = Field(
         False,

@@ -119,7 +119,7 @@ def test_a_file_of_frozen_lake_and_sokoban_is_read_without_a_change(folder: Path
     assert (lake.environment, lake.rows, lake.max_turns, lake.sessions_per_process) == ("frozen_lake", 96 * 1024, 10, 16)
     assert (sokoban.environment, sokoban.rows) == ("sokoban", 32 * 1024)
     assert lake.environment_args["is_slippery"] is False and lake.environment_args["max_response_length"] == 64
-    assert sokoban.environment_args["dim_room"] == [6, 6] and sokoban.environment_args["format_penalty"] == -0.15
+    assert sokoban.environment_args["dim_room"] == [6, 6] and sokoban.environment_args["format_penalty"] == -0.25
     assert config.environments["LargerSokoban"].rows is None, "train_env_manager does not name it"
     assert config.validation is not None and config.rewards == {}
     held_out = config.validation.named_sets()

@@ -174,7 +174,7 @@ READ = {
     ),
     "preferences": (PREFERENCES, ["ipo: true is read as preference_loss=ipo"]),
     "given rows": (GIVEN, ["global_template: "]),
-    "distilled": (DISTILLED, ["logits_topk: 64 is ignored"]),
+    "distilled": (DISTILLED, ["logits_topk: 64 is read as distill_top_k=64"]),
 }
 
 

@@ -1,0 +1,133 @@
+"""Gives keys that ROLL and roll share ROLL's meaning in a file of ROLL, or says what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from roll.algorithms.methods.estimators import CLIP_NORMALISED, NORM_KEYS
+from roll.config.roll_v2.keys import ROLES
+from roll.config.roll_v2.translate import Translation
+from roll.config.schema.faults import shown
+
+SHORTEST_PROMPT = 5
+"""ROLL drops prompts of at most this many tokens."""
+IS_RANGE = "use_pg_clip_range"
+
+
+def settle_meanings(done: Translation) -> None:
+    """Translate the keys of a file of ROLL whose meaning differs, in place, and warn about each of them once."""
+    values, agentic = done.values, bool(done.values.get("environments"))
+    if values.get("pipeline", "rlvr") == "rlvr":
+        if not agentic:
+            _by_domain(done)
+            _response_length(done)
+        _late_clip(done)
+        _clip_range(done)
+        done.warnings += _differences(values, agentic)
+    _templates(done)
+
+
+def _by_domain(done: Translation) -> None:
+    """Read the scope `batch` as `domain` if there are several: ROLL normalises and whitens each domain of a step separately."""
+    values = done.values
+    if not isinstance(rewards := values.get("rewards"), dict) or len(rewards) < 2:
+        return
+    for key in NORM_KEYS:
+        if values.get(key) == "batch":
+            values[key] = "domain"
+            done.warnings.append(f"{key}: 'batch' is read as domain, because ROLL normalises each domain separately; use that instead")
+    if values.get("whiten_advantages") is True:
+        values["whiten_advantages"] = "domain"
+        done.warnings.append(
+            "whiten_advantages: true is read as domain, because ROLL whitens each reward domain separately; use that instead"
+        )
+
+
+def _response_length(done: Translation) -> None:
+    """Set the limits of responses to `response_length`, which overwrites `max_new_tokens` in ROLL."""
+    values = done.values
+    longest = values.get("response_length")
+    for name in ("actor_infer", "validation"):
+        block = values.get(name)
+        generating = block.get("generating_args") if isinstance(block, dict) else None
+        if not isinstance(generating, dict) or not isinstance(longest, int):
+            continue
+        if (given := generating.get("max_new_tokens")) is not None and given != longest:
+            generating["max_new_tokens"] = longest
+            place = f"{name}.generating_args.max_new_tokens"
+            said = f"{shown(given)} is read as {longest}, because response_length replaces it in ROLL; remove the key"
+            done.warnings.append(f"{place}: {said}")
+
+
+def _late_clip(done: Translation) -> None:
+    """Let `reward_clip` clip rewards after they are normalised, as in ROLL, or say that this estimator cannot."""
+    values = done.values
+    if (clip := values.get("reward_clip")) is None or "reward_clip_on" in values:
+        return
+    estimator = values.get("adv_estimator", "grpo")
+    scopes = [key for key in NORM_KEYS if values.get(key)]
+    if estimator in CLIP_NORMALISED:
+        if scopes or estimator == "grpo" or values.get("add_token_level_kl"):
+            values["reward_clip_on"] = "normalised"
+            said = "clips rewards after their normalisation and the KL penalty in ROLL, so reward_clip_on is normalised; set it explicitly"
+            done.warnings.append(f"reward_clip: {clip} {said}")
+    else:
+        text = f"reward_clip: {clip} clips the raw rewards here, but in ROLL the rewards that adv_estimator {estimator} normalised"
+        done.warnings.append(f"{text}; adapt the value")
+
+
+def _clip_range(done: Translation) -> None:
+    """Drop `pg_clip_low` and `pg_clip_high` if ROLL does not read them."""
+    if IS_RANGE in done.roll_keys or done.values.get("policy_loss") == "cispo":
+        return
+    for key in ("pg_clip_low", "pg_clip_high"):
+        if key in done.values:
+            value = done.values.pop(key)
+            said = f"{shown(value)} is ignored, because ROLL reads it only with {IS_RANGE}: true; add that, or remove the key"
+            done.warnings.append(f"{key}: {said}")
+
+
+def _templates(done: Translation) -> None:
+    """Read the template `qwen2_5` as `native`: in ROLL both names mean the tokenizer's own template."""
+    for place, block in _with_template(done.values):
+        if block.get("template") == "qwen2_5":
+            block["template"] = "native"
+            said = "'qwen2_5' is read as native, the tokenizer's own template, as in ROLL; use that instead"
+            done.warnings.append(f"{place}.template: {said}")
+
+
+def _with_template(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the key path and the block of every set of rows and of every domain."""
+    for name in (*ROLES, "validation"):
+        if isinstance(block := values.get(name), dict) and isinstance(rows := block.get("data_args"), dict):
+            yield f"{name}.data_args", rows
+        sets = block.get("sets") if isinstance(block, dict) else None
+        for title, one in sets.items() if isinstance(sets, dict) else ():
+            if isinstance(one, dict) and isinstance(rows := one.get("data_args"), dict):
+                yield f"{name}.sets.{title}.data_args", rows
+    rewards = values.get("rewards")
+    for domain, block in rewards.items() if isinstance(rewards, dict) else ():
+        if isinstance(block, dict):
+            yield f"rewards.{domain}", block
+
+
+def _differences(values: dict[str, Any], agentic: bool) -> Iterator[str]:
+    """Yield what ROLL does differently where roll has no key for it."""
+    infer = values.get("actor_infer")
+    generating = infer.get("generating_args") if isinstance(infer, dict) else None
+    temperature = generating.get("temperature", 1) if isinstance(generating, dict) else 1
+    if temperature != 1:
+        text = f"{shown(temperature)} also divides the logits of the trained log-probs here, but not in ROLL"
+        yield f"actor_infer.generating_args.temperature: {text}; set it to 1 for the same ratios"
+    if not agentic:
+        yield f"actor_train.data_args: prompts of at most {SHORTEST_PROMPT} tokens are trained on here; ROLL drops them; remove such rows"
+    if values.get("max_len_mask"):
+        text = "true leaves out truncated responses here, but in ROLL also those that end exactly at response_length"
+        yield f"max_len_mask: {text}; raise response_length by 1 if that matters"
+    if values.get("error_max_len_clip"):
+        text = "true leaves out long responses with a score of at most 0; ROLL also leaves out every score other than 0 and 1"
+        yield f"error_max_len_clip: {text}; use rewards that score 0 or 1"
+    if values.get("difficulty_loss_weight"):
+        text = "true measures the difficulty from the group's scores here; ROLL reads the column `difficulty` of the rows"
+        yield f"difficulty_loss_weight: {text}; remove the key if the column matters"
