@@ -70,7 +70,11 @@ def problems(keys: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[RowPr
 @pytest.mark.parametrize(
     ("reward", "good", "bad"),
     [
-        ("math_rule", ["1", 7, 0.5, "\\frac{1}{2}", "work #### 4", "x=5", "$18"], [None, "", " ", [1], True, "####", "{{", "a {", {"a": 1}]),
+        (
+            "math_rule",
+            ["1", 7, 0.5, "\\frac{1}{2}", "work #### 4", "x=5", "$18"],
+            [None, "", " ", [1], True, "####", "{{", "a {", {"a": 1}],
+        ),
         ("math_steps", ["1"], [None, "{{"]),
         ("exact_match", ["a", "{{", 0], [None, "", "work ####", ["a"], False]),
         ("right_prefix", ["a"], [None, ""]),
@@ -90,7 +94,13 @@ def test_an_answer_column_serves_without_a_ground_truth() -> None:
 
 
 def test_a_sandbox_refuses_rows_without_test_cases() -> None:
-    bad = [{}, CASES | {"test_cases": []}, CASES | {"test_cases": "["}, CASES | {"case_type": None}, CASES | {"test_cases": [{"stdin": ""}]}]
+    bad = [
+        {},
+        CASES | {"test_cases": []},
+        CASES | {"test_cases": "["},
+        CASES | {"case_type": None},
+        CASES | {"test_cases": [{"stdin": ""}]},
+    ]
     assert [one.index for one in problems({"reward": "code_sandbox"}, [CASES, *bad])] == [1, 2, 3, 4, 5]
 
 
