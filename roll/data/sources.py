@@ -1,11 +1,13 @@
-"""Sources of rows: JSON, JSONL, Parquet and Arrow files, folders of them, and data sets of the Hub.
+"""Sources of rows: JSON, JSONL, CSV, Parquet and Arrow files, folders of them, and data sets of the Hub.
 
 A source yields its rows one by one as JSON text, each with its number. Reports can therefore name `file:row`, and a reward sees the row
-exactly as its author wrote it. Arrow would unify types over rows and turn dates into timestamps.
+exactly as its author wrote it. Arrow would unify types over rows and turn dates into timestamps; `columnar` undoes that for Arrow's own
+files.
 """
 
 from __future__ import annotations
 
+import csv
 import glob
 import json
 import logging
@@ -13,8 +15,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time
-from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,15 +24,18 @@ import pyarrow
 from datasets.data_files import DataFilesDict, get_data_patterns
 from pyarrow import ipc, parquet
 
+from roll.data.columnar import json_rows, json_text
 from roll.data.json_text import RepeatedKey, items, parsed
 from roll.errors import DataError, Fault
 
 LOG = logging.getLogger(__name__)
 
-SUFFIXES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
-NOT_READ = {".csv", ".tsv", ".gz", ".bz2", ".xz", ".zst", ".zip"}
+SUFFIXES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
+NOT_READ = {".gz", ".bz2", ".xz", ".zst", ".zip"}
 """Suffixes of files that may contain rows but are not supported."""
 ROWS_AT_ONCE = 1000
+LARGEST_FIELD = 1 << 30
+"""Largest number of characters of a value in a CSV file."""
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
 
@@ -53,7 +57,7 @@ class Source:
 
     name: str
     """Name in reports: the file's path, or the Hub name."""
-    kind: Literal["json", "parquet", "arrow", "table"]
+    kind: Literal["json", "csv", "parquet", "arrow", "table"]
     stamp: str
     """Text that changes when the rows do: path, size and modification time of the source's files."""
     table: datasets.Dataset | None = None
@@ -66,11 +70,12 @@ class Source:
             DataError: the file as a whole cannot be read.
         """
         try:
-            if self.kind == "json":
-                yield from _json_rows(Path(self.name))
+            if self.kind in ("json", "csv"):
+                yield from {"json": _json_rows, "csv": _csv_rows}[self.kind](Path(self.name))
                 return
-            for number, row in enumerate(_arrow_rows(Path(self.name)) if self.table is None else self.table, start=1):
-                yield _as_json(number, row)
+            batches = _arrow_batches(Path(self.name)) if self.table is None else _table_batches(self.table)
+            for number, text in enumerate(chain.from_iterable(map(json_rows, batches)), start=1):
+                yield RawRow(number, text) if isinstance(text, str) else RawRow(number, "", str(text))
         except (OSError, ValueError, OverflowError, MemoryError, pyarrow.ArrowException) as error:
             raise DataError([_unreadable(self.name, f"is not a readable {self.kind} file: {error}")]) from error
 
@@ -196,12 +201,11 @@ def _json_rows(path: Path) -> Iterator[RawRow]:
         raise DataError([_unreadable(str(path), f"is not JSON: {error}")]) from error
 
 
-def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet file, or of an Arrow file in the stream or the file format."""
+def _arrow_batches(path: Path) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the batches of a Parquet file, or of an Arrow file in the stream or the file format."""
     if path.suffix == ".parquet":
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            for batch in file.iter_batches(ROWS_AT_ONCE):
-                yield from batch.to_pylist()
+            yield from file.iter_batches(ROWS_AT_ONCE)
         return
     with pyarrow.memory_map(str(path)) as mapped:
         try:
@@ -213,7 +217,35 @@ def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
             batches = _stream_batches(reader, mapped)
         for batch in batches:
             batch.validate(full=True)  # otherwise corrupt offsets could lead to a read from anywhere in memory
-            yield from batch.to_pylist()
+            yield batch
+
+
+def _table_batches(table: datasets.Dataset) -> Iterator[pyarrow.Table]:
+    yield from table.with_format("arrow").iter(ROWS_AT_ONCE)  # pyright: ignore[reportReturnType]  # tables, in this format
+
+
+def _csv_rows(path: Path) -> Iterator[RawRow]:
+    """Yield the rows of a CSV or TSV file. The first line names the columns; every value is text, exactly as it is written.
+
+    Raises:
+        ValueError: there is no first line, or it names a column twice or not at all; or the file is not CSV in UTF-8.
+    """
+    csv.field_size_limit(LARGEST_FIELD)  # Python's own limit of 128 KiB is shorter than some conversations
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        try:
+            names = next(reader, [])
+            if not names or "" in names or len(set(names)) < len(names):
+                raise ValueError(f"its first line does not name each column once: {', '.join(names)[:200]!r}")
+            begun = reader.line_num + 1
+            for values in reader:
+                if len(values) == len(names):
+                    yield _as_json(begun, dict(zip(names, values, strict=True)))
+                elif values:
+                    yield RawRow(begun, "", f"has {len(values)} values, and the first line names {len(names)} columns")
+                begun = reader.line_num + 1
+        except csv.Error as error:
+            raise ValueError(f"line {reader.line_num}: {error}") from error
 
 
 def _stream_batches(reader: ipc.RecordBatchStreamReader, mapped: pyarrow.MemoryMappedFile) -> Iterator[pyarrow.RecordBatch]:
@@ -255,19 +287,9 @@ def _as_json(number: int, row: Any) -> RawRow:
     if not isinstance(row, dict):
         return RawRow(number, "", f"is not an object but a {type(row).__name__}")
     try:
-        text = json.dumps(row, ensure_ascii=False, default=_plain)
-        text.encode()
-    except (TypeError, ValueError) as error:
-        return RawRow(number, "", f"holds a value that JSON cannot express: {error}")
-    return RawRow(number, text)
-
-
-def _plain(value: Any) -> str | float:
-    if isinstance(value, datetime | date | time):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return float(value) if Decimal(repr(float(value))) == value else str(value)
-    raise TypeError(f"a {type(value).__name__}")
+        return RawRow(number, json_text(row))
+    except ValueError as error:
+        return RawRow(number, "", str(error))
 
 
 def _unreadable(place: str, problem: str) -> Fault:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from decimal import Decimal
@@ -53,8 +54,9 @@ def ground_truth(row: Mapping[str, Any]) -> str:
         if reference := value.rpartition("####")[2].strip():
             return reference
         raise ValueError(f"'{column}' is {value[-40:]!r}: the reference answer is empty")
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return format(Decimal(repr(value)), "f")
     if value is None:
         raise ValueError("the row has neither 'ground_truth' nor 'answer'")
-    raise ValueError(f"'{column}' is a {type(value).__name__}, neither a string nor a number")
+    found = value if isinstance(value, float) else f"a {type(value).__name__}"
+    raise ValueError(f"'{column}' is {found}, neither a string nor a number")

@@ -114,7 +114,7 @@ class DataConfig(StrictConfig):
     """Data: the source of the rows and the meaning of their columns."""
 
     file_name: PathText | tuple[PathText, ...] = Field(
-        description="JSON, JSONL, Parquet or Arrow files, folders of them, or Hub names; relative to the working directory."
+        description="JSON, JSONL, CSV, Parquet or Arrow files, folders of them, or Hub names; relative to the working directory."
     )
     split: str = Field("train", description="Split to read if a source has several.")
     template: Literal["native", "chatml", "qwen2_5", "raw"] = Field(

@@ -48,10 +48,10 @@ def test_a_folder_gives_its_files_sorted(tmp_path: Path) -> None:
 
 
 def test_files_of_a_folder_that_are_not_read_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("a.jsonl", "b.jsonl.gz", "c.csv", "README.md"):
+    for name in ("a.jsonl", "b.jsonl.gz", "c.csv.zst", "README.md"):
         (tmp_path / name).write_text(json.dumps(ROWS[0]))
     assert [Path(name).name for name, *_ in read(str(tmp_path))] == ["a.jsonl"]
-    assert caplog.messages == [f"{tmp_path}: files of unsupported kinds are left out: b.jsonl.gz, c.csv"]
+    assert caplog.messages == [f"{tmp_path}: files of unsupported kinds are left out: b.jsonl.gz, c.csv.zst"]
 
 
 def test_a_relative_folder_names_relative_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,13 +134,13 @@ def test_a_hub_that_does_not_answer_is_a_fault(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_all_names_that_lead_nowhere_are_reported_at_once(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text("a,b")
+    (tmp_path / "rows.xlsx").write_text("a,b")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError) as caught:
-        find_sources([str(tmp_path / "absent.jsonl"), str(tmp_path / "rows.csv"), str(tmp_path / "empty")], "train")
+        find_sources([str(tmp_path / "absent.jsonl"), str(tmp_path / "rows.xlsx"), str(tmp_path / "empty")], "train")
     assert [fault.problem for fault in caught.value.faults] == [
         "there is no such file or folder",
-        "has the suffix '.csv'",
+        "has the suffix '.xlsx'",
         "is a folder without data files",
     ]
 

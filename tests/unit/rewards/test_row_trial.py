@@ -76,7 +76,7 @@ def problems(keys: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[RowPr
             [None, "", " ", [1], True, "####", "{{", "a {", {"a": 1}],
         ),
         ("math_steps", ["1"], [None, "{{"]),
-        ("exact_match", ["a", "{{", 0], [None, "", "work ####", ["a"], False]),
+        ("exact_match", ["a", "{{", 0], [None, "", "work ####", ["a"], False, float("nan")]),
         ("right_prefix", ["a"], [None, ""]),
         ("multiple_choice", ["B", "(C)", "D) because"], [None, "", "12", "b"]),
         ("crossthinkqa", ["B", "the C"], [None, "", "12", "b"]),
