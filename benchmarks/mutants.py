@@ -112,7 +112,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "running moments of unclipped rewards": Mutant(
         "roll/rollout/credit.py",
-        "state.rewards.joined(_clipped(step.rewards, credit.normalisation.reward_clip))",
+        "state.rewards.joined(_clipped(step.rewards, credit.normalisation))",
         "state.rewards.joined(step.rewards)",
         "rollout/test_credit.py::test_running_moments_are_of_clipped_rewards",
     ),

@@ -59,7 +59,7 @@ def ends_of(data_args: DataConfig | None, tokenizer: PreTrainedTokenizerBase) ->
     Raises:
         ValueError: the template does not fit the tokenizer.
     """
-    if data_args is None or data_args.template == "raw":
+    if data_args is None or data_args.text is not None or data_args.template == "raw":
         return NO_END
     return end_of_turn(renderer(data_args.template, tokenizer), tokenizer, data_args.chat_template_kwargs)
 

@@ -28,7 +28,7 @@ from roll.rewards.trial import trial
 from roll.system.event_loop import run_in_loop
 from roll.types import Prompt
 
-REFERENCE_REMEDY = "fix or remove the row; data_args.ground_truth names the column of the reference answers"
+REFERENCE_REMEDY = "fix or remove the row"
 NO_TOKENS = np.zeros(0, np.int32)
 
 

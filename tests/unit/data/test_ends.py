@@ -72,6 +72,12 @@ def test_raw_text_marks_no_end() -> None:
     assert found(tokenizer_with(CHATML, "<|im_start|>", "<|im_end|>"), "raw") == ends_of(None, build_tokenizer()) == NO_END
 
 
+def test_documents_have_no_end_of_turn() -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = None
+    assert ends_of(DataConfig.model_validate({"file_name": "documents.jsonl", "text": "text"}), tokenizer) == NO_END
+
+
 def test_sampling_stops_on_the_end_unless_it_ignores_ends() -> None:
     end = EndOfTurn((7, 9), ("[end]",))
     sampling = sampling_of(GeneratingConfig.model_validate({"stop_strings": ("stop",)}), 5, 1, False, end)

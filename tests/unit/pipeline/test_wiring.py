@@ -79,6 +79,7 @@ CREDIT: list[Case] = [
     ({"lambd": 0.8}, lambda credit: credit.normalisation.lambd, 0.8),
     ({"whiten_advantages": True}, lambda credit: credit.normalisation.whiten, True),
     ({"reward_clip": 3.0}, lambda credit: credit.normalisation.reward_clip, 3.0),
+    ({"reward_clip_on": "normalised"}, lambda credit: credit.normalisation.clips_normalised, True),
     ({"advantage_clip": 4.0}, lambda credit: credit.normalisation.advantage_clip, 4.0),
     *(({"adv_estimator": method}, lambda credit: credit.estimator, name) for name, method in ESTIMATORS.items()),
     ({"adv_estimator": ESTIMATORS["pass_at_k"], "pass_k": 3}, lambda credit: dict(credit.estimator_args), {"pass_k": 3}),
