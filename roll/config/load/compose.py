@@ -34,7 +34,7 @@ from yaml import MarkedYAMLError, YAMLError
 from roll.config.load.flags import PROGRAM, checked_flags, missing_plugin, plugin_faults, version_line
 from roll.config.load.limits import FLATTEN, check_file, word_faults
 from roll.config.load.loader import resolution_fault
-from roll.config.roll_v2.keys import VARIABLES
+from roll.config.roll_v2.keys import CRITIC_START, VARIABLES
 from roll.config.shipped import PRESETS, examples_folder, experiments, find_experiment, find_in, preset_names
 from roll.errors import ConfigError, Fault, RollError
 
@@ -122,7 +122,7 @@ def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) 
     if line.file:
         _refuse_long_sweeps([_parsed(word) for word in overrides])
         on_the_line = {_parsed(word).key_or_group for word in overrides}
-        passing = preset_names(line.file.parent.parent / PRESETS) | (set(VARIABLES) - on_the_line)
+        passing = preset_names(line.file.parent.parent / PRESETS) | (set(VARIABLES) - on_the_line - {CRITIC_START})
         overrides = [_add_or_override(word, line.file.parent) for word in overrides]
     with tempfile.TemporaryDirectory(prefix="roll-sweep-") as scratch:
         quiet = [*QUIET, "hydra.run.dir=.", f"hydra.sweep.dir={scratch}", "hydra.sweep.subdir=."] if line.file else []

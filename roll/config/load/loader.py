@@ -87,6 +87,7 @@ def read_config(composed: DictConfig, passing: Collection[str] | None = None, im
             plain.pop(name, None)
     done = translate(plain, referenced_text(OmegaConf.to_container(composed, resolve=False)))
     if is_of_roll(done):
+        _infer_pipeline(done)
         settle_meanings(done)
     settle_defaults(done)
     for text in done.warnings:
@@ -122,6 +123,13 @@ def resolution_fault(error: OmegaConfBaseException) -> Fault:
     if isinstance(error, InterpolationResolutionError):
         return Fault(place, message, "fix the expression in ${...}")
     return Fault(place, message, "fix this key in the file or on the command line")
+
+
+def _infer_pipeline(done: Translation) -> None:
+    """Set the pipeline that a file of ROLL means: there, the start script decides."""
+    if "pipeline" not in done.values and (deciding := _deciding_key(done.values)):
+        done.values["pipeline"] = OWN[deciding]
+        done.warnings.append(f"pipeline: missing, so it is {OWN[deciding]}, because {deciding} is set; set it explicitly")
 
 
 def _check(done: Translation, imports: bool) -> Loaded:

@@ -108,7 +108,8 @@ def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[Looke
 
     If the child ends early or hangs, the part that it was importing has a fault, and a new child checks the remaining parts.
     """
-    # -P: a folder `roll` in the working directory, as in a clone of ROLL, must not hide this package. See `contained.py`.
+    # -P: a folder `roll` in the working directory, as in a clone of ROLL, must not hide this package, so that folder is searched last.
+    paths = os.pathsep.join([*(path or os.getcwd() for path in sys.path), os.getcwd()])
     command = [sys.executable, "-P", "-m", "roll.config.load.user_code_child", str(os.getpid())]
     process = subprocess.Popen(
         command,
@@ -118,7 +119,7 @@ def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[Looke
         text=True,
         errors="replace",
         start_new_session=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)} | dict(environment),
+        env=os.environ | {"PYTHONPATH": paths} | dict(environment),
     )
     try:
         answers, errors = process.communicate(json.dumps([asdict(part) for part in parts]), IMPORT_SECONDS)

@@ -181,6 +181,9 @@ class Agentic:
             if section is not None:
                 section["rows"] = groups * (steps if isinstance(steps, int) else 1)
                 section |= _sessions(train)
+        if train:
+            targets = "environments, rollout_batch_size, num_return_sequences_in_group and actor_infer.generating_args"
+            self.warnings.append(f"train_env_manager: read as {targets}; use those instead")
         if train.get("num_env_groups") is not None:
             self.warnings.append(
                 f"train_env_manager.num_env_groups: {shown(train['num_env_groups'])} does not limit the running groups; "

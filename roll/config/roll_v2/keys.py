@@ -10,8 +10,10 @@ from typing import Any
 ROLES = ("actor_train", "actor_infer", "reference", "critic", "sft_train", "reward_train", "student", "teacher")
 ROLE = "<role>"
 
+CRITIC_START = "reward_pretrain"
+"""Root key for the model of rewards, where a critic without a model of its own starts."""
 VARIABLES = (
-    *("lora_target", "lora_rank", "lora_alpha", "lora_dropout", "pg_variant", "reward_pretrain"),
+    *("lora_target", "lora_rank", "lora_alpha", "lora_dropout", "pg_variant", CRITIC_START),
     *("custom_env", "env_manager_cls", "max_tokens_per_step", "max_actions_per_traj", "agent_system_template", "agent_template"),
     *("action_pattern", "think_action_pattern", "all_response_pattern", "sokoban_format_penalty", "frozen_format_penalty"),
     *("single_prompt_agent_system_template", "single_prompt_agent_template"),

@@ -120,8 +120,11 @@ def _differences(values: dict[str, Any], agentic: bool) -> Iterator[str]:
     if temperature != 1:
         text = f"{shown(temperature)} also divides the logits of the trained log-probs here, but not in ROLL"
         yield f"actor_infer.generating_args.temperature: {text}; set it to 1 for the same ratios"
+    if values.get("adv_estimator") == "gae":
+        text = "gae takes 0 as the value after a response; ROLL takes the critic's values of the padding there"
+        yield f"adv_estimator: {text}, and they change the advantages of all tokens; see docs/coverage.md"
     if not agentic:
-        yield f"actor_train.data_args: prompts of at most {SHORTEST_PROMPT} tokens are trained on here; ROLL drops them; remove such rows"
+        yield f"prompt_length: prompts of at most {SHORTEST_PROMPT} tokens are trained on here; ROLL drops them; remove such rows"
     if values.get("max_len_mask"):
         text = "true leaves out truncated responses here, but in ROLL also those that end exactly at response_length"
         yield f"max_len_mask: {text}; raise response_length by 1 if that matters"

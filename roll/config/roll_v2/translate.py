@@ -14,6 +14,7 @@ from roll.config.derived.trackers import TRACKERS
 from roll.config.roll_v2.agentic import DEFINITIONS, MANAGERS, NORM, translate_agentic
 from roll.config.roll_v2.keys import (
     BY_VARIANT,
+    CRITIC_START,
     DIFFERS,
     HOLDS,
     IGNORED,
@@ -288,14 +289,14 @@ def _worker_classes(done: Translation) -> None:
 
 def _critic_start(done: Translation) -> None:
     """Start a critic without a model of its own from `reward_pretrain`, as ROLL does."""
-    critic, start = done.values.get("critic"), done.values.get("reward_pretrain")
+    critic, start = done.values.get("critic"), done.values.get(CRITIC_START)
     models = critic.setdefault("model_args", {}) if isinstance(critic, dict) else None
     if isinstance(models, dict) and start and models.get("model_name_or_path") is None:
         models["model_name_or_path"] = start
-        done.roll_keys.append("reward_pretrain")
-        del done.values["reward_pretrain"]
+        done.roll_keys.append(CRITIC_START)
+        del done.values[CRITIC_START]
         target = f"critic.model_args.model_name_or_path={start}"
-        done.warnings.append(f"reward_pretrain: {shown(start)} is read as {target}, where ROLL's critic starts; use that instead")
+        done.warnings.append(f"{CRITIC_START}: {shown(start)} is read as {target}, where ROLL's critic starts; use that instead")
 
 
 def _clip_range(done: Translation) -> None:
