@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from roll.algorithms.methods.policy_losses import USUAL_DUAL_CLIP
 from roll.config.roll_v2.keys import ROLE
-from roll.config.roll_v2.translate import Translation
+from roll.config.roll_v2.translate import TRAINED, Translation
 from roll.config.schema.fields import section_at
 from roll.config.schema.pipelines import PIPELINES
 
@@ -32,10 +32,9 @@ DEFAULTS: Mapping[str, Any] = {
     "<role>.training_args.learning_rate": 5e-5,
     "<role>.training_args.per_device_train_batch_size": 8,
 }
-"""Defaults of ROLL v0.2.1 that differ from roll's, by key path. `<role>` stands for each of `LEARNERS`."""
+"""Defaults of ROLL v0.2.1 that differ from roll's, by key path. `<role>` stands for each of `TRAINED`."""
 NEEDED = {"eval_steps": "validation", "validation": "validation", "init_kl_coef": "add_token_level_kl"}
 """By first component of a key path: the root key without which keys on that path have no effect."""
-LEARNERS = ("actor_train", "critic", "sft_train", "student")
 CISPO_CLIP = 0.1
 
 Place = tuple[str, ...]
@@ -68,7 +67,7 @@ def _roll_defaults(values: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
     """Yield the key paths and values of ROLL's defaults that differ from roll's, for blocks in use."""
     for pattern, value in DEFAULTS.items():
         first, *below = pattern.split(".")
-        for step in [role for role in LEARNERS if role in values] if first == ROLE else [first]:
+        for step in [role for role in TRAINED if role in values] if first == ROLE else [first]:
             place = (step, *below)
             if _field(values, place) and (step not in NEEDED or values.get(NEEDED[step])):
                 yield place, value

@@ -39,7 +39,8 @@ from roll.config.shipped import known_rewards
 from roll.errors import Fault
 
 LENGTHS = ("prompt_length", "response_length")
-LEARNERS = ("actor_train", "critic", "sft_train", "student")
+TRAINED = ("actor_train", "critic", "sft_train", "student")
+"""Roles whose weights ROLL trains."""
 OWN_LOSS = "if it changes the loss, write that as policy_loss: package.module:Name; see docs/extending.md"
 OWN_ROLE = "roll generates responses and log-probs itself; put what it changes into a reward or an environment; see docs/extending.md"
 ROLLS_REWARDS = "roll.pipeline."
@@ -272,7 +273,7 @@ def _worker_classes(done: Translation) -> None:
         role, given = place[0], str(block.pop("worker_cls"))
         done.roll_keys.append("<role>.worker_cls")
         if given not in OWN_WORKERS:
-            remedy = f"remove it; {OWN_LOSS if role in LEARNERS else OWN_ROLE}"
+            remedy = f"remove it; {OWN_LOSS if role in TRAINED else OWN_ROLE}"
             done.faults.append(Fault(dotted(place), f"{shown(given)} cannot run here", remedy))
         else:
             said = "a role's class follows from its strategy; use strategy_args.strategy_name"
