@@ -8,17 +8,8 @@ from typing import Any, Literal, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from roll.data.native import (
-    ASKED,
-    MORE,
-    REASONING,
-    THINK,
-    Messages,
-    NativeTemplate,
-    TemplateFault,
-    opening,
-    special_marks,
-)
+from roll.data.messages import REASONING
+from roll.data.native import ASKED, MORE, THINK, Messages, NativeTemplate, TemplateFault, opening, special_marks
 from roll.data.turns import RenderMessages, Turns, inline, is_learnt, marked_pieces
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from roll.config.schema.model import DataConfig
 from roll.data.chat import ChatTemplate, TemplateFault, render_example, render_turns
-from roll.data.native import UNLEARNT, Messages
+from roll.data.messages import UNLEARNT
+from roll.data.native import Messages
 from roll.data.prompts import checked_renderer
 from roll.data.rows import (
     Conversation,
@@ -24,6 +25,7 @@ from roll.data.rows import (
     labelled_conversation,
     number,
     pair_conversations,
+    remarks_of,
     template_arguments,
     text_of,
 )
@@ -214,7 +216,13 @@ def _texts(
     if render is None:
         assert data_args.text is not None
         return Texts(text_of(row, data_args.text), eos_token)
-    reading = Reading(render, unwritten, eos_token, {**(data_args.chat_template_kwargs or {}), **template_arguments(row)})
+    texts = _read_texts(
+        row, data_args, Reading(render, unwritten, eos_token, {**(data_args.chat_template_kwargs or {}), **template_arguments(row)}), kind
+    )
+    return replace(texts, remarks=(*texts.remarks, *remarks_of(row, data_args)))
+
+
+def _read_texts(row: Mapping[str, Any], data_args: DataConfig, reading: Reading, kind: Kind) -> Texts:
     if kind == "responses":
         return reading.response(example_conversation(row, data_args))
     if kind == "turns":

@@ -18,14 +18,12 @@ from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from roll.data.messages import REASONING, UNLEARNT
+
 Messages = Sequence[Mapping[str, Any]]
 """Messages. Each has a `role` and a `content`, both strings, and optionally keys of MORE."""
 MORE = ("tool_calls", "reasoning_content", "tool_call_id", "name")
 """Optional keys of a message, for templates that use them."""
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Keys by which templates read the thinking of a message. Rows have the first one."""
-UNLEARNT = "train"
-"""Key of an assistant's message that is False if the message must not be learnt. No template sees it."""
 THINK, THOUGHT = "<think>", "</think>"
 """Tags around the thinking."""
 OPENINGS = ("<|", "<｜")

@@ -20,7 +20,7 @@ from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.chat import ChatTemplate, renderer, template_remedy
 from roll.data.routes import Routes, tag_routes
-from roll.data.rows import RowFault, prompt_conversation, read_row, template_arguments
+from roll.data.rows import RowFault, prompt_conversation, read_row, remarks_of, template_arguments
 from roll.data.sources import find_sources
 from roll.data.tables import (
     BATCH_ROWS,
@@ -165,7 +165,8 @@ def _prompt_text(row: Mapping[str, Any], data_args: DataConfig, render: ChatTemp
     render_row = partial(render, generate=True, further={**(data_args.chat_template_kwargs or {}), **template_arguments(row)})
     conversation = prompt_conversation(read_row(row, data_args), data_args)
     text = render_row(conversation)
-    return Texts(text, remarks=tuple(UNWRITTEN.format(place) for place in unwritten.in_context(conversation, text, render_row)))
+    remarks = remarks_of(row, data_args)
+    return Texts(text, remarks=remarks + tuple(UNWRITTEN.format(place) for place in unwritten.in_context(conversation, text, render_row)))
 
 
 def _all_too_long(name: str, count: int, prompt_length: int, shortest: int) -> Fault:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from roll.config.schema.model import DataConfig
 from roll.data.json_text import parsed
-from roll.data.native import MORE, UNLEARNT
+from roll.data.messages import ROLES, MessageFault, read_message, unread_keys
 from roll.registry import nearest
 from roll.types import FP32_MAX
 
-ROLES = ("system", "user", "assistant", "tool")
 MISSING_REMEDY = "fill it in, or name the right column: in data_args, or for an evaluation with --prompt or --messages"
 TEST_CASES, GROUND_TRUTH = "test_cases", "ground_truth"
+PROMPT_COLUMNS = ("input", "context", "history", "system", "image", "images", "video", "videos", "audio", "audios")
+"""Columns that other frameworks make a part of the prompt, by their usual names."""
+UNNAMED = "have a value in the column '{}', which no key of data_args names, so that the model does not see it"
+UNREAD = "have a message with the key '{}', which nothing reads"
+"""Remarks on rows; see `Texts.remarks`."""
+JSON_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
+LABELS = {"true": True, "1": True, "false": False, "0": False}
+"""Labels as text, as in CSV files."""
 TOOLS, TEMPLATE_ARGUMENTS = "tools", "chat_template_kwargs"
 Conversation = list[dict[str, Any]]
 
@@ -33,12 +40,15 @@ def read_row(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
     """Return the row with its JSON texts parsed. Some columns of ROLL's files contain such texts.
 
     Parsed are the column of the messages, `test_cases`, and `ground_truth` if its text is a JSON object. Any other text in `ground_truth`
-    is the answer itself.
+    is the answer itself. If `data_args.ground_truth` names another column, or a key inside one, its value becomes the `ground_truth`.
 
     Raises:
-        RowFault: the text of `test_cases` is not JSON, or the text of the messages is not a JSON list of messages.
+        RowFault: the text of `test_cases` is not JSON, the text of the messages is not a JSON list of messages, or the row has no value
+            where `data_args.ground_truth` says.
     """
     done = dict(row)
+    if data_args.ground_truth != GROUND_TRUTH:
+        done[GROUND_TRUTH] = reference_at(row, data_args.ground_truth)
     if isinstance(done.get(TEST_CASES), str) and done[TEST_CASES].strip():
         done[TEST_CASES] = _from_json(done[TEST_CASES], TEST_CASES)
     if data_args.messages is not None and isinstance(row.get(data_args.messages), str):
@@ -47,6 +57,29 @@ def read_row(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
     if isinstance(truth, str) and truth.lstrip().startswith("{"):
         done[GROUND_TRUTH] = _object_or_text(truth)
     return done
+
+
+def reference_at(row: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path: the name of a column, or keys joined with dots that reach into one, whose texts may be JSON.
+
+    Raises:
+        RowFault: there is no value.
+    """
+    if row.get(path) is not None:
+        return row[path]
+    found: Any = row
+    for number, key in enumerate(keys := path.split("."), start=1):
+        if isinstance(found, str):
+            found = _object_or_text(found)
+        if not isinstance(found, Mapping) or found.get(key) is None:
+            inside, names = ".".join(keys[: number - 1]), list(found) if isinstance(found, Mapping) else []
+            missing = f"'{key}' is {'null' if key in names else 'missing'}{nearest(key, names)}"
+            holder = f"'{inside}'" if inside else "the row"
+            has = f"{holder} has: {', '.join(map(str, names)) or 'no keys'}"
+            remedy = "fill it in, or name the column of the reference answer, or keys that lead to it, in data_args.ground_truth"
+            raise RowFault(f"no '{path}'", f"data_args.ground_truth is '{path}', but {missing}; {has}", remedy)
+        found = found[key]
+    return found
 
 
 def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,9 +95,7 @@ def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     if others and not isinstance(others, dict):
         remedy = f"make '{TEMPLATE_ARGUMENTS}' an object such as {{\"enable_thinking\": false}}"
         raise RowFault(f"'{TEMPLATE_ARGUMENTS}' is not an object", f"'{TEMPLATE_ARGUMENTS}' is {_shown(others)}", remedy)
-    # Arrow gives each row the keys of all rows; keys that a row lacks are null.
-    given = {key: value for key, value in (others or {}).items() if value is not None}
-    return {**given, **({TOOLS: tools} if tools else {})}
+    return {**(others or {}), **({TOOLS: tools} if tools else {})}
 
 
 def prompt_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
@@ -134,6 +165,7 @@ def labelled_conversation(row: Mapping[str, Any], data_args: DataConfig) -> tupl
     """
     assert data_args.label is not None, "the configuration was checked"
     label = _column(row, data_args.label)
+    label = LABELS.get(label.strip().lower(), label) if isinstance(label, str) else label
     if label not in (True, False):
         problem = f"'{data_args.label}' is {_shown(label)}"
         raise RowFault(f"'{data_args.label}' is not a label", problem, "make it true (desirable) or false, or 1 or 0")
@@ -145,6 +177,7 @@ def labelled_conversation(row: Mapping[str, Any], data_args: DataConfig) -> tupl
 def number(row: Mapping[str, Any], column: str) -> float:
     """Return the number in a column. Raises RowFault if it is missing, not a number, or outside the range of fp32."""
     value = _column(row, column)
+    value = float(value) if isinstance(value, str) and JSON_NUMBER.fullmatch(value.strip()) else value
     # A number that fp32 cannot hold would become infinite in the loss.
     if isinstance(value, bool) or not isinstance(value, int | float) or not -FP32_MAX <= value <= FP32_MAX:
         raise RowFault(f"'{column}' is not a number", f"'{column}' is {_shown(value)}", f"make '{column}' a number that fp32 can hold")
@@ -166,8 +199,16 @@ def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
 
 def _prompt(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
     assert data_args.prompt is not None, "the configuration was checked"
-    question = {"role": "user", "content": text_of(row, data_args.prompt)}
+    question = {"role": "user", "content": _question(row, data_args.prompt, data_args.input)}
     return [{"role": "system", "content": data_args.system}, question] if data_args.system else [question]
+
+
+def _question(row: Mapping[str, Any], prompt: str, further: str | None) -> str:
+    text = row.get(further) if further else None
+    if text is not None and not isinstance(text, str):
+        problem = f"'{further}' is a {type(text).__name__}: {_shown(text)}"
+        raise RowFault(f"'{further}' is not text", problem, f"make '{further}' a string, which may be empty")
+    return f"{text_of(row, prompt)}\n{text}" if text and text.strip() else text_of(row, prompt)
 
 
 def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -> Conversation:
@@ -186,28 +227,35 @@ def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -
 def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise RowFault("malformed message", f"{place} is a {type(message).__name__}, not an object: {_shown(message)}", remedy)
-    role, content = message.get("role"), message.get("content")
-    more = {key: message[key] for key in MORE if message.get(key)}
-    if role == "assistant" and message.get(UNLEARNT) is False:
-        more[UNLEARNT] = False
-    if "tool_calls" in more:
-        content, may_be_empty = "" if content is None else content, True
-    if role not in ROLES:
-        raise RowFault("malformed message", f"{place} has the role {_shown(role)}", remedy)
-    if isinstance(content, list) and (seen := _pictures(content)):
-        problem = f"{place} has a part of the type '{seen[0]}': training on images and video is not supported"
-        raise RowFault("images or video", problem, "remove such rows, or describe the images in words")
-    if not isinstance(content, str):
-        raise RowFault("malformed message", f"{place} has a {type(content).__name__} as content: {_shown(content)}", remedy)
-    if not content.strip() and role != "system" and not (may_be_empty and role == "assistant"):
+    try:
+        read = read_message(message)
+    except MessageFault as fault:
+        raise RowFault(fault.reason, f"{place} {fault}", fault.remedy or remedy) from fault
+    role = read["role"]
+    if "tool_calls" in read:
+        return read
+    if message.get("content", message.get("value")) is None:
+        raise RowFault("malformed message", f"{place} has a NoneType as content: None", remedy)
+    if not read["content"].strip() and role != "system" and not (may_be_empty and role == "assistant"):
         raise RowFault("empty message", f"{place} (role '{role}') has no text", "fill in the text, or remove the row")
-    return {"role": role, "content": content, **more}
+    return read
 
 
-def _pictures(parts: Sequence[Any]) -> list[str]:
-    """Return the types of all parts of a message that are images or video."""
-    types = [str(part.get("type")) for part in parts if isinstance(part, dict)]
-    return [kind for kind in types if kind.startswith(("image", "video"))]
+def remarks_of(row: Mapping[str, Any], data_args: DataConfig) -> tuple[str, ...]:
+    """Return what a user should know about a row that can be read: what nothing reads. See `Texts.remarks`.
+
+    These are keys of its messages, and columns that other frameworks put into the prompt.
+    """
+    named = {data_args.prompt, data_args.input, data_args.messages, data_args.response, data_args.text, data_args.id, data_args.tag}
+    columns = [name for name in PROMPT_COLUMNS if name not in named and row.get(name) not in (None, "", [], {})]
+    found = {UNNAMED.format(name): None for name in columns}
+    for column in filter(None, (data_args.messages, data_args.chosen, data_args.rejected)):
+        messages = row.get(column)
+        if isinstance(messages, str) and column == data_args.messages:
+            messages = _from_json(messages, column)
+        for message in messages if isinstance(messages, list) else ():
+            found |= {UNREAD.format(key): None for key in unread_keys(message)}
+    return tuple(found)
 
 
 def _from_json(text: str, column: str) -> Any:
@@ -240,7 +288,9 @@ def text_of(row: Mapping[str, Any], column: str) -> str:
     """Return the text in a column. Raises RowFault if it is missing, not a text, or blank."""
     text = _column(row, column)
     if not isinstance(text, str):
-        raise RowFault(f"'{column}' is not text", f"'{column}' is a {type(text).__name__}: {_shown(text)}", f"make '{column}' a string")
+        is_messages = isinstance(text, list) and all(isinstance(one, dict) for one in text)
+        remedy = f"it holds messages: set data_args.messages={column}" if is_messages and text else f"make '{column}' a string"
+        raise RowFault(f"'{column}' is not text", f"'{column}' is a {type(text).__name__}: {_shown(text)}", remedy)
     if not text.strip():
         raise RowFault(f"'{column}' is empty", f"'{column}' has no text", "fill in the text, or remove the row")
     return text

@@ -36,7 +36,7 @@ FORMAT = "11"
 """Part of the fingerprint. A new value invalidates all tables of earlier versions of this file."""
 COLUMNS = {
     *("template", "chat_template_kwargs", "messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system"),
-    *("tag", "id"),
+    *("tag", "id", "input", "ground_truth"),
 }
 """Keys of `data_args` that affect prepared rows."""
 DOMAIN = "domain"

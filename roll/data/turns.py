@@ -16,20 +16,8 @@ from functools import cached_property
 from os.path import commonprefix
 from typing import Any
 
-from roll.data.native import (
-    ASKED,
-    PROBE,
-    REASONING,
-    TAGS,
-    THINK,
-    THOUGHT,
-    UNLEARNT,
-    Messages,
-    TemplateFault,
-    calls_of,
-    function_of,
-    with_arguments,
-)
+from roll.data.messages import REASONING, UNLEARNT
+from roll.data.native import ASKED, PROBE, TAGS, THINK, THOUGHT, Messages, TemplateFault, calls_of, function_of, with_arguments
 
 RenderMessages = Callable[[Messages, bool], str]
 """(messages, whether to open an assistant turn at the end) -> rendered text"""

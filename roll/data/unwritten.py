@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roll.data.native import REASONING, THINK, THOUGHT, Messages, TemplateFault, calls_of, with_arguments
+from roll.data.messages import REASONING
+from roll.data.native import THINK, THOUGHT, Messages, TemplateFault, calls_of, with_arguments
 from roll.data.turns import unused_word
 
 SURE = 12

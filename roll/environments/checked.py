@@ -12,6 +12,7 @@ from dataclasses import asdict
 from numbers import Real
 from typing import Any
 
+from roll.data.messages import ROLE_OF, MessageFault, text_of
 from roll.environments.base import Observation, Step
 from roll.types import FP32_MAX
 
@@ -20,7 +21,6 @@ class BadReturn(ValueError):
     """An environment returned an invalid value. `str()` gives the reason."""
 
 
-ROLES = ("system", "user", "assistant", "tool", "developer")
 MOST_MESSAGES, MOST_TOOLS, MOST_METRICS = 256, 256, 64
 """Largest number of messages, tools and metrics in one returned value."""
 MOST_NAME = 100
@@ -77,11 +77,14 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def _message(message: Any) -> dict[str, Any]:
-    if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-        raise BadReturn(f"a message must be a mapping with a role of {', '.join(ROLES)}, but is {message!r:.80}")
-    if not isinstance(message.get("content"), str | None):
-        raise BadReturn(f"the content of a message must be text, but is {message['content']!r:.80}")
-    return _plain("a message", message)
+    if not isinstance(message, Mapping) or message.get("role") not in ROLE_OF:
+        raise BadReturn(f"a message must be a mapping with a role of {', '.join(ROLE_OF)}, but is {message!r:.80}")
+    content = message.get("content")
+    try:
+        text = content if isinstance(content, str | None) else text_of(content)
+    except MessageFault as fault:
+        raise BadReturn(f"the content of a message must be text, or a list of texts: it {fault}") from fault
+    return _plain("a message", {**message, "role": ROLE_OF[message["role"]], **({} if "content" not in message else {"content": text})})
 
 
 def _tools(tools: Any) -> list[dict[str, Any]]:

@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from roll.data.messages import read_message
 from roll.environments.base import Message
 
 
 def task_of(row: Mapping[str, Any], column: str | None = None) -> list[Message]:
     """Return the messages that state the task. The column holds a list of messages, its JSON text, or the text of a user message.
 
+    Messages are returned in the form of `read_message`.
+
     Args:
         column: column that holds the task. The default is `messages`, or `prompt` if the row has no `messages`.
 
     Raises:
-        ValueError: the row has no task.
+        ValueError: the row has no task, or one of its messages cannot be read.
     """
     found = row.get(column) if column else row.get("messages") or row.get("prompt")
     if isinstance(found, str) and found.lstrip().startswith("["):
@@ -26,7 +29,7 @@ def task_of(row: Mapping[str, Any], column: str | None = None) -> list[Message]:
     if isinstance(found, str) and found:
         return [{"role": "user", "content": found}]
     if isinstance(found, list) and found and all(isinstance(one, Mapping) for one in found):
-        return found
+        return [read_message(one) for one in found]
     named = f"no '{column}'" if column else "neither 'messages' nor 'prompt'"
     raise ValueError(f"the row has {named}; it has the columns {', '.join(map(str, row))}")
 

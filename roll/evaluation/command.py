@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     columns = rows.add_mutually_exclusive_group()
     columns.add_argument("--prompt", metavar="COLUMN", help="column that holds the prompt as text (default: prompt)")
     columns.add_argument("--messages", metavar="COLUMN", help="column that holds a list of {role, content}")
+    rows.add_argument("--ground-truth", metavar="COLUMN", help="column of the reference answer, or keys joined with dots that lead to it")
     rows.add_argument("--limit", type=positive, help="use only the first LIMIT prompts of each set (default: all)")
     sampling = found.add_argument_group("sampling (the run's validation settings replace these defaults)")
     sampling.add_argument("--samples", type=positive, help="number of responses to each prompt (default: 1)")

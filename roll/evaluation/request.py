@@ -22,6 +22,8 @@ class Request:
     """Column that holds the prompt as text."""
     messages: str | None = None
     """Column that holds a list of messages."""
+    ground_truth: str | None = None
+    """Column that holds the reference answer, or keys joined with dots that lead to it."""
     samples: int | None = None
     """Number of responses to each prompt."""
     temperature: float | None = None

@@ -253,13 +253,13 @@ def _names(files: Sequence[str]) -> dict[str, str]:
 
 def _rows(request: Request, file: str, columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return the block `data_args` of one file: the columns and the template of the run, overridden by those of the request."""
-    keys = ("template", "chat_template_kwargs", "prompt", "messages", "system", "tag", "id", "split")
+    keys = ("template", "chat_template_kwargs", "prompt", "input", "messages", "system", "ground_truth", "tag", "id", "split")
     block = {key: value for key, value in columns.items() if key in keys} | {"file_name": file}
-    asked = {"template": request.template, "split": request.split, "prompt": request.prompt, "messages": request.messages}
+    asked = {key: getattr(request, key) for key in ("template", "split", "prompt", "messages", "ground_truth")}
     if request.reward:
         block["tag"] = NO_TAG
     if request.prompt or request.messages:
-        block = {key: value for key, value in block.items() if key not in ("prompt", "messages")}
+        block = {key: value for key, value in block.items() if key not in ("prompt", "input", "messages")}
     block |= {key: value for key, value in asked.items() if value is not None}
     if block.get("template", "native") != columns.get("template", "native"):
         block.pop("chat_template_kwargs", None)  # they are of the run's template

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from roll.data import messages
 from roll.gateway.asked import Message, refusal
 
 IGNORED = frozenset(
@@ -27,8 +27,6 @@ NEUTRAL: Mapping[str, tuple[Sequence[Any], str]] = {
 }
 """Keys that may only have one of these values or null, with the remedy for other values."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
-TEXTS = ("text", "input_text", "output_text")
-"""Types of message parts that contain text."""
 MOST_MESSAGES, MOST_TOOLS, MOST_STOPS = 4096, 1024, 16
 
 
@@ -78,24 +76,17 @@ def tool_of(given: Any, place: str) -> Mapping[str, Any]:
 
 def text_of(given: Any, place: str) -> str:
     """Return the text of a message's content, which may be a string, null, or a list of text parts. Raises Refused for anything else."""
-    if given is None or isinstance(given, str):
-        return given or ""
-    parts = []
-    for number, part in enumerate(listed(given, place, MOST_MESSAGES)):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in TEXTS or not isinstance(part.get("text"), str):
-            raise refusal(f"{place}[{number}]", f"a part of type {kind!r:.80} is not supported", "send text only")
-        parts.append(part["text"])
-    return "".join(parts)
+    if given is not None and not isinstance(given, str):
+        listed(given, place, MOST_MESSAGES)
+    try:
+        return messages.text_of(given)
+    except messages.MessageFault as fault:
+        raise refusal(f"{place}{fault.at}", str(fault), "send text only") from fault
 
 
 def call_of(identity: Any, name: Any, arguments: Any, place: str) -> dict[str, Any]:
     """Return a tool call of an assistant message. Raises Refused if it is invalid or its arguments are not the JSON text of an object."""
-    try:
-        read = json.loads(arguments or "{}")
-    except (TypeError, ValueError, RecursionError):
-        read = None
-    if not isinstance(read, dict):
+    if not isinstance(arguments, str | None) or messages.object_of(arguments) is None:
         raise refusal(f"{place}.arguments", f"{arguments!r:.80} is not the JSON text of an object", "send calls back unchanged")
     if not isinstance(name, str) or not isinstance(identity, str):
         raise refusal(place, "the call has no id or no name", "send calls back unchanged")
@@ -140,16 +131,23 @@ def _message(given: Any, place: str) -> Message:
     if role not in ROLES:
         raise refusal(f"{place}.role", f"{role!r:.80} is not supported", f"give one of {', '.join(ROLES)}")
     text = text_of(given.get("content"), f"{place}.content")
-    message: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": text}
+    message: dict[str, Any] = {"role": messages.ROLE_OF[role], "content": text}
     if role == "tool":
         if not isinstance(given.get("tool_call_id"), str):
             raise refusal(f"{place}.tool_call_id", "missing", "give the id of the call that the message answers")
         message["tool_call_id"] = given["tool_call_id"]
     if role == "assistant" and given.get("tool_calls"):
         message["tool_calls"] = _calls(given["tool_calls"], f"{place}.tool_calls")
-    if role == "assistant" and isinstance(given.get("reasoning_content"), str):
-        message["reasoning_content"] = given["reasoning_content"]
+    if role == "assistant" and (thinking := _thinking(given, place)):
+        message["reasoning_content"] = thinking
     return message
+
+
+def _thinking(given: Mapping[str, Any], place: str) -> str:
+    try:
+        return messages.reasoning_of(given)
+    except messages.MessageFault as fault:
+        raise refusal(place, str(fault), fault.remedy) from fault
 
 
 def _calls(given: Any, place: str) -> list[dict[str, Any]]:

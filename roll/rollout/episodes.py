@@ -189,6 +189,7 @@ class _Turns:
         """
         self._generator, self._renderer, self._sampling, self._environment = generator, renderer, sampling, environment
         self._longest, self._clock, self._session = tokens.sequence, clock, Session()
+        self._ids: set[str] = set()
         first = environment.observation
         self._tools, self._messages, self._state = first.tools, list(first.messages), state_of(first)
         try:
@@ -207,7 +208,7 @@ class _Turns:
             if room < 1:
                 return StopReason.CONTEXT_FULL
             completion = await self._generated(min(room, self._sampling.max_new_tokens), None if seed is None else turn_seed(seed, turn))
-            parsed = self._renderer.parse(completion.token_ids, self._tools)
+            parsed = self._with_new_ids(self._renderer.parse(completion.token_ids, self._tools))
             self.transcript.act(completion, calls_of(parsed.message), self._state)
             self.transcript.counts["tool_calls"] += len(parsed.message.get("tool_calls") or ())
             self.transcript.counts[TOOL_ERRORS] += len(parsed.malformed)
@@ -223,6 +224,17 @@ class _Turns:
             if turn + 1 < max_turns and not self._go_on(completion.token_ids, step.messages):
                 return StopReason.CONTEXT_FULL
         return StopReason.MAX_TURNS
+
+    def _with_new_ids(self, parsed: Parsed) -> Parsed:
+        """Return a parsed turn whose tool calls have ids that no earlier call of the episode has. A renderer numbers those of each turn."""
+        calls = []
+        for call in parsed.message.get("tool_calls") or ():
+            number, name = len(self._ids), str(call["id"])
+            while name in self._ids:
+                name, number = f"call{number:05d}", number + 1  # nine letters and digits, as Mistral's templates require
+            self._ids.add(name)
+            calls.append({**call, "id": name})
+        return replace(parsed, message={**parsed.message, "tool_calls": calls}) if calls else parsed
 
     async def _generated(self, most: int, seed: int | None) -> Completion:
         sampling = replace(self._sampling, max_new_tokens=most)

@@ -65,8 +65,12 @@ def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault
 def _prompt_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault]:
     if columns.messages and columns.prompt:
         yield Fault(f"{where}.prompt", f"'{columns.prompt}', and messages is '{columns.messages}'", "set only one of the two")
+    if columns.input and not columns.prompt and not columns.text:
+        yield Fault(
+            f"{where}.input", f"'{columns.input}', but prompt is not set", "set prompt to the column with the first part of the prompt"
+        )
     if columns.text and rows == "responses":
-        for key in ("messages", "prompt", "response", "system"):
+        for key in ("messages", "prompt", "input", "response", "system"):
             if getattr(columns, key):
                 problem = f"'{getattr(columns, key)}', but text is '{columns.text}', which is trained on as a whole"
                 yield Fault(f"{where}.{key}", problem, "set only one of the two")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
 from roll.data.chat import NOTHING, QWEN2_5_SYSTEM, check_marks
+from roll.data.messages import REASONING, MessageFault, read_message
 from roll.data.native import PLAIN, NativeTemplate, TemplateFault, apply_template, opening
 
 Messages = Sequence[Mapping[str, Any]]
@@ -103,11 +103,12 @@ def turns_renderer(tokenizer: PreTrainedTokenizerBase, template: str, further: M
 
 
 def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as templates expect it: always with a content, and with the arguments of tool calls as objects, not JSON text."""
-    calls = [{**call, "function": {**call["function"], "arguments": _object(call)}} for call in message.get("tool_calls") or ()]
-    return {**message, "content": message.get("content") or "", **({"tool_calls": calls} if calls else {})}
+    """Return a message as templates expect it, in the form of `read_message`. Other keys stay.
 
-
-def _object(call: Mapping[str, Any]) -> Any:
-    arguments = call["function"]["arguments"]
-    return json.loads(arguments) if isinstance(arguments, str) else arguments
+    Raises:
+        TemplateFault: the message cannot be read.
+    """
+    try:
+        return {**{key: value for key, value in message.items() if key not in REASONING}, **read_message(message)}
+    except MessageFault as fault:
+        raise TemplateFault(f"a message {fault}") from fault

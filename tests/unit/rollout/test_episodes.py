@@ -81,6 +81,14 @@ def test_the_engine_sees_what_is_trained_on() -> None:
     assert [message["content"] for message in world.heard] == ["turn 1", "turn 2", "turn 3"]
 
 
+def test_calls_of_an_episode_have_different_ids() -> None:
+    world = World([said("1", "2"), said("3"), DONE])
+    policy = Engine(lambda context: {1: "!add(a) !add(b)", 2: "!add(c)"}.get(context.count("assistant:"), "!add(d)"))
+    one(world, policy)
+    ids = [[call["id"] for call in message["tool_calls"]] for message in world.heard]
+    assert ids == [["0", "1"], ["call00002"], ["call00003"]]
+
+
 def test_all_turns_of_an_episode_are_one_session() -> None:
     engine = Engine(counting())
     one(World([said("a"), DONE]), engine)

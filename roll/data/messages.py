@@ -1,0 +1,223 @@
+"""The one reading of a message, in whatever public format it is written. Pure functions.
+
+Data, the gateway and environments read messages with these functions. The formats are OpenAI's (old and new), ShareGPT's (`from` and
+`value`), and the variants of other frameworks. A normalised message has a `role` of ROLES, a `content` that is text, and optionally
+`tool_calls` whose arguments are objects, `reasoning_content`, `tool_call_id`, `name`, and `train: False` if it must not be learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from roll.data.json_text import parsed
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Keys of the thinking of a message. A normalised message has the first one; templates read one of them."""
+UNLEARNT = "train"
+"""Key of an assistant's message that is False if the message must not be learnt. No template sees it."""
+ROLES = ("system", "user", "assistant", "tool")
+ROLE_OF: Mapping[str, str] = {**{role: role for role in ROLES}, "developer": "system", "function": "tool"}
+"""Role by the value of `role`: also OpenAI's other names."""
+ROLE_FROM: Mapping[str, str] = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
+"""Role by the value of ShareGPT's `from`."""
+TEXTS = ("text", "input_text", "output_text")
+"""Types of parts of a content that contain text."""
+LEARNT = (UNLEARNT, "weight", "loss", "loss_weight", "loss_scale", "trainable", "step_loss_mask")
+"""Keys of OpenAI, axolotl, ms-swift, LLaMA-Factory and slime that are 1 or true if a message is learnt, and 0 or false if not."""
+OTHER_LOSS = ("mask", "masked", "loss_mask", "train_detail", "training_detail")
+"""Keys by which other frameworks learn parts of a message."""
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+KNOWN = frozenset({"role", "content", "from", "value", "tool_calls", "function_call", "tool_call_id", "name", *LEARNT})
+CALLS_REMEDY = 'make it {"function": {"name": ..., "arguments": {...}}}; the arguments are an object, or the JSON text of one'
+
+
+class MessageFault(ValueError):
+    """A message that cannot be read. `str()` continues the name of the message."""
+
+    def __init__(self, reason: str, problem: str, remedy: str = "", at: str = "") -> None:
+        super().__init__(problem)
+        self.reason = reason
+        """A short description without values."""
+        self.remedy = remedy
+        """What to do. Empty: write the message in the usual format."""
+        self.at = at
+        """Index of the faulty part of a content, `[1]`; or empty."""
+
+
+def read_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message in the normalised form. A message without text has the content "".
+
+    Raises:
+        MessageFault: the role is unknown, the content is not text, a tool call or the thinking cannot be read, or a key asks for a loss
+            that cannot be given.
+    """
+    role, content, calls = _said(message)
+    if seen := [key for key in MEDIA if message.get(key)]:
+        raise _media(f"has '{seen[0]}'")
+    read: dict[str, Any] = {"role": role, "content": text_of(content)}
+    if calls := calls or _calls(message):
+        read["tool_calls"] = calls
+    if role == "assistant" and (thinking := reasoning_of(message)):
+        read[REASONING[0]] = thinking
+    read |= {key: message[key] for key in ("tool_call_id", "name") if message.get(key)}
+    learnt = _is_learnt(message)
+    if learnt and role != "assistant":
+        key = next(key for key in LEARNT if message.get(key))
+        raise MessageFault("a loss on a message that is not the assistant's", f"has the role '{role}' and '{key}': {message[key]!r}")
+    return read | ({UNLEARNT: False} if learnt is False and role == "assistant" else {})
+
+
+def unread_keys(message: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of a message that have a value but that nothing reads."""
+    role, _, _ = _said(message)
+    for key, value in message.items():
+        if key not in KNOWN and not (key in REASONING and role == "assistant") and value not in (None, "", [], {}):
+            yield key
+
+
+def role_of(message: Mapping[str, Any]) -> str:
+    """Return the role of a message. Raises MessageFault if it is unknown."""
+    return _said(message)[0]
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a content: a string, null, or a list of text parts, which are joined. Raises MessageFault for anything else."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise MessageFault("malformed message", f"has a {type(content).__name__} as content: {content!r:.60}")
+    parts = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(kind, str) and kind.startswith(("image", "video", "audio", "input_image", "input_audio")):
+            raise _media(f"has a part of the type '{kind}'", f"[{number}]")
+        if isinstance(part, Mapping) and kind in TEXTS and isinstance(text := part.get("text", part.get("value")), str):
+            parts.append(text)
+            continue
+        problem = f"has a list as content, whose part {number} is not a text: {part!r:.60}"
+        raise MessageFault("malformed message", problem, 'make each part {"type": "text", "text": ...}', f"[{number}]")
+    return "".join(parts)
+
+
+def reasoning_of(message: Mapping[str, Any]) -> str:
+    """Return the thinking of a message, which may have one of several keys; "" without thinking.
+
+    Raises:
+        MessageFault: the thinking is not text, or two keys have different ones.
+    """
+    found = {key: message[key] for key in REASONING if message.get(key)}
+    for key, value in found.items():
+        if not isinstance(value, str):
+            raise MessageFault("malformed message", f"has a {type(value).__name__} as '{key}': {value!r:.60}", f"make '{key}' a text")
+    if len(set(found.values())) > 1:
+        raise MessageFault("two different thoughts", f"has different texts in {' and '.join(found)}", "keep one of the two keys")
+    return next(iter(found.values()), "")
+
+
+def object_of(arguments: Any) -> dict[str, Any] | None:
+    """Return the arguments of a tool call, an object or the JSON text of one; none are an empty object. Return None for anything else."""
+    if isinstance(arguments, str):
+        try:
+            arguments = parsed(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            return None
+        return arguments if isinstance(arguments, dict) else None
+    return {} if arguments is None else dict(arguments) if isinstance(arguments, Mapping) else None
+
+
+def _said(message: Mapping[str, Any]) -> tuple[str, Any, list[dict[str, Any]]]:
+    """Return the role, the content, and the tool calls of ShareGPT's `function_call`, which are its text."""
+    if "role" not in message and "from" in message:
+        role, content = ROLE_FROM.get(str(message["from"])), message.get("value")
+        if role is None:
+            raise MessageFault("malformed message", f"is from {message['from']!r:.60}", f"use one of: {', '.join(ROLE_FROM)}")
+        if message["from"] == "function_call":
+            return role, "", _listed_calls(content, "a function_call")
+        return role, content, []
+    given = message.get("role")
+    role = ROLE_OF.get(given) if isinstance(given, str) else None
+    if role is None:
+        raise MessageFault("malformed message", f"has the role {given!r:.60}")
+    return role, message.get("content"), []
+
+
+def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    calls = _listed_calls(message["tool_calls"], "tool_calls") if message.get("tool_calls") else []
+    if not message.get("function_call"):
+        return calls
+    called = _listed_calls(message["function_call"], "a function_call")
+    if calls and [call["function"] for call in calls] != [call["function"] for call in called]:
+        raise MessageFault("malformed message", "has different calls in tool_calls and function_call", "keep one of the two keys")
+    return calls or called
+
+
+def _listed_calls(given: Any, what: str) -> list[dict[str, Any]]:
+    """Return tool calls from a list of them, a single one, or the JSON text of either."""
+    found = given
+    if isinstance(given, str):
+        try:
+            found = parsed(given)
+        except (ValueError, RecursionError) as error:
+            raise MessageFault("malformed tool call", f"has {what} that is not JSON ({error}): {given!r:.60}", CALLS_REMEDY) from error
+    if isinstance(found, Mapping):
+        found = [found]
+    if not isinstance(found, list):
+        raise MessageFault("malformed tool call", f"has {what} that is not a list of objects: {given!r:.60}", CALLS_REMEDY)
+    return [_call(call, number) for number, call in enumerate(found)]
+
+
+def _call(call: Any, number: int) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise MessageFault("malformed tool call", f"has the tool call {number} without the name of a function: {call!r:.60}", CALLS_REMEDY)
+    arguments = object_of(function.get("arguments"))
+    if arguments is None:
+        problem = f"has the tool call {number} with arguments that are no JSON object: {function['arguments']!r:.60}"
+        raise MessageFault("malformed tool call", problem, CALLS_REMEDY)
+    named = {key: value for key, value in function.items() if key != "arguments" or value is not None}
+    if "arguments" in named:
+        named["arguments"] = arguments
+    if "function" in call:
+        return {**call, "function": named}
+    outer = ("id", "type")
+    return {
+        **{key: call[key] for key in outer if key in call},
+        "type": "function",
+        "function": {key: value for key, value in named.items() if key not in outer},
+    }
+
+
+def _is_learnt(message: Mapping[str, Any]) -> bool | None:
+    """Return whether the keys of a message say that it is learnt; None if it has no such key."""
+    said: dict[str, bool] = {}
+    for key in LEARNT:
+        value = message.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, bool | int | float) or value not in (0, 1):
+            problem = f"has '{key}': {value!r:.60}"
+            raise MessageFault(f"'{key}' is neither 0 nor 1", problem, f"make '{key}' 1 (learn the message) or 0; shares are not supported")
+        said[key] = bool(value)
+    for key in OTHER_LOSS:
+        if message.get(key) is not None:
+            remedy = f"remove it, or write which messages are learnt as '{UNLEARNT}': true or false"
+            raise MessageFault(f"'{key}' is not supported", f"has '{key}', which changes what another framework learns", remedy)
+    if len(set(said.values())) > 1:
+        raise MessageFault("two different weights", f"has {' and '.join(said)}, which contradict each other", "keep one of the two keys")
+    return next(iter(said.values()), None)
+
+
+def _media(problem: str, at: str = "") -> MessageFault:
+    remedy = "remove such rows, or describe the images in words"
+    return MessageFault("images or video", f"{problem}: training on images and video is not supported", remedy, at)

@@ -1,0 +1,234 @@
+"""One reading of messages: OpenAI's formats, ShareGPT, and the keys of other frameworks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roll.config.schema.model import DataConfig
+from roll.data.examples import ExampleSet, Kind, Limits, prepare_examples
+from roll.data.messages import MessageFault, read_message, unread_keys
+from roll.environments.base import Observation
+from roll.environments.checked import BadReturn, observation_of
+from roll.environments.tasks import task_of
+from roll.errors import DataError
+from roll.gateway.asked import Refused
+from roll.gateway.checked import messages_of
+from tests.unit.data.formats import FORMATS, make_tokenizer
+
+Write = Callable[..., str]
+CALL = {"id": "a", "type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
+ADD = {"name": "add", "arguments": {"x": 1}}
+
+
+def said(**keys: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", **keys}
+
+
+def with_arguments(arguments: Any) -> dict[str, Any]:
+    return said(tool_calls=[{**CALL, "function": {"name": "add", "arguments": arguments}}])
+
+
+@pytest.mark.parametrize(
+    ("message", "read"),
+    [
+        ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, {"role": "user", "content": "ab"}),
+        ({"role": "user", "content": [{"type": "input_text", "text": "a"}]}, {"role": "user", "content": "a"}),
+        ({"role": "user", "content": [{"type": "text", "value": "a"}], "loss_weight": 0.0}, {"role": "user", "content": "a"}),
+        ({"role": "developer", "content": "a"}, {"role": "system", "content": "a"}),
+        ({"role": "function", "name": "add", "content": "2"}, {"role": "tool", "content": "2", "name": "add"}),
+        ({"from": "system", "value": "a"}, {"role": "system", "content": "a"}),
+        ({"from": "human", "value": "a"}, {"role": "user", "content": "a"}),
+        ({"from": "gpt", "value": "a", "weight": 0}, {"role": "assistant", "content": "a", "train": False}),
+        ({"from": "observation", "value": "2"}, {"role": "tool", "content": "2"}),
+        ({"from": "tool", "value": "2"}, {"role": "tool", "content": "2"}),
+        ({"from": "function_call", "value": json.dumps(ADD)}, said(tool_calls=[{"type": "function", "function": ADD}])),
+        ({"from": "function_call", "value": json.dumps([ADD, ADD])}, said(tool_calls=[{"type": "function", "function": ADD}] * 2)),
+        (said(content=None, tool_calls=[CALL]), said(tool_calls=[CALL])),
+        (with_arguments('{"x": 1}'), said(tool_calls=[CALL])),
+        (with_arguments(""), with_arguments({})),
+        (with_arguments("{}"), with_arguments({})),
+        (said(tool_calls=json.dumps([CALL])), said(tool_calls=[CALL])),
+        (said(tool_calls=[ADD]), said(tool_calls=[{"type": "function", "function": ADD}])),
+        (
+            said(tool_calls=[{**ADD, "id": "b", "arguments": '{"x": 1}'}]),
+            said(tool_calls=[{"id": "b", "type": "function", "function": ADD}]),
+        ),
+        (said(function_call={"name": "add", "arguments": '{"x": 1}'}), said(tool_calls=[{"type": "function", "function": ADD}])),
+        (said(function_call=None, tool_calls=None), said()),
+        (said(function_call=ADD, tool_calls=[CALL]), said(tool_calls=[CALL])),
+        (said(content="12", thinking="7+5"), said(content="12", reasoning_content="7+5")),
+        (said(content="12", reasoning="7+5"), said(content="12", reasoning_content="7+5")),
+        (said(content="12", reasoning="7+5", reasoning_content="7+5"), said(content="12", reasoning_content="7+5")),
+        (said(content="12", reasoning=None, thinking=""), said(content="12")),
+        *(
+            (said(content="x", **{key: 0}), said(content="x", train=False))
+            for key in ("weight", "train", "loss", "loss_weight", "trainable")
+        ),
+        *((said(content="x", **{key: True}), said(content="x")) for key in ("weight", "train", "loss_scale", "step_loss_mask")),
+        (said(content="x", train=False, weight=0), said(content="x", train=False)),
+        ({"role": "user", "content": "x", "train": False}, {"role": "user", "content": "x"}),
+    ],
+)
+def test_a_message_is_read_in_every_public_format(message: dict, read: dict) -> None:
+    assert read_message(message) == read
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (with_arguments("x=1"), "arguments that are no JSON object: 'x=1'"),
+        (with_arguments("[1]"), "arguments that are no JSON object"),
+        (with_arguments('"{}"'), "arguments that are no JSON object"),
+        (with_arguments([1]), "arguments that are no JSON object"),
+        (with_arguments('{"x": 1, "x": 2}'), "arguments that are no JSON object"),
+        (said(tool_calls=[{"type": "function"}]), "without the name of a function"),
+        (said(tool_calls=["add"]), "without the name of a function"),
+        (said(tool_calls="add(1)"), "tool_calls that is not JSON"),
+        ({"from": "function_call", "value": "add(1)"}, "a function_call that is not JSON"),
+        ({"from": "function_call", "value": None}, "a function_call that is not a list of objects"),
+        (said(function_call={"name": "sub", "arguments": {}}, tool_calls=[CALL]), "different calls in tool_calls and function_call"),
+        (said(reasoning="a", thinking="b"), "different texts in thinking and reasoning"),
+        (said(reasoning=[{"text": "a"}]), "a list as 'reasoning'"),
+        (said(content="x", weight=0.5), "'weight': 0.5"),
+        (said(content="x", train="no"), "'train': 'no'"),
+        (said(content="x", loss_scale=2), "'loss_scale': 2"),
+        (said(content="x", weight=0, train=True), "train and weight, which contradict"),
+        (said(content="x", train_detail=[{"begin_offset": 0}]), "'train_detail', which changes what another framework learns"),
+        (said(content="x", mask=True), "'mask'"),
+        ({"role": "user", "content": "x", "train": True}, "the role 'user' and 'train': True"),
+        ({"from": "narrator", "value": "x"}, "is from 'narrator'"),
+        ({"role": "human", "content": "x"}, "has the role 'human'"),
+        ({"role": ["user"], "content": "x"}, "has the role ['user']"),
+        ({"role": "user", "content": {"text": "x"}}, "a dict as content"),
+        ({"role": "user", "content": [{"type": "text"}]}, "whose part 0 is not a text"),
+        ({"role": "user", "content": ["x"]}, "whose part 0 is not a text"),
+        ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}, "a part of the type 'image'"),
+        ({"role": "user", "content": "x", "images": ["a.png"]}, "has 'images'"),
+    ],
+)
+def test_a_message_that_would_be_misread_is_a_fault(message: dict, problem: str) -> None:
+    with pytest.raises(MessageFault) as caught:
+        read_message(message)
+    assert problem in str(caught.value) and caught.value.reason
+
+
+def test_keys_that_nothing_reads_are_named() -> None:
+    message = {"role": "user", "content": "x", "timestamp": 3, "id": "", "annotations": [], "reasoning": "y", "refusal": None}
+    assert list(unread_keys(message)) == ["timestamp", "reasoning"]
+    assert list(unread_keys(said(reasoning="y", weight=1, name="a", prefix=True))) == ["prefix"]
+
+
+@pytest.fixture
+def examples(write_jsonl: Write, tmp_path: Path) -> Callable[..., ExampleSet]:
+    tokenizer = make_tokenizer(FORMATS["qwen2.5"])
+
+    def prepare(rows: list[dict], kind: Kind = "responses", **columns: Any) -> ExampleSet:
+        data_args = DataConfig.model_validate({"file_name": write_jsonl(rows), **(columns or {"messages": "messages"})})
+        return prepare_examples(data_args, tokenizer, Limits(9999, 9999), kind, cache_folder=tmp_path / "cache")
+
+    return prepare
+
+
+def tokens(examples: ExampleSet, index: int) -> tuple[list[int], list[bool]]:
+    sequence = examples.example(index).sequences[0]
+    return sequence.token_ids.tolist(), sequence.response_mask.tolist()
+
+
+def test_formats_of_one_conversation_give_the_same_tokens(examples: Callable[..., ExampleSet]) -> None:
+    openai = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Add 1 and 2"},
+        said(content=None, tool_calls=[CALL]),
+        {"role": "tool", "content": "3", "tool_call_id": "a"},
+        said(content="It is 3."),
+    ]
+    texts = [{**one, "role": "developer" if one["role"] == "system" else one["role"]} for one in openai]
+    texts = [{**one, "content": [{"type": "text", "text": one["content"]}] if one["content"] else None} for one in texts]
+    texts[2] = {**texts[2], "tool_calls": [{**CALL, "function": {"name": "add", "arguments": '{"x": 1}'}}]}
+    old = [*openai[:2], said(function_call={"name": "add", "arguments": '{"x": 1}'}), {"role": "function", "content": "3"}, openai[4]]
+    sharegpt = [
+        {"from": "system", "value": "Be brief."},
+        {"from": "human", "value": "Add 1 and 2"},
+        {"from": "function_call", "value": json.dumps(ADD)},
+        {"from": "observation", "value": "3"},
+        {"from": "gpt", "value": "It is 3."},
+    ]
+    for kind in ("responses", "turns"):
+        found = examples([{"messages": messages} for messages in (openai, texts, old, sharegpt)], kind)
+        assert tokens(found, 1) == tokens(found, 0) == tokens(found, 2) == tokens(found, 3)
+
+
+@pytest.mark.parametrize("key", ["weight", "train", "loss", "trainable"])
+def test_an_excluded_turn_is_not_learnt(examples: Callable[..., ExampleSet], key: str) -> None:
+    bad = {"role": "assistant", "content": "BAD", key: 0}
+    messages = [{"role": "user", "content": "Hi"}, bad, {"role": "user", "content": "Again"}, said(content="Good")]
+    token_ids, learnt = tokens(examples([{"messages": messages}], "turns"), 0)
+    text = make_tokenizer(FORMATS["qwen2.5"]).decode(np.array(token_ids)[learnt])
+    assert text == "Good<|im_end|>"
+
+
+def test_a_fault_of_a_message_names_row_and_place(examples: Callable[..., ExampleSet]) -> None:
+    with pytest.raises(DataError) as caught:
+        examples([{"messages": [{"role": "user", "content": "Hi"}, with_arguments("x=1")]}])
+    (fault,) = caught.value.faults
+    assert fault.place.endswith("rows.jsonl:1") and fault.problem.startswith("'messages' item 1 has the tool call 0 with arguments")
+    assert "JSON text of one" in fault.remedy
+
+
+def test_unread_keys_and_columns_are_counted_by_file(examples: Callable[..., ExampleSet]) -> None:
+    talk = [{"role": "user", "content": "Hi", "timestamp": 1}, said(content="Yo", timestamp=2)]
+    rows = [{"messages": talk, "history": [["a", "b"]]}, {"messages": talk, "history": []}, {"messages": [talk[0], said(content="Yo")]}]
+    found = examples(rows)
+    counts = {remark: sum(files.values()) for remark, files in found.remarks.items()}
+    assert counts == {
+        "have a message with the key 'timestamp', which nothing reads": 3,
+        "have a value in the column 'history', which no key of data_args names, so that the model does not see it": 1,
+    }
+
+
+def test_alpaca_rows_say_or_include_their_input(examples: Callable[..., ExampleSet]) -> None:
+    rows = [{"instruction": "Sum", "input": "1 2", "output": "3"}, {"instruction": "Say hi", "input": "", "output": "Hi"}]
+    found = examples(rows, prompt="instruction", response="output")
+    assert [sum(files.values()) for what, files in found.remarks.items() if "'input'" in what] == [1]
+    with_input = examples(rows, prompt="instruction", input="input", response="output")
+    joined = examples([{"p": "Sum\n1 2", "r": "3"}, {"p": "Say hi", "r": "Hi"}], prompt="p", response="r")
+    assert [tokens(with_input, index) for index in (0, 1)] == [tokens(joined, index) for index in (0, 1)]
+    assert not with_input.remarks
+
+
+def test_an_input_that_is_not_text_is_a_fault(examples: Callable[..., ExampleSet]) -> None:
+    with pytest.raises(DataError, match="'input' is a list"):
+        examples([{"p": "Sum", "input": [1], "r": "3"}], prompt="p", input="input", response="r")
+
+
+@pytest.mark.parametrize("label", [True, 1, "true", "True", "1"])
+def test_labels_and_margins_may_be_text(examples: Callable[..., ExampleSet], label: Any) -> None:
+    found = examples([{"p": "a", "r": "b", "good": label}], "labelled", prompt="p", response="r", label="good")
+    assert found.example(0).value == 1.0
+    pairs = examples([{"p": "a", "c": "b", "r": "d", "m": "0.5"}], "pairs", prompt="p", chosen="c", rejected="r", margin="m")
+    assert pairs.example(0).value == 0.5
+
+
+def test_the_gateway_reads_messages_as_data_does() -> None:
+    asked = [{"role": "developer", "content": [{"type": "text", "text": "a"}]}, {"role": "user", "content": "b"}, said(reasoning="c")]
+    assert messages_of(asked, "messages") == [
+        {"role": "system", "content": "a"},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "", "reasoning_content": "c"},
+    ]
+    with pytest.raises(Refused, match="different texts"):
+        messages_of([said(reasoning="c", thinking="d")], "messages")
+
+
+def test_environments_read_messages_as_data_does() -> None:
+    parts = [{"type": "text", "text": "a"}]
+    assert observation_of(Observation([{"role": "developer", "content": parts}])).messages == [{"role": "system", "content": "a"}]
+    assert task_of({"messages": [{"from": "human", "value": "a"}]}) == [{"role": "user", "content": "a"}]
+    with pytest.raises(BadReturn, match="image"):
+        observation_of(Observation([{"role": "user", "content": [{"type": "image_url"}]}]))

@@ -1,0 +1,118 @@
+"""The column of the reference answers is a key, which may reach into a column."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from roll.config.schema.model import DataConfig
+from roll.config.schema.roles import RewardConfig
+from roll.data.prompts import PromptSet, prepare_prompts
+from roll.data.rows import RowFault, read_row, reference_at
+from roll.errors import DataError
+
+ASK = [{"role": "user", "content": "One?"}]
+VERL = {
+    "data_source": "openai/gsm8k",
+    "prompt": ASK,
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "72"},
+    "extra_info": {"index": 0, "split": "train", "answer": "... #### 72"},
+}
+DOMAINS = {"maths": RewardConfig.model_validate({"reward": "math_rule", "tag_included": ("openai/gsm8k",)})}
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[..., PromptSet]:
+    def prepare(path: Path, **columns: Any) -> PromptSet:
+        data_args = DataConfig.model_validate({"file_name": str(path), "template": "chatml", **columns})
+        return prepare_prompts(data_args, tokenizer, 100, DOMAINS, tmp_path / "cache")
+
+    return prepare
+
+
+def test_verl_s_parquet_needs_only_keys(prepared: Callable[..., PromptSet], tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([VERL, VERL]), path := tmp_path / "train.parquet")
+    prompt = prepared(path, messages="prompt", ground_truth="reward_model.ground_truth", tag="data_source").prompt(1, 0)
+    assert prompt.row == {**VERL, "ground_truth": "72"} and prompt.domain == "maths"
+    assert prompt.text == "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(("columns", "prompt"), [({"messages": "prompt"}, ASK), ({"prompt": "prompt"}, "One?")])
+def test_trl_s_rows_need_only_keys(prepared: Callable[..., PromptSet], tmp_path: Path, columns: dict, prompt: Any) -> None:
+    (path := tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": prompt, "solution": "$72$"}))
+    assert prepared(path, ground_truth="solution", **columns).prompt(0, 0).row["ground_truth"] == "$72$"
+
+
+def test_a_reference_of_csv_is_named_too(prepared: Callable[..., PromptSet], tmp_path: Path) -> None:
+    with (path := tmp_path / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["q", "solution", "more"], ["One?", "007", '{"a": {"b": "0.10"}}']])
+    assert prepared(path, prompt="q", ground_truth="solution").prompt(0, 0).row["ground_truth"] == "007"
+    assert prepared(path, prompt="q", ground_truth="more.a.b").prompt(0, 0).row["ground_truth"] == "0.10"
+
+
+@pytest.mark.parametrize(
+    ("row", "path", "found"),
+    [
+        ({"a": {"b": 0}}, "a.b", 0),
+        ({"a.b": "whole", "a": {"b": "inner"}}, "a.b", "whole"),
+        ({"a": '{"b": {"c": "x"}}'}, "a.b.c", "x"),
+        ({"answer": "x"}, "answer", "x"),
+        ({"a": ""}, "a", ""),
+    ],
+)
+def test_a_path_names_a_column_or_reaches_into_one(row: dict, path: str, found: Any) -> None:
+    assert reference_at(row, path) == found
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("reward_model.ground_truht", "'ground_truht' is missing (did you mean 'ground_truth'?); 'reward_model' has: style, ground_truth"),
+        (
+            "reward_modle.ground_truth",
+            "'reward_modle' is missing (did you mean 'reward_model'?); the row has: data_source, prompt, ability",
+        ),
+        ("reward_model.ground_truth.x", "'x' is missing; 'reward_model.ground_truth' has: no keys"),
+        ("ability.x", "'x' is missing; 'ability' has: no keys"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_a_fault_with_near_names(path: str, problem: str) -> None:
+    with pytest.raises(RowFault) as caught:
+        reference_at(VERL, path)
+    assert f"data_args.ground_truth is '{path}'" in caught.value.problem and problem in caught.value.problem
+    assert "data_args.ground_truth" in caught.value.remedy
+
+
+def test_a_row_without_the_named_reference_is_a_fault(prepared: Callable[..., PromptSet], tmp_path: Path) -> None:
+    rows = [{"q": "One?", "solution": "1"}, {"q": "One?", "solution": None}, {"q": "One?"}]
+    (path := tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError) as caught:
+        prepared(path, prompt="q", ground_truth="solution")
+    assert [fault.place.rpartition(":")[2] for fault in caught.value.faults] == ["2", "3"]
+
+
+def test_another_reference_column_is_another_table(prepared: Callable[..., PromptSet], tmp_path: Path) -> None:
+    (path := tmp_path / "rows.jsonl").write_text(json.dumps({"q": "One?", "a": "1", "b": "2"}))
+    found = [prepared(path, prompt="q", ground_truth=name).prompt(0, 0).row["ground_truth"] for name in ("a", "b")]
+    assert found == ["1", "2"]
+
+
+def test_the_named_reference_replaces_a_column_of_that_name() -> None:
+    data_args = DataConfig.model_validate({"file_name": "a", "prompt": "q", "ground_truth": "solution"})
+    assert read_row({"ground_truth": "x", "solution": '{"func_name": "f"}'}, data_args)["ground_truth"] == {"func_name": "f"}
+
+
+def test_a_prompt_of_messages_is_pointed_to_its_key(prepared: Callable[..., PromptSet], tmp_path: Path) -> None:
+    (path := tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": ASK, "solution": "1"}))
+    with pytest.raises(DataError) as caught:
+        prepared(path, prompt="prompt", ground_truth="solution")
+    assert "data_args.messages=prompt" in caught.value.faults[0].remedy
