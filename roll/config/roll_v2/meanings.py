@@ -122,7 +122,7 @@ def _differences(values: dict[str, Any], agentic: bool) -> Iterator[str]:
         yield f"actor_infer.generating_args.temperature: {text}; set it to 1 for the same ratios"
     if values.get("adv_estimator") == "gae":
         text = "gae takes 0 as the value after a response; ROLL takes the critic's values of the padding there"
-        yield f"adv_estimator: {text}, and they change the advantages of all tokens; see docs/coverage.md"
+        yield f"adv_estimator: {text}, and they change the advantages of all tokens"
     if not agentic:
         yield f"prompt_length: prompts of at most {SHORTEST_PROMPT} tokens are trained on here; ROLL drops them; remove such rows"
     if values.get("max_len_mask"):

@@ -48,6 +48,14 @@ def test_the_sum_weighs_and_keeps_each_part() -> None:
     )
 
 
+def test_the_score_of_a_sum_is_that_of_its_verdicts() -> None:
+    parts = parts_of("a", RewardConfig.model_validate({"parts": {"ifeval": {"weight": 2.0}, "repetition_penalty": {}}}))
+    (both,) = summed(parts, [[RewardResult(1.0)], [RewardResult(-0.25, score=0.0)]])
+    assert (both.value, both.score, both.graded) == (1.75, 2.0, 2.0)
+    (neither,) = summed(parts, [[RewardResult(1.0)], [RewardResult(-0.25)]])
+    assert (neither.score, neither.graded) == (None, 1.75)
+
+
 @pytest.mark.parametrize("outcome", [RewardOutcome.CRASHED, RewardOutcome.TIMED_OUT, RewardOutcome.UNAVAILABLE])
 def test_a_part_without_a_verdict_leaves_the_sum_without_one(outcome: RewardOutcome) -> None:
     unread, failed = RewardResult(0.0, RewardOutcome.UNPARSABLE), RewardResult(0.0, outcome, note="gone")

@@ -233,3 +233,14 @@ def test_a_domain_without_a_verdict_has_no_mean() -> None:
     metrics = rollout_metrics(groups, policy_version=0)
     assert "reward/words/mean" not in metrics
     assert metrics["reward/sums/mean"] == metrics["reward/mean"] == 1
+
+
+def test_difficulty_is_measured_on_scores_without_penalties() -> None:
+    """One of two responses is right, so ROLL trains on the group; the mean reward is -0.25."""
+    right, wrong = make_episode([5], 0.5), make_episode([6], -1.0)
+    scored = [replace(right, reward=replace(right.reward, score=1.0)), replace(wrong, reward=replace(wrong.reward, score=0.0))]
+    shaping = Shaping(difficulty=(0.1, 0.95))
+    kept = experience([make_group(0, scored)], shaping)
+    assert kept.sequences.response_mask.sum() == 2 and kept.difficulties.tolist() == [0.5, 0.5]
+    assert kept.rewards.tolist() == [0.5, -1.0]
+    assert experience([make_group(0, [right, wrong])], shaping).sequences.response_mask.sum() == 0
