@@ -2,7 +2,8 @@
 
 A columnar file stores every column and every key of a struct for all rows. A row that did not have a key gets a null, which is the padding
 of the file and not a part of the row, so a null column and a null key of a struct are left out. A null that was written cannot be told from
-padding. Null elements of lists, null values of Arrow's maps and nulls in columns of JSON (`arrow.json`) are kept.
+padding, and the keys of a struct are in the order of the schema. Null elements of lists, null values of Arrow's maps and nulls in columns
+of JSON (`arrow.json`) are kept.
 """
 
 from __future__ import annotations

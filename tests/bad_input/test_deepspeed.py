@@ -31,6 +31,7 @@ CASES = [
         "an adapter's gradients",
         "train all parameters",
     ),
+    (["actor_train.model_args.dtype=fp16"], "actor_train.model_args.dtype", "trains on the CPU", "set it to fp32 or bf16"),
     ([f"{ZERO}.sub_group_size=lots"], "zero_optimization.sub_group_size", "'lots' is not allowed", "a whole number, at least 0, or auto"),
     ([f"{ZERO}.contiguous_gradients=maybe"], "zero_optimization.contiguous_gradients", "'maybe'", "true or false"),
     (
