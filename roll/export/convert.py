@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from roll.strategies import deepspeed_files
 from roll.weight_sync.bucket import plan_buckets
 
 FILE_BYTES = 4 << 30
+LOG = logging.getLogger(__name__)
 
 
 def write_hf(source: CheckpointSource, out: Path, exact: bool) -> None:
@@ -58,7 +60,7 @@ def write_peft(source: CheckpointSource, out: Path) -> None:
     names = {spec.name: spec.name.replace(".weight", f".{ADAPTER}.weight") for spec in WeightView(model).adapter_specs()}
     tensors = {name: _weight(found, own, source) for name, own in names.items()}
     tokenizer = _tokenizer(source)
-    write_adapter_folder(out, tensors, model, tokenizer, ends_of(source.data_args, tokenizer).token_ids)
+    write_adapter_folder(out, tensors, model, tokenizer, response_ends(source, tokenizer))
 
 
 def write_universal(source: CheckpointSource, out: Path) -> None:
@@ -90,7 +92,16 @@ def _empty_model(source: CheckpointSource) -> PreTrainedModel:
 
 def _write(source: CheckpointSource, out: Path, buckets: Iterator[Mapping[str, Tensor]], model: PreTrainedModel) -> None:
     tokenizer = _tokenizer(source)
-    write_model(out, buckets, model, tokenizer, ends_of(source.data_args, tokenizer).token_ids)
+    write_model(out, buckets, model, tokenizer, response_ends(source, tokenizer))
+
+
+def response_ends(source: CheckpointSource, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the tokens that end a response in the run's template; none if the template does not fit the tokenizer, which is logged."""
+    try:
+        return ends_of(source.data_args, tokenizer).token_ids
+    except ValueError as error:
+        LOG.warning("generation_config.json names only the model's own end of sequence: %s", error)
+        return ()
 
 
 def _tokenizer(source: CheckpointSource) -> PreTrainedTokenizerBase:

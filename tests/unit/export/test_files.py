@@ -11,7 +11,9 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast, Qwen2Config
 
-from roll.config.schema.model import ModelConfig
+from roll.config.schema.model import DataConfig, ModelConfig
+from roll.export.convert import response_ends
+from roll.export.source import CheckpointSource
 from roll.models.export import write_generation_config, write_model
 from roll.models.load import load_causal_model, load_tokenizer
 from roll.models.weights import WeightView
@@ -66,3 +68,12 @@ def test_generation_config_names_every_end(own: int | list[int] | None, ends: tu
     file = tmp_path / "generation_config.json"
     assert (json.loads(file.read_text())["eos_token_id"] if file.exists() else None) == written
     assert config is None or config.eos_token_id == own, "the model's own stays as it was"
+
+
+def test_a_tokenizer_without_template_adds_no_end(caplog: pytest.LogCaptureFixture) -> None:
+    """A checkpoint can be exported although rows of its format could not be prepared with the tokenizer."""
+    rows = DataConfig.model_validate({"file_name": "rows.jsonl", "prompt": "prompt"})
+    source = CheckpointSource(Path("step_1"), "model", ModelConfig.model_validate({}), 0, "sft", rows)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"</s>": 0}, "</s>")), eos_token="</s>")
+    assert response_ends(source, tokenizer) == ()
+    assert "has no chat template" in caplog.text
