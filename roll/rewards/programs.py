@@ -21,7 +21,8 @@ PYTHON = re.compile(r"\{?\s*\.?(?:python|pypy|py)[\d.]*(?![\w+#-])", re.IGNORECA
 """The beginning of an info text that names Python: `python`, `py`, `Python3`, `python3.11`, `{.python}`."""
 MOST_CLOSINGS = 8
 """Largest number of lines that are tried as the end of one fenced block."""
-INTEGER, NUMBER = re.compile(r"[+-]?\d+"), re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?")
+INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
 SHORT_CHARACTERS = 4000
 """Largest number of characters of a text without a code fence that counts as a program."""
 KINDS = ("input", "assert", "pytest", "check_based", "text")

@@ -73,7 +73,7 @@ def try_all(chosen: Iterable[str], secret: str, port: int) -> dict[str, str]:
         elif name in endless:
             found[name] = go_on(endless[name], sleeps="sleep" in name)
         else:
-            found[name] = forge(*forgeries[name].split("--- test\n"))
+            found[name] = forge(forgeries[name])
     return found
 
 
@@ -87,12 +87,13 @@ def attempt(name: str, body: str) -> str:
     return said if BESIDE_THE_POINT.search(said) else WITHSTOOD
 
 
-def forge(source: str, test: str) -> str:
+def forge(section: str, sandboxed: bool = True) -> str:
     """Run a program with a test that it must not pass. Return WITHSTOOD, or the outcome if it passes or proves nothing."""
+    source, test = section.split("--- test\n")
     source = source.replace("LIAR\n", LIAR).replace("FIND\n", FIND)
     kind = "text" if "{response}" in test else "assert"
     judged = {"kind": kind, "code": test, "source": source, "entry": "", "response": source}
-    outcome = _outcomes(Job("" if kind == "text" else source, kind, (), (judged,)), LIMITS)[0]
+    outcome = _outcomes(Job("" if kind == "text" else source, kind, (), (judged,)), LIMITS, sandboxed)[0]
     beside = outcome.ending == Ending.COMPILE_ERROR or outcome.note.startswith(("NameError", "SyntaxError", "ModuleNotFound"))
     return str(outcome) if outcome.ending == Ending.OK or beside else WITHSTOOD
 
@@ -105,8 +106,14 @@ def go_on(source: str, sleeps: bool) -> str:
     return WITHSTOOD if ended and outcome.cpu_seconds < 2 * limits.cpu_seconds else str(outcome)
 
 
-def _outcomes(job: Job, limits: Limits) -> list[Outcome]:
-    return list(run(job, limits, survey(None)))
+def forge_unisolated(names: Iterable[str]) -> dict[str, str]:
+    """Run forgeries without a sandbox. Return the result of each by name, as `try_all` does."""
+    forgeries = sections("forgeries.txt")
+    return {name: forge(forgeries[name], sandboxed=False) for name in names}
+
+
+def _outcomes(job: Job, limits: Limits, sandboxed: bool = True) -> list[Outcome]:
+    return list(run(job, limits, survey(None), sandboxed))
 
 
 if __name__ == "__main__":

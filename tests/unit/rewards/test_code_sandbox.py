@@ -36,6 +36,8 @@ QUICK = (
     *("raises_stop_iteration", "lying_int", "shadowed_builtins", "patched_assertion", "own_pytest_file", "writes_everywhere"),
     *("difference_of_itself", "learns_from_comparison", "contains_all", "counting_int", "equal_object_of_own_class", "own_isclose"),
     *("builds_a_liar_there", "reads_frames_there", "search_test_file", "response_is_code"),
+    *("counting_list", "learns_where_a_search_ends", "end_of_iteration_with_another_name", "end_of_iteration_written_to_the_test"),
+    *("reads_the_tests_of_the_supervisor", "writes_to_the_pipes_of_others", "asynchronous_contexts", "flush_all_disks", "watches"),
 )
 QUICK_AS_OTHER = (
     "read_secret",
@@ -116,6 +118,7 @@ def test_one_fenced_block_is_the_program(response: str, first: str | None, last:
         ("nan", "0.5", 1e9, False),
         ("1 2", "1\n2", 1, False),
         ("1e5", "100000", 0, True),
+        ("\u0663", "3", 1, False),
     ],
 )
 def test_outputs_are_compared_by_lines_or_numbers(printed: str, expected: str, tolerance: float | None, same: bool) -> None:
@@ -267,7 +270,11 @@ class V:
             "from enum import *\nclass C(Enum): R = 1\nclass I(IntEnum): A = 3",
             ["assert C.R is C.R and C.R.value == 1", "assert I.A + 1 == 4 and I.A in (3, 4)"],
         ),
-        ("class S(list):\n    def push(self, x): self.append(x)", ["s = S()\ns.push(3)\nassert s == [3] and 3 in s and s[0] == 3"]),
+        (
+            "class S(list):\n    def push(self, x): self.append(x)",
+            ["s = S()\ns.push(3)\nassert s == [3] and 3 in s and s[0] == 3\ns.push(4)\nassert s == [3, 4]"],
+        ),
+        ("class S(str): pass\nclass D(dict): pass", ["assert 'bc' in S('abcd')", "d = D()\nd['a'] = 1\nassert 'a' in d and d == {'a': 1}"]),
         (
             "class Node:\n    def __init__(self, v, n=None): self.v, self.n = v, n\n"
             "def reverse(h):\n    p = None\n    while h: h.n, p, h = p, h, h.n\n    return p",
@@ -289,6 +296,13 @@ def test_a_check_is_as_many_cases_as_it_has_asserts() -> None:
         {"test_cases": "", "test_case_function": check},
     ):
         assert score(fenced("def f(x): return x + 1"), {"case_type": "check_based", **row}).value == 0.5
+
+
+def test_a_check_takes_names_of_the_library_from_python() -> None:
+    check = "def check(candidate):\n    assert Counter(candidate(2)) == Counter([2, 2])\n"
+    row = {"case_type": "check_based", "test_cases": [{"assert_code": check, "entry_point": "f"}]}
+    assert score(fenced("def f(x): return [x, x]\ndef Counter(x): return 0"), row).value == 1.0
+    assert score(fenced("def f(x): return 1\ndef Counter(x): return 0"), row).value == 0.0
 
 
 def test_a_texts_response_is_a_value() -> None:
@@ -430,6 +444,19 @@ def test_there_are_enough_attempts() -> None:
 
 def test_no_escape_works(secret: str, server: HTTPServer) -> None:
     assert tried(list(QUICK), secret, server) == {}
+
+
+def forged_unisolated(names: list[str]) -> dict[str, str]:
+    return {name: came for name, came in escapes.forge_unisolated(names).items() if came != escapes.WITHSTOOD}
+
+
+def test_no_forgery_works_without_a_sandbox() -> None:
+    assert forged_unisolated([name for name in QUICK if name in escapes.sections("forgeries.txt")]) == {}
+
+
+@pytest.mark.full
+def test_no_forgery_of_all_works_without_a_sandbox() -> None:
+    assert forged_unisolated(list(escapes.sections("forgeries.txt"))) == {}
 
 
 @pytest.mark.full

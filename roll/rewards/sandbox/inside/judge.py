@@ -15,7 +15,7 @@ from typing import Any
 
 from roll.rewards.sandbox.inside import pytest_like
 from roll.rewards.sandbox.inside.link import Link
-from roll.rewards.sandbox.inside.usual import OF_TESTS, imported_by, provide
+from roll.rewards.sandbox.inside.usual import OF_CHECKS, OF_TESTS, imported_by, provide
 from roll.rewards.sandbox.inside.wire import Broken, Channel
 
 PASSED, FAILED = b"passed", b"failed"
@@ -50,7 +50,8 @@ def _run(test: Mapping[str, Any], channel: Channel) -> None:
         tree = ast.fix_missing_locations(_Response(test[RESPONSE]).visit(tree))
     else:
         names = Link(channel, guarded=True).request("names")
-        namespace |= {name: value for name, value in names.items() if not hasattr(builtins, name) and name not in OF_TESTS}
+        of_python = OF_CHECKS if test["kind"] == "check" else OF_TESTS
+        namespace |= {name: value for name, value in names.items() if not hasattr(builtins, name) and name not in of_python}
         namespace |= imported_by(ast.parse(test["source"]))
         solution = types.ModuleType(SOLUTION)
         vars(solution).update(names)

@@ -26,6 +26,10 @@ READABLE = ("__name__", "__qualname__", "__doc__", "__module__")
 """Attributes with an underscore that a guarded end may expose."""
 KEPT = (types.ModuleType, types.FrameType, types.CodeType, types.TracebackType)
 """Types of objects that are never passed to the other process."""
+LOOKS = ("plain", "attributes")
+"""Requests for an object's content."""
+ENDS = (StopIteration, StopAsyncIteration)
+"""Exceptions that end a loop of the test. They are raised only when the candidate's iterator ends."""
 
 
 class Letter:
@@ -56,6 +60,8 @@ class Link:
         self._exported: list[Any] = []
         self._handles: dict[int, int] = {}
         self._mirrors: dict[int, Any] = {}
+        self.acts = 0
+        """Number of requests that may have changed an object of the other process. Looking at an object's content changes nothing."""
 
     def request(self, kind: str, *parts: Any) -> Any:
         """Send a request and return the other process's answer.
@@ -63,6 +69,7 @@ class Link:
         Raises the exception that was raised there, or Broken if the connection is lost or the answer is malformed.
         """
         letter = Letter()
+        self.acts += kind not in LOOKS
         self._channel.send(["ask", kind, [self._write(part, letter) for part in parts]])
         while (message := self._channel.receive())[0] == "ask":
             self._answer(message)
@@ -79,7 +86,7 @@ class Link:
                 raise StopIteration
             raise RuntimeError("StopIteration")
         if how == "raised":
-            raise result if isinstance(result, Exception) else RuntimeError(str(result))
+            raise result if isinstance(result, Exception) and not isinstance(result, ENDS) else RuntimeError(str(result))
         return result
 
     def serve(self) -> None:
@@ -238,7 +245,7 @@ class Link:
 
     def _read_error(self, known: int, own: Any, name: str, args: list[Any]) -> Any:
         base = getattr(builtins, name, None)
-        if not isinstance(base, type) or not issubclass(base, Exception) or issubclass(base, StopIteration | StopAsyncIteration):
+        if not isinstance(base, type) or not issubclass(base, Exception) or issubclass(base, ENDS):
             return RuntimeError(name)
         kind: Any = base if own is None else self._read_class(own)
         try:

@@ -6,8 +6,8 @@ arithmetic and order raise TypeError, they are unequal, and the value never reac
 - an object whose class derives from a plain type equals a plain value if its content does;
 - two mirrors of one class that defines `__eq__` are equal if their attributes are.
 
-`in` iterates, and compares here. Operators between two of the candidate's objects, calls, items, `len`, truth tests and iteration are
-asked in the candidate's process; the test compares what they return.
+`in` fetches all items, and compares here. Operators between two of the candidate's objects, calls, items, `len`, truth tests and iteration
+are asked in the candidate's process; the test compares what they return.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class MirrorClass(type):
         return cls._link.request("operate", "__getitem__", cls, key)
 
     def __contains__(cls, item: Any) -> bool:
-        return any(found is item or found == item for found in cls)
+        return _has(cls, item)
 
 
 class Mirror(metaclass=MirrorClass):
@@ -135,18 +135,21 @@ class Mirror(metaclass=MirrorClass):
     """Whether the object's class defines `__eq__`."""
 
     def _plain(self) -> Any:
-        """Return the object's plain content. Raises TypeError if there is none. An immutable content is fetched only once."""
-        known = self.__dict__.get("_content")
-        if known is None:
-            known = self._link.request("plain", self)
-            if is_mirror(known):
+        """Return the object's plain content. Raises TypeError if there is none.
+
+        An immutable content is fetched only once, a mutable one again only after a request that may have changed it. So an object that
+        counts how often it is looked at shows the same content to all comparisons.
+        """
+        acts, content = self.__dict__.get("_content", (-1, None))
+        if acts < 0 or (isinstance(content, MUTABLE) and acts != self._link.acts):
+            content = self._link.request("plain", self)
+            if is_mirror(content):
                 raise TypeError("an object that derives from a plain type has no plain content")
-            if not isinstance(known, MUTABLE):
-                object.__setattr__(self, "_content", known)
-        return known
+            object.__setattr__(self, "_content", (self._link.acts, content))
+        return content
 
     def __contains__(self, item: Any) -> bool:
-        return item in self._plain() if self._base else any(found is item or found == item for found in iter(self))  # type: ignore[call-overload]
+        return item in self._plain() if self._base else _has(self, item)
 
     def __getattr__(self, name: str) -> Any:
         return self._link.request("get", self, name)
@@ -180,6 +183,11 @@ class Mirror(metaclass=MirrorClass):
 
     def __repr__(self) -> str:
         return str(self._link.request("operate", "__repr__", self))
+
+
+def _has(container: Any, item: Any) -> bool:
+    """Return whether an item is in a container. All items are fetched first: where the search ends would show the candidate the item."""
+    return item in list(container)
 
 
 def is_mirror(value: Any) -> bool:

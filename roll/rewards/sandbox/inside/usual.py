@@ -32,6 +32,8 @@ OF_MODULES = {
 }
 OF_TESTS = (*MODULES, "isclose", "fabs")
 """Names with which a test judges. It never takes them from the candidate."""
+OF_CHECKS = (*OF_TESTS, *(name for names in OF_MODULES.values() for name in names.split()))
+"""Names that a function `check` never takes from the candidate. It receives the function under test as an argument."""
 NOT_FOR_PROGRAMS = ("unittest", "doctest", "test", "ctypes")
 """Modules whose objects are never provided to a test, even if the candidate imports them."""
 MODULE_OF = {name: module for module, names in OF_MODULES.items() for name in names.split()}
