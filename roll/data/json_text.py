@@ -14,14 +14,24 @@ class RepeatedKey(ValueError):
     """An object has the same key more than once."""
 
 
+class NotText(ValueError):
+    """A value has characters that are not text, such as half of a surrogate pair."""
+
+
 def parsed(text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: the text is not JSON, or an object repeats a key (RepeatedKey).
+        ValueError: the text is not JSON, or an object repeats a key (RepeatedKey), or it holds half of a surrogate pair (NotText).
         RecursionError: the text is nested too deeply.
     """
-    return _ONCE.decode(text)
+    found = _ONCE.decode(text)
+    if "\\ud" in text.lower():
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise NotText(f"holds a value that JSON cannot express: {error}") from error
+    return found
 
 
 def items(text: str) -> Iterator[Any]:

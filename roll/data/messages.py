@@ -7,6 +7,7 @@ Data, the gateway and environments read messages with these functions. The forma
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -39,6 +40,8 @@ OTHER_LOSS = ("mask", "masked", "loss_mask", "train_detail", "training_detail")
 """Keys by which other frameworks learn parts of a message."""
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 KNOWN = frozenset({"role", "content", "from", "value", "tool_calls", "function_call", "tool_call_id", "name", *LEARNT})
+OTHER_ARGUMENTS = ("parameters", "input", "args", "kwargs")
+"""Keys by which other formats name the arguments of a tool call."""
 CALLS_REMEDY = 'make it {"function": {"name": ..., "arguments": {...}}}; the arguments are an object, or the JSON text of one'
 
 
@@ -74,7 +77,8 @@ def read_message(message: Mapping[str, Any]) -> dict[str, Any]:
     learnt = _is_learnt(message)
     if learnt and role != "assistant":
         key = next(key for key in LEARNT if message.get(key))
-        raise MessageFault("a loss on a message that is not the assistant's", f"has the role '{role}' and '{key}': {message[key]!r}")
+        remedy = f"remove '{key}' from it, or make it 0 or false: only messages of the assistant are learnt"
+        raise MessageFault("a loss on a message that is not the assistant's", f"has the role '{role}' and '{key}': {message[key]!r}", remedy)
     return read | ({UNLEARNT: False} if learnt is False and role == "assistant" else {})
 
 
@@ -126,20 +130,22 @@ def reasoning_of(message: Mapping[str, Any]) -> str:
 
 
 def object_of(arguments: Any) -> dict[str, Any] | None:
-    """Return the arguments of a tool call, an object or the JSON text of one; none are an empty object. Return None for anything else."""
-    if isinstance(arguments, str):
-        try:
-            arguments = parsed(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
-            return None
-        return arguments if isinstance(arguments, dict) else None
-    return {} if arguments is None else dict(arguments) if isinstance(arguments, Mapping) else None
+    """Return the arguments of a tool call, an object or the JSON text of one; none are an empty object. Return None for anything else.
+
+    NaN and Infinity are not JSON: a policy that writes them makes a malformed call.
+    """
+    try:
+        found = (parsed(arguments) if arguments.strip() else {}) if isinstance(arguments, str) else {} if arguments is None else arguments
+        json.dumps(found, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return dict(found) if isinstance(found, Mapping) else None
 
 
 def _said(message: Mapping[str, Any]) -> tuple[str, Any, list[dict[str, Any]]]:
     """Return the role, the content, and the tool calls of ShareGPT's `function_call`, which are its text."""
     if "role" not in message and "from" in message:
-        role, content = ROLE_FROM.get(str(message["from"])), message.get("value")
+        role, content = ROLE_FROM.get(str(message["from"])), _content(message, "value", "content")
         if role is None:
             raise MessageFault("malformed message", f"is from {message['from']!r:.60}", f"use one of: {', '.join(ROLE_FROM)}")
         if message["from"] == "function_call":
@@ -149,7 +155,14 @@ def _said(message: Mapping[str, Any]) -> tuple[str, Any, list[dict[str, Any]]]:
     role = ROLE_OF.get(given) if isinstance(given, str) else None
     if role is None:
         raise MessageFault("malformed message", f"has the role {given!r:.60}")
-    return role, message.get("content"), []
+    return role, _content(message, "content", "value"), []
+
+
+def _content(message: Mapping[str, Any], usual: str, other: str) -> Any:
+    """Return the content of a message, which some rows have under the other format's key."""
+    if None not in (message.get(usual), message.get(other)) and message[usual] != message[other]:
+        raise MessageFault("malformed message", f"has different texts in '{usual}' and '{other}'", "keep one of the two keys")
+    return message[usual] if message.get(usual) is not None else message.get(other)
 
 
 def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -185,9 +198,9 @@ def _call(call: Any, number: int) -> dict[str, Any]:
     if arguments is None:
         problem = f"has the tool call {number} with arguments that are no JSON object: {function['arguments']!r:.60}"
         raise MessageFault("malformed tool call", problem, CALLS_REMEDY)
-    named = {key: value for key, value in function.items() if key != "arguments" or value is not None}
-    if "arguments" in named:
-        named["arguments"] = arguments
+    if function.get("arguments") is None and (others := [key for key in OTHER_ARGUMENTS if function.get(key) is not None]):
+        raise MessageFault("malformed tool call", f"has the tool call {number} with '{others[0]}' but without arguments", CALLS_REMEDY)
+    named = {**function, "arguments": arguments}
     if "function" in call:
         return {**call, "function": named}
     outer = ("id", "type")
@@ -219,5 +232,5 @@ def _is_learnt(message: Mapping[str, Any]) -> bool | None:
 
 
 def _media(problem: str, at: str = "") -> MessageFault:
-    remedy = "remove such rows, or describe the images in words"
-    return MessageFault("images or video", f"{problem}: training on images and video is not supported", remedy, at)
+    remedy = "remove such rows, or describe the content in words"
+    return MessageFault("images, video or audio", f"{problem}: training on images, video and audio is not supported", remedy, at)

@@ -234,7 +234,7 @@ def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[
     role = read["role"]
     if "tool_calls" in read:
         return read
-    if message.get("content", message.get("value")) is None:
+    if message.get("content") is None and message.get("value") is None:
         raise RowFault("malformed message", f"{place} has a NoneType as content: None", remedy)
     if not read["content"].strip() and role != "system" and not (may_be_empty and role == "assistant"):
         raise RowFault("empty message", f"{place} (role '{role}') has no text", "fill in the text, or remove the row")

@@ -25,7 +25,7 @@ from datasets.data_files import DataFilesDict, get_data_patterns
 from pyarrow import ipc, parquet
 
 from roll.data.columnar import json_rows, json_text
-from roll.data.json_text import RepeatedKey, items, parsed
+from roll.data.json_text import NotText, RepeatedKey, items, parsed
 from roll.errors import DataError, Fault
 
 LOG = logging.getLogger(__name__)
@@ -270,14 +270,12 @@ def _parsed(number: int, line: bytes) -> RawRow:
     try:
         text = line.decode("utf-8-sig").strip()
         row = parsed(text)
-    except RepeatedKey as error:
+    except (RepeatedKey, NotText) as error:
         return RawRow(number, "", str(error))
     except (ValueError, RecursionError) as error:
         return RawRow(number, "", f"is not JSON: {error}")
     if not isinstance(row, dict):
         return RawRow(number, "", f"is not an object but a {type(row).__name__}")
-    if "\\ud" in text.lower():  # for example half of a surrogate pair, which is not text
-        return _as_json(number, row)
     return RawRow(number, text)
 
 

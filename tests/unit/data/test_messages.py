@@ -53,6 +53,10 @@ def with_arguments(arguments: Any) -> dict[str, Any]:
         (with_arguments('{"x": 1}'), said(tool_calls=[CALL])),
         (with_arguments(""), with_arguments({})),
         (with_arguments("{}"), with_arguments({})),
+        (with_arguments(None), with_arguments({})),
+        (said(tool_calls=[{"function": {"name": "add"}}]), said(tool_calls=[{"function": {"name": "add", "arguments": {}}}])),
+        (said(function_call={"name": "add"}), said(tool_calls=[{"type": "function", "function": {"name": "add", "arguments": {}}}])),
+        (with_arguments('{"x": "\\u00e9\\ud83d\\ude00", "y": null}'), with_arguments({"x": "é😀", "y": None})),
         (said(tool_calls=json.dumps([CALL])), said(tool_calls=[CALL])),
         (said(tool_calls=[ADD]), said(tool_calls=[{"type": "function", "function": ADD}])),
         (
@@ -73,6 +77,8 @@ def with_arguments(arguments: Any) -> dict[str, Any]:
         *((said(content="x", **{key: True}), said(content="x")) for key in ("weight", "train", "loss_scale", "step_loss_mask")),
         (said(content="x", train=False, weight=0), said(content="x", train=False)),
         ({"role": "user", "content": "x", "train": False}, {"role": "user", "content": "x"}),
+        ({"role": "user", "value": "x"}, {"role": "user", "content": "x"}),
+        ({"from": "gpt", "content": "x", "value": None}, {"role": "assistant", "content": "x"}),
     ],
 )
 def test_a_message_is_read_in_every_public_format(message: dict, read: dict) -> None:
@@ -87,6 +93,13 @@ def test_a_message_is_read_in_every_public_format(message: dict, read: dict) -> 
         (with_arguments('"{}"'), "arguments that are no JSON object"),
         (with_arguments([1]), "arguments that are no JSON object"),
         (with_arguments('{"x": 1, "x": 2}'), "arguments that are no JSON object"),
+        (with_arguments('{"x": NaN}'), "arguments that are no JSON object"),
+        (with_arguments({"x": [float("inf")]}), "arguments that are no JSON object"),
+        (with_arguments('{"x": "\\ud800"}'), "arguments that are no JSON object"),
+        (with_arguments("null"), "arguments that are no JSON object"),
+        (said(tool_calls=[{"name": "add", "parameters": {"x": 1}}]), "'parameters' but without arguments"),
+        (said(tool_calls=[{"function": {"name": "add", "arguments": None, "input": {"x": 1}}}]), "'input' but without arguments"),
+        ({"role": "user", "content": "x", "value": "y"}, "different texts in 'content' and 'value'"),
         (said(tool_calls=[{"type": "function"}]), "without the name of a function"),
         (said(tool_calls=["add"]), "without the name of a function"),
         (said(tool_calls="add(1)"), "tool_calls that is not JSON"),
@@ -110,12 +123,29 @@ def test_a_message_is_read_in_every_public_format(message: dict, read: dict) -> 
         ({"role": "user", "content": ["x"]}, "whose part 0 is not a text"),
         ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}, "a part of the type 'image'"),
         ({"role": "user", "content": "x", "images": ["a.png"]}, "has 'images'"),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "training on images, video and audio is not supported"),
     ],
 )
 def test_a_message_that_would_be_misread_is_a_fault(message: dict, problem: str) -> None:
     with pytest.raises(MessageFault) as caught:
         read_message(message)
     assert problem in str(caught.value) and caught.value.reason
+
+
+@pytest.mark.parametrize("role", ["user", "system", "tool"])
+def test_remedy_for_a_learnt_question_names_its_key(role: str) -> None:
+    with pytest.raises(MessageFault) as caught:
+        read_message({"role": role, "content": "x", "weight": 1})
+    assert caught.value.remedy.startswith("remove 'weight' from it")
+
+
+@pytest.mark.parametrize("column", ["messages", "tools"])
+def test_half_a_surrogate_in_json_text_is_a_fault(examples: Callable[..., ExampleSet], column: str) -> None:
+    row = {"messages": [{"role": "user", "content": "a"}, said(content="b")], "tools": []}
+    text = '[{"role": "user", "content": "\\ud800"}]' if column == "messages" else '[{"name": "\\ud800"}]'
+    with pytest.raises(DataError) as caught:
+        examples([{**row, column: text}])
+    assert caught.value.faults[0].place.endswith("rows.jsonl:1") and f"'{column}'" in caught.value.faults[0].problem
 
 
 def test_keys_that_nothing_reads_are_named() -> None:

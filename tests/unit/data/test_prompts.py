@@ -73,7 +73,7 @@ BAD_MESSAGES = [
     ({"messages": '"hello"'}, "'messages' is a str: 'hello'"),
     ({"messages": '{"role": "user"}'}, "'messages' is a dict: {'role': 'user'}"),
     ({"messages": 7}, "'messages' is a int: 7"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "of the type 'image_url': training on images and video is not"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "of the type 'image_url': training on images, video and audio"),
     ({"messages": []}, "'messages' is an empty list"),
     ({"messages": ["hello"]}, "'messages' item 0 is a str, not an object: 'hello'"),
     ({"messages": [{"content": "a"}]}, "'messages' item 0 has the role None"),
