@@ -78,7 +78,9 @@ def read_message(message: Mapping[str, Any]) -> dict[str, Any]:
     if learnt and role != "assistant":
         key = next(key for key in LEARNT if message.get(key))
         remedy = f"remove '{key}' from it, or make it 0 or false: only messages of the assistant are learnt"
-        raise MessageFault("a loss on a message that is not the assistant's", f"has the role '{role}' and '{key}': {message[key]!r}", remedy)
+        raise MessageFault(
+            "a loss on a message that is not the assistant's", f"has the role '{role}' and '{key}': {message[key]!r}", remedy
+        )
     return read | ({UNLEARNT: False} if learnt is False and role == "assistant" else {})
 
 

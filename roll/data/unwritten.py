@@ -17,6 +17,7 @@ SURE = 12
 TURN_TAGS = re.compile(f"{re.escape(THINK)}|{re.escape(THOUGHT)}")
 UNWRITTEN = "have {} that the chat template does not write, so that the model does not see it"
 """A remark on rows; see `Texts.remarks`."""
+NAME = "a message's name"
 LearntText = Callable[[Messages], str]
 """A conversation that ends with the assistant's message -> text of that turn, as it is learnt"""
 ContextText = Callable[[Messages], str]
@@ -78,9 +79,9 @@ class Unwritten:
 
                 if self._is_written(message, part, text, again, number == 0):
                     continue
-                if message["role"] == "user":
+                if message["role"] == "user" and part.name != NAME:
                     raise TemplateFault(f"the template does not write the text of the user's message {number + 1}: {part.text[:60]!r}")
-                lost[_place(message, number)] = None
+                lost[NAME if part.name == NAME else _place(message, number)] = None
         return list(lost)
 
     def _is_written(self, message: Mapping[str, Any], part: Part, text: str, again: Callable[[str], str], first: bool = False) -> bool:
@@ -98,7 +99,10 @@ class Unwritten:
 
 
 def _parts(message: Mapping[str, Any], whole: bool) -> Iterator[tuple[Part, Change]]:
-    """Yield the parts of a message. Without `whole`, leave out thinking, which many templates drop from earlier turns on purpose."""
+    """Yield the parts of a message. Without `whole`, leave out thinking, which many templates drop from earlier turns on purpose.
+
+    The name of a message is a part only without `whole`: a policy never writes its own. The name in a tool's answer repeats the call's.
+    """
     content = message["content"]
     pieces = TURN_TAGS.split(content) if message["role"] == "assistant" else [content]
     for piece in pieces if whole else pieces[-1:]:
@@ -107,6 +111,8 @@ def _parts(message: Mapping[str, Any], whole: bool) -> Iterator[tuple[Part, Chan
     reasoning = message.get(REASONING[0])
     if whole and isinstance(reasoning, str) and reasoning.strip():
         yield Part("the thinking", reasoning.strip()), _replaced(message, REASONING[0], reasoning, reasoning.strip())
+    if not whole and message["role"] != "tool" and isinstance(name := message.get("name"), str):
+        yield Part(NAME, name), lambda word: {**message, "name": word}
     if calls := calls_of(message):
         yield Part("a tool call", ""), lambda word: {**message, "tool_calls": [*calls[:-1], with_arguments(calls[-1], {"leaf": word})]}
 

@@ -75,7 +75,9 @@ def test_a_message_keeps_its_calls_and_its_thinking(write_jsonl: Write, tmp_path
     answer = {"role": "assistant", "content": "Two.", "reasoning_content": "Hm.", "tool_calls": None}
     path = write_jsonl([{"messages": [MESSAGES[0], call, {"role": "tool", "content": "2"}, answer]}])
     sequence = only(path, tmp_path, speaking, messages="messages")
-    assert tokenizer.decode(sequence.token_ids[~sequence.response_mask]) == '[user]One?;[assistant]{"name": "add"};[tool]2;[assistant]'
+    assert tokenizer.decode(sequence.token_ids[~sequence.response_mask]) == (
+        '[user]One?;[assistant]{"name": "add", "arguments": {}};[tool]2;[assistant]'
+    )
     assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == "<Hm.>Two.;"
 
 
@@ -207,6 +209,8 @@ def prepared(
             ["an earlier turn's text beside a tool call", "a tool's answer"],
         ),
         ([{"role": "system", "content": "Be brief, please."}, USER, YES], []),
+        ([{**USER, "name": "Ann"}, YES], ["a message's name"]),
+        ([USER, {**YES, "name": "Ann"}, {**USER, "name": "Benjamin Bunny"}, {**YES, "name": "Ann"}], ["a message's name"]),
         ([USER, {"role": "assistant", "content": "<think>So.</think>Yes."}, USER, YES], []),
     ],
 )
