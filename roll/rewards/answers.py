@@ -12,8 +12,8 @@ THINKING_END = re.compile(
     r"</think>|</seed:think>|</reasoning>|\[/THINK\]|<channel\|>|<\|channel\|>final<\|message\|>",
 )
 """Matches what ends the thinking: of Qwen3 and DeepSeek, Seed-OSS, open-r1's prompts, Magistral, Gemma 4 and gpt-oss."""
-BOXED = "\\boxed{"
-SIGN = re.compile(r"\\boxed\{|\\(?!\\boxed\{).|[{}]", re.DOTALL)
+BOXED = ("\\boxed{", "\\fbox{")
+SIGN = re.compile(r"\\(?:boxed|fbox)\{|\\(?!\\(?:boxed|fbox)\{).|[{}]", re.DOTALL)
 """Matches a brace, the start of a box, or an escaped character. Escaped braces do not count as braces."""
 
 
@@ -28,13 +28,13 @@ def after_thinking(response: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    """Return the content of the last complete, non-empty `\\boxed{...}` with balanced braces, or None if there is no such box."""
+    """Return the content of the last complete, non-empty `\\boxed{...}` or `\\fbox{...}` with balanced braces, or None if there is none."""
     last, content = -1, None
     opened: list[int] = []  # for each open brace: where the content starts if the brace opens a box, else -1
     for sign in SIGN.finditer(text):
         if sign[0] != "}":
-            if sign[0] in ("{", BOXED):
-                opened.append(sign.end() if sign[0] == BOXED else -1)
+            if sign[0] in ("{", *BOXED):
+                opened.append(sign.end() if sign[0] in BOXED else -1)
         elif opened and (start := opened.pop()) > last and (inner := text[start : sign.start()].strip()):
             last, content = start, inner
     return content

@@ -9,11 +9,13 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from math_verify import parse, verify
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, LatexNormalizationConfig, parse, verify
 
 from roll.algorithms.methods.base import declares
 from roll.rewards.answers import final_text, ground_truth, last_boxed
 from roll.rewards.base import REWARDS, RewardTraits
+from roll.rewards.notation import WRAPPED, in_text, range_of, standard
+from roll.rewards.quantities import PERCENT, Quantity, in_words, quantity
 from roll.types import Prompt, RewardOutcome, RewardResult
 
 # math-verify warns once that its alarm-based timeouts are off. They are off on purpose: process.py ends calls that time out.
@@ -23,11 +25,13 @@ PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,6})?")
 """Matches numbers that are compared exactly here. math-verify would agree: it rounds to 6 decimals and uses 15 digits."""
 MARKED = re.compile(r"\\boxed|\\\(|\\\[|(?<!\\)\$.+(?<!\\)\$", re.DOTALL)
 """Matches a reference answer that already marks its mathematics. A single dollar sign is a currency."""
-THIN_SPACE = re.compile(r"(?<=\d)\\,(?=\d{3}(?!\d))")
-"""Thin space (`\\,`) as a thousands separator."""
-PERCENT = re.compile(r"(.*[\d)}])\s*\\?%", re.DOTALL)
+NORMALISATION = LatexNormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all")
+READERS = (LatexExtractionConfig(normalization_config=NORMALISATION), ExprExtractionConfig())
+OPENED = re.compile(r"(?:\\left\s*)?(\(|\\\{)")
 TINY, RELATIVE = 1e-3, 1e-3
 """See `differ_when_tiny`. The first is also the magnitude from which 6 decimals hold at least 3 digits."""
+LONGEST_FORMULA = 1000
+"""Largest number of characters in a formula whose notation is rewritten. A longer one is read as it is."""
 SEARCHED_CHARACTERS = 4000
 """Number of characters at the end of a response that are searched for an answer without a box. The search takes quadratic time."""
 
@@ -40,10 +44,33 @@ def check_reference(row: Mapping[str, Any]) -> None:
 
 
 @lru_cache(1 << 14)
-def read_reference(reference: str) -> Sequence[Any]:
+def read_reference(reference: str) -> list[Any]:
     """Return what math-verify reads in a reference answer: expressions, and last the text itself. Empty if it reads nothing."""
-    written = reference if MARKED.search(reference) else as_latex(reference)
-    return parse(written, parsing_timeout=None)  # type: ignore[arg-type]  # None turns the alarm off
+    if MARKED.search(reference) and not WRAPPED.fullmatch(reference):
+        return read(in_text(reference, lambda formula: split(formula, is_reference=True).value))
+    return read(as_latex(reference_of(reference).value))
+
+
+@lru_cache(1 << 14)
+def reference_of(reference: str) -> Quantity:
+    """Return the value and the unit of a reference answer."""
+    return split(reference, is_reference=True)
+
+
+def read(text: str) -> list[Any]:
+    """Return what math-verify reads in a text. It would take variables such as `m` and `t` for units, so it removes none."""
+    return parse(text, READERS, parsing_timeout=None)  # type: ignore[arg-type]  # None turns the alarm off
+
+
+def split(formula: str, is_reference: bool, has_variables: bool = False) -> Quantity:
+    """Return the value, in the notation that math-verify reads, and the unit of a formula.
+
+    If the reference has variables, letters after a number in a response are no unit.
+    """
+    if len(formula) > LONGEST_FORMULA:
+        return Quantity(formula)
+    marked = quantity(standard(formula))
+    return marked if has_variables else in_words(marked, is_reference)
 
 
 @REWARDS.register("math_rule")
@@ -52,7 +79,8 @@ def math_rule(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardRe
     """Return 1 for the right answer, 0 for a wrong one, and UNPARSABLE for a response without an answer.
 
     The answer is the last `\\boxed{...}` after the thinking. If nothing follows the thinking, the whole response is searched. If there
-    is no box, the answer is the last mathematical expression. The reference is the row's `ground_truth`, else its `answer`.
+    is no box, the answer is the last mathematical expression. The reference is the row's `ground_truth`, else its `answer`. A unit counts
+    only if both have one. A range such as `3-5` equals only the same range.
 
     Raises:
         ValueError: the row has no reference answer.
@@ -63,19 +91,36 @@ def math_rule(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardRe
     answer = text if boxed is None else boxed
     if PLAIN_NUMBER.fullmatch(reference) and PLAIN_NUMBER.fullmatch(answer):
         return RewardResult(float(Decimal(reference) == Decimal(answer)), note=f"answer {answer}")
-    return judge(reference, text[-SEARCHED_CHARACTERS:] if boxed is None else as_latex(boxed))
+    ranges = range_of(reference), range_of(answer)
+    if any(ranges):
+        return RewardResult(float(ranges[0] == ranges[1]), note=f"answer {answer[:80]}")
+    return judge(reference, text[-SEARCHED_CHARACTERS:] if boxed is None else f"\\boxed{{{boxed}}}")
 
 
 def judge(reference: str, answer: str) -> RewardResult:
-    """Return math-verify's verdict. `answer` is a text to search for an answer, or a return value of `as_latex`."""
-    expected = list(read_reference(reference))
+    """Return math-verify's verdict. `answer` is a box, or a text to search for an answer."""
+    expected = read_reference(reference)
     if not expected:
         return RewardResult(0.0, RewardOutcome.UNPARSABLE, note=f"the reference answer {reference[:80]!r} is not mathematics")
-    found = parse(answer, parsing_timeout=None)  # type: ignore[arg-type]
+    asked = reference_of(reference)
+    formulas: list[Quantity] = []
+
+    def value_of(formula: str) -> str:
+        formulas.append(split(formula, is_reference=False, has_variables=not asked.is_numeric))
+        return formulas[-1].value
+
+    boxed = last_boxed(answer)
+    found = read(in_text(answer, value_of) if boxed is None else as_latex(value_of(boxed)))
     if not found:
         return RewardResult(0.0, RewardOutcome.UNPARSABLE, note="no answer in the response")
-    is_right = verify(expected, found, timeout_seconds=None) and not differ_when_tiny(expected, found)
+    is_right = verify(expected, found, timeout_seconds=None, allow_set_relation_comp=True) and not differ_when_tiny(expected, found)
+    is_right = is_right and not any(asked.contradicts(given) or are_pair_and_set(asked, given) for given in formulas[-1:])
     return RewardResult(float(is_right), note=f"answer {str(found[-1])[:80]}")
+
+
+def are_pair_and_set(one: Quantity, other: Quantity) -> bool:
+    """Return whether one answer is a pair or an interval, and the other a set. math-verify compares their members only."""
+    return {"(", "\\{"} == {found[1] for answer in (one, other) if (found := OPENED.match(answer.value))}
 
 
 def differ_when_tiny(expected: Sequence[Any], found: Sequence[Any]) -> bool:
@@ -94,12 +139,6 @@ def _numbers(parsed: Sequence[Any]) -> list[Any]:
 
 
 def as_latex(answer: str) -> str:
-    """Return an answer as LaTeX that math-verify recognises: in a box, or as a percentage.
-
-    A final full stop and thin spaces are removed, and `°` becomes `^\\circ`.
-    """
-    if answer.endswith(".") and not answer.endswith(".."):
-        answer = answer[:-1]
-    answer = THIN_SPACE.sub("", answer.replace("°", "^\\circ"))
+    """Return an answer as LaTeX that math-verify recognises: in a box, or as a percentage."""
     percent = PERCENT.fullmatch(answer)
     return f"${percent[1]}$%" if percent else f"\\boxed{{{answer}}}"
