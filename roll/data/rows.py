@@ -73,9 +73,10 @@ def reference_at(row: Mapping[str, Any], path: str) -> Any:
             found = _object_or_text(found)
         if not isinstance(found, Mapping) or found.get(key) is None:
             inside, names = ".".join(keys[: number - 1]), list(found) if isinstance(found, Mapping) else []
-            missing = f"'{key}' is {'null' if key in names else 'missing'}{nearest(key, names)}"
+            missing = f"'{key}' is null" if key in names else f"'{key}' is missing{nearest(key, names)}"
             holder = f"'{inside}'" if inside else "the row"
-            has = f"{holder} has: {', '.join(map(str, names)) or 'no keys'}"
+            is_object = isinstance(found, Mapping)
+            has = f"{holder} has: {', '.join(map(str, names)) or 'no keys'}" if is_object else f"{holder} is {_shown(found)}"
             remedy = "fill it in, or name the column of the reference answer, or keys that lead to it, in data_args.ground_truth"
             raise RowFault(f"no '{path}'", f"data_args.ground_truth is '{path}', but {missing}; {has}", remedy)
         found = found[key]
@@ -263,7 +264,8 @@ def _from_json(text: str, column: str) -> Any:
     try:
         return parsed(text)
     except (ValueError, RecursionError) as error:
-        remedy = f"make '{column}' a list, or the JSON text of a list"
+        what = "an object" if column == TEMPLATE_ARGUMENTS else "a list"
+        remedy = f"make '{column}' {what}, or the JSON text of one"
         raise RowFault(f"'{column}' is not JSON", f"'{column}' is text that is not JSON ({error}): {_shown(text)}", remedy) from error
 
 

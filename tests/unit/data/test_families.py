@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from roll.config.schema.model import DataConfig
 from roll.data.chat import TemplateFault
+from roll.data.ends import ends_of
 from roll.data.renderers.bridges import TemplateRenderer
 from roll.data.renderers.library import FamilyRenderer
 from tests.unit.data.formats import FORMATS, make_renderer, make_tokenizer
@@ -25,6 +27,13 @@ KNOWN = {"qwen3", "llama3", "deepseek", "glm"}
 def test_the_library_is_used_for_the_families_that_it_knows(name: str, tmp_path: Path) -> None:
     chosen = make_renderer(FORMATS[name], make_tokenizer(FORMATS[name]), tmp_path)
     assert type(chosen) is (FamilyRenderer if name in KNOWN else TemplateRenderer)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_agents_stop_on_the_end_of_single_turns(name: str, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(FORMATS[name])
+    ends = ends_of(DataConfig.model_validate({"file_name": "rows.jsonl"}), tokenizer).token_ids
+    assert ends and set(ends) <= make_renderer(FORMATS[name], tokenizer, tmp_path).stop_token_ids
 
 
 def test_a_template_that_the_library_does_not_follow_is_continued_by_what_it_writes(tmp_path: Path) -> None:

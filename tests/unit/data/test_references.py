@@ -81,8 +81,8 @@ def test_a_path_names_a_column_or_reaches_into_one(row: dict, path: str, found: 
             "reward_modle.ground_truth",
             "'reward_modle' is missing (did you mean 'reward_model'?); the row has: data_source, prompt, ability",
         ),
-        ("reward_model.ground_truth.x", "'x' is missing; 'reward_model.ground_truth' has: no keys"),
-        ("ability.x", "'x' is missing; 'ability' has: no keys"),
+        ("reward_model.ground_truth.x", "'x' is missing; 'reward_model.ground_truth' is '72'"),
+        ("ability.x", "'x' is missing; 'ability' is 'math'"),
     ],
 )
 def test_a_path_that_leads_nowhere_is_a_fault_with_near_names(path: str, problem: str) -> None:
