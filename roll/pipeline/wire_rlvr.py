@@ -26,6 +26,7 @@ from roll.data.renderers.base import ChatRenderer
 from roll.data.sampler import PromptSampler
 from roll.data.tasks import FIRST_HELD_OUT, Prompts
 from roll.models.load import check_readable, load_policy, load_tokenizer
+from roll.models.thinking import ResponseTexts
 from roll.pipeline import rlvr
 from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.engine_sync import EngineSync
@@ -104,7 +105,7 @@ def prepare(config: RlvrConfig) -> Prepared:
     try_environments(config, renderer, training, *held_out.values())
     locate = None
     if config.adv_estimator.traits.needs_turns:
-        locate = TurnEnds(partial(tokenizer.decode, skip_special_tokens=True))  # pyright: ignore[reportArgumentType]  # one text for one list
+        locate = TurnEnds(ResponseTexts(tokenizer))
     end = ends_of(config.actor_train.data_args, tokenizer)
     if renderer is not None:
         end = replace(end, token_ids=tuple(sorted({*end.token_ids, *renderer.stop_token_ids})))

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-THINKING_END = re.compile(
-    r"</think>|</seed:think>|</reasoning>|\[/THINK\]|<channel\|>|<\|channel\|>final<\|message\|>",
-)
-"""Matches what ends the thinking: of Qwen3 and DeepSeek, Seed-OSS, open-r1's prompts, Magistral, Gemma 4 and gpt-oss."""
+from roll.models.thinking import THINKING_END
+
 BOXED = ("\\boxed{", "\\fbox{")
 SIGN = re.compile(r"\\(?:boxed|fbox)\{|\\(?!\\(?:boxed|fbox)\{).|[{}]", re.DOTALL)
 """Matches a brace, the start of a box, or an escaped character. Escaped braces do not count as braces."""

@@ -15,6 +15,7 @@ from roll.config.plan.memory import compiles
 from roll.errors import WeightSyncError
 from roll.models.layers import compile_layers
 from roll.models.load import load_causal_model, load_tokenizer
+from roll.models.thinking import ResponseTexts
 from roll.strategies.base import EngineActivity, Rank
 from roll.strategies.memory_guard import told_of_memory
 from roll.strategies.offload import Offload, tensors_in
@@ -61,6 +62,7 @@ class HfGenerate:
     async def start(self) -> None:
         """See `GenerateStrategy`."""
         self._tokenizer = load_tokenizer(self._settings.model_path, self._settings.model_args.trust_remote_code)
+        self._text = ResponseTexts(self._tokenizer)
         enter("loading the model")
         with told_of_memory(self._rank, "loading the model"):
             self._base = load_causal_model(self._settings.model_path, self._settings.model_args, packed=False).eval()
@@ -121,7 +123,7 @@ class HfGenerate:
             log_probs=None if log_probs is None else log_probs[:length].astype(np.float32),
             policy_versions=np.full(length, self._version, np.int32),
             finish_reason=reason,
-            text=sampling.said(str(self._tokenizer.decode(sampling.spoken(token_ids[:length].tolist()), skip_special_tokens=True))),
+            text=sampling.said(self._text(sampling.spoken(token_ids[:length].tolist()))),
         )
 
     def _ends(self, sampling: Sampling) -> list[int]:

@@ -27,6 +27,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from roll.errors import WeightSyncError
 from roll.models.load import load_tokenizer
+from roll.models.thinking import ResponseTexts
 from roll.strategies.base import EngineActivity, Rank
 from roll.strategies.request_gate import RequestGate
 from roll.strategies.settings import VllmSettings
@@ -75,7 +76,7 @@ class VllmGenerate:
             room = min(rank for rank in ADAPTER_RANKS if rank >= settings.adapter_rank)
             arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
         arguments |= engine.engine_args
-        self._tokenizer = load_tokenizer(settings.model_path, settings.model_args.trust_remote_code)
+        self._texts = ResponseTexts(load_tokenizer(settings.model_path, settings.model_args.trust_remote_code))
         whole_products(settings)
         enter("starting the engine's process")
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[logger_into(self._counts)])
@@ -131,7 +132,7 @@ class VllmGenerate:
     async def _completions(self, ended: Sequence[tuple[int, CompletionOutput]], sampling: Sampling) -> NumberedCompletions:
         token_ids = [sampling.spoken(list(sample.token_ids)) for _, sample in ended]
         # Decode in a thread, because the event loop must keep feeding the engine. The tokenizer releases the GIL.
-        texts = await asyncio.to_thread(self._tokenizer.batch_decode, token_ids, skip_special_tokens=True)
+        texts = await asyncio.to_thread(self._texts.several, token_ids)
         texts = [sampling.said(text) for text in texts]
         return [(number, completion(sample, text)) for (number, sample), text in zip(ended, texts, strict=True)]
 
