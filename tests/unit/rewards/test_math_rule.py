@@ -10,9 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.math_pairs import PAIRS, read_pairs
 from roll.rewards import math_rule as module
 from roll.rewards.answers import last_boxed
-from roll.rewards.math_rule import PLAIN_NUMBER, SEARCHED_CHARACTERS, judge, math_rule
+from roll.rewards.math_rule import PLAIN_NUMBER, SEARCHED_CHARACTERS, is_mathematics, judge, math_rule, shape_of
 from roll.types import Prompt, RewardOutcome, RewardResult
 from tests.growth import ABOUT_LINEAR, growth
 
@@ -185,3 +186,22 @@ def test_the_last_box(text: str, content: str | None) -> None:
 def test_tiny_numbers_are_compared_relatively(reference: str, answer: str, value: float) -> None:
     prompt = Prompt(0, np.zeros(1, np.int32), "", "math_rule", {})
     assert math_rule(prompt, f"\\boxed{{{answer}}}", {"ground_truth": reference}).value == value
+
+
+@pytest.mark.parametrize(
+    ("reference", "shape"),
+    [
+        (r"\frac{17}{305}", "x"),
+        (r"\frac{5\sqrt{3}}{7}", "x"),
+        (r"\left(3, \frac{1}{2}\right)", r"\left(2, x\right)"),
+        (r"\frac{1}{0}", r"\frac{2}{0}"),
+        ("12345x^2+7", "222x^2+2"),
+    ],
+)
+def test_references_have_few_shapes(reference: str, shape: str) -> None:
+    assert shape_of(reference) == shape
+
+
+def test_a_reference_is_mathematics_if_its_shape_is() -> None:
+    references = {pair.reference for pair in read_pairs(PAIRS)} | {"None", "\\text{yes}", "\\frac{1}{", "\\begin{matrix}", "%"}
+    assert {one for one in references if is_mathematics(shape_of(one)) != is_mathematics(one)} == set()
