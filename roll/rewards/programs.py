@@ -188,7 +188,10 @@ def cases_of(row: Mapping[str, Any]) -> Cases:
         expected = tuple(_text(case, "expected_stdout", index).strip() for index, case in enumerate(listed))
         return _some(Cases(kind, inputs, expected, (), _tolerance(row)))
     if kind != "check_based":
-        tests = tuple(("", case if isinstance(case, str) else _text(case, "assert_code", index), "") for index, case in enumerate(listed))
+        codes = [case if isinstance(case, str) else _text(case, "assert_code", index) for index, case in enumerate(listed)]
+        for index, code in enumerate(codes):
+            _parsed(code, f"case {index} of the row's 'test_cases'")
+        tests = tuple(("", code, "") for code in codes)
         return _some(Cases(kind, (), (), tests))
     function = row.get("test_case_function")
     if isinstance(function, str) and function.strip():
@@ -209,10 +212,7 @@ def one_assert_each(check: str) -> list[str]:
     Raises:
         ValueError: the code is not valid Python, or has no function `check`.
     """
-    try:
-        tree = ast.parse(check)
-    except SyntaxError as error:
-        raise ValueError(f"the row's check cannot be read: {error}") from error
+    tree = _parsed(check, "the row's check")
     function = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
     if function is None:
         raise ValueError("the row's check defines no function 'check'")
@@ -257,6 +257,14 @@ def _listed(value: Any) -> list[Any]:
     if value is None or isinstance(value, list):
         return value or []
     raise ValueError(f"the row's 'test_cases' is a {type(value).__name__}, not a list")
+
+
+def _parsed(code: str, what: str) -> ast.Module:
+    """Return the syntax tree of a test. Raises ValueError if it is not Python: no program could pass such a test."""
+    try:
+        return ast.parse(code)
+    except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
+        raise ValueError(f"{what} cannot be read: {error}") from error
 
 
 def _text(case: Any, name: str, index: int) -> str:

@@ -27,7 +27,7 @@ from roll.errors import Fault
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 KERNEL_FILES = ("proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "mqueue", "bpf", "pstore")
-DATA_ENDINGS = (".json", ".jsonl", ".parquet", ".arrow")
+DATA_ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow")
 
 
 @dataclass

@@ -14,7 +14,8 @@ import pyarrow.parquet
 import pytest
 from datasets.arrow_writer import ArrowWriter
 
-from roll.data.sources import find_sources
+from roll.config.load.on_disk import DATA_ENDINGS
+from roll.data.sources import SUFFIXES, find_sources
 from roll.errors import DataError
 
 ROWS = [{"prompt": "one", "answer": 1}, {"prompt": "two", "answer": 2}]
@@ -209,3 +210,7 @@ def test_the_stamp_changes_with_the_file(tmp_path: Path) -> None:
     assert find_sources(str(path), "train")[0].stamp == before
     path.write_text('{"a": 12}')
     assert find_sources(str(path), "train")[0].stamp != before
+
+
+def test_a_plan_accepts_every_kind_of_data_file() -> None:
+    assert set(DATA_ENDINGS) == set(SUFFIXES)

@@ -329,6 +329,11 @@ def test_endings_can_be_told_apart() -> None:
         ({"case_type": "input", "test_cases": [{"stdin": ""}]}, "case 0 .* no text 'expected_stdout'"),
         ({"case_type": "assert", "test_cases": []}, "no 'test_cases'"),
         ({"case_type": "check_based", "test_case_function": "def f(): pass"}, "no function 'check'"),
+        ({"case_type": "check_based", "test_case_function": "def check(c): assert c(1"}, "the row's check cannot be read"),
+        *(
+            ({"case_type": kind, "test_cases": ["assert True", {"assert_code": "assert f(1"}]}, "case 1 of .* cannot be read")
+            for kind in ("assert", "pytest", "text")
+        ),
     ],
 )
 def test_rows_that_cannot_be_read(row: dict[str, Any], fault: str) -> None:
