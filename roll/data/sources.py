@@ -236,7 +236,8 @@ def _csv_rows(path: Path) -> Iterator[RawRow]:
         try:
             names = next(reader, [])
             if not names or "" in names or len(set(names)) < len(names):
-                raise ValueError(f"its first line does not name each column once: {', '.join(names)[:200]!r}")
+                hint = " (pandas writes a column without a name unless index=False)" if names[:1] == [""] else ""
+                raise ValueError(f"its first line does not name each column once: {', '.join(names)[:200]!r}{hint}")
             begun = reader.line_num + 1
             for values in reader:
                 if len(values) == len(names):

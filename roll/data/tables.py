@@ -158,7 +158,7 @@ class Preparation:
             return record | {
                 "reason": "not a JSON object",
                 "problem": problem,
-                "remedy": "make each row one JSON object without repeated keys",
+                "remedy": "make the row one object of JSON without repeated keys, or in CSV as many values as there are columns",
             }
         row = json.loads(row_text)
         record |= {name: None if row.get(column) in (None, "") else str(row[column]) for name, column in self._named_columns().items()}

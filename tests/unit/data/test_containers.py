@@ -245,6 +245,7 @@ def test_a_long_value_of_csv_is_read(tmp_path: Path) -> None:
     [
         (b"a,a\n1,2", "does not name each column once: 'a, a'"),
         (b"a,,b\n1,2,3", "does not name each column once"),
+        (b",a\n0,1", "index=False"),
         (b"", "does not name each column once"),
         (b'a,b\n1,"2', "line 2: unexpected end of data"),
         (b'a,b\n1,"2"3\n', "line 2:"),

@@ -19,7 +19,7 @@ from roll.environments.tasks import task_of
 from roll.errors import DataError
 from roll.gateway.asked import Refused
 from roll.gateway.checked import messages_of
-from tests.unit.data.formats import FORMATS, make_tokenizer
+from tests.unit.data.formats import FORMATS, make_renderer, make_tokenizer
 
 Write = Callable[..., str]
 CALL = {"id": "a", "type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
@@ -192,6 +192,20 @@ def test_formats_of_one_conversation_give_the_same_tokens(examples: Callable[...
     for kind in ("responses", "turns"):
         found = examples([{"messages": messages} for messages in (openai, texts, old, sharegpt)], kind)
         assert tokens(found, 1) == tokens(found, 0) == tokens(found, 2) == tokens(found, 3)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"x": None}, {"x": "é😀\u2028"}, {"x": 'a"b\\n\n\t'}, {"x": {"y": [None, {"z": True}]}}, {"x": 1e-7}, {"b": 10**30, "a": 2}],
+)
+def test_a_learnt_call_is_read_again_by_agents(examples: Callable[..., ExampleSet], tmp_path: Path, given: dict) -> None:
+    chat = make_renderer(FORMATS["qwen2.5"], make_tokenizer(FORMATS["qwen2.5"]), tmp_path)
+    rows = [{"messages": [{"role": "user", "content": "Hi"}, with_arguments(one)]} for one in (given, json.dumps(given))]
+    found = examples(rows)
+    for index in range(2):
+        sequence = found.example(index).sequences[0]
+        (call,) = chat.parse(sequence.token_ids[sequence.response_mask], ()).message["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == given
 
 
 @pytest.mark.parametrize("key", ["weight", "train", "loss", "trainable"])
