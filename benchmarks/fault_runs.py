@@ -110,7 +110,6 @@ class World:
             "validation": "null",
             "rollout_batch_size": 16,
             "max_restarts": 10,
-            "actor_train.training_args.per_device_train_batch_size": 32,
             "actor_train.data_args.file_name": "mixed.jsonl",
             "actor_infer.generating_args.seeded": "true",
             "rewards.arithmetic.world_size": 1,

@@ -78,7 +78,6 @@ def overrides(work: Work, steps: int) -> dict[str, Any]:
         "num_return_sequences_in_group": work.samples,
         "prompt_length": work.prompt_tokens,
         "response_length": work.response_tokens,
-        "actor_train.training_args.per_device_train_batch_size": work.sequences // work.train_ranks,
         "actor_train.strategy_args.strategy_config.zero_optimization.stage": work.stage,
         f"{engine}.max_num_seqs": work.max_num_seqs,
     }

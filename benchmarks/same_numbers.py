@@ -31,6 +31,8 @@ LIMIT = 3600.0
 """Deadline of one run in seconds, in case it hangs."""
 WARM = "pretrain=warm/export"
 SEEDED = (WARM, "actor_infer.generating_args.seeded=true", "rollout_batch_size=16", "rewards.arithmetic.world_size=1", "eval_steps=5")
+NEW_KEY = "updates_per_step=1"
+"""A word that is left out for a checkout without its key, where `per_device_train_batch_size` gives the same update."""
 OFFLINE = ("data_split=[9,1,0]", "eval_steps=5")
 RUNS: Mapping[str, tuple[str, ...]] = {
     "rlvr": ("tiny/tiny_rlvr_lora_zero3", *SEEDED, "actor_train.training_args.per_device_train_batch_size=32"),
@@ -39,8 +41,10 @@ RUNS: Mapping[str, tuple[str, ...]] = {
         *SEEDED,
         "rollout_batch_size=64",
         "critic_warmup=2",
+        NEW_KEY,
         "actor_train.training_args.per_device_train_batch_size=32",
         "critic.training_args.per_device_train_batch_size=16",
+        "critic.training_args.gradient_accumulation_steps=1",
     ),
     "sft": ("tiny/tiny_warm_up", "pretrain=output/tiny/model", *OFFLINE),
     "dpo": ("tiny/tiny_dpo", WARM, *OFFLINE),
@@ -93,6 +97,8 @@ def make_world(checkout: Path, world: Path) -> None:
 def metrics(checkout: Path, world: Path, folder: str, experiment: tuple[str, ...], steps: int) -> list[dict[str, Any]]:
     """Run an experiment. Return the metrics of every step, including step 0, without times, memory and those of engines."""
     name, *overrides = experiment
+    if "updates_per_step" not in (checkout / "roll" / "config" / "schema" / "rlvr.py").read_text(encoding="utf-8"):
+        overrides = [word for word in overrides if word != NEW_KEY]
     run(checkout, world, "-m", "roll.pipeline", "--config-name", name, *overrides, f"max_steps={steps}", f"output_dir={folder}")
     lines = [json.loads(line) for line in (world / folder / "metrics.jsonl").read_text().splitlines()]
     return [{metric: value for metric, value in line.items() if not metric.startswith(MEASURED)} for line in lines]

@@ -105,7 +105,7 @@ def placed(device: int) -> dict[str, object]:
     compiled = {f"{role}.model_args.compile_layers": "false" for role in ("actor_train", "reference")}
     merged = {"weight_sync.lora": "merged"}  # vLLM has no fp32 adapters on a GPU
     settings = {f"actor_infer.strategy_args.strategy_config.{key}": value for key, value in engine.items()}
-    return {**mappings, **sizes, **settings, **compiled, **merged, "actor_train.training_args.per_device_train_batch_size": 256}
+    return {**mappings, **sizes, **settings, **compiled, **merged}
 
 
 def figure(folder: Path, steps: int) -> float | None:

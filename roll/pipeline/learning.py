@@ -39,7 +39,7 @@ class Learning:
     update: Update
     """Runs the policy's updates."""
     loss: Loss
-    updates_per_step: int
+    updates: int
     critic: CriticLearning | None = None
 
     async def __call__(self, batch: TrainBatch, position: Position) -> tuple[Metrics, Position]:
@@ -59,7 +59,7 @@ class Learning:
                 await self.phases.training("actor_train")
                 parts.append(await self.update(batch, self.loss, version))
         metrics = {name: value for part in parts for name, value in part.items()}
-        return metrics, Position(position.step + 1, version + (self.updates_per_step if policy_learns else 0))
+        return metrics, Position(position.step + 1, version + (self.updates if policy_learns else 0))
 
 
 class Restorable(Protocol):

@@ -23,7 +23,7 @@ def of_keys(config: Config) -> dict[str, str]:
     name, role = learner(config)
     learnt = "pairs" if has_pairs(config) else "sequences"
     found = {"pipeline": config.pipeline, "seed": str(config.seed)}
-    found[f"{name}.training_args"] = f"{sequences_per_update(role)} {learnt} an update"
+    found[f"{name}.training_args"] = f"{sequences_per_update(config, role)} {learnt} an update"
     # DeepSpeed puts the dtype into the file names of a checkpoint.
     learners = {place: one for place, one in model_roles(config).items() if isinstance(one, LearnerConfig)}
     found |= {f"{place}.model_args.dtype": f"'{one.model_args.dtype}'" for place, one in learners.items()}

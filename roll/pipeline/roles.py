@@ -136,7 +136,7 @@ class Roles:
         model = model_shape(path)
         assert isinstance(strategy, DeepSpeedTrainStrategyConfig)
         shape = TrainShape(
-            updates=self._plan.batch.sequences_per_step // sequences_per_update(role),
+            updates=self._plan.batch.sequences_per_step // sequences_per_update(config, role),
             epochs=config.ppo_epochs if isinstance(config, RlvrConfig) else 1,
             token_budget=self._token_budget(name),
             loss_agg_mode="token-mean",

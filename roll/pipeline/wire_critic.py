@@ -17,7 +17,7 @@ def learning(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, critic: Cr
     beside = None
     if critic:
         beside = CriticLearning(critic.train_step, ValueLoss(config.value_clip), config.critic_warmup, at_once=are_apart(plan))
-    return Learning(phases, actor_train.train_step, learner_loss(config), plan.batch.updates_per_step, beside)
+    return Learning(phases, actor_train.train_step, learner_loss(config), plan.batch.updates, beside)
 
 
 def are_apart(plan: Plan) -> bool:

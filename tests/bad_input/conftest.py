@@ -37,7 +37,7 @@ response_length: 8
 
 actor_train:
   model_args: {dtype: fp32}
-  training_args: {per_device_train_batch_size: 8}
+  training_args: {per_device_train_batch_size: 8, gradient_accumulation_steps: 1}
   data_args: {file_name: [train.jsonl], prompt: prompt}
   strategy_args:
     strategy_name: deepspeed_train

@@ -15,6 +15,7 @@ ENGINE = "actor_infer.strategy_args.strategy_config"
 ZERO = "deepspeed_zero3.zero_optimization"
 REFERENCE = "reference.strategy_args.strategy_name"
 SAMPLING = "actor_infer.generating_args"
+BY_UPDATES = ("actor_train.training_args.gradient_accumulation_steps=null",)
 ONE = ("num_return_sequences_in_group=1", "actor_train.training_args.per_device_train_batch_size=4", "adv_estimator=reinforce")
 IN_REWARD = ("add_token_level_kl=true", "init_kl_coef=0.1", "actor_train.model_args.lora_target=all-linear")
 MODEL = "actor_train.model_args"
@@ -288,6 +289,17 @@ CONTRADICTIONS = [
         "4",
         "per_device_train_batch_size",
     ),
+    (["updates_per_step=2"], "updates_per_step", "gradient_accumulation_steps, which is 1, also says", "~updates_per_step"),
+    ([*BY_UPDATES, "updates_per_step=3"], "updates_per_step", "3, but 8 sequences a step", "2 or 4"),
+    ([*BY_UPDATES, "updates_per_step=9"], "updates_per_step", "9, but 8 sequences a step", "set it to 8"),
+    ([*BY_UPDATES, "updates_per_step=0"], "updates_per_step", "0", "above 0"),
+    (
+        [*BY_UPDATES, "deepspeed_zero3.gradient_accumulation_steps=4"],
+        "strategy_config.gradient_accumulation_steps",
+        "4, but updates_per_step says the size",
+        "auto",
+    ),
+    ([*BY_UPDATES, "deepspeed_zero3.train_batch_size=4"], "strategy_config.train_batch_size", "4, but the number of sequences", "auto"),
     (["deepspeed_zero3.train_batch_size=4"], "strategy_config.train_batch_size", "4", "auto"),
     (["deepspeed_zero3.zero_allow_untested_optimizer=false"], "strategy_config.zero_allow_untested_optimizer", "false", "allowed: True"),
     (["deepspeed_zero3.gradient_clipping=0.5"], "strategy_config.gradient_clipping", "0.5", "max_grad_norm"),

@@ -8,6 +8,7 @@ import pytest
 
 from roll.pipeline.__main__ import main
 
+TRAINING = "actor_train.training_args"
 TWO_UPDATES = "rollout_batch_size=8"
 KL_IN_LOSS = ["use_kl_loss=true", "kl_loss_coef=0.1", "actor_train.model_args.lora_target=all-linear"]
 WARNINGS = [
@@ -23,6 +24,11 @@ WARNINGS = [
     (
         ["+dynamic_sampling={}", "adv_estimator=remax"],
         "dynamic_sampling: drops groups whose rewards are all equal, but adv_estimator remax",
+    ),
+    (["rollout_batch_size=256", f"{TRAINING}.per_device_train_batch_size=1"], "1 sequences make 512 updates of each step"),
+    (
+        [f"{TRAINING}.gradient_accumulation_steps=null", "actor_train.max_tokens_per_microbatch=64"],
+        "per_device_train_batch_size: has no effect without gradient_accumulation_steps",
     ),
     ([*KL_IN_LOSS, "kl_loss_type=k1"], "kl_loss_type: as a loss, k1 has a gradient of zero on average"),
     (KL_IN_LOSS, "kl_loss_type: as a loss, k3 has the gradient of KL(reference || policy), which is off by 54%"),

@@ -37,6 +37,7 @@ KEYS = {
     "save_steps": 2,
     "save_at_end": "true",
     "rollout_batch_size": 16,
+    "updates_per_step": 1,
     "prompt_length": PROMPT_TOKENS,
     "response_length": 64,
     "use_kl_loss": "false",  # so that the run needs no reference
@@ -55,17 +56,14 @@ KEYS = {
 RESIDENT = {
     "actor_train.device_mapping": "[0]",
     "actor_infer.device_mapping": "[0]",
-    "actor_train.training_args.per_device_train_batch_size": 128,
 }
 DISJOINT = {
     "actor_train.device_mapping": "[0]",
     "actor_infer.device_mapping": "[1]",
-    "actor_train.training_args.per_device_train_batch_size": 128,
 }
 COLOCATED = {
     "actor_train.device_mapping": "[0,1]",
     "actor_infer.device_mapping": "[0,1]",
-    "actor_train.training_args.per_device_train_batch_size": 64,
     "time_sharing": "true",
 }
 

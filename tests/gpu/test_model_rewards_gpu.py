@@ -56,7 +56,6 @@ def rewarded(tiny: Runs, name: str, experiment: str, model: str, steps: int, key
         "weight_sync.lora": "merged",  # vLLM does not support fp32 adapters on a GPU
         "pretrain": "warm-for-judges/export",
         "rewards.arithmetic.model_args.model_name_or_path": model,
-        "actor_train.training_args.per_device_train_batch_size": 256,
     }
     values |= {"save_at_end": "false", "eval_steps": 0, "max_steps": steps}
     lines = tiny.run(name, ("--config-name", f"tiny/{experiment}"), values | keys)[1:]

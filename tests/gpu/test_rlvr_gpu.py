@@ -47,7 +47,6 @@ def overrides(case: Case, model: Path, train_device: int | None, infer_device: i
         "rollout_batch_size": 16,
         "prompt_length": PROMPT_TOKENS,
         "response_length": 64,
-        "actor_train.training_args.per_device_train_batch_size": 128,
         "rewards.benchmark.world_size": 1,
         f"{engine}.enforce_eager": "true",
         f"{engine}.engine_args": f"{{kv_cache_memory_bytes: {KV_CACHE_BYTES}}}",

@@ -281,7 +281,7 @@ def test_a_run_in_which_all_roles_share_one_gpu(kind: str, model: Path, tmp_path
     on_the_cpu = [f"~{role}.world_size" for role in ("actor_train", "actor_infer", "reference")]
     bf16 = [f"{role}.model_args.dtype=bf16" for role in ("actor_train", "actor_infer", "reference")]
     files = ["actor_train.data_args.file_name=problems/train.jsonl", "validation.data_args.file_name=problems/heldout.jsonl"]
-    small = ["rollout_batch_size=16", "actor_train.training_args.per_device_train_batch_size=128", "rewards.arithmetic.world_size=1"]
+    small = ["rollout_batch_size=16", "updates_per_step=1", "rewards.arithmetic.world_size=1"]
     engine = ["actor_infer.strategy_args.strategy_config.gpu_memory_utilization=0.3"]
     command = [sys.executable, "-m", "roll.pipeline", "--config-name", "tiny/tiny_rlvr_lora_zero3", f"pretrain={model}", "output_dir=run"]
     command += [*one_gpu, *on_the_cpu, *bf16, *files, *small, *engine, *KINDS[kind]]

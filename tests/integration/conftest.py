@@ -22,7 +22,6 @@ ROOT = Path(__file__).parents[2]
 TINY = ROOT / "examples" / "tiny"
 SMALL = (
     "rollout_batch_size=16",
-    "actor_train.training_args.per_device_train_batch_size=32",
     "eval_steps=0",
     "actor_infer.generating_args.seeded=true",
     "rewards.arithmetic.world_size=1",

@@ -60,7 +60,7 @@ def samples(folder: Path) -> list[dict[str, Any]]:
 def test_an_agent_by_the_official_client_is_trained_on_what_the_engine_saw(agents: World, leaves_nothing: Callable[[], None]) -> None:
     outcome = agents.run(
         *("--config-name", "tiny/tiny_agent", "output_dir=gateway", "pretrain=warm/export", "max_steps=2", "eval_steps=0"),
-        *("rollout_batch_size=4", "num_return_sequences_in_group=8", "actor_train.training_args.per_device_train_batch_size=16"),
+        *("rollout_batch_size=4", "num_return_sequences_in_group=8", "updates_per_step=1"),
         f"+environments.calculator.agent={{command: ['{sys.executable}', agent.py]}}",
         "environments.calculator.sessions_per_process=4",
     )

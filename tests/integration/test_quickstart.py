@@ -80,7 +80,7 @@ def solver(prepared: World) -> World:
 
 def test_gsm8k_from_its_public_layout_to_an_evaluation_and_a_loaded_model(solver: World, leaves_nothing: Callable[[], None]) -> None:
     engine = "actor_infer.strategy_args.strategy_config"
-    words = ["rollout_batch_size=8", "num_return_sequences_in_group=4", "actor_train.training_args.gradient_accumulation_steps=32"]
+    words = ["rollout_batch_size=8", "num_return_sequences_in_group=4"]
     words += [f"~{engine}.gpu_memory_utilization", f"+{engine}.kv_cache_gib=0.5", f"+{engine}.enforce_eager=true"]
     words += [*SHORT, *on_cpu("actor_train", "actor_infer"), "actor_train.max_tokens_per_microbatch=4096", "rewards.math_rule.world_size=1"]
     words += ["pretrain=gsm8k_sft/export", "output_dir=rlvr", "eval_steps=2"]

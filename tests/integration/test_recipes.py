@@ -65,8 +65,7 @@ def test_each_domain_learns_from_its_own_teacher(world: World) -> None:
 
 
 def test_remax_compares_with_a_greedy_answer(world: World) -> None:
-    one = ("rollout_batch_size=64", "actor_train.training_args.per_device_train_batch_size=32")
-    outcome = world.run(*recipe("remax", "remax", "max_steps=2", *one))
+    outcome = world.run(*recipe("remax", "remax", "max_steps=2", "rollout_batch_size=64", "updates_per_step=1"))
     assert outcome.status == 0, outcome.output
     assert all(line["policy/grad_norm"] > 0 and "reward/kl_mean" in line for line in world.metrics("remax")[1:])
     sample = json.loads((world.folder / "remax" / "samples.jsonl").read_text().splitlines()[0])
@@ -103,7 +102,8 @@ def test_an_adapting_weight_and_running_moments_go_on_after_a_resume(world: Worl
 
 def test_a_critic_learns_alone_at_first_and_goes_on_after_a_resume(world: World) -> None:
     constant = ("actor_train.training_args.lr_scheduler_type=constant", "actor_train.training_args.warmup_steps=0")
-    small = ("rollout_batch_size=64", "critic.training_args.per_device_train_batch_size=16", "critic_warmup=1", "save_steps=2", *constant)
+    size = ("rollout_batch_size=64", "updates_per_step=1", "critic.training_args.per_device_train_batch_size=16")
+    small = (*size, "critic_warmup=1", "save_steps=2", *constant)
     outcome = world.run(*recipe("ppo_critic", "whole_critic", "max_steps=3", *small))
     assert outcome.status == 0, outcome.output
     world.go_back("whole_critic", "split_critic", last=3)

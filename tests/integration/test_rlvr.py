@@ -249,7 +249,6 @@ def test_without_vllm_and_with_the_adapter_off_as_reference(world: World) -> Non
             "plain",
             "max_steps=2",
             "rollout_batch_size=8",
-            "actor_train.training_args.per_device_train_batch_size=16",
             "actor_infer.strategy_args.strategy_name=hf_infer",
             "~actor_infer.strategy_args.strategy_config",
             "~reference",

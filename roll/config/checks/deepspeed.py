@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.checks.optimizers import optimizer_faults
-from roll.config.derived.batch import sequences_per_update
+from roll.config.derived.batch import accumulates, sequences_per_update
 from roll.config.derived.placement import model_roles, ranks
 from roll.config.schema.deepspeed_keys import BLOCKS, block_faults
 from roll.config.schema.engine import DeepSpeedConfig, DeepSpeedInferStrategyConfig, DeepSpeedTrainStrategyConfig, ZeroOffloadConfig
 from roll.config.schema.kinds import PRECISION, SIZE
 from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import LearnerConfig, RoleConfig
 from roll.errors import Fault
 from roll.registry import nearest
@@ -59,7 +60,7 @@ def deepspeed_faults(config: Config) -> list[Fault]:
         ]
         faults += _recomputing(settings, f"{where}.activation_checkpointing", name, role)
         if isinstance(role, LearnerConfig):
-            faults += [*_batch(settings, where, name, role, config.max_grad_norm), *optimizer_faults(name, role)]
+            faults += [*_batch(settings, where, name, role, config), *optimizer_faults(name, role)]
     return faults
 
 
@@ -168,16 +169,25 @@ def _precision(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfi
         yield Fault(f"{where}.data_types.grad_accum_dtype", problem, f"remove it{further}")
 
 
-def _batch(settings: DeepSpeedConfig, where: str, name: str, role: LearnerConfig, max_grad_norm: float) -> Iterator[Fault]:
-    arguments = role.training_args
-    same = (
-        ("train_micro_batch_size_per_gpu", arguments.per_device_train_batch_size, f"{name}.training_args.per_device_train_batch_size"),
-        ("gradient_accumulation_steps", arguments.gradient_accumulation_steps, f"{name}.training_args.gradient_accumulation_steps"),
-        ("train_batch_size", sequences_per_update(role), "the number of sequences per update (batch per device x accumulation x replicas)"),
-        ("gradient_clipping", max_grad_norm, "max_grad_norm"),
+def _batch(settings: DeepSpeedConfig, where: str, name: str, role: LearnerConfig, config: Config) -> Iterator[Fault]:
+    arguments, by_keys = role.training_args, not isinstance(config, RlvrConfig) or accumulates(role)
+    update = "the number of sequences per update" + (" (batch per device x accumulation x replicas)" if by_keys else "")
+    same: tuple[tuple[str, object, str], ...] = (
+        ("train_batch_size", sequences_per_update(config, role), update),
+        ("gradient_clipping", config.max_grad_norm, "max_grad_norm"),
     )
+    if by_keys:
+        micro, accumulated, own = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps or 1, f"{name}.training_args"
+        same += (
+            ("train_micro_batch_size_per_gpu", micro, f"{own}.per_device_train_batch_size"),
+            ("gradient_accumulation_steps", accumulated, f"{own}.gradient_accumulation_steps"),
+        )
     for key, ours, meaning in same:
         theirs = getattr(settings, key)
         if theirs not in (None, "auto", ours):
             remedy = f"remove it, or set it to auto; it follows from {meaning}"
             yield Fault(f"{where}.{key}", f"{theirs}, but {meaning} is {ours}", remedy)
+    for key in () if by_keys else ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        if isinstance(theirs := getattr(settings, key), int):
+            problem = f"{theirs}, but updates_per_step says the size of an update, and micro-batches are made by tokens"
+            yield Fault(f"{where}.{key}", problem, "remove it, or set it to auto")

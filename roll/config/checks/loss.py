@@ -86,7 +86,7 @@ def _without_ratio(config: RlvrConfig) -> Iterator[Fault]:
 def _on_policy(config: RlvrConfig) -> Iterator[Fault]:
     if ratio_source(config) != "on_policy":
         return
-    updates = plan_batch(config).updates_per_step
+    updates = plan_batch(config).updates
     if updates > 1:
         problem = f"'on_policy', but a step makes {updates} updates: after the first, the policy is no longer the one that sampled"
         yield Fault("behaviour_log_probs", problem, "set it to trainer or engine, or make one update per step")
@@ -101,7 +101,7 @@ def _on_policy(config: RlvrConfig) -> Iterator[Fault]:
 def _off_policy_mask(config: RlvrConfig) -> Iterator[Fault]:
     """Yield a fault if the quantity that `off_policy_mask_threshold` limits is 0 in every update."""
     threshold, source = config.off_policy_mask_threshold, ratio_source(config)
-    if threshold is None or keeps_engine_log_probs(config) or (source == "trainer" and plan_batch(config).updates_per_step > 1):
+    if threshold is None or keeps_engine_log_probs(config) or (source == "trainer" and plan_batch(config).updates > 1):
         return
     problem = f"{threshold:g}, but behaviour_log_probs is {source}: the behaviour policy equals the current policy in every update"
     yield Fault("off_policy_mask_threshold", problem, "set behaviour_log_probs=engine or a mismatch_correction, or remove this key")
@@ -154,7 +154,7 @@ def loss_warnings(config: RlvrConfig) -> Iterator[str]:
     if traits.usual_clip and high > traits.largest_clip:
         usual = "pg_clip_low={:g} and pg_clip_high={:g} are usual".format(*traits.usual_clip)
         yield f"pg_clip: {high:g} hardly ever clips with policy_loss {loss}, whose ratio is a mean over tokens; {usual}"
-    updates = plan_batch(config).updates_per_step
+    updates = plan_batch(config).updates
     if traits.ratio is None and updates > 1:
         yield (
             f"policy_loss: {loss} uses no ratio, but only the first of a step's {updates} updates trains the policy that sampled; "

@@ -134,7 +134,7 @@ def _preferences(config: DpoConfig) -> Iterator[Fault]:
     if config.reference_log_probs == "precomputed" and (not asked or of_rows):
         why = "needs the reference's log-probs of other pairs in every step" if of_rows else "uses no reference"
         yield Fault("reference_log_probs", f"'precomputed', but preference_loss {loss} {why}", "remove it")
-    if of_rows and sequences_per_update(learning) < 2:
+    if of_rows and sequences_per_update(config, learning) < 2:
         where = "actor_train.training_args.per_device_train_batch_size"
         yield Fault(where, f"an update has 1 row, but {loss} compares the rows of an update", "use at least 2 rows per update")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roll.config.derived.placement import model_roles, ranks, replica_size, vllm_config
@@ -12,6 +13,9 @@ from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import ActorTrainConfig, LearnerConfig, RowsTrainConfig
 from roll.errors import Fault
+
+MANY_UPDATES = 32
+"""Number of updates of a step above which the plan warns."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,8 @@ class BatchPlan:
     sequences_per_step: int
     """Number of sequences. If rows are pairs, this and the next field count pairs."""
     sequences_per_update: int
-    updates_per_step: int
-    """Number of optimizer updates per step, over all `ppo_epochs`."""
+    updates: int
+    """Number of optimizer updates of the policy in one step, over all `ppo_epochs`."""
     longest_sequence: int
     """Largest number of tokens of a sequence: prompt and response, or episode."""
     longest_example: int
@@ -55,19 +59,36 @@ def has_pairs(config: Config | OfflineConfig) -> bool:
     return isinstance(config, RewardModelConfig) or (isinstance(config, DpoConfig) and config.preference_loss.traits.rows == "pairs")
 
 
-def sequences_per_update(role: LearnerConfig) -> int:
-    """Return `per_device_train_batch_size` x `gradient_accumulation_steps` x replicas. Ranks that share sequences form a replica."""
+def sequences_per_step(config: RlvrConfig) -> int:
+    """Return the number of sequences of a step: responses, or episodes."""
+    return config.rollout_batch_size * config.num_return_sequences_in_group
+
+
+def accumulates(role: LearnerConfig) -> bool:
+    """Whether the role's own keys say the size of an update, as in ROLL. If not, `updates_per_step` does in `rlvr`."""
+    return role.training_args.gradient_accumulation_steps is not None
+
+
+def sequences_per_update(config: Config, role: LearnerConfig) -> int:
+    """Return the number of sequences of one update, or of pairs if the rows are pairs.
+
+    The role's own keys give `per_device_train_batch_size` x `gradient_accumulation_steps` x replicas, where ranks that share sequences form
+    a replica. In `rlvr` without `gradient_accumulation_steps` it is the sequences of a step divided by `updates_per_step`, for any number
+    of ranks.
+    """
+    if isinstance(config, RlvrConfig) and not accumulates(role):
+        return max(1, sequences_per_step(config) // config.updates_per_step)
     replicas = max(1, ranks(role) // replica_size(role))
-    return role.training_args.per_device_train_batch_size * role.training_args.gradient_accumulation_steps * replicas
+    return role.training_args.per_device_train_batch_size * (role.training_args.gradient_accumulation_steps or 1) * replicas
 
 
 def plan_batch(config: Config) -> BatchPlan:
     """Return the batch plan of a configuration that has no batch faults."""
-    update = sequences_per_update(learner(config)[1])
+    update = sequences_per_update(config, learner(config)[1])
     longest = longest_sequence(config)
     if not isinstance(config, RlvrConfig):
         return BatchPlan(0, update, update, 1, longest, longest * 2 if has_pairs(config) else longest)
-    step = config.rollout_batch_size * config.num_return_sequences_in_group
+    step = sequences_per_step(config)
     return BatchPlan(config.rollout_batch_size, step, update, step // update * config.ppo_epochs, longest, longest)
 
 
@@ -82,19 +103,61 @@ def batch_faults(config: Config) -> list[Fault]:
 
 
 def _update_faults(name: str, role: LearnerConfig, config: RlvrConfig) -> list[Fault]:
-    step, update = config.rollout_batch_size * config.num_return_sequences_in_group, sequences_per_update(role)
+    if not accumulates(role):
+        return _undivided(config)
+    where, accumulated = f"{name}.training_args.gradient_accumulation_steps", role.training_args.gradient_accumulation_steps or 1
+    if name == "actor_train" and "updates_per_step" in config.model_fields_set:
+        problem = f"{config.updates_per_step}, but {where}, which is {accumulated}, also says the size of an update"
+        return [Fault("updates_per_step", problem, f"remove one of them: ~updates_per_step or ~{where}")]
+    step, update = sequences_per_step(config), sequences_per_update(config, role)
     if step % update == 0:
         return []
-    problem = (
-        f"{step} sequences a step (rollout_batch_size {config.rollout_batch_size} x num_return_sequences_in_group "
-        f"{config.num_return_sequences_in_group}) are not a whole number of updates of {update}"
-    )
-    one_pass = update // role.training_args.gradient_accumulation_steps
+    problem, one_pass = f"{_sequences(config)} are not a whole number of updates of {update}", update // accumulated
     if step % one_pass == 0:
         remedy = f"for one update per step, set it to {step // one_pass}; for more, to a divisor of that"
     else:
         remedy = f"make rollout_batch_size x num_return_sequences_in_group a multiple of {one_pass} (batch per device x replicas)"
-    return [Fault(f"{name}.training_args.gradient_accumulation_steps", problem, remedy)]
+    return [Fault(where, problem, f"{remedy}; or use updates_per_step instead")]
+
+
+def _undivided(config: RlvrConfig) -> list[Fault]:
+    """Return a fault if a step's sequences cannot be divided into `updates_per_step` equal updates."""
+    step, updates = sequences_per_step(config), config.updates_per_step
+    if step % updates == 0:
+        return []
+    below = max(number for number in range(1, min(updates, step) + 1) if step % number == 0)
+    above = next((number for number in range(updates, step + 1) if step % number == 0), None)
+    nearest = f"{below} or {above}" if above else str(below)
+    problem = f"{updates}, but {_sequences(config)} cannot be divided into {updates} equal updates"
+    return [Fault("updates_per_step", problem, f"set it to {nearest}, or change rollout_batch_size")]
+
+
+def _sequences(config: RlvrConfig) -> str:
+    return (
+        f"{sequences_per_step(config)} sequences a step (rollout_batch_size {config.rollout_batch_size} x num_return_sequences_in_group "
+        f"{config.num_return_sequences_in_group})"
+    )
+
+
+def batch_warnings(config: Config) -> Iterator[str]:
+    """Yield a warning for each role whose own keys make many small updates of a step, or have no effect."""
+    if not isinstance(config, RlvrConfig):
+        return
+    for name, role in model_roles(config).items():
+        if not isinstance(role, LearnerConfig):
+            continue
+        update, where = sequences_per_update(config, role), f"{name}.training_args"
+        if accumulates(role) and (updates := sequences_per_step(config) // update) > MANY_UPDATES:
+            yield (
+                f"{where}: per_device_train_batch_size x gradient_accumulation_steps x replicas = {update} sequences make {updates} "
+                "updates of each step, the last ones far off policy; remove both keys for one update a step (updates_per_step)"
+            )
+        unread = not accumulates(role) and role.max_tokens_per_microbatch is not None
+        if unread and "per_device_train_batch_size" in role.training_args.model_fields_set:
+            yield (
+                f"{where}.per_device_train_batch_size: has no effect without gradient_accumulation_steps: with updates_per_step "
+                f"{config.updates_per_step}, an update has {update} sequences, and max_tokens_per_microbatch bounds memory; remove it"
+            )
 
 
 def _engine_faults(config: Config) -> list[Fault]:

@@ -29,7 +29,7 @@ def weighs_kl(config: RlvrConfig) -> bool:
     """Return `kl_loss_importance`. By default, it is true if some updates use tokens that another policy sampled."""
     if config.kl_loss_importance is not None:
         return config.kl_loss_importance
-    return config.async_generation_ratio > 0 or plan_batch(config).updates_per_step > 1
+    return config.async_generation_ratio > 0 or plan_batch(config).updates > 1
 
 
 WHOLE = {"top_p": 1, "top_k": -1, "repetition_penalty": 1}

@@ -12,7 +12,7 @@ from roll.config.checks.experts import expert_faults
 from roll.config.checks.hybrids import hybrid_faults
 from roll.config.checks.sequence_parallel import sequence_parallel_faults
 from roll.config.checks.tensor_parallel import tensor_parallel_faults
-from roll.config.derived.batch import BatchPlan, batch_faults, plan_batch
+from roll.config.derived.batch import BatchPlan, batch_faults, batch_warnings, plan_batch
 from roll.config.derived.environment_roles import ENVIRONMENTS
 from roll.config.derived.placement import RolePlan, model_roles, place, placement_faults, placement_warnings, turns
 from roll.config.derived.reward_roles import PREFIX, model_reward
@@ -78,7 +78,7 @@ def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
         *hybrid_faults(config, found.shapes),
         *expert_faults(config, found.shapes),
     ]
-    warnings = [*placement_warnings(config), *experiment_warnings(config), *found.warnings]
+    warnings = [*placement_warnings(config), *batch_warnings(config), *experiment_warnings(config), *found.warnings]
     if config.dry_run:
         warnings += [f"{fault.place}: {fault.problem}; {fault.remedy}" for fault in found.missing]
     else:

@@ -113,9 +113,9 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
     if isinstance(config, DpoConfig):
         lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}, {config.reference_log_probs}")
     units = "pairs" if has_pairs(config) else "sequences"
-    lines.append(f"Training: {_updates(batch.updates_per_step)} a step, of {batch.sequences_per_update} {units}")
+    lines.append(f"Training: {_updates(batch.updates)} a step, of {batch.sequences_per_update} {units}")
     if isinstance(config, RlvrConfig) and config.critic:
-        learnt = sequences_per_update(config.critic)
+        learnt = sequences_per_update(config, config.critic)
         updates = batch.sequences_per_step // learnt * config.ppo_epochs
         alone = f"; the first {config.critic_warmup} steps train only the critic" if config.critic_warmup else ""
         lines.append(f"Critic: {_updates(updates)} a step, of {learnt} sequences{alone}")

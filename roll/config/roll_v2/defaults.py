@@ -37,6 +37,13 @@ NEEDED = {"eval_steps": "validation", "validation": "validation", "init_kl_coef"
 """By first component of a key path: the root key without which keys on that path have no effect."""
 CISPO_CLIP = 0.1
 
+OWN_NUMBERS: Mapping[str, int] = {
+    "num_return_sequences_in_group": 1,
+    "<role>.training_args.per_device_train_batch_size": 8,
+    "<role>.training_args.gradient_accumulation_steps": 1,
+}
+"""Defaults of ROLL that say how many responses and updates a step has. A file of ROLL keeps them, whatever `roll_defaults` says."""
+
 Place = tuple[str, ...]
 
 
@@ -50,7 +57,11 @@ def settle_defaults(done: Translation) -> None:
     takes = done.values.get(SWITCH) is True
     if not is_of_roll(done):
         return
-    missing = {place: value for place, value in _roll_defaults(done.values) if _left_out(done.values, place)}
+    is_rlvr = done.values.get("pipeline", "rlvr") == "rlvr"
+    if is_rlvr:
+        _keep_numbers(done)
+    others = {key: value for key, value in DEFAULTS.items() if not (is_rlvr and key in OWN_NUMBERS)}
+    missing = {place: value for place, value in _roll_defaults(done.values, others) if _left_out(done.values, place)}
     if takes:
         for place, value in missing.items():
             _put(done.values, place, value)
@@ -63,9 +74,24 @@ def settle_defaults(done: Translation) -> None:
     _unused_kl(done)
 
 
-def _roll_defaults(values: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
-    """Yield the key paths and values of ROLL's defaults that differ from roll's, for blocks in use."""
-    for pattern, value in DEFAULTS.items():
+def _keep_numbers(done: Translation) -> None:
+    """Set the numbers of `OWN_NUMBERS` that a file of ROLL leaves out, and say so. With `updates_per_step`, an update's size is given."""
+    by_updates = "updates_per_step" in done.values
+    missing = {
+        place: value
+        for place, value in _roll_defaults(done.values, OWN_NUMBERS)
+        if _left_out(done.values, place) and not (by_updates and len(place) > 1)
+    }
+    for place, value in missing.items():
+        _put(done.values, place, value)
+    if missing:
+        listed = ", ".join(f"{'.'.join(place)} {value}" for place, value in missing.items())
+        done.warnings.append(f"{listed}: the file does not set these keys, so they have ROLL's defaults; see the plan's updates a step")
+
+
+def _roll_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
+    """Yield the key paths and values of ROLL's defaults, for blocks in use."""
+    for pattern, value in defaults.items():
         first, *below = pattern.split(".")
         for step in [role for role in TRAINED if role in values] if first == ROLE else [first]:
             place = (step, *below)

@@ -94,9 +94,13 @@ class TrainingConfig(StrictConfig):
     per_device_train_batch_size: PositiveInt = Field(
         1,
         description="Sequences of one optimizer update = this x `gradient_accumulation_steps` x ranks. Ranks that share sequences "
-        "(`sequence_parallel_size`, `autotp_size`) count as one. `max_tokens_per_microbatch` bounds memory.",
+        "(`sequence_parallel_size`, `autotp_size`) count as one. Without `max_tokens_per_microbatch`, a forward pass has at most as many "
+        "tokens as this number of the longest sequences. In `rlvr` without `gradient_accumulation_steps` this is its only effect: "
+        "`updates_per_step` says the size of an update.",
     )
-    gradient_accumulation_steps: PositiveInt = Field(1, description="See `per_device_train_batch_size`.")
+    gradient_accumulation_steps: PositiveInt | None = Field(
+        None, description="See `per_device_train_batch_size`. If not given: 1, but in `rlvr` `updates_per_step` says the size of an update."
+    )
     max_consecutive_skips: NonNegativeInt = Field(
         10, description="End the run after this many consecutive updates were skipped because of a NaN or infinity; 0 never ends it."
     )

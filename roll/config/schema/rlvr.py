@@ -88,7 +88,13 @@ class RlvrConfig(ExperimentConfig):
     max_steps: PositiveInt = Field(description="Number of training steps.")
     save_steps: NonNegativeInt = Field(0, description="Steps between checkpoints; 0 saves only at the end of the run.")
     rollout_batch_size: PositiveInt = Field(64, description="Number of prompts per step.")
-    num_return_sequences_in_group: PositiveInt = Field(1, description="Number of responses sampled per prompt.")
+    num_return_sequences_in_group: PositiveInt = Field(8, description="Number of responses sampled per prompt.")
+    updates_per_step: PositiveInt = Field(
+        1,
+        description="Number of optimizer updates in each pass over a step's sequences, for any number of ranks. 1 is on-policy. ROLL's way "
+        "to say it, `actor_train.training_args.gradient_accumulation_steps`, cannot be combined with this key. A critic makes as many "
+        "updates, unless it has a `gradient_accumulation_steps` of its own.",
+    )
     async_generation_ratio: NonNegativeFloat = Field(
         0.0, le=1000, description="Number of steps that generation may run ahead of training, fractions allowed; 0 is synchronous."
     )

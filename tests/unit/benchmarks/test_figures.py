@@ -118,7 +118,7 @@ def test_experiments_of_the_benchmark_plan(name: str) -> None:
         lambda composed, presets: plans.append(make_plan(load_config(composed, presets))),
     )
     (plan,) = plans
-    assert (plan.batch.sequences_per_step, plan.batch.updates_per_step) == (512, 1)
+    assert (plan.batch.sequences_per_step, plan.batch.updates) == (512, 1)
     assert plan.reference == ("role" if name == "step_full" else "adapter_off")
 
 

@@ -121,7 +121,7 @@ def planned(variant: str, *words: str) -> tuple[RlvrConfig, Plan]:
 @pytest.mark.parametrize("lora", ["0", "16"])
 def test_variants_plan_on_the_cpu(variant: str, lora: str) -> None:
     config, plan = planned(variant, "--prompts", "4", "--samples", "2", "--window", "8", "--ratio", "1.5", "--lora-rank", lora)
-    assert (plan.batch.sequences_per_step, plan.batch.updates_per_step) == (8, 1)
+    assert (plan.batch.sequences_per_step, plan.batch.updates) == (8, 1)
     assert config.async_generation_ratio == (0 if variant == "synchronous" else 1.5)
     assert config.rollout_window == (None if variant == "synchronous" else 8)
     assert config.time_sharing == (variant == "turns")

@@ -59,6 +59,6 @@ def test_every_variant_plans_the_same_number_of_samples_a_step(name: str) -> Non
     [config] = loaded
     assert isinstance(config, RlvrConfig)
     plan = make_plan(config)
-    assert plan.batch.sequences_per_step == 512 and plan.batch.updates_per_step == 2
+    assert plan.batch.sequences_per_step == 512 and plan.batch.updates == 2
     assert bool(interrupting(config)) == (name in ON_GPU)
     assert ("actor_infer" in plan.turns) == (name == "partial_turns")

@@ -129,7 +129,7 @@ def test_presets_are_root_keys_named_as_their_files() -> None:
 def test_the_main_example_runs_one_update_on_sixteen_devices() -> None:
     config, plan = planned("rlvr_lora_zero3")
     assert isinstance(config, RlvrConfig)
-    assert (plan.batch.sequences_per_step, plan.batch.sequences_per_update, plan.batch.updates_per_step) == (512, 512, 1)
+    assert (plan.batch.sequences_per_step, plan.batch.sequences_per_update, plan.batch.updates) == (512, 512, 1)
     assert plan.roles["actor_train"].ranks == 16
     assert plan.roles["actor_infer"].all_devices == frozenset(range(12))
     assert plan.nodes == 2

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from omegaconf import DictConfig
 
+from roll.config.derived.batch import plan_batch
 from roll.config.load.loader import Loaded, load_config, read_config
 from roll.config.plan.plan import make_plan
 from roll.config.schema.rlvr import RlvrConfig
@@ -278,6 +279,22 @@ def test_defaults_that_differ_are_said_in_one_line_and_taken_on_demand() -> None
     taken, found = read(BARE, roll_defaults=True)
     assert not [text for text in found if text.startswith("roll_defaults")] and not taken.faults
     assert {place: of(taken.config, place) for place in ROLLS} == ROLLS
+
+
+def test_a_file_of_roll_keeps_its_own_numbers_of_responses_and_updates() -> None:
+    values = yaml.safe_load(BARE)
+    del values["num_return_sequences_in_group"]
+    for takes in (False, True):
+        loaded, found = read(yaml.safe_dump(values), roll_defaults=takes, adv_estimator="reinforce", rollout_batch_size=16)
+        config = loaded.config
+        assert isinstance(config, RlvrConfig)
+        assert config.num_return_sequences_in_group == 1
+        assert plan_batch(config).updates == 2, "8 sequences on the CPU's one rank, as ROLL's default"
+        (said,) = [text for text in found if text.startswith("num_return_sequences_in_group 1, actor_train.training_args.")]
+        assert "gradient_accumulation_steps 1" in said
+    loaded, found = read(BARE, updates_per_step=4)
+    assert isinstance(loaded.config, RlvrConfig)
+    assert plan_batch(loaded.config).updates == 4 and not [text for text in found if "per_device" in text]
 
 
 def test_what_is_written_is_never_overwritten_by_a_default() -> None:

@@ -14,6 +14,7 @@ from roll.config.derived.placement import place
 from roll.config.plan.memory import estimate, head_tokens
 from roll.config.plan.show import show_plan
 from roll.config.roll_v2.translate import translate
+from roll.config.schema.offline import SftConfig
 from roll.config.schema.roles import ActorTrainConfig
 from tests.unit.config.test_examples import planned
 from tests.unit.config.test_memory import QWEN_7B
@@ -33,6 +34,10 @@ def trainer(size: int, ranks: int = 8) -> ActorTrainConfig:
     )
 
 
+def offline() -> SftConfig:
+    return SftConfig.model_construct()
+
+
 def shape() -> ModelShape:
     found = shape_of(QWEN_7B)
     assert found
@@ -43,7 +48,7 @@ def test_ranks_that_share_sequences_are_one_replica_and_count_as_one() -> None:
     plan = place("actor_train", trainer(4), LONGEST)
     assert (plan.ranks, plan.replica_size, plan.replicas) == (8, 4, 2)
     assert plan.tokens_per_microbatch == 2 * LONGEST  # per replica, as without sequence parallelism
-    assert [sequences_per_update(trainer(size)) for size in (1, 2, 4, 8)] == [48, 24, 12, 6]
+    assert [sequences_per_update(offline(), trainer(size)) for size in (1, 2, 4, 8)] == [48, 24, 12, 6]
 
 
 def test_activations_are_shared_out_and_states_are_not() -> None:
@@ -80,7 +85,7 @@ def test_the_plan_shows_replicas() -> None:
     show_plan(config, plan, Console(file=out, width=200))
     (line,) = [line for line in out.getvalue().splitlines() if "actor_train" in line and "deepspeed_train" in line]
     assert "16 = 8 x 2" in line
-    assert plan.batch.updates_per_step == 1
+    assert plan.batch.updates == 1
 
 
 def of_roll(strategy: dict[str, Any]) -> Any:

@@ -143,7 +143,7 @@ async def run(work: Work, reference: str, steps: int, resumed: bool = False, own
         reference_role="reference" if reference == "role" else "actor_train",
         values=None,
         teacher_states=None,
-        learn=Learning(work.phases, work.train, PolicyLoss(), updates_per_step=1),
+        learn=Learning(work.phases, work.train, PolicyLoss(), updates=1),
         sync=work.sync,
         evaluate=work.evaluate,
         measure=work.measure,

@@ -56,7 +56,7 @@ class Recorder:
 
 def learning(recorder: Recorder, warmup: int = 0, at_once: bool = False) -> Learning:
     critic = CriticLearning(recorder.update("critic"), ValueLoss(), warmup, at_once)
-    return Learning(APART, recorder.update("policy"), PolicyLoss(), updates_per_step=2, critic=critic)
+    return Learning(APART, recorder.update("policy"), PolicyLoss(), updates=2, critic=critic)
 
 
 def test_a_policy_alone() -> None:

@@ -132,7 +132,7 @@ def wired(parts: Parts, **changes: Any) -> Rlvr:
         reference_role="reference",
         values=None,
         teacher_states=None,
-        learn=Learning(phases, parts.train, PolicyLoss(), updates_per_step=3),
+        learn=Learning(phases, parts.train, PolicyLoss(), updates=3),
         sync=parts.sync,
         evaluate=parts.evaluate,
         measure=parts.measure,

@@ -167,7 +167,7 @@ def test_the_critics_keys_reach_its_updates(configured: Configured) -> None:
     critic = cast(Any, SimpleNamespace(train_step=None))
     found = wire_critic.learning(config, make_plan(config), critic, critic, cast(Any, None))
     assert found.critic is not None and found.critic.loss == ValueLoss(0.3) and found.critic.warmup == 2
-    assert found.updates_per_step == make_plan(config).batch.updates_per_step
+    assert found.updates == make_plan(config).batch.updates
 
 
 @pytest.mark.parametrize("experiment", ["tiny/tiny_distill", "algorithms/on_policy_distillation_full"])

@@ -70,7 +70,8 @@ def test_the_warm_up_has_rows_for_all_its_steps(warm_up: SftConfig, tmp_path: Pa
     rows = len((demo.PROBLEMS / "train.jsonl").read_text().splitlines())
     arguments = warm_up.sft_train.training_args
     assert warm_up.sft_train.world_size is not None and warm_up.max_steps is not None
-    batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * warm_up.sft_train.world_size
+    assert arguments.gradient_accumulation_steps is None
+    batch = arguments.per_device_train_batch_size * warm_up.sft_train.world_size
     assert arguments.num_train_epochs * (rows // batch) >= warm_up.max_steps
 
 
