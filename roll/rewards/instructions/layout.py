@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 DIVIDER = re.compile(r"\s?(?:\*\*\*|\* \* \*)\s?")
 """Divider between paragraphs: `***` in IFEval, `* * *` in the RLVR-IFeval data set."""
+THREE_STARS = re.compile(r"\s?\*\*\*\s?")
 PLACEHOLDER = re.compile(r"\[.*?\]")
 STARRED, DASHED = re.compile(r"^\s*\*[^\*].*$", re.MULTILINE), re.compile(r"^\s*-.*$", re.MULTILINE)
 TITLE = re.compile(r"<<[^\n]+>>")
@@ -17,9 +18,9 @@ POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
 SIX_STARS = "******"
 
 
-def verify_paragraph_count(text: str, N: int) -> bool:
+def verify_paragraph_count(text: str, N: int, *, divider: re.Pattern[str] = DIVIDER) -> bool:
     """Return whether dividers separate N paragraphs. Only the text before the first and after the last divider may be empty."""
-    parts = [part.strip() for part in DIVIDER.split(text)]
+    parts = [part.strip() for part in divider.split(text)]
     if not all(parts[1:-1]):
         return False
     return len(parts) - (not parts[0]) - (len(parts) > 1 and not parts[-1]) == N

@@ -48,7 +48,12 @@ def verify_keywords(text: str, keyword_list: Sequence[str]) -> bool:
 
 def verify_keyword_frequency(text: str, word: str, N: int) -> bool:
     """Return whether the word occurs exactly N times, ignoring case. Occurrences within other words count."""
-    return _occurrences(word, text) == N
+    return keyword_frequency(text, word, N, "exactly")
+
+
+def keyword_frequency(text: str, word: str, N: int, quantifier: str) -> bool:
+    """Return whether the number of occurrences of the word has the relation `quantifier` to N. See `verify_keyword_frequency`."""
+    return holds(_occurrences(word, text), quantifier, N)
 
 
 def validate_forbidden_words(text: str, forbidden_words: Sequence[str]) -> bool:
@@ -61,7 +66,12 @@ def validate_forbidden_words(text: str, forbidden_words: Sequence[str]) -> bool:
 
 def verify_letter_frequency(text: str, letter: str, N: int) -> bool:
     """Return whether the letter occurs exactly N times, ignoring case."""
-    return text.lower().count(letter.strip().lower()) == N
+    return letter_frequency(text, letter, N, "exactly")
+
+
+def letter_frequency(text: str, letter: str, N: int, quantifier: str) -> bool:
+    """Return whether the number of occurrences of the letter, ignoring case, has the relation `quantifier` to N."""
+    return holds(text.lower().count(letter.strip().lower()), quantifier, N)
 
 
 def validate_word_constraint(text: str, N: int, quantifier: str) -> bool:
