@@ -34,7 +34,7 @@ class SetResult:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The results of all sets."""
+    """The results of all sets, and what needs attention in them."""
 
     folder: Path
     """Folder that holds `evaluation.json` and `samples.jsonl`."""
@@ -42,6 +42,8 @@ class EvaluationResult:
     step: int | None
     """Step of the checkpoint. None for a model without a run."""
     sets: Mapping[str, SetResult]
+    notices: Sequence[str] = ()
+    """What needs attention: a set whose responses all reached the length limit."""
 
 
 def set_result(name: str, groups: Sequence[RolloutGroup], samples: int) -> SetResult:
@@ -77,6 +79,7 @@ def write_results(result: EvaluationResult, facts: Mapping[str, Any]) -> None:
         "step": result.step,
         "confidence": CONFIDENCE,
         "sets": {name: asdict(one) for name, one in result.sets.items()},
+        "notices": list(result.notices),
         **facts,
     }
     (result.folder / RESULTS_FILE).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

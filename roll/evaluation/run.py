@@ -29,6 +29,7 @@ from roll.system.event_loop import run_in_loop
 from roll.system.own_folder import own_folder
 from roll.tracking.jsonl import SAMPLES_FILE, to_line
 from roll.tracking.logs import RunLog
+from roll.tracking.notices import StepNotices
 from roll.types import RolloutGroup
 from roll.workers.cluster import ClusterSession, cluster
 
@@ -63,8 +64,12 @@ def run(evaluation: Evaluation) -> EvaluationResult:
         with cluster(folder, gpus, config.num_gpus_per_node, secrets.hide) as session:
             interrupt.take()
             groups = run_in_loop(partial(_answers, evaluation, config, inputs, session, interrupt, progress))
-    sets = {name: set_result(name, found, _samples(config, name)) for name, found in groups.items()}
-    result = EvaluationResult(folder, subject.model, subject.trained.step if subject.trained else None, sets)
+        sets = {name: set_result(name, found, _samples(config, name)) for name, found in groups.items()}
+        notices = StepNotices(inputs.watches).after(0, {name: value for one in sets.values() for name, value in one.metrics.items()})
+        for notice in notices:
+            LOG.warning("%s", notice.text)
+    step = subject.trained.step if subject.trained else None
+    result = EvaluationResult(folder, subject.model, step, sets, [notice.text for notice in notices])
     write_results(result, _facts(evaluation))
     return result
 

@@ -11,7 +11,7 @@ from math import comb, nan
 from statistics import fmean
 
 from roll.rewards.answers import final_text, last_boxed
-from roll.rollout.batch import TRUNCATED
+from roll.rollout.batch import TRUNCATED, at_limit_fraction
 from roll.rollout.group import GroupSampler, Scorer, prompt_seed
 from roll.types import NO_VERDICT, Episode, Metrics, Prompt, RewardOutcome, RewardResult, RolloutGroup
 
@@ -93,6 +93,7 @@ def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int) 
         f"val/{name}/avg@{samples}": fmean(rewards),
         f"val/{name}/length_mean": fmean(lengths),
         f"val/{name}/length_max": float(max(lengths)),
+        f"val/{name}/at_limit_fraction": at_limit_fraction(episodes),
         f"val/{name}/truncated_fraction": sum(episode.stop in TRUNCATED for episode in episodes) / len(episodes),
         f"val/{name}/policy_version": float(min(versions, default=nan)),
     }

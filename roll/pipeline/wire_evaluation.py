@@ -15,6 +15,7 @@ from roll.data.tasks import Prompts
 from roll.models.load import check_readable, load_tokenizer
 from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.evaluate import Evaluator
+from roll.pipeline.notices import held_out_watches
 from roll.pipeline.reward_trial import try_environments, try_rewards
 from roll.pipeline.role_models import model_path
 from roll.pipeline.roles import Roles, is_trainer_side
@@ -22,6 +23,7 @@ from roll.pipeline.wire_environments import Playing, gateway_of, listening, rend
 from roll.pipeline.wire_reward_models import prepare_reward_models
 from roll.pipeline.wire_rlvr import evaluators, held_out_ends, held_out_prompts, in_turn
 from roll.rollout.group import GroupSampler
+from roll.tracking.notices import Watch
 from roll.types import Episode, Prompt, RolloutGroup
 from roll.workers.rewards import ModelReward
 
@@ -38,6 +40,8 @@ class HeldOutInputs:
     """Renders conversations; None without environments."""
     models_of: Callable[[Roles], dict[str, ModelReward]]
     """Requests the models that score responses, and returns their rewards by domain."""
+    watches: Sequence[Watch]
+    """Conditions of a set's metrics that a notice names."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,9 @@ def prepare(config: RlvrConfig) -> HeldOutInputs:
     try_rewards(config, *held_out.values())
     renderer = renderer_of(config, tokenizer)
     try_environments(config, renderer, *held_out.values())
-    return HeldOutInputs(held_out, held_out_ends(config, tokenizer), renderer, prepare_reward_models(config))
+    ends = held_out_ends(config, tokenizer)
+    watches = held_out_watches(config, tokenizer, ends, "--max-new-tokens")
+    return HeldOutInputs(held_out, ends, renderer, prepare_reward_models(config), watches)
 
 
 async def answers(

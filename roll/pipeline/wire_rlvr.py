@@ -34,6 +34,7 @@ from roll.pipeline.evaluate import ByItself, Evaluator
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.learning import OnloadedTrainer
 from roll.pipeline.meter import Meter, engine_metrics, meter_of
+from roll.pipeline.notices import held_out_watches, training_watches
 from roll.pipeline.reward_trial import try_environments, try_rewards
 from roll.pipeline.role_models import check_same_tokens, model_path
 from roll.pipeline.roles import Roles
@@ -54,6 +55,7 @@ from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce, StepReferenc
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.turns import TurnEnds
 from roll.tracking.base import Record
+from roll.tracking.notices import Watch
 from roll.types import Floats, Metrics, RolloutGroup, Sampling, Sequences
 from roll.weight_sync.routes import find_routes
 from roll.weight_sync.sync import WeightSync
@@ -83,6 +85,8 @@ class Inputs:
     """Finds the ends of turns. None if the advantage estimator does not credit single turns of a response."""
     models_of: Callable[[Roles], dict[str, ModelReward]]
     """Requests the models that score responses, and returns their rewards by domain."""
+    watches: Sequence[Watch]
+    """Conditions of a step that a notice names."""
 
 
 def prepare(config: RlvrConfig) -> Prepared:
@@ -109,7 +113,9 @@ def prepare(config: RlvrConfig) -> Prepared:
     end = ends_of(config.actor_train.data_args, tokenizer)
     if renderer is not None:
         end = replace(end, token_ids=tuple(sorted({*end.token_ids, *renderer.stop_token_ids})))
-    inputs = Inputs(training, held_out, end, held_out_ends(config, tokenizer), renderer, locate, prepare_reward_models(config))
+    ends = held_out_ends(config, tokenizer)
+    watches = [*training_watches(config, tokenizer, end), *held_out_watches(config, tokenizer, ends)]
+    inputs = Inputs(training, held_out, end, ends, renderer, locate, prepare_reward_models(config), watches)
     return Prepared(partial(_loop, config, inputs), training.identity)
 
 
@@ -172,6 +178,7 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
             await actor_infer.activity()  # discards the engines' counters from before the restart
         else:
             await engine_in_hands(roles, weights.open_routes)()
+        context.tracker.watch(inputs.watches)
         sync = EngineSync(weights, actor_infer, phases, partial(roles.unsettled, "actor_infer"))
         parts = rlvr.Rlvr(
             phases=phases,

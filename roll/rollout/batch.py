@@ -210,6 +210,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metr
         "reward/equal_groups_fraction": equal_groups_fraction(groups),
         "response/length_mean": float(lengths.mean()),
         "response/length_max": float(lengths.max()),
+        "response/at_limit_fraction": at_limit_fraction(episodes),
         "response/truncated_fraction": sum(episode.stop in TRUNCATED for episode in episodes) / len(episodes),
         "staleness/mean": float(ages @ tokens / tokens.sum()),
         "staleness/min": float(ages.min()),
@@ -233,6 +234,11 @@ def equal_groups_fraction(groups: Sequence[RolloutGroup]) -> float:
     Estimators that compare the responses of a group learn nothing from such a group.
     """
     return sum(len({e.reward.value for e in group.episodes if has_verdict(e)}) <= 1 for group in groups) / len(groups)
+
+
+def at_limit_fraction(episodes: Sequence[Episode]) -> float:
+    """Return the share of episodes whose last response reached the length limit."""
+    return sum(episode.stop is StopReason.LENGTH for episode in episodes) / len(episodes)
 
 
 def token_count(groups: Sequence[RolloutGroup]) -> int:

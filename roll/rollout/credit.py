@@ -16,10 +16,10 @@ from pydantic import TypeAdapter
 
 from roll.algorithms.advantages import Normalisation, Scores, advantages, value_targets
 from roll.algorithms.kl import adapted_coefficient, kl_estimate
-from roll.algorithms.moments import RunningMoments
+from roll.algorithms.moments import EPSILON, RunningMoments
 from roll.algorithms.shaping import balanced, difficulty_weights, length_weights
 from roll.rollout.batch import Experience
-from roll.types import Floats, Metrics, TrainBatch
+from roll.types import Bools, Floats, Metrics, TrainBatch
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def train_batch(
     mask = step.sequences.response_mask
     metrics = {
         "reward/shaped_mean": float(step.rewards.mean()),
-        "response/masked_fraction": 1.0 - float(_in_loss(step).mean()),
+        "response/masked_fraction": 1.0 - float(_with_any(step, mask).mean()),
     }
     if credit.kl_coef:
         assert ref_log_probs is not None, "a KL term in the reward without reference log-probs"
@@ -123,6 +123,7 @@ def train_batch(
     if step.turns is not None:
         metrics["response/turns_mean"] = len(step.turns.rewards) / len(step.rewards)
     estimated = advantages(credit.estimator, scores, credit.normalisation, credit.estimator_args)
+    metrics["advantage/zero_fraction"] = 1.0 - float(_with_any(step, mask & (np.abs(estimated) > EPSILON)).mean())
     returns = None if values is None else value_targets(scores, credit.normalisation)
     if values is not None and returns is not None:
         metrics |= value_metrics(values[mask], returns[mask])
@@ -164,13 +165,12 @@ def sequence_weights(step: Experience, credit: Credit) -> Floats | None:
         weights = weights * difficulty_weights(step.difficulties)
     if credit.weigh_length:
         weights = weights * length_weights(step.lengths)
-    return balanced(weights, _in_loss(step))[step.episode_of_sequence]
+    return balanced(weights, _with_any(step, step.sequences.response_mask))[step.episode_of_sequence]
 
 
-def _in_loss(step: Experience) -> np.ndarray:
-    """Return which episodes have a token in the loss, [E]."""
-    episodes = step.episodes
-    return np.logical_or.reduceat(episodes.response_mask, episodes.offsets[:-1])
+def _with_any(step: Experience, tokens: Bools) -> Bools:
+    """Return which episodes have any of these `tokens` [T], as [E]."""
+    return np.logical_or.reduceat(tokens, step.episodes.offsets[:-1])
 
 
 def _clipped(rewards: Floats, norm: Normalisation) -> Floats:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from roll.rewards.answers import ground_truth
+from roll.tracking.notices import Notice
 from roll.types import Episode, Metrics, RolloutGroup, Segment, StopReason
 
 GROUPS_PER_STEP = 1
@@ -57,10 +58,14 @@ class Tracker(Protocol):
 
 
 class Record(Tracker, Protocol):
-    """The run's own record. It also keeps responses of validation."""
+    """The run's own record. It also keeps responses of validation, and notices."""
 
     def held_out(self, step: int, name: str, groups: Sequence[RolloutGroup]) -> None:
         """Record samples of the held-out set `name`. The record may keep only some of the groups."""
+        ...
+
+    def notices(self, found: Sequence[Notice]) -> None:
+        """Record notices about a step."""
         ...
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from roll.tracking.base import Record, Tracker
+from roll.tracking.notices import Notice, StepNotices, Watch
 from roll.types import Metrics, RolloutGroup
 
 LOG = logging.getLogger(__name__)
@@ -15,7 +16,7 @@ FAILURES = (Exception, SystemExit)
 
 
 class Tracking:
-    """Passes everything to the record first and then to the other trackers."""
+    """Passes everything to the record first and then to the other trackers. Says the notices of each step."""
 
     name = "tracking"
 
@@ -29,6 +30,11 @@ class Tracking:
         self._record = record
         self._others = list(others)
         self._last_step = last_step
+        self._step_notices = StepNotices()
+
+    def watch(self, watches: Sequence[Watch]) -> None:
+        """Look for the conditions of these watches in the metrics of all following steps."""
+        self._step_notices = StepNotices(watches)
 
     @property
     def step_under_way(self) -> int:
@@ -39,6 +45,14 @@ class Tracking:
         self._record.log(step, metrics)
         self._last_step = step
         self._tell_others(lambda tracker: tracker.log(step, metrics))
+        if found := self._step_notices.after(step, metrics):
+            self.notices(found)
+
+    def notices(self, found: Sequence[Notice]) -> None:
+        """Record notices, and print them to the terminal and the driver's log."""
+        self._record.notices(found)
+        for notice in found:
+            LOG.warning("%s", notice.line)
 
     def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         self._record.samples(step, groups)

@@ -1,4 +1,6 @@
-"""The record of a run: `metrics.jsonl`, `samples.jsonl` and `validation_samples.jsonl`. Each line is a JSON object with its `step`.
+"""The record of a run: `metrics.jsonl`, `notices.jsonl`, `samples.jsonl` and `validation_samples.jsonl`.
+
+Each line is a JSON object with its `step`.
 
 No step is recorded twice, even if a resumed run repeats it.
 """
@@ -18,17 +20,19 @@ import numpy as np
 
 from roll.errors import RollError
 from roll.tracking.base import group_record
+from roll.tracking.notices import Notice
 from roll.types import Metrics, RolloutGroup
 
 LOG = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+NOTICES_FILE = "notices.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 VALIDATION_SAMPLES_FILE = "validation_samples.jsonl"
 
 
 class JsonlTracker:
-    """Implements `Record`: appends complete lines to the three files."""
+    """Implements `Record`: appends complete lines to the four files."""
 
     name = "jsonl"
 
@@ -44,6 +48,7 @@ class JsonlTracker:
         folder.mkdir(parents=True, exist_ok=True)
         self._groups_per_step, self._groups_per_set = groups_per_step, groups_per_set
         self._metrics = _continue(folder / METRICS_FILE, resumed_from)
+        self._notices = _continue(folder / NOTICES_FILE, resumed_from)
         self._samples = _continue(folder / SAMPLES_FILE, resumed_from)
         self._held_out = _continue(folder / VALIDATION_SAMPLES_FILE, resumed_from)
 
@@ -62,8 +67,13 @@ class JsonlTracker:
         """
         _append(self._held_out, _sample_lines({"set": name}, step, groups, self._groups_per_set))
 
+    def notices(self, found: Sequence[Notice]) -> None:
+        """See `Record`. Raises RollError if the file cannot be written."""
+        _append(self._notices, b"".join(to_line(notice.record()) for notice in found))
+
     def close(self) -> None:
         self._metrics.close()
+        self._notices.close()
         self._samples.close()
         self._held_out.close()
 

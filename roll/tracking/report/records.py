@@ -11,7 +11,8 @@ import yaml
 
 from roll.errors import DataError, Fault
 from roll.tracking.ending import RunEnd, read_end
-from roll.tracking.jsonl import METRICS_FILE, read_lines
+from roll.tracking.jsonl import METRICS_FILE, NOTICES_FILE, read_lines
+from roll.tracking.notices import Notice, notice_of
 from roll.tracking.start import RunStart, read_starts
 
 Row = dict[str, Any]
@@ -27,7 +28,7 @@ class RunRecord:
     rows: Sequence[Row]
     """Rows of `metrics.jsonl`; at least one."""
     unreadable: int
-    """Number of unreadable lines of `metrics.jsonl`."""
+    """Number of unreadable lines of `metrics.jsonl` and `notices.jsonl`."""
     config: str
     """Text of `config.yaml`; empty without such a file."""
     keys: Mapping[str, Any]
@@ -36,6 +37,8 @@ class RunRecord:
     """How the run ended; None if unknown."""
     starts: Sequence[RunStart]
     """Starts of the run, in order."""
+    notices: Sequence[Notice] = ()
+    """Notices about steps, in order."""
 
     @property
     def name(self) -> str:
@@ -64,7 +67,16 @@ def read_run(folder: Path) -> RunRecord:
     if not rows:
         raise DataError([Fault(str(path), "it holds no metrics", FINISHED_A_STEP)])
     text, keys = _configuration(folder / "config.yaml")
-    return RunRecord(folder, rows, unreadable, text, keys, read_end(folder), read_starts(folder))
+    notices, lost = _notices(folder / NOTICES_FILE)
+    return RunRecord(folder, rows, unreadable + lost, text, keys, read_end(folder), read_starts(folder), notices)
+
+
+def _notices(path: Path) -> tuple[list[Notice], int]:
+    """Return the notices of a run, and the number of unreadable lines. A run of an earlier release has no such file."""
+    if not path.is_file():
+        return [], 0
+    records, unreadable = read_lines(path)
+    return [notice_of(record) for record in records], unreadable
 
 
 def _configuration(path: Path) -> tuple[str, Mapping[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 from roll.tracking.base import LOSSES
 from roll.tracking.console import duration
 from roll.tracking.ending import RunEnd
+from roll.tracking.notices import by_topic
 from roll.tracking.report.charts import Section, sections
 from roll.tracking.report.directions import best_of
 from roll.tracking.report.page import PageChart, PageSection, render
@@ -56,6 +57,7 @@ def _page(run: RunRecord, training: PageSamples, validation: PageSamples) -> str
         "title": run.name,
         "subtitle": " · ".join([*([model] if model else []), f"{run.last_step} steps"]),
         "ending": _ending(run.end, run.last_step),
+        "notices": by_topic(run.notices),
         "tiles": _tiles(run, steps),
         "validation": [_metric_row(rows, name) | {"name": name.removeprefix("val/")} for name in names if name.startswith("val/")],
         "provenance": provenance(run.starts),

@@ -89,6 +89,7 @@ def test_the_metrics_of_a_set() -> None:
     assert set(metrics) == {"pass@1", "pass@2", "pass@4", "maj@2", "maj@4", "avg@4"} | {
         "length_mean",
         "length_max",
+        "at_limit_fraction",
         "truncated_fraction",
         "policy_version",
     }

@@ -78,7 +78,11 @@ def test_a_constant_weight_is_the_configurations_also_after_a_resume() -> None:
 
 
 def test_without_a_kl_there_are_no_metrics_of_one() -> None:
-    assert set(CreditAssignment(RUNNING)(step_of(1, 2), None)[1]) == {"reward/shaped_mean", "response/masked_fraction"}
+    assert set(CreditAssignment(RUNNING)(step_of(1, 2), None)[1]) == {
+        "reward/shaped_mean",
+        "response/masked_fraction",
+        "advantage/zero_fraction",
+    }
 
 
 def test_weights_of_responses_by_hand() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from roll.tracking.fanout import Tracking
+from roll.tracking.notices import Notice
 from roll.types import Metrics, RolloutGroup
 
 
@@ -23,6 +24,10 @@ class Recorder:
 
     def held_out(self, step: int, name: str, groups: Sequence[RolloutGroup]) -> None:
         self._note(f"held out {name}", step)
+
+    def notices(self, found: Sequence[Notice]) -> None:
+        for notice in found:
+            self._note(f"notice {notice.topic}", notice.step)
 
     def close(self) -> None:
         self._note("close", -1)

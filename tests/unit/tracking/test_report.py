@@ -76,7 +76,7 @@ def test_the_report_is_one_file_that_loads_nothing(run_dir: Path) -> None:
     assert "url(" not in own and "@import" not in own
     assert html.count("plotly.js v") == 1, "plotly is inlined once"
     assert sorted(path.name for path in run_dir.iterdir()) == [
-        "config.yaml", "metrics.jsonl", "report.html", "samples.jsonl", "validation_samples.jsonl",
+        "config.yaml", "metrics.jsonl", "notices.jsonl", "report.html", "samples.jsonl", "validation_samples.jsonl",
     ]  # fmt: skip
 
 
