@@ -310,6 +310,41 @@ def test_a_texts_response_is_a_value() -> None:
     assert score("<think>no</think>Dear ''' friend", row).value == 0.5
 
 
+RIGHT = "def mean(n):\n    if n < 1:\n        return 0.0\n    return sum(range(n + 1)) / n"
+WRONG = [
+    RIGHT.replace("n + 1", "n"),
+    RIGHT.replace("/ n", "// n"),
+    RIGHT.replace("n < 1", "n > 1"),
+    "def mean(n): return n",
+    "def mean(n): return None",
+    "def mean(n): return float('nan')",
+    "def mean(n):\n    import sys\n    sys.exit(0)",
+    "def mean(n): yield 2.5",
+    "mean = 2.5",
+]
+MAIN = "if __name__ == '__main__':\n    print(mean(int(input())))"
+MEANS = {4: 2.5, 1: 1.0, 0: 0.0}
+CHECK = "def check(candidate):\n" + "".join(f"    assert abs(candidate({n}) - {mean}) < 1e-6\n" for n, mean in MEANS.items())
+KINDS = {
+    "input": {"test_cases": [{"stdin": str(n), "expected_stdout": str(mean)} for n, mean in MEANS.items()]},
+    "assert": {"test_cases": ["\n".join(f"assert mean({n}) == {mean}" for n, mean in MEANS.items())]},
+    "pytest": {
+        "test_cases": [f"import pytest\ndef test_mean():\n    assert list(map(mean, {[*MEANS]})) == pytest.approx({[*MEANS.values()]})"]
+    },
+    "check_based": {"test_cases": [{"assert_code": CHECK, "entry_point": "mean"}]},
+}
+
+
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "none"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_the_right_program_passes_a_case_type(kind: str, sandbox: str) -> None:
+    row = {"case_type": kind, **KINDS[kind]}
+    for tolerance in (None, 1e-5):
+        assert score(fenced(f"{RIGHT}\n{MAIN}"), row, sandbox=sandbox, tolerance=tolerance, pays="all").value == 1
+    passed = [one for one in WRONG if score(fenced(f"{one}\n{MAIN}"), row, sandbox=sandbox, tolerance=1e-5, pays="all").value]
+    assert passed == []
+
+
 def test_endings_can_be_told_apart() -> None:
     row = {"case_type": "input", "test_cases": [{"stdin": "", "expected_stdout": "1"}] * 2}
     compiled = score(fenced("def f(:"), row)
