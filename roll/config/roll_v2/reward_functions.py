@@ -57,17 +57,20 @@ def translate_reward_functions(rewards: Any) -> list[str]:
     return warnings
 
 
-def judge_programs_as_roll(block: dict[str, Any]) -> list[str]:
-    """Add to a domain of `code_sandbox` the arguments with which it pays and compares as ROLL does, unless set. Return what to warn of."""
+def judge_as_roll(reward: str, block: dict[str, Any]) -> list[str]:
+    """Add to a domain the arguments with which its reward judges as ROLL does, unless they are set. Return what to warn of."""
     is_remote = bool(block.get(CODE_URL)) and not block.get(USE_LOCAL)
-    arguments = block.setdefault("reward_args", {})
-    if not isinstance(arguments, dict):
+    meanings = {
+        "code_sandbox": {"pays": "all", "tolerance": 1e-5, "block": "last" if is_remote else "first"},
+        "crossthinkqa": {"choice": "first_capital"},
+    }
+    if reward not in meanings or not isinstance(arguments := block.setdefault("reward_args", {}), dict):
         return []
-    added = {"pays": "all", "tolerance": 1e-5, "block": "last" if is_remote else "first"}
-    added = {key: value for key, value in added.items() if key not in arguments}
+    added = {key: value for key, value in meanings[reward].items() if key not in arguments}
     arguments |= added
     said = [f"reward_args.{key}: not set, so it is {value}, as in ROLL; set it explicitly" for key, value in added.items()]
-    return [*said, f"{CODE_URL}: ROLL pays -1 for a program that fails on a server, roll pays 0"] if is_remote else said
+    pays = [f"{CODE_URL}: ROLL pays -1 for a program that fails on a server, roll pays 0"]
+    return said + pays * (is_remote and reward == "code_sandbox")
 
 
 def _read(reward: str, given: dict[str, Any]) -> Iterator[tuple[str, Read]]:

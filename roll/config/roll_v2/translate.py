@@ -30,7 +30,7 @@ from roll.config.roll_v2.keys import (
     VARIABLES,
 )
 from roll.config.roll_v2.model_rewards import translate_model_rewards
-from roll.config.roll_v2.reward_functions import judge_programs_as_roll, translate_reward_functions
+from roll.config.roll_v2.reward_functions import judge_as_roll, translate_reward_functions
 from roll.config.schema.faults import shown, shown_at
 from roll.config.schema.fields import dotted
 from roll.config.schema.model_rewards import MODEL_REWARDS
@@ -370,8 +370,7 @@ def _rewards(done: Translation) -> None:
             if name != place[1]:
                 block["reward"] = name
             done.warnings.append(f"{dotted(place)}: read as reward={name}; use that instead")
-            if name == SANDBOX:
-                done.warnings += [f"{dotted(place[:-1])}.{said}" for said in judge_programs_as_roll(block)]
+            done.warnings += [f"{dotted(place[:-1])}.{said}" for said in judge_as_roll(name, block)]
             if name == SANDBOX and "timeout" not in block:
                 block["timeout"] = SANDBOX_TIMEOUT
                 done.warnings.append(f"{dotted(place[:-1])}.timeout: not set, so it is {SANDBOX_TIMEOUT:g} s; set it explicitly")

@@ -58,8 +58,8 @@ def validate_title(text: str) -> bool:
 
 
 def validate_choice(text: str, options: Sequence[str]) -> bool:
-    """Return whether one of the options occurs."""
-    return any(option in text.strip() for option in options)
+    """Return whether one of the options occurs, not within a word: `no` does not occur in `nothing`."""
+    return any(re.search(rf"(?<!\w){re.escape(option)}(?!\w)", text) for option in options if option)
 
 
 def validate_highlighted_sections(text: str, N: int) -> bool:

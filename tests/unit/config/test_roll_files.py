@@ -197,7 +197,7 @@ def test_every_domain_of_rolls_file_is_what_it_was() -> None:
     assert {domain: reward.reward or domain for domain, reward in rewards.items()} == {
         domain: domain for domain in ("math_rule", "crossthinkqa", "ifeval", "code_sandbox", "llm_judge")
     }
-    assert rewards["crossthinkqa"].reward_args == {"reward_type": "soft"}
+    assert rewards["crossthinkqa"].reward_args == {"reward_type": "soft", "choice": "first_capital"}
     assert rewards["ifeval"].reward_args == {}
     assert rewards["code_sandbox"].reward_args == {"pays": "all", "tolerance": 1e-5, "block": "first"}
     bounds = rewards["math_rule"].query_filter_config

@@ -24,8 +24,27 @@ def test_the_three_reward_types(reward_type: Any, values: tuple[float, ...]) -> 
     for response, value in zip((RIGHT_BOXED, RIGHT, WRONG_BOXED, WRONG), values, strict=True):
         thoughtful = f"<think>\\boxed{{C}} the answer is C</think>{response}"
         assert crossthinkqa(PROMPT, thoughtful, {"ground_truth": "B"}, reward_type=reward_type).value == value
-    bare = crossthinkqa(PROMPT, "B is it", {"ground_truth": "B"}, reward_type=reward_type)
+    bare = crossthinkqa(PROMPT, "B is it", {"ground_truth": "B"}, reward_type=reward_type, choice="first_capital")
     assert bare.value == values[1]  # as for an answer without a box
+
+
+@pytest.mark.parametrize(
+    ("response", "letter", "first"),
+    [
+        ("I think B", None, "I"),
+        ("\\boxed{Because of B}", None, "B"),
+        ("The answer is Because", None, "B"),
+        ("The best choice: (B). Look at A", "B", "T"),
+        ("\\boxed{\\text{B}}", "B", "B"),
+        ("The answer is A or B", None, "A"),
+        ("no idea", None, None),
+    ],
+)
+def test_a_letter_stands_alone_unless_asked_for_as_in_roll(response: str, letter: str | None, first: str | None) -> None:
+    for choice, found in (("letter", letter), ("first_capital", first)):
+        results = [crossthinkqa(PROMPT, response, {"ground_truth": one}, choice=choice) for one in "ABIT"]  # type: ignore[arg-type]
+        assert [result.score for result in results] == [float(one == found) for one in "ABIT"]
+        assert results[0].note == (f"answer {found}" if found else "no choice in the response")
 
 
 def test_the_score_of_a_choice_has_no_penalties() -> None:
@@ -43,9 +62,9 @@ def test_penalties_are_added() -> None:
     assert result.value == pytest.approx(1.0 + repeated + short)
 
 
-@pytest.mark.parametrize(("arguments", "truth"), [({"reward_type": "hard"}, "B"), ({}, "three")])
+@pytest.mark.parametrize(("arguments", "truth"), [({"reward_type": "hard"}, "B"), ({"choice": "any"}, "B"), ({}, "three")])
 def test_what_crossthinkqa_cannot_judge(arguments: dict[str, Any], truth: str) -> None:
-    with pytest.raises(ValueError, match="reward_type is 'hard'|has no capital letter"):
+    with pytest.raises(ValueError, match="reward_type is 'hard'|choice is 'any'|has no capital letter"):
         crossthinkqa(PROMPT, RIGHT, {"ground_truth": truth}, **arguments)
 
 

@@ -219,3 +219,20 @@ def test_rows_by_ids_that_cannot_be_read(row: dict[str, Any], fault: str) -> Non
 def test_what_an_instruction_pays_is_all_or_share() -> None:
     with pytest.raises(ValueError, match="pays is 'half'"):
         ifeval(PROMPT, "words", {"instruction_id_list": [IDS[0]]}, pays="half")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_chosen"),
+    [
+        ("My answer is no.", True),
+        ("I know nothing", False),
+        ("No", False),
+        ("yes/no", True),
+        ("Eyes", False),
+        ("(yes)", True),
+        ("", False),
+        ("**no**", True),
+    ],
+)
+def test_an_option_is_chosen_as_a_whole_word(text: str, is_chosen: bool) -> None:
+    assert CHECKS["validate_choice"](text, options=["yes", "no"]) is is_chosen

@@ -10,8 +10,9 @@ import pytest
 
 from roll.config.shipped import known_rewards
 from roll.errors import ConfigError
-from roll.rewards.answers import final_text
+from roll.rewards.answers import final_text, last_boxed
 from roll.rewards.base import REWARDS, load_reward, reward_of, rewards_of
+from roll.rewards.choices import letter_of, stated_letter
 from roll.rewards.exact_match import exact_match
 from roll.rewards.multiple_choice import multiple_choice
 from roll.rewards.parts import RewardPart
@@ -65,6 +66,95 @@ def test_multiple_choice(response: str, letter: str | None) -> None:
             assert result.outcome == RewardOutcome.UNPARSABLE
         else:
             assert (result.value, result.outcome) == (float(letter == reference), RewardOutcome.SCORED)
+
+
+@pytest.mark.parametrize(
+    ("response", "letter"),
+    [
+        ("The correct option is B", "B"),
+        ("Option B is correct", "B"),
+        ("I choose B", "B"),
+        ("So the answer must be B", "B"),
+        ("The answer is: B", "B"),
+        ("Answer: $\\boxed{B}$", "B"),
+        ("answer: (b)", "B"),
+        ("\\boxed{b}", "B"),
+        ("The answer is **B. Paris**", "B"),
+        ("Final Answer: B) Paris", "B"),
+        ("B is the correct answer", "B"),
+        ("the correct answer would be (C)", "C"),
+        ("Answer is option C", "C"),
+        ("The answer is: **(C)**", "C"),
+        ("[B]", "B"),
+        ("ANSWER: B", "B"),
+        ("The best answer is B because A is wrong", "B"),
+        ("Therefore, (B).", None),
+        ("B: Paris", "B"),
+        ("B - Paris", "B"),
+        ("**B) Paris**", "B"),
+        ("Answer B", "B"),
+        ("### Answer\n\nB", "B"),
+        ("the answer is not A but B", None),
+        ("The answer is B. Answer A is wrong.", "B"),
+        ("The answer is B, since option A is wrong", "B"),
+        ("Option A is wrong.\nB", "B"),
+        ("The answer is A or B", None),
+        ("The answer is A, B, C or D", None),
+        ("\\boxed{A, B}", None),
+        ("\\boxed{A or B}", None),
+        ("(A) and (B)", None),
+        ("B.", "B"),
+        ("**B**", "B"),
+        ("B)", "B"),
+        ("Boxed", None),
+        ("The answer is Because", None),
+        ("Answer: Apple", None),
+        ("The answer is B-vitamins", None),
+        ("The answer is C++", None),
+        ("The answer is C#", None),
+        ("The answer is A's", None),
+        ("The answer is “B”.", "B"),
+        ("Answer: B, because it is so", "B"),
+        ("Answer: B\nExplanation: A is wrong", "B"),
+        ("The answer is (B), not A", "B"),
+        ("The answer is B and not A", "B"),
+        ("Vitamin B", None),
+        ("Plan A failed", None),
+        ("I think so", None),
+        ("I think B", None),
+        ("It is B", None),
+        ("\\boxed{\\text{(B)}}", "B"),
+        ("\\boxed{\\mathbf{B}}", "B"),
+        ("\\boxed{B. 12}", "B"),
+        ("\\boxed{\\text{B}. 12}", "B"),
+        ("\\boxed{Paris}", None),
+        ("\\boxed{BC}", None),
+        ("\\boxed{Option B}", "B"),
+        ("Answer: A. Apple\n\nAnswer: B. Bread", "B"),
+        ("answer is \\(B\\)", "B"),
+        ("The answer is $\\mathrm{B}$.", "B"),
+        ("<answer>B</answer>", "B"),
+        ("The answer is: \n\n**B**", "B"),
+        ("Answer = B", "B"),
+        ("I", "I"),
+        ("I would choose option D.", "D"),
+        ("We select (C)", "C"),
+        ("correct answer: A", "A"),
+        ("Ans: B", "B"),
+        ("Therefore the right choice is D) none", "D"),
+        ("The answer is E.", "E"),
+        ("the answers are A and C", None),
+        ("So, the answer:\n(C) 12 cm", "C"),
+        ("C", "C"),
+        ("The answer is a", None),
+        ("The answer to question A is B", "B"),
+        ("The final answer is $\\boxed{\\textbf{(D)}\\ 12}$", "D"),
+        ("\\boxed{\\textbf{(E) } 7}", "E"),
+    ],
+)
+def test_a_choice_is_a_letter_that_stands_alone(response: str, letter: str | None) -> None:
+    boxed = last_boxed(response)
+    assert (stated_letter(response) if boxed is None else letter_of(boxed)) == letter
 
 
 def test_a_reward_is_found_by_name_and_a_user_s_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
