@@ -1,24 +1,30 @@
 """The state machine of each engine. It uses no processes and no tasks, and its clock is passed in.
 
     HEALTHY ◀──▶ SUSPECT ──▶ DEAD ──▶ RESTARTING ──▶ STALE ──▶ HEALTHY
-                              └──▶ RETIRED, after MOST_RESTARTS
+                              └──▶ RETIRED, after MOST_RESTARTS, or at once if a restart cannot help
 
 An engine that dies becomes DEAD from any state. An engine that misses the deadline of a request becomes SUSPECT, but still serves. After
 MOST_LATE late requests in a row it counts as dead; after an answered request it is HEALTHY again. A restarted engine is STALE, and gets
-no requests, until it has the policy's weights.
+no requests, until it has the policy's weights. A restart cannot help an engine that dies twice of the same cause before it has answered
+any request.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 MOST_RESTARTS = 5
 """Largest number of restarts of one engine in a run. If it dies once more, it is retired."""
 MOST_LATE = 3
 """Number of consecutive late requests after which an engine counts as dead."""
+
+
+NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+"""Addresses, process ids and times in a cause, which differ between two deaths of the same cause."""
 
 
 class EngineState(StrEnum):
@@ -44,6 +50,11 @@ class _Engine:
     restarts: int = 0
     late: int = 0
     died_at: float = 0.0
+    has_answered: bool = False
+    causes: dict[str, str] = field(default_factory=dict)
+    """The causes of its deaths. Key: the cause without its numbers."""
+    repeated: str | None = None
+    """The cause of which it died twice before it answered any request; None if there is none."""
 
 
 class EngineHealth:
@@ -75,10 +86,15 @@ class EngineHealth:
         """Whether no engine will ever serve again."""
         return len(self.those([EngineState.RETIRED])) == len(self._engines)
 
+    @property
+    def hopeless(self) -> dict[int, str]:
+        """The engines that were retired because a restart cannot help, with the cause of their two deaths."""
+        return {number: engine.repeated for number, engine in enumerate(self._engines) if engine.repeated is not None}
+
     def answered(self, engine: int) -> None:
         """Note that the engine answered a request."""
         found = self._engines[engine]
-        found.late = 0
+        found.late, found.has_answered = 0, True
         if found.state is EngineState.SUSPECT:
             found.state = EngineState.HEALTHY
 
@@ -90,14 +106,19 @@ class EngineHealth:
             found.state = EngineState.SUSPECT
         return found.late >= MOST_LATE
 
-    def died(self, engine: int) -> bool:
-        """Note that the engine died. Return False if its death was already known."""
+    def died(self, engine: int, cause: str | None = None) -> bool:
+        """Note that the engine died, of this cause; None if it is unknown. Return False if its death was already known."""
         found = self._engines[engine]
         if found.state in (EngineState.DEAD, EngineState.RETIRED):
             return False
         if found.state is not EngineState.RESTARTING:  # after a failed restart, the downtime still counts from the first death
             found.died_at = self._clock()
-        found.state = EngineState.RETIRED if found.restarts >= MOST_RESTARTS else EngineState.DEAD
+        if cause is not None:
+            alike = NUMBER.sub("#", cause)
+            found.repeated = None if found.has_answered else found.causes.get(alike)
+            found.causes.setdefault(alike, cause)
+        is_last = found.repeated is not None or found.restarts >= MOST_RESTARTS
+        found.state = EngineState.RETIRED if is_last else EngineState.DEAD
         return True
 
     def restarting(self, engine: int) -> None:

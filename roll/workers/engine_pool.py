@@ -3,6 +3,7 @@
     a call fails ──▶ the engine has died ──▶ DEAD, and a task replaces its process ──▶ STALE ──weight sync──▶ HEALTHY
                  └─▶ the engine is alive ──▶ the failure is raised
 
+An engine that dies twice of the same cause before it has answered any request is not restarted again, because a restart cannot help.
 A restart waits while a sync is in progress, and while other roles are on the engines' devices. All live engines are probed
 periodically.
 """
@@ -19,6 +20,7 @@ from roll.errors import BadInput, EngineShortage, RollError, WorkerDied, WorkerF
 from roll.strategies.base import GenerateStrategy
 from roll.workers.device_sharing import together
 from roll.workers.engine_health import MOST_RESTARTS, PRESENT, SERVING, EngineHealth, EngineState
+from roll.workers.engine_log import root_cause
 from roll.workers.group import LOOK_SECONDS, WorkerGroup
 
 P = ParamSpec("P")
@@ -197,9 +199,17 @@ class EnginePool:
         self._tell_all()
 
     def _note_death(self, engine: int, cause: str) -> None:
-        self._health.died(engine)
+        cause = f"{root}; {cause}" if (root := root_cause(self._group.printed(engine))) else cause
+        self._health.died(engine, cause)
         role, restarts = self._group.role, self._health.restarts(engine)
-        if self._health.state(engine) is EngineState.RETIRED:
+        if engine in self._health.hopeless:
+            LOG.warning(
+                "%s rank %d died twice of the same cause before it answered any request, and is not restarted again: %s",
+                role,
+                engine,
+                cause,
+            )
+        elif self._health.state(engine) is EngineState.RETIRED:
             LOG.warning("%s rank %d died: %s. It was restarted %d times and is not restarted again", role, engine, cause, restarts)
         else:
             LOG.warning("%s rank %d died: %s. It restarts (%d of %d)", role, engine, cause, restarts + 1, MOST_RESTARTS)
@@ -219,11 +229,18 @@ class EnginePool:
                 else:
                     self._is_back(engine)
             if self._health.all_retired:
-                said = f"it was restarted {MOST_RESTARTS} times, like all other engines, and died again"
-                self.failure = WorkerDied(self._group.role, engine, f"{said}: {cause}")
+                self.failure = self._last_death(engine, cause)
         except Exception as error:
             self.failure = error
         self._tell_all()
+
+    def _last_death(self, engine: int, cause: str) -> WorkerDied:
+        """Return the failure of a run whose engines are all retired. A cause against which no restart helps is named first."""
+        for hopeless, first in self._health.hopeless.items():
+            said = f"on host {self._group.host(hopeless)}, it died twice of the same cause before it answered any request"
+            return WorkerDied(self._group.role, hopeless, f"{said}: {first}")
+        said = f"it was restarted {MOST_RESTARTS} times, like all other engines, and died again"
+        return WorkerDied(self._group.role, engine, f"{said}: {cause}")
 
     def _is_back(self, engine: int) -> None:
         seconds = self._health.loaded(engine)

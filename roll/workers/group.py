@@ -19,8 +19,9 @@ from roll.strategies.settings import Settings
 from roll.system.leftovers import Leftovers
 from roll.workers.batching import Answers, BatchedCaller, Failure
 from roll.workers.calls import Ranks
+from roll.workers.engine_log import LONGEST_CAUSE
 from roll.workers.liveness import Paced, WorkerProcess, is_own
-from roll.workers.placement import WorkerPlacement
+from roll.workers.placement import WorkerPlacement, address_of
 from roll.workers.process import AsyncProcess, Process
 from roll.workers.role_signs import RankState, work_of
 
@@ -35,14 +36,12 @@ LOOK_SECONDS = 60.0
 """Deadline in seconds for a query about a rank's memory or activity."""
 LOOK_EVERY = 1.0
 """Seconds between two searches for child processes and files of starting processes."""
-LONGEST_CAUSE = 500
-"""Largest number of characters of a cause in a message. The log has the complete text."""
 TIMEOUTS = ("timed out", "collective operation timeout")
 """Substrings (in lower case) of the error of a rank that waited in a collective operation for missing ranks."""
 ECHOES = ("connection closed by peer", "connection reset by peer", "nccl", *TIMEOUTS)
 """Substrings (in lower case) of the error of a rank that failed because another rank had failed."""
-LOG_TAIL = 1 << 16
-"""Number of bytes at the end of a log that are searched for the message of NCCL's watchdog."""
+LOG_TAIL = 1 << 20
+"""Number of bytes at the end of a log that are searched for the message of NCCL's watchdog, or for the exception of vLLM's process."""
 
 
 class WorkerGroup(Ranks[S]):
@@ -179,6 +178,19 @@ class WorkerGroup(Ranks[S]):
         """See `ObservedGroup`."""
         return next((work_of(method) for method in (+self._calls)), None)
 
+    def printed(self, rank: int) -> str:
+        """Return the last text that a rank's current process printed; "" if its log is not on this host."""
+        log = self._logs[rank]
+        if not log.is_file():
+            return ""
+        with log.open("rb") as stream:
+            stream.seek(max(self._earlier[rank], log.stat().st_size - LOG_TAIL))
+            return stream.read().decode(errors="replace")
+
+    def host(self, rank: int) -> str:
+        """Return the address of a rank's host."""
+        return address_of(self._placements[rank].node_id)
+
     def report_stopped(self, rank: int, cause: str) -> None:
         """See `WatchedGroup`."""
         self._killed[rank] = cause
@@ -262,11 +274,8 @@ class WorkerGroup(Ranks[S]):
         """Return whether a rank failed because others did not join a collective. NCCL's watchdog gives that reason only in the log."""
         cause = _cause(error)
         said = str(cause)
-        log = self._logs[rank]
-        if isinstance(cause, RayActorError) and log.is_file():
-            with log.open("rb") as stream:
-                stream.seek(max(self._earlier[rank], log.stat().st_size - LOG_TAIL))
-                said += stream.read().decode(errors="replace")
+        if isinstance(cause, RayActorError):
+            said += self.printed(rank)
         return any(sign in said.lower() for sign in TIMEOUTS)
 
     def _failure(self, failures: Sequence[tuple[int, BaseException | None]]) -> RollError:

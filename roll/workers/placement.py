@@ -75,6 +75,12 @@ def _with_gpus() -> list[Mapping[str, Any]]:
     return [node for node in _alive() if node["Resources"].get("GPU")]
 
 
+def address_of(node_id: str | None) -> str:
+    """Return the address of a node, dead or alive; of the driver's node for None."""
+    own = ray.get_runtime_context().get_node_id() if node_id is None else node_id
+    return next((node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == own), own)
+
+
 def _alive() -> list[Mapping[str, Any]]:
     """Return the live nodes, sorted by the numeric values of their addresses."""
     return sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: int(ip_address(node["NodeManagerAddress"])))

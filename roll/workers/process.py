@@ -15,12 +15,13 @@ import ray.util
 from ray import cloudpickle
 
 from roll.config.derived.devices import visible_devices
-from roll.errors import EngineShortage, RollError
+from roll.errors import EngineShortage, RollError, WorkerFailed
 from roll.strategies.base import Rank
 from roll.strategies.settings import Settings
 from roll.system.signs import enter
 from roll.system.step_memory import collect_rarely
 from roll.workers.batching import Answers, BatchedServer, portable
+from roll.workers.engine_log import root_cause
 from roll.workers.memory_monitor import MemoryMonitor, device_name
 from roll.workers.shortage import engine_shortage
 
@@ -117,7 +118,7 @@ class AsyncProcess:
         """Build and start the strategy. Return the name of its device; see `device_name`."""
         self._monitor = MemoryMonitor(rank.device)
         enter(IMPORTING)
-        with _portable_errors(), _named_shortage(rank, self._log):
+        with _portable_errors(), _named_cause(rank, self._log):
             self._strategy = settings.build(rank)
             self._batched = BatchedServer(lambda method: getattr(self._strategy, method))
             await self._strategy.start()
@@ -145,8 +146,11 @@ class AsyncProcess:
 
 
 @contextmanager
-def _named_shortage(rank: Rank, log: Path) -> Iterator[None]:
-    """Convert an error of an engine that lacked memory to `EngineShortage`. The log is searched too, for errors of child processes."""
+def _named_cause(rank: Rank, log: Path) -> Iterator[None]:
+    """Convert an error of an engine that lacked memory to `EngineShortage`, and name the exception that ended vLLM's own process.
+
+    The log is searched too, for errors of child processes.
+    """
     begin = log.stat().st_size
     try:
         yield
@@ -158,6 +162,8 @@ def _named_shortage(rank: Rank, log: Path) -> Iterator[None]:
             printed = stream.read().decode(errors="replace")
         if cause := engine_shortage(rank.devices, f"{error}\n{printed}"):
             raise EngineShortage(rank.role, rank.rank, cause) from error
+        if cause := root_cause(printed):
+            raise WorkerFailed(rank.role, rank.rank, f"{cause} (logs/{log.name})") from error
         raise
 
 

@@ -30,10 +30,18 @@ class Engines(Ranks[GenerateStrategy]):
         self.start_seconds: Callable[[], float] = lambda: 1.0
         self.slow: dict[str, float] = {}
         """Duration of the calls of a method, in seconds. Key: method. The other calls take no time."""
+        self.log: dict[int, str] = {}
+        """What the process of an engine printed. Key: engine."""
         self._ends = [asyncio.Event() for _ in range(engines)]
 
     def __len__(self) -> int:
         return len(self.processes)
+
+    def printed(self, engine: int) -> str:
+        return self.log.get(engine, "")
+
+    def host(self, engine: int) -> str:
+        return f"10.0.0.{engine}"
 
     def kill(self, engine: int) -> None:
         self._ends[engine].set()

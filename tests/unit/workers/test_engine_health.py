@@ -54,6 +54,30 @@ def test_it_retires_when_it_dies_after_its_last_restart() -> None:
         health.restarting(0)
 
 
+@pytest.mark.parametrize(
+    ("causes", "answers", "hopeless"),
+    [
+        (["no kernel", "no kernel"], False, {0: "no kernel"}),
+        (["fault at 0x7f of process 12", "fault at 0x3a of process 9"], False, {0: "fault at 0x7f of process 12"}),
+        (["killed", "no kernel", "no kernel"], False, {0: "no kernel"}),
+        (["no kernel", "killed", "out of memory"], False, {}),
+        (["no kernel"] * 4, True, {}),
+        ([None] * 4, False, {}),
+    ],
+)
+def test_two_like_deaths_before_any_answer_retire_it(causes: list[str | None], answers: bool, hopeless: dict[int, str]) -> None:
+    health = EngineHealth(2)
+    if answers:
+        health.answered(0)
+    for cause in causes:
+        health.died(0, cause)
+        if health.state(0) is EngineState.DEAD:
+            health.restarting(0)
+            health.loaded(0)
+    assert health.hopeless == hopeless
+    assert health.state(0) is (EngineState.RETIRED if hopeless else EngineState.STALE)
+
+
 def test_late_requests_in_a_row_are_a_death_and_an_answer_ends_the_row() -> None:
     health = EngineHealth(1)
     late = [health.late(0) for _ in range(MOST_LATE - 1)]
