@@ -19,7 +19,7 @@ VERB = r"(?:(?:is|are|would be|must be|should be|will be|has to be)\b|[:=]|[-–
 KIND = r"(?:\s*(?:(?:option|choice|letter)\b\s*:?|clearly\b|therefore\b|simply\b|definitely\b))?"
 STATED = re.compile(rf"(?i:{NOUN}{VERB}{KIND})(?:[\s*_]*\(([a-z])\)|{LETTER})")
 CALLED = re.compile(
-    r"(?<![\w'’-])[(*_\[]*([A-Z])[)*_\]]*\s+"
+    r"(?<![\w'’-])([A-Z])[)*_\]]{0,4}\s{1,4}"
     r"(?i:is\s+(?:the\s+|clearly\s+|indeed\s+)*(?:correct|right|best|true)(?:\s+(?:answer|choice|option))?\b)"
 )
 CHOSEN = re.compile(rf"(?i:\b(?:choose|chose|pick|select|go with)\b{KIND}){LETTER}")

@@ -57,7 +57,7 @@ def shape_of(reference: str) -> str:
 
     math-verify reads the one if it reads the other. It takes milliseconds for each text, and a data set has few shapes.
     """
-    shape, before = DIGITS.sub(lambda number: "2" * min(len(number[0]), 3) if int(number[0]) else "0", reference), None
+    shape, before = DIGITS.sub(lambda number: "2" * min(len(number[0]), 3) if number[0].strip("0") else "0", reference), None
     while shape != before:
         shape, before = SIMPLE.sub("x", shape), shape
     return shape

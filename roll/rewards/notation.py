@@ -36,6 +36,8 @@ SIGNS = {
 }
 """Signs of Unicode in LaTeX."""
 SUPERSCRIPT, SUBSCRIPT = re.compile("[⁰¹²³⁴-⁾ⁱⁿˣʸ]+"), re.compile("[₀-₎ₐₑₒₓₙₖₘᵢⱼ]+")
+STACKED = re.compile("([⁰¹²³⁴-⁹]+)[⁄/∕]([₀-₉]+)")
+"""Matches a fraction of raised and lowered digits, such as `¹⁄₇`."""
 VULGAR = re.compile("[¼-¾⅐-⅞↉]")
 OVERLINED, DOTTED = re.compile("(?:[0-9][\u0304\u0305])+"), re.compile("([0-9])\u0307")
 WIDE = re.compile("[\uff01-\uff5e\U0001d400-\U0001d7ff]")
@@ -48,6 +50,7 @@ STYLED = re.compile(
     r"\\(?:text(?:bf|it|rm|normal|color\{\w+\})?|math(?:rm|bf|sf|normal)|color\{\w+\}|mbox|boldsymbol|bm|underline|boxed|fbox)"
     r"\s*\{([^{}]*[0-9][^{}]*)\}"
 )
+LONG_GAP = re.compile(r"\s{2,}|(?:(?:(?<!\\)\\[,;:!]|~|\\quad)\s?){3,}")
 NO_MEANING = re.compile(r"\\color\{\w+\}|\\checkmark\b|\\(?:large|Large|huge)\b")
 LABEL = re.compile(r"\\text(?:bf|it|rm)?\{[^{}]*(?::|=|\bis:?)\s*\}|(?i:(?:the )?(?:final )?answer(?: is|:|=)+)|[A-Za-z][A-Za-z ]{2,}:")
 SYNONYMS = {
@@ -60,6 +63,8 @@ SYNONYMS = {
     "\\text{,}": ",",
     "\\text{pi}": "\\pi ",
     "\\degree": "^\\circ ",
+    "\\log_{e}": "\\ln ",
+    "\\log_e": "\\ln ",
     "<=": "\\le ",
     ">=": "\\ge ",
 }
@@ -80,14 +85,17 @@ LARGE_NUMBER = re.compile(rf"(?<=[0-9])(?:\s|\\[,; ])*(?:\\text\{{\s*)?({'|'.joi
 POWER = re.compile(r"\^\s*(-?[0-9]{2,}|-[0-9])(?![0-9])")
 MIXED = re.compile(r"(?<![\w.,/^}\\])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![\w/^]|[.,][0-9])")
 TIMES_BRACKET = re.compile(r"(?<![\w.,^}\\])([0-9]+(?:\.[0-9]+)?)\s*(?=(?:\\left\s*)?\()")
+MODULUS = re.compile(r"(?<![A-Za-z])\\?abs\(([^()|]*)\)")
 ROOT = re.compile(r"\\?sqrt(\[[0-9]+\])?\s*(\(|[0-9.]+(?<!\.)|[A-Za-z]|\\pi\b)")
 RANGE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:-{1,3}|\bto\b|\\text\{\s*to\s*\})\s*([0-9]+(?:\.[0-9]+)?)")
+LONGEST_RANGE = 100
+"""Largest number of characters in a range."""
 BRACKETS = {"(": 1, ")": -1}
 
 
 def standard(answer: str) -> str:
     """Return an answer, such as the content of a box, in the notation that math-verify reads."""
-    text = bare(NO_MEANING.sub("", latin(answer)).strip())
+    text = bare(LONG_GAP.sub(" ", NO_MEANING.sub("", latin(answer))).strip(" \n~"))
     for name, sign in SYNONYMS.items():
         text = text.replace(name, sign)
     for rewrite in (fractions_for_decimals, ungrouped, powers, mixed, functions):
@@ -116,6 +124,7 @@ def latin(text: str) -> str:
         return text
     text = OVERLINED.sub(lambda found: f"\\overline{{{re.sub('[^0-9]', '', found[0])}}}", text)
     text = DOTTED.sub(r"\\dot{\1}", text)
+    text = STACKED.sub(lambda found: "\\frac{{{}}}{{{}}}".format(*(unicodedata.normalize("NFKC", one) for one in found.groups())), text)
     text = SUPERSCRIPT.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}", text)
     text = SUBSCRIPT.sub(lambda found: f"_{{{unicodedata.normalize('NFKC', found[0])}}}", text)
     text = VULGAR.sub(lambda found: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄")), text)
@@ -196,7 +205,8 @@ def _mixed(found: re.Match[str], shape: str) -> str:
 
 
 def functions(text: str) -> str:
-    """Return a text with a backslash before the names of functions, and with roots in braces."""
+    """Return a text with a backslash before the names of functions, with roots in braces and with bars for `abs`."""
+    text = MODULUS.sub(r"|\1|", text)
     text = FUNCTION.sub(lambda found: f"\\{found[1] or found[2]} ", text)
     done = ""
     while found := ROOT.search(text):
@@ -222,7 +232,7 @@ def _closing(text: str, begin: int) -> int | None:
 
 def range_of(answer: str) -> tuple[Decimal, Decimal] | None:
     """Return the ends of an answer that is a range such as `3-5`. None for `5-3`, which is a difference, and for anything else."""
-    found = RANGE.fullmatch(bare(latin(answer).strip()))
+    found = RANGE.fullmatch(bare(latin(answer).strip())) if len(answer) <= LONGEST_RANGE else None
     if found is None:
         return None
     first, last = Decimal(found[1]), Decimal(found[2])

@@ -54,11 +54,13 @@ KNOWN = {
 NAMES = {name: unit for unit, others in KNOWN.items() for name in (unit, *others.split())}
 GAP = r"(?:\s|\\[,;:! ]|~|\\quad)*"
 POWER = r"(?:\s*\^\s*\{?\s*([23])\s*\}?)?"
-TEXT = r"\\(?:text|textrm|textbf|mathrm|mbox|rm)\s*\{([^{}]*)\}"
-IN_TEXT, LAST_TEXT = re.compile(rf"(.*?)((?:{GAP}{TEXT}{POWER})+{GAP})", re.DOTALL), re.compile(rf"{TEXT}{POWER}{GAP}$")
+TEXT = r"\\(?:text|textrm|textbf|mathrm|mbox|rm)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+EXPONENT = r"\^\s*\{?\s*-?[0-9]\s*\}?"
+IN_TEXT = re.compile(rf"(.*?)((?:{GAP}(?:\\cdot|/)?{GAP}{TEXT}(?:\s*{EXPONENT})?)+{GAP})", re.DOTALL)
+NAMED, ONLY = re.compile(TEXT), re.compile(rf"{GAP}{TEXT}{POWER}{GAP}")
+UNIT_FRACTION = re.compile(rf"(.*?){GAP}\\[dt]?frac\s*\{{\s*{TEXT}{POWER}\s*\}}\s*\{{\s*{TEXT}{POWER}\s*\}}{GAP}", re.DOTALL)
 BASE = re.compile(r"([0-9A-F]+)_\{?([0-9]+)\}?")
-NAMED = re.compile(rf"{TEXT}{POWER}")
-DEGREES = re.compile(rf"(.*)\^\s*(?:\\circ|\{{\s*\\circ\s*\}}){GAP}(?:\\(?:text|mathrm)\{{\s*)?([CF]?)\s*\}}?{GAP}", re.DOTALL)
+DEGREES = re.compile(rf"(.*)\^\s*(?:\\circ|o|\{{\s*(?:\\circ|o)\s*\}}){GAP}(?:\\(?:text|mathrm)\{{\s*)?([CF]?)\s*\}}?{GAP}", re.DOTALL)
 CURRENCY = re.compile(rf"(-?)(?:\\?\$|\\text\{{\s*\\?\$\s*\}}|([€£¥₹])){GAP}(.+)", re.DOTALL)
 IN_WORDS = re.compile(rf"(.*(?:[0-9)}}\]]|\\pi))({GAP})([A-Za-z]+(?:[\s/][A-Za-z]+){{0,3}}){POWER}\s*", re.DOTALL)
 PERCENT = re.compile(r"(.*[0-9)}])\s*(?:\\?%|percent(?:age)?|pct)", re.DOTALL)
@@ -106,13 +108,22 @@ def quantity(answer: str) -> Quantity:
         return Quantity(found[1] + quantity(found[3]).value, found[2] or "dollar")
     if found := DEGREES.fullmatch(answer):
         return Quantity(answer if TRIGONOMETRIC.search(answer) else found[1].strip(), f"degree {found[2]}".strip())
-    found, last = IN_TEXT.fullmatch(answer), LAST_TEXT.search(answer)
-    if found is None or last is None or not found[1].strip():
+    if (found := UNIT_FRACTION.fullmatch(answer)) and found[1]:
+        above, below = (f"{found[at]}^{found[at + 1]}" if found[at + 1] else found[at] for at in (2, 4))
+        return Quantity(found[1].strip(), named(f"{above}/{below}"))
+    return _in_text(answer)
+
+
+def _in_text(answer: str) -> Quantity:
+    found = IN_TEXT.fullmatch(answer)
+    if found is None or not found[1].strip():
         return Quantity(answer)
-    if any(LIMITS.search(text.lower()) for text, _ in NAMED.findall(found[2])):
+    texts = [re.sub(EXPONENT, "", text).lower().strip() for text in NAMED.findall(found[2])]
+    if any(LIMITS.search(text) for text in texts):
         return Quantity(answer)
-    unit = named(last[1], last[2])
-    if unit is None and len(last[1].strip()) == 1:  # a variable in upright letters
+    only = ONLY.fullmatch(found[2])
+    unit = named(only[1], only[2]) if only else None
+    if unit is None and len(texts) == 1 and len(texts[0]) == 1 and texts[0] not in NAMES:  # a variable in upright letters
         return Quantity(answer)
     return Quantity(found[1].strip() + ("\\%" if unit == "percent" else ""), unit)
 

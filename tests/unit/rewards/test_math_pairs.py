@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from benchmarks.math_pairs import PAIRS, Pair, by_math_rule, read_pairs, wrong_verdicts
-from roll.rewards.notation import range_of, standard
+from roll.rewards.math_rule import shape_of, split
+from roll.rewards.notation import in_text, range_of, standard
 from roll.rewards.quantities import Quantity, in_words, named, quantity
 
 MISSES = {("12", "\\boxed{12 red apples}"), ("1 \\text{ m}", "\\boxed{100 \\text{ cm}}")}
@@ -88,3 +91,65 @@ def test_a_unit_contradicts_only_another_known_one() -> None:
     celsius, degrees, fahrenheit = quantity(r"5^\circ C"), quantity(r"5^\circ"), quantity(r"5^\circ\text{F}")
     assert celsius.contradicts(fahrenheit) and not celsius.contradicts(degrees)
     assert not Quantity("5").contradicts(celsius) and Quantity("5", "m").contradicts(Quantity("5", "min"))
+
+
+PIECES = st.sampled_from(
+    [
+        "1",
+        "000",
+        ",",
+        ".",
+        "...",
+        "\\frac",
+        "{",
+        "}",
+        "(",
+        ")",
+        "√",
+        "sqrt",
+        "^",
+        "_",
+        "\\text{ cm}",
+        "\\text{",
+        "\\circ",
+        "$",
+        "%",
+        "x",
+        "e",
+    ]
+    + [
+        "-",
+        "–",
+        "½",
+        "²",
+        "₂",
+        "\\overline{3}",
+        " ",
+        "\\,",
+        "**",
+        "/",
+        "\\left(",
+        "Answer: ",
+        "π",
+        "million",
+        "m",
+        "٣",
+        "②",
+        "1̇",
+        "\n",
+        "\\",
+    ]
+)
+
+
+@settings(max_examples=300)
+@given(pieces=st.lists(PIECES, max_size=14), is_reference=st.booleans())
+def test_no_answer_breaks_the_rewriting(pieces: list[str], is_reference: bool) -> None:
+    text = "".join(pieces)
+    assert isinstance(split(text, is_reference).value, str) and isinstance(in_text(text), str)
+    assert isinstance(shape_of(text), str)
+    range_of(text)
+
+
+def test_a_long_reference_has_a_shape() -> None:
+    assert shape_of("7" * 5000) == "222" and shape_of("0" * 5000) == "0"

@@ -17,6 +17,7 @@ from roll.rewards.exact_match import exact_match
 from roll.rewards.multiple_choice import multiple_choice
 from roll.rewards.parts import RewardPart
 from roll.types import Prompt, RewardOutcome
+from tests.growth import ABOUT_LINEAR, growth
 
 PROMPT = Prompt(0, np.zeros(1, dtype=np.int32), "", "any", {})
 
@@ -234,3 +235,8 @@ def test_plain_functions_do_not_run_side_by_side(tmp_path: Path, monkeypatch: py
 )
 def test_the_answer_follows_the_thinking_of_each_family(thinking: str) -> None:
     assert final_text(f"{thinking}\n\nYes") == "Yes"
+
+
+@pytest.mark.parametrize("piece", ["(", "*", "answer ", "A is ", "A or ", "answer: ", " "])
+def test_the_time_for_a_choice_grows_with_the_text(piece: str) -> None:
+    assert growth(stated_letter, lambda count: piece * count, 2000) < ABOUT_LINEAR
