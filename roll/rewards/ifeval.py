@@ -71,7 +71,7 @@ def instructions_of(row: Mapping[str, Any]) -> list[Asked]:
         ValueError: see `ifeval`.
     """
     if row.get(IDS[0]) is not None:
-        if row.get("ground_truth") is not None:
+        if row.get("ground_truth") not in (None, ""):
             raise ValueError(f"the row has both '{IDS[0]}' and 'ground_truth'; which of them is meant?")
         return _by_ids(row, "the row")
     found = _parsed(row.get("ground_truth"), "the row's 'ground_truth'")

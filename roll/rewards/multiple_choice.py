@@ -13,10 +13,11 @@ from roll.types import Prompt, RewardOutcome, RewardResult
 
 
 def right_letter(row: Mapping[str, Any]) -> str:
-    """Return the letter of the right choice. Raises ValueError if the row has no reference answer, or one that is not a letter."""
-    letter = letter_of(ground_truth(row))
-    if letter is None:
-        raise ValueError(f"the reference answer {ground_truth(row)[:80]!r} is not a letter")
+    """Return the letter of the right choice. Raises ValueError if the row has no reference answer, or one that is not a capital letter."""
+    reference = ground_truth(row)
+    letter = letter_of(reference)
+    if letter is None or letter not in reference:
+        raise ValueError(f"the reference answer {reference[:80]!r} is not a capital letter")
     return letter
 
 
@@ -29,7 +30,7 @@ def multiple_choice(prompt: Prompt, response: str, row: Mapping[str, Any]) -> Re
     choice, nor are several letters together, as in "A or B". The reference is the row's `ground_truth`, else its `answer`.
 
     Raises:
-        ValueError: the row has no reference answer, or one that is not a letter.
+        ValueError: the row has no reference answer, or one that is not a capital letter.
     """
     reference = right_letter(row)
     text = final_text(response)

@@ -36,6 +36,7 @@ SIGNS = {
 }
 """Signs of Unicode in LaTeX."""
 SUPERSCRIPT, SUBSCRIPT = re.compile("[⁰¹²³⁴-⁾ⁱⁿˣʸ]+"), re.compile("[₀-₎ₐₑₒₓₙₖₘᵢⱼ]+")
+RAISED = re.compile("(?<=[0-9])⁻?[⁰¹²³⁴-⁹]+")
 STACKED = re.compile("([⁰¹²³⁴-⁹]+)[⁄/∕]([₀-₉]+)")
 """Matches a fraction of raised and lowered digits, such as `¹⁄₇`."""
 VULGAR = re.compile("[¼-¾⅐-⅞↉]")
@@ -45,7 +46,9 @@ WIDE = re.compile("[\uff01-\uff5e\U0001d400-\U0001d7ff]")
 
 FULL_STOP = re.compile(r"(?<!\.)\.$")
 EMPHASIS = re.compile(r"(\*\*|__)((?:(?!\1).)+)\1", re.DOTALL)
-WRAPPED = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]", re.DOTALL)
+WRAPPED = re.compile(
+    r"(?<!\\)\$\$([^$]+)(?<!\\)\$\$|(?<!\\)\$([^$]+)(?<!\\)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]", re.DOTALL
+)
 STYLED = re.compile(
     r"\\(?:text(?:bf|it|rm|normal|color\{\w+\})?|math(?:rm|bf|sf|normal)|color\{\w+\}|mbox|boldsymbol|bm|underline|boxed|fbox)"
     r"\s*\{([^{}]*[0-9][^{}]*)\}"
@@ -113,9 +116,10 @@ def in_text(text: str, rewrite: Callable[[str], str] = standard) -> str:
 
 
 def _plain(text: str) -> str:
-    signs = re.sub(rf"(?<![\w)])[{DASHES}]\s?(?=[0-9.])", "-", WIDE.sub(lambda one: unicodedata.normalize("NFKC", one[0]), text))
-    plain = VULGAR.sub(lambda one: " " + unicodedata.normalize("NFKC", one[0]).replace("⁄", "/"), signs)
-    return MIXED.sub(_mixed_plain, plain)
+    text = WIDE.sub(lambda one: unicodedata.normalize("NFKC", one[0]), text).replace("\\$", "")
+    text = re.sub(rf"(?<![\w)])[{DASHES}]\s?(?=[0-9.])", "-", text)
+    text = RAISED.sub(lambda found: "^" + unicodedata.normalize("NFKC", found[0]).replace("−", "-"), text)
+    return mixed(VULGAR.sub(lambda one: " " + unicodedata.normalize("NFKC", one[0]).replace("⁄", "/"), text))
 
 
 def latin(text: str) -> str:
@@ -192,16 +196,12 @@ def _large(found: re.Match[str]) -> str:
 
 def mixed(text: str) -> str:
     """Return a text with a fraction for each mixed number with a proper fraction, such as `1 1/2`."""
-    return MIXED.sub(lambda found: _mixed(found, "\\frac{{{}}}{{{}}}"), text)
+    return MIXED.sub(_mixed, text)
 
 
-def _mixed_plain(found: re.Match[str]) -> str:
-    return _mixed(found, "{}/{}")
-
-
-def _mixed(found: re.Match[str], shape: str) -> str:
+def _mixed(found: re.Match[str]) -> str:
     whole, above, below = map(int, found.groups())
-    return shape.format(whole * below + above, below) if above < below else found[0]
+    return f"\\frac{{{whole * below + above}}}{{{below}}}" if above < below else found[0]
 
 
 def functions(text: str) -> str:

@@ -176,6 +176,7 @@ IDS, KWARGS = ["punctuation:no_comma", "keywords:existence"], [{}, {"keywords": 
         {"instruction_id_list": IDS, "kwargs": KWARGS},
         {"instruction_id_list": IDS, "kwargs": [None, json.dumps(KWARGS[1])]},
         {"instruction_id_list": IDS, "kwargs": json.dumps(KWARGS), "ground_truth": None},
+        {"instruction_id_list": IDS, "kwargs": KWARGS, "ground_truth": ""},
         {"ground_truth": {"instruction_id_list": IDS, "kwargs": KWARGS}},
         {"ground_truth": json.dumps({"instruction_id_list": IDS, "kwargs": KWARGS})},
         {"ground_truth": json.dumps([{"instruction_id": IDS, "kwargs": KWARGS}])},
