@@ -73,8 +73,8 @@ class StepNotices:
 
 
 def next_power_of_ten(step: int) -> int:
-    """Return the least power of ten above a step: 1 for step 0, 10 for steps 1 to 9."""
-    return 10 ** len(str(step)) if step else 1
+    """Return the least power of ten above a step, and at least 10."""
+    return 10 ** len(str(step))
 
 
 def notice_of(record: Mapping[str, Any]) -> Notice:

@@ -109,6 +109,8 @@ class ModelShape:
     delta: DeltaLayers | None = None
     gated_attention: bool = False
     """Whether the query projection also computes a gate that scales the output of attention."""
+    latent_attention: bool = False
+    """Whether keys and values are compressed to a latent vector, as in DeepSeek-V2 and later. `head_dim` is then not used."""
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
@@ -269,6 +271,7 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
         experts=_experts(values),
         delta=_delta(values) if is_hybrid else None,
         gated_attention=is_hybrid,
+        latent_attention=bool(values.get("kv_lora_rank")),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from roll.config.checks.deepspeed import deepspeed_faults
 from roll.config.checks.experiment import experiment_faults, experiment_notes, experiment_warnings, uses_reference
 from roll.config.checks.experts import expert_faults
+from roll.config.checks.head_sizes import head_size_faults
 from roll.config.checks.hybrids import hybrid_faults
 from roll.config.checks.sequence_parallel import sequence_parallel_faults
 from roll.config.checks.tensor_parallel import tensor_parallel_faults
@@ -76,6 +77,7 @@ def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
         *sequence_parallel_faults(config, found.shapes),
         *tensor_parallel_faults(config, found.shapes),
         *hybrid_faults(config, found.shapes),
+        *head_size_faults(config, found.shapes),
         *expert_faults(config, found.shapes),
     ]
     warnings = [*placement_warnings(config), *batch_warnings(config), *experiment_warnings(config), *found.warnings]

@@ -135,6 +135,6 @@ def test_the_plan_tells_which_kernels_and_packages_are_missing(hybrid: str, monk
 
 def test_plain_models_need_none_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 320, "intermediate_size": 128}
-    (tmp_path / "config.json").write_text(json.dumps(plain | {"num_attention_heads": 4}))
+    (tmp_path / "config.json").write_text(json.dumps(plain | {"num_attention_heads": 2}))
     monkeypatch.setattr("roll.config.load.on_disk.find_spec", lambda name: None)
     assert "gated-delta layers" not in said([*TINY, f"pretrain={tmp_path}"])

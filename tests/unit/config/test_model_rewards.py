@@ -187,7 +187,7 @@ def test_its_memory_is_planned(tmp_path: Path) -> None:
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
+        "num_attention_heads": 2,
         "num_key_value_heads": 2,
         "vocab_size": 1000,
         "max_position_embeddings": 100,
