@@ -59,6 +59,7 @@ MODEL = {
     "vocab_size": 64,
     "intermediate_size": 64,
     "num_attention_heads": 4,
+    "head_dim": 32,
     "max_position_embeddings": 64,
 }
 

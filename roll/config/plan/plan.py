@@ -61,7 +61,8 @@ class Plan:
 def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
     """Return the plan of a configuration, after all checks that the schema cannot make.
 
-    Missing models, data files and packages are faults. In a dry run they are only warnings, because the run may happen on another machine.
+    Missing models, data files, packages and kernels are faults. In a dry run they are only warnings, because the run may happen on another
+    machine.
 
     Args:
         earlier: Faults that were found before. They are raised together with the faults found here.
@@ -77,14 +78,14 @@ def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
         *sequence_parallel_faults(config, found.shapes),
         *tensor_parallel_faults(config, found.shapes),
         *hybrid_faults(config, found.shapes),
-        *head_size_faults(config, found.shapes),
         *expert_faults(config, found.shapes),
     ]
     warnings = [*placement_warnings(config), *batch_warnings(config), *experiment_warnings(config), *found.warnings]
+    missing = [*found.missing, *head_size_faults(config, found.shapes)]
     if config.dry_run:
-        warnings += [f"{fault.place}: {fault.problem}; {fault.remedy}" for fault in found.missing]
+        warnings += [f"{fault.place}: {fault.problem}; {fault.remedy}" for fault in missing]
     else:
-        faults += found.missing
+        faults += missing
     if faults:
         raise ConfigError(_unique(faults))
     return _plan(config, found, warnings)
