@@ -5,8 +5,8 @@
 
 An engine that dies becomes DEAD from any state. An engine that misses the deadline of a request becomes SUSPECT, but still serves. After
 MOST_LATE late requests in a row it counts as dead; after an answered request it is HEALTHY again. A restarted engine is STALE, and gets
-no requests, until it has the policy's weights. A restart cannot help an engine that dies twice of the same cause before it has answered
-any request.
+no requests, until it has the policy's weights. A restart cannot help an engine that dies twice of the same exception before it has
+answered any request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_LATE = 3
 
 
 NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
-"""Addresses, process ids and times in a cause, which differ between two deaths of the same cause."""
+"""Addresses, process ids and times in an exception, which differ between two deaths of the same exception."""
 
 
 class EngineState(StrEnum):
@@ -51,10 +51,10 @@ class _Engine:
     late: int = 0
     died_at: float = 0.0
     has_answered: bool = False
-    causes: dict[str, str] = field(default_factory=dict)
-    """The causes of its deaths. Key: the cause without its numbers."""
+    exceptions: dict[str, str] = field(default_factory=dict)
+    """The causes of its deaths by exceptions. Key: the exception without its numbers."""
     repeated: str | None = None
-    """The cause of which it died twice before it answered any request; None if there is none."""
+    """The cause of the first of two deaths of the same exception, before it answered any request; None if there is none."""
 
 
 class EngineHealth:
@@ -88,7 +88,7 @@ class EngineHealth:
 
     @property
     def hopeless(self) -> dict[int, str]:
-        """The engines that were retired because a restart cannot help, with the cause of their two deaths."""
+        """The engines that were retired because a restart cannot help, with the cause of their first such death."""
         return {number: engine.repeated for number, engine in enumerate(self._engines) if engine.repeated is not None}
 
     def answered(self, engine: int) -> None:
@@ -106,17 +106,20 @@ class EngineHealth:
             found.state = EngineState.SUSPECT
         return found.late >= MOST_LATE
 
-    def died(self, engine: int, cause: str | None = None) -> bool:
-        """Note that the engine died, of this cause; None if it is unknown. Return False if its death was already known."""
+    def died(self, engine: int, exception: str | None = None, cause: str = "") -> bool:
+        """Note that the engine died, of this exception; None if it raised none. Return False if its death was already known.
+
+        `cause` is what a report says of the death, the exception included.
+        """
         found = self._engines[engine]
         if found.state in (EngineState.DEAD, EngineState.RETIRED):
             return False
         if found.state is not EngineState.RESTARTING:  # after a failed restart, the downtime still counts from the first death
             found.died_at = self._clock()
-        if cause is not None:
-            alike = NUMBER.sub("#", cause)
-            found.repeated = None if found.has_answered else found.causes.get(alike)
-            found.causes.setdefault(alike, cause)
+        if exception is not None:
+            alike = NUMBER.sub("#", exception)
+            found.repeated = None if found.has_answered else found.exceptions.get(alike)
+            found.exceptions.setdefault(alike, cause or exception)
         is_last = found.repeated is not None or found.restarts >= MOST_RESTARTS
         found.state = EngineState.RETIRED if is_last else EngineState.DEAD
         return True

@@ -3,7 +3,7 @@
     a call fails ──▶ the engine has died ──▶ DEAD, and a task replaces its process ──▶ STALE ──weight sync──▶ HEALTHY
                  └─▶ the engine is alive ──▶ the failure is raised
 
-An engine that dies twice of the same cause before it has answered any request is not restarted again, because a restart cannot help.
+An engine that dies twice of the same exception before it has answered any request is not restarted again, because a restart cannot help.
 A restart waits while a sync is in progress, and while other roles are on the engines' devices. All live engines are probed
 periodically.
 """
@@ -198,13 +198,16 @@ class EnginePool:
         self._restarting[engine] = asyncio.create_task(self._restart(engine, cause))
         self._tell_all()
 
-    def _note_death(self, engine: int, cause: str) -> None:
-        cause = f"{root}; {cause}" if (root := root_cause(self._group.printed(engine))) else cause
-        self._health.died(engine, cause)
+    def _note_death(self, engine: int, cause: str, raised: bool = False) -> None:
+        """Note a death. `raised`: the cause is an exception already. A signal or a silence may be an accident, so it is none."""
+        exception = cause if raised else None
+        if root := root_cause(self._group.printed(engine)):
+            exception, cause = root, f"{root}; {cause}"
+        self._health.died(engine, exception, cause)
         role, restarts = self._group.role, self._health.restarts(engine)
         if engine in self._health.hopeless:
             LOG.warning(
-                "%s rank %d died twice of the same cause before it answered any request, and is not restarted again: %s",
+                "%s rank %d died twice of the same exception before it answered any request, and is not restarted again: %s",
                 role,
                 engine,
                 cause,
@@ -225,7 +228,7 @@ class EnginePool:
                     raise
                 except WorkerFailed as error:
                     cause = error.cause
-                    self._note_death(engine, cause)
+                    self._note_death(engine, cause, raised=not isinstance(error, WorkerDied | WorkerLate))
                 else:
                     self._is_back(engine)
             if self._health.all_retired:
@@ -235,9 +238,9 @@ class EnginePool:
         self._tell_all()
 
     def _last_death(self, engine: int, cause: str) -> WorkerDied:
-        """Return the failure of a run whose engines are all retired. A cause against which no restart helps is named first."""
+        """Return the failure of a run whose engines are all retired. An exception against which no restart helps is named first."""
         for hopeless, first in self._health.hopeless.items():
-            said = f"on host {self._group.host(hopeless)}, it died twice of the same cause before it answered any request"
+            said = f"on host {self._group.host(hopeless)}, it died twice of the same exception before it answered any request"
             return WorkerDied(self._group.role, hopeless, f"{said}: {first}")
         said = f"it was restarted {MOST_RESTARTS} times, like all other engines, and died again"
         return WorkerDied(self._group.role, engine, f"{said}: {cause}")
