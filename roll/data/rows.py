@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.config.schema.model import DataConfig
 from roll.data.json_text import parsed
-from roll.data.messages import ROLES, MessageFault, read_message, unread_keys
+from roll.data.messages import ROLE_FROM, ROLE_OF, ROLES, MessageFault, read_message, unread_keys
 from roll.registry import nearest
 from roll.types import FP32_MAX
 
@@ -122,7 +122,7 @@ def example_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conve
     """
     if data_args.messages is None:
         assert data_args.response is not None, "the configuration was checked"
-        return [*_prompt(row, data_args), {"role": "assistant", "content": text_of(row, data_args.response)}]
+        return [*_prompt(row, data_args), {"role": "assistant", "content": _said(row, data_args.response)}]
     conversation = _messages(row, data_args.messages)
     if conversation[-1]["role"] != "assistant":
         problem = f"'{data_args.messages}' ends with a message of the role '{conversation[-1]['role']}'"
@@ -186,9 +186,12 @@ def number(row: Mapping[str, Any], column: str) -> float:
 
 
 def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
-    """Return the assistant's message in a column. The column holds a text, which may be empty, or a list with that one message."""
+    """Return the assistant's message in a column. The column holds a text, which may be empty, or a list with that one message.
+
+    The list may be JSON text, as in CSV.
+    """
     value = _column(row, column)
-    if isinstance(value, str):
+    if isinstance(value, str) and not _holds_messages(value):
         return {"role": "assistant", "content": value}
     messages = _messages(row, column, may_be_empty=True)
     if len(messages) != 1 or messages[0]["role"] != "assistant":
@@ -209,7 +212,8 @@ def _question(row: Mapping[str, Any], prompt: str, further: str | None) -> str:
     if text is not None and not isinstance(text, str):
         problem = f"'{further}' is a {type(text).__name__}: {_shown(text)}"
         raise RowFault(f"'{further}' is not text", problem, f"make '{further}' a string, which may be empty")
-    return f"{text_of(row, prompt)}\n{text}" if text and text.strip() else text_of(row, prompt)
+    said = _said(row, prompt)
+    return f"{said}\n{text}" if text and text.strip() else said
 
 
 def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -> Conversation:
@@ -250,10 +254,10 @@ def remarks_of(row: Mapping[str, Any], data_args: DataConfig) -> tuple[str, ...]
     named = {data_args.prompt, data_args.input, data_args.messages, data_args.response, data_args.text, data_args.id, data_args.tag}
     columns = [name for name in PROMPT_COLUMNS if name not in named and row.get(name) not in (None, "", [], {})]
     found = {UNNAMED.format(name): None for name in columns}
-    for column in filter(None, (data_args.messages, data_args.chosen, data_args.rejected)):
+    for column in filter(None, (data_args.messages, data_args.chosen, data_args.rejected, data_args.response)):
         messages = row.get(column)
-        if isinstance(messages, str) and column == data_args.messages:
-            messages = _from_json(messages, column)
+        if isinstance(messages, str):
+            messages = _parsed_or_none(messages) if _holds_messages(messages) else None
         for message in messages if isinstance(messages, list) else ():
             found |= {UNREAD.format(key): None for key in unread_keys(message)}
     return tuple(found)
@@ -271,11 +275,15 @@ def _from_json(text: str, column: str) -> Any:
 
 def _object_or_text(text: str) -> dict[str, Any] | str:
     """Return the object if the text is a JSON object with keys, or else the text. `{}` and `{1, 2}` are answers: sets in mathematics."""
-    try:
-        found = parsed(text)
-    except (ValueError, RecursionError):
-        return text
+    found = _parsed_or_none(text)
     return found if isinstance(found, dict) and found else text
+
+
+def _parsed_or_none(text: str) -> Any:
+    try:
+        return parsed(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _optional(row: Mapping[str, Any], column: str) -> Any:
@@ -296,6 +304,27 @@ def text_of(row: Mapping[str, Any], column: str) -> str:
     if not text.strip():
         raise RowFault(f"'{column}' is empty", f"'{column}' has no text", "fill in the text, or remove the row")
     return text
+
+
+def _said(row: Mapping[str, Any], column: str) -> str:
+    """Return the text of a single message. Raises RowFault as `text_of` does, and if the text is a JSON list of messages."""
+    text = text_of(row, column)
+    if _holds_messages(text):
+        problem = f"'{column}' is the JSON text of messages, which would be read as they are written: {_shown(text)}"
+        raise RowFault(f"'{column}' is not text", problem, f"it holds messages: set data_args.messages={column}")
+    return text
+
+
+def _holds_messages(text: str) -> bool:
+    found = _parsed_or_none(text) if text.lstrip().startswith("[") else None
+    return isinstance(found, list) and bool(found) and all(_is_message(one) for one in found)
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    role, teller = value.get("role"), value.get("from")
+    return (isinstance(role, str) and role in ROLE_OF) or (isinstance(teller, str) and teller in ROLE_FROM)
 
 
 def _column(row: Mapping[str, Any], column: str) -> Any:

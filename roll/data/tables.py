@@ -32,7 +32,7 @@ from roll.errors import DataError, Fault, RollError
 from roll.system.locks import LockHeld, locked
 from roll.system.orphans import forks_die_too
 
-FORMAT = "12"
+FORMAT = "13"
 """Part of the fingerprint. A new value invalidates all tables of earlier versions of this file."""
 COLUMNS = {
     *("template", "chat_template_kwargs", "messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system"),

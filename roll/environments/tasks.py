@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from roll.data.messages import read_message
+from roll.data.messages import MessageFault, read_message
 from roll.environments.base import Message
 
 
@@ -29,9 +29,16 @@ def task_of(row: Mapping[str, Any], column: str | None = None) -> list[Message]:
     if isinstance(found, str) and found:
         return [{"role": "user", "content": found}]
     if isinstance(found, list) and found and all(isinstance(one, Mapping) for one in found):
-        return [read_message(one) for one in found]
+        return [_read(one, number) for number, one in enumerate(found)]
     named = f"no '{column}'" if column else "neither 'messages' nor 'prompt'"
     raise ValueError(f"the row has {named}; it has the columns {', '.join(map(str, row))}")
+
+
+def _read(message: Mapping[str, Any], number: int) -> Message:
+    try:
+        return read_message(message)
+    except MessageFault as fault:
+        raise ValueError(f"message {number} {fault}{f'; {fault.remedy}' if fault.remedy else ''}") from fault
 
 
 def with_more(messages: list[Message], text: str) -> list[Message]:

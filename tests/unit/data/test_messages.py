@@ -259,6 +259,31 @@ def test_labels_and_margins_may_be_text(examples: Callable[..., ExampleSet], lab
     assert pairs.example(0).value == 0.5
 
 
+def test_answers_as_json_text_are_read_as_messages(examples: Callable[..., ExampleSet]) -> None:
+    lists = {"p": "q", "c": [said(content="a", id=3)], "r": [{"from": "gpt", "value": "d", "id": 3}], "good": 1}
+    texts = {**lists, "c": json.dumps(lists["c"]), "r": f" {json.dumps(lists['r'])}"}
+    for kind, columns in (("pairs", {"chosen": "c", "rejected": "r"}), ("labelled", {"response": "r", "label": "good"})):
+        found = examples([lists, texts], kind, prompt="p", **columns)
+        assert [one.token_ids.tolist() for one in found.example(0).sequences] == [
+            one.token_ids.tolist() for one in found.example(1).sequences
+        ]
+        assert [(sum(files.values()), "'id'" in what) for what, files in found.remarks.items()] == [(2, True)]
+
+
+@pytest.mark.parametrize("column", ["p", "r"])
+def test_a_text_that_is_messages_is_pointed_to_its_key(examples: Callable[..., ExampleSet], column: str) -> None:
+    row = {"p": "q", "r": "a", column: json.dumps([{"role": "user", "content": "q"}])}
+    with pytest.raises(DataError) as caught:
+        examples([row], prompt="p", response="r")
+    assert "JSON text of messages" in caught.value.faults[0].problem and f"data_args.messages={column}" in caught.value.faults[0].remedy
+
+
+@pytest.mark.parametrize("text", ["[1]", "[]", '[{"role": 1}]', '[{"name": "a"}]', '[{"role": "user"', '["user"]', "[user]"])
+def test_other_lists_stay_texts(examples: Callable[..., ExampleSet], text: str) -> None:
+    token_ids, learnt = tokens(examples([{"p": text, "r": text}], prompt="p", response="r"), 0)
+    assert make_tokenizer(FORMATS["qwen2.5"]).decode(np.array(token_ids)[learnt]) == f"{text}<|im_end|>"
+
+
 def test_the_gateway_reads_messages_as_data_does() -> None:
     asked = [{"role": "developer", "content": [{"type": "text", "text": "a"}]}, {"role": "user", "content": "b"}, said(reasoning="c")]
     assert messages_of(asked, "messages") == [
@@ -274,5 +299,7 @@ def test_environments_read_messages_as_data_does() -> None:
     parts = [{"type": "text", "text": "a"}]
     assert observation_of(Observation([{"role": "developer", "content": parts}])).messages == [{"role": "system", "content": "a"}]
     assert task_of({"messages": [{"from": "human", "value": "a"}]}) == [{"role": "user", "content": "a"}]
+    with pytest.raises(ValueError, match="message 1 has the role 'user' and 'train': True; remove 'train' from it"):
+        task_of({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b", "train": True}]})
     with pytest.raises(BadReturn, match="image"):
         observation_of(Observation([{"role": "user", "content": [{"type": "image_url"}]}]))
