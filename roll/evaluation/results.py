@@ -12,7 +12,8 @@ from typing import Any
 from rich.table import Table
 
 from roll.evaluation.statistics import CONFIDENCE, Estimate, average, share
-from roll.pipeline.evaluate import earned, pass_at_k, passed, sizes, validation_metrics
+from roll.pipeline.evaluate import NO_BARS, bars_for, earned, pass_at_k, passes_of, sizes, validation_metrics
+from roll.rewards.passing import Bars
 from roll.tracking.base import group_record
 from roll.types import Metrics, RolloutGroup
 
@@ -27,7 +28,8 @@ class SetResult:
     samples: int
     """Number of responses to each prompt."""
     estimates: Mapping[str, Estimate]
-    """By name: `accuracy` (a response passes if its reward is above 0), `pass@k` for k above 1, and `avg@n`, the mean reward."""
+    """By name: `accuracy` (the share of responses that pass), `pass@k` for k above 1, and `avg@n`, the mean reward. If no domain of the
+    set has an accuracy, `avg@n` alone."""
     metrics: Metrics
     """Validation metrics of the set, named `val/<set>/...`."""
 
@@ -46,29 +48,37 @@ class EvaluationResult:
     """What needs attention: a set whose responses all reached the length limit."""
 
 
-def set_result(name: str, groups: Sequence[RolloutGroup], samples: int) -> SetResult:
+def set_result(name: str, groups: Sequence[RolloutGroup], samples: int, bars: Mapping[str, Bars] = NO_BARS) -> SetResult:
     """Return the estimates and the metrics of one set.
 
     Args:
         groups: the prompts with their responses, at least one group.
         samples: number of responses in each group.
+        bars: when a response passes, by domain.
     """
-    right = [sum(passed(episode.reward) for episode in group.episodes) for group in groups]
-    rewards = [fmean(earned(episode.reward) for episode in group.episodes) for group in groups]
-    estimates = {"accuracy": share([count / samples for count in right], samples)}
-    estimates |= {f"pass@{k}": share([pass_at_k(samples, count, k) for count in right], samples) for k in sizes(samples)[1:]}
-    estimates[f"avg@{samples}"] = average(rewards)
-    metrics = validation_metrics(name, groups, samples)
+    right = [sum(passes_of(group, bars)) for group in groups if bars_for(bars, group)]
+    rewards = [[earned(episode.reward) for episode in group.episodes] for group in groups]
+    estimates = {"accuracy": share([count / samples for count in right], samples)} if right else {}
+    for k in sizes(samples)[1:] if right else ():
+        estimates[f"pass@{k}"] = share([pass_at_k(samples, count, k) for count in right], samples)
+    are_shares = all(0 <= reward <= 1 for of_group in rewards for reward in of_group)
+    means = [fmean(of_group) for of_group in rewards]
+    estimates[f"avg@{samples}"] = share(means, samples) if are_shares else average(means)
+    metrics = validation_metrics(name, groups, samples, bars)
     del metrics[f"val/{name}/policy_version"]  # the weights are not updated during an evaluation
     return SetResult(len(groups), samples, estimates, metrics)
 
 
-def sample_record(name: str, group: RolloutGroup) -> dict[str, Any]:
-    """Return the record of `samples.jsonl` for one prompt: the name of the set, the prompt, its responses, and the `row` of the data."""
+def sample_record(name: str, group: RolloutGroup, bars: Mapping[str, Bars] = NO_BARS) -> dict[str, Any]:
+    """Return the record of `samples.jsonl` for one prompt: the name of the set, the prompt, its responses, and the `row` of the data.
+
+    `passed` is null if the domain has no accuracy.
+    """
     record = group_record(0, group)
     del record["step"]
-    for response, episode in zip(record["responses"], group.episodes, strict=True):
-        response["passed"] = passed(episode.reward)
+    own = bars_for(bars, group)
+    for response, has_passed in zip(record["responses"], passes_of(group, bars), strict=True):
+        response["passed"] = has_passed if own else None
     return {"set": name, **record, "row": dict(group.prompt.row)}
 
 

@@ -25,6 +25,7 @@ from roll.export.__main__ import export
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.roles import Roles, is_trainer_side
 from roll.pipeline.wire_evaluation import HeldOutInputs, answers, prepare
+from roll.rewards.passing import Bars, said
 from roll.system.event_loop import run_in_loop
 from roll.system.own_folder import own_folder
 from roll.tracking.jsonl import SAMPLES_FILE, to_line
@@ -57,20 +58,21 @@ def run(evaluation: Evaluation) -> EvaluationResult:
         inputs = _inputs(evaluation, config)
         samples = stack.enter_context((folder / SAMPLES_FILE).open("wb", buffering=0))
         progress = Progress(
-            samples, {name: min(len(rows), evaluation.request.limit or len(rows)) for name, rows in inputs.held_out.items()}
+            samples, {name: min(len(rows), evaluation.request.limit or len(rows)) for name, rows in inputs.held_out.items()}, inputs.bars
         )
+        _tell(f"a response passes if: {said(inputs.bars)}")
         _tell(f"starting {', '.join(f'{role.ranks} x {name} ({role.strategy})' for name, role in plan.roles.items())}")
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node, secrets.hide) as session:
             interrupt.take()
             groups = run_in_loop(partial(_answers, evaluation, config, inputs, session, interrupt, progress))
-        sets = {name: set_result(name, found, _samples(config, name)) for name, found in groups.items()}
+        sets = {name: set_result(name, found, _samples(config, name), inputs.bars) for name, found in groups.items()}
         notices = StepNotices(inputs.watches).after(0, {name: value for one in sets.values() for name, value in one.metrics.items()})
         for notice in notices:
             LOG.warning("%s", notice.text)
     step = subject.trained.step if subject.trained else None
     result = EvaluationResult(folder, subject.model, step, sets, [notice.text for notice in notices])
-    write_results(result, _facts(evaluation))
+    write_results(result, _facts(evaluation) | {"passes_if": said(inputs.bars)})
     return result
 
 
@@ -105,13 +107,14 @@ async def _answers(
 class Progress:
     """Writes finished samples, and prints the progress of each set."""
 
-    def __init__(self, samples: BinaryIO, prompts: Mapping[str, int]) -> None:
+    def __init__(self, samples: BinaryIO, prompts: Mapping[str, int], bars: Mapping[str, Bars]) -> None:
         """
         Args:
             samples: file to write to.
             prompts: number of prompts of each set.
+            bars: when a response passes, by domain.
         """
-        self._samples, self._prompts, self._done = samples, prompts, Counter[str]()
+        self._samples, self._prompts, self._bars, self._done = samples, prompts, bars, Counter[str]()
 
     def finished(self, name: str, group: RolloutGroup) -> None:
         """Write a prompt with its scored responses, and report the progress.
@@ -119,7 +122,7 @@ class Progress:
         Raises:
             OSError: the samples cannot be written.
         """
-        self._samples.write(to_line(sample_record(name, group)))
+        self._samples.write(to_line(sample_record(name, group, self._bars)))
         self._done[name] += 1
         done, all_of_them = self._done[name], self._prompts[name]
         if done * PARTS // all_of_them != (done - 1) * PARTS // all_of_them:

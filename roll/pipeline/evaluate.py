@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import comb, nan
 from statistics import fmean
+from types import MappingProxyType
 
 from roll.rewards.answers import final_text, last_boxed
+from roll.rewards.passing import USUAL, Bars, passed
 from roll.rollout.batch import TRUNCATED, at_limit_fraction
 from roll.rollout.group import GroupSampler, Scorer, prompt_seed
-from roll.types import NO_VERDICT, Episode, Metrics, Prompt, RewardOutcome, RewardResult, RolloutGroup
+from roll.types import NO_VERDICT, Episode, Metrics, Prompt, RewardResult, RolloutGroup
 
 LOG = logging.getLogger(__name__)
 
+NO_BARS: Mapping[str, Bars] = MappingProxyType({})
 VALIDATION = 1
 """Stream of seeds for validation prompts."""
 
@@ -52,12 +55,14 @@ class Evaluator:
     """Number of responses to each prompt."""
     seed: int
     """Each prompt derives a constant seed from this one, so that evaluations of the same policy sample the same responses."""
+    bars: Mapping[str, Bars] = field(default_factory=dict)
+    """When a response passes, by domain."""
 
     async def run(self, keep: Callable[[str, Sequence[RolloutGroup]], None]) -> Metrics:
         """Return the set's `validation_metrics`. Call `keep` with the set's name and its groups of scored responses."""
         groups = await self.answers()
         keep(self.name, groups)
-        return validation_metrics(self.name, groups, self.samples)
+        return validation_metrics(self.name, groups, self.samples, self.bars)
 
     async def answers(self) -> list[RolloutGroup]:
         """Return a group of scored responses for every prompt. Warn about rewards without a verdict."""
@@ -71,19 +76,23 @@ class Evaluator:
         return groups
 
 
-def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int) -> Metrics:
+def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int, bars: Mapping[str, Bars] = NO_BARS) -> Metrics:
     """Return pass rates, majority votes, rewards, lengths and the oldest policy version of one set.
 
-    A response passes if it was scored with a reward above 0.
+    Pass rates and majority votes are those of the prompts whose domain has an accuracy. They are left out if there are none.
 
     Args:
         samples: number of responses to each prompt.
+        bars: when a response passes, by domain; `USUAL` for the domains that are not named.
     """
     episodes = [episode for group in groups for episode in group.episodes]
-    passes = [[passed(episode.reward) for episode in group.episodes] for group in groups]
-    answers = [[_answer(episode) for episode in group.episodes] for group in groups]
-    metrics = {f"val/{name}/pass@{k}": fmean(pass_at_k(samples, sum(each), k) for each in passes) for k in sizes(samples)}
-    for k in sizes(samples)[1:]:
+    judged = [group for group in groups if bars_for(bars, group)]
+    passes = [passes_of(group, bars) for group in judged]
+    answers = [[_answer(episode) for episode in group.episodes] for group in judged]
+    metrics: Metrics = {}
+    for k in sizes(samples) if judged else ():
+        metrics[f"val/{name}/pass@{k}"] = fmean(pass_at_k(samples, sum(each), k) for each in passes)
+    for k in sizes(samples)[1:] if judged else ():
         votes = [majority_at_k(theirs, right, k) for theirs, right in zip(answers, passes, strict=True)]
         metrics[f"val/{name}/maj@{k}"] = fmean(votes)
     rewards = [earned(episode.reward) for episode in episodes]
@@ -104,9 +113,14 @@ def sizes(samples: int) -> list[int]:
     return [*(1 << power for power in range((samples - 1).bit_length())), samples]
 
 
-def passed(reward: RewardResult) -> bool:
-    """Return whether a response was scored with a reward above 0."""
-    return reward.outcome is RewardOutcome.SCORED and reward.value > 0
+def bars_for(bars: Mapping[str, Bars], group: RolloutGroup) -> Bars:
+    """Return the bars for the responses of a group. Empty if its domain has no accuracy."""
+    return bars.get(group.prompt.domain, USUAL)
+
+
+def passes_of(group: RolloutGroup, bars: Mapping[str, Bars]) -> list[bool]:
+    """Return whether each response of a group passes. `bars` are those of all domains."""
+    return [passed(episode, bars_for(bars, group)) for episode in group.episodes]
 
 
 def earned(reward: RewardResult) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,19 +24,27 @@ from roll.errors import BadInput, ConfigError, DataError, Fault
 from roll.gateway.trial import agent_faults
 from roll.pipeline.wire_reward_models import judge_template
 from roll.rewards.answers import ground_truth
+from roll.rewards.judging import answer_pattern
+from roll.rewards.parts import parts_of
+from roll.rewards.passing import Bar, Bars, bars_of_judge
 from roll.rewards.row_trial import RowProblem, try_rows
 from roll.rewards.trial import trial
+from roll.rollout.episodes import ENVIRONMENT
 from roll.system.event_loop import run_in_loop
 from roll.types import Prompt
 
+LOG = logging.getLogger(__name__)
 REFERENCE_REMEDY = "fix or remove the row"
 NO_TOKENS = np.zeros(0, np.int32)
 
 
-def try_rewards(config: RlvrConfig, *sets: Prompts) -> None:
+def try_rewards(config: RlvrConfig, *sets: Prompts) -> dict[str, Bars]:
     """Check that the rewards can use every row of these sets, and call every reward function on the first row of its domain.
 
     That row is from the first set that contains the domain.
+
+    Returns:
+        When a response passes, for every domain.
 
     Raises:
         DataError: rows cannot be used by their reward: for example, the reference answer is missing. The error names or counts all of them.
@@ -50,10 +59,48 @@ def try_rewards(config: RlvrConfig, *sets: Prompts) -> None:
     }
     bad_rows, refused = _bad_rows(config, sections, [one for many in sets for one in _prompt_sets(many)])
     tried = {domain: prompt for domain, prompt in firsts.items() if domain not in refused}
-    bad_rewards = run_in_loop(partial(trial, sections, tried, config.deadlines.start))
-    if bad_rows or bad_rewards:
-        kind = BadInput if bad_rows and bad_rewards else DataError if bad_rows else ConfigError
-        raise kind([*bad_rewards, *bad_rows])
+    found = run_in_loop(partial(trial, sections, tried, config.deadlines.start))
+    if bad_rows or found.faults:
+        kind = BadInput if bad_rows and found.faults else DataError if bad_rows else ConfigError
+        raise kind([*found.faults, *bad_rows])
+    bars = bars_by_domain(config, found.bars)
+    for line in bar_notices(config, bars) if config.validation and config.eval_steps else ():
+        LOG.warning("%s", line)
+    return bars
+
+
+def bars_by_domain(config: RlvrConfig, of_functions: Mapping[str, Bars]) -> dict[str, Bars]:
+    """Return when a response passes, for every domain of a run.
+
+    Args:
+        of_functions: the bars of the domains that reward functions score.
+    """
+    bars = dict(of_functions)
+    for domain, section in config.rewards.items():
+        if kind := model_reward(domain, section):
+            usual = bars_of_judge(answer_pattern(section.judge_pattern, section.judge_max_score, section.judge_prompt))
+            bars[domain] = own_bar(section.passes_at) or (usual if kind == JUDGE else ())
+    for domain, environment in config.environments.items():
+        bars[domain] = own_bar(environment.passes_at) or bars.get(domain) or (Bar(1.0, (f"{ENVIRONMENT}success",)),)
+    return bars
+
+
+def bar_notices(config: RlvrConfig, bars: Mapping[str, Bars]) -> list[str]:
+    """Return a line for each domain whose accuracy a user may not expect: a reward of the user's own, or one without an accuracy."""
+    lines = []
+    for domain, section in config.rewards.items():
+        own = [part.reward for part in parts_of(domain, section) if ":" in part.reward]
+        if not bars[domain]:
+            lines.append(f"rewards.{domain} has no accuracy, only the mean reward avg@n: rewards.{domain}.passes_at gives it one")
+        elif own and section.passes_at is None:
+            said = " and ".join(map(str, bars[domain]))
+            lines.append(f"rewards.{domain}: a response passes if {said}, for {', '.join(own)}; rewards.{domain}.passes_at changes that")
+    return lines
+
+
+def own_bar(passes_at: float | None) -> Bars:
+    """Return the bar of a key `passes_at`; no bars if it is not given."""
+    return () if passes_at is None else (Bar(passes_at),)
 
 
 def _bad_rows(config: RlvrConfig, sections: Mapping[str, RewardConfig], sets: Sequence[PromptSet]) -> tuple[list[Fault], set[str]]:

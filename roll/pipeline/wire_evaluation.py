@@ -22,6 +22,7 @@ from roll.pipeline.roles import Roles, is_trainer_side
 from roll.pipeline.wire_environments import Playing, gateway_of, listening, renderer_of
 from roll.pipeline.wire_reward_models import prepare_reward_models
 from roll.pipeline.wire_rlvr import evaluators, held_out_ends, held_out_prompts, in_turn
+from roll.rewards.passing import Bars
 from roll.rollout.group import GroupSampler
 from roll.tracking.notices import Watch
 from roll.types import Episode, Prompt, RolloutGroup
@@ -42,6 +43,8 @@ class HeldOutInputs:
     """Requests the models that score responses, and returns their rewards by domain."""
     watches: Sequence[Watch]
     """Conditions of a set's metrics that a notice names."""
+    bars: Mapping[str, Bars]
+    """When a response passes, by domain."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +86,12 @@ def prepare(config: RlvrConfig) -> HeldOutInputs:
     model_args = config.actor_infer.model_args
     tokenizer = load_tokenizer(model_path(config, model_args), model_args.trust_remote_code)
     held_out = held_out_prompts(config, tokenizer)
-    try_rewards(config, *held_out.values())
+    bars = try_rewards(config, *held_out.values())
     renderer = renderer_of(config, tokenizer)
     try_environments(config, renderer, *held_out.values())
     ends = held_out_ends(config, tokenizer)
     watches = held_out_watches(config, tokenizer, ends, "--max-new-tokens")
-    return HeldOutInputs(held_out, ends, renderer, prepare_reward_models(config), watches)
+    return HeldOutInputs(held_out, ends, renderer, prepare_reward_models(config), watches, bars)
 
 
 async def answers(
@@ -107,7 +110,7 @@ async def answers(
     phases = DevicePhases(sharing.bring)
     generator, scorer = in_turn(config, phases, actor_infer, rewards)
     await phases.generation()
-    sets = evaluators(config, generator, scorer, actor_infer, playing, inputs.held_out, inputs.ends, most)
+    sets = evaluators(config, generator, scorer, actor_infer, playing, inputs.held_out, inputs.ends, most, inputs.bars)
     async with listening(config, playing):
         return {one.name: await _heard(one, finished).answers() for one in sets}
 

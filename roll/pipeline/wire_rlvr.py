@@ -30,7 +30,7 @@ from roll.models.thinking import ResponseTexts
 from roll.pipeline import rlvr
 from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.engine_sync import EngineSync
-from roll.pipeline.evaluate import ByItself, Evaluator
+from roll.pipeline.evaluate import NO_BARS, ByItself, Evaluator
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.learning import OnloadedTrainer
 from roll.pipeline.meter import Meter, engine_metrics, meter_of
@@ -46,6 +46,7 @@ from roll.pipeline.wire_environments import Playing, gateway_of, group_sampler, 
 from roll.pipeline.wire_filters import kept_groups, most_batches
 from roll.pipeline.wire_reward_models import judge_metrics, prepare_reward_models
 from roll.pipeline.wire_teacher import teaching
+from roll.rewards.passing import Bars
 from roll.rollout.batch import Shaping, token_count
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.episode_groups import HELD_OUT, TRAINING
@@ -87,6 +88,8 @@ class Inputs:
     """Requests the models that score responses, and returns their rewards by domain."""
     watches: Sequence[Watch]
     """Conditions of a step that a notice names."""
+    bars: Mapping[str, Bars]
+    """When a response passes, by domain."""
 
 
 def prepare(config: RlvrConfig) -> Prepared:
@@ -104,7 +107,7 @@ def prepare(config: RlvrConfig) -> Prepared:
         check_same_tokens(config, learner, role.model_args, name)
     training = prompts_of(config, tokenizer, config.actor_train.data_args, own_tasks(config), 0)
     held_out = held_out_prompts(config, tokenizer)
-    try_rewards(config, training, *held_out.values())
+    bars = try_rewards(config, training, *held_out.values())
     renderer = renderer_of(config, tokenizer)
     try_environments(config, renderer, training, *held_out.values())
     locate = None
@@ -115,7 +118,7 @@ def prepare(config: RlvrConfig) -> Prepared:
         end = replace(end, token_ids=tuple(sorted({*end.token_ids, *renderer.stop_token_ids})))
     ends = held_out_ends(config, tokenizer)
     watches = [*training_watches(config, tokenizer, end), *held_out_watches(config, tokenizer, ends)]
-    inputs = Inputs(training, held_out, end, ends, renderer, locate, prepare_reward_models(config), watches)
+    inputs = Inputs(training, held_out, end, ends, renderer, locate, prepare_reward_models(config), watches, bars)
     return Prepared(partial(_loop, config, inputs), training.identity)
 
 
@@ -267,7 +270,7 @@ def samplers(
     generator, scorer = in_turn(config, phases, actor_infer, rewards)
     greedy = config.adv_estimator.traits.needs_greedy
     sampler = group_sampler(config, generator, scorer, sampling, actor_infer, playing, TRAINING, inputs.locate, greedy)
-    return sampler, evaluators(config, generator, scorer, actor_infer, playing, inputs.held_out, inputs.held_out_ends)
+    return sampler, evaluators(config, generator, scorer, actor_infer, playing, inputs.held_out, inputs.held_out_ends, bars=inputs.bars)
 
 
 def evaluators(
@@ -279,6 +282,7 @@ def evaluators(
     held_out: Mapping[str, Prompts],
     ends: Mapping[str, EndOfTurn],
     most: int | None = None,
+    bars: Mapping[str, Bars] = NO_BARS,
 ) -> list[Evaluator]:
     """Return an evaluator for each held-out set with the set's sampling parameters, for its first `most` prompts or for all."""
     found = []
@@ -287,7 +291,7 @@ def evaluators(
         by_itself = group_sampler(config, generator, ByItself(scorer), own, actor_infer, playing, HELD_OUT)
         count = len(held_out[name]) if most is None else min(most, len(held_out[name]))
         prompts = [held_out[name].prompt(index, index) for index in range(count)]
-        found.append(Evaluator(name, prompts, by_itself, own.samples, config.seed))
+        found.append(Evaluator(name, prompts, by_itself, own.samples, config.seed, bars))
     return found
 
 

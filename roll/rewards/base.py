@@ -14,7 +14,7 @@ from roll.config.shipped import known_rewards
 from roll.errors import ConfigError, Fault
 from roll.registry import Registry, nearest
 from roll.rewards.parts import RewardPart
-from roll.types import RewardOutcome, RewardResult
+from roll.types import FP32_MAX, RewardOutcome, RewardResult
 
 RewardFunction = Callable[..., Any]
 """Called as `reward(prompt: Prompt, response: str, row: Mapping[str, Any], **reward_args)`; returns a `RewardResult` or a number.
@@ -62,12 +62,21 @@ class RewardTraits:
     check_row: Callable[[Mapping[str, Any]], object] | None = None
     """Raises ValueError if the reward cannot use a row, for example for want of a reference answer. It is called with every row before
     the run, so it must be fast and must not call a service."""
+    passes_at: float | None = 1.0
+    """Smallest reward of a response that counts as passed. None for a reward that says nothing of right and wrong, such as a penalty."""
+    passes_by: str = ""
+    """Name of the part of the result that `passes_at` is compared with. Empty, or absent from a result: the reward itself."""
 
 
 def traits_of(reward: RewardFunction) -> RewardTraits:
     """Return the declared traits of a reward function, or the defaults if it declares none."""
     traits = declared(reward)
     return traits if isinstance(traits, RewardTraits) else RewardTraits()
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value is a finite number that fp32 holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= FP32_MAX  # also false for nan
 
 
 def row_check(reward: RewardFunction) -> RewardFunction:
@@ -93,6 +102,10 @@ def reward_of(part: RewardPart) -> RewardFunction:
         ConfigError: the function is not found, or does not accept the part's `reward_args`.
     """
     reward = load_reward(part.reward, f"{part.place}.reward")
+    traits = traits_of(reward)
+    if not (traits.passes_at is None or is_finite(traits.passes_at)) or not isinstance(traits.passes_by, str):
+        problem = f"'{part.reward}' declares passes_at={traits.passes_at!r} and passes_by={traits.passes_by!r}"
+        raise ConfigError([Fault(f"{part.place}.reward", problem, "declare a finite number or None, and the name of a part")])
     try:
         inspect.signature(reward).bind(None, [] if part.group else "", {}, **part.reward_args)
     except TypeError as error:

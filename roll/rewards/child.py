@@ -70,7 +70,9 @@ def main(descriptor: int, parent: int) -> None:
         except ConfigError as error:
             connection.sendall(ready_message(Ready(error.faults)))
             return
-        traits = tuple(PartTraits(one.needs_service, one.check_row is not None) for one in map(traits_of, functions))
+        traits = tuple(
+            PartTraits(one.needs_service, one.check_row is not None, one.passes_at, one.passes_by) for one in map(traits_of, functions)
+        )
         functions = list(map(row_check, functions)) if assignment.checks_rows else functions
         side_by_side = any(map(is_async, functions))
         definitions = Definitions({str(getattr(function, "__module__", "")) for function in functions})

@@ -21,6 +21,8 @@ VALUES = {
     "soft": {(True, True): 1.0, (True, False): 0.5, (False, True): -0.5, (False, False): -1.0},
 }
 """Reward by `reward_type` and (whether the choice is right, whether it is boxed)."""
+RIGHT = 0.5
+"""Smallest reward in VALUES of a right choice that the `reward_type` accepts."""
 
 
 def right_letter(row: Mapping[str, Any]) -> str:
@@ -48,7 +50,7 @@ CHOICES = {"letter": chosen_letter, "first_capital": first_capital}
 
 
 @REWARDS.register("crossthinkqa")
-@declares(RewardTraits(check_row=right_letter))
+@declares(RewardTraits(check_row=right_letter, passes_at=RIGHT, passes_by="answer"))
 def crossthinkqa(
     prompt: Prompt,
     response: str,

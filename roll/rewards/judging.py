@@ -53,6 +53,11 @@ class AnswerPattern:
     max_score: float | None = None
     """Largest valid number; the verdict is the number divided by it. If None, the verdict is the number itself."""
 
+    @property
+    def has_largest(self) -> bool:
+        """Whether 1 is the largest verdict. A number without `max_score` has no largest."""
+        return self.max_score is not None or not re.compile(self.pattern).groups
+
     def read(self, answer: str) -> float | None:
         """Return the verdict, or None if the answer has none. Text before `</think>` is ignored."""
         text = final_text(answer)[-SEARCHED_CHARACTERS:]

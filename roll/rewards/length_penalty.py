@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.rewards.base import REWARDS
+from roll.algorithms.methods.base import declares
+from roll.rewards.base import REWARDS, RewardTraits
 from roll.rewards.penalties import ENOUGH, MOST, SHORT, check_penalty, excess, shortness
 from roll.types import Prompt, RewardResult
 
 
 @REWARDS.register("length_penalty")
+@declares(RewardTraits(passes_at=None))
 def length_penalty(
     prompt: Prompt,
     response: str,

@@ -33,7 +33,7 @@ LARGEST_SHARE = 0.5
 
 
 @REWARDS.register("math_steps")
-@declares(RewardTraits(check_row=check_reference))
+@declares(RewardTraits(check_row=check_reference, passes_by="answer"))
 def math_steps(prompt: Prompt, response: str, row: Mapping[str, Any], *, share: float = 0.2) -> RewardResult:
     """Return the verdict of `math_rule` on the answer (1 or 0), minus `share`, plus the rewards of the equations.
 

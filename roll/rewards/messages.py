@@ -50,6 +50,10 @@ class PartTraits:
     """See `RewardTraits`."""
     checks_rows: bool
     """Whether the function declares a `check_row`."""
+    passes_at: float | None = 1.0
+    """See `RewardTraits`."""
+    passes_by: str = ""
+    """See `RewardTraits`."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class Answer(NamedTuple):
 def ready_message(ready: Ready) -> bytes:
     """Encode `Ready` as the child sends it."""
     faults = [[fault.place, fault.problem, fault.remedy] for fault in ready.faults]
-    traits = [[trait.needs_service, trait.checks_rows] for trait in ready.traits]
+    traits = [[trait.needs_service, trait.checks_rows, trait.passes_at, trait.passes_by] for trait in ready.traits]
     return framed(json.dumps([faults, traits, ready.ends_calls]).encode())
 
 
@@ -102,7 +106,7 @@ def read_ready(body: bytes, parts: int) -> Ready:
         faults, traits, ends_calls = json.loads(body)
         ready = Ready(
             tuple(Fault(*map(_text, fault)) for fault in faults),
-            tuple(PartTraits(_flag(needs_service), _flag(checks_rows)) for needs_service, checks_rows in traits),
+            tuple(_traits(*one) for one in traits),
             _flag(ends_calls),
         )
     except (ValueError, TypeError, RecursionError) as error:
@@ -154,6 +158,11 @@ def _number(value: Any) -> float:
     if (type(value) is float or type(value) is int) and -FP32_MAX <= value <= FP32_MAX:  # false for nan
         return float(value)
     raise ValueError("number")
+
+
+def _traits(needs_service: Any, checks_rows: Any, passes_at: Any, passes_by: Any) -> PartTraits:
+    bar = None if passes_at is None else _number(passes_at)
+    return PartTraits(_flag(needs_service), _flag(checks_rows), bar, _text(passes_by))
 
 
 def _text(value: Any) -> str:

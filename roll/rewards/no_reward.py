@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.rewards.base import REWARDS
+from roll.algorithms.methods.base import declares
+from roll.rewards.base import REWARDS, RewardTraits
 from roll.types import Prompt, RewardResult
 
 
 @REWARDS.register("no_reward")
+@declares(RewardTraits(passes_at=None))
 def no_reward(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
     """Return 0 for every response."""
     return RewardResult(0.0)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.rewards.base import REWARDS
+from roll.algorithms.methods.base import declares
+from roll.rewards.base import REWARDS, RewardTraits
 from roll.rewards.penalties import MOST, NGRAM, check_penalty, repetition
 from roll.types import Prompt, RewardResult
 
 
 @REWARDS.register("repetition_penalty")
+@declares(RewardTraits(passes_at=None))
 def repetition_penalty(prompt: Prompt, response: str, row: Mapping[str, Any], *, ngram: int = NGRAM, most: float = MOST) -> RewardResult:
     """Return `most` times the share of word n-grams in the response, including its thinking, that repeat an earlier one.
 

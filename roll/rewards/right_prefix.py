@@ -13,7 +13,7 @@ from roll.types import Prompt, RewardResult, TurnReward
 
 
 @REWARDS.register("right_prefix")
-@declares(RewardTraits(check_row=ground_truth))
+@declares(RewardTraits(check_row=ground_truth, passes_by="right"))
 def right_prefix(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
     """Return 1 if the response is the reference answer. Otherwise return the matched share of the reference minus 1.
 

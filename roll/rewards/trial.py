@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from roll.config.schema.roles import RewardConfig
 from roll.errors import ConfigError, Fault
 from roll.rewards.parts import RewardPart, parts_of
+from roll.rewards.passing import Bars, bars_of
 from roll.rewards.process import RewardProcess, RewardProcessFailed
 from roll.types import NO_VERDICT, Prompt, RewardOutcome, RewardResult
 
 
-async def trial(sections: Mapping[str, RewardConfig], firsts: Mapping[str, Prompt], start_seconds: float) -> list[Fault]:
+class Trial(NamedTuple):
+    """What a trial of rewards found."""
+
+    faults: list[Fault]
+    bars: dict[str, Bars]
+    """When a response passes, by domain. Domains whose rewards cannot be loaded are left out."""
+
+
+async def trial(sections: Mapping[str, RewardConfig], firsts: Mapping[str, Prompt], start_seconds: float) -> Trial:
     """Import the reward functions of every domain, and call each with an empty response, except those that need a service.
 
     Args:
@@ -21,16 +31,19 @@ async def trial(sections: Mapping[str, RewardConfig], firsts: Mapping[str, Promp
         start_seconds: deadline for a process to import its functions.
 
     Returns:
-        The faults of all domains.
+        The faults of all domains, and when a response passes.
     """
-    found = await asyncio.gather(*(_domain(name, section, firsts.get(name), start_seconds) for name, section in sections.items()))
-    return [fault for faults in found for fault in faults]
+    bars: dict[str, Bars] = {}
+    found = await asyncio.gather(*(_domain(name, section, firsts.get(name), start_seconds, bars) for name, section in sections.items()))
+    return Trial([fault for faults in found for fault in faults], bars)
 
 
-async def _domain(domain: str, section: RewardConfig, prompt: Prompt | None, start_seconds: float) -> list[Fault]:
+async def _domain(domain: str, section: RewardConfig, prompt: Prompt | None, start_seconds: float, bars: dict[str, Bars]) -> list[Fault]:
+    """Return the faults of a domain, and store its bars."""
     parts, process = parts_of(domain, section), RewardProcess(domain, section, start_seconds)
     try:
         traits = await process.start()
+        bars[domain] = bars_of(domain, section, traits)
         called = [index for index, one in enumerate(traits) if not one.needs_service]
         if prompt is None or not called:
             return []

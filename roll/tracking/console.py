@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rich.console import Console, Group, RenderableType
@@ -46,7 +46,7 @@ class Progress:
     validation: Mapping[str, float] | None = None
     """Latest validation result of each held-out set."""
     measure: str = ""
-    """Name of the validation result: `pass@1` or `loss`."""
+    """Name of the validation result: `pass@1`, `avg@n` or `loss`."""
     validated_at: int = 0
     """Step of the latest validation."""
     step_seconds: tuple[float, ...] = ()
@@ -236,17 +236,26 @@ def duration(seconds: float) -> str:
 
 
 def _validation(metrics: Metrics) -> tuple[str, dict[str, float]]:
-    """Return `pass@1` or else `loss`, with its value for each held-out set. Return "" and no values if `metrics` has neither."""
-    for measure in ("pass@1", "loss"):
-        suffix = f"/{measure}"
-        found = {
-            name.removeprefix("val/").removesuffix(suffix): value
-            for name, value in metrics.items()
-            if name.startswith("val/") and name.endswith(suffix)
-        }
-        if found:
-            return measure, found
-    return "", {}
+    """Return `pass@1`, `avg@n` or `loss`, with its value for each held-out set. Return "" and no values if `metrics` has none of them.
+
+    A set without an accuracy shows its `avg@n`, and says so if other sets have an accuracy.
+    """
+    sets = headline_metrics(metrics)
+    measure = "pass@1" if any(name.endswith("/pass@1") for name in sets) else next((name.rpartition("/")[2] for name in sets), "")
+    said = {}
+    for name in sets:
+        held_out, _, own = name.removeprefix("val/").rpartition("/")
+        said[held_out if own == measure else f"{held_out} {own}"] = metrics[name]
+    return measure, said
+
+
+def headline_metrics(names: Iterable[str]) -> list[str]:
+    """Return the names that state the result of each held-out set: `val/<set>/pass@1` or `loss`, or else `avg@n`."""
+    named = [name for name in names if name.startswith("val/")]
+    first = [name for name in named if name.endswith(("/pass@1", "/loss"))]
+    stated = {name.rpartition("/")[0] for name in first}
+    means = [name for name in named if name.rpartition("/")[2].startswith("avg@") and name.rpartition("/")[0] not in stated]
+    return [name for name in named if name in {*first, *means}]
 
 
 def _sets(validation: Mapping[str, float]) -> str:

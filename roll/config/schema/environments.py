@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from roll.config.schema.base import PositiveFloat, PositiveInt, Ranks, Seconds, StrictConfig, VariableText
+from roll.config.schema.base import Number, PositiveFloat, PositiveInt, Ranks, Seconds, StrictConfig, VariableText
 
 LAST_PORT = 65535
 
@@ -95,5 +95,10 @@ class EnvironmentConfig(StrictConfig):
     )
     attempts: PositiveInt = Field(
         2, le=100, description="Number of attempts at an episode if its environment fails. After the last one, its group is replaced."
+    )
+    passes_at: Number | None = Field(
+        None,
+        description="Reward of an episode from which it passes, for `pass@k`. If not given: the environment's metric `success` is 1, or "
+        "without this metric, the reward is at least 1.",
     )
     system_envs: dict[str, VariableText] = Field(default_factory=dict, description="Environment variables of the worker processes.")

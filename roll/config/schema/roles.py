@@ -166,6 +166,9 @@ class RewardPartConfig(StrictConfig):
     group: bool = Field(False, description="Call the function once per prompt with all its responses, instead of once per response.")
     weight: Number = Field(1.0, description="Weight of the part in the sum.")
     failed_value: Number = Field(0.0, description="Value of the part for a response in which it finds no answer.")
+    passes_at: Number | None = Field(
+        None, description="Value of the part, before its weight, from which a response passes; what the function declares if not given."
+    )
 
 
 class RewardConfig(ModelRewardKeys):
@@ -203,6 +206,11 @@ class RewardConfig(ModelRewardKeys):
         0.0,
         description="Reward of a response in which no answer is found. A response whose reward crashed, timed out or was unavailable is "
         "not trained on.",
+    )
+    passes_at: Number | None = Field(
+        None,
+        description="Reward from which a response passes, for `pass@k` and accuracy. If not given: what each reward declares, and 1 for a "
+        "function of your own that declares nothing.",
     )
     system_envs: dict[str, VariableText] = Field(default_factory=dict, description="Environment variables of the worker processes.")
     query_filter_config: QueryFilterConfig | None = Field(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.tracking.base import LOSSES
-from roll.tracking.console import duration
+from roll.tracking.console import duration, headline_metrics
 from roll.tracking.ending import RunEnd
 from roll.tracking.notices import by_topic
 from roll.tracking.report.charts import Section, sections
@@ -99,8 +99,8 @@ def _tiles(run: RunRecord, max_steps: int | None) -> list[dict[str, str]]:
         _, values = series(rows, name)
         if values:
             tiles.append({"label": label, "value": number(values[-1]), "note": f"from {number(values[0])}"})
-    for name in names_like(rows, "val/", ""):
-        if name.endswith(("/pass@1", "/loss")) and series(rows, name)[0]:
+    for name in headline_metrics(names_like(rows, "val/", "")):
+        if series(rows, name)[0]:
             row = _metric_row(rows, name)
             note = f"from {row['first']}, best {row['best']}"
             tiles.append({"label": f"Validation {name.removeprefix('val/')}", "value": row["last"], "note": note})

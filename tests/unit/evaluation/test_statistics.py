@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import combinations, product
 from math import comb, sqrt
 from statistics import fmean
@@ -71,6 +72,29 @@ def test_the_interval_covers_what_it_claims(probability: float) -> None:
         if found.low <= probability <= found.high:
             covered += comb(prompts, right) * probability**right * (1 - probability) ** (prompts - right)
     assert covered == pytest.approx(CONFIDENCE, abs=0.03)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5])
+@pytest.mark.parametrize("levels", [(0.0, 1.0), (0.0, 1 / 3, 2 / 3, 1.0), (0.9, 1.0), (0.0, 1e-9)])
+def test_intervals_of_rewards_from_0_to_1_stay_within(samples: int, levels: tuple[float, ...]) -> None:
+    draw = random.Random(samples)
+    for prompts in (1, 2, 3, 10, 100):
+        for likely in (0.0, 0.05, 0.5, 0.95, 1.0):
+            groups = [
+                group(*(levels[-1] if draw.random() < likely else draw.choice(levels) for _ in range(samples))) for _ in range(prompts)
+            ]
+            for name, found in set_result("heldout", groups, samples).estimates.items():
+                assert 0 <= found.low <= found.value <= found.high <= 1, (name, prompts, likely)
+
+
+def test_the_average_of_shares_covers_its_probability() -> None:
+    """Graded rewards of two independent tests: the interval of the mean covers the true mean about as often as it says."""
+    draw, trials, covered = random.Random(0), 1000, 0
+    for _ in range(trials):
+        groups = [group(*((draw.random() < 0.9) / 2 + (draw.random() < 0.9) / 2 for _ in range(2))) for _ in range(30)]
+        found = set_result("heldout", groups, 2).estimates["avg@2"]
+        covered += found.low <= 0.9 <= found.high
+    assert 0.93 <= covered / trials <= 1.0
 
 
 def test_the_average_has_an_interval_of_its_standard_error() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from itertools import combinations, permutations
 from statistics import fmean
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from roll.pipeline.evaluate import VALIDATION, ByItself, Evaluator, majority, majority_at_k, pass_at_k, sizes, validation_metrics
+from roll.rewards.passing import Bar
 from roll.rollout import episode_groups
 from roll.rollout.group import Generator, SingleTurns, prompt_seed
 from roll.rollout.scheduler import TRAINING
@@ -75,14 +77,14 @@ def test_maj_at_k_is_without_bias(k: int) -> None:
 def test_the_metrics_of_a_set() -> None:
     groups = [
         group_of((r"so \boxed{4}", 1.0), (r"\boxed{ 4 } it is", 1.0), (r"\boxed{5}", 0.0), ("<think>\\boxed{5}</think>first\n4", 1.0)),
-        group_of(("7", -1.0), ("8", -1.0), ("7", -1.0), ("9", 0.5)),
+        group_of(("7", -1.0), ("8", -1.0), ("7", -1.0), ("9", 1.0)),
     ]
     metrics = {name.removeprefix("val/set/"): value for name, value in validation_metrics("set", groups, 4).items()}
     for k in (1, 2, 4):
         assert metrics[f"pass@{k}"] == pytest.approx((pass_at_k(4, 3, k) + pass_at_k(4, 1, k)) / 2)
     # First prompt: (4, 4) is right, (5, 4) is a tie, and 4 wins over all. Second: (7, 8) is wrong, (7, 9) a tie, and 7 wins over all.
     assert metrics["maj@2"] == pytest.approx(((1 + 0.5) / 2 + (0 + 0.5) / 2) / 2) and metrics["maj@4"] == 0.5
-    assert metrics["avg@4"] == pytest.approx((3 - 3 + 0.5) / 8)
+    assert metrics["avg@4"] == pytest.approx((3 - 3 + 1) / 8)
     lengths = [len(segment.text) for group in groups for episode in group.episodes for segment in episode.sampled]
     assert metrics["length_mean"] == pytest.approx(fmean(lengths)) and metrics["length_max"] == max(lengths)
     assert metrics["truncated_fraction"] == 0 and metrics["policy_version"] == 0
@@ -93,6 +95,25 @@ def test_the_metrics_of_a_set() -> None:
         "truncated_fraction",
         "policy_version",
     }
+
+
+def test_partly_right_responses_pass_only_a_lower_bar() -> None:
+    groups = [group_of(("1", 1.0), ("2", 2 / 3), ("3", 1 / 3), ("4", 0.0))]
+    assert validation_metrics("set", groups, 4)["val/set/pass@1"] == 0.25
+    assert validation_metrics("set", groups, 4, {groups[0].prompt.domain: (Bar(0.5),)})["val/set/pass@1"] == 0.5
+
+
+def test_a_set_without_an_accuracy_has_only_averages() -> None:
+    groups = [group_of(("1", 3.0), ("2", -2.0))]
+    names = validation_metrics("set", groups, 2, {groups[0].prompt.domain: ()})
+    assert names["val/set/avg@2"] == 0.5 and not any("pass@" in name or "maj@" in name for name in names)
+
+
+def test_pass_rates_are_those_of_the_prompts_with_accuracy() -> None:
+    graded, barred = group_of(("1", 0.3)), group_of(("1", 1.0))
+    graded = replace(graded, prompt=replace(graded.prompt, domain="graded"))
+    found = validation_metrics("set", [graded, barred], 1, {"graded": ()})
+    assert found["val/set/pass@1"] == 1.0 and found["val/set/avg@1"] == pytest.approx(0.65)
 
 
 def test_what_got_no_verdict_passes_in_no_way() -> None:

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.model import DataConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.data.tasks import Joined, Tasks
 from roll.errors import BadInput, ConfigError, DataError
-from roll.pipeline.reward_trial import try_rewards
+from roll.pipeline.reward_trial import bar_notices, bars_by_domain, try_rewards
+from roll.rewards.passing import Bar
 from tests import limits
 from tests.unit.data.conftest import tokenizer  # noqa: F401  # a fixture
 
@@ -26,7 +28,8 @@ MATHS: dict[str, Any] = {"maths": {"reward": "math_rule"}}
 
 def config_of(rewards: dict[str, Any]) -> RlvrConfig:
     sections = {name: RewardConfig.model_validate({"timeout": limits.CALL, **keys}) for name, keys in rewards.items()}
-    return cast(RlvrConfig, SimpleNamespace(rewards=sections, system_envs={}, deadlines=SimpleNamespace(start=limits.START)))
+    deadlines = SimpleNamespace(start=limits.START)
+    return cast(RlvrConfig, SimpleNamespace(rewards=sections, environments={}, validation=None, system_envs={}, deadlines=deadlines))
 
 
 @pytest.fixture
@@ -102,7 +105,25 @@ def test_rows_beside_generated_tasks_are_checked(prompts_in: Any) -> None:
 
 
 def test_usable_rows_pass(prompts_in: Any) -> None:
-    try_rewards(config_of(MATHS), prompts_in("rows.jsonl", [{"ground_truth": "1"}, {"answer": 2}], MATHS))
+    bars = try_rewards(config_of(MATHS), prompts_in("rows.jsonl", [{"ground_truth": "1"}, {"answer": 2}], MATHS))
+    assert bars == {"maths": (Bar(1.0),)}
+
+
+def test_a_bar_of_the_users_reward_is_said() -> None:
+    config = config_of(
+        {"own": {"reward": "mine:graded"}, "key": {"reward": "mine:graded", "passes_at": 0.5}, "model": {"reward": "reward_model"}}
+    )
+    bars = bars_by_domain(config, {"own": (Bar(1.0),), "key": (Bar(0.5),)})
+    assert bars == {"own": (Bar(1.0),), "key": (Bar(0.5),), "model": ()}
+    assert [line.split(":")[0].split(" ")[0] for line in bar_notices(config, bars)] == ["rewards.own", "rewards.model"]
+
+
+def test_an_environment_passes_by_key_or_success() -> None:
+    config = config_of({"both": {"reward": "exact_match"}})
+    by_key, by_success = EnvironmentConfig(passes_at=7.5), EnvironmentConfig()
+    config.environments.update({"key": by_key, "success": by_success, "both": by_success})
+    bars = bars_by_domain(config, {"both": (Bar(1.0),)})
+    assert bars == {"key": (Bar(7.5),), "success": (Bar(1.0, ("environment/success",)),), "both": (Bar(1.0),)}
 
 
 def test_a_reward_that_fails_on_every_row_is_named_itself(prompts_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
