@@ -120,8 +120,8 @@ def test_a_bar_of_the_users_reward_is_said() -> None:
 
 def test_an_environment_passes_by_key_or_success() -> None:
     config = config_of({"both": {"reward": "exact_match"}})
-    by_key, by_success = EnvironmentConfig(passes_at=7.5), EnvironmentConfig()
-    config.environments.update({"key": by_key, "success": by_success, "both": by_success})
+    by_key, by_success = EnvironmentConfig.model_validate({"passes_at": 7.5}), EnvironmentConfig.model_validate({})
+    cast(dict[str, EnvironmentConfig], config.environments).update({"key": by_key, "success": by_success, "both": by_success})
     bars = bars_by_domain(config, {"both": (Bar(1.0),)})
     assert bars == {"key": (Bar(7.5),), "success": (Bar(1.0, ("environment/success",)),), "both": (Bar(1.0),)}
 

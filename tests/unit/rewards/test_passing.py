@@ -144,7 +144,7 @@ def test_a_penalty_has_no_accuracy_without_a_key(name: str) -> None:
     ],
 )
 def test_a_judge_passes_at_its_largest_verdict(keys: Any, expected: Bars) -> None:
-    asked = (keys, None, "my.txt") if isinstance(keys, str) else keys
+    asked: tuple[Any, Any, Any] = (keys, None, "my.txt") if isinstance(keys, str) else keys
     assert bars_of_judge(answer_pattern(*asked)) == expected
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from roll.tracking.console import LiveConsole, PlainConsole, Progress, console_tracker, duration, sparkline
+from roll.tracking.console import LiveConsole, PlainConsole, Progress, console_tracker, duration, plain_line, sparkline
 from roll.types import Metrics
 from tests import limits
 from tests.quiet import quiet_life
@@ -124,3 +124,16 @@ def test_a_terminal_is_left_sane_when_the_run_fails() -> None:
     assert "step 1/10" in text and "printed meanwhile" in text and "KeyboardInterrupt" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor is hidden once and restored once"
     assert text.index("\x1b[?25h") < text.index("Traceback")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({"val/a/avg@4": 0.25, "val/a/length_mean": 3.0}, "val avg@4 0.25"),
+        ({"val/a/pass@1": 0.5, "val/a/avg@1": 0.25}, "val pass@1 0.50"),
+        ({"val/a/pass@1": 0.5, "val/a/avg@1": 0.4, "val/b/avg@2": -1.0}, "val pass@1 a 0.50, b avg@2 -1.00"),
+        ({"val/a/loss": 0.5}, "val loss 0.50"),
+    ],
+)
+def test_a_set_shows_its_accuracy_or_mean(metrics: dict[str, float], expected: str) -> None:
+    assert plain_line(Progress(1).after(1, metrics)).endswith(expected)
