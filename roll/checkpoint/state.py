@@ -32,6 +32,8 @@ class LoopState:
     """Wall-clock seconds so far, over all processes that ran this experiment."""
     credit: Mapping[str, Any] = field(default_factory=dict)
     """State that credit assignment passes from step to step, JSON-serialisable. Empty if there is none."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The configuration without secrets. Empty in checkpoints of earlier versions."""
 
     def write(self, folder: Path) -> None:
         (folder / LOOP_FILE).write_bytes(_LOOP_STATE.dump_json(self, indent=1))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import datasets
@@ -25,7 +26,8 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.secrets import redacted
 from roll.errors import ConfigError, Fault, WorkerFailed
 from roll.pipeline import resume_fingerprint, wire_distill, wire_dpo, wire_reward_model, wire_rlvr, wire_sft
-from roll.pipeline.checkpointer import Checkpointer
+from roll.pipeline.changed_keys import Change, change_faults, recorded
+from roll.pipeline.checkpointer import CONFIG_FILE, Checkpointer
 from roll.pipeline.ending import Ending
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.restarts import Restarts
@@ -42,7 +44,7 @@ from roll.tracking.jsonl import JsonlTracker
 from roll.tracking.life import Life
 from roll.tracking.logs import RunLog
 from roll.tracking.run import open_named
-from roll.tracking.start import write_start
+from roll.tracking.start import read_starts, write_start
 from roll.workers.cluster import cluster
 from roll.workers.guarded import guarded
 
@@ -70,10 +72,7 @@ def run(config: Config, plan: Plan, life: Life) -> None:
         ending = stack.enter_context(Ending(folder, secrets.hide))
         LOG.info("the plan:\n%s", plan_text(config, plan))
         checkpointer = Checkpointer(config, store)
-        if config.max_steps is not None and _was_finished(config, checkpointer, config.max_steps):
-            return
-        checkpointer.agree(resume_fingerprint.of_keys(config), "set it to the checkpoint's value")
-        checkpointer.agree(resume_fingerprint.of_weights(config), "set it to the model that the adapter was trained on")
+        changed = _changed(config, checkpointer)
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
         life.driver("checking model and data")
@@ -82,13 +81,13 @@ def run(config: Config, plan: Plan, life: Life) -> None:
             resume_fingerprint.of_rows(config, prepared), "use the same files, columns, template, lengths and data_split as before"
         )
         steps = last_step(config, plan, prepared)
-        if _was_finished(config, checkpointer, steps):
+        if _was_finished(config, checkpointer, steps, changed):
             return
         if prepared.rows is not None:
             print(f"{prepared.rows} rows, {plan.batch.sequences_per_step} per step: {steps} steps", flush=True)
         ending.begin(checkpointer, steps)
         write_config(config, folder)
-        write_start(folder, secrets.hide)
+        write_start(folder, secrets.hide, checkpointer.resumed_step, [str(one) for one in changed])
         LOG.info(
             "models and data were checked; starting Ray and %d roles, to continue after step %d",
             len(plan.roles),
@@ -96,8 +95,7 @@ def run(config: Config, plan: Plan, life: Life) -> None:
         )
         life.driver("opening the trackers")
         tracker = stack.enter_context(open_trackers(config, checkpointer.resumed_step, steps, life))
-        if checkpointer.last is not None:
-            print("resumed from step {}, {}".format(*checkpointer.last), flush=True)
+        _say_resumed(checkpointer, changed)
         life.driver("starting Ray")
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node, secrets.hide) as session:
@@ -116,11 +114,42 @@ def last_step(config: Config, plan: Plan, prepared: Prepared) -> int:
     return steps_of(config, prepared.rows, plan.batch.sequences_per_step)
 
 
-def _was_finished(config: Config, checkpointer: Checkpointer, steps: int) -> bool:
+def _changed(config: Config, checkpointer: Checkpointer) -> list[Change]:
+    """Return the keys that changed since the checkpoint.
+
+    Raises:
+        ConfigError: a changed key belongs to the experiment, and `resume_with_changes` is not set.
+    """
+    changed = checkpointer.changed
+    if changed is None:
+        LOG.warning("%s has no record of its configuration, so that changed keys are not found", checkpointer.last and checkpointer.last[1])
+    faults = change_faults(changed or [], config, checkpointer.last and checkpointer.last[1], resume_fingerprint.guarded(config))
+    checkpointer.agree(resume_fingerprint.of_keys(config), "set it to the checkpoint's value", faults)
+    checkpointer.agree(resume_fingerprint.of_weights(config), "set it to the model that the adapter was trained on")
+    return changed or []
+
+
+def _was_finished(config: Config, checkpointer: Checkpointer, steps: int, changed: Sequence[Change]) -> bool:
     """Return whether an earlier run completed all steps. If so, print that. The run folder is not changed."""
-    if finished := checkpointer.is_finished(steps):
+    finished = checkpointer.is_finished(steps)
+    reached = checkpointer.resumed_step or 0
+    if finished and any(one.is_of_experiment for one in changed):
+        keys = ", ".join(one.key for one in changed if one.is_of_experiment)
+        print(f"{config.output_dir} has completed {reached} steps with other values of {keys}; raise max_steps to train with the new ones")
+    elif finished and reached > steps:
+        print(f"{config.output_dir} has completed {reached} steps, more than max_steps, which is {steps}; nothing is trained")
+    elif finished:
         print(f"{config.exp_name} has already completed its {steps} steps; its run folder is {config.output_dir}")
     return finished
+
+
+def _say_resumed(checkpointer: Checkpointer, changed: Sequence[Change]) -> None:
+    if checkpointer.last is None:
+        return
+    print("resumed from step {}, {}".format(*checkpointer.last), flush=True)
+    for one in changed:
+        print(f"changed since that checkpoint: {one}", flush=True)
+        LOG.info("changed since the checkpoint: %s", one)
 
 
 def prepare(config: Config) -> Prepared:
@@ -143,8 +172,12 @@ def prepare(config: Config) -> Prepared:
 
 
 def write_config(config: Config, folder: Path) -> None:
-    """Write the configuration to `config.yaml`, without secrets."""
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(redacted(config.model_dump(mode="json")))))
+    """Write the configuration to `config.yaml`, without secrets. Another one of an earlier start is kept as `config.start_N.yaml`."""
+    path, text = folder / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(recorded(config)))
+    if path.is_file() and path.read_text(encoding="utf-8") != text:
+        names = (folder / f"config.start_{start}.yaml" for start in count(len(read_starts(folder))))
+        path.rename(next(name for name in names if not name.exists()))
+    path.write_text(text, encoding="utf-8")
 
 
 def _run_folder(config: Config) -> Path:

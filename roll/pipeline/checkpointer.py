@@ -5,19 +5,24 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+import yaml
 
 from roll.checkpoint.state import LOOP_FILE, LoopState
 from roll.checkpoint.store import CheckpointStore
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
+from roll.pipeline.changed_keys import Change, changes, recorded
 from roll.pipeline.epochs import Epochs
 from roll.pipeline.position import Position
 
 LOG = logging.getLogger(__name__)
 EXPORT = "export"
+CONFIG_FILE = "config.yaml"
+"""Name of the file in a run folder with the configuration of its latest start."""
 
 
 class Resumable(Protocol):
@@ -98,18 +103,26 @@ class Checkpointer:
         """Return whether an earlier run completed the last step and exported the policy."""
         return (self.resumed_step or 0) >= last_step and self._final.is_dir()
 
-    def agree(self, fingerprint: Mapping[str, str], remedy: str) -> None:
+    @property
+    def changed(self) -> list[Change] | None:
+        """The keys whose values differ from those of the checkpoint's configuration. None if the checkpoint has no record of it."""
+        if self._folder is None or self._state is None:
+            return []
+        before = self._state.config or _config_beside(self._folder)
+        return changes(before, self._config) if before else None
+
+    def agree(self, fingerprint: Mapping[str, str], remedy: str, further: Sequence[Fault] = ()) -> None:
         """Check that the run's fingerprint agrees with the one in its checkpoint (`LoopState.basis`), and store it in new checkpoints.
 
         Raises:
-            ConfigError: values have changed. The error lists each of their keys, with `remedy`.
+            ConfigError: values have changed, or there are `further` faults. The error lists each of the keys, with `remedy`.
         """
         written = self._state.basis if self._state else {}
         remedy = f"{remedy}; or start a new run: resume_from_checkpoint=never, or another output_dir"
         changed = [place for place, value in fingerprint.items() if written.get(place, value) != value]
-        if changed:
-            problems = {place: f"{fingerprint[place]}, but {self._folder} was written with {written[place]}" for place in changed}
-            raise ConfigError([Fault(place, problem, remedy) for place, problem in problems.items()])
+        problems = {place: f"{fingerprint[place]}, but {self._folder} was written with {written[place]}" for place in changed}
+        if faults := [*(Fault(place, problem, remedy) for place, problem in problems.items()), *further]:
+            raise ConfigError(faults)
         self._fingerprint |= fingerprint
 
     async def restore(
@@ -178,7 +191,15 @@ class Checkpointer:
         if self._config.save_at_end and position.step >= self._last_step:
             # Remove the export of an earlier, shorter run. Otherwise this run would look finished if it were killed before its own export.
             shutil.rmtree(self._final, ignore_errors=True)
-        state = LoopState(position.step, position.policy_version, self._source.state_dict(), self._fingerprint, spent, credit)
+        state = LoopState(
+            step=position.step,
+            policy_version=position.policy_version,
+            sampler=self._source.state_dict(),
+            basis=self._fingerprint,
+            seconds=spent,
+            credit=credit,
+            config=recorded(self._config),
+        )
         with self._store.writing(position.step, required=[LOOP_FILE]) as folder:
             await self._trainer.save(folder.absolute())
             if self._unconsumed is not None:
@@ -195,3 +216,13 @@ class Checkpointer:
         aside.rename(self._final)
         self.exported = self._final
         LOG.info("exported: %s", self._final)
+
+
+def _config_beside(checkpoint: Path) -> dict[str, Any]:
+    """Return the configuration in the run folder of a checkpoint; empty if there is none."""
+    path = checkpoint.absolute().parent.parent / CONFIG_FILE
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}

@@ -23,9 +23,9 @@ def of_keys(config: Config) -> dict[str, str]:
     name, role = learner(config)
     learnt = "pairs" if has_pairs(config) else "sequences"
     found = {"pipeline": config.pipeline, "seed": str(config.seed)}
-    found[f"{name}.training_args"] = f"{sequences_per_update(config, role)} {learnt} an update"
-    # DeepSpeed puts the dtype into the file names of a checkpoint.
     learners = {place: one for place, one in model_roles(config).items() if isinstance(one, LearnerConfig)}
+    found |= {f"{place}.training_args": f"{sequences_per_update(config, one)} {learnt} an update" for place, one in learners.items()}
+    # DeepSpeed puts the dtype into the file names of a checkpoint.
     found |= {f"{place}.model_args.dtype": f"'{one.model_args.dtype}'" for place, one in learners.items()}
     columns = role.data_args.model_dump(include=COLUMNS - {"id"}) if role.data_args else {}  # `id` only affects reports
     found |= {f"{name}.data_args.{key}": "nothing" if value is None else f"'{value}'" for key, value in columns.items()}
@@ -34,6 +34,11 @@ def of_keys(config: Config) -> dict[str, str]:
         found["num_return_sequences_in_group"] = str(config.num_return_sequences_in_group)
         found[f"{name}.data_args.domain_interleave_probs"] = str(role.data_args and role.data_args.domain_interleave_probs)
     return found
+
+
+def guarded(config: Config) -> frozenset[str]:
+    """Return the keys that a fingerprint compares by what they stand for, such as the rows of a file."""
+    return frozenset({*of_keys(config), *of_weights(config), f"{learner(config)[0]}.data_args.file_name", "data_split"})
 
 
 SAMPLE = 1 << 16

@@ -10,8 +10,8 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -47,15 +47,19 @@ class RunStart:
     """Versions of roll, Python and PACKAGES, by name."""
     commits: Mapping[str, str]
     """Output of `git describe` for the repositories of the working directory and of roll's source, if there are any."""
+    after_step: int | None = None
+    """Step of the checkpoint from which this start continued; None for a fresh start."""
+    changed: Sequence[str] = ()
+    """The keys that differ from that checkpoint's configuration, as `key: before -> now`."""
 
 
-def write_start(folder: Path, hide: Callable[[str], str]) -> None:
-    """Append the start of this process to the file in `folder`. `hide` removes secrets from a text.
+def write_start(folder: Path, hide: Callable[[str], str], after_step: int | None = None, changed: Sequence[str] = ()) -> None:
+    """Append the start of this process to the file in `folder`. `hide` removes secrets from a text. See `RunStart`.
 
     Raises:
         OSError: the file cannot be written.
     """
-    line = json.dumps(asdict(this_start(hide)), ensure_ascii=False) + "\n"
+    line = json.dumps(asdict(replace(this_start(hide), after_step=after_step, changed=changed)), ensure_ascii=False) + "\n"
     with (folder / STARTS_FILE).open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(line)
 

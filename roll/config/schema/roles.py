@@ -321,6 +321,11 @@ class ExperimentConfig(StrictConfig):
     resume_from_checkpoint: PathText = Field(
         "auto", description="Checkpoint to start from: `auto` (newest complete one in `output_dir`), `never`, or a checkpoint folder."
     )
+    resume_with_changes: bool = Field(
+        False,
+        description="Resume although keys of the experiment differ from those of the checkpoint. Without it, such a run is refused with a "
+        "list of the changed keys. Keys that only say how a run is run, such as devices and timeouts, may always change.",
+    )
     track_with: str | tuple[str, ...] = Field(
         "tensorboard",
         description="Tracker, or list of trackers, in addition to `metrics.jsonl`: `tensorboard`, `wandb`, `swanlab`, `mlflow`, "

@@ -134,6 +134,7 @@ def provenance(starts: Sequence[RunStart]) -> list[tuple[str, str]]:
         ("Working directory", last.folder),
         ("Host", last.host),
         ("Versions", ", ".join(f"{name} {version}" for name, version in last.versions.items())),
+        *((f"Changed after step {start.after_step}", "; ".join(start.changed)) for start in starts if start.changed),
         ("Commit", said or ", ".join(f"{commit} ({where})" for where, commit in commits.items()) or "no repository"),
     ]
 

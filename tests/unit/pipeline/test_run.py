@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
+from roll.checkpoint.store import CheckpointStore
 from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.pipelines import Config
-from roll.errors import WorkerFailed
+from roll.errors import ConfigError, WorkerFailed
 from roll.pipeline import __main__ as program
-from roll.pipeline import assemble
+from roll.pipeline import assemble, resume_fingerprint
 from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.position import Position
 from roll.pipeline.roles import Roles
@@ -46,20 +48,24 @@ class Nothing:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException | None], str]:
-    """Return a function that runs two steps, fails after the first one if given an error, and returns the log of the driver."""
-    loaded: list[Config] = []
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Return a function that runs two steps, fails after the first one if given an error, and returns the log of the driver.
+
+    Further arguments are overrides.
+    """
     words = ["--config-name", "tiny/tiny_warm_up", "max_steps=2", "save_steps=1", f"output_dir={tmp_path}/run", "dry_run=true"]
     words += ["track_with=none", "++system_envs={MY_TOKEN: of-mine-alone}"]
-    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
-    config = loaded[0]
 
     @contextmanager
     def cluster(folder: Path, gpus: int, gpus_per_node: int, hide: Callable[[str], str]) -> Iterator[ClusterSession]:
         assert hide("of-mine-alone") == "***"
         yield ClusterSession(tmp_path, folder / "logs", tmp_path)
 
-    def start(failure: BaseException | None) -> str:
+    def start(failure: BaseException | None, *more: str) -> str:
+        loaded: list[Config] = []
+        compose([*words, *more], lambda composed, presets: loaded.append(load_config(composed, presets)))
+        (config,) = loaded
+
         async def loop(roles: Roles, context: RunContext, interrupt: Interrupt) -> Position:
             nothing = Nothing()
             position = await context.checkpointer.restore(nothing, nothing)
@@ -73,7 +79,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseExcept
 
         monkeypatch.setattr(assemble, "cluster", cluster)
         monkeypatch.setattr(assemble, "prepare", lambda config: Prepared(loop, "rows", rows=4))
-        monkeypatch.setattr(assemble, "last_step", lambda config, plan, prepared: 2)
+        monkeypatch.setattr(assemble, "last_step", lambda config, plan, prepared: config.max_steps)
         assemble.run(config, make_plan(config), quiet_life())
         return (tmp_path / "run" / "logs" / "driver.log").read_text()
 
@@ -105,7 +111,7 @@ def test_the_jobs_of_a_multirun_are_compared_at_its_end(
     assert "the runs could not be compared: 1 fault in the data" in capsys.readouterr().err
 
 
-def test_a_run_that_comes_to_its_end(run: Callable[[BaseException | None], str], tmp_path: Path) -> None:
+def test_a_run_that_comes_to_its_end(run: Callable[..., str], tmp_path: Path) -> None:
     log = run(None)
     course = [
         "the plan:",
@@ -126,9 +132,7 @@ def test_a_run_that_comes_to_its_end(run: Callable[[BaseException | None], str],
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["system_envs"] == {"MY_TOKEN": "***"}
 
 
-def test_a_run_that_fails_and_goes_on(
-    run: Callable[[BaseException | None], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_fails_and_goes_on(run: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(WorkerFailed):
         run(WorkerFailed("sft_train", 0, "the process died, with of-mine-alone"))
     printed = capsys.readouterr()
@@ -142,3 +146,106 @@ def test_a_run_that_fails_and_goes_on(
     assert "to continue after step 1" in log and "the run ended: failed; sft_train rank 0" in log
     end = read_end(tmp_path / "run")
     assert end and end.outcome == "done"
+
+
+def failed_after_one_step(run: Callable[..., str]) -> None:
+    with pytest.raises(WorkerFailed):
+        run(WorkerFailed("sft_train", 0, "the process died"))
+
+
+LEARNING_RATE = "sft_train.training_args.learning_rate"
+
+
+def test_a_changed_experiment_is_refused_in_its_run_folder(run: Callable[..., str], tmp_path: Path) -> None:
+    failed_after_one_step(run)
+    written = (tmp_path / "run" / "config.yaml").read_text()
+    with pytest.raises(ConfigError) as raised:
+        run(None, f"{LEARNING_RATE}=0.5", "save_steps=2")
+    (fault,) = raised.value.faults
+    assert fault.place == "resume_with_changes"
+    assert f"{LEARNING_RATE}: " in fault.problem and "-> 0.5" in fault.problem and "save_steps: 1 -> 2 (allowed)" in fault.problem
+    assert (tmp_path / "run" / "config.yaml").read_text() == written and len(read_starts(tmp_path / "run")) == 1
+
+
+def test_a_changed_seed_is_named_with_all_other_changes(run: Callable[..., str]) -> None:
+    failed_after_one_step(run)
+    with pytest.raises(ConfigError) as raised:
+        run(None, "seed=7", f"{LEARNING_RATE}=0.5")
+    assert [fault.place for fault in raised.value.faults] == ["seed", "resume_with_changes"]
+
+
+def test_a_change_that_is_wanted_is_said_and_recorded(run: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failed_after_one_step(run)
+    log = run(None, f"{LEARNING_RATE}=0.5", "resume_with_changes=true")
+    assert f"changed since that checkpoint: {LEARNING_RATE}: " in capsys.readouterr().out
+    assert f"changed since the checkpoint: {LEARNING_RATE}: " in log
+    first, second = read_starts(tmp_path / "run")
+    assert (first.after_step, list(first.changed)) == (None, [])
+    assert second.after_step == 1 and any(LEARNING_RATE in text for text in second.changed)
+    earlier, now = (yaml.safe_load((tmp_path / "run" / name).read_text()) for name in ("config.start_1.yaml", "config.yaml"))
+    assert now["sft_train"]["training_args"]["learning_rate"] == 0.5 != earlier["sft_train"]["training_args"]["learning_rate"]
+    assert "Changed after step 1" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_run_with_other_devices_resumes_without_being_asked(run: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    failed_after_one_step(run)
+    run(None, "save_steps=2")
+    assert "changed since that checkpoint: save_steps: 1 -> 2\n" in capsys.readouterr().out
+
+
+def test_a_completed_run_is_not_complete_for_another_experiment(run: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    run(None)
+    capsys.readouterr()
+    run(None)
+    assert "has already completed its 2 steps" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=LEARNING_RATE):
+        run(None, f"{LEARNING_RATE}=0.5")
+    run(None, f"{LEARNING_RATE}=0.5", "resume_with_changes=true")
+    printed = capsys.readouterr().out
+    assert "already completed" not in printed
+    assert f"has completed 2 steps with other values of {LEARNING_RATE}" in printed and "raise max_steps" in printed
+
+
+def test_a_completed_run_is_not_complete_for_other_rows(run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume_fingerprint, "of_rows", lambda config, prepared: {"sft_train.data_args.file_name": "digest 1"})
+    run(None)
+    monkeypatch.setattr(resume_fingerprint, "of_rows", lambda config, prepared: {"sft_train.data_args.file_name": "digest 2"})
+    for more in ([], ["resume_with_changes=true"]):
+        with pytest.raises(ConfigError, match="digest 1"):
+            run(None, *more)
+
+
+def test_fewer_steps_than_a_completed_run_has_are_said(run: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    run(None)
+    run(None, "max_steps=1")
+    assert "has completed 2 steps, more than max_steps, which is 1; nothing is trained" in capsys.readouterr().out
+
+
+def test_a_checkpoint_without_a_record_of_its_keys_is_said(run: Callable[..., str], tmp_path: Path) -> None:
+    failed_after_one_step(run)
+    without_config(tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text("no: [mapping")
+    assert "checkpoints/step_2 has no record of its configuration, so that changed keys are not found" in run(None)
+
+
+def test_no_configuration_of_an_earlier_start_is_overwritten(run: Callable[..., str], tmp_path: Path) -> None:
+    failed_after_one_step(run)
+    (tmp_path / "run" / "config.start_1.yaml").write_text("mine")
+    run(None, "save_steps=2")
+    assert (tmp_path / "run" / "config.start_1.yaml").read_text() == "mine"
+    assert yaml.safe_load((tmp_path / "run" / "config.start_2.yaml").read_text())["save_steps"] == 1
+
+
+def without_config(folder: Path) -> None:
+    """Write a second checkpoint as an earlier version did, without the configuration."""
+    state = json.loads((folder / "checkpoints" / "step_1" / "loop.json").read_text())
+    del state["config"]
+    with CheckpointStore(folder / "checkpoints", 1).writing(2, required=[]) as written:
+        (written / "loop.json").write_text(json.dumps(state))
+
+
+def test_a_checkpoint_of_an_earlier_version_is_compared_with_the_run_folder(run: Callable[..., str], tmp_path: Path) -> None:
+    failed_after_one_step(run)
+    without_config(tmp_path / "run")
+    with pytest.raises(ConfigError, match=LEARNING_RATE):
+        run(None, f"{LEARNING_RATE}=0.5")

@@ -367,7 +367,12 @@ def test_a_run_goes_on_with_what_its_position_is_counted_in_or_not_at_all(
         start(name, *keys, "max_steps=3", change)
     assert len(refused.value.faults) == 1 and refused.value.exit_status == 2
     with pytest.raises(Started):
-        start(name, *keys, "max_steps=3", "save_steps=3", "beta=0.2" if name == "dpo" else "max_grad_norm=2")
+        start(name, *keys, "max_steps=3", "save_steps=3")
+    another, said = ("beta=0.2", "beta: 0.1 -> 0.2") if name == "dpo" else ("max_grad_norm=2", "max_grad_norm: 1.0 -> 2")
+    with pytest.raises(ConfigError, match=said):
+        start(name, *keys, "max_steps=3", another)
+    with pytest.raises(Started):
+        start(name, *keys, "max_steps=3", another, "resume_with_changes=true")
 
 
 def test_the_position_of_another_pipeline_is_refused(run: Callable[..., Stand], start: Callable[..., None]) -> None:

@@ -1,0 +1,137 @@
+"""Compares a run's configuration with the one that wrote the checkpoint from which it resumes.
+
+A changed experiment in an old run folder would mix two experiments in one curve, so it goes on only if `resume_with_changes` says so. Keys
+that only say how a run is run may change at any time; they are reported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pydantic import BaseModel
+
+from roll.config.schema.fields import section_at
+from roll.config.schema.pipelines import Config
+from roll.config.schema.secrets import redacted
+from roll.errors import Fault
+
+SWITCH = "resume_with_changes"
+RUN_ONLY = (
+    *("exp_name", "output_dir", "dry_run", "resume_from_checkpoint", SWITCH, "roll_defaults", "max_steps", "*.num_train_epochs"),
+    *("save_steps", "save_at_end", "keep_checkpoints", "eval_steps", "max_restarts", "track_with", "tracker_kwargs", "tracker_kwargs.*"),
+    *("num_gpus_per_node", "gpu_memory_gib", "time_sharing", "deadlines.*", "max_running_samples", "gateway", "gateway.*"),
+    *("system_envs", "system_envs.*", "*.system_envs", "*.system_envs.*", "*.device_mapping", "*.world_size"),
+    *("*.max_tokens_per_microbatch", "*.infer_batch_size", "*.preprocessing_num_workers", "*.gradient_checkpointing"),
+    *("*.timeout", "*.step_timeout", "*.episode_timeout", "*.judge_timeout", "*.judge_retries", "*.judge_concurrency", "*.concurrency"),
+    *("*.sessions_per_process", "*.memory_gib", "*.strategy_config.zero_optimization.*"),
+    *("*.strategy_config.aio", "*.strategy_config.aio.*"),
+    *("*.strategy_config.sequence_parallel_size", "*.strategy_config.steps_per_print", "*.strategy_config.wall_clock_breakdown"),
+    *("*.strategy_config.gpu_memory_utilization", "*.strategy_config.kv_cache_gib", "*.strategy_config.max_num_seqs"),
+    *("*.strategy_config.max_num_batched_tokens", "*.strategy_config.enforce_eager", "*.strategy_config.enable_prefix_caching"),
+    *("*.strategy_config.block_size", "*.strategy_config.tensor_parallel_size", "*.strategy_config.disable_custom_all_reduce"),
+    *("weight_sync.*", "updates_per_step", "*.per_device_train_batch_size", "*.gradient_accumulation_steps"),
+)
+"""Patterns of keys that say how a run is run, but not what it learns, except for rounding. A new key belongs to the experiment until it is
+listed here. The last three keys together say the number of sequences of an update, which the resume fingerprint guards."""
+LONGEST = 100
+"""Largest number of characters of a value in a message."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key whose value differs."""
+
+    key: str
+    before: str
+    """The value in the checkpoint's configuration, as JSON, or `not set`."""
+    now: str
+
+    @property
+    def is_of_experiment(self) -> bool:
+        """Whether the key belongs to the experiment, and not only to the way in which it is run."""
+        return not any(fnmatchcase(self.key, pattern) for pattern in RUN_ONLY)
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before} -> {self.now}"
+
+
+def changes(before: Mapping[str, Any], config: Config) -> list[Change]:
+    """Return the keys whose values differ from those of a recorded configuration, in the order of the schema.
+
+    A key that the record lacks counts as its default, because the schema may have got it later.
+
+    Args:
+        before: nested values without secrets, as `recorded` returns them.
+    """
+    now = recorded(config)
+    old, new = dict(_leaves(before)), dict(_leaves(now))
+    found = []
+    for place in dict.fromkeys([*new, *old]):
+        if any(place[:end] in old or place[:end] in new for end in range(1, len(place))):
+            continue  # One side has null or a single value for the whole block, which is reported at the block's own place.
+        was, value = _value(before, place), _value(now, place)
+        if was is _MISSING:
+            was = _default(type(config), now, place)
+        if was != value:
+            found.append(Change(".".join(place), _text(was), _text(value)))
+    return found
+
+
+def change_faults(changed: Sequence[Change], config: Config, origin: object, guarded: Collection[str] = ()) -> list[Fault]:
+    """Return a fault that names every changed key if one belongs to the experiment and `resume_with_changes` is not set.
+
+    Args:
+        origin: folder of the checkpoint.
+        guarded: keys that need no fault here, because the resume fingerprint compares what they stand for.
+    """
+    if config.resume_with_changes or not any(one.is_of_experiment and one.key not in guarded for one in changed):
+        return []
+    listed = "".join(f"\n      {one}{'' if one.is_of_experiment else ' (allowed)'}" for one in changed)
+    problem = f"the configuration differs from the one that wrote {origin}:{listed}"
+    remedy = f"set the keys back; or continue with the new values: {SWITCH}=true; or start a new run: another output_dir"
+    return [Fault(SWITCH, problem, f"{remedy}, or resume_from_checkpoint=never")]
+
+
+def recorded(config: Config) -> dict[str, Any]:
+    """Return the values of a configuration for the record, without secrets, as plain JSON values."""
+    return redacted(config.model_dump(mode="json"))
+
+
+_MISSING = object()
+
+
+def _leaves(tree: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, (*place, str(key)))
+        else:
+            yield (*place, str(key)), value
+
+
+def _value(tree: Any, place: Sequence[str]) -> Any:
+    for step in place:
+        if not isinstance(tree, Mapping) or step not in tree:
+            return _MISSING
+        tree = tree[step]
+    return tree
+
+
+def _default(schema: type[BaseModel], values: Mapping[str, Any], place: Sequence[str]) -> Any:
+    section = section_at(schema, place[:-1], values)
+    field = section.model_fields.get(place[-1]) if section else None
+    if field is None or field.is_required():
+        return _MISSING
+    default = field.get_default(call_default_factory=True)
+    plain = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+    return list(plain) if isinstance(plain, tuple) else plain
+
+
+def _text(value: Any) -> str:
+    if value is _MISSING:
+        return "not set"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
