@@ -76,6 +76,10 @@ class RewardResult:
     """Rewards of the turns in order, for `step_reinforce`. If `value` differs from their sum, the last turn gets the difference."""
     score: float | None = None
     """The verdict without penalties, from which difficulty and the filters of prompts are measured. None: `value` is the verdict."""
+    trace: str = ""
+    """The end of the traceback of an exception, with the frames of the user's code alone. Empty without an exception."""
+    failures: Mapping[str, RewardResult] = field(default_factory=dict)
+    """The results of the parts of a reward that gave no verdict, by the name of the part. Empty without parts."""
 
     @property
     def graded(self) -> float:
@@ -97,6 +101,8 @@ class Prompt:
     """Domain of the prompt: a key of `rewards` or `environments`."""
     row: Mapping[str, Any]
     """The row of the data set, for reward functions."""
+    place: str = ""
+    """File and number of the row, `file:row`. Empty if the prompt is from no file."""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from roll.pipeline.interrupt import Interrupt
 from roll.pipeline.learning import OnloadedTrainer
 from roll.pipeline.meter import Meter, engine_metrics, meter_of
 from roll.pipeline.notices import held_out_watches, training_watches
+from roll.pipeline.reward_failures import reported, totalled
 from roll.pipeline.reward_trial import try_environments, try_rewards
 from roll.pipeline.role_models import check_same_tokens, model_path
 from roll.pipeline.roles import Roles
@@ -63,7 +64,7 @@ from roll.weight_sync.sync import WeightSync
 from roll.workers.actor_infer import ActorInfer
 from roll.workers.actor_train import ActorTrain
 from roll.workers.device_sharing import DeviceSharing
-from roll.workers.rewards import ModelReward, Rewards
+from roll.workers.rewards import ModelReward
 from roll.workers.scoring import Reference
 
 P = ParamSpec("P")
@@ -158,18 +159,18 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
     critic = roles.critic(config.critic, config.max_steps) if config.critic else None
     asked_of = {name: roles.teacher(name, role, taught.wrap).states for name, role in teachers.items()} if taught else {}
     models = inputs.models_of(roles)
-    rewards = roles.rewards(config, models)
+    rewards = reported(config.rewards, roles.rewards(config, models), context.tracker)
     playing = Playing(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
     sharing = await roles.start()
     meter = meter_of(roles, context, sharing)
     phases = phases_of(config, roles, meter, sharing, actor_infer)
 
-    rows = config.actor_train.data_args
-    source = PromptSampler(inputs.training, config.seed, rows and rows.domain_interleave_probs)
+    source = source_of(config, inputs.training)
     assignment = CreditAssignment(credit(config))
     sampler, sets = samplers(config, phases, actor_infer, rewards, playing, sampling, inputs)
     shaped = shaping(config, sampling.max_new_tokens)
     async with (
+        totalled(rewards.failures, context.tracker),
         listening(config, playing),
         aclosing(reference_of(config, plan, reference, shaped)) as asked,
         aclosing(scheduler_of(config, source, sampler, asked.finished)) as scheduler,
@@ -203,6 +204,12 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
             max_steps=config.max_steps,
         )
         return await rlvr.train(parts, position)
+
+
+def source_of(config: RlvrConfig, training: Prompts) -> PromptSampler:
+    """Return the sampler of training prompts."""
+    rows = config.actor_train.data_args
+    return PromptSampler(training, config.seed, rows and rows.domain_interleave_probs)
 
 
 def teacher_states(
@@ -248,7 +255,7 @@ def reference_of(config: RlvrConfig, plan: Plan, reference: Reference | ActorTra
     return ReferenceAhead(ask, shaped) if is_ahead else ReferenceAtOnce(ask)
 
 
-def in_turn(config: RlvrConfig, phases: DevicePhases, actor_infer: ActorInfer, rewards: Rewards) -> tuple[Generator, Scorer]:
+def in_turn(config: RlvrConfig, phases: DevicePhases, actor_infer: ActorInfer, rewards: Scorer) -> tuple[Generator, Scorer]:
     """Return the generator and the scorer. They take turns if reward models share devices with the engines."""
     judging = {role.removeprefix(PREFIX): partial(phases.judging, role) for role in judged_in_turn(config)}
     if not judging:
@@ -261,7 +268,7 @@ def samplers(
     config: RlvrConfig,
     phases: DevicePhases,
     actor_infer: ActorInfer,
-    rewards: Rewards,
+    rewards: Scorer,
     playing: Playing | None,
     sampling: Sampling,
     inputs: Inputs,

@@ -50,7 +50,8 @@ class _Call(NamedTuple):
     def begin(self) -> Any:
         """Call the function and return its value. The value of an `async def` must still be awaited."""
         prompt, asked = self.prompt, self.responses if self.group else self.responses[0]
-        own = Prompt(prompt.prompt_id, prompt.token_ids, prompt.text, prompt.domain, self.row)  # dataclasses.replace takes twice as long
+        # dataclasses.replace takes twice as long
+        own = Prompt(prompt.prompt_id, prompt.token_ids, prompt.text, prompt.domain, self.row, prompt.place)
         return self.function(own, asked, self.row, **self.reward_args)
 
     def results(self, returned: Any) -> list[RewardResult]:

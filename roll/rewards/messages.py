@@ -18,6 +18,7 @@ from roll.errors import Fault
 from roll.rewards.parts import RewardPart
 from roll.rewards.verdicts import MOST_NOTE, MOST_PART_NAME, MOST_PARTS
 from roll.system.frames import Garbled, framed, shown
+from roll.system.raised import TRACE_CHARACTERS
 from roll.types import FP32_MAX, Prompt, RewardOutcome, RewardResult, TurnReward
 
 OUTCOMES = {outcome.value: outcome for outcome in RewardOutcome}
@@ -97,7 +98,8 @@ def _said(result: RewardResult) -> str:
     parts = ",".join(f"{_quoted(name)}:{part!r}" for name, part in result.parts.items()) if result.parts else ""
     turns = ",".join(f"[{turn.end},{turn.value!r}]" for turn in result.turns) if result.turns else ""
     score = "null" if result.score is None else repr(result.score)
-    return f'[{result.value!r},"{result.outcome.value}",{{{parts}}},{_quoted(result.note)},[{turns}],{score}]'
+    said = f'{result.value!r},"{result.outcome.value}",{{{parts}}},{_quoted(result.note)},[{turns}],{score}'
+    return f"[{said},{_quoted(result.trace)}]" if result.trace else f"[{said}]"
 
 
 def read_ready(body: bytes, parts: int) -> Ready:
@@ -136,14 +138,18 @@ def results_of(said: list[Any], responses: Sequence[str]) -> list[RewardResult]:
         raise Garbled(f"a verdict is malformed: {error}") from error
 
 
-def _result(characters: int, value: Any, outcome: Any, parts: Any, note: Any, turns: Any, score: Any = None) -> RewardResult:
+def _result(
+    characters: int, value: Any, outcome: Any, parts: Any, note: Any, turns: Any, score: Any = None, trace: Any = ""
+) -> RewardResult:
     if type(parts) is not dict or len(parts) > MOST_PARTS or any(len(name) > MOST_PART_NAME for name in parts):
         raise ValueError("parts")
     if type(note) is not str or len(note) > MOST_NOTE:
         raise ValueError("note")
+    if type(trace) is not str or len(trace) > TRACE_CHARACTERS:
+        raise ValueError("trace")
     named = {name: _number(part) for name, part in parts.items()} if parts else {}
     graded = None if score is None else _number(score)
-    return RewardResult(_number(value), OUTCOMES[outcome], named, note, _turns(turns, characters) if turns else (), graded)
+    return RewardResult(_number(value), OUTCOMES[outcome], named, note, _turns(turns, characters) if turns else (), graded, trace)
 
 
 def _turns(turns: Any, characters: int) -> tuple[TurnReward, ...]:

@@ -48,9 +48,9 @@ def parts_of(domain: str, section: RewardConfig) -> tuple[RewardPart, ...]:
 def summed(parts: Sequence[RewardPart], results: Sequence[Sequence[RewardResult]]) -> list[RewardResult]:
     """Return one result for each response: the sum of weight times value over the parts, or the result of the single reward.
 
-    If a part has no verdict, the sum has none either. A sum that overflows fp32 is CRASHED. An UNPARSABLE part counts with its
-    `failed_value`, and the sum is then UNPARSABLE. `RewardResult.parts` has the value of each part under the part's name, and the part's
-    own parts as `name/part`. The sum has a turn end wherever a part has one.
+    If a part has no verdict, the sum has none either, and `RewardResult.failures` has that part's result. A sum that overflows fp32 is
+    CRASHED. An UNPARSABLE part counts with its `failed_value`, and the sum is then UNPARSABLE. `RewardResult.parts` has the value of each
+    part under the part's name, and the part's own parts as `name/part`. The sum has a turn end wherever a part has one.
     The result of a single reward has the value `failed_value` if its outcome is not SCORED.
 
     Args:
@@ -85,6 +85,7 @@ def _sum(parts: Sequence[RewardPart], results: Sequence[RewardResult]) -> Reward
         note="; ".join(f"{part.name}: {result.note}" for part, result in zip(parts, results, strict=True) if result.note),
         turns=tuple(TurnReward(*turn) for turn in sorted(turns.items())) if worst is None else (),
         score=_score(parts, results),
+        failures={part.name: result for part, result in zip(parts, results, strict=True) if result.outcome in NO_VERDICT},
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from roll.system.raised import NOTE_CHARACTERS, raised_where
+from roll.system.raised import NOTE_CHARACTERS, raised_where, trace_of
 from roll.types import FP32_MAX, RewardOutcome, RewardResult, TurnReward
 
 MOST_NOTE = 2000
@@ -49,13 +49,13 @@ def verdicts(returned: Any, responses: Sequence[str]) -> list[RewardResult]:
 
 
 def raised(error: BaseException, caller: str) -> RewardResult:
-    """Return a CRASHED result that names the exception and its line in the user's code. `caller` is the file that called the function."""
-    return crashed(raised_where(error, caller))
+    """Return a CRASHED result with the exception and its place in the user's code. `caller` is the file that called the function."""
+    return crashed(raised_where(error, caller), trace_of(error, caller))
 
 
-def crashed(note: str) -> RewardResult:
+def crashed(note: str, trace: str = "") -> RewardResult:
     """Return the result of a call that failed."""
-    return RewardResult(0.0, RewardOutcome.CRASHED, note=note[:NOTE_CHARACTERS])
+    return RewardResult(0.0, RewardOutcome.CRASHED, note=note[:NOTE_CHARACTERS], trace=trace)
 
 
 def timed_out(seconds: float) -> RewardResult:

@@ -7,6 +7,8 @@ import traceback
 from pathlib import Path
 
 NOTE_CHARACTERS = 300
+TRACE_FRAMES, TRACE_CHARACTERS = 4, 2000
+"""Largest number of frames and of characters in a trace."""
 PACKAGE = Path(__file__).parents[1]
 INSTALLED = tuple(f"{path}/" for path in (*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")), PACKAGE))
 
@@ -15,11 +17,22 @@ def raised_where(error: BaseException, caller: str) -> str:
     """Return the exception with file and line, in at most NOTE_CHARACTERS. `caller` is the file that called the user code."""
     lines = traceback.format_exception_only(error)  # for a SyntaxError, an indented place comes first; notes follow the message
     said = next(line for line in lines if not line.startswith(" ")).strip()
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != caller]
-    own = [frame for frame in frames if not frame.filename.startswith(INSTALLED)]
-    # If the user code is an installed package, all frames look installed; then the last frame in its first file is reported.
-    place = next(reversed(own or [frame for frame in frames if frame.filename == frames[0].filename]), None)
+    place = next(reversed(_own_frames(error, caller)), None)
     where = f" ({place.filename}, line {place.lineno})" if place else ""
     if isinstance(error, MemoryError):
         where += "; memory_gib of the domain limits the memory of its process"
     return said[: NOTE_CHARACTERS - len(where)] + where
+
+
+def trace_of(error: BaseException, caller: str) -> str:
+    """Return the last frames of the user code and the exception, in at most TRACE_CHARACTERS. `caller` is as in `raised_where`."""
+    said = "".join(traceback.format_exception_only(error)).rstrip()[:NOTE_CHARACTERS]
+    frames = "".join(traceback.format_list(_own_frames(error, caller)[-TRACE_FRAMES:]))
+    return frames[-(TRACE_CHARACTERS - len(said)) :] + said
+
+
+def _own_frames(error: BaseException, caller: str) -> list[traceback.FrameSummary]:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != caller]
+    own = [frame for frame in frames if not frame.filename.startswith(INSTALLED)]
+    # If the user code is an installed package, all frames look installed; then those of its first file count.
+    return own or [frame for frame in frames if frame.filename == frames[0].filename]

@@ -45,6 +45,7 @@ def test_rows_become_tokenised_prompts(write_jsonl: Write, tmp_path: Path, token
     assert prompt.token_ids.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(prompt.token_ids) == text
     assert [prompts.prompt(index, 0).row for index in range(2)] == rows
+    assert [prompts.prompt(index, 0).place.rpartition(":")[2] for index in range(2)] == ["1", "2"]
     assert prompts.too_long == {}
 
 

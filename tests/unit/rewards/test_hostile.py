@@ -13,6 +13,7 @@ import pytest
 from roll.rewards.messages import answer_message, read_answer, read_ready, results_of
 from roll.rewards.verdicts import MOST_NOTE, MOST_PARTS, verdict
 from roll.system.frames import MOST_BYTES, Garbled
+from roll.system.raised import TRACE_CHARACTERS
 from roll.types import RewardOutcome, RewardResult, TurnReward
 from tests import limits
 from tests.unit.rewards.running import PROMPT, process, reward_children, run, scored
@@ -157,10 +158,11 @@ def test_an_answer_travels_whole() -> None:
     results = [
         RewardResult(0.1, RewardOutcome.UNPARSABLE, {"\ud800": 1e-300}, "\x00ä\udc80", ()),
         RewardResult(-0.0, turns=(TurnReward(1, 0.5), TurnReward(4, -1.0))),
+        RewardResult(0.0, RewardOutcome.CRASHED, note="KeyError", trace="  File 'x'\n\udc80"),
     ]
     answer = read_answer(answer_message(7, (1 << 64) - 1, results, "module.name")[8:])
     assert (answer.number, answer.seal, answer.replaced) == (7, (1 << 64) - 1, "module.name")
-    assert results_of(answer.results, ["", "four"]) == results
+    assert results_of(answer.results, ["", "four", ""]) == results
 
 
 @pytest.mark.parametrize(
@@ -174,6 +176,8 @@ def test_an_answer_travels_whole() -> None:
         [1.0, "scored", {"a": "b"}, "", []],
         [1.0, "scored", {}, "x" * (MOST_NOTE + 1), []],
         [1.0, "scored", {}, None, []],
+        [1.0, "crashed", {}, "", [], None, "x" * (TRACE_CHARACTERS + 1)],
+        [1.0, "crashed", {}, "", [], None, None],
         [1.0, "scored", {}, "", [[9, 1.0]]],
         [1.0, "scored", {}, "", [[2, 1.0], [2, 1.0]]],
         [1.0, "scored", {}, "", [[1.5, 1.0]]],

@@ -72,6 +72,17 @@ def test_a_failed_reward_is_recorded_and_the_group_goes_on(response: str, outcom
     assert failed.note == note.replace("HERE", f"{marks / 'faulty_rewards.py'}, line {line_of(response)}")
 
 
+def test_a_crash_keeps_the_frames_of_user_code(marks: Path) -> None:
+    far, died = scored("raise far away", "exit", hangs_end=marks)
+    frames = [line for line in far.trace.splitlines() if line.startswith("  File ")]
+    file = marks / "faulty_rewards.py"
+    assert {line.split('"')[1] for line in frames} == {str(file)}
+    assert frames[-1].endswith(f"line {line_of('raise far away')}, in fail")
+    assert "    ground_truth({})" in far.trace.splitlines()
+    assert far.trace.endswith("ValueError: the row has neither 'ground_truth' nor 'answer'")
+    assert died.trace == ""
+
+
 def line_of(response: str) -> int:
     """Return the line at which the reward fails: the one marked with the response, or the one after the line that names it."""
     lines = Path(__file__).with_name("faulty.py").read_text().splitlines()
