@@ -38,20 +38,26 @@ def last_boxed(text: str) -> str | None:
     return content
 
 
+MISSING = ("nan", "NaN", "<NA>", "NaT")
+"""What pandas and CSV files write for a value that is missing."""
+
+
 def ground_truth(row: Mapping[str, Any]) -> str:
     """Return the reference answer: the row's `ground_truth`, or its `answer` if it has no `ground_truth`.
 
     If the column holds a worked solution that ends in `#### answer` (GSM8K), return the text after `####`.
 
     Raises:
-        ValueError: the row has neither column, or the value is empty, or is neither a string nor a number.
+        ValueError: the row has neither column, or the value is empty or missing, or is neither a string nor a number.
     """
     column = "answer" if row.get("ground_truth") in (None, "") and row.get("answer") is not None else "ground_truth"
     value = row.get(column)
     if isinstance(value, str):
-        if reference := value.rpartition("####")[2].strip():
+        reference = value.rpartition("####")[2].strip()
+        if reference and reference not in MISSING:
             return reference
-        raise ValueError(f"'{column}' is {value[-40:]!r}: the reference answer is empty")
+        problem = "the text of a missing value" if reference else "empty"
+        raise ValueError(f"'{column}' is {value[-40:]!r}: the reference answer is {problem}")
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return format(Decimal(repr(value)), "f")
     if value is None:

@@ -35,11 +35,15 @@ LONGEST_FORMULA = 1000
 """Largest number of characters in a formula whose notation is rewritten. A longer one is read as it is."""
 SEARCHED_CHARACTERS = 4000
 """Number of characters at the end of a response that are searched for an answer without a box. The search takes quadratic time."""
+NO_VALUE = ("None", "null", "N/A")
+"""References that say that there is none; math-verify reads a product of letters."""
 
 
 def check_reference(row: Mapping[str, Any]) -> None:
     """Raise ValueError if the row has no reference answer, or one that is not mathematics."""
     reference = ground_truth(row)
+    if reference in NO_VALUE:
+        raise ValueError(f"the reference answer {reference!r} is the text of a missing value")
     if PLAIN_NUMBER.fullmatch(reference) or is_mathematics(shape_of(reference)):
         return
     if all(isinstance(found, str) for found in read_reference(reference)):

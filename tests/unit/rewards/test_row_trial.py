@@ -73,10 +73,10 @@ def problems(keys: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[RowPr
         (
             "math_rule",
             ["1", 7, 0.5, "\\frac{1}{2}", "work #### 4", "x=5", "$18"],
-            [None, "", " ", [1], True, "####", "{{", "a {", {"a": 1}],
+            [None, "", " ", [1], True, "####", "{{", "a {", {"a": 1}, "nan", "NaN", "None", "null", "#### N/A"],
         ),
         ("math_steps", ["1"], [None, "{{"]),
-        ("exact_match", ["a", "{{", 0], [None, "", "work ####", ["a"], False, float("nan")]),
+        ("exact_match", ["a", "{{", 0, "None"], [None, "", "work ####", ["a"], False, float("nan"), "nan", "#### <NA>"]),
         ("right_prefix", ["a"], [None, ""]),
         ("multiple_choice", ["B", "(C)", "D) because"], [None, "", "12", "b"]),
         ("crossthinkqa", ["B", "the C"], [None, "", "12", "b"]),
