@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from jinja2 import Environment
 from jinja2.exceptions import TemplateError
+from jinja2.meta import find_undeclared_variables
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -36,6 +38,7 @@ ASKED: Mapping[str, Any] = {"role": "user", "content": "Wombat"}
 REJECTIONS = (TemplateError, ValueError, TypeError, LookupError, AttributeError)
 """Errors of a template that cannot express the messages."""
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+GENERATION_TAGS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 
 
 class TemplateFault(ValueError):
@@ -108,6 +111,14 @@ class NativeTemplate:
         """Return the Jinja source. `chat_template` is a string, or a mapping of several by name; those are concatenated."""
         own = self._tokenizer.chat_template
         return "\n".join(own.values()) if isinstance(own, Mapping) else str(own or "")
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names of the variables that the template, or one of several, reads and does not set itself."""
+        own = self._tokenizer.chat_template
+        parser = Environment(extensions=["jinja2.ext.loopcontrols"])  # with the statements that transformers adds to Jinja's
+        sources = own.values() if isinstance(own, Mapping) else [own or ""]
+        return frozenset().union(*(find_undeclared_variables(parser.parse(GENERATION_TAGS.sub("", source))) for source in sources))
 
     @cached_property
     def form(self) -> Form:

@@ -87,9 +87,10 @@ def turns_renderer(tokenizer: PreTrainedTokenizerBase, template: str, further: M
     """
     check_marks(template, tokenizer)
     chosen, source = OWN.get(template), template_text(tokenizer, template)
-    if unread := [key for key in further if chosen is not None or key not in source]:
+    native = NativeTemplate(tokenizer) if chosen is None else None
+    if unread := [key for key in further if native is None or key not in native.variables]:
         raise ValueError(f"the template does not read '{unread[0]}' of chat_template_kwargs")
-    form = NativeTemplate(tokenizer).form if chosen is None else PLAIN
+    form = native.form if native else PLAIN
     begun = "" if chosen is None else opening(tokenizer)
 
     def render(messages: Messages, tools: Tools, generate: bool) -> str:

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 from roll.data.chat import Template, TemplateFault, chatml, qwen2_5, raw, render_example, render_turns, renderer
+from roll.data.native import NativeTemplate
 
 USER = {"role": "user", "content": "Hi"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -392,3 +393,14 @@ def test_a_call_may_name_its_function_itself(tokenizer: PreTrainedTokenizerFast)
     flat = END_IN_NEXT.replace("call.function.", "call.")
     conversation = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL["function"]]}, FED, LAST]
     assert learnt_pieces(tokenizer, flat, conversation)[1::2] == ['<tool_call>add{"x": 1}</tool_call><|observation|>', "Quite.<|user|>"]
+
+
+def test_a_template_reads_variables_that_it_does_not_set(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = {
+        "default": "{%- set mine = 1 %}{% for m in messages %}{%- generation -%}{{ m.thinking }}{% endgeneration %}{% break %}{% endfor %}",
+        "tool_use": "{{ mine if enable_thinking is defined and 'thinking' in tools }}",
+    }
+    monkeypatch.setattr(tokenizer, "chat_template", sources)
+    assert NativeTemplate(tokenizer).variables == {"messages", "mine", "enable_thinking", "tools"}
+    monkeypatch.setattr(tokenizer, "chat_template", sources["default"])
+    assert NativeTemplate(tokenizer).variables == {"messages"}

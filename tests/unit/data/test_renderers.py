@@ -58,8 +58,9 @@ def test_a_renderer_passes_the_arguments_of_the_template(tokenizer: PreTrainedTo
     chat = chat_renderer(tokenizer, "tiny", "native", {"tone": "Hush!"})
     assert chat.text(chat.render([USER], ())) == "Hush!<|im_start|>user: 1+1?<|im_end|><|im_start|>assistant: "
     for template in ("native", "chatml"):
-        with pytest.raises(BadInput, match="does not read 'mood'"):
-            chat_renderer(tokenizer, "tiny", template, {"mood": "calm"})
+        for name in ("mood", "ton"):
+            with pytest.raises(BadInput, match=f"does not read '{name}'"):
+                chat_renderer(tokenizer, "tiny", template, {name: "calm"})
 
 
 def test_a_bridge_closes_the_turn_only_where_the_policy_did_not(chat: ChatRenderer, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -149,11 +149,11 @@ def test_what_a_template_does_not_read_is_a_fault(prepared: Callable[..., Prompt
         prepared([{"messages": ASK, **column}], domains("math_rule"), template=template)
 
 
-@pytest.mark.parametrize("key", ["thinking", "tokenize", "add_generation_prompt"])
+@pytest.mark.parametrize("key", ["thinking", "enable", "message", "tool", "tokenize", "add_generation_prompt"])
 def test_an_argument_that_is_not_the_templates_is_a_fault(
     prepared: Callable[..., PromptSet], tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE.replace("enable_thinking", "quick"))
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
     with pytest.raises(DataError, match="template"):
         prepared([{"messages": ASK, "chat_template_kwargs": {key: True}}], domains("math_rule"), template="native")
 
