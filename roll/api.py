@@ -96,4 +96,6 @@ def evaluate(request: Request | str | Path) -> EvaluationResult:
         KeyboardInterrupt: The evaluation was interrupted. The samples so far are written.
     """
     asked = request if isinstance(request, Request) else Request(str(request))
-    return run_evaluation(plan_evaluation(asked, find_subject(asked.subject)))
+    with Life(Console(stderr=True)) as life:
+        life.driver("loading models and data")
+        return run_evaluation(plan_evaluation(asked, find_subject(asked.subject)), life)

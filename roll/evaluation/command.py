@@ -9,11 +9,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from roll.errors import run_command
 from roll.evaluation.request import Request
+
+if TYPE_CHECKING:
+    from roll.evaluation.settings import Evaluation
 
 CPU = "cpu"
 
@@ -24,24 +28,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(request: Request) -> None:
+    if request.dry_run:
+        _show(_planned(request))
+        return
+    from roll.tracking.life import Life
+
+    with Life(Console(stderr=True)) as life:
+        life.driver("loading libraries")
+        from roll.evaluation.results import result_table
+        from roll.evaluation.run import run
+
+        result = run(_planned(request), life)
+    Console().print(result_table(result))
+    print(f"samples and results: {result.folder}")
+
+
+def _planned(request: Request) -> Evaluation:
+    """Return the checked evaluation of a request, and print its warnings."""
     from roll.evaluation.settings import plan_evaluation  # Imported here, so that `--help` does not need torch.
     from roll.evaluation.subject import find_subject
 
     evaluation = plan_evaluation(request, find_subject(request.subject))
     for text in evaluation.warnings:
         print(f"warning: {text}", file=sys.stderr)
-    if request.dry_run:
-        config = evaluation.config
-        roles = ", ".join(f"{role.ranks} x {name} ({role.strategy})" for name, role in evaluation.plan.roles.items())
-        sets = ", ".join(config.validation.named_sets() if config.validation else ())
-        print(f"{evaluation.subject.model}: {roles} will answer {sets}; results in {config.output_dir}")
-        return
-    from roll.evaluation.results import result_table
-    from roll.evaluation.run import run
+    return evaluation
 
-    result = run(evaluation)
-    Console().print(result_table(result))
-    print(f"samples and results: {result.folder}")
+
+def _show(evaluation: Evaluation) -> None:
+    config = evaluation.config
+    roles = ", ".join(f"{role.ranks} x {name} ({role.strategy})" for name, role in evaluation.plan.roles.items())
+    sets = ", ".join(config.validation.named_sets() if config.validation else ())
+    print(f"{evaluation.subject.model}: {roles} will answer {sets}; results in {config.output_dir}")
 
 
 def request_of(argv: Sequence[str] | None) -> Request:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from roll.evaluation.statistics import CONFIDENCE, Estimate, average, share
-from roll.pipeline.evaluate import NO_BARS, bars_for, earned, pass_at_k, passes_of, sizes, validation_metrics
+from roll.pipeline.evaluate import NO_BARS, bars_for, earned, judged_groups, pass_at_k, passes_of, sizes, unscored, validation_metrics
 from roll.rewards.passing import Bars
 from roll.tracking.base import group_record
 from roll.types import Metrics, RolloutGroup
@@ -29,9 +29,11 @@ class SetResult:
     """Number of responses to each prompt."""
     estimates: Mapping[str, Estimate]
     """By name: `accuracy` (the share of responses that pass), `pass@k` for k above 1, and `avg@n`, the mean reward. If no domain of the
-    set has an accuracy, `avg@n` alone."""
+    set has an accuracy, `avg@n` alone. Empty if no response has a verdict."""
     metrics: Metrics
     """Validation metrics of the set, named `val/<set>/...`."""
+    unscored: int = 0
+    """Number of responses whose reward gave no verdict. They count as failed."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class EvaluationResult:
     """Step of the checkpoint. None for a model without a run."""
     sets: Mapping[str, SetResult]
     notices: Sequence[str] = ()
-    """What needs attention: a set whose responses all reached the length limit."""
+    """What needs attention: a set whose responses all reached the length limit, and rewards that failed."""
 
 
 def set_result(name: str, groups: Sequence[RolloutGroup], samples: int, bars: Mapping[str, Bars] = NO_BARS) -> SetResult:
@@ -56,17 +58,19 @@ def set_result(name: str, groups: Sequence[RolloutGroup], samples: int, bars: Ma
         samples: number of responses in each group.
         bars: when a response passes, by domain.
     """
-    right = [sum(passes_of(group, bars)) for group in groups if bars_for(bars, group)]
+    right = [sum(passes_of(group, bars)) for group in judged_groups(groups, bars)]
     rewards = [[earned(episode.reward) for episode in group.episodes] for group in groups]
     estimates = {"accuracy": share([count / samples for count in right], samples)} if right else {}
     for k in sizes(samples)[1:] if right else ():
         estimates[f"pass@{k}"] = share([pass_at_k(samples, count, k) for count in right], samples)
-    are_shares = all(0 <= reward <= 1 for of_group in rewards for reward in of_group)
-    means = [fmean(of_group) for of_group in rewards]
-    estimates[f"avg@{samples}"] = share(means, samples) if are_shares else average(means)
+    failed = unscored(groups)
+    if failed < sum(map(len, rewards)):
+        are_shares = all(0 <= reward <= 1 for of_group in rewards for reward in of_group)
+        means = [fmean(of_group) for of_group in rewards]
+        estimates[f"avg@{samples}"] = share(means, samples) if are_shares else average(means)
     metrics = validation_metrics(name, groups, samples, bars)
     del metrics[f"val/{name}/policy_version"]  # the weights are not updated during an evaluation
-    return SetResult(len(groups), samples, estimates, metrics)
+    return SetResult(len(groups), samples, estimates, metrics, failed)
 
 
 def sample_record(name: str, group: RolloutGroup, bars: Mapping[str, Bars] = NO_BARS) -> dict[str, Any]:
@@ -96,12 +100,15 @@ def write_results(result: EvaluationResult, facts: Mapping[str, Any]) -> None:
 
 
 def result_table(result: EvaluationResult) -> Table:
-    """Return a table of the estimates for a terminal."""
+    """Return a table of the estimates for a terminal. If rewards gave no verdict on responses of a set, it says how many."""
     table = Table(box=None)
-    for column in ("set", "", "estimate", f"{CONFIDENCE:.0%} interval"):
+    lacks = any(one.unscored for one in result.sets.values())
+    for column in ("set", "", "estimate", f"{CONFIDENCE:.0%} interval", *(["not scored"] if lacks else [])):
         table.add_column(column)
     for name, one in result.sets.items():
-        for place, (what, estimate) in enumerate(one.estimates.items()):
+        rows = [(what, f"{found.value:.4f}", f"{found.low:.4f} to {found.high:.4f}") for what, found in one.estimates.items()]
+        lost = f"{one.unscored} of {one.prompts * one.samples}" if one.unscored else ""
+        for place, row in enumerate(rows or [("no result", "", "")]):
             first = f"{name} ({one.prompts} x {one.samples})" if not place else ""
-            table.add_row(first, what, f"{estimate.value:.4f}", f"{estimate.low:.4f} to {estimate.high:.4f}")
+            table.add_row(first, *row, *([lost if not place else ""] if lacks else []))
     return table

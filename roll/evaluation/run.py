@@ -23,24 +23,27 @@ from roll.evaluation.settings import Evaluation, as_asked
 from roll.evaluation.subject import Subject
 from roll.export.__main__ import export
 from roll.pipeline.interrupt import Interrupt
+from roll.pipeline.role_life import tell_signs
 from roll.pipeline.roles import Roles, is_trainer_side
 from roll.pipeline.wire_evaluation import HeldOutInputs, answers, prepare
 from roll.rewards.passing import Bars, said
 from roll.system.event_loop import run_in_loop
 from roll.system.own_folder import own_folder
 from roll.tracking.jsonl import SAMPLES_FILE, to_line
+from roll.tracking.life import Life
 from roll.tracking.logs import RunLog
 from roll.tracking.notices import StepNotices
 from roll.types import RolloutGroup
 from roll.workers.cluster import ClusterSession, cluster
+from roll.workers.guarded import guarded
 
 LOG = logging.getLogger(__name__)
 PARTS = 10
-"""Number of progress lines for each set."""
+"""Number of progress lines for each set, and for the responses of all sets."""
 
 
-def run(evaluation: Evaluation) -> EvaluationResult:
-    """Answer every held-out prompt, score the answers, and write the results.
+def run(evaluation: Evaluation, life: Life) -> EvaluationResult:
+    """Answer every held-out prompt, score the answers, and write the results. `life` shows the stages until the first answers.
 
     Raises:
         BadInput: the data, the model, the rewards or the output folder cannot be used.
@@ -54,24 +57,29 @@ def run(evaluation: Evaluation) -> EvaluationResult:
         stack.enter_context(RunLog(folder, secrets.hide))
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
+        life.driver("finding the weights")
         config = config.model_copy(update={"pretrain": stack.enter_context(_weights(subject, folder))})
+        life.driver("reading the rows, and checking models and rewards")
         inputs = _inputs(evaluation, config)
         samples = stack.enter_context((folder / SAMPLES_FILE).open("wb", buffering=0))
-        progress = Progress(
-            samples, {name: min(len(rows), evaluation.request.limit or len(rows)) for name, rows in inputs.held_out.items()}, inputs.bars
-        )
+        asked = {name: min(len(rows), evaluation.request.limit or len(rows)) for name, rows in inputs.held_out.items()}
+        responses = sum(count * _samples(config, name) for name, count in asked.items())
+        progress = Progress(samples, asked, responses, inputs.bars, life)
+        _tell(f"{', '.join(f'{name}: {count} of {len(inputs.held_out[name])} prompts' for name, count in asked.items())} will be answered")
         _tell(f"a response passes if: {said(inputs.bars)}")
         _tell(f"starting {', '.join(f'{role.ranks} x {name} ({role.strategy})' for name, role in plan.roles.items())}")
+        life.driver("starting Ray")
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node, secrets.hide) as session:
             interrupt.take()
-            groups = run_in_loop(partial(_answers, evaluation, config, inputs, session, interrupt, progress))
+            groups = run_in_loop(partial(_answers, evaluation, config, inputs, session, interrupt, progress, life))
+        _tell("all responses are scored; computing the results")
         sets = {name: set_result(name, found, _samples(config, name), inputs.bars) for name, found in groups.items()}
         notices = StepNotices(inputs.watches).after(0, {name: value for one in sets.values() for name, value in one.metrics.items()})
         for notice in notices:
             LOG.warning("%s", notice.text)
     step = subject.trained.step if subject.trained else None
-    result = EvaluationResult(folder, subject.model, step, sets, [notice.text for notice in notices])
+    result = EvaluationResult(folder, subject.model, step, sets, [*(notice.text for notice in notices), *progress.failures])
     write_results(result, _facts(evaluation) | {"passes_if": said(inputs.bars)})
     return result
 
@@ -95,29 +103,51 @@ async def _answers(
     session: ClusterSession,
     interrupt: Interrupt,
     progress: Progress,
+    life: Life,
 ) -> dict[str, list[RolloutGroup]]:
     async with AsyncExitStack() as stack:
         with interrupt.working():
             async with session.watched():
                 roles = Roles(config, evaluation.plan, session, stack)
-                async with roles.liveness.watched(is_trainer_side):
-                    return await answers(config, inputs, roles, evaluation.request.limit, progress.finished)
+                async with roles.liveness.watched(is_trainer_side), guarded(tell_signs(roles, life)):
+                    return await answers(config, inputs, roles, evaluation.request.limit, progress)
 
 
 class Progress:
-    """Writes finished samples, and prints the progress of each set."""
+    """Implements `Listener`: writes finished samples, and prints the progress and the failures of rewards."""
 
-    def __init__(self, samples: BinaryIO, prompts: Mapping[str, int], bars: Mapping[str, Bars]) -> None:
+    def __init__(self, samples: BinaryIO, prompts: Mapping[str, int], responses: int, bars: Mapping[str, Bars], life: Life) -> None:
         """
         Args:
             samples: file to write to.
             prompts: number of prompts of each set.
+            responses: number of responses to all prompts.
             bars: when a response passes, by domain.
+            life: shows the stages up to the first answers.
         """
-        self._samples, self._prompts, self._bars, self._done = samples, prompts, bars, Counter[str]()
+        self._samples, self._prompts, self._responses, self._bars, self._life = samples, prompts, responses, bars, life
+        self._done, self._answered = Counter[str](), 0
+        self.failures: list[str] = []
+        """Texts about rewards that failed."""
+
+    def begun(self) -> None:
+        """See `Listener`."""
+        self._life.rest()
+        _tell(f"all roles are ready; answering {', '.join(self._prompts)}: 0 of {self._responses} responses")
+
+    def answered(self, responses: int) -> None:
+        """See `Listener`. Environments may ask for a response again, so the number is bounded."""
+        before, self._answered = self._answered, min(self._answered + responses, self._responses)
+        if _is_due(before, self._answered, self._responses):
+            _tell(f"answering: {self._answered} of {self._responses} responses")
+
+    def failed(self, topic: str, text: str) -> None:
+        """See `Listener`."""
+        LOG.warning("%s", text)
+        self.failures.append(text)
 
     def finished(self, name: str, group: RolloutGroup) -> None:
-        """Write a prompt with its scored responses, and report the progress.
+        """See `Listener`. Write a prompt with its scored responses, and report the progress.
 
         Raises:
             OSError: the samples cannot be written.
@@ -125,8 +155,13 @@ class Progress:
         self._samples.write(to_line(sample_record(name, group, self._bars)))
         self._done[name] += 1
         done, all_of_them = self._done[name], self._prompts[name]
-        if done * PARTS // all_of_them != (done - 1) * PARTS // all_of_them:
-            _tell(f"{name}: {done} of {all_of_them} prompts answered")
+        if _is_due(done - 1, done, all_of_them):
+            _tell(f"scoring {name}: {done} of {all_of_them} prompts answered and scored")
+
+
+def _is_due(before: int, after: int, total: int) -> bool:
+    """Whether another of PARTS equal parts of the total is complete."""
+    return after * PARTS // total != before * PARTS // total
 
 
 def _tell(text: str) -> None:

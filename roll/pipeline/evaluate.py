@@ -69,24 +69,25 @@ class Evaluator:
         groups = await asyncio.gather(
             *(self.sampler.sample(prompt, prompt_seed(self.seed, VALIDATION, prompt.prompt_id)) for prompt in self.prompts)
         )
-        rewards = [episode.reward for group in groups for episode in group.episodes]
-        if notes := [reward.note for reward in rewards if reward.outcome in NO_VERDICT]:
-            said = "; ".join(sorted(set(notes))[:3])
-            LOG.warning("%s: %d of %d responses got no verdict and count as failed: %s", self.name, len(notes), len(rewards), said)
+        if failed := unscored(groups):
+            total = sum(len(group.episodes) for group in groups)
+            said = "so there is no result" if failed == total else "and count as failed"
+            LOG.warning("%s: %d of %d responses got no verdict, %s", self.name, failed, total, said)
         return groups
 
 
 def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int, bars: Mapping[str, Bars] = NO_BARS) -> Metrics:
     """Return pass rates, majority votes, rewards, lengths and the oldest policy version of one set.
 
-    Pass rates and majority votes are those of the prompts whose domain has an accuracy. They are left out if there are none.
+    Pass rates and majority votes are those of the prompts whose domain has an accuracy. They are left out if there are none. A response
+    without a verdict counts as failed. What no response has a verdict for is left out.
 
     Args:
         samples: number of responses to each prompt.
         bars: when a response passes, by domain; `USUAL` for the domains that are not named.
     """
     episodes = [episode for group in groups for episode in group.episodes]
-    judged = [group for group in groups if bars_for(bars, group)]
+    judged = judged_groups(groups, bars)
     passes = [passes_of(group, bars) for group in judged]
     answers = [[_answer(episode) for episode in group.episodes] for group in judged]
     metrics: Metrics = {}
@@ -95,17 +96,30 @@ def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int, 
     for k in sizes(samples)[1:] if judged else ():
         votes = [majority_at_k(theirs, right, k) for theirs, right in zip(answers, passes, strict=True)]
         metrics[f"val/{name}/maj@{k}"] = fmean(votes)
-    rewards = [earned(episode.reward) for episode in episodes]
+    failed = unscored(groups)
+    if failed < len(episodes):
+        metrics[f"val/{name}/avg@{samples}"] = fmean(earned(episode.reward) for episode in episodes)
     versions = [run.version for episode in episodes for segment in episode.sampled for run in segment.versions]
     lengths = [episode.length for episode in episodes]
     return metrics | {
-        f"val/{name}/avg@{samples}": fmean(rewards),
+        f"val/{name}/no_verdict_fraction": failed / len(episodes),
         f"val/{name}/length_mean": fmean(lengths),
         f"val/{name}/length_max": float(max(lengths)),
         f"val/{name}/at_limit_fraction": at_limit_fraction(episodes),
         f"val/{name}/truncated_fraction": sum(episode.stop in TRUNCATED for episode in episodes) / len(episodes),
         f"val/{name}/policy_version": float(min(versions, default=nan)),
     }
+
+
+def judged_groups(groups: Sequence[RolloutGroup], bars: Mapping[str, Bars]) -> list[RolloutGroup]:
+    """Return the groups whose domain has an accuracy; no groups if none of their responses has a verdict."""
+    judged = [group for group in groups if bars_for(bars, group)]
+    return judged if unscored(judged) < sum(len(group.episodes) for group in judged) else []
+
+
+def unscored(groups: Sequence[RolloutGroup]) -> int:
+    """Return the number of responses whose reward gave no verdict."""
+    return sum(episode.reward.outcome in NO_VERDICT for group in groups for episode in group.episodes)
 
 
 def sizes(samples: int) -> list[int]:

@@ -113,9 +113,13 @@ class Reported:
 
     scorer: Scorer
     failures: RewardFailures
+    answered: Callable[[int], None] | None = None
+    """Called with the number of responses that are about to be scored."""
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
         """See `Scorer`."""
+        if self.answered is not None:
+            self.answered(len(responses))
         results = await self.scorer.score(prompt, responses)
         self.failures.heard(prompt, results)
         return results

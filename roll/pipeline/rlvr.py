@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.position import Position
-from roll.rollout.batch import Experience, Shaping, experience, rollout_metrics
+from roll.rollout.batch import Experience, Shaping, experience, rollout_metrics, usable
 from roll.rollout.episode_metrics import episode_metrics
 from roll.tracking.base import Tracker
 from roll.types import Floats, Metrics, RolloutGroup, Sequences, TrainBatch
@@ -64,6 +64,13 @@ class Rlvr:
     max_steps: int
 
 
+async def _record_unscored(run: Rlvr, groups: Sequence[RolloutGroup], position: Position) -> None:
+    """Record a step in which no response has a verdict, so that the console, the metrics and the samples show what ends the run."""
+    metrics = rollout_metrics(groups, position.policy_version) | episode_metrics(groups)
+    run.tracker.log(position.step + 1, metrics | await run.measure(groups))
+    run.tracker.samples(position.step + 1, groups)
+
+
 async def train(run: Rlvr, position: Position) -> Position:
     """Run the loop from `position` to the last step, or to the end of the step in which the run is interrupted."""
     await run.phases.sync()
@@ -75,6 +82,8 @@ async def train(run: Rlvr, position: Position) -> Position:
     while position.step < run.max_steps and not run.interrupted():
         await run.phases.generation()
         groups = await run.take()
+        if not any(map(usable, groups)):
+            await _record_unscored(run, groups, position)
         step = experience(groups, run.shaping)
         ref_log_probs = log_probs = values = None
         if run.ref_log_probs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from roll.config.derived.batch import longest_sequence
 from roll.config.derived.placement import model_roles, turns
@@ -16,6 +17,7 @@ from roll.models.load import check_readable, load_tokenizer
 from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.evaluate import Evaluator
 from roll.pipeline.notices import held_out_watches
+from roll.pipeline.reward_failures import Reported, RewardFailures
 from roll.pipeline.reward_trial import try_environments, try_rewards
 from roll.pipeline.role_models import model_path
 from roll.pipeline.roles import Roles, is_trainer_side
@@ -45,6 +47,26 @@ class HeldOutInputs:
     """Conditions of a set's metrics that a notice names."""
     bars: Mapping[str, Bars]
     """When a response passes, by domain."""
+
+
+class Listener(Protocol):
+    """Is told how far an evaluation is."""
+
+    def begun(self) -> None:
+        """All roles are ready, and the first prompts are answered."""
+        ...
+
+    def answered(self, responses: int) -> None:
+        """A number of responses is complete. They are scored next."""
+        ...
+
+    def finished(self, name: str, group: RolloutGroup) -> None:
+        """A group of the set `name` has been scored."""
+        ...
+
+    def failed(self, topic: str, text: str) -> None:
+        """A reward failed in a way that was not said before; see `RewardFailures`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -95,24 +117,29 @@ def prepare(config: RlvrConfig) -> HeldOutInputs:
 
 
 async def answers(
-    config: RlvrConfig, inputs: HeldOutInputs, roles: Roles, most: int | None, finished: Callable[[str, RolloutGroup], None]
+    config: RlvrConfig, inputs: HeldOutInputs, roles: Roles, most: int | None, listener: Listener
 ) -> dict[str, list[RolloutGroup]]:
     """Start the roles, and sample and score responses for every set. Return the groups of each set in the order of its prompts.
 
     Args:
         most: number of prompts to use from the start of each set; None for all.
-        finished: called with the name of the set and each group when it has been scored.
+        listener: is told about every stage, and about failures of rewards, at last their totals.
     """
     actor_infer, _ = roles.fixed_engines("actor_infer", config.actor_infer, longest_sequence(config))
-    rewards = roles.rewards(config, inputs.models_of(roles))
+    failures = RewardFailures(config.rewards, listener.failed)
+    rewards = Reported(roles.rewards(config, inputs.models_of(roles)), failures, listener.answered)
     playing = Playing(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
     sharing = await roles.start()
     phases = DevicePhases(sharing.bring)
     generator, scorer = in_turn(config, phases, actor_infer, rewards)
     await phases.generation()
     sets = evaluators(config, generator, scorer, actor_infer, playing, inputs.held_out, inputs.ends, most, inputs.bars)
+    listener.begun()
     async with listening(config, playing):
-        return {one.name: await _heard(one, finished).answers() for one in sets}
+        groups = {one.name: await _heard(one, listener.finished).answers() for one in sets}
+    for topic, text in failures.totals():
+        listener.failed(topic, text)
+    return groups
 
 
 def _heard(one: Evaluator, finished: Callable[[str, RolloutGroup], None]) -> Evaluator:

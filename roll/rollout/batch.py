@@ -92,7 +92,8 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
     compared = [usable(group) for group in groups]
     kept = [(index, episode) for index, episodes in enumerate(compared) for episode in episodes]
     if not kept:
-        notes = {episode.reward.note for group in groups for episode in group.episodes}
+        tried = [episode for group in groups for episode in (*group.episodes, *([group.baseline] if group.baseline else ()))]
+        notes = {episode.reward.note for episode in tried if not has_verdict(episode)}
         raise RollError(f"no response of this step could be scored; the rewards reported: {'; '.join(sorted(notes)[:3])}")
     episodes = [episode for _, episode in kept]
     counts = np.array([len(episodes) for episodes in compared])
@@ -196,17 +197,16 @@ def _laid_end_to_end(trajectories: Sequence[Trajectory], segments: Sequence[Segm
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metrics:
-    """Return metrics of a step's episodes: rewards by domain, reward outcomes, lengths and staleness."""
+    """Return metrics of a step's episodes: rewards by domain, reward outcomes, lengths and staleness. No rewards without a verdict."""
     episodes = [episode for group in groups for episode in group.episodes]
     scored = [episode for episode in episodes if has_verdict(episode)]
-    rewards = np.array([episode.reward.value for episode in scored] or [np.nan])
+    rewards = np.array([episode.reward.value for episode in scored])
     lengths = np.array([episode.length for episode in episodes])
     runs = [run for episode in episodes for segment in episode.sampled for run in segment.versions if run.tokens]
     ages, tokens = policy_version - np.array([run.version for run in runs]), np.array([run.tokens for run in runs])
     outcomes = Counter(episode.reward.outcome for episode in episodes)
-    metrics = {
-        "reward/mean": float(rewards.mean()),
-        "reward/std": float(rewards.std()),
+    metrics = {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())} if scored else {}
+    metrics |= {
         "reward/equal_groups_fraction": equal_groups_fraction(groups),
         "response/length_mean": float(lengths.mean()),
         "response/length_max": float(lengths.max()),

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from roll.tracking.base import LOSSES, Tracker
 from roll.tracking.life import Life
-from roll.types import Metrics, RolloutGroup
+from roll.types import NO_VERDICT, Metrics, RolloutGroup
 
 LOG = logging.getLogger(__name__)
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -43,8 +43,8 @@ class Progress:
     """Name of the main metric: `reward` or `loss`."""
     headlines: tuple[float, ...] = ()
     """Value of the main metric at every step."""
-    validation: Mapping[str, float] | None = None
-    """Latest validation result of each held-out set."""
+    validation: Mapping[str, str] | None = None
+    """Latest validation result of each held-out set, as text."""
     measure: str = ""
     """Name of the validation result: `pass@1`, `avg@n` or `loss`."""
     validated_at: int = 0
@@ -169,10 +169,10 @@ def plain_line(progress: Progress) -> str:
     fields = [f"step {progress.step}/{progress.max_steps}"]
     if "epoch" in metrics:
         fields.append(f"epoch {metrics['epoch']:.2f}")
-    if progress.headlines:
-        fields.append(f"{progress.headline} {_number(progress.headlines[-1])}")
+    if progress.headlines or _is_unscored(metrics):
+        fields.append(_headline(progress))
     if progress.validation and progress.validated_at == progress.step:
-        fields.append(f"val {progress.measure} {_sets(progress.validation)}")
+        fields.append(" ".join(filter(None, ("val", progress.measure, _sets(progress.validation)))))
     if "time/step" in metrics:
         split = ", ".join(f"{part} {seconds:.1f}" for part, seconds in time_split(metrics).items())
         fields.append(f"{metrics['time/step']:.1f} s" + (f" ({split})" if split else ""))
@@ -191,11 +191,12 @@ def live_view(title: str, progress: Progress, seconds_since: float) -> Renderabl
     bar = ProgressBar(total=progress.max_steps, completed=progress.step, width=BAR)
     name = Text(title, style="bold", no_wrap=True, overflow="ellipsis")
     first.add_row(name, bar, f"step {progress.step}/{progress.max_steps}", Text(eta, style="dim"))
-    second = Text(f"{progress.headline} ", no_wrap=True, overflow="ellipsis")
-    second.append(_number(progress.headlines[-1]) if progress.headlines else "…", style="bold green")
+    name, _, value = _headline(progress).partition(" ")
+    second = Text(f"{name} ", no_wrap=True, overflow="ellipsis")
+    second.append(value, style="bold green")
     second.append(f"  {sparkline(progress.headlines, BAR)}", style="green")
     if progress.validation:
-        second.append(f"   val {progress.measure} ").append(_sets(progress.validation), style="bold cyan")
+        second.append(f"   {' '.join(filter(None, ('val', progress.measure)))} ").append(_sets(progress.validation), style="bold cyan")
         second.append(f" (step {progress.validated_at})", style="dim")
     third = Text(f"this step {duration(seconds_since)}", style="dim", no_wrap=True, overflow="ellipsis")
     if "time/step" in metrics:
@@ -235,18 +236,45 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-def _validation(metrics: Metrics) -> tuple[str, dict[str, float]]:
+def _is_unscored(metrics: Mapping[str, float]) -> bool:
+    """Whether no response of the step has a reward."""
+    return "reward/scored_fraction" in metrics and "reward/mean" not in metrics
+
+
+def _headline(progress: Progress) -> str:
+    """Return the main metric of the last step, with the shares of its responses without a verdict: `reward 0.61 (4% crashed)`."""
+    metrics = progress.metrics or {}
+    shares = {one.value.replace("_", " "): metrics.get(f"reward/{one.value}_fraction", 0.0) for one in sorted(NO_VERDICT)}
+    without = ", ".join(f"{_percent(share)} {outcome}" for outcome, share in shares.items() if share)
+    value = "none" if _is_unscored(metrics) else _number(progress.headlines[-1]) if progress.headlines else "…"
+    return f"{progress.headline} {value}" + (f" ({without})" if without else "")
+
+
+def _percent(share: float) -> str:
+    return "<1%" if share < 0.01 else f"{share:.0%}"
+
+
+def _validation(metrics: Metrics) -> tuple[str, dict[str, str]]:
     """Return `pass@1`, `avg@n` or `loss`, with its value for each held-out set. Return "" and no values if `metrics` has none of them.
 
-    A set without an accuracy shows its `avg@n`, and says so if other sets have an accuracy.
+    A set without an accuracy shows its `avg@n`, and says so if other sets have an accuracy. A value says which share of the responses
+    got no verdict, and is `none` if that is all of them.
     """
     sets = headline_metrics(metrics)
     measure = "pass@1" if any(name.endswith("/pass@1") for name in sets) else next((name.rpartition("/")[2] for name in sets), "")
     said = {}
     for name in sets:
         held_out, _, own = name.removeprefix("val/").rpartition("/")
-        said[held_out if own == measure else f"{held_out} {own}"] = metrics[name]
+        failed = metrics.get(f"val/{held_out}/no_verdict_fraction", 0.0)
+        said[held_out if own == measure else f"{held_out} {own}"] = _number(metrics[name]) + _not_scored(failed)
+    for name, failed in metrics.items():
+        if name.startswith("val/") and name.endswith("/no_verdict_fraction") and failed == 1:
+            said[name.removeprefix("val/").rpartition("/")[0]] = f"none{_not_scored(failed)}"
     return measure, said
+
+
+def _not_scored(share: float) -> str:
+    return f" ({_percent(share)} not scored)" if share else ""
 
 
 def headline_metrics(names: Iterable[str]) -> list[str]:
@@ -258,10 +286,10 @@ def headline_metrics(names: Iterable[str]) -> list[str]:
     return [name for name in named if name in {*first, *means}]
 
 
-def _sets(validation: Mapping[str, float]) -> str:
+def _sets(validation: Mapping[str, str]) -> str:
     if len(validation) == 1:
-        return _number(next(iter(validation.values())))
-    return ", ".join(f"{name} {_number(value)}" for name, value in validation.items())
+        return next(iter(validation.values()))
+    return ", ".join(f"{name} {value}" for name, value in validation.items())
 
 
 def _number(value: float) -> str:

@@ -19,6 +19,7 @@ from roll.rollout import episode_groups
 from roll.rollout.group import Generator, SingleTurns, prompt_seed
 from roll.rollout.scheduler import TRAINING
 from roll.types import (
+    NO_VERDICT,
     Completion,
     Episode,
     FinishReason,
@@ -93,8 +94,10 @@ def test_the_metrics_of_a_set() -> None:
         "length_max",
         "at_limit_fraction",
         "truncated_fraction",
+        "no_verdict_fraction",
         "policy_version",
     }
+    assert metrics["no_verdict_fraction"] == 0
 
 
 def test_partly_right_responses_pass_only_a_lower_bar() -> None:
@@ -117,8 +120,24 @@ def test_pass_rates_are_those_of_the_prompts_with_accuracy() -> None:
 
 
 def test_what_got_no_verdict_passes_in_no_way() -> None:
-    metrics = validation_metrics("set", [group_of(("1", 1.0), ("1", 1.0), outcome=RewardOutcome.CRASHED)], 2)
-    assert [metrics[f"val/set/{name}"] for name in ("pass@1", "pass@2", "maj@2", "avg@2")] == [0, 0, 0, 0]
+    groups = [group_of(("1", 1.0), ("1", 1.0), outcome=outcome) for outcome in (RewardOutcome.CRASHED, RewardOutcome.SCORED)]
+    metrics = validation_metrics("set", groups, 2)
+    assert [metrics[f"val/set/{name}"] for name in ("pass@1", "pass@2", "maj@2", "avg@2")] == [0.5] * 4
+    assert metrics["val/set/no_verdict_fraction"] == 0.5
+
+
+@pytest.mark.parametrize("outcome", sorted(NO_VERDICT))
+def test_a_set_without_any_verdict_has_no_result(outcome: RewardOutcome) -> None:
+    metrics = validation_metrics("set", [group_of(("1", 1.0), ("1", 1.0), outcome=outcome)], 2)
+    assert metrics["val/set/no_verdict_fraction"] == 1
+    assert not any("@" in name for name in metrics)
+
+
+def test_a_domain_without_any_verdict_has_no_accuracy() -> None:
+    barred, graded = group_of(("1", 1.0), outcome=RewardOutcome.CRASHED), group_of(("1", 0.3))
+    graded = replace(graded, prompt=replace(graded.prompt, domain="graded"))
+    metrics = validation_metrics("set", [graded, barred], 1, {"graded": ()})
+    assert "val/set/pass@1" not in metrics and metrics["val/set/avg@1"] == pytest.approx(0.15)
 
 
 class Echo(Generator):

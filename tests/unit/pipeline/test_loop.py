@@ -16,6 +16,7 @@ from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.data.example_batch import given_batch
 from roll.data.examples import Example, ExampleSequence
+from roll.errors import RollError
 from roll.pipeline import offline, rlvr
 from roll.pipeline.device_phases import DevicePhases
 from roll.pipeline.epochs import Epochs
@@ -28,6 +29,7 @@ from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.group import SingleTurns
 from roll.rollout.record import single_turn
 from roll.types import (
+    NO_VERDICT,
     Completion,
     FinishReason,
     Floats,
@@ -301,4 +303,20 @@ def test_evaluation(caplog: pytest.LogCaptureFixture) -> None:
     assert metrics["val/held/pass@2"] == pytest.approx(2 / 3)
     assert metrics["val/held/length_mean"] == 2
     assert metrics["val/held/policy_version"] == 0
-    assert caplog.messages == ["held: 2 of 6 responses got no verdict and count as failed: KeyError: 'answer'"]
+    assert caplog.messages == ["held: 2 of 6 responses got no verdict, and count as failed"]
+
+
+@pytest.mark.parametrize("outcome", sorted(NO_VERDICT))
+def test_a_step_without_a_verdict_is_recorded_and_ends(outcome: RewardOutcome) -> None:
+    parts = Parts()
+
+    async def take() -> list[RolloutGroup]:
+        prompt = Prompt(0, np.array([7], np.int32), "7", "digits", {})
+        return [RolloutGroup(prompt, [single_turn(prompt, completion(2, 0), RewardResult(0.0, outcome, note="why"))])]
+
+    with pytest.raises(RollError, match="why"):
+        asyncio.run(rlvr.train(wired(parts, take=take), Position(0, 0)))
+    [logged] = [call for call in parts.calls if call[:2] == ("log", 1)]
+    assert f"reward/{outcome.value}_fraction" in logged[2] and "reward/mean" not in logged[2]
+    assert parts.calls[-1] == ("samples", 1, 1)
+    assert not parts.batches, "nothing is trained as if its reward were 0"

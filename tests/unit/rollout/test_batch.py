@@ -244,3 +244,24 @@ def test_difficulty_is_measured_on_scores_without_penalties() -> None:
     assert kept.sequences.response_mask.sum() == 2 and kept.difficulties.tolist() == [0.5, 0.5]
     assert kept.rewards.tolist() == [0.5, -1.0]
     assert experience([make_group(0, [right, wrong])], shaping).sequences.response_mask.sum() == 0
+
+
+def test_a_step_without_any_verdict_has_no_reward() -> None:
+    metrics = rollout_metrics([make_group(0, [make_episode([5], 3.0, outcome=RewardOutcome.CRASHED)])], policy_version=0)
+    assert "reward/mean" not in metrics and "reward/std" not in metrics
+    assert metrics["reward/crashed_fraction"] == 1
+
+
+def test_a_crashed_response_leaves_the_groups_advantages() -> None:
+    crashed = make_episode([9], 0.0, outcome=RewardOutcome.CRASHED)
+    scored = [make_episode([5], 1.0), make_episode([6], 3.0)]
+    step = experience([make_group(0, [scored[0], crashed, scored[1]]), make_group(1, [crashed, crashed])], Shaping())
+    batch = assigned(step, None, Credit("reinforce", Normalisation(mean="group")))
+    assert step.rewards.tolist() == [1, 3]
+    assert [float(batch.advantages[batch.sequences.response_mask][index]) for index in range(2)] == [-1, 1], "their mean is 2, not 4 / 3"
+
+
+def test_a_greedy_response_without_a_verdict_says_why() -> None:
+    lost = make_episode([9], outcome=RewardOutcome.UNAVAILABLE, note="HTTP 503")
+    with pytest.raises(RollError, match="HTTP 503"):
+        experience([make_group(0, [make_episode([5], 1.0)], baseline=lost)], Shaping())

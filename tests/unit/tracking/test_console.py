@@ -133,7 +133,34 @@ def test_a_terminal_is_left_sane_when_the_run_fails() -> None:
         ({"val/a/pass@1": 0.5, "val/a/avg@1": 0.25}, "val pass@1 0.50"),
         ({"val/a/pass@1": 0.5, "val/a/avg@1": 0.4, "val/b/avg@2": -1.0}, "val pass@1 a 0.50, b avg@2 -1.00"),
         ({"val/a/loss": 0.5}, "val loss 0.50"),
+        ({"val/a/pass@1": 0.5, "val/a/avg@1": 0.5, "val/a/no_verdict_fraction": 0.0}, "val pass@1 0.50"),
+        ({"val/a/pass@1": 0.5, "val/a/avg@1": 0.5, "val/a/no_verdict_fraction": 0.125}, "val pass@1 0.50 (12% not scored)"),
+        ({"val/a/no_verdict_fraction": 1.0}, "val none (100% not scored)"),
+        (
+            {"val/a/pass@1": 0.5, "val/a/no_verdict_fraction": 0.004, "val/b/no_verdict_fraction": 1.0},
+            "val pass@1 a 0.50 (<1% not scored), b none (100% not scored)",
+        ),
     ],
 )
 def test_a_set_shows_its_accuracy_or_mean(metrics: dict[str, float], expected: str) -> None:
     assert plain_line(Progress(1).after(1, metrics)).endswith(expected)
+
+
+def rewarded(scored: float, crashed: float = 0.0, timed_out: float = 0.0, mean: float | None = None) -> dict[str, float]:
+    shares = {"reward/scored_fraction": scored, "reward/crashed_fraction": crashed, "reward/timed_out_fraction": timed_out}
+    return shares | ({} if mean is None else {"reward/mean": mean})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        (rewarded(1.0, mean=0.0), "reward 0.00"),
+        (rewarded(0.75, 0.25, mean=0.5), "reward 0.50 (25% crashed)"),
+        (rewarded(0.5, 0.498, 0.002, mean=0.5), "reward 0.50 (50% crashed, <1% timed out)"),
+        (rewarded(0.0, 1.0), "reward none (100% crashed)"),
+        (rewarded(0.0, 0.75, 0.25), "reward none (75% crashed, 25% timed out)"),
+    ],
+)
+def test_a_step_shows_what_was_not_scored(metrics: dict[str, float], expected: str) -> None:
+    assert plain_line(Progress(9).after(1, rewarded(1.0, mean=0.25)).after(2, metrics)) == f"step 2/9  {expected}"
+    assert plain_line(Progress(9).after(2, metrics)) == f"step 2/9  {expected}"
