@@ -79,7 +79,8 @@ def run(evaluation: Evaluation, life: Life) -> EvaluationResult:
         for notice in notices:
             LOG.warning("%s", notice.text)
     step = subject.trained.step if subject.trained else None
-    result = EvaluationResult(folder, subject.model, step, sets, [*(notice.text for notice in notices), *progress.failures])
+    attention = [*(notice.text for notice in notices), *map(secrets.hide, progress.failures)]
+    result = EvaluationResult(folder, subject.model, step, sets, attention)
     write_results(result, _facts(evaluation) | {"passes_if": said(inputs.bars)})
     return result
 

@@ -13,6 +13,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from textwrap import indent
 
+from roll.config.load.env_file import secrets_of
+from roll.config.plan.plan import Plan
+from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
 from roll.rewards.parts import parts_of
 from roll.rollout.group import Scorer
@@ -23,6 +26,7 @@ from roll.types import NO_VERDICT, Prompt, RewardOutcome, RewardResult
 MOST_KINDS = 8
 """Largest number of kinds of a reward that are said. Further ones are only counted, under OTHERS."""
 OTHERS = "other failures"
+LATER = "  Such responses have no reward. Further ones are counted, and the total is said at the end"
 VERBS = {RewardOutcome.CRASHED: "crashed", RewardOutcome.TIMED_OUT: "timed out", RewardOutcome.UNAVAILABLE: "was unavailable"}
 _RAISED = re.compile(r"([\w.]+)(?::.*)? \((.+), line (\d+)\)(?:; .*)?", re.DOTALL)
 
@@ -52,13 +56,14 @@ class _Kinds:
 class RewardFailures:
     """Collects the failures of all rewards. Must be used from a single thread."""
 
-    def __init__(self, sections: Mapping[str, RewardConfig], say: Callable[[str, str], None]) -> None:
+    def __init__(self, sections: Mapping[str, RewardConfig], say: Callable[[str, str], None], hide: Callable[[str], str] = str) -> None:
         """
         Args:
             sections: the configuration of each domain's reward.
             say: tells the user about a failure, given its topic and a text of one or more lines.
+            hide: removes secrets from a text. An exception may contain the key of a service.
         """
-        self._say = say
+        self._say, self._hide = say, hide
         self._rewards = {
             (domain, part.name): _Reward(part.place, _label(part.place, part.reward), f"rewards.{domain}.timeout: {section.timeout:g}")
             for domain, section in sections.items()
@@ -76,7 +81,7 @@ class RewardFailures:
         new: dict[tuple[str, str], RewardResult] = {}
         for part, result in failed:
             kinds = self._found.setdefault((prompt.domain, part), _Kinds())
-            kind = kind_of(result)
+            kind = self._hide(kind_of(result))
             if kind not in kinds.counts and len(kinds.counts) >= MOST_KINDS:
                 kind = OTHERS
             elif kind not in kinds.counts:
@@ -100,7 +105,7 @@ class RewardFailures:
         what = f"{reward.label} {VERBS[result.outcome]} on {_row(prompt)} ({count} of {self._asked[prompt.domain]} responses so far)"
         cause = f"\n{indent(_printable(result.trace), '  ')}" if result.trace else f" {_printable(result.note)}"
         limit = f" ({reward.timeout})" if result.outcome is RewardOutcome.TIMED_OUT else ""
-        return f"{what}:{cause}{limit}\n  Such responses have no reward. Further ones are counted, and the total is said at the end"
+        return f"{what}:{self._hide(cause)}{limit}\n{LATER}"
 
     def _reward(self, domain: str, part: str) -> _Reward:
         """Return the reward of a part. The sum of a domain's parts may fail as well, as too large for fp32."""
@@ -133,9 +138,13 @@ class Reported:
         return self.scorer.combined(prompt, results)
 
 
-def reported(sections: Mapping[str, RewardConfig], scorer: Scorer, tracker: Tracking) -> Reported:
-    """Return a scorer whose failures become notices of the tracker."""
-    return Reported(scorer, RewardFailures(sections, lambda topic, text: tracker.notices([Notice(tracker.step_under_way, topic, text)])))
+def reported(config: RlvrConfig, scorer: Scorer, plan: Plan, tracker: Tracking) -> Reported:
+    """Return a scorer whose failures become notices of the tracker, without the secrets of the run."""
+
+    def say(topic: str, text: str) -> None:
+        tracker.notices([Notice(tracker.step_under_way, topic, text)])
+
+    return Reported(scorer, RewardFailures(config.rewards, say, secrets_of(config, plan.environment).hide))
 
 
 @asynccontextmanager

@@ -159,7 +159,7 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
     critic = roles.critic(config.critic, config.max_steps) if config.critic else None
     asked_of = {name: roles.teacher(name, role, taught.wrap).states for name, role in teachers.items()} if taught else {}
     models = inputs.models_of(roles)
-    rewards = reported(config.rewards, roles.rewards(config, models), context.tracker)
+    rewards = reported(config, roles.rewards(config, models), plan, context.tracker)
     playing = Playing(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
     sharing = await roles.start()
     meter = meter_of(roles, context, sharing)

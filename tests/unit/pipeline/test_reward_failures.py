@@ -7,14 +7,18 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
 from roll.pipeline.reward_failures import MOST_KINDS, OTHERS, Reported, RewardFailures, kind_of, reported, totalled
 from roll.rewards.parts import parts_of, summed
 from roll.rewards.verdicts import crashed, timed_out
+from roll.rollout.group import Scorer
 from roll.tracking.fanout import Tracking
 from roll.tracking.jsonl import NOTICES_FILE, JsonlTracker
 from roll.tracking.report.write import write_report
@@ -136,6 +140,22 @@ class Crashing:
         return results
 
 
+def noticed(tracking: Tracking, scorer: Scorer | None = None, **section: Any) -> Reported:
+    """Return a scorer of the domain `sums` whose failures become notices of a run with these settings of the reward."""
+    zero = {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 3}}}
+    values = {
+        "exp_name": "e",
+        "output_dir": "o",
+        "pretrain": "nobody/none",
+        "max_steps": 2,
+        "rewards": {"sums": {"reward": "grade.grade", **section}},
+        "actor_train": {"strategy_args": zero, "data_args": {"file_name": "x", "prompt": "p"}},
+        "actor_infer": {"strategy_args": {"strategy_name": "vllm", "strategy_config": {}}},
+    }
+    plan = cast(Any, SimpleNamespace(environment={}))
+    return reported(RlvrConfig.model_validate(values), scorer or Crashing(), plan, tracking)
+
+
 async def _two_steps(scorer: Reported, tracking: Tracking) -> None:
     async with totalled(scorer.failures, tracking):
         tracking.log(0, {})
@@ -146,7 +166,7 @@ async def _two_steps(scorer: Reported, tracking: Tracking) -> None:
 
 def test_a_crash_reaches_terminal_log_record_and_report(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Tracking(JsonlTracker(tmp_path)) as tracking, caplog.at_level(logging.WARNING):
-        asyncio.run(_two_steps(reported(SECTIONS, Crashing(), tracking), tracking))
+        asyncio.run(_two_steps(noticed(tracking), tracking))
     first, total = (entry.getMessage() for entry in caplog.records)
     assert first.startswith("step 1: rewards.sums (grade.grade) crashed on rows.jsonl:1 (1 of 2 responses so far):\n")
     assert total.startswith("step 2: since step 0, rewards.sums (grade.grade) gave no verdict on 2 of 4 responses: 2 x ValueError")
@@ -163,5 +183,23 @@ def test_totals_are_said_even_if_the_run_fails(tmp_path: Path, caplog: pytest.Lo
             raise OSError("the disk is full")
 
     with Tracking(JsonlTracker(tmp_path)) as tracking, pytest.raises(OSError, match="disk"):
-        asyncio.run(fails(reported(SECTIONS, Crashing(), tracking), tracking))
+        asyncio.run(fails(noticed(tracking), tracking))
     assert "gave no verdict on 1 of 1 responses" in caplog.messages[-1]
+
+
+class Leaking(Crashing):
+    async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
+        refused = RewardResult(0.0, RewardOutcome.UNAVAILABLE, note="refused sk-of-the-judge")
+        return [crashed("ValueError: sk-of-the-judge (x.py, line 1)", "ValueError: sk-of-the-judge"), refused]
+
+
+def test_secrets_of_the_run_are_in_no_notice(tmp_path: Path) -> None:
+    async def go(scorer: Reported, tracking: Tracking) -> None:
+        async with totalled(scorer.failures, tracking):
+            await scorer.score(asked(1), ["", ""])
+
+    with Tracking(JsonlTracker(tmp_path)) as tracking:
+        asyncio.run(go(noticed(tracking, Leaking(), system_envs={"MY_API_KEY": "sk-of-the-judge"}), tracking))
+    written = (tmp_path / NOTICES_FILE).read_text()
+    assert len(written.splitlines()) == 3 and "refused" in written
+    assert "sk-of-the-judge" not in written

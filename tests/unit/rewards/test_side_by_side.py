@@ -168,3 +168,14 @@ def test_a_plain_function_does_not_run_side_by_side() -> None:
 
     with pytest.raises(ConfigError, match=r"rewards\.act\.concurrency: 2, but awaited_rewards:process_number is a plain function"):
         run(go())
+
+
+@pytest.mark.parametrize(
+    ("settings", "function"), [(AWAITED, "act"), ({"reward": "awaited_rewards:longer_than", "group": True}, "longer_than")]
+)
+def test_awaited_and_group_rewards_keep_their_traces(settings: dict[str, Any], function: str, marks: Path) -> None:
+    failed = scored("raise", **settings)[0]
+    first, line, last = failed.trace.splitlines()
+    assert first.startswith(f'  File "{marks / "awaited_rewards.py"}", line ') and first.endswith(f", in {function}")
+    assert line.strip() == 'raise KeyError("no such thing")'
+    assert last == "KeyError: 'no such thing'"
