@@ -102,8 +102,11 @@ def normalised(weights: Mapping[str, float], results: Sequence[RewardResult]) ->
     """Return a group's results with each value replaced by the sum over the parts of weight times (value - mean) / (std + 1e-6).
 
     The mean and the standard deviation (n - 1) of a part are taken over the responses of the group that have a verdict. Results without a
-    verdict are not changed. A part whose values are all equal adds 0. `RewardResult.parts` keeps the original values.
-    Source: GDPO, arXiv 2601.05242, without its final normalisation over the batch.
+    verdict are not changed. A part whose values are all equal adds 0. `RewardResult.parts` keeps the original values. The results have no
+    `score` of their own: filters see the normalised rewards.
+
+    Source: GDPO, arXiv 2601.05242, eq. 4 and 5: the first of its two steps. The second is `whiten_advantages: true` with an estimator that
+    does not divide by a group's standard deviation again: `dr_grpo` or `reinforce`, not `grpo`.
 
     Args:
         weights: weight of each part, by name. The `parts` of every result has a value for each of these names.
@@ -116,5 +119,5 @@ def normalised(weights: Mapping[str, float], results: Sequence[RewardResult]) ->
             sums += weight * standardise(values, one_group, "group", "group")
     out = list(results)
     for index, value in zip(judged, sums.tolist(), strict=True):
-        out[index] = replace(results[index], value=value)
+        out[index] = replace(results[index], value=value, score=None)
     return out

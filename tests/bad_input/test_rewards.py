@@ -51,6 +51,24 @@ FAULTS = [
         "use std_filter",
     ),
     (
+        [SUM, NORMALISED, "rewards.math_rule.query_filter_config={type: mean_filter, filter_args: {threshold_up: 0.0}}"],
+        "rewards.math_rule.query_filter_config",
+        "the mean reward of every group would be 0",
+        "use std_filter",
+    ),
+    (
+        [SUM, NORMALISED, "rewards.math_rule.query_filter_config={type: std_filter, filter_args: {std_threshold: 2}}"],
+        "rewards.math_rule.query_filter_config.filter_args.std_threshold",
+        "no group's standard deviation would be above 2",
+        "set it below 2",
+    ),
+    (
+        ["adv_estimator=maxrl", "rewards.math_rule.query_filter_config={type: mean_filter, filter_args: {threshold_up: 0.0}}"],
+        "rewards.math_rule.query_filter_config.filter_args.threshold_up",
+        "maxrl learns only if a group's mean is above 0",
+        "raise it above 0",
+    ),
+    (
         [SUM, NORMALISED, "error_max_len_clip=true", "error_max_len_threshold=4"],
         "rewards.math_rule.normalise",
         "error_max_len_clip",
@@ -75,7 +93,14 @@ def test_keys_of_rewards_that_do_not_go_together(
 
 
 @pytest.mark.parametrize(
-    "overrides", [[SUM], [SUM, NORMALISED], ["rewards.math_rule.parts={right_prefix: {}}", "adv_estimator=step_reinforce"]]
+    "overrides",
+    [
+        [SUM],
+        [SUM, NORMALISED],
+        [SUM, NORMALISED, "rewards.math_rule.query_filter_config={type: mean_filter, filter_args: {threshold_down: -0.5}}"],
+        [SUM, NORMALISED, "rewards.math_rule.query_filter_config={type: std_filter, filter_args: {std_threshold: 0.5}}"],
+        ["rewards.math_rule.parts={right_prefix: {}}", "adv_estimator=step_reinforce"],
+    ],
 )
 def test_sums_of_rewards_are_accepted(judged: Callable[..., str | None], overrides: list[str]) -> None:
     assert judged(*overrides) is None

@@ -36,6 +36,11 @@ def compared(scores, norm):
     return to_tokens(scores.rewards, scores)
 
 
+@declares(EstimatorTraits(divides_by_mean=True))
+def over_the_mean(scores, norm):
+    return to_tokens(scores.rewards, scores)
+
+
 def alone(scores):
     return scores
 
@@ -89,6 +94,7 @@ def by_name(prompt, responses, *, row):
 """
 ONE = ("num_return_sequences_in_group=1", "actor_train.training_args.per_device_train_batch_size=4")
 REWARD = "rewards.math_rule.reward"
+PARTS = "{right: {reward: math_rule}, same: {reward: exact_match}}"
 
 
 def part(key: str, name: str, **arguments: Any) -> UserPart:
@@ -188,6 +194,12 @@ COMMANDS = [
         "did you mean 'power'?",
     ),
     (["adv_estimator=my_methods:plain", "gamma=0.9"], "gamma", "does not declare that it discounts", "reinforce"),
+    (
+        ["adv_estimator=my_methods:over_the_mean", f"rewards.math_rule.parts={PARTS}", "rewards.math_rule.normalise=group"],
+        "rewards.math_rule.normalise",
+        "my_methods:over_the_mean divides by the mean reward of a group: every advantage would be 0",
+        "set it to none",
+    ),
     (["adv_estimator=my_methods:compared", *ONE], "num_return_sequences_in_group", "my_methods:compared compares", "at least 2"),
     (
         ["policy_loss=my_methods:Bounded", "behaviour_log_probs=trainer", "mismatch_correction=tis"],

@@ -21,6 +21,7 @@ set it with any estimator."""
 def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
     """Yield a fault for each contradiction among the keys that turn rewards into advantages."""
     yield from _groups_of_one(config)
+    yield from _steps_of_one(config)
     yield from _best_of(config)
     yield from _estimator(config)
     yield from _critic(config)
@@ -48,6 +49,22 @@ def _groups_of_one(config: RlvrConfig) -> Iterator[Fault]:
         if getattr(config, key):
             problem = "set, but num_return_sequences_in_group is 1: it needs the rewards of several responses to one prompt"
             yield Fault(key, problem, "set num_return_sequences_in_group to at least 2, or remove this key")
+
+
+def _steps_of_one(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield a fault for a key that subtracts the mean over a step that has a single response."""
+    if config.rollout_batch_size * config.num_return_sequences_in_group > 1:
+        return
+    traits = config.adv_estimator.traits
+    differ = traits.credits_tokens or config.add_token_level_kl or (traits.discounts is not None and config.gamma != 1)
+    subtracts = {
+        "norm_mean_type": traits.normalises and not traits.needs_turns and config.norm_mean_type in ("batch", "domain"),
+        "whiten_advantages": bool(config.whiten_advantages) and not differ,
+        "adv_estimator": traits.whitens and not differ,
+    }
+    for key in (key for key, holds in subtracts.items() if holds):
+        problem = f"{getattr(config, key)}, but a step has a single response, compared with itself: every advantage would be 0"
+        yield Fault(key, problem, "raise rollout_batch_size or num_return_sequences_in_group, or change this key")
 
 
 def _best_of(config: RlvrConfig) -> Iterator[Fault]:
@@ -92,6 +109,9 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
         if scope == "running" and traits.needs_turns:
             problem = f"'running', but adv_estimator {estimator} normalises the returns of a step's turns"
             yield Fault(key, problem, "set it to batch or group")
+    if traits.needs_states and config.episode_reward_weight == config.step_reward_weight == 0 and not estimator.is_users:
+        problem = "0, and so is step_reward_weight: every advantage would be 0"
+        yield Fault("episode_reward_weight", problem, "set at least one of the two above 0; 1 is usual")
     if config.reward_clip_on == "normalised" and estimator.name not in CLIP_NORMALISED:
         problem = f"'normalised', but adv_estimator {estimator} clips the raw rewards only"
         yield Fault("reward_clip_on", problem, f"set it to raw, or adv_estimator to one of: {', '.join(CLIP_NORMALISED)}")
