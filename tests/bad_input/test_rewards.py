@@ -96,6 +96,7 @@ def test_keys_of_rewards_that_do_not_go_together(
     "overrides",
     [
         [SUM],
+        [SUM, "rewards.math_rule.reward=null"],
         [SUM, NORMALISED],
         [SUM, NORMALISED, "rewards.math_rule.query_filter_config={type: mean_filter, filter_args: {threshold_down: -0.5}}"],
         [SUM, NORMALISED, "rewards.math_rule.query_filter_config={type: std_filter, filter_args: {std_threshold: 0.5}}"],

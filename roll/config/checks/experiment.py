@@ -222,7 +222,7 @@ def _rewards(config: RlvrConfig) -> Iterator[Fault]:
     yield from sandbox_faults(config.rewards)
     for domain, reward in config.rewards.items():
         for key in ("reward", "reward_args", "group", "failed_value"):
-            if reward.parts and key in reward.model_fields_set:
+            if reward.parts and key in reward.model_fields_set and getattr(reward, key) is not None:
                 problem = f"{getattr(reward, key)!r}, but rewards.{domain}.parts replace it"
                 yield Fault(f"rewards.{domain}.{key}", problem, "move it into one of the parts, or remove it")
         if reward.normalise == "group" and not reward.parts:

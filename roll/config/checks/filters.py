@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll.algorithms.moments import EPSILON
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import QueryFilterConfig, RewardConfig
 from roll.errors import Fault
@@ -26,7 +25,7 @@ def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
             yield Fault(place, problem, "set num_return_sequences_in_group to at least 2, or remove this block")
         yield from _zero_means(query_filter, reward, place)
         high = query_filter.filter_args.threshold_up if query_filter.type == "mean_filter" else None
-        if config.adv_estimator.traits.divides_by_mean and high is not None and high <= EPSILON:
+        if config.adv_estimator.traits.divides_by_mean and high is not None and high <= 0:
             problem = (
                 f"{high:g}, but adv_estimator {config.adv_estimator} learns only if a group's mean is above 0: every advantage would be 0"
             )
