@@ -34,9 +34,9 @@ from roll.data.tables import (
     count_remarks,
     cut_of,
     identity,
+    place_of,
     prepared_table,
     row_faults,
-    row_place,
 )
 from roll.data.unwritten import UNWRITTEN, Unwritten
 from roll.errors import DataError, Fault
@@ -76,15 +76,14 @@ class PromptSet:
 
     def prompt(self, index: int, prompt_id: int) -> Prompt:
         """Return the prompt at `index`, 0 <= index < len(self), with the given `prompt_id`."""
-        position = int(self.positions[index])
-        entry = self._table[position]
+        entry = self._table[int(self.positions[index])]
         return Prompt(
             prompt_id=prompt_id,
             token_ids=np.asarray(entry["token_ids"], dtype=np.int32),
             text=entry["text"],
             domain=self.domains[self.domain_index[index]],
             row=read_row(json.loads(entry["row"]), self._data_args),
-            place=row_place(self._table, position, self.names),
+            place=place_of(entry, self.names),
         )
 
     def rows(self, domain: str) -> Iterator[tuple[int, dict[str, Any]]]:

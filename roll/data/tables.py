@@ -363,8 +363,12 @@ def check_ids(table: datasets.Dataset, sources: Sequence[Source], embedded: int 
 
 
 def row_place(table: datasets.Dataset, position: int, names: Sequence[str]) -> str:
-    """Return `file:row` of a row, with its id if `data_args.id` names a column."""
-    entry = table.select_columns(["file", "number", "label"])[position]
+    """Return the `place_of` the row at a position."""
+    return place_of(table.select_columns(["file", "number", "label"])[position], names)
+
+
+def place_of(entry: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return `file:row` of a table's entry, with its id if `data_args.id` names a column. `names` are those of the sources."""
     return f"{names[entry['file']]}:{entry['number']}" + (f" (id {entry['label']})" if entry["label"] is not None else "")
 
 

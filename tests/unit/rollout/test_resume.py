@@ -53,7 +53,8 @@ DRAWN = ["5", "2", "4", "14"]
 
 def prompts(count: int) -> PromptSet:
     """Return prompts of one token each, which is the number of the prompt."""
-    rows = [{"token_ids": [number], "text": str(number), "row": "{}"} for number in range(count)]
+    place = {"file": 0, "label": None}
+    rows = [{"token_ids": [number], "text": str(number), "row": "{}", "number": number + 1, **place} for number in range(count)]
     data_args, table = DataConfig.model_validate({"file_name": "rows.jsonl", "prompt": "prompt"}), datasets.Dataset.from_list(rows)
     return PromptSet(("rows.jsonl",), ("sums",), np.arange(count), np.zeros(count, np.int16), {}, {}, {}, data_args, table)
 
