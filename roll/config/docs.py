@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from roll.algorithms.methods.base import readers
 from roll.algorithms.methods.estimators import ESTIMATORS
-from roll.algorithms.methods.policy_losses import POLICY_LOSSES, USUAL_DUAL_CLIP
+from roll.algorithms.methods.policy_losses import POLICY_LOSSES
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
 from roll.config.roll_v2.agentic import AGENTIC
 from roll.config.roll_v2.defaults import CISPO_CLIP, DEFAULTS, ENOUGH
@@ -222,7 +222,6 @@ def _defaults_of_roll() -> list[str]:
         section = section_at(RlvrConfig, steps[:-1], {})
         assert section is not None, "every key with a default of ROLL is in the schema"
         lines.append(f"| `{place}` | `{value}` | `{section.model_fields[steps[-1]].default}` |")
-    lines.append(f"| `dual_clip_loss: true` | `1 + 2 pg_clip` | `{USUAL_DUAL_CLIP:g}` |")
     lines.append(f"| `pg_clip_low`, `pg_clip_high`, with `actor_train.pg_variant: cispo` | `{CISPO_CLIP}` | `pg_clip` |")
     return lines
 

@@ -29,7 +29,10 @@ AGENTIC: Mapping[str, str] = {
     "sequence_length": "kept if there are environments; `prompt_length`, if not given, is `sequence_length` - `response_length`",
     f"{DEFINITIONS}.<tag>.max_tokens_per_step": "the largest one is read as `response_length`",
     f"{DEFINITIONS}.<tag>.max_steps": "read as `max_turns`",
-    NORM: "read as `adv_estimator`, `norm_mean_type` and `norm_std_type`; without it, `grpo` is `reinforce`; `asym_clip` is refused",
+    NORM: "read as `adv_estimator`, `norm_mean_type` and `norm_std_type`; without it, `grpo` is `reinforce`; `asym_clip` is read as "
+    "`mean_std`, as in ROLL",
+    "train_env_manager.group_filter_cls, val_env_manager.group_filter_cls": "refused, unless it is ROLL's `GroupFilter`, which keeps every "
+    "group; use `dynamic_sampling`",
     "actor_infer.generating_args": "with managers, the sampling of training and validation; it replaces that of the managers",
     f"{DEFINITIONS}.<tag>.env_config.format_penalty": "0 if not set; for `sokoban`, the penalty of a step, -0.1, is added",
     "adv_estimator: agentic_reinforce": "read as `step_reinforce`",
@@ -41,11 +44,34 @@ TYPES = ("frozen_lake", "sokoban")
 IDLE = {"frozen_lake": 0.0, "sokoban": -0.1}
 """Reward of a step without an action, which ROLL adds to `format_penalty`."""
 WHOLE_EPISODES = "TrajEnvManager"
-NO_MEANING = ("use_thread_lock", "max_env_step_concurrent", "agent_runner_cls", "env_manager_cls")
-"""Keys of an environment's definition that have no meaning in roll."""
+NO_MEANING = {
+    "use_thread_lock": "an environment runs in a process of its own",
+    "max_env_step_concurrent": "use environments.<tag>.sessions_per_process",
+}
+"""Keys of an environment's definition that do not affect the result of training, with the reason."""
+DEFINED = ("env_type", "env_manager_cls", "env_config", "max_steps", "max_tokens_per_step")
+"""Keys of an environment's definition that are read."""
+MANAGED = ("tags", "num_groups_partition", "group_size", "num_env_groups", "max_env_num_per_worker", "generating_args", "worker_cls")
+"""Keys of a manager that are read."""
+UNMANAGED = {
+    "format_penalty": "ROLL itself never reads it here; use env_config.format_penalty of the tag",
+    "max_traj_per_env": "a group starts as soon as there is room; remove the key",
+    "group_size_redundancy": "ROLL starts so many more episodes of a group and takes those that finish first; here a group waits for all",
+    **dict.fromkeys(
+        ("model_args", "data_args", "training_args", "strategy_args", "system_envs", "device_mapping", "num_gpus_per_worker", "world_size"),
+        "environments are no role of a model; use environments.<tag>",
+    ),
+}
+"""Keys of a manager that are not read, with the reason."""
+ALL_GROUPS = "roll.pipeline.agentic.agentic_pipeline.GroupFilter"
+"""ROLL's filter of groups that keeps every group."""
+OWN_MANAGER = "roll.pipeline.agentic.environment_worker.EnvironmentWorker"
 TEMPLATES = ("agent_system_template", "agent_template")
-METHODS = {"mean_std": ("mean", "std"), "mean": ("mean",), "identity": ()}
-"""Values of `reward_normalization.method`, with the statistics by which they normalise."""
+METHODS = {"mean_std": ("mean", "std"), "asym_clip": ("mean", "std"), "mean": ("mean",), "identity": ()}
+"""Values of `reward_normalization.method`, with the statistics by which they normalise. ROLL v0.2.1 computes `mean_std` for `asym_clip`."""
+UNSCALED = ("global_scale_factor", "global_shift_value")
+"""Keys of `reward_normalization` that ROLL v0.2.1 itself never reads."""
+NORMS = ("grouping", "method", "norm_mean_type", "norm_std_type")
 SCOPES = {"traj_group_id": "group", "tags": "domain", "batch": "batch"}
 """Values of `reward_normalization.grouping`, and roll's counterparts. A tag in ROLL is a domain in roll."""
 COMPARES = {("mean", "std"): "grpo", ("mean",): "dr_grpo"}
@@ -65,10 +91,14 @@ class Agentic:
     def translate(self) -> None:
         """Translate the file, if it is an agentic one."""
         train, val = (self._block(name) for name in MANAGERS)
+        for name, manager in zip(MANAGERS, (train, val), strict=True):
+            self._unmanaged(name, manager or {})
         definitions = self._block(DEFINITIONS)
+        tags = list(dict.fromkeys([*_tags(train), *_tags(val)]))
+        unnamed = [str(tag) for tag in definitions or {} if tag not in tags]
+        self.warnings += [f"{DEFINITIONS}.{tag}: ignored; no manager names this tag; add it to {MANAGERS[0]}.tags" for tag in unnamed]
         if train is None and val is None:
             return
-        tags = list(dict.fromkeys([*_tags(train), *_tags(val)]))
         environments = {tag: self._environment(tag, (definitions or {}).get(tag)) for tag in tags}
         self._values.setdefault("environments", {}).update({tag: one for tag, one in environments.items() if one is not None})
         self._lengths(definitions or {}, tags)
@@ -87,6 +117,28 @@ class Agentic:
             return block
         self.faults.append(Fault(name, f"{shown(block)} is not a block of keys", "make it a block of keys, or remove it"))
         return None
+
+    def _unmanaged(self, name: str, manager: Mapping[str, Any]) -> None:
+        """Report each key of a manager that is not read. A class or a proxy of the user's own is a fault: it decides what is trained on."""
+        proxy, given = manager.get("llm_proxy") or {}, {key: value for key, value in manager.items() if value is not None}
+        of_policy = isinstance(proxy, dict) and proxy.get("proxy_type", "policy") == "policy"
+        own = {
+            "group_filter_cls": (given.get("group_filter_cls") == ALL_GROUPS, "use dynamic_sampling, which drops groups of equal rewards"),
+            "worker_cls": (given.get("worker_cls") == OWN_MANAGER, "write an environment or an agent; see docs/extending.md"),
+            "llm_proxy": (of_policy, "episodes are always sampled from the policy"),
+        }
+        for key, value in given.items():
+            place = f"{name}.{key}"
+            if key in own:
+                is_rolls, instead = own[key]
+                if is_rolls:
+                    self.warnings.append(f"{place}: {shown(value)} is what roll always does; remove the key")
+                else:
+                    self.faults.append(Fault(place, f"{shown(value)} has no counterpart here", f"remove it; {instead}"))
+            elif key in UNMANAGED:
+                self.warnings.append(f"{place}: {shown(value)} is ignored; {UNMANAGED[key]}")
+            elif key not in MANAGED:
+                self.faults.append(Fault(place, f"{shown(value)} has no counterpart here", f"remove it where {name} is defined"))
 
     def _environment(self, tag: str, definition: Any) -> dict[str, Any] | None:
         where = f"{DEFINITIONS}.{tag}"
@@ -114,7 +166,12 @@ class Agentic:
             "environment_args": {**self._penalised(where, kind, own), **templates, **response},
             **({"max_turns": turns} if turns is not None else {}),
         }
-        unknown = set(definition) - {"env_type", "env_config", "max_steps", "max_tokens_per_step", *TEMPLATES, *NO_MEANING}
+        unknown = set(definition) - {*DEFINED, *TEMPLATES, *NO_MEANING}
+        self.warnings += [
+            f"{where}.{key}: {shown(definition[key])} is ignored; {why}"
+            for key, why in NO_MEANING.items()
+            if definition.get(key) is not None
+        ]
         self.faults += [
             Fault(f"{where}.{key}", f"{shown(definition[key])} has no counterpart here", f"remove it where {where} is defined")
             for key in sorted(unknown)
@@ -198,6 +255,10 @@ class Agentic:
                 sets[tag] = {"rows": {tag: groups}}
                 section.update({key: value for key, value in _sessions(val).items() if key not in section})
         if not sets:
+            if val:
+                self.warnings.append(
+                    f"val_env_manager: {shown(dict(val))} is ignored; no tag has a group of tasks; add tags, or remove the block"
+                )
             return
         block = self._values.setdefault("validation", {})
         block.setdefault("sets", {}).update(sets)
@@ -262,6 +323,13 @@ class Agentic:
         if not isinstance(given, dict):
             return
         self.keys += [NORM] * bool(given)
+        self.warnings += [f"{NORM}.{key}: {shown(given[key])} is ignored; ROLL itself never reads it" for key in UNSCALED if key in given]
+        self.faults += [
+            Fault(f"{NORM}.{key}", f"{shown(given[key])} has no counterpart here", f"remove it; known keys are {', '.join(NORMS)}")
+            for key in given
+            if key not in (*NORMS, *UNSCALED)
+        ]
+        given = {key: value for key, value in given.items() if key in NORMS}
         told = self._scopes(given)
         if told is None:
             return

@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from roll.algorithms.methods.policy_losses import USUAL_DUAL_CLIP
 from roll.config.roll_v2.keys import ROLE
 from roll.config.roll_v2.translate import TRAINED, Translation
 from roll.config.schema.fields import section_at
@@ -69,7 +68,7 @@ def settle_defaults(done: Translation) -> None:
         listed = ", ".join(f"{'.'.join(place)} {value} (here {_ours(done.values, place)})" for place, value in missing.items())
         text = f"{SWITCH}: false, so keys that are not set have roll's defaults, but ROLL's defaults differ: {listed}; set these keys"
         done.warnings.append(f"{text}, or set {SWITCH}: true to use ROLL's defaults")
-    _dual_clip(done, takes)
+    _dual_clip(done)
     _cispo(done, takes)
     _unused_kl(done)
 
@@ -129,15 +128,12 @@ def _ours(values: Mapping[str, Any], place: Place) -> Any:
     return field.default if field else None
 
 
-def _dual_clip(done: Translation, takes: bool) -> None:
-    if done.values.get("dual_clip_loss") is not True:
-        return
+def _dual_clip(done: Translation) -> None:
+    """Read `dual_clip_loss: true` as ROLL's number, 1 + 2 `pg_clip`, whatever the clip range is."""
     clip = done.values.get("pg_clip", 0.2)
-    theirs = round(1 + 2 * clip, 6) if isinstance(clip, int | float) else None
-    if takes:
-        done.values["dual_clip_loss"] = theirs
-    else:
-        done.warnings.append(f"dual_clip_loss: true means {USUAL_DUAL_CLIP:g} here, but 1 + 2 x pg_clip = {theirs} in ROLL; set a number")
+    if done.values.get("dual_clip_loss") is True and isinstance(clip, int | float):
+        theirs = done.values["dual_clip_loss"] = round(1 + 2 * clip, 6)
+        done.warnings.append(f"dual_clip_loss: true is read as 1 + 2 x pg_clip = {theirs:g}, as in ROLL; set that number")
 
 
 def _cispo(done: Translation, takes: bool) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 from roll.algorithms.methods.estimators import CLIP_NORMALISED, NORM_KEYS
+from roll.config.derived.devices import parse_devices
 from roll.config.roll_v2.keys import ROLES
-from roll.config.roll_v2.translate import Translation
+from roll.config.roll_v2.translate import TRAINED, Translation
 from roll.config.schema.faults import shown
 
 SHORTEST_PROMPT = 5
 """ROLL drops prompts of at most this many tokens."""
 IS_RANGE = "use_pg_clip_range"
+MODEL_PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+"""Keys of Megatron's `strategy_config` that divide the GPUs among fewer replicas."""
 
 
 def settle_meanings(done: Translation) -> None:
@@ -25,6 +29,7 @@ def settle_meanings(done: Translation) -> None:
         _late_clip(done)
         _clip_range(done)
         done.warnings += _differences(values, agentic)
+    done.warnings += _updates_of_megatron(values)
     _templates(done)
 
 
@@ -86,6 +91,33 @@ def _clip_range(done: Translation) -> None:
             value = done.values.pop(key)
             said = f"{shown(value)} is ignored, because ROLL reads it only with {IS_RANGE}: true; add that, or remove the key"
             done.warnings.append(f"{key}: {said}")
+
+
+def _updates_of_megatron(values: dict[str, Any]) -> Iterator[str]:
+    """Yield, for each role trained by Megatron on several GPUs for one replica, the size of ROLL's update: with DeepSpeed it would grow."""
+    for role in TRAINED:
+        block = values.get(role)
+        strategy = block.get("strategy_args") if isinstance(block, dict) else None
+        sizes = strategy.get("strategy_config") if isinstance(strategy, dict) else None
+        if not isinstance(block, dict) or not isinstance(strategy, dict) or strategy.get("strategy_name") != "megatron_train":
+            continue
+        given = [sizes[key] for key in MODEL_PARALLEL if isinstance(sizes, dict) and isinstance(sizes.get(key), int)]
+        arguments, devices = block.get("training_args") or {}, _count(block.get("device_mapping"))
+        if (shared := prod(given)) > 1 and devices and isinstance(arguments, dict):
+            accumulated = arguments.get("gradient_accumulation_steps", 1)
+            rows = [arguments.get("per_device_train_batch_size", 8), accumulated, devices // shared]
+            if all(isinstance(number, int) for number in rows):
+                text = f"{accumulated} makes updates of {prod(rows)} sequences in ROLL, where {shared} GPUs share one replica"
+                text = f"{text}; with DeepSpeed they would have {prod(rows[:2]) * devices}"
+                yield f"{role}.training_args.gradient_accumulation_steps: {text}; divide it by {shared}, or set updates_per_step"
+
+
+def _count(devices: Any) -> int:
+    """Return the number of devices of a `device_mapping`, 0 if there is none. Another place reports one that cannot be read."""
+    try:
+        return len(parse_devices(devices)) if isinstance(devices, str) else len(devices or ())
+    except (ValueError, TypeError):
+        return 0
 
 
 def _templates(done: Translation) -> None:

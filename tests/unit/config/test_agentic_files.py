@@ -138,9 +138,16 @@ BASE: dict[str, Any] = {
 }
 
 
+def manager(**keys: Any) -> dict[str, Any]:
+    """Return the block of the training manager with further keys."""
+    return {"train_env_manager": BASE["train_env_manager"] | keys}
+
+
 @pytest.mark.parametrize(
     ("estimator", "norm", "expected"),
     [
+        ("grpo", {"grouping": "traj_group_id", "method": "asym_clip"}, ("grpo", None, None)),
+        ("step_reinforce", {"grouping": "batch", "method": "asym_clip"}, ("step_reinforce", "batch", "batch")),
         ("grpo", {"grouping": "traj_group_id", "method": "mean_std"}, ("grpo", None, None)),
         ("grpo", {"grouping": "traj_group_id", "method": "mean"}, ("dr_grpo", None, None)),
         ("grpo", {"grouping": "batch", "method": "mean_std"}, ("reinforce", "batch", "batch")),
@@ -170,7 +177,17 @@ def test_what_rewards_are_compared_with(estimator: str, norm: dict[str, str], ex
         ),
         ({"custom_envs": {"lake": {"env_type": "sokoban", "tools": []}}}, "custom_envs.lake.tools", "no counterpart"),
         ({"reward_normalization": {"grouping": "env", "method": "mean"}}, "reward_normalization.grouping", '"env"'),
-        ({"reward_normalization": {"grouping": "batch", "method": "asym_clip"}}, "reward_normalization.method", '"asym_clip"'),
+        ({"reward_normalization": {"grouping": "batch", "method": "clip"}}, "reward_normalization.method", '"clip"'),
+        ({"reward_normalization": {"grouping": "batch", "scale": 2}}, "reward_normalization.scale", "2"),
+        (manager(group_filter_cls="mine.Filter"), "train_env_manager.group_filter_cls", '"mine.Filter"'),
+        (manager(worker_cls="mine.EnvironmentWorker"), "train_env_manager.worker_cls", '"mine.EnvironmentWorker"'),
+        (manager(llm_proxy={"proxy_type": "openai"}), "train_env_manager.llm_proxy", "openai"),
+        (manager(n_groups=[64]), "train_env_manager.n_groups", "[64]"),
+        (
+            {"custom_envs": {"lake": {"env_type": "frozen_lake", "agent_runner_cls": "mine.Runner"}}},
+            "custom_envs.lake.agent_runner_cls",
+            "mine",
+        ),
         ({"rollout_batch_size": 10}, "rollout_batch_size", "not divisible by train_env_manager.group_size, 4"),
         ({"train_env_manager": {"group_size": "many", "tags": ["lake"]}}, "train_env_manager.group_size", '"many"'),
         ({"train_env_manager": 3}, "train_env_manager", "not a block"),
@@ -186,6 +203,30 @@ def test_what_rewards_are_compared_with(estimator: str, norm: dict[str, str], ex
 def test_what_has_no_counterpart_is_named(changes: dict[str, Any], place: str, said: str) -> None:
     [fault] = translate(BASE | changes, "").faults
     assert fault.place == place and said in fault.problem and fault.remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        (manager(format_penalty=-0.15), "train_env_manager.format_penalty"),
+        (manager(group_size_redundancy=2), "train_env_manager.group_size_redundancy"),
+        (manager(max_traj_per_env=4), "train_env_manager.max_traj_per_env"),
+        (manager(system_envs={"A": "1"}), "train_env_manager.system_envs"),
+        (
+            manager(group_filter_cls="roll.pipeline.agentic.agentic_pipeline.GroupFilter"),
+            "train_env_manager.group_filter_cls",
+        ),
+        (manager(llm_proxy={"proxy_type": "policy"}), "train_env_manager.llm_proxy"),
+        ({"custom_envs": {"lake": {"env_type": "frozen_lake", "use_thread_lock": True}}}, "custom_envs.lake.use_thread_lock"),
+        (
+            {"reward_normalization": {"grouping": "traj_group_id", "method": "mean", "global_scale_factor": 2}},
+            "reward_normalization.global",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_said(changes: dict[str, Any], place: str) -> None:
+    done = translate(BASE | changes, "")
+    assert not done.faults and len([text for text in done.warnings if text.startswith(place)]) == 1
 
 
 def test_environments_that_no_manager_names_are_left_out() -> None:

@@ -196,3 +196,26 @@ def test_a_folder_named_roll_does_not_hide_the_package(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     part = UserPart("beside:reward", ("rewards", "a", "reward"), ("rewards", "a", "reward_args"), {})
     assert ask([part], {})[0].faults == ()
+
+
+MEGATRON = {
+    "actor_train.strategy_args.strategy_name": "megatron_train",
+    "actor_train.training_args.per_device_train_batch_size": 2,
+    "actor_train.training_args.gradient_accumulation_steps": 16,
+    "actor_train.device_mapping": "list(range(0,16))",
+}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rolls"),
+    [
+        ({"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}, 128),
+        ({"context_parallel_size": 8, "expert_model_parallel_size": 4}, 64),
+        ({"tensor_model_parallel_size": 1, "expert_model_parallel_size": 8}, None),
+    ],
+)
+def test_the_updates_of_megatron_are_said(sizes: dict[str, int], rolls: int | None) -> None:
+    _, said = read("lora", MEGATRON | {"actor_train.strategy_args.strategy_config": sizes})
+    found = [text for text in said if text.startswith("actor_train.training_args.gradient_accumulation_steps: ")]
+    assert len(found) == (rolls is not None)
+    assert all(f"updates of {rolls} sequences in ROLL" in text and "have 512" in text for text in found)

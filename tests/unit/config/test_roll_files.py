@@ -153,7 +153,7 @@ READ = {
     "five domains": (
         RLVR + REINFORCE + DOMAINS,
         [
-            "dual_clip_loss: true means 3 here",
+            "dual_clip_loss: true is read as 1 + 2 x pg_clip = 1.4",
             "rewards.code_sandbox.use_local: true is ignored",
             "rewards.code_sandbox.reward_args.pays: not set, so it is all, as in ROLL",
             "rewards.code_sandbox.reward_args.tolerance: not set, so it is 1e-05, as in ROLL",
@@ -329,7 +329,15 @@ def test_numbers_that_mean_something_else_in_roll_are_rolls_with_its_defaults(
         values["actor_train"]["pg_variant"] = variant
     taken, found = read(yaml.safe_dump(values), roll_defaults=True)
     assert not taken.faults and getattr(taken.config, key) == value
-    assert not [text for text in found if text.startswith(("dual_clip_loss", "policy_loss"))]
+    assert not [text for text in found if text.startswith("policy_loss")]
+
+
+@pytest.mark.parametrize(("keys", "value"), [({}, 1.4), ({"pg_clip": 0.1}, 1.2), ({"pg_clip": 0.2, "pg_clip_high": 0.28}, 1.4)])
+def test_the_dual_clip_of_rolls_files_is_rolls(keys: dict, value: float) -> None:
+    for takes in (False, True):
+        taken, found = read(BARE, dual_clip_loss=True, roll_defaults=takes, **keys)
+        assert not taken.faults and isinstance(taken.config, RlvrConfig) and taken.config.dual_clip_loss == value
+        assert len([text for text in found if text.startswith(f"dual_clip_loss: true is read as 1 + 2 x pg_clip = {value}")]) == 1
 
 
 REFUSED = {
