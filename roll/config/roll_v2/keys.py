@@ -46,6 +46,9 @@ IGNORED = {
     "reward_pretrain": "no role uses it; set rewards.<domain>.model_args.model_name_or_path for a judge or a reward model",
     "reward_filter": DEAD,
     "group_filter": DEAD,
+    "batch_adjust_mode": "each episode is trained on once: none is copied, removed or drawn to fill an update; remove the key",
+    "partial_gpu_mode": "device_mapping alone decides which roles share GPUs; remove the key",
+    "is_offload_optimizer_states_in_train_step": "use zero_optimization: {offload_optimizer: {device: cpu}}",
     "env_monitor": "use environments.<domain>.step_timeout and episode_timeout",
     "render_save_dir": "episodes go to `samples.jsonl` in output_dir, turn by turn",
     "reward_norm": NORM,
@@ -163,6 +166,10 @@ REFUSED = {
     "opd_kl_coef": ON_POLICY,
     "student_train": ON_POLICY,
     "student_infer": ON_POLICY,
+    "dirty_data_mask": "an episode whose environment fails is repeated, and its group replaced",
+    "use_token_reward": "use adv_estimator=step_reinforce or gigpo, which credit turns",
+    "open_feedback_turn": "the messages of an environment are its feedback",
+    "exp_mode": "use roll.evaluate to evaluate a model",
     "ratio_type": "use policy_loss=gspo, which uses the ratio of a whole episode",
     "system_key": "data_args.system is the system message itself; if rows have different ones, put them into messages",
     "query_key": "append its text to the prompt column of the rows",
@@ -179,7 +186,17 @@ REFUSED = {
     "<role>.model_args.freeze_module_prefix": "use lora_target to train a part of the model",
 }
 """Keys that affect the result of training, so that ignoring them would be wrong: they are faults. With replacements, by key path."""
-HOLDS = {"ratio_type": "token", "whiten_rewards": False, "rl_loss_coef": 1, "distill_on_prompt": False, "teacher_temperature": 1}
+HOLDS = {
+    "ratio_type": "token",
+    "whiten_rewards": False,
+    "rl_loss_coef": 1,
+    "distill_on_prompt": False,
+    "teacher_temperature": 1,
+    "dirty_data_mask": False,
+    "use_token_reward": False,
+    "open_feedback_turn": False,
+    "exp_mode": "train",
+}
 """Values for which ROLL does what roll always does. A key with this value is not a fault."""
 
 READ_AS = {

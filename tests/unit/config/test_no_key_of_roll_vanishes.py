@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig
 
-from roll.config.load.loader import read_config
+from roll.config.load.loader import Loaded, read_config
 from roll.config.roll_v2.defaults import is_of_roll, settle_defaults
 from roll.config.roll_v2.meanings import settle_meanings
 from roll.config.roll_v2.translate import Translation, translate
 from tests.unit.config.test_keys_of_roll import FILES, kind_of, rows
 
+FIELDS = Path(__file__).with_name("fields_of_roll.tsv")
+"""Lines of: `rlvr` or `agentic`, path of a key that ROLL v0.2.1 has, value other than ROLL's default as JSON. Keys of its shipped files are
+left out."""
 COMMON: dict[str, Any] = {
     "exp_name": "of_roll",
     "pretrain": "model",
@@ -53,21 +58,25 @@ def with_key(small: Mapping[str, Any], place: str, value: Any) -> dict[str, Any]
 
 @pytest.mark.parametrize("small", [RLVR, AGENTIC], ids=["rlvr", "agentic"])
 def test_the_small_files_have_no_fault(small: Mapping[str, Any]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert read_config(DictConfig(dict(small)), passing=(), imports=False).faults == []
+    assert read(small)[0].faults == []
+
+
+def read(values: Mapping[str, Any]) -> tuple[Loaded, list[str]]:
+    """Return the loaded file and the warnings about it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loaded = read_config(DictConfig(dict(values)), passing=(), imports=False)
+    return loaded, sorted(str(one.message) for one in caught)
 
 
 def outcome(small: Mapping[str, Any], place: str, value: Any) -> str:
     values = with_key(small, place, value)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        loaded = read_config(DictConfig(values), passing=(), imports=False)
+    loaded, said = read(values)
     done: Translation = translate(values, "")
     assert is_of_roll(done)
     settle_meanings(done)
     settle_defaults(done)
-    return kind_of(place, value, done.values, [str(one.message) for one in caught], [fault.place for fault in loaded.faults])
+    return kind_of(place, value, done.values, said, [fault.place for fault in loaded.faults])
 
 
 @pytest.mark.parametrize(
@@ -100,3 +109,13 @@ def test_a_key_of_a_shipped_file_does_not_vanish(name: str) -> None:
     small = AGENTIC if name == "lake" else RLVR
     silent = [place for _, place, value in rows(name) if outcome(small, place, value) == "silent"]
     assert silent == []
+
+
+@pytest.mark.parametrize(("kind", "small"), [("rlvr", RLVR), ("agentic", AGENTIC)], ids=["rlvr", "agentic"])
+def test_every_field_of_roll_changes_the_configuration_or_is_said(kind: str, small: Mapping[str, Any]) -> None:
+    plain, said = read(small)
+    fields = [line.split("\t")[1:] for line in FIELDS.read_text(encoding="utf-8").splitlines() if line.startswith(f"{kind}\t")]
+    assert len(fields) > 20
+    for place, text in fields:
+        loaded, warned = read(with_key(small, place, json.loads(text)))
+        assert loaded.faults or loaded.config != plain.config or warned != said, place
