@@ -155,6 +155,9 @@ def _differences(values: dict[str, Any], agentic: bool) -> Iterator[str]:
     if values.get("adv_estimator") == "gae":
         text = "gae takes 0 as the value after a response; ROLL takes the critic's values of the padding there"
         yield f"adv_estimator: {text}, and they change the advantages of all tokens"
+    if values.get("norm_std_type") == "group" and values.get("norm_mean_type") != "group":
+        rolls = "in ROLL, rewards of a group that are all equal become 0" if agentic else "ROLL itself cannot compute this pair of scopes"
+        yield f"norm_std_type: group without norm_mean_type: group leaves rewards of a group that are all equal undivided here; {rolls}"
     if not agentic:
         yield f"prompt_length: prompts of at most {SHORTEST_PROMPT} tokens are trained on here; ROLL drops them; remove such rows"
     if values.get("max_len_mask"):

@@ -198,6 +198,16 @@ def test_a_folder_named_roll_does_not_hide_the_package(tmp_path: Path, monkeypat
     assert ask([part], {})[0].faults == ()
 
 
+@pytest.mark.parametrize(
+    ("mean", "std", "is_said"), [("batch", "group", True), (None, "group", True), ("group", "group", False), ("group", "batch", False)]
+)
+def test_groups_of_equal_rewards_that_roll_pays_otherwise_are_said(mean: str | None, std: str, is_said: bool) -> None:
+    norm = {"grouping": "traj_group_id", "norm_mean_type": mean, "norm_std_type": std}
+    for name, changes in (("lake", LAKE | {"reward_normalization": norm}), ("lora", {"norm_mean_type": mean, "norm_std_type": std})):
+        _, said = read(name, changes)
+        assert any(text.startswith("norm_std_type: group without") for text in said) is is_said
+
+
 MEGATRON = {
     "actor_train.strategy_args.strategy_name": "megatron_train",
     "actor_train.training_args.per_device_train_batch_size": 2,
