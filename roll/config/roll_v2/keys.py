@@ -17,6 +17,7 @@ VARIABLES = (
     *("custom_env", "env_manager_cls", "max_tokens_per_step", "max_actions_per_traj", "agent_system_template", "agent_template"),
     *("action_pattern", "think_action_pattern", "all_response_pattern", "sokoban_format_penalty", "frozen_format_penalty"),
     *("single_prompt_agent_system_template", "single_prompt_agent_template"),
+    *("gem_games", "gem_math", "gem_qa", "gem_rg", "gem_code", "default_history_length"),
 )
 """Root keys that ROLL's files use as variables in `${...}`. An unused one is accepted in a file, but
 refused on the command line."""
