@@ -13,7 +13,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.data.ends import EndOfTurn
 from roll.pipeline.sampling import sampling_of
 from roll.tracking.notices import Watch
-from roll.types import Metrics, Sampling
+from roll.types import NO_VERDICT, Metrics, Sampling
 
 SAMPLES = "the responses are in samples.jsonl and in the report"
 MASKS = ("max_len_mask", "error_max_len_clip", "difficulty_mask")
@@ -64,7 +64,9 @@ class ZeroAdvantages:
         """See `Watch`."""
         others = other_terms(self.config)
         learns = f"; only {' and '.join(others)} changed the policy" if others else ", so the policy learnt nothing"
-        return f"the advantages of all responses are 0{learns}. {self._cause(metrics)}"
+        failed = sum(metrics.get(f"reward/{outcome.value}_fraction", 0.0) for outcome in NO_VERDICT)
+        lost = f"{failed:.0%} of the responses have no reward, because it failed: see the notices about rewards. " if failed else ""
+        return f"the advantages of all responses are 0{learns}. {lost}{self._cause(metrics)}"
 
     def _cause(self, metrics: Metrics) -> str:
         config, estimator = self.config, self.config.adv_estimator

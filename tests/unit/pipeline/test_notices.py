@@ -130,6 +130,14 @@ def test_zero_advantages_name_the_cause(configured: Callable[..., Any]) -> None:
     assert "the reward of the greedy response" in greedy
 
 
+@pytest.mark.parametrize(("shares", "said"), [({}, False), ({"crashed": 0.25, "timed_out": 0.5}, True), ({"unavailable": 0.75}, True)])
+def test_rewards_that_failed_are_a_cause(shares: dict[str, float], said: bool, configured: Callable[..., Any]) -> None:
+    metrics = {"advantage/zero_fraction": 1.0, "reward/mean": 1.0, "reward/std": 0.0, "reward/equal_groups_fraction": 1.0}
+    metrics |= {f"reward/{outcome}_fraction": share for outcome, share in shares.items()}
+    text = ZeroAdvantages(configured("tiny/tiny_rlvr_lora_zero3")).text(metrics)
+    assert ("75% of the responses have no reward, because it failed" in text) == said
+
+
 def test_a_group_of_one_is_named_as_the_cause(configured: Callable[..., Any]) -> None:
     text = cause(configured("tiny/tiny_rlvr_lora_zero3", "num_return_sequences_in_group=1", "adv_estimator=reinforce"), step_of([0], [0]))
     assert "Every reward" in text
