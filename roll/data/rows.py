@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from roll.config.schema.model import DataConfig
+from roll.config.schema.model import DataConfig, truths_as_text
 from roll.data.json_text import parsed
 from roll.data.messages import ROLE_FROM, ROLE_OF, ROLES, MessageFault, read_message, unread_keys
 from roll.registry import nearest
@@ -87,7 +87,8 @@ def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row's arguments for the chat template: `tools`, and the keys of `chat_template_kwargs`. JSON texts are parsed.
 
     Raises:
-        RowFault: `tools` is not a list of objects, `chat_template_kwargs` is not an object, or a text in them is not JSON.
+        RowFault: `tools` is not a list of objects, `chat_template_kwargs` is not an object, a text in them is not JSON, or a truth value is
+            a text.
     """
     tools, others = (_optional(row, column) for column in (TOOLS, TEMPLATE_ARGUMENTS))
     if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
@@ -96,6 +97,9 @@ def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     if others and not isinstance(others, dict):
         remedy = f"make '{TEMPLATE_ARGUMENTS}' an object such as {{\"enable_thinking\": false}}"
         raise RowFault(f"'{TEMPLATE_ARGUMENTS}' is not an object", f"'{TEMPLATE_ARGUMENTS}' is {_shown(others)}", remedy)
+    for key in truths_as_text(others or {}):
+        problem = f"'{TEMPLATE_ARGUMENTS}' has '{key}' as the text {others[key]!r}, and a chat template takes every text as true"
+        raise RowFault(f"'{key}' of '{TEMPLATE_ARGUMENTS}' is a text", problem, "write true or false without quotes")
     return {**(others or {}), **({TOOLS: tools} if tools else {})}
 
 

@@ -47,6 +47,12 @@ SFT_FAULTS = [
     (["pipeline=sfd"], "pipeline", '"sfd"', "did you mean 'sft'"),
     (["eval_steps=5"], "eval_steps", "no held-out rows", "data_split=[9,1,0]"),
     (["eval_steps=5", "data_split=[1,0,0]"], "eval_steps", "no held-out rows", "data_split=[9,1,0]"),
+    (
+        ["+sft_train.data_args.chat_template_kwargs={enable_thinking: 'false'}"],
+        "sft_train.data_args.chat_template_kwargs.enable_thinking",
+        "the text 'false'",
+        "without quotes",
+    ),
     (["data_split=[0,1,0]"], "data_split", "leaves nothing to train on", "a share"),
     (["data_split=[9,1]"], "data_split[2]", "missing", "add the key"),
     (["data_split=[9,-1,0]"], "data_split[1]", "-1", "at least 0"),

@@ -37,8 +37,8 @@ def rows_of(config: OfflineConfig) -> Rows:
 def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault]:
     """Yield faults of the keys of a data set.
 
-    Faults are columns that are missing, that exclude each other or that only other pipelines read, a set without files, and
-    `domain_interleave_probs` without a share above 0.
+    Faults are columns that are missing, that exclude each other or that only other pipelines read, a set without files, arguments of the
+    template that are truth values as text, and `domain_interleave_probs` without a share above 0.
     """
     yield from _prompt_faults(where, columns, rows)
     for key in ("text", "chosen", "rejected", "margin", "label"):
@@ -57,6 +57,9 @@ def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault
         yield Fault(f"{where}.system", f"'{columns.system}', but messages contain their own system message", "remove it, or use prompt")
     if not columns.file_name:
         yield Fault(f"{where}.file_name", "[] names no file", "list at least one file")
+    for key in columns.truths_as_text:
+        problem = f"the text '{(columns.chat_template_kwargs or {})[key]}', and a chat template takes every text as true"
+        yield Fault(f"{where}.chat_template_kwargs.{key}", problem, "write true or false without quotes")
     shares = columns.domain_interleave_probs
     if shares is not None and not any(shares.values()):
         yield Fault(f"{where}.domain_interleave_probs", f"{shares} has no share above 0", "give at least one domain a share above 0")

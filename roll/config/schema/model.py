@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -114,6 +115,11 @@ class TrainingConfig(StrictConfig):
     )
 
 
+def truths_as_text(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of a chat template that are the text of a truth value. Jinja takes every text but "" as true, also "false"."""
+    return [key for key, value in arguments.items() if isinstance(value, str) and value.strip().lower() in ("true", "false")]
+
+
 class DataConfig(StrictConfig):
     """Data: the source of the rows and the meaning of their columns."""
 
@@ -158,6 +164,11 @@ class DataConfig(StrictConfig):
         None, description="Weight of each domain in the sampling of prompts; proportional to its number of rows if not given."
     )
     preprocessing_num_workers: Ranks = Field(1, description="Number of processes that tokenise the rows.")
+
+    @property
+    def truths_as_text(self) -> list[str]:
+        """Keys of `chat_template_kwargs` whose value is the text of a truth value; see `truths_as_text`."""
+        return truths_as_text(self.chat_template_kwargs or {})
 
     def rendered_as(self, trained: DataConfig | None) -> DataConfig:
         """Return these held-out rows with the template's arguments of the training rows, unless they have their own or another template."""

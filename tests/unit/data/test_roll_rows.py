@@ -149,6 +149,16 @@ def test_what_a_template_does_not_read_is_a_fault(prepared: Callable[..., Prompt
         prepared([{"messages": ASK, **column}], domains("math_rule"), template=template)
 
 
+@pytest.mark.parametrize("value", ["false", "True", " FALSE "])
+def test_a_truth_value_as_text_is_a_fault(
+    prepared: Callable[..., PromptSet], tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    for given in ({"enable_thinking": value}, json.dumps({"enable_thinking": value})):
+        with pytest.raises(DataError, match="'enable_thinking' as the text"):
+            prepared([{"messages": ASK, "chat_template_kwargs": given}], domains("math_rule"), template="native")
+
+
 @pytest.mark.parametrize("key", ["thinking", "enable", "message", "tool", "tokenize", "add_generation_prompt"])
 def test_an_argument_that_is_not_the_templates_is_a_fault(
     prepared: Callable[..., PromptSet], tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, key: str
