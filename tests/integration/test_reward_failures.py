@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -36,7 +37,7 @@ def failing(world: World) -> World:
     return world
 
 
-def test_a_run_says_the_first_failure_and_the_total(failing: World) -> None:
+def test_a_run_says_the_first_failure_and_the_total(failing: World, leaves_nothing: Callable[[], None]) -> None:
     words = failing.rlvr("failing", "max_steps=1", "eval_steps=1", "rewards.arithmetic.reward=failing_reward:some")
     outcome = failing.run(*words)
     assert outcome.status == 0, outcome.output
@@ -46,18 +47,20 @@ def test_a_run_says_the_first_failure_and_the_total(failing: World) -> None:
     first, *_, total = [json.loads(line)["text"] for line in (failing.folder / "failing" / NOTICES_FILE).read_text().splitlines()]
     assert "KeyError: 'ground_truth'" in first and "gave no verdict on" in total
     assert "KeyError" in (failing.folder / "failing" / "report.html").read_text()
+    leaves_nothing()
 
 
-def test_a_step_without_any_reward_ends_the_run(failing: World) -> None:
+def test_a_step_without_any_reward_ends_the_run(failing: World, leaves_nothing: Callable[[], None]) -> None:
     outcome = failing.run(*failing.rlvr("unscored", "max_steps=1", "rewards.arithmetic.reward=failing_reward:none"))
     assert outcome.status == 3, outcome.output
     line = next(line for line in outcome.output.splitlines() if line.startswith("step 1/1"))
     assert "reward none (100% crashed)" in line
     last = failing.metrics("unscored")[-1]
     assert last["reward/crashed_fraction"] == 1 and "reward/mean" not in last and "policy/loss" not in last
+    leaves_nothing()
 
 
-def test_an_evaluation_says_stages_and_failures(failing: World) -> None:
+def test_an_evaluation_says_stages_and_failures(failing: World, leaves_nothing: Callable[[], None]) -> None:
     asked = ("warm/export", "--data", "few.jsonl", "--template", "raw", "--reward", "failing_reward:some", "--max-new-tokens", "8")
     command = [sys.executable, "-m", "roll.evaluate", *asked, "--strategy", "hf_infer", "--output", "failed", "prompt_length=16"]
     done = subprocess.run(command, cwd=failing.folder, capture_output=True, text=True, timeout=limits.RUN, env=os.environ)
@@ -78,3 +81,4 @@ def test_an_evaluation_says_stages_and_failures(failing: World) -> None:
     assert results["sets"]["few"]["unscored"] == sevens > 0
     assert f"{sevens} of 64" in done.stdout
     assert any("KeyError: 'ground_truth'" in notice for notice in results["notices"])
+    leaves_nothing()
