@@ -77,7 +77,7 @@ class ChatTemplate:
 
     def unread(self, further: Mapping[str, Any]) -> list[str]:
         """Return the arguments that the template does not read."""
-        return [key for key in further if self._native is None or key not in self._native.variables]
+        return list(further) if self._native is None else self._native.unread(further)
 
     def _written(self, messages: Messages, native: NativeTemplate, further: Mapping[str, Any]) -> Messages:
         """Return the messages with only keys that the template writes. Thinking that it opens, but has no key for, joins the content."""

@@ -120,6 +120,10 @@ class NativeTemplate:
         sources = own.values() if isinstance(own, Mapping) else [own or ""]
         return frozenset().union(*(find_undeclared_variables(parser.parse(GENERATION_TAGS.sub("", source))) for source in sources))
 
+    def unread(self, further: Mapping[str, Any]) -> list[str]:
+        """Return the arguments that the template does not read."""
+        return [key for key in further if key not in self.variables]
+
     @cached_property
     def form(self) -> Form:
         """The form in which the template reads messages, found by probes."""

@@ -37,6 +37,10 @@ RUN_ONLY = (
 )
 """Patterns of keys that say how a run is run, but not what it learns, except for rounding. A new key belongs to the experiment until it is
 listed here. The last three keys together say the number of sequences of an update, which the resume fingerprint guards."""
+GIVEN = frozenset(
+    {"reward_args", "environment_args", "adv_estimator_args", "policy_loss_args", "preference_loss_args", "mismatch_correction_args"}
+)
+"""Blocks of arguments of functions, which belong to the experiment whatever they are called: a `timeout` in them may decide a verdict."""
 LONGEST = 100
 """Largest number of characters of a value in a message."""
 
@@ -53,7 +57,7 @@ class Change:
     @property
     def is_of_experiment(self) -> bool:
         """Whether the key belongs to the experiment, and not only to the way in which it is run."""
-        return not any(fnmatchcase(self.key, pattern) for pattern in RUN_ONLY)
+        return not GIVEN.isdisjoint(self.key.split(".")) or not any(fnmatchcase(self.key, pattern) for pattern in RUN_ONLY)
 
     def __str__(self) -> str:
         return f"{self.key}: {self.before} -> {self.now}"

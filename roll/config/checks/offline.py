@@ -11,7 +11,7 @@ from roll.config.checks.distillation import distillation_faults
 from roll.config.derived.batch import has_pairs, row_learner, sequences_per_update
 from roll.config.derived.preferences import added_losses, compares
 from roll.config.schema.faults import unread_keys
-from roll.config.schema.model import DataConfig
+from roll.config.schema.model import DataConfig, truths_as_text
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, SftConfig
 from roll.errors import Fault
 
@@ -57,8 +57,9 @@ def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault
         yield Fault(f"{where}.system", f"'{columns.system}', but messages contain their own system message", "remove it, or use prompt")
     if not columns.file_name:
         yield Fault(f"{where}.file_name", "[] names no file", "list at least one file")
-    for key in columns.truths_as_text:
-        problem = f"the text '{(columns.chat_template_kwargs or {})[key]}', and a chat template takes every text as true"
+    arguments = columns.chat_template_kwargs or {}
+    for key in truths_as_text(arguments):
+        problem = f"the text '{arguments[key]}', and a chat template takes every text as true"
         yield Fault(f"{where}.chat_template_kwargs.{key}", problem, "write true or false without quotes")
     shares = columns.domain_interleave_probs
     if shares is not None and not any(shares.values()):

@@ -165,11 +165,6 @@ class DataConfig(StrictConfig):
     )
     preprocessing_num_workers: Ranks = Field(1, description="Number of processes that tokenise the rows.")
 
-    @property
-    def truths_as_text(self) -> list[str]:
-        """Keys of `chat_template_kwargs` whose value is the text of a truth value; see `truths_as_text`."""
-        return truths_as_text(self.chat_template_kwargs or {})
-
     def rendered_as(self, trained: DataConfig | None) -> DataConfig:
         """Return these held-out rows with the template's arguments of the training rows, unless they have their own or another template."""
         if trained is None or self.template != trained.template or self.chat_template_kwargs is not None:

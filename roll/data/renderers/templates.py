@@ -88,7 +88,7 @@ def turns_renderer(tokenizer: PreTrainedTokenizerBase, template: str, further: M
     check_marks(template, tokenizer)
     chosen, source = OWN.get(template), template_text(tokenizer, template)
     native = NativeTemplate(tokenizer) if chosen is None else None
-    if unread := [key for key in further if native is None or key not in native.variables]:
+    if unread := list(further) if native is None else native.unread(further):
         raise ValueError(f"the template does not read '{unread[0]}' of chat_template_kwargs")
     form = native.form if native else PLAIN
     begun = "" if chosen is None else opening(tokenizer)

@@ -58,6 +58,9 @@ def test_an_equal_configuration_has_no_changes(before: dict[str, Any]) -> None:
         (["seed=43"], ["seed: 42 -> 43"]),
         (["+dynamic_sampling={}"], None),
         (["policy_loss=gspo"], None),
+        (["+rewards.arithmetic.reward_args={timeout: 3}"], None),
+        (["+rewards.arithmetic.reward_args={concurrency: 3, system_envs: {A: b}}"], None),
+        (["+policy_loss_args={memory_gib: 2}"], None),
     ],
 )
 def test_a_changed_experiment_is_named_and_refused(before: dict[str, Any], words: list[str], expected: list[str] | None) -> None:
