@@ -80,7 +80,7 @@ def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int, 
     """Return pass rates, majority votes, rewards, lengths and the oldest policy version of one set.
 
     Pass rates and majority votes are those of the prompts whose domain has an accuracy. They are left out if there are none. A response
-    without a verdict counts as failed. What no response has a verdict for is left out.
+    without a verdict counts as failed. If no response has a verdict, pass rates, majority votes and rewards are left out.
 
     Args:
         samples: number of responses to each prompt.

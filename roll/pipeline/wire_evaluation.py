@@ -50,7 +50,7 @@ class HeldOutInputs:
 
 
 class Listener(Protocol):
-    """Is told how far an evaluation is."""
+    """Receives the progress of an evaluation."""
 
     def begun(self) -> None:
         """All roles are ready, and the first prompts are answered."""
