@@ -8,7 +8,7 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from roll.environments.base import Message, Observation, Step
+from roll.agents.environments.base import Message, Observation, Step
 
 
 class Letters:

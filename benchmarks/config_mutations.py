@@ -32,7 +32,7 @@ from roll.config.load.loader import read_config
 from roll.config.plan.plan import make_plan
 from roll.config.plan.show import plan_text
 from roll.errors import ConfigError, Fault
-from roll.pipeline.__main__ import main as command
+from roll.pipeline import main as command
 
 EXPERIMENTS = ("tiny_rlvr_lora_zero3", "tiny_warm_up", "rlvr_zero3", "tiny_dpo", "tiny_distill", "tiny_judge", "rlvr_async_8gpus")
 DEADLINE = 20

@@ -168,8 +168,8 @@ def on_rank(rank: int, port: int, group: Sequence[Cell], bench: Bench) -> None:
     from benchmarks.deepspeed_cells import machine, trained
     from benchmarks.deepspeed_plain import oracle
     from benchmarks.deepspeed_tasks import Folders
+    from roll.backend import Rank
     from roll.errors import ConfigError
-    from roll.strategies.base import Rank
 
     torch.set_num_threads(1)
     here = Rank("actor_train", rank, RANKS, "127.0.0.1", port, bench.device, COLLECTIVE_SECONDS[bench.device])

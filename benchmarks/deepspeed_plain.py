@@ -25,9 +25,9 @@ from benchmarks.deepspeed_tasks import (
     training_args,
 )
 from roll.algorithms.losses import LossInputs, TokenLosses
+from roll.backend import Rank
 from roll.models.load import add_lora, load_causal_model
-from roll.strategies.base import Rank
-from roll.strategies.deepspeed_optimizers import Place, make_optimizer
+from roll.training.deepspeed.optimizers import Place, make_optimizer
 from roll.types import TrainBatch
 
 OWN = ("lion", "adagrad", "muon")

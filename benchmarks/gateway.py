@@ -31,10 +31,10 @@ from aiohttp import web
 
 from benchmarks import launch
 from examples.tiny.make_model import build_tokenizer
+from roll.agents.gateway.server import Gateway, GatewayBounds
+from roll.agents.gateway.session import AgentSession, SessionBounds
 from roll.data.renderers.base import ChatRenderer
 from roll.data.renderers.families import chat_renderer
-from roll.gateway.server import Gateway, GatewayBounds
-from roll.gateway.session import AgentSession, SessionBounds
 from roll.system.step_memory import collect_rarely, memory_of_steps
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling, Session
 

@@ -33,22 +33,22 @@ from rich.table import Table
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.losses import Loss
 from roll.algorithms.policy_loss import PolicyLoss
+from roll.backend import MicroBatch, Rank, TrainResult
 from roll.config.derived.placement import RolePlan
 from roll.config.schema.roles import RewardConfig
+from roll.engines.actor_infer import ActorInfer
+from roll.engines.running import Running
+from roll.ray.cluster import ClusterSession, cluster
+from roll.ray.group import WorkerGroup
+from roll.ray.placement import worker_placements
+from roll.rewards.reward_workers import Rewards, RewardSettings
 from roll.rollout.batch import Shaping, experience, rollout_metrics, token_count
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.group import SingleTurns
 from roll.rollout.scheduler import RolloutScheduler
-from roll.strategies.base import MicroBatch, Rank, TrainResult
 from roll.system.step_memory import memory_of_steps
+from roll.training.actor_train import ActorTrain, TrainShape
 from roll.types import Completion, FinishReason, Ints, Metrics, NumberedCompletions, Prompt, Sampling
-from roll.workers.actor_infer import ActorInfer
-from roll.workers.actor_train import ActorTrain, TrainShape
-from roll.workers.cluster import ClusterSession, cluster
-from roll.workers.group import WorkerGroup
-from roll.workers.placement import worker_placements
-from roll.workers.rewards import Rewards, RewardSettings
-from roll.workers.running import Running
 
 GROUP = 8
 RANKS = 2
@@ -281,7 +281,7 @@ def seconds(logs: Path) -> dict[str, float]:
 
 def kind_of(process: psutil.Process, logs: Path) -> str:
     """Return the kind of a process. A worker is identified by its log."""
-    if "roll.rewards.child" in process.cmdline():
+    if "roll.rewards.hosting.child" in process.cmdline():
         return "reward functions"
     log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
     return log.stem.rpartition("-")[0] if log.parent == logs else "Ray's own"

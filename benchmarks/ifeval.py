@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from roll.rewards.ifeval import CHECKS, ifeval
-from roll.rewards.instructions.ids import INSTRUCTIONS
+from roll.rewards.functions.ifeval import CHECKS, ifeval
+from roll.rewards.functions.instructions.ids import INSTRUCTIONS
 from roll.types import Prompt
 
 NO_PROMPT = Prompt(0, np.zeros(1, np.int32), "", "ifeval", {})

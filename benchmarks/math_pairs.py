@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from math_verify import parse, verify
 
-from roll.rewards.math_rule import math_rule
+from roll.rewards.functions.math_rule import math_rule
 from roll.types import Prompt
 
 PAIRS = Path(__file__).with_suffix(".txt")

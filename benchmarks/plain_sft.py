@@ -20,6 +20,7 @@ from torch import Tensor
 from benchmarks import plain
 from benchmarks.plain import LogProbs, Timer, Trainer
 from benchmarks.work import SftWork
+from roll.backend import MicroBatch
 from roll.config.derived.batch import plan_batch
 from roll.config.load.loader import load_config
 from roll.config.plan.memory import compiles
@@ -27,12 +28,11 @@ from roll.config.schema.offline import SftConfig
 from roll.data.example_batch import given_batch
 from roll.data.sampler import ExampleSampler
 from roll.models.packed_inputs import packed_inputs
-from roll.pipeline.role_models import model_shape
-from roll.pipeline.roles import aggregation
-from roll.pipeline.wire_offline import prepare_rows
-from roll.strategies.base import MicroBatch
+from roll.runs.offline.wiring import prepare_rows
+from roll.runs.role_models import model_shape
+from roll.runs.roles import aggregation
+from roll.training.actor_train import TrainShape, micro_batches_of
 from roll.types import Sequences
-from roll.workers.actor_train import TrainShape, micro_batches_of
 
 UNLEARNT = -100
 """Label of a token without a loss, by transformers' convention."""

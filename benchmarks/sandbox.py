@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from roll.rewards.code_sandbox import code_sandbox
+from roll.rewards.functions.code_sandbox import code_sandbox
 from roll.rewards.sandbox.bubblewrap import START
 from roll.types import Prompt, RewardOutcome
 

@@ -117,12 +117,12 @@ def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
 
 def build(options: argparse.Namespace, model: Path, device: str) -> Any:
     """Build the trainer as the only rank of its process group."""
+    from roll.backend import Rank
+    from roll.backend_settings import TrainSettings
     from roll.config.schema.engine import DeepSpeedConfig
     from roll.config.schema.model import ModelConfig, TrainingConfig
     from roll.models.load import load_policy
-    from roll.strategies.base import Rank
-    from roll.strategies.deepspeed_train import DeepSpeedTrain
-    from roll.strategies.settings import TrainSettings
+    from roll.training.deepspeed.strategy import DeepSpeedTrain
 
     wish = options.checkpointing
     model_args: dict[str, Any] = {
@@ -155,8 +155,8 @@ def build(options: argparse.Namespace, model: Path, device: str) -> Any:
 def work(options: argparse.Namespace, vocabulary: int) -> tuple[Any, list[Any]]:
     """Return random sequences, and the micro-batches of one update over them."""
     from roll.algorithms.aggregation import loss_weights
+    from roll.backend import MicroBatch
     from roll.data import packing
-    from roll.strategies.base import MicroBatch
     from roll.types import TrainBatch
 
     generator = np.random.default_rng(0)

@@ -20,9 +20,9 @@ from roll.evaluation.results import EvaluationResult
 from roll.evaluation.run import run as run_evaluation
 from roll.evaluation.settings import plan_evaluation
 from roll.evaluation.subject import find_subject
-from roll.pipeline.assemble import run
-from roll.pipeline.checkpointer import EXPORT
-from roll.pipeline.jobs import jobs_of
+from roll.runs.assemble import run
+from roll.runs.checkpointer import EXPORT
+from roll.runs.jobs import jobs_of
 from roll.tracking.jsonl import METRICS_FILE, read_ends
 from roll.tracking.life import Life
 from roll.types import Metrics

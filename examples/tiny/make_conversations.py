@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from roll.environments.calculator import Calculator, calc
+from roll.agents.environments.calculator import Calculator, calc
 
 CONVERSATIONS = 6000
 WITH_TOOL = 0.4

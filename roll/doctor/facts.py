@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from roll.strategies.extension_locks import ExtensionLock
+from roll.training.deepspeed.extension_locks import ExtensionLock
 
 COMPILED_OPS = "compiled ops"
 """`Folder.use` of torch's extension cache."""

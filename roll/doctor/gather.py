@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 
 from roll.config.shipped import locks_folder
 from roll.doctor.facts import COMPILED_OPS, Facts, Folder, Gpu, Network
-from roll.strategies.extension_locks import extension_cache, extension_locks
+from roll.training.deepspeed.extension_locks import extension_cache, extension_locks
 
 PROBE_SECONDS = 120.0
 TOOL_SECONDS = 20.0
@@ -61,7 +61,7 @@ def gather() -> Facts:
         arch_list=os.environ.get("TORCH_CUDA_ARCH_LIST"),
         torch=_probe("roll.doctor.torch_probe"),
         extension_locks=tuple(extension_locks(extension_cache())),
-        ops=_probe("roll.strategies.deepspeed_ops"),
+        ops=_probe("roll.training.deepspeed.ops"),
         sandbox=_probe("roll.rewards.sandbox"),
         ray_address=address,
         ray_nodes=_ray_nodes(address) if address else (),
@@ -210,7 +210,7 @@ def _ray_nodes(address: str) -> Any:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         except (OSError, OverflowError) as error:
             return f"that address cannot be reached ({error})"
-    return _probe("roll.workers.survey")
+    return _probe("roll.ray.survey")
 
 
 def _probe(module: str) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 from rich.table import Table
 
 from roll.evaluation.statistics import CONFIDENCE, Estimate, average, share
-from roll.pipeline.evaluate import NO_BARS, bars_for, earned, judged_groups, pass_at_k, passes_of, sizes, unscored, validation_metrics
 from roll.rewards.passing import Bars
+from roll.runs.rlvr.validation import NO_BARS, bars_for, earned, judged_groups, pass_at_k, passes_of, sizes, unscored, validation_metrics
 from roll.tracking.base import group_record
 from roll.types import Metrics, RolloutGroup
 

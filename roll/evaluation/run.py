@@ -22,11 +22,13 @@ from roll.evaluation.results import RESULTS_FILE, EvaluationResult, sample_recor
 from roll.evaluation.settings import Evaluation, as_asked
 from roll.evaluation.subject import Subject
 from roll.export.__main__ import export
-from roll.pipeline.interrupt import Interrupt
-from roll.pipeline.role_life import tell_signs
-from roll.pipeline.roles import Roles, is_trainer_side
-from roll.pipeline.wire_evaluation import HeldOutInputs, answers, prepare
+from roll.ray.cluster import ClusterSession, cluster
+from roll.ray.guarded import guarded
 from roll.rewards.passing import Bars, said
+from roll.runs.interrupt import Interrupt
+from roll.runs.rlvr.held_out import HeldOutInputs, answers, prepare
+from roll.runs.role_life import tell_signs
+from roll.runs.roles import Roles, is_trainer_side
 from roll.system.event_loop import run_in_loop
 from roll.system.own_folder import own_folder
 from roll.tracking.jsonl import SAMPLES_FILE, to_line
@@ -34,8 +36,6 @@ from roll.tracking.life import Life
 from roll.tracking.logs import RunLog
 from roll.tracking.notices import StepNotices
 from roll.types import RolloutGroup
-from roll.workers.cluster import ClusterSession, cluster
-from roll.workers.guarded import guarded
 
 LOG = logging.getLogger(__name__)
 PARTS = 10

@@ -25,7 +25,7 @@ from roll.config.schema.secrets import HIDDEN
 from roll.errors import ConfigError, Fault
 from roll.evaluation.request import Request
 from roll.evaluation.subject import PLACE, Subject
-from roll.pipeline.wire_evaluation import inference_plan
+from roll.runs.rlvr.held_out import inference_plan
 
 KEPT = (
     *("prompt_length", "response_length", "sequence_length", "seed", "time_sharing", "num_gpus_per_node", "gpu_memory_gib"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from roll.checkpoint.manifest import MANIFEST
-from roll.checkpoint.state import LoopState
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
 from roll.export.source import CHECKPOINTS, CONFIG, CheckpointSource, find_source, read_run
+from roll.runs.checkpoint.manifest import MANIFEST
+from roll.runs.checkpoint.state import LoopState
 
 PLACE = "SUBJECT"
 """Name of the first command-line argument in error messages."""

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from roll.checkpoint.manifest import seal
-from roll.checkpoint.state import LOOP_FILE, LoopState
 from roll.data.ends import ends_of
 from roll.errors import CheckpointError, DataError
 from roll.export.source import CheckpointSource
 from roll.models.export import write_adapter_folder, write_model
 from roll.models.load import DTYPES, add_lora, load_causal_model, load_tokenizer, unreadable
 from roll.models.weights import ADAPTER, WeightView
-from roll.strategies import deepspeed_files
+from roll.runs.checkpoint.manifest import seal
+from roll.runs.checkpoint.state import LOOP_FILE, LoopState
+from roll.training.deepspeed import files as deepspeed_files
 from roll.weight_sync.bucket import plan_buckets
 
 FILE_BYTES = 4 << 30

@@ -8,13 +8,13 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
-from roll.checkpoint.manifest import MANIFEST, verify
-from roll.checkpoint.store import CheckpointStore
 from roll.config.derived.batch import learner
 from roll.config.load.loader import load_config
 from roll.config.schema.model import DataConfig, ModelConfig
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
+from roll.runs.checkpoint.manifest import MANIFEST, verify
+from roll.runs.checkpoint.store import CheckpointStore
 from roll.tracking.start import read_starts
 
 CONFIG = "config.yaml"

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from roll.rewards.judging import AnswerPattern
-from roll.rewards.messages import PartTraits
+from roll.rewards.hosting.messages import PartTraits
+from roll.rewards.judges.judging import AnswerPattern
 from roll.rewards.parts import parts_of
 from roll.types import Episode, RewardOutcome
 

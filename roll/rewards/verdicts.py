@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from roll.system.raised import NOTE_CHARACTERS, raised_where, trace_of
+from roll.hosted.raised import NOTE_CHARACTERS, raised_where, trace_of
 from roll.types import FP32_MAX, RewardOutcome, RewardResult, TurnReward
 
 MOST_NOTE = 2000

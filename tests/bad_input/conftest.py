@@ -17,7 +17,7 @@ from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.plan.plan import make_plan
 from roll.errors import ConfigError
-from roll.pipeline.__main__ import main
+from roll.pipeline import main
 
 Composition = tuple[DictConfig, set[str]]
 

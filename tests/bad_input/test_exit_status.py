@@ -11,7 +11,7 @@ import pytest
 from roll.config.plan.plan import Plan
 from roll.config.schema.pipelines import Config
 from roll.errors import DataError, Fault, WorkerFailed
-from roll.pipeline.__main__ import main
+from roll.pipeline import main
 from roll.tracking.life import Life
 
 ENDS = [
@@ -39,9 +39,9 @@ def test_exit_status_and_last_line(
         if end:
             raise end
 
-    assemble = ModuleType("roll.pipeline.assemble")
+    assemble = ModuleType("roll.runs.assemble")
     assemble.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "roll.pipeline.assemble", assemble)
+    monkeypatch.setitem(sys.modules, "roll.runs.assemble", assemble)
     assert main(["--config-path", "exp", "--config-name", "sound"]) == status
     assert started == ["actor_train", "actor_infer", "rewards.math_rule"]
     printed = capsys.readouterr()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.pipeline.__main__ import main
+from roll.pipeline import main
 from tests import limits
 
 FILES = [

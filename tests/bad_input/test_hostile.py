@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.pipeline.__main__ import main
+from roll.pipeline import main
 from tests.bad_input.conftest import EXPERIMENT
 
 LONG, LONGER = "x" * 300, "x/" * 3000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from roll.config.shipped import known_rewards
-from roll.pipeline.__main__ import main
+from roll.pipeline import main
 
 TRAIN = "actor_train.training_args"
 ENGINE = "actor_infer.strategy_args.strategy_config"

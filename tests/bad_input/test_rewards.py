@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.pipeline.__main__ import main
+from roll.pipeline import main
 
 SUM = "rewards.math_rule.parts={right: {reward: math_rule}, same: {reward: exact_match}}"
 NORMALISED = "rewards.math_rule.normalise=group"
@@ -137,7 +137,7 @@ def test_a_reward_that_cannot_do_with_the_rows_ends_the_run_before_any_role_star
     def started(*_: object) -> None:
         pytest.fail("the cluster was started")
 
-    monkeypatch.setattr("roll.pipeline.assemble.cluster", started)
+    monkeypatch.setattr("roll.runs.assemble.cluster", started)
     monkeypatch.syspath_prepend(folder)
     (file := folder / "own_rewards.py").write_text(OWN)
     (folder / "train.jsonl").write_text(json.dumps({"prompt": "1+1=", "tag": "math_rule", "solution_": "2"}) + "\n")

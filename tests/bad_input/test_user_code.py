@@ -13,7 +13,7 @@ import pytest
 from roll.algorithms.methods.kinds import KINDS
 from roll.config.load import user_code
 from roll.config.load.user_code import Looked, UserPart, ask
-from roll.pipeline.__main__ import main
+from roll.pipeline import main
 
 MODULE = """
 from dataclasses import dataclass
@@ -176,7 +176,7 @@ CASES: list[tuple[UserPart, str, str, str]] = [
         "known keys of rewards.d.parts.p.reward_args: none",
     ),
     (
-        part("reward", "roll.rewards.exact_match:exact_match", ignore_case="no"),
+        part("reward", "roll.rewards.functions.exact_match:exact_match", ignore_case="no"),
         f"{REWARD}_args.ignore_case",
         '"no" is not allowed',
         "true or false",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.pipeline.__main__ import main
+from roll.pipeline import main
 
 TRAINING = "actor_train.training_args"
 TWO_UPDATES = "rollout_batch_size=8"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.strategies.base import Rank, TrainResult
+from roll.backend import Rank, TrainResult
 from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Case, Work, tensors_of, trainer
 
 

@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from roll.backend import EngineActivity, GenerateStrategy, Rank
+from roll.backend_settings import HfGenerateSettings, VllmSettings
 from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
+from roll.engines.hf.strategy import HfGenerate
 from roll.models.export import adapter_config
 from roll.models.load import PackedPolicy, add_lora, load_causal_model
 from roll.models.packed_inputs import packed_inputs
 from roll.models.weights import WeightView
-from roll.strategies.base import EngineActivity, GenerateStrategy, Rank
-from roll.strategies.hf_infer import HfGenerate
-from roll.strategies.settings import HfGenerateSettings, VllmSettings
 from roll.types import Bools, Completion, Floats, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket
 from roll.weight_sync.device import DeviceBucket

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.losses import Loss, LossInputs, TokenLosses
+from roll.backend import MicroBatch, Rank
 from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.model import TrainingConfig
-from roll.strategies.base import MicroBatch, Rank
 from tests.engines import training
 from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Updates
 
@@ -177,7 +177,7 @@ def plant_all(rank: Rank, plan: Plan, model: Path, work: Sequence[Updates], fold
     """
     good, other = ([update] for update in work[rank.rank])
     log, skips = _Lines(), {}
-    logging.getLogger("roll.strategies.finite").addHandler(log)
+    logging.getLogger("roll.training.deepspeed.finite").addHandler(log)
 
     def saved(strategy: Any, name: str) -> Path:
         strategy.save(folder / name)
@@ -214,7 +214,7 @@ def plant_all(rank: Rank, plan: Plan, model: Path, work: Sequence[Updates], fold
             strategy.train_step([*here, *good, *here, *here, *here], PlantedLoss("gradient"), TEMPERATURE, VERSION)
         except Exception as error:
             end = f"{type(error).__name__}: {error}"
-    logging.getLogger("roll.strategies.finite").removeHandler(log)
+    logging.getLogger("roll.training.deepspeed.finite").removeHandler(log)
     scales = [each.scalars.get("policy/loss_scale") for each in results]
     return Faults(skips, afterwards, moved, scales, [each.scalars["policy/lr"] for each in results], end)
 

@@ -69,7 +69,7 @@ def _on_rank(scenario: Scenario, rank: int, world_size: int, port: int, folder: 
     try:
         import torch
 
-        from roll.strategies.base import Rank
+        from roll.backend import Rank
 
         torch.set_num_threads(1)
         result = scenario(Rank("actor_train", rank, world_size, "127.0.0.1", port, "cpu", limits.START), *arguments)

@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 from unittest import mock
 
-from roll.strategies.settings import Settings
-from roll.workers.calls import Ranks
+from roll.backend_settings import Settings
+from roll.ray.calls import Ranks
 from tests import limits
 from tests.engines.ranks import free_port
 
@@ -74,7 +74,7 @@ def _serve(pipe: Connection, role: str, number: int, world_size: int, port: int)
     os.environ |= {"RANK": str(number), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     import torch
 
-    from roll.strategies.base import Rank
+    from roll.backend import Rank
     from roll.weight_sync.sender import BucketSender
 
     torch.set_num_threads(1)

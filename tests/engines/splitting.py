@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.losses import Loss
+from roll.backend import MicroBatch, Rank, TrainResult
+from roll.backend_settings import ModelLoader
 from roll.config.schema.model import TrainingConfig
 from roll.models.load import load_policy
-from roll.strategies.base import MicroBatch, Rank, TrainResult
-from roll.strategies.settings import ModelLoader
 from tests.engines.training import SEED, TEMPERATURE, VERSION, Case, settings
 
 Work = Mapping[tuple[str, int], tuple[Loss, Sequence[Sequence[MicroBatch]]]]
@@ -36,7 +36,7 @@ def updates(rank: Rank, case: Case, model: Path, work: Work, load: ModelLoader =
     """Make one update for each piece of work. The learning rate is 0, so the model does not change."""
     from deepspeed.utils import safe_get_full_grad
 
-    from roll.strategies.deepspeed_train import DeepSpeedTrain
+    from roll.training.deepspeed.strategy import DeepSpeedTrain
 
     still = TrainingConfig.model_validate({"learning_rate": 0.0})
     strategy = DeepSpeedTrain(dataclasses.replace(settings(case, model, SEED, load), training=still), rank)

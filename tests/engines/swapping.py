@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from roll.backend import Rank
 from roll.config.schema.engine import DeepSpeedConfig
-from roll.strategies.base import Rank
 from tests.engines.elastic import Trained, checkpoint_of, continue_training
 from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Case, Work, settings, trainer_of
 

@@ -10,8 +10,8 @@ import torch
 
 from roll.algorithms.losses import NegativeLogLikelihood
 from roll.data import packing
+from roll.training.actor_train import TrainShape, micro_batches_of
 from roll.types import TrainBatch
-from roll.workers.actor_train import TrainShape, micro_batches_of
 from tests.engines.ranks import run_ranks
 from tests.engines.splitting import Work, gradients_by_case
 from tests.engines.training import Case

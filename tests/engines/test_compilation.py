@@ -17,13 +17,14 @@ import pytest
 from deepspeed.ops.op_builder.cpu.builder import CPUOpBuilder
 from torch.utils import cpp_extension
 
-from roll.strategies import deepspeed_infer, deepspeed_train
-from roll.strategies.base import Rank
-from roll.strategies.deepspeed_compile import compiling_in_turn
-from roll.strategies.deepspeed_infer import DeepSpeedScore
-from roll.strategies.deepspeed_train import DeepSpeedTrain
-from roll.strategies.extension_locks import LOCK, OWNER
+from roll.backend import Rank
 from roll.system.signs import MARK
+from roll.training.deepspeed import score as deepspeed_infer
+from roll.training.deepspeed import strategy as deepspeed_train
+from roll.training.deepspeed.compile import compiling_in_turn
+from roll.training.deepspeed.extension_locks import LOCK, OWNER
+from roll.training.deepspeed.score import DeepSpeedScore
+from roll.training.deepspeed.strategy import DeepSpeedTrain
 from tests import limits
 
 AT_ONCE = Rank("actor_train", 0, 1, "", 0, "cpu", limits.EXPIRY, start_timeout=limits.NONE)

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from roll.data import packing
+from roll.training.actor_train import TrainShape, merge, micro_batches_of
 from roll.types import Floats, TrainBatch
-from roll.workers.actor_train import TrainShape, merge, micro_batches_of
 from tests.engines.ranks import run_ranks
 from tests.engines.training import Case
 from tests.engines.valuing import LOSS, PlainCritic, Seen, Share, plain_loss, plain_updates, value_cases, value_gradients

@@ -15,14 +15,14 @@ from torch import Tensor
 from roll.algorithms.divergence import DistilledPolicy, Divergence
 from roll.algorithms.objectives import Ppo
 from roll.algorithms.policy_loss import PolicyLoss
+from roll.backend import Rank
+from roll.backend_settings import HfScoreSettings
 from roll.data import packing
+from roll.engines.hf.strategy import HfScore
 from roll.models.load import load_causal_model
 from roll.models.student import PackedTeacher, student_loader
-from roll.strategies.base import Rank
-from roll.strategies.hf_infer import HfScore
-from roll.strategies.settings import HfScoreSettings
+from roll.training.actor_train import TrainShape, merge, micro_batches_of
 from roll.types import Metrics, TrainBatch
-from roll.workers.actor_train import TrainShape, merge, micro_batches_of
 from tests import limits
 from tests.engines import plain_offline
 from tests.engines.plain_offline import HEAT, SHARE

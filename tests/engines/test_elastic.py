@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from roll.checkpoint.manifest import seal
-from roll.checkpoint.state import LOOP_FILE, LoopState
-from roll.checkpoint.store import CheckpointStore
 from roll.export.__main__ import main
+from roll.runs.checkpoint.manifest import seal
+from roll.runs.checkpoint.state import LOOP_FILE, LoopState
+from roll.runs.checkpoint.store import CheckpointStore
+from roll.training.actor_train import merge
 from roll.types import TrainBatch
-from roll.workers.actor_train import merge
 from tests import limits
 from tests.engines.elastic import Trained, checkpoint_of, load_and_train, train_and_save
 from tests.engines.ranks import run_ranks

@@ -20,8 +20,8 @@ from roll.data import packing
 from roll.models.load import add_lora, load_causal_model
 from roll.rollout.batch import Shaping, experience
 from roll.rollout.credit import Credit, CreditAssignment
+from roll.training.actor_train import TrainShape, merge, micro_batches_of
 from roll.types import Episode, RewardResult, RolloutGroup, Segment, StopReason, TrainBatch, Trajectory
-from roll.workers.actor_train import TrainShape, merge, micro_batches_of
 from tests.engines.ranks import run_ranks
 from tests.engines.splitting import Update, Work, updates_by_case
 from tests.engines.training import SEED, TEMPERATURE, Case, model_args

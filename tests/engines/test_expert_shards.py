@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from roll.algorithms.losses import NegativeLogLikelihood
+from roll.backend import MicroBatch, Rank, TrainResult
 from roll.data import packing
 from roll.models.load import PackedPolicy, load_causal_model
 from roll.models.packed_inputs import packed_inputs, spread
-from roll.strategies.base import MicroBatch, Rank, TrainResult
+from roll.training.actor_train import TrainShape, merge, micro_batches_of
 from roll.types import Floats, TrainBatch
-from roll.workers.actor_train import TrainShape, merge, micro_batches_of
 from tests.engines.ranks import run_ranks
 from tests.engines.test_train import FP32, assert_close
 from tests.engines.training import SEED, Case, settings, tensors_of, trainer_of

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from roll.data import packing
+from roll.training.actor_train import TrainShape, micro_batches_of
 from roll.types import TrainBatch
-from roll.workers.actor_train import TrainShape, micro_batches_of
 from tests.engines.planting import PLANTS, Faults, Plan, plant_everywhere
 from tests.engines.ranks import run_ranks
 from tests.engines.training import TEMPERATURE, VERSION

@@ -14,10 +14,10 @@ import torch
 
 from examples.tiny.make_model import END_ID
 from roll.config.schema.engine import VllmConfig
+from roll.engines.hf.strategy import HfGenerate
 from roll.errors import WeightSyncError
 from roll.models.load import load_tokenizer
 from roll.models.weights import WeightView
-from roll.strategies.hf_infer import HfGenerate
 from roll.types import FinishReason, Sampling
 from roll.weight_sync.bucket import plan_buckets
 from roll.weight_sync.device import SLOTS, DeviceSender

@@ -88,7 +88,7 @@ def test_updates_over_packed_sequences_are_adamws_over_each_alone(
 
 
 def test_engines_that_also_see_get_the_names_of_their_own_files(tmp_path: Path) -> None:
-    from roll.weight_sync.vllm_plugin import text_tensors
+    from roll.engines.vllm.plugin import text_tensors
 
     seeing = build_hybrid("seeing")
     trained = load_causal_model(str(write_hybrid(tmp_path, "seeing")), ModelConfig.model_validate({"dtype": "fp32"}))

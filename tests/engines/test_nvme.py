@@ -8,9 +8,9 @@ import pytest
 from deepspeed.ops.op_builder import AsyncIOBuilder  # pyright: ignore[reportAttributeAccessIssue]
 
 from roll.errors import CheckpointError
-from roll.strategies.deepspeed_files import to_universal, weights
+from roll.training.actor_train import merge
+from roll.training.deepspeed.files import to_universal, weights
 from roll.types import TrainBatch
-from roll.workers.actor_train import merge
 from tests.engines.elastic import checkpoint_of
 from tests.engines.ranks import run_ranks
 from tests.engines.swapping import swap_folder, train_or_resume

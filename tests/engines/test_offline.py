@@ -15,19 +15,22 @@ import pytest
 from roll.algorithms.divergence import Distillation, Divergence
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.preference import ChosenLikelihood, Dpo, DpoNorm, Ipo, Kto, Mixture, OrPo, PreferenceLoss, SimPo
+from roll.backend import Rank
+from roll.backend_settings import HfScoreSettings, ModelLoader, TrainSettings
 from roll.config.schema.model import TrainingConfig
 from roll.data.examples import Example, ExampleSequence, ExampleSet
+from roll.engines.hf.strategy import HfScore
 from roll.models.load import PackedPolicy, load_policy
 from roll.models.score import load_scores
 from roll.models.student import PackedTeacher, student_loader
-from roll.pipeline import wire_distill, wire_dpo, wire_reward_model, wire_sft
-from roll.pipeline.batches import Batches, MakeBatch, Models
-from roll.strategies.base import Rank
-from roll.strategies.hf_infer import HfScore
-from roll.strategies.settings import HfScoreSettings, ModelLoader, TrainSettings
+from roll.ray.group import WorkerGroup
+from roll.runs.offline import distill as wire_distill
+from roll.runs.offline import dpo as wire_dpo
+from roll.runs.offline import reward_model as wire_reward_model
+from roll.runs.offline import sft as wire_sft
+from roll.runs.offline.batches import Batches, MakeBatch, Models
+from roll.training.actor_train import ActorTrain, TrainShape, merge
 from roll.types import Floats, Metrics, Sequences
-from roll.workers.actor_train import ActorTrain, TrainShape, merge
-from roll.workers.group import WorkerGroup
 from tests import limits
 from tests.engines import plain_offline
 from tests.engines.plain_offline import (

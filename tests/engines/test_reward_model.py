@@ -13,11 +13,11 @@ import torch
 from transformers import AutoModelForSequenceClassification, Qwen2ForSequenceClassification
 
 from examples.tiny.make_model import PAD_ID
+from roll.backend import Rank
+from roll.backend_settings import HfRewardSettings, VllmRewardSettings
 from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
 from roll.errors import DataError
-from roll.strategies.base import Rank
-from roll.strategies.settings import HfRewardSettings, VllmRewardSettings
 from roll.types import Ints
 from tests import limits
 

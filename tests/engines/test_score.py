@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from roll.backend import Rank
+from roll.backend_settings import HfScoreSettings
 from roll.config.schema.model import ModelConfig
 from roll.data import packing
+from roll.engines.hf.strategy import HfScore
 from roll.models.load import PackedPolicy
 from roll.models.packed_inputs import spread
-from roll.strategies.base import Rank
-from roll.strategies.hf_infer import HfScore
-from roll.strategies.settings import HfScoreSettings
 from roll.types import Floats, Sequences
 from tests import limits
 from tests.engines.plain import token_statistics

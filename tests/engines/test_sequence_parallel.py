@@ -18,18 +18,18 @@ from roll.algorithms.objectives import Gspo, Ppo
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.ranking import BradleyTerry
 from roll.algorithms.value_loss import ValueLoss
+from roll.backend import TrainStrategy
+from roll.backend_settings import ModelLoader
 from roll.data import packing
 from roll.models.load import load_policy
 from roll.models.score import load_scores
 from roll.models.value import load_values
-from roll.strategies.base import TrainStrategy
-from roll.strategies.settings import ModelLoader
+from roll.ray.group import WorkerGroup
+from roll.training.actor_train import ActorTrain, TrainShape
+from roll.training.critic import Critic
 from roll.types import Floats, Metrics, TrainBatch
 from roll.weight_sync.bucket import plan_buckets, read_bucket
 from roll.weight_sync.sender import BucketSender
-from roll.workers.actor_train import ActorTrain, TrainShape
-from roll.workers.critic import Critic
-from roll.workers.group import WorkerGroup
 from tests import limits
 from tests.engines.serving import ServedRanks, served_ranks
 from tests.engines.training import SEED, TEMPERATURE, VERSION, Case, settings

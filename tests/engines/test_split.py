@@ -19,8 +19,8 @@ from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.models.load import load_causal_model
 from roll.models.packed_inputs import spread
+from roll.training.actor_train import TrainShape, micro_batches_of
 from roll.types import Floats, TrainBatch
-from roll.workers.actor_train import TrainShape, micro_batches_of
 from tests.engines.plain import token_statistics
 from tests.engines.ranks import run_ranks
 from tests.engines.splitting import Work, gradients, gradients_by_case

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, GPT2Config, Phi3Config, PreTrainedConfig, Qwen3Config, Qwen3ForCausalLM
 
+from roll.backend import Rank
 from roll.errors import CheckpointError, ConfigError
 from roll.models.load import PackedPolicy, load_causal_model
-from roll.strategies.base import Rank
+from roll.training.actor_train import merge
 from roll.types import TrainBatch
-from roll.workers.actor_train import merge
 from tests import limits
 from tests.engines.plain import PlainUpdate, plain_updates
 from tests.engines.ranks import run_ranks
@@ -135,7 +135,7 @@ def test_a_rank_keeps_its_part_of_an_input(wait_on_host: bool, folder: Path) -> 
 
 def packed(rank: Rank, wait_on_host: bool) -> tuple[Tensor, Tensor]:
     """Return the part of an input that a rank keeps, and the input that it restores from all ranks' parts."""
-    from roll.strategies import deepspeed_tensor
+    from roll.training.deepspeed import tensor as deepspeed_tensor
 
     rendezvous = {"init_method": f"tcp://{rank.master_address}:{rank.master_port}", "rank": rank.rank, "world_size": rank.world_size}
     torch.distributed.init_process_group("gloo", **rendezvous)
@@ -202,7 +202,7 @@ def test_values_and_scores_are_learnt_as_by_one_rank(name: str, with_head: Path,
 
 @pytest.mark.full
 def test_a_checkpoint_of_another_sharing_is_refused(tmp_path: Path) -> None:
-    from roll.strategies import deepspeed_files
+    from roll.training.deepspeed import files as deepspeed_files
 
     (tmp_path / deepspeed_files.TAG).mkdir()
     for rank in range(SHARED):
@@ -231,7 +231,7 @@ def test_a_checkpoint_of_another_sharing_is_refused(tmp_path: Path) -> None:
     ids=lambda value: getattr(value, "model_type", None),
 )
 def test_a_model_that_cannot_be_shared_out_is_refused(config: PreTrainedConfig, why: str) -> None:
-    from roll.strategies.deepspeed_tensor import prepare
+    from roll.training.deepspeed.tensor import prepare
 
     model: Any = SimpleNamespace(causal=SimpleNamespace(config=config))
     with pytest.raises(ConfigError, match=why) as refused:

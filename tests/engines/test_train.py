@@ -12,12 +12,12 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 
+from roll.backend import MicroBatch
 from roll.data import packing
 from roll.models.load import PackedPolicy, load_causal_model
 from roll.models.packed_inputs import packed_inputs, spread
-from roll.strategies.base import MicroBatch
+from roll.training.actor_train import merge
 from roll.types import Floats, Sequences, TrainBatch
-from roll.workers.actor_train import merge
 from tests.engines.batches import FP32, LENGTHS, SPANNING_SEQUENCE, make_batch, shares, take
 from tests.engines.plain import PlainUpdate, plain_updates
 from tests.engines.ranks import run_ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roll.strategies.base import EngineActivity
+from roll.backend import EngineActivity
 
 
 def test_an_engine_that_did_nothing() -> None:

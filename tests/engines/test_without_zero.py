@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from benchmarks.deepspeed_table import Cell
-from roll.strategies.base import Rank
+from roll.backend import Rank
 from tests.engines.ranks import run_ranks
 
 pytestmark = pytest.mark.full

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.policy_loss import PolicyLoss
+from roll.backend import MicroBatch, Rank, TrainResult
+from roll.backend_settings import ModelLoader, ShardedScoreSettings, TrainSettings
 from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.models.load import PackedPolicy, load_policy
-from roll.strategies.base import MicroBatch, Rank, TrainResult
-from roll.strategies.settings import ModelLoader, ShardedScoreSettings, TrainSettings
 from roll.types import Floats, Sequences
 from roll.weight_sync.bucket import plan_buckets, read_bucket
 from roll.weight_sync.device import SLOTS
@@ -182,7 +182,7 @@ class Short:
 @contextmanager
 def trainer(case: Case, model: Path, rank: Rank, seed: int, load: ModelLoader = load_policy) -> Iterator[Any]:
     """Yield the trainer of a case."""
-    from roll.strategies.memory_guard import MemoryGuard, Need, over_hosts
+    from roll.models.memory_guard import MemoryGuard, Need, over_hosts
 
     with trainer_of(settings(case, model, seed, load), rank) as strategy:
         if case.short:
@@ -194,7 +194,7 @@ def trainer(case: Case, model: Path, rank: Rank, seed: int, load: ModelLoader = 
 @contextmanager
 def trainer_of(chosen: Any, rank: Rank) -> Iterator[Any]:
     """Yield a trainer, then close and free it. The process group stays for the next trainer."""
-    from roll.strategies.deepspeed_train import DeepSpeedTrain
+    from roll.training.deepspeed.strategy import DeepSpeedTrain
 
     gc.freeze()  # so that the collection below visits the trainer's objects and not all of torch
     strategy = DeepSpeedTrain(chosen, rank)
@@ -228,7 +228,7 @@ def tensors_of(strategy: Any, adapter: bool, folder: Path) -> dict[str, Tensor]:
 
 def held_bytes(strategy: Any) -> int:
     """Return the bytes of parameters, their ZeRO partitions and optimizer states in host memory, without views of the model's file."""
-    from roll.strategies.offload import storages, tensors_in
+    from roll.models.offload import storages, tensors_in
 
     held = tensors_in(list(strategy._model.parameters()), strategy._optimizer.state)
     return sum(storage.nbytes() for storage in storages(held, "cpu"))
@@ -293,7 +293,7 @@ def train_cases(rank: Rank, cases: Sequence[Case], model: Path, works: dict[bool
 
 def score_sharded(rank: Rank, model: Path, parts: Sequence[Sequence[Sequences]], stage_config: dict[str, Any]) -> list[Floats]:
     """Return the log-probs that `DeepSpeedScore` computes for this rank's micro-batches."""
-    from roll.strategies.deepspeed_infer import DeepSpeedScore
+    from roll.training.deepspeed.score import DeepSpeedScore
 
     config = DeepSpeedConfig.model_validate({"zero_optimization": stage_config})
     strategy = DeepSpeedScore(ShardedScoreSettings(str(model), ModelConfig.model_validate({"dtype": "fp32"}), config, PackedPolicy), rank)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 
 from roll.algorithms.value_loss import ValueLoss
+from roll.backend import Rank, TrainResult
 from roll.models.load import add_lora
 from roll.models.value import load_values
-from roll.strategies.base import Rank, TrainResult
 from roll.types import Floats, Sequences, TrainBatch
 from tests.engines.plain import TOTAL_UPDATES
 from tests.engines.splitting import Work, gradients

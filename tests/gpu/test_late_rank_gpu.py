@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from roll.backend import Rank
 from roll.config.derived.placement import RolePlan
 from roll.errors import WorkerFailed
-from roll.strategies.base import Rank
-from roll.workers.cluster import cluster
-from roll.workers.group import WorkerGroup
-from roll.workers.placement import worker_placements
+from roll.ray.cluster import cluster
+from roll.ray.group import WorkerGroup
+from roll.ray.placement import worker_placements
 from tests import limits
 from tests.gpu.conftest import need_devices
 
@@ -28,7 +28,7 @@ class Meeting:
     """A strategy that joins the process group that a trainer would create."""
 
     def __init__(self, rank: Rank) -> None:
-        from roll.strategies.deepspeed_setup import join
+        from roll.training.deepspeed.setup import join
 
         join(rank)
         self._rank = rank

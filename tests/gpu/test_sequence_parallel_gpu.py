@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from roll.algorithms.policy_loss import PolicyLoss
+from roll.backend import Rank
+from roll.backend_settings import TrainSettings
 from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.models.load import load_policy
-from roll.strategies.base import Rank
-from roll.strategies.settings import TrainSettings
 from tests import limits
 from tests.engines.ranks import free_port
 from tests.gpu.conftest import need_devices
@@ -32,7 +32,7 @@ BUDGET = 4095
 
 def train(rank: Rank, model: Path, stage: int, lora: bool, keys: dict[str, Any]) -> dict[str, Any]:
     """Score and make two updates, with all ranks as one replica. Return the results."""
-    from roll.strategies.deepspeed_train import DeepSpeedTrain
+    from roll.training.deepspeed.strategy import DeepSpeedTrain
 
     adapter = {"lora_target": "all-linear", "lora_rank": 8} if lora else {}
     settings = TrainSettings(

@@ -17,21 +17,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from roll.backend import Rank
+from roll.backend_settings import HfScoreSettings, VllmSettings
 from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.errors import WeightSyncError
 from roll.models.load import PackedPolicy, load_causal_model
+from roll.models.offload import storages, tensors_in
 from roll.models.weights import WeightView
-from roll.strategies.base import Rank
-from roll.strategies.offload import storages, tensors_in
-from roll.strategies.settings import HfScoreSettings, VllmSettings
+from roll.ray.memory_monitor import MemoryMonitor, held_by, nvml
+from roll.training.actor_train import TrainShape, micro_batches_of
 from roll.types import Completion, Sampling, TrainBatch
 from roll.weight_sync.bucket import plan_buckets
 from roll.weight_sync.device import SLOTS, DeviceSender
 from roll.weight_sync.routes import Route, Transport
-from roll.workers.actor_train import TrainShape, micro_batches_of
-from roll.workers.memory_monitor import MemoryMonitor, held_by, nvml
 from tests import limits
 from tests.engines.ranks import free_port
 from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Case, settings, trainer, trainer_of
@@ -126,7 +126,7 @@ def test_a_step_leaves_room_for_the_engines_weights(takes_turns: bool, model: Pa
 
 
 def test_a_reference_gives_its_memory_up_and_scores_the_same(model: Path, rank: Rank) -> None:
-    from roll.strategies.hf_infer import HfScore
+    from roll.engines.hf.strategy import HfScore
 
     before = torch.cuda.memory_allocated()
     strategy = HfScore(HfScoreSettings(str(model), ModelConfig.model_validate({"dtype": "bf16"}), PackedPolicy), rank)
@@ -151,7 +151,7 @@ class Engine:
     """A `VllmGenerate` with time sharing, and an event loop for it."""
 
     def __init__(self, model: Path, adapter_rank: int | None, runner: asyncio.Runner) -> None:
-        from roll.strategies.vllm import VllmGenerate
+        from roll.engines.vllm.strategy import VllmGenerate
 
         settings = VllmConfig.model_validate({"enforce_eager": True, "gpu_memory_utilization": 0.3, "max_num_seqs": 16})
         arguments = ModelConfig.model_validate({"dtype": "bf16"})

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from roll.algorithms.aggregation import loss_weights
 from roll.algorithms.policy_loss import PolicyLoss
+from roll.backend import MicroBatch, Rank
+from roll.backend_settings import TrainSettings
 from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.data import packing
 from roll.models.head import chunked_log_probs
 from roll.models.load import load_policy
-from roll.strategies.base import MicroBatch, Rank
-from roll.strategies.settings import TrainSettings
 from roll.types import TrainBatch
 from tests import limits
 from tests.engines.ranks import free_port
@@ -97,7 +97,7 @@ def micro_batches(token_budget: int) -> tuple[list[MicroBatch], np.ndarray]:
 
 def train(model: Path, stage: int, lora: bool, token_budget: int, fraction: float | None, keys: dict[str, Any]) -> dict[str, Any]:
     """Score and make three updates, in this process. Return the results."""
-    from roll.strategies.deepspeed_train import DeepSpeedTrain
+    from roll.training.deepspeed.strategy import DeepSpeedTrain
 
     adapter = {"lora_target": "all-linear", "lora_rank": 8} if lora else {}
     settings = TrainSettings(

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from roll.backend import Rank
+from roll.backend_settings import VllmSettings
 from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
@@ -20,8 +22,6 @@ from roll.models.export import adapter_config
 from roll.models.load import PackedPolicy, add_lora, load_causal_model
 from roll.models.packed_inputs import packed_inputs
 from roll.models.weights import WeightView
-from roll.strategies.base import Rank
-from roll.strategies.settings import VllmSettings
 from roll.types import Completion, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, plan_buckets, write_adapter
 from roll.weight_sync.device import SLOTS, DeviceSender
@@ -31,7 +31,7 @@ from tests.gpu.conftest import write_qwen
 from tests.streams import whole
 
 if TYPE_CHECKING:
-    from roll.strategies.vllm import VllmGenerate
+    from roll.engines.vllm.strategy import VllmGenerate
 
 pytestmark = pytest.mark.gpu
 
@@ -103,7 +103,7 @@ class Engine:
 
 @pytest.fixture(scope="module", params=["bf16-whole", "fp32-whole", "bf16-adapter"])
 def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[Engine, bool]]:
-    from roll.strategies.vllm import VllmGenerate
+    from roll.engines.vllm.strategy import VllmGenerate
 
     dtype, kind = request.param.split("-")
     settings = VllmConfig.model_validate({"enforce_eager": True, "gpu_memory_utilization": 0.2, "max_num_seqs": 64})

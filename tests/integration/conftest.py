@@ -183,7 +183,16 @@ def _in_container(pid: int) -> bool:
 
 def _traces() -> dict[str, set[str]]:
     """Return processes of Ray, vLLM, runs and rewards, files in shared memory, and temporary folders of runs and of Ray."""
-    names = ("ray::", "raylet", "gcs_server", "EngineCore", "VLLM", "roll.rewards.child", "roll.environments.child", "roll.pipeline")
+    names = (
+        "ray::",
+        "raylet",
+        "gcs_server",
+        "EngineCore",
+        "VLLM",
+        "roll.rewards.hosting.child",
+        "roll.agents.hosting.child",
+        "roll.pipeline",
+    )
     processes = set()
     for process in psutil.process_iter(["pid", "name", "cmdline"]):
         line = f"{process.info['name']} {' '.join(process.info['cmdline'] or ())}"

@@ -18,7 +18,7 @@ import os
 import signal
 import time
 
-from roll.environments.base import Observation, Step
+from roll.agents.environments.base import Observation, Step
 
 
 class Asks:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from roll.agents.environment_workers import EnvironmentSettings, EnvironmentWorker, EnvironmentWorkers
+from roll.agents.environments.calculator import made
 from roll.config.derived.placement import RolePlan
 from roll.config.schema.environments import EnvironmentConfig
-from roll.environments.calculator import made
 from roll.errors import EnvironmentFailed
-from roll.workers.cluster import cluster
-from roll.workers.environments import EnvironmentSettings, EnvironmentWorker, EnvironmentWorkers
-from roll.workers.group import WorkerGroup
-from roll.workers.placement import worker_placements
+from roll.ray.cluster import cluster
+from roll.ray.group import WorkerGroup
+from roll.ray.placement import worker_placements
 from tests import limits
 
 pytestmark = pytest.mark.engines

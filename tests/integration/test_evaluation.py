@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from roll.pipeline.evaluate import pass_at_k
+from roll.runs.rlvr.validation import pass_at_k
 from tests import limits
 from tests.integration.conftest import World
 from tests.integration.test_agents import agent

@@ -18,15 +18,15 @@ import psutil
 import pytest
 import ray
 
+from roll.backend import Rank
 from roll.config.derived.placement import RolePlan
 from roll.errors import ConfigError, DataError, Fault, WorkerDied, WorkerFailed, WorkerLate
-from roll.strategies.base import Rank
+from roll.ray import liveness
+from roll.ray.cluster import LONGEST_SOCKET, check_gpus, cluster, temporary
+from roll.ray.group import WorkerGroup
+from roll.ray.liveness import Liveness, RayNodes
+from roll.ray.placement import worker_placements
 from roll.system.process_states import Finding, Problem
-from roll.workers import liveness
-from roll.workers.cluster import LONGEST_SOCKET, check_gpus, cluster, temporary
-from roll.workers.group import WorkerGroup
-from roll.workers.liveness import Liveness, RayNodes
-from roll.workers.placement import worker_placements
 from tests import limits
 
 pytestmark = pytest.mark.engines
@@ -255,7 +255,7 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: 
             assert await calls.all(Worker.niceness) == [os.nice(0)] * 2, "workers have the driver's niceness"
             assert await calls.each(Worker.wait, [(2, tmp_path), (2, tmp_path)]) == [0, 1]
             with monkeypatch.context() as patch:
-                patch.setattr("roll.workers.group.ECHO_SECONDS", limits.CALL)  # the cause may arrive long after its echo
+                patch.setattr("roll.ray.group.ECHO_SECONDS", limits.CALL)  # the cause may arrive long after its echo
                 picky = r"^trainer rank 1: RuntimeError: Picky: a cause and its detail \(logs/trainer-1.log\)$"
                 with pytest.raises(WorkerFailed, match=picky):
                     await calls.all(Worker.fail, 1)

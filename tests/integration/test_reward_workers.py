@@ -14,11 +14,11 @@ import pytest
 
 from roll.config.derived.placement import RolePlan
 from roll.config.schema.roles import RewardConfig
+from roll.ray.cluster import cluster
+from roll.ray.group import WorkerGroup
+from roll.ray.placement import worker_placements
+from roll.rewards.reward_workers import Rewards, RewardSettings, RewardWorker
 from roll.types import Prompt, RewardResult
-from roll.workers.cluster import cluster
-from roll.workers.group import WorkerGroup
-from roll.workers.placement import worker_placements
-from roll.workers.rewards import Rewards, RewardSettings, RewardWorker
 from tests import limits
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]

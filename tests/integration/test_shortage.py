@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from roll.backend import GenerateStrategy
+from roll.backend_settings import VllmSettings
 from roll.config.derived.placement import RolePlan
 from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
 from roll.errors import WorkerFailed
-from roll.strategies.base import GenerateStrategy
-from roll.strategies.settings import VllmSettings
-from roll.workers.cluster import cluster
-from roll.workers.group import WorkerGroup
-from roll.workers.placement import worker_placements
+from roll.ray.cluster import cluster
+from roll.ray.group import WorkerGroup
+from roll.ray.placement import worker_placements
 from tests import limits
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]

@@ -103,7 +103,7 @@ def test_a_run_joins_two_nodes_and_goes_on_on_one(world: World, two_nodes: dict[
 
 
 def test_the_doctor_hears_of_both_nodes(two_nodes: dict[str, str]) -> None:
-    words = [sys.executable, "-m", "roll.workers.survey"]
+    words = [sys.executable, "-m", "roll.ray.survey"]
     done = subprocess.run(words, env=os.environ | two_nodes, capture_output=True, text=True, timeout=limits.START, check=True)
     by_address = {node["address"]: node for node in json.loads(done.stdout.splitlines()[-1])}
     assert len(by_address) == 2

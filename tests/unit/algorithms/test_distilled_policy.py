@@ -17,13 +17,13 @@ from roll.algorithms.divergence import Distillation, DistilledPolicy, Divergence
 from roll.algorithms.losses import Loss
 from roll.algorithms.objectives import ClipCov, Ppo
 from roll.algorithms.policy_loss import PolicyLoss
+from roll.backend import MicroBatch
 from roll.models.divergence import chunked_divergence
 from roll.models.packed_inputs import packed_inputs, scored_only
-from roll.strategies.base import MicroBatch
-from roll.strategies.loss_inputs import loss_inputs
+from roll.ray.group import WorkerGroup
+from roll.training.actor_train import ActorTrain, TrainShape
+from roll.training.deepspeed.loss_inputs import loss_inputs
 from roll.types import TrainBatch
-from roll.workers.actor_train import ActorTrain, TrainShape
-from roll.workers.group import WorkerGroup
 from tests import limits
 from tests.unit.algorithms.test_split import TOKENS, AddingRanks, budgets, step
 

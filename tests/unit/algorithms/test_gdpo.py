@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from roll.algorithms.advantages import exact_advantages
-from roll.pipeline.wire_rlvr import credit
 from roll.rewards.parts import normalised
+from roll.runs.rlvr.wiring import credit
 from roll.types import RewardResult
 from tests.unit.algorithms.build import build
 from tests.unit.pipeline.conftest import configured

@@ -18,8 +18,8 @@ from roll.config.checks.credit import credit_faults
 from roll.config.checks.filters import filter_faults
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
-from roll.pipeline.wire_filters import kept_groups
 from roll.rewards.parts import normalised
+from roll.runs.rlvr.filters import kept_groups
 from roll.types import RewardResult, RolloutGroup
 from tests.unit.algorithms.build import build
 from tests.unit.pipeline.conftest import configured

@@ -19,9 +19,9 @@ from roll.algorithms.losses import Loss, LossInputs
 from roll.algorithms.preference import ChosenLikelihood, Dpo, DpoNorm, Ipo, Kto, Mixture, OrPo, PairObjective, PreferenceLoss, SimPo
 from roll.algorithms.ranking import BradleyTerry
 from roll.data import packing
+from roll.ray.group import WorkerGroup
+from roll.training.actor_train import ActorTrain, TrainShape
 from roll.types import TrainBatch
-from roll.workers.actor_train import ActorTrain, TrainShape
-from roll.workers.group import WorkerGroup
 from tests import limits
 from tests.unit.algorithms.test_split import TOKENS, AddingRanks
 

@@ -20,15 +20,15 @@ from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, 
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.ranking import BradleyTerry
 from roll.algorithms.value_loss import ValueLoss
+from roll.backend import MicroBatch, TrainResult, TrainStrategy
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data import packing
 from roll.models.packed_inputs import packed_inputs, scored_only
-from roll.strategies.base import MicroBatch, TrainResult, TrainStrategy
-from roll.strategies.loss_inputs import loss_inputs
+from roll.ray.calls import Ranks
+from roll.ray.group import WorkerGroup
+from roll.training.actor_train import ActorTrain, TrainShape
+from roll.training.deepspeed.loss_inputs import loss_inputs
 from roll.types import Floats, TrainBatch
-from roll.workers.actor_train import ActorTrain, TrainShape
-from roll.workers.calls import Ranks
-from roll.workers.group import WorkerGroup
 from tests import limits
 
 PRESETS = {name: method.traits for name, method in METHODS.items() if name != "none"}

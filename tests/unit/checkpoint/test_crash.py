@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from roll.checkpoint.manifest import verify
-from roll.checkpoint.store import CheckpointStore
+from roll.runs.checkpoint.manifest import verify
+from roll.runs.checkpoint.store import CheckpointStore
 
 CALLS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir", "os.listdir", "shutil.rmtree", "fcntl.flock"}
 

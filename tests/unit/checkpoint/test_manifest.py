@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from roll.checkpoint.manifest import MANIFEST, check_sizes, read_manifest, seal, verify
 from roll.errors import CheckpointError
+from roll.runs.checkpoint.manifest import MANIFEST, check_sizes, read_manifest, seal, verify
 
 
 @pytest.fixture

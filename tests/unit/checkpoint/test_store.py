@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from roll.checkpoint.manifest import MANIFEST, read_manifest
-from roll.checkpoint.store import CheckpointStore
 from roll.errors import CheckpointError, ConfigError, WorkerFailed
+from roll.runs.checkpoint.manifest import MANIFEST, read_manifest
+from roll.runs.checkpoint.store import CheckpointStore
 
 
 def save(store: CheckpointStore, step: int, text: str = "weights") -> Path:

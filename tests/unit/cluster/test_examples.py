@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from roll.pipeline.__main__ import main
+from roll.pipeline import main
 from tests import limits
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

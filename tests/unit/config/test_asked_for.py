@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roll.config.schema.deepspeed_keys import REFUSED
-from roll.pipeline.__main__ import main
+from roll.pipeline import main
 
 RLVR = ("--config-name", "rlvr_zero3", "dry_run=true")
 MODEL = "actor_train.model_args"

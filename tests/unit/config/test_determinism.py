@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from roll.pipeline.__main__ import main
-from roll.pipeline.roles import worker_environment
+from roll.pipeline import main
+from roll.runs.roles import worker_environment
 from tests import limits
 
 GPUS = ("--config-name", "rlvr_zero3", "dry_run=true", "deterministic=true")
 EAGER = ("actor_train.model_args.compile_layers=false", "reference.model_args.compile_layers=false")
 WITHOUT_ONE = """
 import torch
-from roll.strategies.settings import choose_algorithms
+from roll.backend_settings import choose_algorithms
 choose_algorithms(True)
 assert torch.are_deterministic_algorithms_enabled()
 torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2))

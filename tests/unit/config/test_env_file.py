@@ -11,8 +11,8 @@ import pytest
 from roll.config.load.env_file import idle_variables, read_env_files
 from roll.config.load.user_code import user_parts
 from roll.config.schema.roles import RoleConfig
-from roll.pipeline.__main__ import main
-from roll.pipeline.roles import worker_environment
+from roll.pipeline import main
+from roll.runs.roles import worker_environment
 
 
 def test_the_later_file_wins_and_comments_are_passed_over(tmp_path: Path) -> None:

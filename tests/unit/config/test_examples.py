@@ -25,7 +25,7 @@ from tests import limits
 HEAVY = ("torch", "ray", "transformers", "vllm", "deepspeed", "datasets", "numpy")
 DRY_RUNS = f"""
 import contextlib, io, json, os, sys
-from roll.pipeline.__main__ import main
+from roll.pipeline import main
 for name in sys.argv[1:]:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from roll.config.load.flags import launcher_fault, plugin_faults
-from roll.pipeline.__main__ import main
+from roll.pipeline import main
 from tests import limits
 
 NAME = ("--config-name", "tiny/tiny_sft")

@@ -20,7 +20,7 @@ from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import ConfigError
-from roll.pipeline.__main__ import main
+from roll.pipeline import main
 
 pytestmark = pytest.mark.filterwarnings("ignore::roll.config.load.loader.ConfigWarning")
 

@@ -25,7 +25,7 @@ COMPARED = {"bf16", "fp16", "gradient_clipping", "train_micro_batch_size_per_gpu
 FIXED = {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}
 """Keys that have only one allowed value, the one that roll uses."""
 GO_THROUGH = {"wall_clock_breakdown", "communication_data_type", "data_types", "activation_checkpointing", "aio"}
-"""Keys that DeepSpeed itself reads: `roll/strategies/deepspeed_setup.py` passes the whole `strategy_config` on to DeepSpeed."""
+"""Keys that DeepSpeed itself reads: `roll/training/deepspeed/setup.py` passes the whole `strategy_config` on to DeepSpeed."""
 EXCEPTIONS = {
     "DeepSpeedConfig": COMPARED | FIXED | GO_THROUGH,
     "ExperimentConfig": {"roll_defaults"},  # Read before the schema sees the values.

@@ -11,7 +11,7 @@ from roll.config.schema.other_names import LEARNER, LEARNERS, OTHER_NAMES, OTHER
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import ExperimentConfig
-from roll.pipeline.__main__ import main
+from roll.pipeline import main
 
 LEAST = 80
 RLVR = ("--config-name", "rlvr_zero3", "dry_run=true")

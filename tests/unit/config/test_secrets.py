@@ -13,12 +13,12 @@ from roll.config.load.env_file import secrets_of
 from roll.config.load.loader import load_config
 from roll.config.schema.pipelines import Config
 from roll.config.schema.secrets import HIDDEN, Secrets, is_secret, redacted
-from roll.pipeline import resume_fingerprint
-from roll.pipeline.assemble import open_trackers, write_config
+from roll.ray.cluster import keep_ray_logs
+from roll.runs import resume_fingerprint
+from roll.runs.assemble import open_trackers, write_config
 from roll.tracking import run as opened
 from roll.tracking.base import RunFacts
 from roll.tracking.logs import RunLog
-from roll.workers.cluster import keep_ray_logs
 from tests.quiet import quiet_life
 
 WORDS = [

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from roll.agents.environments.base import Observation
+from roll.agents.environments.checked import BadReturn, observation_of
+from roll.agents.environments.tasks import task_of
+from roll.agents.gateway.asked import Refused
+from roll.agents.gateway.checked import messages_of
 from roll.config.schema.model import DataConfig
 from roll.data.examples import ExampleSet, Kind, Limits, prepare_examples
 from roll.data.messages import MessageFault, read_message, unread_keys
-from roll.environments.base import Observation
-from roll.environments.checked import BadReturn, observation_of
-from roll.environments.tasks import task_of
 from roll.errors import DataError
-from roll.gateway.asked import Refused
-from roll.gateway.checked import messages_of
 from tests.unit.data.formats import FORMATS, make_renderer, make_tokenizer
 
 Write = Callable[..., str]

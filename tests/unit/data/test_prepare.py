@@ -13,7 +13,7 @@ import pytest
 from roll.data.prepare import TEST, TRAIN, VALIDATION, Wish, main, prepare
 from roll.data.public_sets import SETS, AnotherLayout, LeftOut, conversation, gsm8k, preferences
 from roll.rewards.answers import last_boxed
-from roll.rewards.math_rule import math_rule
+from roll.rewards.functions.math_rule import math_rule
 from roll.types import Prompt
 from tests.unit.data.public_copies import gsm8k_row, pair_row, write_capybara, write_gsm8k, write_ultrafeedback
 

@@ -13,7 +13,7 @@ from roll.data.prepare import parser as prepare_parser
 from roll.doctor.__main__ import parser as doctor_parser
 from roll.evaluation.command import main as evaluate
 from roll.export.__main__ import parser as export_parser
-from roll.pipeline.__main__ import main
+from roll.pipeline import main
 from tests.unit.docs.pages import PAGES, ROOT, blocks, commands, read
 from tests.unit.evaluation.runs import run_folder
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from roll.agents.environments.base import Observation, Step
+from roll.agents.environments.checked import MOST_MESSAGES, MOST_METRICS, MOST_REPLY, MOST_STATE
+from roll.agents.hosting.process import EnvironmentProcess
+from roll.agents.tools import MOST_CHARACTERS
 from roll.config.schema.environments import EnvironmentConfig
 from roll.config.shipped import known_environments
-from roll.environments.base import Observation, Step
-from roll.environments.checked import MOST_MESSAGES, MOST_METRICS, MOST_REPLY, MOST_STATE
-from roll.environments.process import EnvironmentProcess
-from roll.environments.tools import MOST_CHARACTERS
 from tests import limits
 from tests.unit.docs.pages import blocks, read
 from tests.unit.environments.running import calls, says

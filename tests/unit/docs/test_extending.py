@@ -28,21 +28,21 @@ from roll.algorithms.methods.policy_losses import PolicyLossTraits
 from roll.algorithms.methods.preference_losses import PreferenceTraits
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.preference import PreferenceLoss
+from roll.backend import Rank, ScoreStrategy
 from roll.config.load.user_code import look_into
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.packing import concatenate
 from roll.data.rows import prompt_conversation
-from roll.rewards.process import RewardProcess
-from roll.strategies.base import Rank, ScoreStrategy
+from roll.ray.calls import Ranks
+from roll.ray.group import WorkerGroup
+from roll.rewards.hosting.process import RewardProcess
 from roll.tracking import run
 from roll.tracking.base import RunFacts
 from roll.tracking.fanout import Tracking
 from roll.tracking.jsonl import JsonlTracker
+from roll.training.scoring import Reference
 from roll.types import Prompt, RewardOutcome, RewardResult, Sequences
-from roll.workers.calls import Ranks
-from roll.workers.group import WorkerGroup
-from roll.workers.scoring import Reference
 from tests import limits
 from tests.unit.docs.pages import ROOT, Block, blocks, read
 
@@ -225,7 +225,7 @@ class InProcess(Ranks[Any]):
 
 
 def test_the_strategy_serves_as_a_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = appended("roll/strategies/settings.py", monkeypatch).UniformSettings
+    settings = appended("roll/backend_settings.py", monkeypatch).UniformSettings
     module = written("roll/strategies/uniform.py", tmp_path, monkeypatch)
     for name, wanted in inspect.getmembers(ScoreStrategy, inspect.isfunction):
         if not name.startswith("_"):

@@ -22,7 +22,7 @@ from roll.config.shipped import experiments
 from roll.data.prepare import main as prepare
 from roll.data.public_sets import SETS
 from roll.data.rows import example_conversation, pair_conversations, prompt_conversation
-from roll.pipeline.__main__ import main
+from roll.pipeline import main
 from roll.system.sizes import GIB
 from tests.unit.data.public_copies import write_capybara, write_gsm8k, write_ultrafeedback
 from tests.unit.docs.pages import blocks, commands, first_column, read

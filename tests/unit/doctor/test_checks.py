@@ -12,8 +12,8 @@ import pytest
 from roll.doctor.__main__ import exit_status, main, summary, table
 from roll.doctor.checks import examine
 from roll.doctor.facts import COMPILED_OPS, Facts, Finding, Folder, Gpu, Network, Verdict
-from roll.strategies.extension_locks import ExtensionLock
 from roll.system.sizes import GIB
+from roll.training.deepspeed.extension_locks import ExtensionLock
 
 H200 = Gpu("NVIDIA H200", 141 * GIB, 0)
 OPS = {name: {"installed": False, "compatible": True} for name in ("cpu_adam", "fused_adam", "async_io")}

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from roll.agents.hosting.process import EnvironmentProcess
 from roll.config.schema.environments import EnvironmentConfig
-from roll.environments.process import EnvironmentProcess
 from tests import limits
 from tests.unit.rewards.running import children_of
 
@@ -17,7 +17,7 @@ KINDS = ("World", "Awaited")
 
 def environment_children() -> list[int]:
     """Return the ids of the environment processes below this process."""
-    return children_of(b"roll.environments.child")
+    return children_of(b"roll.agents.hosting.child")
 
 
 def section(**others: Any) -> EnvironmentConfig:

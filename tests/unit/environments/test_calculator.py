@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from roll.environments.calculator import Calculator, made, value_of
+from roll.agents.environments.calculator import Calculator, made, value_of
 from tests.unit.environments.running import calls, says
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from roll.environments.base import Observation, Step
-from roll.environments.code_repl import CodeRepl
+from roll.agents.environments.base import Observation, Step
+from roll.agents.environments.code_repl import CodeRepl
 from roll.rewards.sandbox import bubblewrap
 from roll.rewards.sandbox.bubblewrap import SandboxUnavailable
 from tests.limits import CPU_EXPIRY, RUN
@@ -107,7 +107,7 @@ def test_without_a_sandbox_there_is_no_environment(monkeypatch: pytest.MonkeyPat
     def absent(*_: Any) -> None:
         raise SandboxUnavailable(f"no; {bubblewrap.REMEDY}")
 
-    monkeypatch.setattr("roll.environments.code_repl.ready", absent)
+    monkeypatch.setattr("roll.agents.environments.code_repl.ready", absent)
     with pytest.raises(SandboxUnavailable, match="set `sandbox: none`"):
         played(SQUARES, [])
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.environments.frozen_lake import ACTIONS, FrozenLake, Lake
-from roll.environments.written import ActionReader
+from roll.agents.environments.frozen_lake import ACTIONS, FrozenLake, Lake
+from roll.agents.environments.written import ActionReader
 
 STEPS = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
 
@@ -167,6 +167,6 @@ def test_impossible_values_are_refused(environment_args: dict[str, Any], problem
 
 
 def test_a_lake_of_holes_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll.environments.frozen_lake.DRAWS", 10)
+    monkeypatch.setattr("roll.agents.environments.frozen_lake.DRAWS", 10)
     with pytest.raises(ValueError, match="none of 10 random maps can be solved; raise p, which is 0.001"):
         FrozenLake(size=64, p=0.001).reset({}, 0)

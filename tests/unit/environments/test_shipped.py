@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from roll.agents.environments.base import Observation, Step
+from roll.agents.hosting.process import EnvironmentProcess
 from roll.config.derived.environment_roles import environment_of
 from roll.config.schema.environments import EnvironmentConfig
 from roll.config.shipped import known_environments
-from roll.environments.base import Observation, Step
-from roll.environments.process import EnvironmentProcess
 from tests import limits
 
-PYTHON = "roll.environments.python_tool:python"
+PYTHON = "roll.agents.python_tool:python"
 CODE_ROW = {
     "prompt": "Print the sum of the two numbers.",
     "case_type": "input",

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.environments.sokoban import ACTIONS, Sokoban
-from roll.environments.sokoban_rooms import Level
+from roll.agents.environments.sokoban import ACTIONS, Sokoban
+from roll.agents.environments.sokoban_rooms import Level
 from tests.tiers import each
 
 STEPS = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from roll.environments import python_tool
-from roll.environments.hosted import Hosted
-from roll.environments.python_tool import python
-from roll.environments.tool_use import ToolUse
-from roll.environments.tools import Tools
+from roll.agents import python_tool
+from roll.agents.environments.tool_use import ToolUse
+from roll.agents.hosting.hosted import Hosted
+from roll.agents.python_tool import python
+from roll.agents.tools import Tools
 from roll.errors import EnvironmentFailed
 from roll.rewards.sandbox.bubblewrap import SandboxUnavailable
 from tests.limits import CPU_EXPIRY, RUN

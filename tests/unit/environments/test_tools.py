@@ -8,9 +8,9 @@ from typing import Any, Literal
 import pytest
 from transformers.utils.chat_template_utils import get_json_schema
 
-from roll.environments.base import Observation, Step
-from roll.environments.hosted import Hosted
-from roll.environments.tools import MOST_CHARACTERS, MOST_ERROR, Tools, calls_for, tool_of
+from roll.agents.environments.base import Observation, Step
+from roll.agents.hosting.hosted import Hosted
+from roll.agents.tools import MOST_CHARACTERS, MOST_ERROR, Tools, calls_for, tool_of
 from tests.unit.environments.running import calls
 from tests.unit.rewards.running import run
 

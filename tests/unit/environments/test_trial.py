@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from roll.environments.trial import trial
+from roll.agents.environments.trial import trial
 from roll.errors import Fault
 from tests import limits
 from tests.unit.environments.running import section

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from roll.environments.base import Observation, Step
+from roll.agents.environments.base import Observation, Step
 
 FOREVER = 3600
 STARTED = {"role": "user", "content": "begin"}

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from roll.checkpoint.state import LOOP_FILE, LoopState
-from roll.checkpoint.store import CheckpointStore
 from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.schema.pipelines import Config
 from roll.config.schema.secrets import redacted
+from roll.runs.checkpoint.state import LOOP_FILE, LoopState
+from roll.runs.checkpoint.store import CheckpointStore
 
 
 def run_folder(folder: Path, *overrides: str, name: str = "tiny/tiny_rlvr_lora_zero3", step: int = 1) -> Path:

@@ -11,7 +11,7 @@ import pytest
 
 from roll.evaluation.results import set_result
 from roll.evaluation.statistics import CONFIDENCE, average, share, standard_error, wilson
-from roll.pipeline.evaluate import pass_at_k
+from roll.runs.rlvr.validation import pass_at_k
 from roll.types import RolloutGroup
 from tests.unit.rollout.build import make_episode, make_group
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from roll.checkpoint.manifest import MANIFEST
-from roll.checkpoint.state import LOOP_FILE, LoopState
-from roll.checkpoint.store import CheckpointStore
 from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.schema.pipelines import Config
 from roll.export.__main__ import main
+from roll.runs.checkpoint.manifest import MANIFEST
+from roll.runs.checkpoint.state import LOOP_FILE, LoopState
+from roll.runs.checkpoint.store import CheckpointStore
 
 LORA = "reward_train.model_args.lora_target=all-linear"
 

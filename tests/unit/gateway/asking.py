@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from roll.gateway.asked import Answer, Asked, Message
-from roll.gateway.session import AgentSession, SessionBounds
+from roll.agents.gateway.asked import Answer, Asked, Message
+from roll.agents.gateway.session import AgentSession, SessionBounds
 from roll.types import Episode, Sampling, StopReason
 from tests.unit.rollout.playing import Chat, Engine, text
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from openai import AsyncOpenAI
 
-from roll.gateway.server import Gateway, GatewayBounds
-from roll.gateway.session import AgentSession
+from roll.agents.gateway.server import Gateway, GatewayBounds
+from roll.agents.gateway.session import AgentSession
 from tests import limits
 from tests.unit.gateway.asking import session
 from tests.unit.rollout.playing import Engine

@@ -14,15 +14,15 @@ from typing import Any
 import psutil
 import pytest
 
+from roll.agents.environments.base import Observation, Step
+from roll.agents.episodes import EpisodeLimits
+from roll.agents.gateway import supervisor
+from roll.agents.gateway.agent import agent_environment, command_of, run_agent
+from roll.agents.gateway.episodes import Agent, AgentEpisodes
+from roll.agents.gateway.server import Gateway, GatewayBounds
+from roll.agents.gateway.trial import agent_faults
 from roll.config.schema.environments import EnvironmentConfig
-from roll.environments.base import Observation, Step
 from roll.errors import EnvironmentFailed, RollError
-from roll.gateway import supervisor
-from roll.gateway.agent import agent_environment, command_of, run_agent
-from roll.gateway.episodes import Agent, AgentEpisodes
-from roll.gateway.server import Gateway, GatewayBounds
-from roll.gateway.trial import agent_faults
-from roll.rollout.episodes import EpisodeLimits
 from roll.system.tree import TreeBounds
 from roll.types import Episode, Sampling, StopReason
 from tests import limits
@@ -167,7 +167,7 @@ def test_a_function_that_raises_is_named_by_its_traceback(module: str) -> None:
 
 
 def test_an_agent_that_asks_for_ever_is_ended_after_its_turns_and_has_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll.gateway.episodes.GRACE_SECONDS", limits.LOOK)
+    monkeypatch.setattr("roll.agents.gateway.episodes.GRACE_SECONDS", limits.LOOK)
     engine = quick()
     found = one(python(FOR_EVER), World([Step(reward=0.5)]), engine, max_turns=3)
     assert found.stop is StopReason.MAX_TURNS and found.reward.value == 0.5 and len(engine.requests) == 3
@@ -207,7 +207,7 @@ def test_everything_that_an_agent_started_ends_with_the_run(tmp_path: Path) -> N
     """The run is killed, so it cannot end the agent's processes itself."""
     code = f"""
 import asyncio
-from roll.gateway.agent import agent_environment, run_agent
+from roll.agents.gateway.agent import agent_environment, run_agent
 from roll.system.tree import TreeBounds
 spawns = {SPAWNS + "time.sleep(1e6)"!r}
 asyncio.run(run_agent(({sys.executable!r}, "-c", spawns.replace("flush=True", "flush=True, file=open('pids', 'w')")), {{}},
@@ -233,7 +233,7 @@ def test_an_agent_is_told_where_the_gateway_is_and_its_row() -> None:
 def test_a_large_row_need_not_be_read_and_the_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(run_agent(("true",), {"long": "x" * (1 << 22)}, given_environment(), BOUNDS)).status == 0
     assert run(run_agent(python("print('x' * 100_000 + 'end')"), {}, given_environment(), BOUNDS)).output == "x" * 1997 + "end"
-    monkeypatch.setattr("roll.gateway.agent.MOST_OUTPUT", 1 << 20)
+    monkeypatch.setattr("roll.agents.gateway.agent.MOST_OUTPUT", 1 << 20)
     end = run(run_agent(("yes",), {}, given_environment(), BOUNDS))
     assert end.status != 0 and end.output == "it wrote more than 1 MiB"
 

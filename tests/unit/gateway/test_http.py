@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
+from roll.agents.gateway.server import Gateway, GatewayBounds
 from roll.errors import ConfigError, RollError
-from roll.gateway.server import Gateway, GatewayBounds
 from roll.types import StopReason
 from tests import limits
 from tests.unit.gateway.asking import check_exact, laid, record, session, turns
@@ -121,7 +121,7 @@ def test_a_client_that_waits_too_little_gets_its_answer_when_it_tries_again() ->
 
 
 def test_a_stream_that_waits_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll.gateway.server.KEEP_ALIVE_SECONDS", limits.LOOK)
+    monkeypatch.setattr("roll.agents.gateway.server.KEEP_ALIVE_SECONDS", limits.LOOK)
 
     async def work() -> None:
         async with served(Engine(turns(), takes=10 * limits.LOOK)) as one, httpx.AsyncClient(timeout=limits.CALL) as client:
@@ -240,7 +240,7 @@ def test_a_body_that_is_no_object_is_refused(body: str) -> None:
 
 def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for seconds in ("BODY_SECONDS", "STOP_SECONDS"):
-        monkeypatch.setattr(f"roll.gateway.server.{seconds}", limits.LOOK)
+        monkeypatch.setattr(f"roll.agents.gateway.server.{seconds}", limits.LOOK)
 
     async def work() -> None:
         async with served(quick()) as one:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roll.agents.environments.base import Message
+from roll.agents.gateway.asked import Answer, Refused
+from roll.agents.gateway.session import AgentSession
 from roll.data.chat import TemplateFault
-from roll.environments.base import Message
 from roll.errors import RollError
-from roll.gateway.asked import Answer, Refused
-from roll.gateway.session import AgentSession
 from roll.types import Ints, StopReason
 from tests.unit.gateway.asking import NOW, USER, ask, check_exact, given_up, laid, record, session, tool, turns
 from tests.unit.rollout.playing import Chat, Engine

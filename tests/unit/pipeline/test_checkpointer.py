@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from roll.checkpoint.store import CheckpointStore
 from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.schema.pipelines import Config
-from roll.pipeline.checkpointer import Checkpointer
-from roll.pipeline.epochs import Epochs
-from roll.pipeline.position import Position
+from roll.runs.checkpoint.store import CheckpointStore
+from roll.runs.checkpointer import Checkpointer
+from roll.runs.epochs import Epochs
+from roll.runs.position import Position
 
 
 class Trainer:

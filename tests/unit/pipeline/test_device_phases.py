@@ -13,15 +13,15 @@ import pytest
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.losses import Loss
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.pipeline import rlvr
-from roll.pipeline.device_phases import DevicePhases
-from roll.pipeline.learning import Learning, OnloadedTrainer
-from roll.pipeline.position import Position
+from roll.ray.device_sharing import ColocatedRole, DeviceSharing, Level
 from roll.rollout.batch import Shaping
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.reference import ReferenceAtOnce
+from roll.runs.device_phases import DevicePhases
+from roll.runs.learning import Learning, OnloadedTrainer
+from roll.runs.position import Position
+from roll.runs.rlvr import loop as rlvr
 from roll.types import Floats, Metrics, RolloutGroup, Sequences, TrainBatch
-from roll.workers.device_sharing import ColocatedRole, DeviceSharing, Level
 from tests.unit.rollout.build import make_episode, make_group
 
 ROLES = ("actor_infer", "actor_train", "reference")

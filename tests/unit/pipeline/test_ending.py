@@ -12,8 +12,8 @@ import pytest
 import transformers
 
 from roll.errors import ConfigError, Fault, RollError, WorkerFailed
-from roll.pipeline.checkpointer import Checkpointer
-from roll.pipeline.ending import Ending
+from roll.runs.checkpointer import Checkpointer
+from roll.runs.ending import Ending
 from roll.tracking.ending import END_FILE, RunEnd, read_end
 from roll.tracking.jsonl import JsonlTracker
 from roll.tracking.logs import RunLog

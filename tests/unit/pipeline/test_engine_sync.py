@@ -10,17 +10,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from roll.engines.actor_infer import ActorInfer
+from roll.engines.health import MOST_RESTARTS
+from roll.engines.running import Running
 from roll.errors import RollError, WorkerDied
-from roll.pipeline.device_phases import DevicePhases
-from roll.pipeline.engine_sync import EngineSync
+from roll.ray.device_sharing import DeviceSharing, Level
+from roll.runs.device_phases import DevicePhases
+from roll.runs.rlvr.engine_sync import EngineSync
 from roll.types import Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.routes import Rendezvous, Route, Routes, Transport
 from roll.weight_sync.sync import WeightSync
-from roll.workers.actor_infer import ActorInfer
-from roll.workers.device_sharing import DeviceSharing, Level
-from roll.workers.engine_health import MOST_RESTARTS
-from roll.workers.running import Running
 from tests import limits
 from tests.streams import whole
 from tests.unit.rollout.simulated import VirtualTime

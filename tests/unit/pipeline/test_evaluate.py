@@ -13,11 +13,11 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from roll.pipeline.evaluate import VALIDATION, ByItself, Evaluator, majority, majority_at_k, pass_at_k, sizes, validation_metrics
+from roll.agents import episode_groups
 from roll.rewards.passing import Bar
-from roll.rollout import episode_groups
 from roll.rollout.group import Generator, SingleTurns, prompt_seed
 from roll.rollout.scheduler import TRAINING
+from roll.runs.rlvr.validation import VALIDATION, ByItself, Evaluator, majority, majority_at_k, pass_at_k, sizes, validation_metrics
 from roll.types import (
     NO_VERDICT,
     Completion,

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from roll.errors import WorkerFailed
-from roll.pipeline.interrupt import SAME_SECONDS, SIGNALS, Interrupt
+from roll.runs.interrupt import SAME_SECONDS, SIGNALS, Interrupt
 from tests import limits
 
 Work = Callable[[Interrupt], Awaitable[None]]
@@ -135,7 +135,7 @@ def test_a_terminal_that_has_gone_is_written_to_no_more(tmp_path: Path) -> None:
     """If the connection breaks, the run continues to the end of its step, and printing to the closed terminal is not an error."""
     program = """
 import asyncio, os, sys
-from roll.pipeline.interrupt import Interrupt
+from roll.runs.interrupt import Interrupt
 async def work(interrupt):
     with interrupt.working():
         interrupt.happened()

@@ -18,12 +18,12 @@ from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.packing import concatenate
 from roll.errors import WorkerFailed
-from roll.pipeline.device_phases import DevicePhases
-from roll.pipeline.learning import CriticLearning, Learning, OnloadedTrainer
-from roll.pipeline.position import Position
-from roll.pipeline.wire_critic import are_apart
+from roll.ray.device_sharing import DeviceSharing, Level
+from roll.runs.device_phases import DevicePhases
+from roll.runs.learning import CriticLearning, Learning, OnloadedTrainer
+from roll.runs.position import Position
+from roll.runs.rlvr.critic import are_apart
 from roll.types import Metrics, TrainBatch
-from roll.workers.device_sharing import DeviceSharing, Level
 
 SEQUENCES = concatenate([np.array([1, 2], np.int32)], [np.array([False, True])])
 APART = DevicePhases(DeviceSharing({}).bring)

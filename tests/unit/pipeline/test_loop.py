@@ -17,17 +17,19 @@ from roll.algorithms.policy_loss import PolicyLoss
 from roll.data.example_batch import given_batch
 from roll.data.examples import Example, ExampleSequence
 from roll.errors import RollError
-from roll.pipeline import offline, rlvr
-from roll.pipeline.device_phases import DevicePhases
-from roll.pipeline.epochs import Epochs
-from roll.pipeline.evaluate import ByItself, Evaluator, pass_at_k
-from roll.pipeline.learning import Learning
-from roll.pipeline.position import Position
-from roll.pipeline.rlvr import Rlvr
+from roll.ray.device_sharing import DeviceSharing
 from roll.rollout.batch import Experience, Shaping
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.group import SingleTurns
 from roll.rollout.record import single_turn
+from roll.runs.device_phases import DevicePhases
+from roll.runs.epochs import Epochs
+from roll.runs.learning import Learning
+from roll.runs.offline import loop as offline
+from roll.runs.position import Position
+from roll.runs.rlvr import loop as rlvr
+from roll.runs.rlvr.loop import Rlvr
+from roll.runs.rlvr.validation import ByItself, Evaluator, pass_at_k
 from roll.types import (
     NO_VERDICT,
     Completion,
@@ -44,7 +46,6 @@ from roll.types import (
     Sequences,
     TrainBatch,
 )
-from roll.workers.device_sharing import DeviceSharing
 from tests.unit.rollout.build import EachByItself, kept_nowhere
 
 

@@ -8,12 +8,12 @@ from typing import cast
 
 import pytest
 
-from roll.pipeline.meter import Meter, engine_metrics
-from roll.pipeline.wire_rlvr import measurement
+from roll.backend import EngineActivity
+from roll.engines.actor_infer import ActorInfer
 from roll.rollout.scheduler import RolloutScheduler
-from roll.strategies.base import EngineActivity
+from roll.runs.meter import Meter, engine_metrics
+from roll.runs.rlvr.wiring import measurement
 from roll.types import Metrics
-from roll.workers.actor_infer import ActorInfer
 from tests.unit.rollout.build import make_episode, make_group
 
 ENGINES = (

@@ -12,19 +12,19 @@ from typing import Any, cast
 
 import pytest
 
-from roll.checkpoint.store import CheckpointStore
 from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.plan.plan import Plan
 from roll.config.schema.pipelines import Config
 from roll.errors import BadInput, EngineShortage, Fault, RollError, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate
-from roll.pipeline import assemble, restarts
-from roll.pipeline.checkpointer import Checkpointer
-from roll.pipeline.interrupt import Interrupt
-from roll.pipeline.position import Position
-from roll.pipeline.restarts import BACK_OFF_SECONDS, RECENT_SECONDS, Restarts
-from roll.pipeline.run_context import RunContext
-from roll.workers.cluster import ClusterSession
+from roll.ray.cluster import ClusterSession
+from roll.runs import assemble, restarts
+from roll.runs.checkpoint.store import CheckpointStore
+from roll.runs.checkpointer import Checkpointer
+from roll.runs.interrupt import Interrupt
+from roll.runs.position import Position
+from roll.runs.restarts import BACK_OFF_SECONDS, RECENT_SECONDS, Restarts
+from roll.runs.run_context import RunContext
 from tests import limits
 from tests.quiet import quiet_life
 from tests.unit.pipeline.test_checkpointer import Trainer

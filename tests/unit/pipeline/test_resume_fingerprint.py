@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from roll.checkpoint.state import LoopState
-from roll.checkpoint.store import CheckpointStore
 from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError
-from roll.pipeline.checkpointer import Checkpointer
-from roll.pipeline.resume_fingerprint import of_keys, weights
+from roll.runs.checkpoint.state import LoopState
+from roll.runs.checkpoint.store import CheckpointStore
+from roll.runs.checkpointer import Checkpointer
+from roll.runs.resume_fingerprint import of_keys, weights
 
 
 def composed(*words: str) -> Config:

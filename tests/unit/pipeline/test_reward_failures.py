@@ -15,10 +15,10 @@ import pytest
 
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
-from roll.pipeline.reward_failures import MOST_KINDS, OTHERS, Reported, RewardFailures, kind_of, reported, totalled
 from roll.rewards.parts import parts_of, summed
 from roll.rewards.verdicts import crashed, timed_out
 from roll.rollout.group import Scorer
+from roll.runs.rlvr.reward_failures import MOST_KINDS, OTHERS, Reported, RewardFailures, kind_of, reported, totalled
 from roll.tracking.fanout import Tracking
 from roll.tracking.jsonl import NOTICES_FILE, JsonlTracker
 from roll.tracking.report.write import write_report

@@ -18,8 +18,8 @@ from roll.config.schema.roles import RewardConfig
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.data.tasks import Joined, Tasks
 from roll.errors import BadInput, ConfigError, DataError
-from roll.pipeline.reward_trial import bar_notices, bars_by_domain, try_rewards
 from roll.rewards.passing import Bar
+from roll.runs.rlvr.reward_trial import bar_notices, bars_by_domain, try_rewards
 from tests import limits
 from tests.unit.data.conftest import tokenizer  # noqa: F401  # a fixture
 

@@ -19,11 +19,11 @@ from roll.errors import WorkerDied
 from roll.models.flops import TrainingFlops
 from roll.models.load import load_policy
 from roll.models.score import load_scores
-from roll.pipeline import roles
-from roll.pipeline.role_models import training_flops
-from roll.pipeline.roles import Roles
-from roll.workers.actor_train import TrainShape
-from roll.workers.cluster import ClusterSession
+from roll.ray.cluster import ClusterSession
+from roll.runs import roles
+from roll.runs.role_models import training_flops
+from roll.runs.roles import Roles
+from roll.training.actor_train import TrainShape
 
 HEAD = SHAPES["7b"]["vocab_size"] * SHAPES["7b"]["hidden_size"]
 

@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 import yaml
 
-from roll.checkpoint.store import CheckpointStore
+from roll import pipeline as program
 from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, WorkerFailed
-from roll.pipeline import __main__ as program
-from roll.pipeline import assemble, resume_fingerprint
-from roll.pipeline.interrupt import Interrupt
-from roll.pipeline.position import Position
-from roll.pipeline.roles import Roles
-from roll.pipeline.run_context import Prepared, RunContext
+from roll.ray.cluster import ClusterSession
+from roll.runs import assemble, resume_fingerprint
+from roll.runs.checkpoint.store import CheckpointStore
+from roll.runs.interrupt import Interrupt
+from roll.runs.position import Position
+from roll.runs.roles import Roles
+from roll.runs.run_context import Prepared, RunContext
 from roll.tracking.ending import read_end
 from roll.tracking.jsonl import JsonlTracker
 from roll.tracking.start import read_starts
-from roll.workers.cluster import ClusterSession
 from tests.quiet import quiet_life
 
 

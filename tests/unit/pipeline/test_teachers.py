@@ -14,8 +14,8 @@ from torch import Tensor
 from roll.algorithms.divergence import Divergence
 from roll.models.divergence import chunked_top_divergence
 from roll.models.teacher_top import TeacherTop, in_buckets
-from roll.pipeline.teachers import DomainTeacher, StepTeachers
 from roll.rollout.batch import Experience, Shaping, experience
+from roll.runs.rlvr.teachers import DomainTeacher, StepTeachers
 from roll.types import Floats, RolloutGroup, Sequences
 from tests.unit.rollout.build import make_episode, make_group, make_trajectory, observed, sampled
 

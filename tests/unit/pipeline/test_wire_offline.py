@@ -18,20 +18,20 @@ from transformers import AutoTokenizer
 from examples.tiny.make_model import write_model
 from examples.tiny.make_problems import write_problems
 from roll.algorithms.losses import Loss
-from roll.checkpoint.store import CheckpointStore
+from roll.backend import TrainResult
 from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import ConfigError, DataError
-from roll.pipeline import assemble, resume_fingerprint
-from roll.pipeline.checkpointer import Checkpointer
-from roll.pipeline.run_context import RunContext
-from roll.pipeline.wire_environments import renderer_of
-from roll.strategies.base import TrainResult
+from roll.ray.device_sharing import ColocatedRole, DeviceSharing, Level
+from roll.runs import assemble, resume_fingerprint
+from roll.runs.checkpoint.store import CheckpointStore
+from roll.runs.checkpointer import Checkpointer
+from roll.runs.rlvr.environments import renderer_of
+from roll.runs.run_context import RunContext
 from roll.types import Floats, Metrics, Sequences, TrainBatch
-from roll.workers.device_sharing import ColocatedRole, DeviceSharing, Level
 from tests.quiet import quiet_life
 
 METRICS: tuple[str, ...] = ("sft/loss", "dpo/loss", "dpo/accuracy", "dpo/reward_margin", "distill/loss", "distill/divergence")

@@ -11,9 +11,9 @@ import pytest
 
 from roll.config.plan.plan import make_plan
 from roll.data.ends import NO_END, EndOfTurn
-from roll.pipeline.wire_rlvr import _loop, evaluation, evaluators, reference_of
 from roll.rollout.batch import Shaping
 from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce
+from roll.runs.rlvr.wiring import _loop, evaluation, evaluators, reference_of
 
 
 class Requested(Exception):

@@ -21,10 +21,13 @@ from roll.config.plan.plan import make_plan
 from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.rlvr import OverlongBufferConfig
 from roll.models.teacher_top import TeacherTop
-from roll.pipeline import wire_critic, wire_distill, wire_rlvr, wire_teacher
-from roll.pipeline.sampling import sampling_of
-from roll.pipeline.wire_dpo import preference_loss
 from roll.rollout.filters import everything
+from roll.runs import teacher as wire_teacher
+from roll.runs.offline import distill as wire_distill
+from roll.runs.offline.dpo import preference_loss
+from roll.runs.rlvr import critic as wire_critic
+from roll.runs.rlvr import wiring as wire_rlvr
+from roll.runs.rlvr.sampling import sampling_of
 from roll.types import Sampling
 
 Configured = Callable[..., Any]

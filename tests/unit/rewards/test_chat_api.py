@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from roll.rewards.chat_api import ApiChat, ApiModel
-from roll.rewards.chat_retry import FIRST_WAIT, LONGEST_WAIT, Refusal, read_reply, wait_seconds
-from roll.rewards.judge import Reply
+from roll.rewards.judges.chat_api import ApiChat, ApiModel
+from roll.rewards.judges.chat_retry import FIRST_WAIT, LONGEST_WAIT, Refusal, read_reply, wait_seconds
+from roll.rewards.judges.judge import Reply
 from roll.types import Sampling
 from tests import limits
 from tests.unit.rewards.chat_server import Behaviour, ChatServer, Response, chat_server, completion, error

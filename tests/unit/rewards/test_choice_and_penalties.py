@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roll.rewards.crossthinkqa import crossthinkqa
-from roll.rewards.length_penalty import length_penalty
-from roll.rewards.repetition_penalty import repetition_penalty
+from roll.rewards.functions.crossthinkqa import crossthinkqa
+from roll.rewards.functions.length_penalty import length_penalty
+from roll.rewards.functions.repetition_penalty import repetition_penalty
 from roll.types import Prompt
 
 PROMPT = Prompt(0, np.zeros(1, dtype=np.int32), "", "any", {})

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from roll.rewards.code_sandbox import code_sandbox
+from roll.rewards.functions.code_sandbox import code_sandbox
 from roll.rewards.programs import cases_of, one_assert_each, program_of, same_output
 from roll.rewards.sandbox import bubblewrap, program
 from roll.rewards.sandbox.bubblewrap import START, SandboxUnavailable, survey

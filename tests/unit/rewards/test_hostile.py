@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from roll.rewards.messages import answer_message, read_answer, read_ready, results_of
+from roll.hosted.frames import MOST_BYTES, Garbled
+from roll.hosted.raised import TRACE_CHARACTERS
+from roll.rewards.hosting.messages import answer_message, read_answer, read_ready, results_of
 from roll.rewards.verdicts import MOST_NOTE, MOST_PARTS, verdict
-from roll.system.frames import MOST_BYTES, Garbled
-from roll.system.raised import TRACE_CHARACTERS
 from roll.types import RewardOutcome, RewardResult, TurnReward
 from tests import limits
 from tests.unit.rewards.running import PROMPT, process, reward_children, run, scored

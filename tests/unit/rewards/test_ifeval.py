@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from benchmarks.ifeval import generated
-from roll.rewards.ifeval import CHECKS, ifeval
-from roll.rewards.instructions.ids import INSTRUCTIONS
-from roll.rewards.instructions.sentences import sentences
+from roll.rewards.functions.ifeval import CHECKS, ifeval
+from roll.rewards.functions.instructions.ids import INSTRUCTIONS
+from roll.rewards.functions.instructions.sentences import sentences
 from roll.types import Prompt
 
 PROMPT = Prompt(0, np.zeros(1, dtype=np.int32), "", "ifeval", {})

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from roll.config.shipped import judge_templates
-from roll.rewards.judge import Judge, Reply
-from roll.rewards.judging import AnswerPattern, JudgeTemplate, answer_pattern, verdict
+from roll.rewards.judges.judge import Judge, Reply
+from roll.rewards.judges.judging import AnswerPattern, JudgeTemplate, answer_pattern, verdict
 from roll.types import Prompt, RewardOutcome, RewardResult
 from tests import limits
 

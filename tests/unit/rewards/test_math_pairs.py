@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.math_pairs import PAIRS, Pair, by_math_rule, read_pairs, wrong_verdicts
-from roll.rewards.math_rule import shape_of, split
+from roll.rewards.functions.math_rule import shape_of, split
 from roll.rewards.notation import in_text, range_of, standard
 from roll.rewards.quantities import Quantity, in_words, named, quantity
 

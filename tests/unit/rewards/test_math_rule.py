@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.math_pairs import PAIRS, read_pairs
-from roll.rewards import math_rule as module
 from roll.rewards.answers import last_boxed
-from roll.rewards.math_rule import PLAIN_NUMBER, SEARCHED_CHARACTERS, is_mathematics, judge, math_rule, shape_of
+from roll.rewards.functions import math_rule as module
+from roll.rewards.functions.math_rule import PLAIN_NUMBER, SEARCHED_CHARACTERS, is_mathematics, judge, math_rule, shape_of
 from roll.types import Prompt, RewardOutcome, RewardResult
 from tests.growth import ABOUT_LINEAR, growth
 

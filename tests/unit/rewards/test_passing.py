@@ -10,8 +10,8 @@ from roll.config.schema.roles import RewardConfig
 from roll.config.shipped import known_rewards
 from roll.errors import ConfigError
 from roll.rewards.base import RewardTraits, load_reward, reward_of, traits_of
-from roll.rewards.judging import answer_pattern
-from roll.rewards.messages import PartTraits
+from roll.rewards.hosting.messages import PartTraits
+from roll.rewards.judges.judging import answer_pattern
 from roll.rewards.parts import RewardPart, summed
 from roll.rewards.parts import parts_of as parts_of_domain
 from roll.rewards.passing import USUAL, Bar, Bars, bars_of, bars_of_judge, passed
@@ -157,6 +157,6 @@ def test_an_episode_passes_by_its_success() -> None:
 
 @pytest.mark.parametrize("traits", [{"passes_at": float("nan")}, {"passes_at": True}, {"passes_at": "1"}, {"passes_by": None}])
 def test_a_malformed_bar_is_a_fault(traits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll.rewards.exact_match.exact_match.declared_traits", RewardTraits(**traits))
+    monkeypatch.setattr("roll.rewards.functions.exact_match.exact_match.declared_traits", RewardTraits(**traits))
     with pytest.raises(ConfigError, match="rewards.d.reward"):
         reward_of(RewardPart("rewards.d", "", "exact_match", {}, False, 1.0, 0.0))

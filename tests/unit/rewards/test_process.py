@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from roll.errors import ConfigError, RollError
-from roll.rewards.process import RewardProcess, RewardProcessFailed
+from roll.rewards.hosting.process import RewardProcess, RewardProcessFailed
 from roll.types import RewardOutcome, RewardResult
 from tests import limits
 from tests.unit.rewards.running import (
@@ -287,7 +287,7 @@ import asyncio, sys
 from pathlib import Path
 import numpy as np
 from roll.config.schema.roles import RewardConfig
-from roll.rewards.process import RewardProcess
+from roll.rewards.hosting.process import RewardProcess
 from roll.types import Prompt
 from tests import limits
 

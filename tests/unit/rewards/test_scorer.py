@@ -17,7 +17,7 @@ from roll.data.chat import Template, TemplateFault, renderer
 from roll.data.conversations import answered_encoder, conversation_of, message_encoder, question_text
 from roll.data.examples import Limits, prepare_examples
 from roll.models.score import scored_token
-from roll.rewards.scorer import Scorer
+from roll.rewards.judges.scorer import Scorer
 from roll.types import Ints, Prompt, RewardOutcome, RewardResult
 
 SYSTEM = {"role": "system", "content": "be brief"}

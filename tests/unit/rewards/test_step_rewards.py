@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.rewards.math_steps import judge_equations, math_steps
-from roll.rewards.right_prefix import right_prefix
+from roll.rewards.functions.math_steps import judge_equations, math_steps
+from roll.rewards.functions.right_prefix import right_prefix
 from roll.rewards.verdicts import verdict
 from roll.types import Prompt, RewardOutcome, RewardResult, TurnReward
 from tests.growth import ABOUT_LINEAR, growth

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from roll.agents.environments.base import MalformedCalls, Message, Observation, Step
+from roll.agents.episode_groups import TRAINING, EpisodeGroups
+from roll.agents.episodes import EpisodeLimits, Episodes, TokenLimits
 from roll.data.renderers.base import Parsed
-from roll.environments.base import MalformedCalls, Message, Observation, Step
-from roll.rollout.episode_groups import TRAINING, EpisodeGroups
-from roll.rollout.episodes import EpisodeLimits, Episodes, TokenLimits
 from roll.rollout.group import Scorer
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardResult, Sampling, Session
 from tests import limits

@@ -11,18 +11,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
+from roll.engines.actor_infer import ActorInfer
+from roll.engines.health import MOST_RESTARTS
+from roll.engines.running import Running, running_limits
 from roll.errors import WorkerDied
-from roll.pipeline.device_phases import DevicePhases
-from roll.pipeline.engine_sync import EngineSync
 from roll.rollout.group import SingleTurns, prompt_seed
 from roll.rollout.scheduler import TRAINING, RolloutScheduler
+from roll.runs.device_phases import DevicePhases
+from roll.runs.rlvr.engine_sync import EngineSync
 from roll.types import Prompt, RewardResult, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.routes import Rendezvous, Route, Routes, Transport
 from roll.weight_sync.sync import WeightSync
-from roll.workers.actor_infer import ActorInfer
-from roll.workers.engine_health import MOST_RESTARTS
-from roll.workers.running import Running, running_limits
 from tests import limits
 from tests.tiers import each
 from tests.unit.rollout.build import EachByItself, make_prompt

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from roll.agents.environments.base import Step
+from roll.agents.episode_groups import EpisodeGroups, SampledByDomain
 from roll.data.sampler import PromptSampler
 from roll.data.tasks import FIRST_HELD_OUT, Joined, Tasks
-from roll.environments.base import Step
 from roll.errors import EnvironmentFailed, RollError
-from roll.pipeline.evaluate import Evaluator
-from roll.rollout.episode_groups import EpisodeGroups, SampledByDomain
 from roll.rollout.group import SingleTurns
 from roll.rollout.record import token_versions
 from roll.rollout.scheduler import MOST_FAILED, RolloutScheduler
 from roll.rollout.stored import FILE, StoredGroup, read_groups, write_groups
+from roll.runs.rlvr.validation import Evaluator
 from roll.types import Episode, RolloutGroup, Sampling
 from tests import limits
 from tests.unit.rollout.build import kept_nowhere, make_prompt

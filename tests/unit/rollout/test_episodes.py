@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from roll.agents.environments.base import Message, Observation, Step
+from roll.agents.episode_metrics import episode_metrics
+from roll.agents.episodes import MOST_DISTURBED
 from roll.data.chat import TemplateFault
-from roll.environments.base import Message, Observation, Step
 from roll.errors import EnvironmentFailed, NeighbourFailed, RollError
 from roll.rollout.batch import Shaping, experience, usable
-from roll.rollout.episode_metrics import episode_metrics
-from roll.rollout.episodes import MOST_DISTURBED
 from roll.rollout.record import token_log_probs, token_versions
 from roll.types import Episode, Ints, RewardOutcome, RolloutGroup, StopReason
 from tests.unit.rollout.playing import DOMAIN, LATE, Chat, Engine, Judge, World, Worlds, episodes, groups, task, text

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roll.pipeline.device_phases import DevicePhases
-from roll.pipeline.evaluate import ByItself, Evaluator
+from roll.ray.device_sharing import DeviceSharing, Level
 from roll.rollout.group import SingleTurns
 from roll.rollout.judged_in_turn import JudgedInTurn
 from roll.rollout.scheduler import RolloutScheduler
+from roll.runs.device_phases import DevicePhases
+from roll.runs.rlvr.validation import ByItself, Evaluator
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardResult, Sampling
-from roll.workers.device_sharing import DeviceSharing, Level
 from tests import limits
 from tests.streams import whole
 from tests.unit.rollout.build import EachByItself, kept_nowhere, make_prompt

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from roll.errors import CheckpointError
-from roll.strategies.deepspeed_files import SWAPPED, TAG, UNIVERSAL, load_states, random_file, to_universal, weights
+from roll.training.deepspeed.files import SWAPPED, TAG, UNIVERSAL, load_states, random_file, to_universal, weights
 
 
 def engine(swaps: bool) -> SimpleNamespace:

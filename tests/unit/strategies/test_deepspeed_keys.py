@@ -14,7 +14,7 @@ from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerC
 from roll.config.checks.deepspeed import OFFLOADS
 from roll.config.schema.deepspeed_keys import BLOCKS
 from roll.config.schema.engine import DeepSpeedConfig, ZeroOffloadConfig, ZeroOptimizationConfig
-from roll.strategies.deepspeed_setup import deepspeed_config
+from roll.training.deepspeed.setup import deepspeed_config
 
 
 def defaults(model: Any) -> dict[str, Any]:

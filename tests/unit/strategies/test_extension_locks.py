@@ -18,8 +18,16 @@ import psutil
 import pytest
 from torch.utils.cpp_extension import get_default_build_root
 
-from roll.strategies import extension_locks as module
-from roll.strategies.extension_locks import LOCK, LONGEST_COMPILATION, OWNER, examine, extension_cache, extension_locks, turn_to_compile
+from roll.training.deepspeed import extension_locks as module
+from roll.training.deepspeed.extension_locks import (
+    LOCK,
+    LONGEST_COMPILATION,
+    OWNER,
+    examine,
+    extension_cache,
+    extension_locks,
+    turn_to_compile,
+)
 from tests import limits
 
 ME = "actor_train rank 0"

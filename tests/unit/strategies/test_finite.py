@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from roll.backend import MicroBatch, Rank
 from roll.data import packing
 from roll.errors import NonFiniteError
-from roll.strategies.base import MicroBatch, Rank
-from roll.strategies.finite import FiniteWatch
+from roll.training.deepspeed.finite import FiniteWatch
 from roll.types import TrainBatch
 from tests import limits
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from torch import nn
 
+from roll.backend import EngineActivity, Rank
+from roll.backend_settings import HfGenerateSettings
 from roll.config.schema.model import ModelConfig
-from roll.strategies.base import EngineActivity, Rank
-from roll.strategies.hf_infer import HfGenerate
-from roll.strategies.settings import HfGenerateSettings
+from roll.engines.hf.strategy import HfGenerate
 from roll.types import Completion, FinishReason, Sampling
 from roll.weight_sync.routes import Route, Transport
 from tests import limits

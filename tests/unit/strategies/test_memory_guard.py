@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from roll.backend import MicroBatch, Rank
 from roll.config.plan.memory import fewest_checkpointed
 from roll.data import packing
 from roll.errors import DeviceMemoryError
-from roll.strategies.base import MicroBatch, Rank
-from roll.strategies.memory_guard import FEWER_TOKENS, RECOMPUTE, MemoryGuard, Need, chosen, tokens_of, told_of_memory, within
-from roll.strategies.recompute import AutoCheckpointing
+from roll.models.memory_guard import FEWER_TOKENS, RECOMPUTE, MemoryGuard, Need, chosen, tokens_of, told_of_memory, within
+from roll.training.deepspeed.recompute import AutoCheckpointing
 from roll.types import TrainBatch
 from tests import limits
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from roll.strategies.metric_sums import MetricSums
-from roll.workers.actor_train import merge
+from roll.training.actor_train import merge
+from roll.training.deepspeed.metric_sums import MetricSums
 
 
 def test_sums_over_micro_batches_by_hand() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roll.strategies import offload
-from roll.strategies.offload import Offload, storages, tensors_in
+from roll.models import offload
+from roll.models.offload import Offload, storages, tensors_in
 
 
 @dataclass

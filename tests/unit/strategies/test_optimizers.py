@@ -13,11 +13,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_utils import SchedulerType
 
+from roll.backend import Rank
 from roll.config.checks.optimizers import BY_METRIC, NEEDED, REMOVED, SCHEDULES
 from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError
-from roll.strategies.base import Rank
-from roll.strategies.deepspeed_optimizers import OPTIMIZERS, Place, make_optimizer, make_schedule, parameter_groups
+from roll.training.deepspeed.optimizers import OPTIMIZERS, Place, make_optimizer, make_schedule, parameter_groups
 from tests import limits
 
 RANK = Rank("actor_train", 0, 1, "127.0.0.1", 0, "cpu", limits.START)

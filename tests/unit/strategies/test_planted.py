@@ -16,8 +16,8 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 
 from roll.errors import CheckpointError
-from roll.strategies.deepspeed_files import TAG, UNIVERSAL, load_states, random_file, to_universal, weights, zero_stage
-from roll.strategies.deepspeed_reading import FORCE, load, nothing_runs
+from roll.training.deepspeed.files import TAG, UNIVERSAL, load_states, random_file, to_universal, weights, zero_stage
+from roll.training.deepspeed.reading import FORCE, load, nothing_runs
 
 MODEL, STATES = "zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from roll.strategies.request_gate import RequestGate
+from roll.engines.request_gate import RequestGate
 
 
 class Clock:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from roll.backend import MicroBatch, Rank
 from roll.data.packing import concatenate
-from roll.strategies.base import MicroBatch, Rank
-from roll.strategies.router_balance import RouterBalance
+from roll.training.deepspeed.router_balance import RouterBalance
 from roll.types import TrainBatch
 from tests import limits
 

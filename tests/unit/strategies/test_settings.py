@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
+from roll.backend_settings import HfScoreSettings, ModelLoader, ShardedScoreSettings, TrainSettings, VllmSettings
 from roll.config.schema.engine import DeepSpeedConfig, VllmConfig
 from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.models.load import PackedPolicy, load_policy
 from roll.models.score import load_scores
 from roll.models.student import PackedTeacher
 from roll.models.value import load_values
-from roll.strategies.settings import HfScoreSettings, ModelLoader, ShardedScoreSettings, TrainSettings, VllmSettings
 from tests import limits
 
 MODEL_ARGS = ModelConfig.model_validate({"dtype": "bf16"})
@@ -23,7 +23,7 @@ BACKENDS = ("torch", "transformers", "deepspeed", "vllm", "ray")
 
 
 def test_importing_settings_imports_no_backend() -> None:
-    code = f"import sys, roll.strategies.settings; print([name for name in {BACKENDS} if name in sys.modules])"
+    code = f"import sys, roll.backend_settings; print([name for name in {BACKENDS} if name in sys.modules])"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=limits.PROCESS)
     assert said.stdout.strip() == "[]"
 

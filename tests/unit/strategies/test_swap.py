@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from roll.backend import Rank
 from roll.config.schema.engine import DeepSpeedConfig
 from roll.errors import ConfigError
-from roll.strategies import deepspeed_swap
-from roll.strategies.base import Rank
-from roll.strategies.deepspeed_swap import own_swap
 from roll.system.own_folder import remove_ownerless
+from roll.training.deepspeed import swap as deepspeed_swap
+from roll.training.deepspeed.swap import own_swap
 from tests import limits
 
 RANK = Rank("critic", 0, 2, "127.0.0.1", 0, "cpu", limits.START)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from roll.ray import cluster
 from roll.system.leftovers import CLOCK_SLACK, SHARED_MEMORY, Leftovers
 from roll.system.own_folder import LOCK, PREFIX, own_folder
-from roll.workers import cluster
 from tests import limits
 
 HOLDS = """

@@ -12,11 +12,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from examples.tiny import demo
 from examples.tiny.make_conversations import FIRST_SEED, PROBLEMS, WITH_TOOL, write_conversations
 from examples.tiny.make_model import AGENT_POSITIONS, write_model
+from roll.agents.environments.calculator import Calculator
 from roll.config.schema.offline import SftConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.renderers.families import chat_renderer
 from roll.data.tasks import FIRST_HELD_OUT
-from roll.environments.calculator import Calculator
 from roll.types import Ints
 from tests.unit.tiny.test_experiments import load
 

@@ -13,11 +13,11 @@ from transformers import AutoTokenizer
 from examples.tiny import demo
 from examples.tiny.make_model import AGENT_POSITIONS, write_model
 from examples.tiny.make_walks import FIRST_SEED, HELD_OUT, LAKE, SENSIBLE, WALKS, seen, write_walks
+from roll.agents.environments.frozen_lake import FrozenLake
 from roll.config.schema.offline import SftConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.renderers.families import chat_renderer
 from roll.data.tasks import FIRST_HELD_OUT
-from roll.environments.frozen_lake import FrozenLake
 from roll.types import Ints
 from tests.unit.tiny.test_experiments import load
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from roll.backend import EngineActivity, GenerateStrategy
 from roll.errors import WorkerDied
-from roll.strategies.base import EngineActivity, GenerateStrategy
+from roll.ray.calls import Ranks
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling
-from roll.workers.calls import Ranks
 
 
 class Engines(Ranks[GenerateStrategy]):

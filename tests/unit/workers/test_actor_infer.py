@@ -10,12 +10,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from roll.backend import GenerateStrategy
+from roll.engines.actor_infer import ActorInfer
+from roll.engines.running import Running, running_limits
 from roll.errors import RollError
-from roll.strategies.base import GenerateStrategy
+from roll.ray.calls import Ranks
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling, Session
-from roll.workers.actor_infer import ActorInfer
-from roll.workers.calls import Ranks
-from roll.workers.running import Running, running_limits
 from tests import limits
 from tests.streams import whole
 

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from roll.algorithms.policy_loss import PolicyLoss
+from roll.backend import MicroBatch, TrainResult, TrainStrategy
 from roll.data.packing import FILLER, concatenate
 from roll.errors import WeightSyncError
 from roll.models.flops import TrainingFlops
-from roll.strategies.base import MicroBatch, TrainResult, TrainStrategy
+from roll.ray.calls import Ranks
+from roll.ray.group import WorkerGroup
+from roll.training.actor_train import ActorTrain, TrainShape, joined, merge, micro_batches_of
 from roll.types import TrainBatch
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Route, Routes, Transport
 from roll.weight_sync.sender import BucketSender
-from roll.workers.actor_train import ActorTrain, TrainShape, joined, merge, micro_batches_of
-from roll.workers.calls import Ranks
-from roll.workers.group import WorkerGroup
 from tests import limits
 
 
@@ -96,7 +96,7 @@ def test_a_step_with_fewer_sequences_than_updates_makes_them_all_the_same(weight
     ],
 )
 def test_utilisation_by_hand(device: str | None, flops: TrainingFlops | None, mfu: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll.workers.actor_train.time", SimpleNamespace(perf_counter=iter([100.0, 104.0]).__next__))
+    monkeypatch.setattr("roll.training.actor_train.time", SimpleNamespace(perf_counter=iter([100.0, 104.0]).__next__))
     sequences = concatenate([np.arange(count, dtype=np.int32) for count in (30, 10)], [np.arange(count) > 0 for count in (30, 10)])
     batch = TrainBatch(sequences, np.ones(40, np.float32), np.zeros(40, np.float32), np.zeros(40, np.int32))
     ranks = cast(WorkerGroup, TwoRanks(device))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from roll.errors import RollError
-from roll.workers.batching import MOST_BYTES, Answers, BatchedCaller, BatchedServer, Failure, Stream, portable
+from roll.ray.batching import MOST_BYTES, Answers, BatchedCaller, BatchedServer, Failure, Stream, portable
 from tests import limits
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from roll.strategies.base import GenerateStrategy, TrainStrategy
-from roll.workers.calls import Ranks
+from roll.backend import GenerateStrategy, TrainStrategy
+from roll.ray.calls import Ranks
 from tests import limits
 
 

@@ -16,7 +16,7 @@ import pytest
 import ray
 
 from roll.errors import WorkerFailed
-from roll.workers import cluster
+from roll.ray import cluster
 from tests import limits
 
 HEAD = """

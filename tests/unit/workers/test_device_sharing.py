@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from roll.errors import WorkerFailed
-from roll.workers.device_sharing import ColocatedRole, DeviceSharing, Level, lines
+from roll.ray.device_sharing import ColocatedRole, DeviceSharing, Level, lines
 
 AWAY, WEIGHTS, WHOLE = Level
 ALL_ON_ONE = {

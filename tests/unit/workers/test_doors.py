@@ -13,8 +13,8 @@ import psutil
 import pytest
 import ray
 
-from roll.workers.cluster import cluster
-from roll.workers.doors import LOOPBACK, OF_TOKENS, own_token
+from roll.ray.cluster import cluster
+from roll.ray.doors import LOOPBACK, OF_TOKENS, own_token
 from tests import limits
 
 METHODS = {

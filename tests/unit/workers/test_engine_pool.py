@@ -10,15 +10,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from roll.backend import EngineActivity, GenerateStrategy
+from roll.engines.actor_infer import ActorInfer
+from roll.engines.health import MOST_LATE, MOST_RESTARTS
+from roll.engines.pool import PROBE_EVERY
+from roll.engines.running import Running, running_limits
 from roll.errors import DataError, EngineShortage, Fault, RollError, WorkerDied, WorkerFailed, WorkerLate
-from roll.strategies.base import EngineActivity, GenerateStrategy
+from roll.ray.device_sharing import Level
+from roll.rewards.judges.reward_models import JudgeEngines
 from roll.types import Completion, Sampling
-from roll.workers.actor_infer import ActorInfer
-from roll.workers.device_sharing import Level
-from roll.workers.engine_health import MOST_LATE, MOST_RESTARTS
-from roll.workers.engine_pool import PROBE_EVERY
-from roll.workers.reward_models import JudgeEngines
-from roll.workers.running import Running, running_limits
 from tests import limits
 from tests.streams import whole
 from tests.unit.rollout.simulated import VirtualTime

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from roll.workers import survey
-from roll.workers.cluster import ClusterUnavailable, join, start
+from roll.ray import survey
+from roll.ray.cluster import ClusterUnavailable, join, start
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "http://head:8265"])

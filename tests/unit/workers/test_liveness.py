@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from roll.errors import WorkerDied
+from roll.ray import liveness
+from roll.ray.calls import Ranks
+from roll.ray.liveness import FLOOR_SECONDS, LOOKS, CallTimes, Liveness, Paced, WorkerProcess
 from roll.system.process_states import Finding, Problem
-from roll.workers import liveness
-from roll.workers.calls import Ranks
-from roll.workers.liveness import FLOOR_SECONDS, LOOKS, CallTimes, Liveness, Paced, WorkerProcess
 from tests import limits
 
 STOPPED, GONE = Finding(Problem.STOPPED, 11), Finding(Problem.GONE, 11)

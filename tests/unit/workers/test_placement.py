@@ -9,8 +9,8 @@ import ray
 
 from roll.config.derived.placement import RolePlan
 from roll.errors import ConfigError
-from roll.workers.cluster import check_gpus
-from roll.workers.placement import gpu_nodes, worker_placements
+from roll.ray.cluster import check_gpus
+from roll.ray.placement import gpu_nodes, worker_placements
 
 
 def node(address: str, gpus: int, alive: bool = True) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.workers.process import _find_programs, _use_own_temporary
+from roll.ray.process import _find_programs, _use_own_temporary
 
 
 def test_a_temporary_folder_of_another_host_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

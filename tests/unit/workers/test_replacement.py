@@ -10,11 +10,11 @@ import pytest
 
 from roll.config.schema.roles import RewardConfig
 from roll.errors import WorkerDied, WorkerFailed, WorkerLate
+from roll.ray.calls import Ranks
+from roll.ray.group import WorkerGroup
+from roll.ray.replacement import HOUR, MOST, Replaced
+from roll.rewards.reward_workers import Rewards
 from roll.types import RewardResult
-from roll.workers.calls import Ranks
-from roll.workers.group import WorkerGroup
-from roll.workers.replacement import HOUR, MOST, Replaced
-from roll.workers.rewards import Rewards
 from tests import limits
 from tests.unit.rollout.build import make_prompt
 

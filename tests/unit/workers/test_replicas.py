@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from roll.algorithms.losses import NegativeLogLikelihood
+from roll.backend import MicroBatch, TrainResult, TrainStrategy
 from roll.data import packing
-from roll.strategies.base import MicroBatch, TrainResult, TrainStrategy
+from roll.ray.group import WorkerGroup
+from roll.ray.liveness import Paced
+from roll.training.actor_train import Learner, TrainShape
+from roll.training.critic import Critic
 from roll.types import Floats, Sequences, TrainBatch
-from roll.workers.actor_train import Learner, TrainShape
-from roll.workers.critic import Critic
-from roll.workers.group import WorkerGroup
-from roll.workers.liveness import Paced
 from tests import limits
 
 LENGTHS = (7, 3, 9, 4, 5)

@@ -9,14 +9,14 @@ from typing import Any, cast
 import numpy as np
 
 from roll.config.schema.roles import RewardConfig
-from roll.rewards.chat_api import ApiModel
-from roll.rewards.judge import Reply
+from roll.engines.running import Running
+from roll.ray.calls import Ranks
+from roll.ray.group import WorkerGroup
+from roll.rewards.judges.chat_api import ApiModel
+from roll.rewards.judges.judge import Reply
+from roll.rewards.judges.reward_models import ApiJudge, EngineJudge, JudgeEngines, ScorerEngines, message_seed
+from roll.rewards.reward_workers import SLACK, Rewards
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardResult, Sampling
-from roll.workers.calls import Ranks
-from roll.workers.group import WorkerGroup
-from roll.workers.reward_models import ApiJudge, EngineJudge, JudgeEngines, ScorerEngines, message_seed
-from roll.workers.rewards import SLACK, Rewards
-from roll.workers.running import Running
 from tests import limits
 from tests.unit.rollout.build import make_prompt
 

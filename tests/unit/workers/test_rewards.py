@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from roll.config.schema.roles import RewardConfig
+from roll.ray.calls import Ranks
+from roll.ray.group import WorkerGroup
+from roll.rewards.reward_workers import REPLACED, SLACK, Rewards, RewardWorker, longest
 from roll.types import Prompt, RewardResult
-from roll.workers.calls import Ranks
-from roll.workers.group import WorkerGroup
-from roll.workers.rewards import REPLACED, SLACK, Rewards, RewardWorker, longest
 from tests import limits
 
 PROMPT = Prompt(0, np.zeros(1, np.int32), "", "maths", {})

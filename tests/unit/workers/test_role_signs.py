@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from roll.strategies.base import TrainStrategy
+from roll.backend import TrainStrategy
+from roll.ray.role_signs import WORK, RankState, RoleSigns, joined
 from roll.system.signs import Look, Sign, Usage
-from roll.workers.role_signs import WORK, RankState, RoleSigns, joined
 
 
 class Machine:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.strategies.base import EngineActivity
-from roll.workers.running import LOWERED, SPARE, Running, RunningLimit, running_limits
+from roll.backend import EngineActivity
+from roll.engines.running import LOWERED, SPARE, Running, RunningLimit, running_limits
 
 
 def activity(preemptions: int | None, use: float | None) -> EngineActivity:

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roll.ray.wire import decoded, encoded
 from roll.types import Completion, FinishReason, RewardOutcome, RewardResult, TurnReward
-from roll.workers.wire import decoded, encoded
 
 TEXTS = st.text(max_size=8)
 

@@ -1,0 +1,179 @@
+"""The environment workers: Ray actors anywhere in the cluster, each of which runs environments in a child process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from roll.agents.environments.base import MalformedCalls, Message, Observation, Step
+from roll.agents.hosting.process import EnvironmentProcess
+from roll.backend import Rank
+from roll.config.schema.environments import EnvironmentConfig
+from roll.errors import EnvironmentFailed, NeighbourFailed, RollError
+from roll.hosted.user_code_log import SLACK, bound_log
+from roll.ray.group import WorkerGroup
+from roll.ray.replacement import Replaced
+from roll.types import Metrics
+
+R = TypeVar("R")
+LOG = logging.getLogger(__name__)
+COUNTED = {"crashed": "episode/crashed", "timed_out": "episode/timed_out", "neighbours_lost": "episode/neighbours_lost"}
+"""Counted failures of environments, and their metrics."""
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings:
+    """Settings of `EnvironmentWorker`."""
+
+    domain: str
+    section: EnvironmentConfig
+    start_seconds: float
+    """Deadline for the process to become ready."""
+
+    def build(self, rank: Rank) -> EnvironmentWorker:
+        """See `Settings`."""
+        return EnvironmentWorker(self)
+
+
+class EnvironmentWorker:
+    """Runs in a Ray actor, whose log contains the output of the environments. Failures of environments are returned, not raised."""
+
+    def __init__(self, settings: EnvironmentSettings) -> None:
+        self._process = EnvironmentProcess(settings.domain, settings.section, settings.start_seconds)
+        self._malformed_calls: MalformedCalls = "answer"
+        self._bounding: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the process and load its environment."""
+        self._bounding = asyncio.create_task(bound_log())
+        self._malformed_calls = (await self._process.start()).malformed_calls
+
+    async def open(self, session: int, row: Mapping[str, Any], seed: int) -> tuple[Observation, MalformedCalls] | EnvironmentFailed:
+        """See `EnvironmentProcess`."""
+        try:
+            return await self._process.open(session, row, seed), self._malformed_calls
+        except EnvironmentFailed as failed:
+            return failed
+
+    async def step(self, session: int, message: Message) -> Step | EnvironmentFailed:
+        """See `EnvironmentProcess`."""
+        try:
+            return await self._process.step(session, message)
+        except EnvironmentFailed as failed:
+            return failed
+
+    async def end(self, session: int) -> None:
+        """See `EnvironmentProcess`."""
+        await self._process.end(session)
+
+    async def close(self) -> None:
+        """End the process."""
+        if self._bounding is not None:
+            self._bounding.cancel()
+        await self._process.close()
+
+
+class EnvironmentWorkers:
+    """Facade of the environment groups: opens each session in the worker of its domain that has the fewest sessions.
+
+    If a worker dies, its sessions fail, and its replacement accepts new ones. For use in one event loop.
+    """
+
+    def __init__(
+        self, groups: Mapping[str, WorkerGroup[EnvironmentWorker]], sections: Mapping[str, EnvironmentConfig], start_seconds: float
+    ) -> None:
+        """
+        Args:
+            start_seconds: deadline for each part of the start of a replacement worker.
+        """
+        self._domains = {domain: _Domain(group, sections[domain], start_seconds) for domain, group in groups.items()}
+
+    async def open(self, domain: str, row: Mapping[str, Any], seed: int) -> WorkerSession:
+        """Return a fresh environment of the domain after its `reset`. Wait while all processes are full.
+
+        Raises:
+            EnvironmentFailed: the environment could not be created or reset.
+        """
+        return await self._domains[domain].open(row, seed)
+
+    def metrics(self) -> Metrics:
+        """Return the numbers of environments that crashed, timed out or lost a neighbour since the last call."""
+        counts = sum((domain.counts for domain in self._domains.values()), Counter[str]())
+        for domain in self._domains.values():
+            domain.counts.clear()
+        return {metric: float(counts[name]) for name, metric in COUNTED.items()}
+
+
+class _Domain:
+    """The workers of a domain."""
+
+    def __init__(self, group: WorkerGroup[EnvironmentWorker], section: EnvironmentConfig, start_seconds: float) -> None:
+        self.workers, self.counts = Replaced(group, start_seconds), Counter[str]()
+        self._room = asyncio.Semaphore(len(group) * section.sessions_per_process)
+        self._sessions = [0] * len(group)
+        self._number = 0
+        # A call may wait for one call of every other session, each up to its timeout, and for a replacement of the process.
+        self.seconds = section.step_timeout * 2 * (section.sessions_per_process + 1) + start_seconds + SLACK
+
+    async def open(self, row: Mapping[str, Any], seed: int) -> WorkerSession:
+        await self._room.acquire()
+        worker = min(range(len(self._sessions)), key=self._sessions.__getitem__)
+        self._sessions[worker] += 1
+        session = WorkerSession(self, worker, self._number)
+        self._number += 1
+        try:
+            method, given = EnvironmentWorker.open, (session.number, row, seed)
+            opened = await self.workers.one(worker, self.seconds, method, *given)
+            session.observation, session.malformed_calls = self.had(opened)
+        except EnvironmentFailed:  # the environment is already closed
+            self.leave(worker)
+            raise
+        except BaseException:  # the environment may be open
+            await session.close()
+            raise
+        return session
+
+    def had(self, returned: R | EnvironmentFailed) -> R:
+        """Return the result of a worker, or count and raise it if it is a failure."""
+        if isinstance(returned, EnvironmentFailed):
+            self.counts["neighbours_lost" if isinstance(returned, NeighbourFailed) else returned.reason] += 1
+            raise returned
+        return returned
+
+    def leave(self, worker: int) -> None:
+        """Note that a session of the worker has ended."""
+        self._sessions[worker] -= 1
+        self._room.release()
+
+
+class WorkerSession:
+    """An environment in a worker; implements `EnvironmentSession` of roll/agents/episodes.py."""
+
+    observation: Observation
+    malformed_calls: MalformedCalls
+
+    def __init__(self, domain: _Domain, worker: int, number: int) -> None:
+        self._domain, self._worker, self.number = domain, worker, number
+        self._closing: asyncio.Task[None] | None = None
+
+    async def step(self, message: Message) -> Step:
+        """Send the model's message and return the environment's step. Raise EnvironmentFailed if the environment fails."""
+        one = self._domain.workers.one
+        return self._domain.had(await one(self._worker, self._domain.seconds, EnvironmentWorker.step, self.number, message))
+
+    async def close(self) -> None:
+        """Close the environment in the background, and free its place afterwards."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+
+    async def _close(self) -> None:
+        try:
+            await self._domain.workers.one(self._worker, self._domain.seconds, EnvironmentWorker.end, self.number)
+        except RollError as error:
+            LOG.warning("an environment was not closed: %s", error)  # the next call of the worker raises the error
+        finally:
+            self._domain.leave(self._worker)

@@ -1,0 +1,129 @@
+"""Validates the values that an environment returns, and limits their size. Pure functions.
+
+The child calls them before it sends a value, and the parent calls them again on the received value.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from numbers import Real
+from typing import Any
+
+from roll.agents.environments.base import Observation, Step
+from roll.data.messages import ROLE_OF, MessageFault, text_of
+from roll.types import FP32_MAX
+
+
+class BadReturn(ValueError):
+    """An environment returned an invalid value. `str()` gives the reason."""
+
+
+MOST_MESSAGES, MOST_TOOLS, MOST_METRICS = 256, 256, 64
+"""Largest number of messages, tools and metrics in one returned value."""
+MOST_NAME = 100
+"""Largest number of characters in the name of a metric."""
+MOST_STATE = 1 << 16
+"""Largest number of characters of a state."""
+MOST_REPLY = 4 << 20
+"""Largest size of a returned value as JSON, in bytes."""
+
+
+def observation_of(returned: Any) -> Observation:
+    """Convert the value that `reset` returned to plain values. Raise BadReturn if it is invalid."""
+    if not isinstance(returned, Observation):
+        raise BadReturn(f"reset returned a {type(returned).__name__}, not an Observation")
+    if not returned.messages:
+        raise BadReturn("the Observation has no messages")
+    return Observation(_messages(returned.messages), _tools(returned.tools), _state(returned.state))
+
+
+def step_of(returned: Any) -> Step:
+    """Convert the value that `step` returned to plain values. Raise BadReturn if it is invalid."""
+    if not isinstance(returned, Step):
+        raise BadReturn(f"step returned a {type(returned).__name__}, not a Step")
+    metrics = returned.metrics
+    if not isinstance(metrics, Mapping) or len(metrics) > MOST_METRICS or any(not _is_name(name) for name in metrics):
+        raise BadReturn(f"the Step's metrics must map at most {MOST_METRICS} names of at most {MOST_NAME} characters to numbers")
+    counted = {str(name): _number(f"its metric '{name}'", value) for name, value in metrics.items()}
+    reward = _number("its reward", returned.reward)
+    if not isinstance(returned.done, bool):
+        raise BadReturn(f"the Step's done is {returned.done!r:.80}, not True or False")
+    return Step(_messages(returned.messages), reward, returned.done, counted, _state(returned.state))
+
+
+def json_of(checked: Observation | Step) -> str:
+    """Encode a checked value as JSON. Raise BadReturn if it is too large."""
+    text = json.dumps(asdict(checked))
+    if len(text) > MOST_REPLY:
+        raise BadReturn(f"the {type(checked).__name__} has {len(text)} bytes as JSON; at most {MOST_REPLY} are allowed")
+    return text
+
+
+def observation_from(said: Any) -> Observation:
+    """Rebuild an observation from the decoded JSON of `json_of`, and check it again. Raise BadReturn or TypeError if it is invalid."""
+    return observation_of(Observation(**said))
+
+
+def step_from(said: Any) -> Step:
+    """Rebuild a step from the decoded JSON of `json_of`, and check it again. Raise BadReturn or TypeError if it is invalid."""
+    return step_of(Step(**said))
+
+
+def _messages(messages: Any) -> list[dict[str, Any]]:
+    return [_message(one) for one in _listed("messages", messages, MOST_MESSAGES)]
+
+
+def _message(message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or message.get("role") not in ROLE_OF:
+        raise BadReturn(f"a message must be a mapping with a role of {', '.join(ROLE_OF)}, but is {message!r:.80}")
+    content = message.get("content")
+    try:
+        text = content if isinstance(content, str | None) else text_of(content)
+    except MessageFault as fault:
+        raise BadReturn(f"the content of a message must be text, or a list of texts: it {fault}") from fault
+    return _plain("a message", {**message, "role": ROLE_OF[message["role"]], **({} if "content" not in message else {"content": text})})
+
+
+def _tools(tools: Any) -> list[dict[str, Any]]:
+    found = [_plain("a tool", tool) for tool in _listed("tools", tools, MOST_TOOLS)]
+    for tool in found:
+        if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
+            raise BadReturn(f'a tool must be {{"type": "function", "function": {{...}}}}, but is {tool!r:.80}')
+        if not isinstance(tool["function"].get("name"), str):
+            raise BadReturn(f"a tool's function has no name: {tool!r:.80}")
+    return found
+
+
+def _listed(what: str, values: Any, most: int) -> Sequence[Any]:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise BadReturn(f"its {what} are a {type(values).__name__}, not a list")
+    if len(values) > most:
+        raise BadReturn(f"it has {len(values)} {what}; at most {most} are allowed")
+    return values
+
+
+def _plain(what: str, value: Any) -> Any:
+    """Return a copy that consists of plain values. Raise BadReturn if JSON cannot express the value."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadReturn(f"{what} must consist of text, numbers, lists and mappings: {error}") from error
+
+
+def _state(state: Any) -> str | None:
+    if state is not None and (not isinstance(state, str) or len(state) > MOST_STATE):
+        raise BadReturn(f"its state must be a text of at most {MOST_STATE} characters, but is {state!r:.80}")
+    return state
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and len(name) <= MOST_NAME
+
+
+def _number(what: str, value: Any) -> float:
+    if isinstance(value, Real) and math.isfinite(number := float(value)) and abs(number) <= FP32_MAX:
+        return number
+    raise BadReturn(f"{what} is {value!r:.80}, not a finite number in the range of fp32")

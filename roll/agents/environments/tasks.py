@@ -1,0 +1,52 @@
+"""Reads the task from a row, for environments whose rows contain one. Pure functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from roll.agents.environments.base import Message
+from roll.data.messages import MessageFault, read_message
+
+
+def task_of(row: Mapping[str, Any], column: str | None = None) -> list[Message]:
+    """Return the messages that state the task. The column holds a list of messages, its JSON text, or the text of a user message.
+
+    Messages are returned in the form of `read_message`.
+
+    Args:
+        column: column that holds the task. The default is `messages`, or `prompt` if the row has no `messages`.
+
+    Raises:
+        ValueError: the row has no task, or one of its messages cannot be read.
+    """
+    found = row.get(column) if column else row.get("messages") or row.get("prompt")
+    if isinstance(found, str) and found.lstrip().startswith("["):
+        with suppress(ValueError):  # a text may begin like a JSON list
+            found = json.loads(found)
+    if isinstance(found, str) and found:
+        return [{"role": "user", "content": found}]
+    if isinstance(found, list) and found and all(isinstance(one, Mapping) for one in found):
+        return [_read(one, number) for number, one in enumerate(found)]
+    named = f"no '{column}'" if column else "neither 'messages' nor 'prompt'"
+    raise ValueError(f"the row has {named}; it has the columns {', '.join(map(str, row))}")
+
+
+def _read(message: Mapping[str, Any], number: int) -> Message:
+    try:
+        return read_message(message)
+    except MessageFault as fault:
+        raise ValueError(f"message {number} {fault}{f'; {fault.remedy}' if fault.remedy else ''}") from fault
+
+
+def with_more(messages: list[Message], text: str) -> list[Message]:
+    """Return the messages with a text appended.
+
+    If the last message is a user message, the text becomes part of it, because some chat templates reject two user messages in a row.
+    """
+    last = messages[-1]
+    if last.get("role") != "user" or not isinstance(last.get("content"), str):
+        return [*messages, {"role": "user", "content": text}]
+    return [*messages[:-1], {**last, "content": f"{last['content']}\n\n{text}"}]

@@ -1,0 +1,306 @@
+"""Episodes of several turns: the policy acts in an environment, token in, token out.
+
+    environment ──messages──▶ renderer ──tokens──▶ engine ──tokens──▶ renderer ──message──▶ environment
+                                 ▲                                       │
+                                 └──── what was sampled stays as it is ◀─┘
+
+The engine always continues from exactly the tokens that it saw and sampled. The renderer converts only the environment's new messages
+into tokens to append; it does not render earlier turns again. If that is not possible, the context forks (`Transcript`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from roll.agents.environments.base import TOOL_ERRORS, MalformedCalls, Message, Observation, Step
+from roll.data.chat import TemplateFault
+from roll.data.renderers.base import ChatRenderer, Parsed
+from roll.errors import EnvironmentFailed, NeighbourFailed
+from roll.rollout.group import turn_seed
+from roll.rollout.transcript import Transcript, without_verdict
+from roll.types import Completion, Episode, FinishReason, Ints, NumberedCompletions, Prompt, RewardOutcome, Sampling, Session, StopReason
+
+ENVIRONMENT = "environment/"
+"""Prefix of the names of metrics that an environment returns."""
+UNREADABLE = "Error: this tool call cannot be read, and nothing was done: {}"
+"""Answer to the policy's malformed tool calls. The placeholder is the call."""
+MOST_DISTURBED = 10
+"""Largest number of restarts of an episode after `NeighbourFailed`. Such restarts do not count as attempts."""
+FAILURES = {"crashed": RewardOutcome.CRASHED, "timed_out": RewardOutcome.TIMED_OUT}
+"""Reward outcome by the `reason` of `EnvironmentFailed`."""
+
+
+class EnvironmentSession(Protocol):
+    """One environment, after its `reset`."""
+
+    observation: Observation
+    malformed_calls: MalformedCalls
+
+    async def step(self, message: Message) -> Step:
+        """Return the environment's answer to the policy's message.
+
+        Raises:
+            EnvironmentFailed: the environment broke.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close the environment. Never raises."""
+        ...
+
+
+class Environments(Protocol):
+    """Provides environments."""
+
+    async def open(self, domain: str, row: Mapping[str, Any], seed: int) -> EnvironmentSession:
+        """Return a fresh environment of the domain after its `reset`.
+
+        Raises:
+            EnvironmentFailed: no environment could be opened.
+        """
+        ...
+
+
+class SessionGenerator(Protocol):
+    """A `Generator` that accepts a session, which identifies the requests of one episode."""
+
+    def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
+        """See `Generator`. Requests of one session go to the same engine as long as it has room."""
+        ...
+
+
+@dataclass(frozen=True)
+class EpisodeLimits:
+    """Limits of the episodes of a domain."""
+
+    max_turns: int
+    seconds: float
+    """Deadline of a whole attempt in seconds, from the first observation on, including generation."""
+    attempts: int
+    """Largest number of attempts at an episode if its environment breaks."""
+
+
+@dataclass(frozen=True)
+class TokenLimits:
+    """Limits of a trajectory, in tokens."""
+
+    prompt: int
+    """Limit of the first observation."""
+    sequence: int
+    """Limit of the whole trajectory."""
+
+
+class Player(Protocol):
+    """Plays episodes of some domains."""
+
+    async def play(self, prompt: Prompt, environment_seed: int, seed: int | None) -> Episode:
+        """Play one episode. Its stop reason may be ENVIRONMENT_FAILED.
+
+        Args:
+            environment_seed: seed of the environment, the same for all episodes that are compared with each other.
+            seed: seed of the sampled tokens; with None the engine chooses.
+        """
+        ...
+
+
+class Episodes:
+    """Implements `Player`: messages of the policy and steps of the environment alternate."""
+
+    def __init__(
+        self,
+        environments: Environments,
+        generator: SessionGenerator,
+        renderer: ChatRenderer,
+        sampling: Sampling,
+        limits: Mapping[str, EpisodeLimits],
+        tokens: TokenLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            sampling: sampling parameters of one turn.
+            limits: limits of the episodes, by domain.
+            tokens: limits of each trajectory.
+            clock: returns the time in seconds.
+        """
+        self._environments, self._generator, self._renderer = environments, generator, renderer
+        stops = tuple(sorted({*sampling.stop_token_ids, *renderer.stop_token_ids}))
+        self._sampling = replace(sampling, samples=1, stop_token_ids=stops)
+        self._limits, self._tokens, self._clock = limits, tokens, clock
+
+    async def play(self, prompt: Prompt, environment_seed: int, seed: int | None) -> Episode:
+        """See `Player`."""
+        limits = self._limits[prompt.domain]
+        return await attempted(partial(self._attempt, prompt, environment_seed, seed, limits), limits.attempts, prompt.text)
+
+    async def _attempt(self, prompt: Prompt, environment_seed: int, seed: int | None, limits: EpisodeLimits) -> Episode:
+        began = self._clock()
+        session = await self._environments.open(prompt.domain, prompt.row, environment_seed)
+        try:
+            turns = _Turns(self._generator, self._renderer, self._sampling, self._tokens, session, self._clock)
+            turns.transcript.counts["environment_seconds"] += self._clock() - began
+            stop = await self._in_time(turns, limits, seed)
+        finally:
+            await session.close()
+        episode = turns.transcript.episode(stop)
+        if stop is not StopReason.DEADLINE:
+            return episode
+        late = f"the episode took longer than episode_timeout, {limits.seconds:g} s"
+        return replace(episode, reward=replace(episode.reward, note=late))
+
+    async def _in_time(self, turns: _Turns, limits: EpisodeLimits, seed: int | None) -> StopReason:
+        try:
+            async with asyncio.timeout(limits.seconds) as deadline:
+                return await turns.run(limits.max_turns, seed)
+        except TemplateFault as fault:
+            raise EnvironmentFailed(f"the chat template rejects the environment's messages: {fault}") from fault
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            return StopReason.DEADLINE
+
+
+class _Turns:
+    """One attempt at an episode, turn by turn."""
+
+    def __init__(
+        self,
+        generator: SessionGenerator,
+        renderer: ChatRenderer,
+        sampling: Sampling,
+        tokens: TokenLimits,
+        environment: EnvironmentSession,
+        clock: Callable[[], float],
+    ) -> None:
+        """Start with the first observation.
+
+        Raises:
+            EnvironmentFailed: the observation is longer than a prompt may be, or the chat template rejects it.
+        """
+        self._generator, self._renderer, self._sampling, self._environment = generator, renderer, sampling, environment
+        self._longest, self._clock, self._session = tokens.sequence, clock, Session()
+        self._ids: set[str] = set()
+        first = environment.observation
+        self._tools, self._messages, self._state = first.tools, list(first.messages), state_of(first)
+        try:
+            token_ids = renderer.render(self._messages, self._tools)
+        except TemplateFault as fault:
+            raise EnvironmentFailed(f"the chat template rejects the environment's first observation: {fault}") from fault
+        if len(token_ids) > tokens.prompt:
+            long = f"the environment's first observation has {len(token_ids)} tokens"
+            raise EnvironmentFailed(f"{long}, more than prompt_length, which is {tokens.prompt}")
+        self.transcript = Transcript(token_ids, renderer.text(token_ids))
+
+    async def run(self, max_turns: int, seed: int | None) -> StopReason:
+        """Play all turns. Return the reason why the episode ended."""
+        for turn in range(max_turns):
+            room = self._longest - len(self.transcript.context)
+            if room < 1:
+                return StopReason.CONTEXT_FULL
+            completion = await self._generated(min(room, self._sampling.max_new_tokens), None if seed is None else turn_seed(seed, turn))
+            parsed = self._with_new_ids(self._renderer.parse(completion.token_ids, self._tools))
+            self.transcript.act(completion, calls_of(parsed.message), self._state)
+            self.transcript.counts["tool_calls"] += len(parsed.message.get("tool_calls") or ())
+            self.transcript.counts[TOOL_ERRORS] += len(parsed.malformed)
+            self._messages.append(parsed.message)
+            if completion.finish_reason is FinishReason.ABORT:
+                return StopReason.ABORTED
+            if completion.finish_reason is FinishReason.LENGTH:
+                return StopReason.LENGTH if room >= self._sampling.max_new_tokens else StopReason.CONTEXT_FULL
+            step = await self._answer(parsed)
+            self.transcript.earn(step.reward)
+            if step.done:
+                return StopReason.COMPLETED
+            if turn + 1 < max_turns and not self._go_on(completion.token_ids, step.messages):
+                return StopReason.CONTEXT_FULL
+        return StopReason.MAX_TURNS
+
+    def _with_new_ids(self, parsed: Parsed) -> Parsed:
+        """Return a parsed turn whose tool calls have ids that no earlier call of the episode has. A renderer numbers those of each turn."""
+        calls = []
+        for call in parsed.message.get("tool_calls") or ():
+            number, name = len(self._ids), str(call["id"])
+            while name in self._ids:
+                name, number = f"call{number:05d}", number + 1  # nine letters and digits, as Mistral's templates require
+            self._ids.add(name)
+            calls.append({**call, "id": name})
+        return replace(parsed, message={**parsed.message, "tool_calls": calls}) if calls else parsed
+
+    async def _generated(self, most: int, seed: int | None) -> Completion:
+        sampling = replace(self._sampling, max_new_tokens=most)
+        async with aclosing(self._generator.generate(self.transcript.context, sampling, seed, self._session)) as answer:
+            [completion] = [completion async for ended in answer for _, completion in ended]
+        return completion
+
+    async def _answer(self, parsed: Parsed) -> Step:
+        """Return the environment's answer to a message. Its `malformed_calls` determines how malformed tool calls are handled."""
+        malformed, counts = parsed.malformed, self.transcript.counts
+        if malformed and self._environment.malformed_calls == "answer":
+            return Step([{"role": "tool", "content": UNREADABLE.format(text)} for text in malformed])
+        if malformed and self._environment.malformed_calls == "end":
+            return Step(done=True)
+        began = self._clock()
+        step = await self._environment.step({**parsed.message, "malformed": list(malformed)} if malformed else parsed.message)
+        counts["environment_seconds"] += self._clock() - began
+        for name, value in step.metrics.items():
+            counts[name if name == TOOL_ERRORS else f"{ENVIRONMENT}{name}"] += value
+        self._state = state_of(step)
+        return step
+
+    def _go_on(self, sampled: Ints, messages: Sequence[Message]) -> bool:
+        """Append the environment's answer to the context. Return False if the context has no room for it and one more token."""
+        transcript, before = self.transcript, self.transcript.context[: len(self.transcript.context) - len(sampled)]
+        self._messages += messages
+        bridge = self._renderer.bridge(before, sampled, messages, self._tools)
+        lay, token_ids = transcript.go_on, bridge
+        if token_ids is None:
+            lay, token_ids = transcript.fork, self._renderer.render(self._messages, self._tools)
+        if len(token_ids) + (len(transcript.context) if bridge is not None else 0) >= self._longest:
+            return False
+        lay(token_ids, self._renderer.text(token_ids))
+        return True
+
+
+NO_TOKENS = np.zeros(0, np.int32)
+
+
+async def attempted(attempt: Callable[[], Awaitable[Episode]], attempts: int, prompt_text: str) -> Episode:
+    """Return the first attempt whose environment did not break, or else an episode with the stop reason ENVIRONMENT_FAILED.
+
+    Args:
+        attempt: plays the episode once.
+        attempts: largest number of attempts. Attempts that end with `NeighbourFailed` do not count; at most MOST_DISTURBED are allowed.
+        prompt_text: text of the prompt, for the record of a failed episode.
+    """
+    failed = disturbed = 0
+    while True:
+        try:
+            episode = await attempt()
+            return replace(episode, metrics={**episode.metrics, "retried": float(failed + disturbed)})
+        except EnvironmentFailed as error:
+            if isinstance(error, NeighbourFailed):
+                disturbed += 1
+            else:
+                failed += 1
+            if failed >= attempts or disturbed >= MOST_DISTURBED:
+                return without_verdict(NO_TOKENS, prompt_text, StopReason.ENVIRONMENT_FAILED, str(error), FAILURES[error.reason])
+
+
+def state_of(seen: Observation | Step) -> str:
+    """Return the state by which turns are compared: the one that the environment declares, or else the text of its messages."""
+    return seen.state if seen.state is not None else "\n".join(str(message.get("content") or "") for message in seen.messages)
+
+
+def calls_of(message: Message) -> list[dict[str, Any]]:
+    """Return the name and the arguments of each of a message's tool calls."""
+    return [{"name": call["function"]["name"], "arguments": call["function"]["arguments"]} for call in message.get("tool_calls") or ()]

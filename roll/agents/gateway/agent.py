@@ -1,0 +1,139 @@
+"""Runs an agent as a process tree with limits on memory, processes and output, and cleans it up. The caller sets the deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from roll.system.tree import TreeBounds
+
+BASE_URL, KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
+NO_PROXY = ("NO_PROXY", "no_proxy")
+CHECK = "check"
+"""Argument after a function's name that makes the process only check the function."""
+SUPERVISOR, CALLER = "roll.agents.gateway.supervisor", "roll.agents.gateway.call"
+KEPT_CHARACTERS = 2000
+"""Number of characters at the end of an agent's output that are kept for the note of a failure."""
+MOST_OUTPUT = 64 << 20
+"""Largest number of bytes of an agent's output. An agent that writes more is killed."""
+TOO_MUCH = -1
+"""Exit status that is reported for an agent with too much output."""
+CHUNK_BYTES = 1 << 16
+END_SECONDS = 15.0
+"""Deadline in seconds for the supervisor to end its processes."""
+
+
+@dataclass(frozen=True)
+class AgentEnd:
+    """How an agent ended."""
+
+    status: int
+    """Exit status of the agent."""
+    output: str
+    """The end of its output."""
+
+
+def command_of(function: str) -> tuple[str, ...]:
+    """Return the command that runs an agent function in a process."""
+    return (sys.executable, "-P", "-m", CALLER, function)
+
+
+def own_environment() -> dict[str, str]:
+    """Return this process's environment variables, with a PYTHONPATH that finds the same modules as this process."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def agent_environment(base_url: str, key: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of an agent: those of this process, `given`, and the gateway's address and key.
+
+    The gateway's host is excluded from HTTP proxies.
+    """
+    variables = {**own_environment(), **given, BASE_URL: base_url, KEY: key}
+    host = urlsplit(base_url).hostname or ""
+    return variables | {name: ",".join(filter(None, (variables.get(name), host))) for name in NO_PROXY}
+
+
+async def run_agent(command: Sequence[str], row: Mapping[str, Any], environment: Mapping[str, str], bounds: TreeBounds) -> AgentEnd:
+    """Run a command until it ends, with the row as JSON on stdin. If it exceeds a limit or this is cancelled, its whole tree is killed."""
+    ends, alive = os.pipe()
+    try:
+        process = await _started(command, environment, bounds, ends)
+        telling = asyncio.create_task(_tell(process, json.dumps(dict(row), default=str).encode()))
+        try:
+            return await _run(process)
+        finally:
+            telling.cancel()
+            os.close(alive)
+            alive = -1
+            await _ended(process)
+    finally:
+        os.close(ends)
+        if alive >= 0:
+            os.close(alive)
+
+
+async def _started(
+    command: Sequence[str], environment: Mapping[str, str], bounds: TreeBounds, descriptor: int
+) -> asyncio.subprocess.Process:
+    numbers = map(str, (descriptor, bounds.memory_bytes, bounds.processes))
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", SUPERVISOR, *numbers, *command),
+        env=environment,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        pass_fds=(descriptor,),
+        start_new_session=True,
+    )
+
+
+async def _tell(process: asyncio.subprocess.Process, text: bytes) -> None:
+    assert process.stdin is not None
+    with suppress(ConnectionError):  # the agent may end without reading the row
+        process.stdin.write(text)
+        await process.stdin.drain()
+    process.stdin.close()
+
+
+async def _run(process: asyncio.subprocess.Process) -> AgentEnd:
+    assert process.stdout is not None
+    kept, count = bytearray(), 0
+    while chunk := await process.stdout.read(CHUNK_BYTES):
+        kept += chunk
+        count += len(chunk)
+        del kept[: -4 * KEPT_CHARACTERS]  # a character has at most four bytes in UTF-8
+        if count > MOST_OUTPUT:
+            return AgentEnd(TOO_MUCH, f"it wrote more than {MOST_OUTPUT >> 20} MiB")
+    return AgentEnd(await process.wait(), kept.decode(errors="replace").strip()[-KEPT_CHARACTERS:])
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Wait for the supervisor, which kills all its processes once its pipe is closed. A cancelled caller waits as well."""
+    waiting = asyncio.create_task(_drained(process))
+    cancelled: asyncio.CancelledError | None = None
+    while not waiting.done():
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+async def _drained(process: asyncio.subprocess.Process) -> None:
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(END_SECONDS):
+            while await process.stdout.read(CHUNK_BYTES):
+                pass
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

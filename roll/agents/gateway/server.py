@@ -1,0 +1,226 @@
+"""The gateway: an HTTP server through which external agents use the policy with OpenAI's chat completions or responses API.
+
+Each session has a key, which its agent sends as the bearer token; a request without a valid key is refused. The size of a request body, the
+time to send it, and the number of sessions are limited. A request has no deadline of its own; closing its session ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from roll.agents.gateway.asked import Answer, Asked, Message, Refused, refusal
+from roll.agents.gateway.chat import chat_body, chat_chunks, read_chat, wants_usage
+from roll.agents.gateway.checked import flag_of
+from roll.agents.gateway.responses import conversation_of, read_response, response_body, response_events
+from roll.agents.gateway.session import AgentSession
+from roll.errors import ConfigError, Fault, RollError
+
+LOG = logging.getLogger(__name__)
+BODY_SECONDS = 60.0
+"""Deadline in seconds for receiving the body of a request."""
+STOP_SECONDS = 5.0
+"""Deadline in seconds for open connections to finish when the gateway closes."""
+KEEP_ALIVE_SECONDS = 3.0
+"""Seconds between two keep-alive comments on a stream that waits for its answer."""
+ALIVE = b": waiting\n\n"
+MODEL = "policy"
+"""Model name in an answer if the request gives none."""
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses that mean all interfaces of this machine, with the address that local agents use instead."""
+
+
+@dataclass(frozen=True)
+class GatewayBounds:
+    """Limits of the gateway."""
+
+    body_bytes: int
+    """Largest size of a request body."""
+    sessions: int
+    """Largest number of concurrent sessions. Further sessions wait."""
+
+
+@dataclass(eq=False)
+class _Open:
+    """An open session."""
+
+    session: AgentSession
+    conversations: dict[str, Sequence[Message]] = field(default_factory=dict)
+    """The conversation up to each response, by the response's id."""
+
+
+class Gateway:
+    """Serves sessions by their keys. Must be used from a single asyncio event loop."""
+
+    def __init__(self, bounds: GatewayBounds) -> None:
+        self._bounds, self._open, self._room = bounds, dict[str, _Open](), asyncio.Semaphore(bounds.sessions)
+        self.base_url = ""
+        """The OPENAI_BASE_URL of agents. Set while the gateway listens."""
+
+    @asynccontextmanager
+    async def listening(self, host: str, port: int) -> AsyncGenerator[Gateway, None]:
+        """Listen on an address within the `async with` block. Port 0 means a free port.
+
+        Raises:
+            ConfigError: the gateway cannot listen on the address.
+        """
+        app = web.Application(client_max_size=self._bounds.body_bytes, middlewares=[_plain_errors])
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/responses", self._responses)
+        app.router.add_get("/v1/models", self._models)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
+        await runner.setup()
+        try:
+            try:
+                await web.TCPSite(runner, host, port).start()
+            except OSError as error:
+                problem = f"cannot listen on {host}:{port}: {error.strerror or error}"
+                raise ConfigError([Fault("gateway", problem, "give an address of this machine, and port 0 for a free one")]) from error
+            name = ANYWHERE.get(host, host)
+            self.base_url = f"http://{f'[{name}]' if ':' in name else name}:{runner.addresses[0][1]}/v1"
+            yield self
+        finally:
+            await runner.cleanup()
+
+    @asynccontextmanager
+    async def serving(self, session: AgentSession) -> AsyncGenerator[str, None]:
+        """Answer the requests of a session within the `async with` block. Yields the session's key. Waits if too many sessions are open."""
+        async with self._room:
+            key = f"roll-{secrets.token_urlsafe(32)}"
+            self._open[key] = _Open(session)
+            try:
+                yield key
+            finally:
+                del self._open[key]
+                await session.close()
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        opened = self._of(request)
+        body, digest = await _body_of(request)
+        asked, is_stream, with_usage = read_chat(body), flag_of(body.get("stream"), "stream"), wants_usage(body)
+        asking, model = opened.session.answer(asked, f"chat {digest}"), _model(body)
+        if not is_stream:
+            return web.json_response(chat_body(await asking, model))
+        return await _streamed(request, asking, lambda answer: [*map(_data, chat_chunks(answer, model, with_usage)), b"data: [DONE]\n\n"])
+
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        opened = self._of(request)
+        body, digest = await _body_of(request)
+        asked, is_stream = read_response(body, opened.conversations), flag_of(body.get("stream"), "stream")
+        asking, model = self._kept(opened, asked, f"responses {digest}", body), _model(body)
+        if not is_stream:
+            return web.json_response(response_body(await asking, model, body))
+        return await _streamed(request, asking, lambda answer: map(_event, response_events(answer, model, body)))
+
+    async def _kept(self, opened: _Open, asked: Asked, identity: str, body: Mapping[str, Any]) -> Answer:
+        """Return the answer, and keep its conversation, so that another request can continue it by the response's id."""
+        answer = await opened.session.answer(asked, identity)
+        opened.conversations[f"resp_{answer.identity}"] = [*conversation_of(body, opened.conversations), answer.message]
+        return answer
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._of(request)
+        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "roll"}]})
+
+    def _of(self, request: web.Request) -> _Open:
+        """Return the session of a request. Raises Refused if its key is not that of an open session."""
+        kind, _, key = request.headers.get("Authorization", "").partition(" ")
+        found = self._open.get(key.strip()) if kind.lower() == "bearer" else None
+        if found is None:
+            fault = Fault("Authorization", "not the key of an open session", "send `Bearer` and the agent's OPENAI_API_KEY")
+            raise Refused(401, fault, "authentication_error")
+        request[OPENED] = found
+        return found
+
+
+OPENED = web.RequestKey("opened", _Open)
+"""Key of the session in a request's state, set once the session is known."""
+
+
+async def _body_of(request: web.Request) -> tuple[Mapping[str, Any], str]:
+    """Return (the body of a request, a digest that is equal for retries). Raises Refused if the body is late or not a JSON object."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            body = json.loads(await request.read())
+    except TimeoutError as error:
+        raise refusal("body", f"not complete after {BODY_SECONDS:g} s", "send it without delay", 408) from error
+    except (ValueError, RecursionError) as error:
+        raise refusal("body", f"not JSON: {error!s:.200}", "send the JSON text of an object") from error
+    if not isinstance(body, dict):
+        raise refusal("body", "not an object", "send the JSON text of an object")
+    counted = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
+    return body, hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
+
+
+async def _streamed(request: web.Request, asking: Awaitable[Answer], written: Callable[[Answer], Iterable[bytes]]) -> web.StreamResponse:
+    """Send the complete answer as server-sent events, with keep-alive comments before it."""
+    task = asyncio.ensure_future(asking)
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    try:
+        done, _ = await asyncio.wait({task}, timeout=KEEP_ALIVE_SECONDS)
+        if done:
+            task.result()  # an early refusal still gets its own HTTP status
+        await response.prepare(request)
+        while not (await asyncio.wait({task}, timeout=KEEP_ALIVE_SECONDS))[0]:
+            await response.write(ALIVE)
+        try:
+            for event in written(task.result()):
+                await response.write(event)
+        except Refused as refused:
+            await response.write(_data(refused.body()))
+        except RollError as error:
+            await response.write(_data(_failure(error).body()))
+        await response.write_eof()
+    except ConnectionError:
+        LOG.debug("an agent closed the connection before it received its answer")  # the session keeps the answer for a retry
+    finally:
+        if not task.done():
+            task.cancel()
+    return response
+
+
+@web.middleware
+async def _plain_errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    """Convert errors to responses in the error format of OpenAI's API."""
+    try:
+        return await handler(request)
+    except Refused as refused:
+        if (opened := request.get(OPENED)) is not None:
+            opened.session.refused = str(refused)  # for the note, if the agent fails because of it
+        return web.json_response(refused.body(), status=refused.status)
+    except web.HTTPRequestEntityTooLarge as error:
+        fault = Fault("body", f"larger than {request.client_max_size} bytes", "send less, or raise gateway.body_mib")
+        return web.json_response(Refused(error.status, fault).body(), status=error.status)
+    except web.HTTPException as error:
+        fault = Fault(request.path, error.reason, "use POST /v1/chat/completions, POST /v1/responses or GET /v1/models")
+        return web.json_response(Refused(error.status, fault).body(), status=error.status)
+    except RollError as error:
+        failed = _failure(error)
+        return web.json_response(failed.body(), status=failed.status)
+
+
+def _failure(error: RollError) -> Refused:
+    """Return the refusal for an agent after the engine has failed. The task of the episode raises the error itself."""
+    return Refused(500, Fault("policy", str(error), "the run ends"), "server_error")
+
+
+def _model(body: Mapping[str, Any]) -> str:
+    model = body.get("model")
+    return model if isinstance(model, str) and model else MODEL
+
+
+def _data(event: Mapping[str, Any]) -> bytes:
+    return f"data: {json.dumps(event)}\n\n".encode()
+
+
+def _event(event: Mapping[str, Any]) -> bytes:
+    return f"event: {event['type']}\n".encode() + _data(event)

@@ -1,0 +1,123 @@
+"""Tools of MCP servers (Model Context Protocol). Each episode starts the servers or connects to them, and closes them at its end.
+
+The MCP library requires that the task that opened a connection also closes it, but each call of an environment is a separate task.
+Therefore one dedicated task opens the connections, holds them during the episode and closes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import anyio
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.types import CONNECTION_CLOSED, CallToolResult, TextContent
+
+from roll.agents.hosting.messages import McpServer
+from roll.agents.tools import Answered, CallError, answered, refused
+from roll.errors import EnvironmentFailed
+
+LEFT_OUT = "[a part of type {} is left out]"
+
+
+class McpTools:
+    """The tools of all servers of a domain, by name."""
+
+    def __init__(self, servers: Sequence[McpServer]) -> None:
+        self._servers = servers
+        self._clients: dict[str, tuple[McpServer, Client]] = {}
+        self.schemas: list[Mapping[str, Any]] = []
+        """Schemas of all tools in the format of OpenAI's API; available after `open`."""
+        self._closing = asyncio.Event()
+        self._holding: asyncio.Task[None] | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names of all tools."""
+        return frozenset(self._clients)
+
+    async def open(self) -> None:
+        """Connect to all servers and list their tools.
+
+        Raises:
+            EnvironmentFailed: a server cannot be started or reached, or two tools have the same name.
+        """
+        opened = asyncio.get_running_loop().create_future()
+        self._holding = asyncio.create_task(self._hold(opened))
+        await asyncio.wait({opened, self._holding}, return_when=asyncio.FIRST_COMPLETED)
+        if not opened.done():
+            self._holding.result()  # raises an unexpected error
+        opened.result()
+
+    async def answer(self, call: Mapping[str, Any]) -> Answered:
+        """Call a tool and return its answer. An error of the tool or a timeout is reported to the model as the answer.
+
+        Raises:
+            EnvironmentFailed: the server has ended.
+        """
+        name, server, client = call["function"]["name"], *self._clients[call["function"]["name"]]
+        try:
+            async with asyncio.timeout(server.call_timeout):
+                result = await client.call_tool(name, json.loads(call["function"]["arguments"] or "{}"))
+        except TimeoutError:
+            return refused(call, CallError(f"'{name}' did not answer within {server.call_timeout:g} s"))
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
+            raise EnvironmentFailed(f"{server} has ended") from error
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                raise EnvironmentFailed(f"{server} has ended: {error}") from error
+            return refused(call, CallError(str(error)))
+        text = text_of(result)
+        return refused(call, CallError(text)) if result.is_error else answered(call, text)
+
+    async def close(self) -> None:
+        """Close all connections and end the servers that were started."""
+        if self._holding is not None:
+            self._closing.set()
+            await asyncio.wait({self._holding})
+
+    async def _hold(self, opened: asyncio.Future[None]) -> None:
+        async with AsyncExitStack() as stack:
+            for server in self._servers:
+                try:
+                    client = await stack.enter_async_context(Client(_target(server)))
+                    await self._list(server, client)
+                except (MCPError, OSError, anyio.ClosedResourceError, ExceptionGroup) as error:
+                    opened.set_exception(EnvironmentFailed(f"{server} cannot be started or reached: {error!r:.300}"))
+                    return
+                except EnvironmentFailed as failed:
+                    opened.set_exception(failed)  # if it were raised here, the exit stack would wrap it
+                    return
+            opened.set_result(None)
+            await self._closing.wait()
+
+    async def _list(self, server: McpServer, client: Client) -> None:
+        cursor: str | None = None
+        while True:
+            page = await client.list_tools(cursor=cursor)
+            for tool in page.tools:
+                if tool.name in self._clients:
+                    raise EnvironmentFailed(f"two tools are named '{tool.name}'; one of them belongs to {server}")
+                self._clients[tool.name] = (server, client)
+                function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+                self.schemas.append({"type": "function", "function": function})
+            if (cursor := page.next_cursor) is None:
+                return
+
+
+def text_of(result: CallToolResult) -> str:
+    """Return the text of a result. Each part that is not text is replaced by a note with its type."""
+    if not result.content and result.structured_content is not None:
+        return json.dumps(result.structured_content)
+    return "\n".join(part.text if isinstance(part, TextContent) else LEFT_OUT.format(part.type) for part in result.content)
+
+
+def _target(server: McpServer) -> StdioServerParameters | str:
+    if server.url is not None:
+        return server.url
+    program, *rest = server.command
+    return StdioServerParameters(command=program, args=rest, env=dict(os.environ))

@@ -1,0 +1,200 @@
+"""Tools of the policy: Python functions with type hints, their schemas, and the answers to calls.
+
+pydantic generates the schemas and parses the arguments of calls. `transformers.utils.get_json_schema` is not used, because it would import
+torch in every environment process; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from roll.agents.environments.base import Message
+from roll.errors import EnvironmentFailed
+
+MOST_CHARACTERS = 16384
+"""Largest number of characters of an answer to a call. A longer answer is truncated, with a note to the model."""
+MOST_ERROR = 500
+"""Largest number of characters in the report of a failed call."""
+SECTIONS = re.compile(r"^(Args|Returns|Raises|Yields|Examples?):\s*$", re.MULTILINE)
+PARAMETER = re.compile(r"^ {4}(\w+)(?: \([^)]*\))?: (.*(?:\n {5,}.*)*)", re.MULTILINE)
+
+
+class CallError(Exception):
+    """A call that failed or cannot be made. The model receives `str()` as the reason."""
+
+
+class Answered(NamedTuple):
+    """The message to the model that answers a call, and whether the call failed."""
+
+    message: Message
+    failed: bool
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the policy may call."""
+
+    name: str
+    function: Callable[..., Any]
+    schema: Mapping[str, Any]
+    """Schema of the tool in the format of OpenAI's API."""
+    arguments: type[BaseModel]
+    """Model that parses the arguments of a call."""
+
+
+class Tools:
+    """The tools of a domain or of an environment, by name."""
+
+    def __init__(self, functions: Iterable[Callable[..., Any]]) -> None:
+        """Raise ValueError if a function cannot be used as a tool, or two functions have the same name."""
+        self._tools: dict[str, Tool] = {}
+        for function in functions:
+            tool = tool_of(function)
+            if tool.name in self._tools:
+                raise ValueError(f"two tools are named '{tool.name}'")
+            self._tools[tool.name] = tool
+
+    @property
+    def schemas(self) -> list[Mapping[str, Any]]:
+        """Return the schemas of all tools, in their order."""
+        return [tool.schema for tool in self._tools.values()]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names of all tools."""
+        return frozenset(self._tools)
+
+    @property
+    def all_async(self) -> bool:
+        """Whether all tools are `async def`."""
+        return all(inspect.iscoroutinefunction(tool.function) for tool in self._tools.values())
+
+    @property
+    def any_async(self) -> bool:
+        """Whether at least one tool is `async def`."""
+        return any(inspect.iscoroutinefunction(tool.function) for tool in self._tools.values())
+
+    def answer(self, call: Mapping[str, Any]) -> Answered:
+        """Call a plain function and return the answer. Exceptions become answers to the model, except EnvironmentFailed."""
+        try:
+            return answered(call, self._begun(call))
+        except EnvironmentFailed:
+            raise
+        except Exception as error:
+            return refused(call, error)
+
+    async def answer_awaited(self, call: Mapping[str, Any]) -> Answered:
+        """Do the same as `answer` for a function that may be `async def`."""
+        try:
+            value = self._begun(call)
+            return answered(call, await value if inspect.isawaitable(value) else value)
+        except EnvironmentFailed:
+            raise
+        except Exception as error:
+            return refused(call, error)
+
+    def _begun(self, call: Mapping[str, Any]) -> Any:
+        function = call["function"]
+        if (tool := self._tools.get(str(function["name"]))) is None:
+            raise CallError(f"there is no tool '{function['name']}'; known tools: {', '.join(self._tools)}")
+        return tool.function(**_arguments(tool, function["arguments"]))
+
+
+def tool_of(function: Callable[..., Any]) -> Tool:
+    """Return the tool for a function, with a schema from its name, docstring (including `Args:`) and type hints.
+
+    Raises:
+        ValueError: the function cannot be called with keyword arguments that JSON can express. The message gives the reason.
+    """
+    name = getattr(function, "__name__", "")
+    if not name.isidentifier():
+        raise ValueError(f"{function!r:.80} is not a function with a name")
+    said, described = descriptions(inspect.getdoc(function) or "")
+    try:
+        hints = get_type_hints(function, include_extras=True)
+        fields = {one.name: _field(name, one, hints, described) for one in inspect.signature(function).parameters.values()}
+        arguments: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+        parameters = {"type": "object", **_stripped(arguments.model_json_schema())}
+    except ValueError:
+        raise
+    except Exception as error:  # errors of pydantic and of the user's hints have any type
+        raise ValueError(f"'{name}' has a type hint that JSON cannot express: {error}") from error
+    schema = {"type": "function", "function": {"name": name, "description": said, "parameters": parameters}}
+    return Tool(name, function, schema, arguments)
+
+
+def descriptions(docstring: str) -> tuple[str, dict[str, str]]:
+    """Return the descriptions of the function and of each parameter from a docstring in Google's style."""
+    marks = list(SECTIONS.finditer(docstring))
+    said, described = docstring[: marks[0].start() if marks else None].strip(), dict[str, str]()
+    for mark, following in pairwise([*marks, None]):
+        if mark and mark[1] == "Args":
+            body = docstring[mark.end() : following.start() if following else None]
+            described = {name: " ".join(text.split()) for name, text in PARAMETER.findall(body)}
+    return said, described
+
+
+def calls_for(names: frozenset[str], message: Message) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return (calls of tools with these names, all other calls) of a message."""
+    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
+    return [call for call in calls if call["function"]["name"] in names], [call for call in calls if call["function"]["name"] not in names]
+
+
+def _field(function: str, parameter: inspect.Parameter, hints: Mapping[str, Any], described: Mapping[str, str]) -> Any:
+    name = parameter.name
+    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        raise ValueError(f"'{function}' has the parameter {parameter}, which cannot be passed by keyword")
+    if name not in hints:
+        raise ValueError(f"the parameter '{name}' of '{function}' has no type hint")
+    default = ... if parameter.default is parameter.empty else parameter.default
+    return hints[name], Field(default, description=described.get(name))
+
+
+def _stripped(schema: Any, are_names: bool = False) -> Any:
+    """Return a schema without entries that are useless for a model.
+
+    Args:
+        are_names: whether the keys of `schema` are names of parameters or types, which are always kept.
+    """
+    if isinstance(schema, list):
+        return [_stripped(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: value for key, value in schema.items() if are_names or (key != "title" and value is not False)}
+    return {key: _stripped(value, not are_names and key in ("properties", "$defs")) for key, value in kept.items()}
+
+
+def _arguments(tool: Tool, text: Any) -> dict[str, Any]:
+    """Return the parsed arguments of a call. Raises CallError if they do not match the tool's parameters."""
+    try:
+        read = tool.arguments.model_validate_json(text or "{}")
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the arguments'}: {one['msg']}" for one in error.errors())
+        raise CallError(f"the arguments of '{tool.name}' do not fit: {problems}") from error
+    return {name: getattr(read, name) for name in tool.arguments.model_fields}
+
+
+def answered(call: Mapping[str, Any], value: Any) -> Answered:
+    """Return the message to the model with the value that a tool returned."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    if len(text) > MOST_CHARACTERS:
+        text = f"{text[:MOST_CHARACTERS]}\n... {len(text) - MOST_CHARACTERS} characters more"
+    return Answered(_message(call, text), failed=False)
+
+
+def refused(call: Mapping[str, Any], error: Exception) -> Answered:
+    """Return the message to the model about a failed call."""
+    said = str(error) if isinstance(error, CallError) else f"{type(error).__name__}: {error}"
+    return Answered(_message(call, f"Error: {said}"[:MOST_ERROR]), failed=True)
+
+
+def _message(call: Mapping[str, Any], text: str) -> Message:
+    return {"role": "tool", "tool_call_id": str(call.get("id") or ""), "name": str(call["function"]["name"]), "content": text}

@@ -1,0 +1,274 @@
+"""The role that generates. The scheduler sees its engines as one pool, the weight sync sees each engine.
+
+If an engine dies, its requests start again on another engine, from the prompt and with the same seeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import insort
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import ClassVar
+from weakref import WeakKeyDictionary
+
+from roll.backend import EngineActivity, GenerateStrategy
+from roll.engines.pool import EnginePool
+from roll.engines.running import Running
+from roll.errors import RollError, WorkerDied, WorkerLate
+from roll.ray.device_sharing import Level
+from roll.ray.group import LOOK_SECONDS, WorkerGroup
+from roll.types import Ints, Metrics, NumberedCompletions, Sampling, Session
+from roll.weight_sync.bucket import Adapter, Bucket
+from roll.weight_sync.device import DeviceBucket
+from roll.weight_sync.routes import Rendezvous, Route
+
+
+@dataclass(eq=False)
+class _Request:
+    """A request for samples of one prompt. Some of them may still wait for an engine."""
+
+    number: int
+    """Position in the order of arrival, starting at 0."""
+    token_ids: Ints
+    sampling: Sampling
+    seed: int | None
+    waiting: list[int]
+    """Numbers of the samples that are not assigned to an engine, in order."""
+    session: Session | None = None
+    ended: asyncio.Queue[NumberedCompletions | Exception] = field(default_factory=asyncio.Queue)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    was_late: bool = False
+
+
+@dataclass(eq=False)
+class _Share:
+    """Samples of a request that are assigned to one engine."""
+
+    request: _Request
+    engine: int
+    first: int
+    """Number of the first sample. The numbers are consecutive."""
+    left: set[int]
+    """Numbers of the unfinished samples."""
+
+
+class ActorInfer:
+    """Facade of the `actor_infer` group."""
+
+    takes_weights: ClassVar[bool] = True
+    """Whether a restarted engine must wait for a weight sync before it accepts requests."""
+
+    def __init__(
+        self, group: WorkerGroup[GenerateStrategy], running: Running, rollout_seconds: float, sync_seconds: float, start_seconds: float
+    ) -> None:
+        self._group, self._running = group, running
+        self._rollout_seconds, self._sync_seconds = rollout_seconds, sync_seconds
+        self._asked = 0
+        self._samples = self._ended_samples = 0  # counted since the engines were last idle
+        self._open: set[_Request] = set()
+        self._waiting: deque[_Request] = deque()
+        self._homes: WeakKeyDictionary[Session, int] = WeakKeyDictionary()  # the engine of each session's last request
+        self.pool = EnginePool(group, start_seconds, self.takes_weights, self._engines_changed)
+
+    async def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
+        """Yield the samples of one prompt as they finish. Samples wait in order of arrival until an engine has room for them.
+
+        Requests of one session go to the same engine, unless it is dead or full.
+        """
+        request = _Request(self._asked, token_ids, sampling, seed, list(range(sampling.samples)), session)
+        self._asked += 1
+        if not self._open:
+            self._samples = self._ended_samples = 0
+        self._samples += sampling.samples
+        if self.pool.failure is not None:
+            raise self.pool.failure
+        self._open.add(request)
+        self._waiting.append(request)
+        self._place()
+        left = sampling.samples
+        try:
+            while left:
+                ended = await request.ended.get()
+                if isinstance(ended, Exception):
+                    raise ended
+                left -= len(ended)
+                yield ended
+        finally:
+            self._open.remove(request)
+            if request.waiting:
+                self._waiting.remove(request)
+            for task in request.tasks:
+                task.cancel()
+
+    def _engines_changed(self) -> None:
+        self._running.serve(self.pool.serving, self.pool.suspect)
+        if self.pool.failure is not None:
+            for request in self._open:
+                request.ended.put_nowait(self.pool.failure)
+        self._place()
+
+    def _place(self) -> None:
+        """Assign waiting samples to engines while there is room."""
+        while self._waiting:
+            request = self._waiting[0]
+            together = unbroken(request.waiting)
+            engine, count = self._running.place(len(together), self._homes.get(request.session) if request.session else None)
+            if not count:
+                self.pool.tell()  # `waits` may have become true
+                return
+            if request.session:
+                self._homes[request.session] = engine
+            share = _Share(request, engine, together[0], set(together[:count]))
+            task = asyncio.create_task(self._run(share))
+            task.add_done_callback(partial(self._leave, share))
+            request.tasks.append(task)
+            del request.waiting[:count]
+            if not request.waiting:
+                self._waiting.popleft()
+
+    async def _run(self, share: _Share) -> None:
+        """Generate some samples of a request on an engine. If the engine dies, or is late once, queue the unfinished ones again."""
+        try:
+            await self._draw(share)
+        except WorkerDied:
+            self._requeue(share)
+        except WorkerLate as error:
+            if share.request.was_late:
+                share.request.ended.put_nowait(error)
+                return
+            share.request.was_late = True
+            self.pool.report_late(share.engine, error)
+            self._requeue(share)
+        except Exception as error:
+            share.request.ended.put_nowait(error)
+
+    async def _draw(self, share: _Share) -> None:
+        request, engine, first = share.request, share.engine, share.first
+        count, process = len(share.left), self.pool.process(engine)
+        sampling = request.sampling if count == request.sampling.samples else replace(request.sampling, samples=count)
+        seed = None if request.seed is None else request.seed + first
+        items = self._group.stream(engine, GenerateStrategy.generate, request.token_ids, sampling, seed, seconds=self._rollout_seconds)
+        try:
+            async with aclosing(items):
+                async for ended in items:
+                    numbered = [(first + number, completion) for number, completion in ended] if first else ended
+                    self._running.leave(engine, len(ended))
+                    self._ended_samples += len(ended)
+                    share.left.difference_update(number for number, _ in numbered)
+                    self.pool.answered(engine)
+                    request.ended.put_nowait(numbered)
+                    self._place()
+                    if not share.left:
+                        return
+        except RollError as error:
+            raise await self.pool.explained(engine, process, error) from error
+        raise RollError(f"{self._group.role} rank {engine} ended a request without {len(share.left)} of its {count} samples")
+
+    def _requeue(self, share: _Share) -> None:
+        """Queue the unfinished samples again."""
+        request = share.request
+        if not request.waiting:
+            insort(self._waiting, request, key=lambda one: one.number)
+        request.waiting = sorted({*request.waiting, *share.left})
+
+    def _leave(self, share: _Share, task: asyncio.Task[None]) -> None:
+        """Free the room of the samples that a share did not finish. Also called if it was cancelled before it started."""
+        if share.left:
+            self._running.leave(share.engine, len(share.left))
+            self._place()
+
+    async def pause(self) -> None:
+        """Pause all engines in the middle of their responses until the next sync; see `GenerateStrategy.pause`."""
+        await self.pool.each(self._sync_seconds, GenerateStrategy.pause)
+
+    @property
+    def waits(self) -> bool:
+        """Whether samples wait for an engine."""
+        return bool(self._waiting)
+
+    @property
+    def progress(self) -> str:
+        """The numbers of finished and of requested responses since the engines were last idle, as text; empty while they are idle."""
+        return f"{self._ended_samples} of {self._samples} responses" if self._open else ""
+
+    @property
+    def engines(self) -> list[SyncedEngine]:
+        """Return the engines as targets of the weight sync."""
+        return [SyncedEngine(self.pool, self._group.role, number, self._sync_seconds) for number in range(len(self._group))]
+
+    async def activity(self) -> list[EngineActivity]:
+        """Return the activity of each engine since the last call, zeros for a dead engine. Also adapt the limit of running samples."""
+        activities = await self.pool.each(LOOK_SECONDS, GenerateStrategy.activity)
+        self._running.heed(activities)
+        self._place()
+        return [activities.get(engine, EngineActivity(0.0, 0, 0)) for engine in range(len(self._group))]
+
+    def metrics(self) -> Metrics:
+        """Return the numbers of serving engines, restarts and waiting samples, and the limit of running samples if there is one."""
+        waiting = sum(len(request.waiting) for request in self._waiting)
+        bounds = {} if self._running.limit is None else {"engine/max_running_samples": float(self._running.limit)}
+        health = {"engine/healthy": float(len(self.pool.serving)), "engine/restarts": float(self.pool.restarts)}
+        return bounds | {"engine/queued_samples": float(waiting)} | health
+
+    async def offload(self, discard: bool) -> int | None:
+        """See `ColocatedRole`. Waits for restarts in progress first."""
+        await self.pool.leave_devices()
+        await self.pool.each(self._sync_seconds, GenerateStrategy.offload, discard)
+        return await self._group.held_bytes()
+
+    async def onload(self, level: Level) -> None:
+        """See `ColocatedRole`. Dead engines restart once the others are completely onloaded."""
+        await self.pool.each(self._sync_seconds, GenerateStrategy.onload, level is Level.WHOLE)
+        if level is Level.WHOLE:
+            self.pool.come_back()
+
+    async def close(self) -> None:
+        """Cancel restarts and probes of engines. Call it when no more responses will be requested."""
+        await self.pool.close()
+
+
+class SyncedEngine:
+    """Implements `roll.weight_sync.sync.Engine` for one rank of the group."""
+
+    def __init__(self, pool: EnginePool, role: str, number: int, seconds: float) -> None:
+        self._pool, self._number, self._seconds = pool, number, seconds
+        self.name = f"{role} rank {number}"
+
+    async def pause(self) -> None:
+        """See `Engine`."""
+        await self._pool.one(self._number, self._seconds, GenerateStrategy.pause)
+
+    async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
+        """See `Engine`."""
+        await self._pool.one(self._number, self._seconds, GenerateStrategy.open_route, route, rendezvous)
+
+    async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
+        """See `Engine`."""
+        await self._pool.one(self._number, self._seconds, GenerateStrategy.load_bucket, bucket)
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """See `Engine`."""
+        await self._pool.one(self._number, self._seconds, GenerateStrategy.load_adapter, adapter)
+
+    async def resume(self, policy_version: int) -> None:
+        """See `Engine`."""
+        await self._pool.one(self._number, self._seconds, GenerateStrategy.resume, policy_version)
+
+    async def policy_version(self) -> int:
+        """See `Engine`."""
+        return await self._pool.one(self._number, self._seconds, GenerateStrategy.policy_version)
+
+    async def give_up(self, cause: str) -> None:
+        """See `Engine`."""
+        self._pool.report_dead(self._number, cause)
+
+
+def unbroken(numbers: list[int]) -> list[int]:
+    """Return the longest prefix of consecutive numbers."""
+    return [number for place, number in enumerate(numbers) if number == numbers[0] + place]

@@ -1,0 +1,216 @@
+"""Strategies that run transformers on one device: scoring of given sequences, and generation on machines without vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from peft import PeftModel
+from transformers import GenerationConfig
+
+from roll.backend import EngineActivity, Rank
+from roll.backend_settings import HfGenerateSettings, HfScoreSettings
+from roll.config.plan.memory import compiles
+from roll.engines.request_gate import RequestGate
+from roll.errors import WeightSyncError
+from roll.models.layers import compile_layers
+from roll.models.load import load_causal_model, load_tokenizer
+from roll.models.memory_guard import told_of_memory
+from roll.models.offload import Offload, tensors_in
+from roll.models.packed_score import PackedScore
+from roll.models.thinking import ResponseTexts
+from roll.system.signs import enter
+from roll.types import Completion, FinishReason, Floats, Ints, NumberedCompletions, Sampling
+from roll.weight_sync.bucket import Adapter, Bucket
+from roll.weight_sync.device import DeviceBucket
+from roll.weight_sync.reader import BucketReader
+from roll.weight_sync.routes import Rendezvous, Route, Transport
+
+
+class HfScore(PackedScore):
+    """Implements `ScoreStrategy`, and `TeachStrategy` if `settings.wrap` builds a teacher."""
+
+    def __init__(self, settings: HfScoreSettings, rank: Rank) -> None:
+        enter("loading the model")
+        with told_of_memory(rank, "loading the model"):
+            policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args)).to(rank.device).eval()
+        if compiles(settings.model_args, on_gpu=rank.device == "cuda"):
+            compile_layers(policy.causal)
+        super().__init__(policy, policy, rank, Offload(rank.device, constant=True))
+
+    def close(self) -> None:
+        """See `ScoreStrategy`."""
+        del self._policy, self._forward
+
+
+class HfGenerate:
+    """Implements `GenerateStrategy` one prompt at a time: correct but slow."""
+
+    def __init__(self, settings: HfGenerateSettings, rank: Rank) -> None:
+        self._settings, self._rank, self._device = settings, rank, rank.device
+        self._offload = Offload(rank.device)
+        self._version = 0
+        self._generates = asyncio.Lock()
+        self._gate = RequestGate()
+        self._generated = self._prefilled = 0  # tokens since the last call of `activity`
+        self._missing: set[str] | None = None
+        self._reader = BucketReader(Route(Transport.FILE, same_host=True), None, 0, torch.device(self._device))
+
+    async def start(self) -> None:
+        """See `GenerateStrategy`."""
+        self._tokenizer = load_tokenizer(self._settings.model_path, self._settings.model_args.trust_remote_code)
+        self._text = ResponseTexts(self._tokenizer)
+        enter("loading the model")
+        with told_of_memory(self._rank, "loading the model"):
+            self._base = load_causal_model(self._settings.model_path, self._settings.model_args, packed=False).eval()
+            self._base.to(self._device)  # pyright: ignore[reportArgumentType]
+        # The model's own generation_config would silently change the sampling. Only its ends of sequence count.
+        self._model_ends = model_ends(self._base.generation_config, self._tokenizer.eos_token_id)
+        self._base.generation_config = GenerationConfig()
+        self._model = self._base
+
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> AsyncGenerator[NumberedCompletions, None]:
+        """See `GenerateStrategy`. All samples of a call are yielded together and share one seed."""
+        async with self._generates:
+            with self._gate:
+                completions = await asyncio.to_thread(self._generate, token_ids, sampling, seed)
+        self._prefilled += sampling.samples * len(token_ids)
+        self._generated += sum(len(completion.token_ids) for completion in completions)
+        yield list(enumerate(completions))
+
+    @torch.no_grad()
+    def _generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:
+        if seed is not None:
+            torch.manual_seed(seed)
+        prompt = torch.from_numpy(token_ids.astype(np.int64))[None].to(self._device)
+        output = self._model.generate(  # pyright: ignore[reportCallIssue]
+            prompt.repeat(sampling.samples, 1),
+            attention_mask=torch.ones_like(prompt).repeat(sampling.samples, 1),
+            generation_config=self._generation_config(sampling),
+            tokenizer=self._tokenizer,
+            return_dict_in_generate=True,
+            output_scores=sampling.log_probs,
+        )
+        sampled = output.sequences[:, prompt.shape[1] :]
+        log_probs: Sequence[Floats | None] = [None] * sampling.samples
+        if sampling.log_probs:
+            scores = torch.stack(output.scores, dim=1).float().log_softmax(-1)
+            log_probs = list(scores.gather(2, sampled[..., None])[..., 0].cpu().numpy())
+        return [self._completion(ids, row, sampling) for ids, row in zip(sampled.cpu().numpy(), log_probs, strict=True)]
+
+    def _generation_config(self, sampling: Sampling) -> GenerationConfig:
+        greedy = sampling.temperature == 0
+        return GenerationConfig(
+            max_new_tokens=sampling.max_new_tokens,
+            do_sample=not greedy,
+            temperature=None if greedy else sampling.temperature,
+            top_p=None if greedy else sampling.top_p,
+            top_k=0 if greedy or sampling.top_k < 1 else sampling.top_k,
+            repetition_penalty=sampling.repetition_penalty,
+            stop_strings=[*sampling.stop, *sampling.end_texts] or None,
+            eos_token_id=self._ends(sampling) or None,
+            # Generation requires a padding token. What follows the end of a response is cut off.
+            pad_token_id=self._tokenizer.eos_token_id or 0,
+        )
+
+    def _completion(self, token_ids: Ints, log_probs: Floats | None, sampling: Sampling) -> Completion:
+        length, reason = self._end(token_ids, sampling)
+        return Completion(
+            token_ids=token_ids[:length].astype(np.int32),
+            log_probs=None if log_probs is None else log_probs[:length].astype(np.float32),
+            policy_versions=np.full(length, self._version, np.int32),
+            finish_reason=reason,
+            text=sampling.said(self._text(sampling.spoken(token_ids[:length].tolist()))),
+        )
+
+    def _ends(self, sampling: Sampling) -> list[int]:
+        """Return the tokens that end a response. With `ignore_eos` they are only those that the request names, as in vLLM."""
+        return sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._model_ends)})
+
+    def _end(self, token_ids: Ints, sampling: Sampling) -> tuple[int, FinishReason]:
+        """Return the length of a response and why it ended. Later end-of-sequence tokens are padding of the batch."""
+
+        def has_stop_string(count: int) -> bool:
+            return any(stop in self._tokenizer.decode(token_ids[:count]) for stop in (*sampling.stop, *sampling.end_texts))
+
+        ends, padding = self._ends(sampling), self._tokenizer.eos_token_id or 0
+        for where in np.flatnonzero(np.isin(token_ids, [*ends, padding])):
+            if has_stop_string(where):
+                return int(where), FinishReason.STOP
+            if token_ids[where] in ends:
+                return int(where) + 1, FinishReason.STOP
+        return len(token_ids), FinishReason.STOP if has_stop_string(len(token_ids)) else FinishReason.LENGTH
+
+    async def pause(self) -> None:
+        """See `GenerateStrategy`. Waits until the current prompt is finished."""
+        await self._generates.acquire()
+
+    async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
+        """See `GenerateStrategy`. Closes the previous route."""
+        self._reader.close()
+        self._reader = await asyncio.to_thread(BucketReader, route, rendezvous, 0, torch.device(self._device))
+
+    async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
+        """See `GenerateStrategy`."""
+        targets = dict(self._base.named_parameters())
+        self._missing = set(targets) if self._missing is None else self._missing
+        for name, tensor in self._reader.read(bucket).items():
+            if name not in targets or targets[name].shape != tensor.shape:
+                raise WeightSyncError(f"{name} {list(tensor.shape)} is not a parameter of the engine's model")
+            targets[name].data.copy_(tensor)
+            self._missing.discard(name)
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """See `GenerateStrategy`."""
+        with adapter.folder() as folder:
+            if isinstance(self._model, PeftModel):
+                self._base = self._model.unload()
+            self._model = PeftModel.from_pretrained(self._base, str(folder)).eval()
+
+    async def resume(self, policy_version: int) -> None:
+        """See `GenerateStrategy`."""
+        missing, self._missing = self._missing, None
+        if missing:
+            raise WeightSyncError(f"{len(missing)} parameters of the engine were not sent: {', '.join(sorted(missing)[:5])}")
+        self._version = policy_version
+        if self._generates.locked():
+            self._generates.release()
+
+    async def policy_version(self) -> int:
+        """See `GenerateStrategy`."""
+        return self._version
+
+    async def activity(self) -> EngineActivity:
+        """See `GenerateStrategy`. A prompt that waits for another prompt does not count as in flight."""
+        activity = EngineActivity(self._gate.take_busy_seconds(), self._generated, self._prefilled)
+        self._generated = self._prefilled = 0
+        return activity
+
+    async def cause_of_death(self) -> str | None:
+        """See `GenerateStrategy`. Always None, because the engine has no processes of its own."""
+        return None
+
+    async def offload(self, discard: bool) -> None:
+        """See `GenerateStrategy`. Keeps all weights even with `discard`, because a sync detects missing weights only at its end."""
+        async with self._generates:
+            await asyncio.to_thread(self._offload.offload, tensors_in([*self._model.parameters(), *self._model.buffers()]))
+
+    async def onload(self, whole: bool) -> None:
+        """See `GenerateStrategy`."""
+        with told_of_memory(self._rank, "returning to the device"):
+            await asyncio.to_thread(self._offload.onload)
+
+    async def close(self) -> None:
+        """See `GenerateStrategy`."""
+        self._reader.close()
+        del self._model, self._base
+
+
+def model_ends(config: GenerationConfig | None, eos_token_id: Any) -> list[int]:
+    """Return the tokens that end a sequence of the model: the tokenizer's, and those of its generation_config, one or several."""
+    own = config.eos_token_id if config else None
+    several = own if isinstance(own, list) else [own]
+    return sorted({number for number in [eos_token_id, *several] if number is not None})

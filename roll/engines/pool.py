@@ -1,0 +1,297 @@
+"""The engines of a role: tracks which of them serve, and restarts dead ones.
+
+    a call fails ──▶ the engine has died ──▶ DEAD, and a task replaces its process ──▶ STALE ──weight sync──▶ HEALTHY
+                 └─▶ the engine is alive ──▶ the failure is raised
+
+An engine that dies twice of the same exception before it has answered any request is not restarted again, because a restart cannot help.
+A restart waits while a sync is in progress, and while other roles are on the engines' devices. All live engines are probed
+periodically.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from roll.backend import GenerateStrategy
+from roll.engines.health import MOST_RESTARTS, PRESENT, SERVING, EngineHealth, EngineState
+from roll.errors import BadInput, EngineShortage, RollError, WorkerDied, WorkerFailed, WorkerLate
+from roll.ray.device_sharing import together
+from roll.ray.engine_log import root_cause
+from roll.ray.group import LOOK_SECONDS, WorkerGroup
+
+P = ParamSpec("P")
+R = TypeVar("R")
+LOG = logging.getLogger(__name__)
+PROBE_EVERY = 10.0
+"""Interval between two probes of the engines, in seconds."""
+
+
+class EnginePool:
+    """The engines of one role. For use in one event loop; must be closed before its group is stopped."""
+
+    def __init__(
+        self, group: WorkerGroup[GenerateStrategy], start_seconds: float, takes_weights: bool, changed: Callable[[], None]
+    ) -> None:
+        """
+        Args:
+            start_seconds: deadline of each part of a restart.
+            takes_weights: whether a restarted engine must receive the policy's weights in a sync before it serves.
+            changed: called when the state of an engine has changed or `failure` was set.
+        """
+        self._group, self._start_seconds, self._takes_weights, self._changed = group, start_seconds, takes_weights, changed
+        self._health = EngineHealth(len(group))
+        self._restarting: dict[int, asyncio.Task[None]] = {}
+        self._probing: asyncio.Task[None] | None = None
+        self._may_restart = asyncio.Event()
+        self._may_restart.set()
+        self._in_sync = self._is_away = False
+        self._news = asyncio.Event()
+        self.failure: Exception | None = None
+        """The failure that ends the run: no engine will serve again, or a restart cannot help. None if there is no such failure."""
+
+    @property
+    def serving(self) -> list[int]:
+        """Engines that accept requests."""
+        return self._health.those(SERVING)
+
+    @property
+    def suspect(self) -> list[int]:
+        """Engines that still accept requests, but missed the deadline of their last one."""
+        return self._health.those([EngineState.SUSPECT])
+
+    @property
+    def stale(self) -> list[int]:
+        """Restarted engines that wait for weights."""
+        return self._health.those([EngineState.STALE])
+
+    @property
+    def present(self) -> dict[int, int]:
+        """Engines with a live process, mapped to their numbers of restarts."""
+        return {engine: self._health.restarts(engine) for engine in self._health.those(PRESENT)}
+
+    @property
+    def restarts(self) -> int:
+        """Total number of restarts of engines in the run."""
+        return self._health.all_restarts
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until a condition on the engines' states holds. Raise `failure` if it is set before that."""
+        while not holds():
+            if self.failure is not None:
+                raise self.failure
+            await self._news.wait()
+
+    def tell(self) -> None:
+        """Make the tasks in `until` check their conditions again."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def process(self, engine: int) -> int:
+        """Return the number of an engine's current process, for `explained`.
+
+        Raises:
+            WorkerDied: the engine has no live process.
+        """
+        state = self._health.state(engine)
+        if state not in PRESENT:
+            raise WorkerDied(self._group.role, engine, f"it is {state}")
+        return self._health.restarts(engine)
+
+    def answered(self, engine: int) -> None:
+        """Note that an engine answered a request."""
+        was_suspect = self._health.state(engine) is EngineState.SUSPECT
+        self._health.answered(engine)
+        if was_suspect:
+            self._tell_all()
+
+    async def one(
+        self,
+        engine: int,
+        seconds: float,
+        method: Callable[Concatenate[GenerateStrategy, P], Coroutine[Any, Any, R]],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> R:
+        """Call a method of one engine and return its result. Raise `WorkerDied` if the engine has died."""
+        process = self.process(engine)
+        try:
+            return await self._group.within(seconds).one(engine, method, *arguments, **named)
+        except RollError as error:
+            raise await self.explained(engine, process, error) from error
+
+    async def each(
+        self,
+        seconds: float,
+        method: Callable[Concatenate[GenerateStrategy, P], Coroutine[Any, Any, R]],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> dict[int, R]:
+        """Call a method of every live engine. Return the results by engine, without engines that die during the call."""
+        said: dict[int, R] = {}
+
+        async def ask(engine: int) -> None:
+            try:
+                said[engine] = await self.one(engine, seconds, method, *arguments, **named)
+            except WorkerDied:
+                return  # its death was reported, and it restarts
+
+        await together(ask(engine) for engine in self.present)
+        return said
+
+    async def explained(self, engine: int, process: int, error: RollError) -> RollError:
+        """Return the failure of a call on an engine's process: `WorkerDied` if the engine has died, otherwise `error`. Report a death."""
+        if process != self._health.restarts(engine):
+            return WorkerDied(self._group.role, engine, str(error))
+        if isinstance(error, WorkerDied):
+            cause = error.cause
+        elif isinstance(error, BadInput):
+            return error
+        else:
+            cause = await self._cause_of_death(engine)
+        if cause is None:
+            return error
+        self.report_dead(engine, cause)
+        return WorkerDied(self._group.role, engine, cause)
+
+    def begin_probes(self) -> None:
+        """Probe the engines from now on, so that a dead one is replaced before a request needs it."""
+        self._probing = self._probing or asyncio.create_task(self._probe_all())
+
+    async def _probe_all(self) -> None:
+        while True:
+            await asyncio.sleep(PROBE_EVERY)
+            await together(self._probe(engine, process) for engine, process in self.present.items())
+
+    async def _probe(self, engine: int, process: int) -> None:
+        """Report an engine as dead if its process is gone or it reports a fatal error. A late answer is ignored: the engine may be busy."""
+        try:
+            cause = await self._group.within(LOOK_SECONDS).one(engine, GenerateStrategy.cause_of_death)
+        except WorkerFailed as error:
+            cause = error.cause if isinstance(error, WorkerDied) else None
+        if cause is not None and self._health.restarts(engine) == process:
+            self.report_dead(engine, cause)
+
+    async def _cause_of_death(self, engine: int) -> str | None:
+        """Probe an engine after a failed call. Return its cause of death, or None if it is alive."""
+        try:
+            return await self._group.within(LOOK_SECONDS).one(engine, GenerateStrategy.cause_of_death)
+        except WorkerFailed as error:
+            return error.cause if isinstance(error, WorkerDied | WorkerLate) else None
+
+    def report_late(self, engine: int, error: WorkerLate) -> None:
+        """Note that a request missed its deadline."""
+        if self._health.state(engine) not in SERVING:
+            return
+        if self._health.late(engine):
+            self.report_dead(engine, f"{error.cause}, and the previous requests were late as well")
+        self._tell_all()
+
+    def report_dead(self, engine: int, cause: str) -> None:
+        """Start the restart of an engine that is dead, stopped or makes no progress. Idempotent."""
+        if self._health.state(engine) not in PRESENT:
+            return  # the restart itself reports its failure
+        self._note_death(engine, cause)
+        self._restarting[engine] = asyncio.create_task(self._restart(engine, cause))
+        self._tell_all()
+
+    def _note_death(self, engine: int, cause: str, raised: bool = False) -> None:
+        """Note a death. `raised`: the cause is an exception already. A signal or a silence may be an accident, so it is none."""
+        exception = cause if raised else None
+        if root := root_cause(self._group.printed(engine)):
+            exception, cause = root, f"{root}; {cause}"
+        self._health.died(engine, exception, cause)
+        role, restarts = self._group.role, self._health.restarts(engine)
+        if engine in self._health.hopeless:
+            LOG.warning(
+                "%s rank %d died twice of the same exception before it answered any request, and is not restarted again: %s",
+                role,
+                engine,
+                cause,
+            )
+        elif self._health.state(engine) is EngineState.RETIRED:
+            LOG.warning("%s rank %d died: %s. It was restarted %d times and is not restarted again", role, engine, cause, restarts)
+        else:
+            LOG.warning("%s rank %d died: %s. It restarts (%d of %d)", role, engine, cause, restarts + 1, MOST_RESTARTS)
+
+    async def _restart(self, engine: int, cause: str) -> None:
+        try:
+            while self._health.state(engine) is EngineState.DEAD:
+                await self._may_restart.wait()
+                self._health.restarting(engine)
+                try:
+                    await self._group.replace(engine, self._start_seconds)
+                except EngineShortage:  # the next restart would lack memory as well
+                    raise
+                except WorkerFailed as error:
+                    cause = error.cause
+                    self._note_death(engine, cause, raised=not isinstance(error, WorkerDied | WorkerLate))
+                else:
+                    self._is_back(engine)
+            if self._health.all_retired:
+                self.failure = self._last_death(engine, cause)
+        except Exception as error:
+            self.failure = error
+        self._tell_all()
+
+    def _last_death(self, engine: int, cause: str) -> WorkerDied:
+        """Return the failure of a run whose engines are all retired. An exception against which no restart helps is named first."""
+        for hopeless, first in self._health.hopeless.items():
+            said = f"on host {self._group.host(hopeless)}, it died twice of the same exception before it answered any request"
+            return WorkerDied(self._group.role, hopeless, f"{said}: {first}")
+        said = f"it was restarted {MOST_RESTARTS} times, like all other engines, and died again"
+        return WorkerDied(self._group.role, engine, f"{said}: {cause}")
+
+    def _is_back(self, engine: int) -> None:
+        seconds = self._health.loaded(engine)
+        LOG.warning("%s rank %d is back after %.0f s", self._group.role, engine, seconds)
+        if not self._takes_weights:
+            self._health.has_weights(engine)
+
+    def have_weights(self, engines: Collection[int]) -> None:
+        """Note that these engines have the policy's weights."""
+        for engine in engines:
+            self._health.has_weights(engine)
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        self._changed()
+        self.tell()
+
+    @contextmanager
+    def in_sync(self) -> Iterator[None]:
+        """A context in which no restart begins. An engine that dies during a sync restarts after it."""
+        self._in_sync = True
+        self._gate()
+        try:
+            yield
+        finally:
+            self._in_sync = False
+            self._gate()
+
+    async def leave_devices(self) -> None:
+        """Hold back restarts, and wait for those in progress. Call it before other roles are onloaded."""
+        self._is_away = True
+        self._gate()
+        await self.until(lambda: not self._health.those([EngineState.RESTARTING]))
+
+    def come_back(self) -> None:
+        """Allow restarts again. Call it when no other role is on the devices."""
+        self._is_away = False
+        self._gate()
+
+    def _gate(self) -> None:
+        if self._in_sync or self._is_away:
+            self._may_restart.clear()
+        else:
+            self._may_restart.set()
+
+    async def close(self) -> None:
+        """Cancel restarts and probes."""
+        tasks = [*self._restarting.values(), *([self._probing] if self._probing else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,201 @@
+"""Loads synced weights in vLLM's workers, as a weight-transfer engine of vLLM.
+
+vLLM loads this module in each of its processes, through the entry point group `vllm.general_plugins`.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+from roll.config.derived.model_shape import is_seeing_hybrid
+from roll.engines.vllm.stages import tell_stages
+from roll.errors import WeightSyncError
+from roll.system.orphans import die_with
+from roll.system.signs import enter
+from roll.types import TensorSpec
+from roll.weight_sync.bucket import Bucket
+from roll.weight_sync.device import DeviceBucket
+from roll.weight_sync.reader import BucketReader
+from roll.weight_sync.routes import Rendezvous, Route, Transport
+
+LOG = logging.getLogger(__name__)
+BACKEND = "roll"
+TEXT_MODEL = "language_model."
+"""Prefix of the text model's parameters in a multimodal Qwen3.5 model."""
+
+
+def register() -> None:
+    """Register the backend in vLLM. This is the entry point, which vLLM may call more than once in a process.
+
+    Also make a child process of vLLM end when its parent dies. Otherwise it would outlive the parent and hold its GPU.
+    """
+    if (parent := multiprocessing.parent_process()) is not None and parent.pid is not None:
+        die_with(parent.pid)
+        tell_stages()
+        enter("engine's process started")
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, __name__, "BucketReceiver")
+
+
+@dataclass
+class RouteOpened(WeightTransferInitInfo):
+    """A `Route` and its `Rendezvous` as plain values, which vLLM can send to its workers."""
+
+    route: dict[str, Any]
+    rendezvous: dict[str, Any] | None
+
+
+@dataclass
+class BucketArrived(WeightTransferUpdateInfo):
+    """A bucket as plain values, which vLLM can send to its workers."""
+
+    tensors: list[list[Any]]
+    """Name, dtype, shape and size in bytes of each tensor."""
+    checksum: str
+    path: str | None
+    """Path of the bucket's file. None if the bucket is in GPU memory."""
+    handles: dict[str, bytes]
+
+    def bucket(self) -> Bucket | DeviceBucket:
+        """Return the bucket that these values describe."""
+        specs = tuple(TensorSpec(name, dtype, tuple(shape), nbytes) for name, dtype, shape, nbytes in self.tensors)
+        return DeviceBucket(specs, self.checksum, self.handles) if self.path is None else Bucket(self.path, specs, self.checksum)
+
+
+def route_as_plain(route: Route, rendezvous: Rendezvous | None) -> dict[str, Any]:
+    """Return the route and the rendezvous as arguments of `RouteOpened`."""
+    return {"route": asdict(route) | {"transport": route.transport.value}, "rendezvous": None if rendezvous is None else asdict(rendezvous)}
+
+
+def bucket_as_plain(bucket: Bucket | DeviceBucket) -> dict[str, Any]:
+    """Return the bucket as arguments of `BucketArrived`."""
+    specs = [[tensor.name, tensor.dtype, list(tensor.shape), tensor.nbytes] for tensor in bucket.tensors]
+    in_file = isinstance(bucket, Bucket)
+    return {
+        "tensors": specs,
+        "checksum": bucket.checksum,
+        "path": bucket.path if in_file else None,
+        "handles": {} if in_file else dict(bucket.handles),
+    }
+
+
+def text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the tensors of a text model to their names in the weight files of the multimodal model."""
+    return {name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: tensors[name] for name in tensors}
+
+
+class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
+    """Loads buckets into the model and, at the end of an update, checks that every parameter was received."""
+
+    init_info_cls = RouteOpened
+    update_info_cls = BucketArrived
+    supports_draft_weight_update = False
+    _reader: BucketReader | None = None
+
+    def init_transfer_engine(self, init_info: RouteOpened) -> None:
+        """Close the previous route, if any, and open this one."""
+        self.shutdown()
+        plain: dict[str, Any] = init_info.route | {"transport": Transport(init_info.route["transport"])}
+        route = Route(**plain)
+        rendezvous = None if init_info.rendezvous is None else Rendezvous(**init_info.rendezvous)
+        self._reader = BucketReader(route, rendezvous, self.parallel_config.rank, torch.device(self.device))
+
+    def start_weight_update(self) -> None:
+        """Prepare the layers to load weights in the format of checkpoints."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        names = [name for name, _ in self.model.named_parameters()]
+        self._expected = {name for name in names if not self._also_sees or name.startswith(TEXT_MODEL)}
+        self._received: set[str] = set()
+        self._expert_kernels = self._take_expert_kernels()
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load one bucket. Unlike the base class, do not synchronise the device, which fails on the CPU.
+
+        Raises:
+            SystemExit: the GPU failed. vLLM would only return the error and keep running with a CUDA context that may be broken. An engine
+                that ends is replaced.
+        """
+        try:
+            self.receive_weights(self.parse_update_info(update_info))
+        except torch.AcceleratorError as error:
+            LOG.exception("the GPU failed during a weight update; the engine stops")
+            raise SystemExit(1) from error
+
+    def receive_weights(self, update_info: BucketArrived) -> None:
+        """Verify a bucket and load its tensors into the model."""
+        assert self._reader is not None, "a bucket arrived before a route was opened"
+        tensors = self._reader.read(update_info.bucket())
+        named = text_tensors(tensors) if self._also_sees else tensors
+        loaded = self.model.load_weights(iter(named.items()))  # pyright: ignore[reportCallIssue]
+        self._received |= set(loaded or ())
+
+    @property
+    def _also_sees(self) -> bool:
+        """Return whether the engine's model has a vision tower in addition to the trained text model."""
+        return is_seeing_hybrid(self.model_config.hf_config.model_type)
+
+    def finish_weight_update(self) -> None:
+        """Convert the loaded layers to their final form, and check that every parameter was received, including all parts of fused ones.
+
+        Raises:
+            WeightSyncError: some parameters were not sent.
+        """
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        missing = (self._expected - self._received) | {f"{name} (in part)" for name in self._half_loaded()}
+        finalize_layerwise_reload(self.model, self.model_config)
+        self._finish_tied_heads()
+        for method, kernel in self._expert_kernels:
+            method.moe_kernel = method.moe_kernel or kernel
+        if missing:
+            raise WeightSyncError(f"{len(missing)} parameters of the engine were not sent: {', '.join(sorted(missing)[:5])}")
+
+    def _half_loaded(self) -> list[str]:
+        """Return the fused layers, such as the one for q, k and v, that received only some of their tensors."""
+        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+        fused = getattr(self.model, "packed_modules_mapping", {})
+        layers = [(name, get_layerwise_info(layer)) for name, layer in self.model.named_modules() if name.rpartition(".")[2] in fused]
+        # vLLM finalises a complete layer at once and resets its counts.
+        return [name for name, info in layers if 0 < info.load_numel < (info.load_numel_total or 0)]
+
+    def _finish_tied_heads(self) -> None:
+        """Process heads that share the embedding's weight. No tensor is sent for them, but on the CPU they have a packed copy to update."""
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+        for name, layer in self.model.named_modules():
+            if isinstance(layer, ParallelLMHead) and f"{name}.weight" not in self._expected:
+                layer.quant_method.process_weights_after_loading(layer)
+
+    def _take_expert_kernels(self) -> list[tuple[Any, Any]]:
+        """Remove the kernels from the methods of fused experts, and return pairs of method and kernel. On a GPU, do nothing.
+
+        On the CPU, a method packs its experts only when it creates its kernel. vLLM 0.32 keeps the kernel during an update, so it would
+        leave the new weights unpacked.
+        """
+        from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+        if torch.device(self.device).type != "cpu":
+            return []
+        methods = [getattr(layer, "quant_method", None) for layer in self.model.modules()]
+        kernels = [(method, method.moe_kernel) for method in methods if isinstance(method, UnquantizedFusedMoEMethod)]
+        for method, _ in kernels:
+            method.moe_kernel = None
+        return kernels
+
+    def shutdown(self) -> None:
+        """Close the route."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

@@ -1,0 +1,260 @@
+"""Generates with vLLM: one `AsyncLLM` with continuous batching, which returns the log-probs of sampled tokens.
+
+This module uses `AsyncLLM` with its pause, resume and sleep methods, LoRA requests that reload in place, and vLLM's weight-transfer API
+with roll's own backend (`weight_sync.vllm_plugin`). docs/ARCHITECTURE.md, section 5, lists every name of vLLM used here; tests compare
+them with vLLM's source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from typing import cast
+
+import numpy as np
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.config import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.envs import enable_envs_cache
+from vllm.inputs import TokensPrompt
+from vllm.logprobs import FlatLogprobs
+from vllm.lora.request import LoRARequest
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from roll.backend import EngineActivity, Rank
+from roll.backend_settings import VllmSettings
+from roll.engines.request_gate import RequestGate
+from roll.engines.vllm.activity import StepCounts, logger_into, tokens_in_flight
+from roll.engines.vllm.arguments import engine_arguments, whole_products
+from roll.engines.vllm.plugin import BACKEND, bucket_as_plain, route_as_plain
+from roll.errors import WeightSyncError
+from roll.models.load import load_tokenizer
+from roll.models.thinking import ResponseTexts
+from roll.system.signs import enter
+from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling
+from roll.weight_sync.bucket import Adapter, Bucket
+from roll.weight_sync.device import DeviceBucket
+from roll.weight_sync.routes import Rendezvous, Route, Transport
+
+ADAPTER_ID = 1
+ADAPTER_RANKS = (16, 32, 64, 128, 256, 320, 512)
+"""LoRA ranks that vLLM supports (its `MaxLoRARanks` above 8). Other ranks are rounded up."""
+ASLEEP = ("weights", "kv_cache")
+"""Names of the parts of memory that vLLM frees in sleep and restores on wake-up (its `SLEEP_TAGS`)."""
+
+
+class VllmGenerate:
+    """Implements `GenerateStrategy`."""
+
+    def __init__(self, settings: VllmSettings, rank: Rank) -> None:
+        self._settings, self._rank = settings, rank
+        self._version = self._syncs = 0
+        self._request_numbers = itertools.count()
+        self._adapter: LoRARequest | None = None
+        self._update_is_open = False
+        self._asleep: tuple[str, ...] = ()
+        self._discarded_weights = False
+        self._is_paused = False
+        self._may_generate = RequestGate()
+        self._counts = StepCounts()
+
+    async def start(self) -> None:
+        """See `GenerateStrategy`."""
+        settings, engine = self._settings, self._settings.engine
+        arguments = engine_arguments(settings, self._rank.device) | {
+            # Otherwise the model's own generation_config would change the sampling.
+            "generation_config": "vllm",
+            # Return log-probs under the distribution that was sampled from, after the temperature, as the trainer computes them.
+            "logprobs_mode": "processed_logprobs",
+            "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+        }
+        if settings.adapter_rank is not None:
+            room = min(rank for rank in ADAPTER_RANKS if rank >= settings.adapter_rank)
+            arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
+        arguments |= engine.engine_args
+        self._texts = ResponseTexts(load_tokenizer(settings.model_path, settings.model_args.trust_remote_code))
+        whole_products(settings)
+        enter("starting the engine's process")
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[logger_into(self._counts)])
+        # vLLM's statistics read an environment variable for each token, which costs four times as much as the rest of their work.
+        enable_envs_cache()
+        await self._engine.update_weight_version(str(self._version))
+        await self.open_route(Route(Transport.FILE, same_host=True), None)
+
+    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> AsyncGenerator[NumberedCompletions, None]:
+        """See `GenerateStrategy`. Each sample is a separate request. Sample i has the seed `seed + i`, independent of other requests."""
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            repetition_penalty=sampling.repetition_penalty,
+            max_tokens=sampling.max_new_tokens,
+            stop=[*sampling.stop, *sampling.end_texts],
+            stop_token_ids=list(sampling.stop_token_ids),
+            ignore_eos=sampling.ignore_eos,
+            logprobs=0 if sampling.log_probs else None,
+            flat_logprobs=True,
+            detokenize=bool(sampling.stop or sampling.end_texts),
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        token_list = token_ids.tolist()
+        tasks = [asyncio.create_task(self._sample(number, token_list, params, seed)) for number in range(sampling.samples)]
+        ended: asyncio.Queue[asyncio.Task[tuple[int, CompletionOutput]]] = asyncio.Queue()
+        for task in tasks:
+            task.add_done_callback(ended.put_nowait)
+        try:
+            left = len(tasks)
+            while left:
+                together = [await ended.get()]
+                together += [ended.get_nowait() for _ in range(ended.qsize())]
+                left -= len(together)
+                yield await self._completions([task.result() for task in together], sampling)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _sample(self, number: int, token_ids: list[int], params: SamplingParams, seed: int | None) -> tuple[int, CompletionOutput]:
+        """Generate one sample, and return its number and the engine's final output."""
+        own, request_id = params.clone(), f"{os.getpid()}-{next(self._request_numbers)}"
+        own.seed = None if seed is None else seed + number
+        await self._may_generate.wait()
+        # Only the number of syncs identifies the weights: versions repeat after a rollback, and adapters keep their name.
+        prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=str(self._syncs))
+        with self._may_generate:
+            [final] = [output async for output in self._engine.generate(prompt, own, request_id, lora_request=self._adapter)]
+        [sample] = final.outputs
+        return number, sample
+
+    async def _completions(self, ended: Sequence[tuple[int, CompletionOutput]], sampling: Sampling) -> NumberedCompletions:
+        token_ids = [sampling.spoken(list(sample.token_ids)) for _, sample in ended]
+        # Decode in a thread, because the event loop must keep feeding the engine. The tokenizer releases the GIL.
+        texts = await asyncio.to_thread(self._texts.several, token_ids)
+        texts = [sampling.said(text) for text in texts]
+        return [(number, completion(sample, text)) for (number, sample), text in zip(ended, texts, strict=True)]
+
+    async def pause(self) -> None:
+        """See `GenerateStrategy`. New requests wait for `resume`. Idempotent.
+
+        Requests in flight keep their tokens and, with `keeps_kv_cache`, the KV cache that the old weights computed. New requests never use
+        cached prefixes of the old weights, because their cache keys have another salt.
+        """
+        self._may_generate.clear()
+        keeps = self._settings.keeps_kv_cache
+        # Without requests in flight, skip vLLM's pause, which always waits for 20 ms.
+        idle = not self._may_generate.in_flight and (keeps or await self._engine.reset_prefix_cache())
+        if not idle and not self._is_paused and not self._asleep:
+            await self._engine.pause_generation(mode="keep", clear_cache=not keeps)
+            self._is_paused = True
+
+    async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
+        """See `GenerateStrategy`."""
+        await _taken(self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=route_as_plain(route, rendezvous))))
+
+    async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
+        """See `GenerateStrategy`."""
+        if not self._update_is_open:
+            await _taken(self._engine.start_weight_update())
+            self._update_is_open = True
+        await _taken(self._engine.update_weights(WeightTransferUpdateRequest(update_info=bucket_as_plain(bucket))))
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """See `GenerateStrategy`."""
+        with adapter.folder() as folder:
+            await _taken(self._engine.add_lora(LoRARequest("policy", ADAPTER_ID, str(folder), load_inplace=True)))
+            if ADAPTER_ID not in await self._engine.list_loras():
+                raise WeightSyncError("vLLM accepted the adapter but does not list it")
+            # Without load_inplace, requests use the loaded adapter and do not load it again.
+            self._adapter = LoRARequest("policy", ADAPTER_ID, str(folder))
+
+    async def resume(self, policy_version: int) -> None:
+        """See `GenerateStrategy`."""
+        if self._update_is_open:
+            await _taken(self._engine.finish_weight_update())
+            self._update_is_open = False
+            self._discarded_weights = False
+        self._version, self._syncs = policy_version, self._syncs + 1
+        await self._engine.update_weight_version(str(policy_version))
+        if self._is_paused:
+            await self._engine.resume_generation()
+            self._is_paused = False
+        if not self._asleep:
+            self._may_generate.set()
+
+    async def policy_version(self) -> int:
+        """See `GenerateStrategy`."""
+        return self._version
+
+    async def activity(self) -> EngineActivity:
+        """See `GenerateStrategy`."""
+        return self._counts.take(self._may_generate.take_busy_seconds(), tokens_in_flight(self._engine))
+
+    async def cause_of_death(self) -> str | None:
+        """See `GenerateStrategy`. vLLM does not report why its process died, so the message refers to the process's log."""
+        rank = self._rank
+        return f"vLLM's engine process died (logs/{rank.role}-{rank.rank}.log)" if self._engine.errored else None
+
+    async def offload(self, discard: bool) -> None:
+        """See `GenerateStrategy`. Frees the KV cache, including cached prefixes. The weights move to host memory unless they are discarded.
+
+        Requests in flight keep their tokens and continue once the whole engine is back on the device.
+        """
+        if self._asleep == ASLEEP:
+            return
+        self._may_generate.clear()
+        # The sync of an adapter does not send the base weights, so they cannot be discarded. Discarded weights stay discarded.
+        discard = self._discarded_weights or (discard and self._settings.adapter_rank is None)
+        if self._asleep:  # vLLM can only put all parts to sleep together
+            await self._wake(*self._asleep)
+        await self._engine.sleep(level=2 if discard else 1, mode="keep")
+        self._asleep, self._discarded_weights = ASLEEP, discard
+
+    async def onload(self, whole: bool) -> None:
+        """See `GenerateStrategy`. The weights return first, so that a sync can load them before the KV cache takes its memory."""
+        await self._wake("weights")
+        if whole:
+            if self._discarded_weights:
+                raise WeightSyncError("the engine discarded its weights when it was offloaded, and no sync has sent them since")
+            await self._wake("kv_cache")
+            self._may_generate.set()
+
+    async def _wake(self, *parts: str) -> None:
+        """Wake those of the parts that are asleep. vLLM would wake none of them if one is already awake."""
+        waking = [part for part in parts if part in self._asleep]
+        if waking:
+            await self._engine.wake_up(tags=waking)
+            self._asleep = tuple(part for part in self._asleep if part not in waking)
+
+    async def close(self) -> None:
+        """See `GenerateStrategy`."""
+        self._engine.shutdown()
+        del self._engine
+
+
+def completion(sample: CompletionOutput, text: str) -> Completion:
+    """Return vLLM's output of a sample as a `Completion`. The engine labels each token with the version that sampled it."""
+    spans = sample.weight_versions or ()
+    versions = np.repeat(np.array([int(span.version) for span in spans], np.int32), [span.end - span.start for span in spans])
+    log_probs = None if sample.logprobs is None else cast(FlatLogprobs, sample.logprobs).logprobs
+    return Completion(
+        token_ids=np.asarray(sample.token_ids, np.int32),
+        log_probs=None if log_probs is None else np.asarray(log_probs, np.float32),
+        policy_versions=versions,
+        finish_reason=FinishReason(sample.finish_reason) if sample.finish_reason in ("stop", "length") else FinishReason.ABORT,
+        text=text,
+    )
+
+
+async def _taken(step: Awaitable[object]) -> None:
+    """Wait for a step of a weight update. vLLM reports errors of its workers as a plain `Exception`.
+
+    Raises:
+        WeightSyncError: the step failed.
+    """
+    try:
+        await step
+    except Exception as error:
+        raise WeightSyncError(f"vLLM failed to load the weights: {error}") from error

@@ -1,0 +1,72 @@
+"""`python -m roll.pipeline --config-name NAME [key=value ...]`: compose, check, plan, run.
+
+Exit status: 0 done, 2 bad configuration or data, 3 a part failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from roll.config.load.flags import launcher_fault
+from roll.config.plan.plan import Plan
+from roll.config.plan.show import WIDTH, show_plan
+from roll.config.schema.pipelines import Config
+from roll.errors import PART_FAILED, ConfigError, DataError, run_command
+from roll.runs.jobs import jobs_of
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        return run_command(lambda: _run_all(words))
+    except SystemExit as stop:  # raised by Hydra's own flags, such as --help
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else PART_FAILED
+
+
+def _run_all(words: Sequence[str]) -> None:
+    if launched := launcher_fault(os.environ, words):
+        raise ConfigError([launched])
+    jobs = jobs_of(words)
+    for config, plan in jobs:
+        _run(config, plan)
+    if len(jobs) > 1 and not any(config.dry_run for config, _ in jobs):
+        _compare([Path(config.output_dir) for config, _ in jobs])
+
+
+def _run(config: Config, plan: Plan) -> None:
+    show_plan(config, plan, Console(width=None if sys.stdout.isatty() else WIDTH))
+    if config.dry_run:
+        return
+    from roll.tracking.life import Life
+
+    with Life(Console()) as life:
+        life.driver("loading libraries")
+        from roll.runs.assemble import run  # Imported here, so that a dry run imports neither torch nor ray.
+
+        run(config, plan, life)
+
+
+def _compare(folders: Sequence[Path]) -> None:
+    """Compare the runs of a multirun as `python -m roll.compare` does. If that is impossible, print the reason."""
+    from roll.tracking.compare.text import comparison_text
+    from roll.tracking.compare.write import PAGE, compare_runs, comparison_page
+    from roll.tracking.report.write import write_page
+
+    try:
+        comparison = compare_runs(folders)
+        print(comparison_text(comparison, shutil.get_terminal_size().columns))
+        common = Path(os.path.commonpath([folder.resolve() for folder in folders]))
+        print(f"\npage: {write_page(common / PAGE, comparison_page(comparison))}")
+    except (DataError, OSError) as error:
+        print(f"the runs could not be compared: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,248 @@
+"""Batches the calls of many tasks on one process into two Ray calls.
+
+    driver                                           process
+      calls of one event-loop iteration ───post───▶  a task for each call
+      ◀──────────────── collect ── answers since the last collect
+
+A Ray call costs both processes about a millisecond of CPU time, more than all other work for a prompt. An answer therefore waits
+`LINGER` seconds for further answers, unless no other call is in flight or `MOST_BYTES` bytes of answers wait already. This limits a process
+to about 50 `collect` calls per second. A method that is an asynchronous generator answers with each item as it arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from roll.ray.wire import decoded, encoded
+
+LINGER = 0.02
+"""Time in seconds for which the first answer waits for others."""
+KNOWN = {"roll", "torch", "ray", *sys.stdlib_module_names}
+"""Packages whose exceptions are sent as objects. Importing vLLM to load one of its exceptions would block the driver for seconds."""
+MOST_BYTES = 8 << 20
+"""Largest total size in bytes of the answers to one `collect`. The last answer may exceed it."""
+
+Answers = list[tuple[int, bytes, bool]]
+"""For each answer: the number of its call, the encoded answer, and whether it is the last one of its call. The encoded
+answer is the encoding of a pair: a result and None, or None and a `Failure`. At the end of a stream it is empty."""
+
+
+class Failure(Exception):
+    """An exception that a call raised in the process, as seen by the driver. `str()` returns its traceback."""
+
+    def __init__(self, cause: Exception, text: str) -> None:
+        super().__init__(text)
+        self.cause, self.text = cause, text
+
+    def __reduce__(self) -> tuple[type[Failure], tuple[Exception, str]]:
+        return type(self), (self.cause, self.text)
+
+
+class Remote(Protocol):
+    """The driver's interface to the process. Methods raise Ray's error if the process has died."""
+
+    def post(self, calls: list[bytes]) -> object:
+        """Start some calls."""
+        ...
+
+    async def collect(self) -> Answers:
+        """Wait for at least one answer, and return all that have arrived."""
+        ...
+
+
+class BatchedCaller:
+    """The driver's side of batched calls. For use in one event loop."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+        self._number = 0
+        self._outgoing: list[bytes] = []
+        self._waiting: dict[int, asyncio.Future[Any] | Stream] = {}
+        self._collecting: asyncio.Task[None] | None = None
+
+    def call(self, method: str, arguments: tuple[Any, ...]) -> asyncio.Future[Any]:
+        """Start a call and return a future of its result. The future raises `Failure`, or Ray's error if the process has died.
+
+        If the future is cancelled, the answer is dropped.
+        """
+        number, future = self._send(method, arguments), asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        future.add_done_callback(lambda _: self._waiting.pop(number, None))
+        return future
+
+    def stream(self, method: str, arguments: tuple[Any, ...]) -> Stream:
+        """Start an asynchronous generator and return the stream of its items. Items that arrive after `Stream.close` are dropped."""
+        number = self._send(method, arguments)
+        stream = self._waiting[number] = Stream(lambda: self._waiting.pop(number, None))
+        return stream
+
+    def _send(self, method: str, arguments: tuple[Any, ...]) -> int:
+        number = self._number
+        call = encoded((number, method, arguments))
+        self._number += 1
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._post)
+        self._outgoing.append(call)
+        return number
+
+    def _post(self) -> None:
+        calls, self._outgoing = self._outgoing, []
+        try:
+            self._remote.post(calls)
+        except Exception as error:
+            self._fail(error)
+        if self._collecting is None or self._collecting.done():
+            self._collecting = asyncio.create_task(self._collect())
+
+    async def _collect(self) -> None:
+        try:
+            while self._waiting:  # answered calls are removed at once, so that no superfluous collect is sent
+                for number, answer, last in await self._remote.collect():
+                    waiting = self._waiting.pop(number, None) if last else self._waiting.get(number)
+                    if isinstance(waiting, Stream):
+                        waiting.put(answer)
+                    elif waiting and not waiting.done():
+                        _settle(waiting, answer)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        for waiting in list(self._waiting.values()):
+            if isinstance(waiting, Stream):
+                waiting.fail(error)
+            elif not waiting.done():
+                waiting.set_exception(error)
+
+
+class Stream:
+    """Items from the process, returned one at a time. Raises the same exceptions as a call."""
+
+    def __init__(self, forget: Callable[[], object]) -> None:
+        self._forget = forget
+        self._come: deque[bytes | Exception] = deque()
+        self._news = asyncio.Event()
+
+    def put(self, answer: bytes) -> None:
+        """Add an encoded item. The last one is empty or a failure."""
+        self._come.append(answer)
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """Add an exception, which ends the stream."""
+        self._come.append(error)
+        self._news.set()
+
+    @property
+    def has_come(self) -> bool:
+        """Whether an item or the end of the stream has arrived, so that `next` may be called."""
+        return bool(self._come)
+
+    async def wait(self) -> None:
+        """Wait for an item or the end of the stream."""
+        await self._news.wait()
+
+    def next(self) -> tuple[Any] | None:
+        """Return the next item as a 1-tuple, or None at the end of the stream."""
+        come = self._come.popleft()
+        if not self._come:
+            self._news.clear()
+        if isinstance(come, Exception):
+            raise come
+        if not come:
+            return None
+        item, failure = _opened(come)
+        if failure is not None:
+            raise failure
+        return (item,)
+
+    def close(self) -> None:
+        """Drop all later items."""
+        self._forget()
+
+
+def _opened(answer: bytes) -> tuple[Any, Exception | None]:
+    """Decode an answer: a result and None, or None and the error."""
+    try:
+        return decoded(answer)
+    except Exception as error:  # for example, the driver cannot import a class of the result
+        return None, error
+
+
+def _settle(future: asyncio.Future[Any], answer: bytes) -> None:
+    result, failure = _opened(answer)
+    if failure is None:
+        future.set_result(result)
+    else:
+        future.set_exception(failure)
+
+
+class BatchedServer:
+    """The process's side of batched calls. For use in one event loop."""
+
+    def __init__(self, method: Callable[[str], Callable[..., Coroutine[Any, Any, Any] | AsyncGenerator[Any, None]]]) -> None:
+        """`method` returns the method of a given name."""
+        self._method = method
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way = 0
+        self._answers: deque[tuple[int, bytes, bool]] = deque()
+        self._size = 0
+        self._news = asyncio.Event()
+
+    def post(self, calls: list[bytes]) -> None:
+        """See `Remote`."""
+        self._under_way += len(calls)
+        for call in calls:
+            task = asyncio.create_task(self._answer(*decoded(call)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            called = self._method(method)(*arguments)
+            if isinstance(called, AsyncGenerator):
+                async with aclosing(called):
+                    async for item in called:
+                        self._put(number, encoded((item, None)), last=False)
+                answer = b""
+            else:
+                answer = encoded((await called, None))
+        except Exception as error:
+            answer = encoded((None, Failure(portable(error, encoded, decoded), traceback.format_exc())))
+        self._under_way -= 1
+        self._put(number, answer, last=True)
+
+    def _put(self, number: int, answer: bytes, last: bool) -> None:
+        self._answers.append((number, answer, last))
+        self._size += len(answer)
+        self._news.set()
+
+    async def collect(self) -> Answers:
+        """See `Remote`."""
+        await self._news.wait()
+        if self._under_way and self._size < MOST_BYTES:
+            await asyncio.sleep(LINGER)
+        answers: Answers = []
+        left = self._size - MOST_BYTES
+        while self._answers and (self._size > left or not self._answers[0][1]):
+            answers.append(self._answers.popleft())
+            self._size -= len(answers[-1][1])
+        if not self._answers:
+            self._news.clear()
+        return answers
+
+
+def portable(error: Exception, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> Exception:
+    """Return the error, or a RuntimeError with its text if it cannot be pickled or is not from a package in `KNOWN`."""
+    if type(error).__module__.partition(".")[0] not in KNOWN:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    try:
+        decode(encode(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -1,0 +1,282 @@
+"""Joins or starts the Ray cluster of a run, and removes all traces of it at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import ray
+
+from roll.errors import ConfigError, Fault, RollError
+from roll.ray.doors import loopback, own_token
+from roll.ray.guarded import guarded
+from roll.ray.placement import gpu_counts
+from roll.system.leftovers import SHARED_MEMORY, Leftovers, remove_recorded
+from roll.system.orphans import is_alive
+from roll.system.own_folder import own_folder, ownerless
+
+LOG = logging.getLogger(__name__)
+RECORD = ".held"
+"""Suffix of files in a run's shared-memory folder. They list the other shared-memory files of its processes."""
+GRACE = 5.0
+"""Time in seconds that Ray's processes have to exit before they are killed."""
+HEADS = ("gcs_server", "raylet")
+"""Names of the processes without which Ray cannot work."""
+LOOK_EVERY = 1.0
+"""Seconds between two checks of these processes."""
+LOOKS_STOPPED = 12
+"""A process counts as stopped after this many consecutive checks that find it stopped. It is a count, not a time, because Ctrl-Z stops the
+checks together with the run.
+"""
+RAY_FOLDER = "r"
+"""Subfolder of the run's temporary folder. Ray makes it readable by every user of the host; its parent folder is private."""
+LONGEST_SOCKET = 107
+"""Largest number of characters in the path of a Unix socket on Linux."""
+LONGEST_TEMPORARY = LONGEST_SOCKET - len("/roll-1234567-abcdefgh/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+"""Largest number of characters in the path of the parent of a run's temporary folder."""
+
+
+class ClusterUnavailable(RollError):
+    """The cluster cannot be joined, or has fewer resources than the plan needs."""
+
+
+@dataclass(frozen=True)
+class ClusterSession:
+    """A connection to Ray, and folders that exist as long as the connection."""
+
+    shared_memory: Path
+    """Folder in shared memory, for the processes of this host."""
+    logs: Path
+    """Folder for the output of the worker processes."""
+    scratch: Path
+    """Temporary folder for the worker processes of this host, for example for the sockets of engines."""
+    heads: Sequence[psutil.Process] = ()
+    """Ray's own processes, if the run started them."""
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """A context that is cancelled if one of Ray's own processes dies or stays stopped. Stopped processes are killed.
+
+        Without this, Ray would terminate the driver without any cleanup after the loss of its head.
+
+        Raises:
+            ClusterUnavailable: one of Ray's processes died or was stopped.
+        """
+        async with guarded(self._watch()):
+            yield
+
+    async def _watch(self) -> None:
+        """Check Ray's processes in a thread, because a call to a stopped GCS blocks the event loop until the GCS is killed."""
+        left = threading.Event()
+        with ThreadPoolExecutor(1, "ray-heads") as thread:
+            try:
+                await asyncio.get_running_loop().run_in_executor(thread, self._look, left)
+            finally:
+                left.set()
+
+    def _look(self, left: threading.Event) -> None:
+        stopped = dict.fromkeys(self.heads, 0)
+        while not left.wait(LOOK_EVERY):
+            for head in self.heads:
+                stopped[head] = stopped[head] + 1 if is_stopped(head) else 0
+                if stopped[head] >= LOOKS_STOPPED:
+                    head.kill()
+                    raise _head_lost(head, "was stopped (SIGSTOP)", "find out who sent it SIGSTOP; the same command resumes the run")
+                if not is_alive(head):
+                    raise _head_lost(
+                        head, "died", "see its output in logs/ray; without output it was killed, perhaps because host memory ran out"
+                    )
+
+
+def is_stopped(process: psutil.Process) -> bool:
+    """Return whether a process was stopped by SIGSTOP."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_STOPPED
+    return False
+
+
+def _head_lost(process: psutil.Process, how: str, remedy: str) -> ClusterUnavailable:
+    name = str(process.pid)
+    with suppress(psutil.NoSuchProcess):
+        name = process.name()
+    fault = Fault("Ray", f"its process {name} on this host {how}", remedy)
+    LOG.info("%s", fault)  # logged now, because ending the run takes a while
+    return ClusterUnavailable(str(fault))
+
+
+@contextmanager
+def cluster(run_folder: Path, gpus: int, gpus_per_node: int, hide: Callable[[str], str] = str) -> Iterator[ClusterSession]:
+    """Join the cluster at `RAY_ADDRESS`, as Ray itself does, or start one on this host if the variable is not set.
+
+    `hide` removes secrets from Ray's logs, which contain the environment of its workers.
+
+    Raises:
+        ClusterUnavailable: the cluster cannot be joined or started.
+        ConfigError: it has fewer GPUs than the plan uses.
+    """
+    _sweep()
+    logs = run_folder.absolute() / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        scratch = stack.enter_context(own_folder(temporary()))
+        shared = stack.enter_context(own_folder(SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
+        leftovers = Leftovers(shared / f"ray{RECORD}")
+        if not os.environ.get("RAY_ADDRESS"):
+            stack.enter_context(own_token(scratch))
+        try:
+            heads = _connect(scratch, gpus, leftovers)
+            check_gpus(gpus, gpus_per_node)
+            yield ClusterSession(shared, logs, scratch, heads)
+        except BaseException:
+            keep_ray_logs(scratch, logs, hide)
+            raise
+        finally:
+            ray.shutdown()
+            leftovers.remove(GRACE)
+
+
+def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Process]:
+    """Join or start a cluster, and return the head processes that were started.
+
+    All started processes are recorded in `leftovers`, because Ray does not end all of them if its start is interrupted.
+    """
+    before = set(psutil.Process().children())
+    try:
+        if os.environ.get("RAY_ADDRESS"):
+            join()
+        else:
+            with hangups_blocked():
+                start(scratch, gpus)
+    except SystemExit:  # raised by Ray's handler of SIGTERM, which ray.init installs
+        raise KeyboardInterrupt from None
+    finally:
+        started = [process for process in psutil.Process().children() if process not in before]
+        leftovers.look([process.pid for process in started])
+    return [process for process in started if process.name() in HEADS]
+
+
+@contextmanager
+def hangups_blocked() -> Iterator[None]:
+    """A context in which new processes block SIGHUP, so that they survive a closed terminal until the driver has written a checkpoint."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def temporary() -> Path:
+    """Return the parent of a run's temporary folder: the system's temporary folder, or /tmp if socket paths there would be too long."""
+    system = Path(tempfile.gettempdir())
+    return system if len(str(system)) <= LONGEST_TEMPORARY else Path("/tmp")  # noqa: S108
+
+
+def start(scratch: Path, gpus: int) -> None:
+    """Start a cluster on this host that no other host can reach.
+
+    Raises:
+        ClusterUnavailable: Ray did not start.
+    """
+    try:
+        with loopback() as address:
+            ray.init(
+                address="local",
+                num_gpus=None if gpus else 0,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=1 << 30,
+                _node_ip_address=address,
+                _temp_dir=str(scratch / RAY_FOLDER),
+                # By default, Ray's workers and their engines have a lower priority than all other processes of the host.
+                _system_config={"worker_niceness": 0},
+            )
+    except Exception as error:  # Ray's errors have no common base class here
+        problem = f"did not start on this host: {' '.join(str(error).split())}"
+        remedy = "see Ray's output in logs/ray of the run folder; if the host is busy with other work, try again"
+        raise ClusterUnavailable(str(Fault("Ray", problem, remedy))) from error
+
+
+def join() -> None:
+    """Join the cluster at `RAY_ADDRESS`.
+
+    Raises:
+        ClusterUnavailable: the cluster cannot be joined.
+    """
+    address = os.environ["RAY_ADDRESS"]
+    if "://" in address:
+        remedy = "set it to the address of the head, such as HEAD:6379, or submit the run to the cluster with `ray job submit`"
+        raise ClusterUnavailable(
+            str(Fault("RAY_ADDRESS", f"'{address}' is the address of a Ray client server or dashboard, which a run cannot join", remedy))
+        )
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        fault = Fault(
+            "RAY_ADDRESS",
+            f"the Ray cluster at '{address}' cannot be joined: {' '.join(str(error).split())}",
+            "check the address with `ray status`; a cluster with token authentication also needs RAY_AUTH_MODE=token;"
+            " unset RAY_ADDRESS to start a cluster here",
+        )
+        raise ClusterUnavailable(str(fault)) from error
+
+
+def check_gpus(gpus: int, gpus_per_node: int) -> None:
+    """Check that the cluster's nodes have the GPUs that the plan uses.
+
+    Raises:
+        ConfigError: too few nodes have GPUs, or a node has too few.
+    """
+    if not gpus:
+        return
+    counts = gpu_counts()
+    nodes = -(-gpus // gpus_per_node)
+    if not counts:
+        on_cpu = "to run on the CPU, leave device_mapping out of every role: ~actor_train.device_mapping ~actor_infer.device_mapping ..."
+        where = "no node of the cluster" if os.environ.get("RAY_ADDRESS") else "this host"
+        has = f"{where} has one that Ray sees" if where.startswith("no ") else f"Ray sees none on {where}"
+        remedy = f"{on_cpu}; on a host with GPUs `python -m roll.doctor` shows why they are not visible"
+        raise ConfigError([Fault("device_mapping", f"asks for {gpus} GPUs, and {has}", remedy)])
+    if len(counts) < nodes or min(counts[:nodes]) < min(gpus, gpus_per_node):
+        fault = Fault(
+            "device_mapping",
+            f"asks for {gpus} GPUs on {nodes} node(s) of {gpus_per_node} each; the cluster's GPU nodes, by address, have {counts}",
+            "map the roles to fewer devices, set num_gpus_per_node, or start Ray on more nodes and set RAY_ADDRESS",
+        )
+        raise ConfigError([fault])
+
+
+def keep_ray_logs(scratch: Path, logs: Path, hide: Callable[[str], str]) -> None:
+    """Copy Ray's logs. Ray may still be writing them, so a failure is only logged and does not hide why the run ended."""
+
+    def copy(source: str, target: str) -> None:
+        text = Path(source).read_text(encoding="utf-8", errors="replace")
+        Path(target).write_text(hide(text), encoding="utf-8")
+
+    for source in scratch.glob(f"{RAY_FOLDER}/session_*/logs"):
+        if source.parent.is_symlink():
+            continue
+        try:
+            shutil.copytree(source, logs / "ray", dirs_exist_ok=True, copy_function=copy, ignore=shutil.ignore_patterns("old"))
+        except OSError as error:  # includes shutil.Error
+            LOG.warning("some of Ray's logs could not be copied to %s: %s", logs / "ray", error)
+
+
+def _sweep() -> None:
+    """Remove the folders of earlier runs whose driver was killed before it removed them."""
+    for parent in (temporary(), SHARED_MEMORY):
+        for folder in ownerless(parent):
+            for record in folder.glob(f"*{RECORD}"):
+                remove_recorded(record)
+            shutil.rmtree(folder, ignore_errors=True)

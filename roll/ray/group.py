@@ -1,0 +1,409 @@
+"""The processes of one role, which are started, called and ended together. Every wait has a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, TypeVarTuple
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from roll.backend import Rank
+from roll.backend_settings import Settings
+from roll.errors import ECHO_SECONDS, BadInput, RollError, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate, WorkerWaited
+from roll.ray.batching import Answers, BatchedCaller, Failure
+from roll.ray.calls import Ranks
+from roll.ray.engine_log import LONGEST_CAUSE
+from roll.ray.liveness import Paced, WorkerProcess, is_own
+from roll.ray.placement import WorkerPlacement, address_of
+from roll.ray.process import AsyncProcess, Process
+from roll.ray.role_signs import RankState, work_of
+from roll.system.leftovers import Leftovers
+
+S = TypeVar("S", covariant=True)
+C = TypeVar("C")
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+LOG = logging.getLogger(__name__)
+GRACE = 2.0
+"""Time in seconds that child processes have to exit before they are killed."""
+LOOK_SECONDS = 60.0
+"""Deadline in seconds for a query about a rank's memory or activity."""
+LOOK_EVERY = 1.0
+"""Seconds between two searches for child processes and files of starting processes."""
+TIMEOUTS = ("timed out", "collective operation timeout")
+"""Substrings (in lower case) of the error of a rank that waited in a collective operation for missing ranks."""
+ECHOES = ("connection closed by peer", "connection reset by peer", "nccl", *TIMEOUTS)
+"""Substrings (in lower case) of the error of a rank that failed because another rank had failed."""
+LOG_TAIL = 1 << 20
+"""Number of bytes at the end of a log that are searched for the message of NCCL's watchdog, or for the exception of vLLM's process."""
+
+
+class WorkerGroup(Ranks[S]):
+    """One role's Ray actors, in rank order."""
+
+    device_name: str | None = None
+    """Name of rank 0's GPU after the start. None on the CPU, or if a child process uses the GPU."""
+
+    def __init__(
+        self, role: str, placements: Sequence[WorkerPlacement], logs: Path, record: Path, blocking: bool, replica_size: int = 1
+    ) -> None:
+        """Request the processes from Ray. `blocking`: the methods are no coroutines. Each rank's `Leftovers` file is beside `record`."""
+        self.role, self.replica_size = role, replica_size
+        self._placements, self._logs = placements, [logs / f"{role}-{rank}.log" for rank in range(len(placements))]
+        self._records = [record.with_stem(f"{record.stem}-{rank}") for rank in range(len(placements))]
+        self._earlier = [0] * len(placements)  # by rank, bytes of the log from earlier processes
+        self._kind: Any = Process if blocking else AsyncProcess
+        self._actors: list[Any] = [self._new_actor(rank) for rank in range(len(placements))]
+        self._batched = None if blocking else Batched(self, [BatchedCaller(_Actor(actor)) for actor in self._actors])
+        self._pids: dict[int, int] = {}
+        self._built: set[int] = set()
+        self._started = self._stopped = False
+        self._leftovers = [Leftovers(record) for record in self._records]
+        self._killed: dict[int, str] = {}  # by rank, why its process was killed
+        self._paced = Paced(self)
+        self._calls: Counter[str] = Counter()  # unanswered calls by method
+
+    def __len__(self) -> int:
+        return len(self._actors)
+
+    def _new_actor(self, rank: int) -> Any:
+        placement, log = self._placements[rank], self._logs[rank]
+        self._earlier[rank] = log.stat().st_size if log.is_file() else 0
+        return self._kind.options(
+            runtime_env={"env_vars": placement.environment},
+            scheduling_strategy=NodeAffinitySchedulingStrategy(placement.node_id, soft=False) if placement.node_id else "DEFAULT",
+        ).remote(str(log), placement.local_devices)
+
+    async def start(self, settings: Settings[S], collective_timeout: float, seconds: float) -> None:
+        """Build the strategy of every rank. The ranks rendezvous at rank 0's address.
+
+        Raises:
+            WorkerFailed: a rank failed or was not ready within `seconds`.
+            BadInput: a rank could not use the configured model.
+        """
+        self._settings, self._collective_timeout = settings, collective_timeout
+        everyone = range(len(self))
+        self.device_name = (await self._build(everyone, await self.free_address(seconds), seconds))[0]
+        self._started = True
+        LOG.info("%s has started, %d rank(s)", self.role, len(self))
+        await self._look(everyone)
+
+    async def replace(self, rank: int, seconds: float) -> None:
+        """Kill one rank's process and its children, and build the same strategy in a new process at the same placement.
+
+        The old process may be dead, stopped or hanging; its unanswered calls fail. Use this only for strategies whose ranks are
+        independent: the new process does not rendezvous with other ranks, and objects that `beside` built in the old one are lost.
+
+        Raises:
+            WorkerFailed, BadInput: as for `start`. The rank may then be replaced again.
+        """
+        assert self._started and not self._stopped, f"{self.role} is not running"
+        self._built.discard(rank)
+        await self._look([rank])
+        ray.kill(self._actors[rank], no_restart=True)
+        self._pids.pop(rank, None)
+        self._killed.pop(rank, None)
+        await asyncio.to_thread(self._leftovers[rank].remove, GRACE)
+        self._leftovers[rank] = Leftovers(self._records[rank])
+        actor = self._actors[rank] = self._new_actor(rank)
+        if self._batched is not None:
+            self._batched.callers[rank] = BatchedCaller(_Actor(actor))
+        [meeting] = await self._gather([actor.free_address.remote()], "free_address", seconds, [rank])
+        await self._build([rank], meeting, seconds)
+        await self._look([rank])
+
+    async def _build(self, ranks: Sequence[int], meeting: tuple[str, int], seconds: float) -> list[str | None]:
+        """Build the strategies of some ranks. Return the names of their devices."""
+        pids = await self._gather([self._actors[rank].pid.remote() for rank in ranks], "start", seconds, ranks)
+        self._pids |= zip(ranks, pids, strict=True)
+        refs = []
+        for number in ranks:
+            placement = self._placements[number]
+            place = (self.role, number, len(self), *meeting, placement.device)
+            rank = Rank(*place, self._collective_timeout, placement.devices, self.replica_size, seconds)
+            refs.append(self._actors[number].build.remote(self._settings, rank))
+        building = asyncio.ensure_future(self._gather(refs, "start", seconds, ranks))
+        try:
+            # Search during the start, because the traces of an engine that fails to start cannot be found afterwards.
+            while not building.done():
+                await self._look(ranks)
+                await asyncio.wait({building}, timeout=LOOK_EVERY)
+            names = await building
+            self._built |= set(ranks)
+            return names
+        finally:
+            building.cancel()
+
+    async def _look(self, ranks: Sequence[int]) -> None:
+        """Record the child processes and shared-memory files of some ranks, as far as they are on this host."""
+        pids = {rank: self._pids[rank] for rank in ranks if rank in self._pids and self.is_here(rank)}
+        await asyncio.to_thread(lambda: [self._leftovers[rank].look([pid]) for rank, pid in pids.items()])
+
+    def is_here(self, rank: int) -> bool:
+        """Return whether a rank runs on this host, so that it can use the run's local folders."""
+        return is_own(self._placements[rank].node_id)
+
+    async def free_address(self, seconds: float) -> tuple[str, int]:
+        """Return the address of rank 0's host, and a port that is free there."""
+        return (await self._gather([self._actors[0].free_address.remote()], "free_address", seconds))[0]
+
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float, place: int = 0) -> list[Any]:
+        """See `Ranks`. `place` is 0 for the strategy, or the number of an object that `beside` built."""
+        refs = [self._actors[rank].call.remote(place, method, *given) for rank, given in arguments.items()]
+        return await self._gather(refs, method, seconds, list(arguments))
+
+    def processes(self) -> list[WorkerProcess]:
+        """See `WatchedGroup`."""
+        if self._stopped:
+            return []
+        return [WorkerProcess(rank, pid, self._placements[rank].node_id) for rank, pid in self._pids.items()]
+
+    def states(self) -> list[RankState]:
+        """See `ObservedGroup`."""
+        if self._stopped:
+            return []
+        return [
+            RankState(self._pids.get(rank), place.node_id, self._logs[rank], self._earlier[rank], rank in self._built)
+            for rank, place in enumerate(self._placements)
+        ]
+
+    @property
+    def work(self) -> str | None:
+        """See `ObservedGroup`."""
+        return next((work_of(method) for method in (+self._calls)), None)
+
+    def printed(self, rank: int) -> str:
+        """Return the last text that a rank's current process printed; "" if its log is not on this host."""
+        log = self._logs[rank]
+        if not log.is_file():
+            return ""
+        with log.open("rb") as stream:
+            stream.seek(max(self._earlier[rank], log.stat().st_size - LOG_TAIL))
+            return stream.read().decode(errors="replace")
+
+    def host(self, rank: int) -> str:
+        """Return the address of a rank's host."""
+        return address_of(self._placements[rank].node_id)
+
+    def report_stopped(self, rank: int, cause: str) -> None:
+        """See `WatchedGroup`."""
+        self._killed[rank] = cause
+
+    @property
+    def batched(self) -> Ranks[S]:
+        """See `Ranks`. Calls are batched if the strategy's methods are coroutines."""
+        return self if self._batched is None else self._batched
+
+    @property
+    def paced(self) -> Ranks[S]:
+        """See `Ranks`."""
+        return self._paced
+
+    async def stream(
+        self, rank: int, method: Callable[[S, *Ts], AsyncGenerator[R, None]], *arguments: *Ts, seconds: float
+    ) -> AsyncGenerator[R, None]:
+        """Yield the items of an asynchronous generator of a rank's strategy as they arrive. The last one must arrive within `seconds`.
+
+        Calls and items are batched. Close the stream to drop the remaining items. Raises the same errors as `run`.
+        """
+        assert self._batched is not None, f"{self.role}: a strategy with blocking methods cannot stream"
+        deadline = asyncio.get_running_loop().time() + seconds
+        items = self._batched.callers[rank].stream(method.__name__, arguments)
+        self._calls[method.__name__] += 1
+        try:
+            while True:
+                if not items.has_come:  # setting a timer costs more than an item
+                    async with asyncio.timeout_at(deadline):
+                        await items.wait()
+                item = items.next()
+                if item is None:
+                    return
+                yield item[0]
+        except TimeoutError as error:
+            raise self._late(method.__name__, seconds, [rank]) from error
+        except Exception as error:
+            raise self._failure([(rank, error)]) from error
+        finally:
+            self._calls[method.__name__] -= 1
+            items.close()
+
+    async def beside(self, make: Callable[[S, Rank], C], seconds: float) -> Beside[C]:
+        """Build an object from the strategy in every rank's process. It is called like the strategy, and closed before the strategy."""
+        places = await self._gather([actor.add.remote(make) for actor in self._actors], "start", seconds)
+        return Beside(self, places[0])
+
+    async def _gather(self, refs: list[Any], method: str, seconds: float, ranks: Sequence[int] | None = None) -> list[Any]:
+        waits = [asyncio.ensure_future(_result(ref)) for ref in refs]
+        return await self.wait(waits, method, seconds, range(len(refs)) if ranks is None else ranks)
+
+    async def wait(self, waits: Sequence[asyncio.Future[Any]], method: str, seconds: float, ranks: Sequence[int]) -> list[Any]:
+        """Wait for calls of a method on some ranks, and return their results. Raise the same errors as `run`."""
+        self._calls[method] += 1
+        try:
+            done, pending = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+            if pending and any(wait.exception() for wait in done):
+                await asyncio.wait(pending, timeout=ECHO_SECONDS)
+            failures = [(rank, wait.exception()) for rank, wait in zip(ranks, waits, strict=True) if wait.done() and wait.exception()]
+            late = [rank for rank, wait in zip(ranks, waits, strict=True) if not wait.done()]
+            names = ", ".join(map(str, late))
+            if failures and late and not self._killed and all(self._waited_in_vain(rank, error) for rank, error in failures):
+                waiting = ", ".join(str(rank) for rank, _ in failures)
+                problem = f"{method}: rank(s) {names} did not join a collective operation in which rank(s) {waiting} waited"
+                raise WorkerLate(self.role, late[0], f"{problem} (logs/{self.role}-{late[0]}.log)", str(failures[0][1]))
+            if failures:
+                raise self._failure(failures)
+            if late:
+                raise self._late(method, seconds, late)
+            return [wait.result() for wait in waits]
+        finally:
+            self._calls[method] -= 1
+            for wait in waits:
+                wait.cancel()
+
+    def _late(self, method: str, seconds: float, ranks: Sequence[int]) -> WorkerFailed:
+        names = ", ".join(map(str, ranks))
+        return WorkerLate(self.role, ranks[0], f"{method} did not finish within {seconds:.0f} s on rank(s) {names}")
+
+    def _waited_in_vain(self, rank: int, error: BaseException | None) -> bool:
+        """Return whether a rank failed because others did not join a collective. NCCL's watchdog gives that reason only in the log."""
+        cause = _cause(error)
+        said = str(cause)
+        if isinstance(cause, RayActorError):
+            said += self.printed(rank)
+        return any(sign in said.lower() for sign in TIMEOUTS)
+
+    def _failure(self, failures: Sequence[tuple[int, BaseException | None]]) -> RollError:
+        """Return the failure to report, preferably one that is not a consequence of another failure."""
+        causes = [(rank, _cause(error)) for rank, error in failures]
+        for _, cause in causes:
+            if isinstance(cause, BadInput):
+                return cause
+        first = [pair for pair in causes if not _is_echo(pair[1])]
+        killed = [rank for rank, _ in causes if rank in self._killed] or ([] if first else list(self._killed))
+        if killed:
+            return WorkerDied(self.role, killed[0], self._killed[killed[0]], str(failures[0][1]))
+        rank, cause = (first or causes)[0]
+        if isinstance(cause, WorkerFailed):
+            return cause
+        died = isinstance(cause, RayActorError)
+        if died and self._batched is not None:  # an independent rank cannot have waited for others, whatever its log contains
+            kind = WorkerDied
+        elif self._waited_in_vain(rank, cause):
+            kind = WorkerWaited
+        else:
+            kind = WorkerAbandoned if _is_echo(cause) else WorkerDied if died else WorkerFailed
+        if died:
+            # The last line has the exception of a process that failed during its start, or tells how the process ended.
+            said = f"the process died: {str(cause).strip().splitlines()[-1].strip()}"
+        else:
+            said = f"{type(cause).__name__}: {' '.join(str(cause).split())[:LONGEST_CAUSE]}"
+        return kind(self.role, rank, f"{said} (logs/{self.role}-{rank}.log)", str(dict(failures)[rank]))
+
+    async def peak_bytes(self) -> int | None:
+        """Return the largest memory peak of any rank in bytes, or None if unknown."""
+        return await self._most("peak_bytes")
+
+    async def held_bytes(self) -> int | None:
+        """Return the largest device memory that any rank holds now in bytes, or None if unknown."""
+        return await self._most("held_bytes")
+
+    async def _most(self, method: str) -> int | None:
+        """Return the largest answer of the ranks. Skip dead and late ranks; the next call that needs them fails."""
+        waits = [asyncio.ensure_future(_result(getattr(self._actors[rank], method).remote())) for rank in sorted(self._built)]
+        if waits:
+            await asyncio.wait(waits, timeout=LOOK_SECONDS)
+        said = [None if wait.cancel() or wait.exception() else wait.result() for wait in waits]
+        return max((size for size in said if size is not None), default=None)
+
+    async def stop(self, seconds: float) -> None:
+        """Close the strategies, kill their processes with all child processes, and remove their shared-memory files. Idempotent.
+
+        If `seconds` is 0, kill the processes without closing the strategies.
+        """
+        if self._stopped:
+            return
+        self._stopped = True
+        try:
+            await self._look(range(len(self)))
+            if self._started and seconds:
+                await self._close(seconds)
+        finally:
+            await self._look(range(len(self)))  # meanwhile, a rank may have been replaced or have started processes
+            for actor in self._actors:
+                ray.kill(actor, no_restart=True)
+            await asyncio.gather(*(asyncio.to_thread(leftovers.remove, GRACE) for leftovers in self._leftovers))
+
+    async def _close(self, seconds: float) -> None:
+        """Close the strategy of every rank that has one. Only log failures and delays, because the processes are killed afterwards."""
+        closing = {rank: asyncio.ensure_future(_result(self._actors[rank].close.remote())) for rank in sorted(self._built)}
+        if closing:
+            await asyncio.wait(closing.values(), timeout=seconds)
+        for rank, wait in closing.items():
+            if wait.cancel():
+                LOG.info("%s rank %d was not closed after %.0f s", self.role, rank, seconds)
+            elif error := wait.exception():
+                LOG.info("%s rank %d did not close: %s", self.role, rank, _cause(error))
+
+
+class Beside(Ranks[S]):
+    """The objects that `beside` built, as ranks."""
+
+    def __init__(self, group: WorkerGroup[Any], place: int) -> None:
+        self._group, self._place, self.replica_size = group, place, group.replica_size
+
+    def __len__(self) -> int:
+        return len(self._group)
+
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        """See `Ranks`."""
+        return await self._group.run(method, arguments, seconds, self._place)
+
+
+class Batched(Ranks[S]):
+    """The ranks of a group, with batched calls."""
+
+    def __init__(self, group: WorkerGroup[S], callers: list[BatchedCaller]) -> None:
+        self._group, self.callers, self.replica_size = group, callers, group.replica_size
+
+    def __len__(self) -> int:
+        return len(self._group)
+
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        """See `Ranks`."""
+        waits = [self.callers[rank].call(method, given) for rank, given in arguments.items()]
+        return await self._group.wait(waits, method, seconds, list(arguments))
+
+
+class _Actor:
+    """Implements `batching.Remote`."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def post(self, calls: list[bytes]) -> None:
+        self._actor.post.remote(calls)
+
+    async def collect(self) -> Answers:
+        return await self._actor.collect.remote()
+
+
+def _is_echo(cause: BaseException) -> bool:
+    return any(echo in str(cause).lower() for echo in ECHOES)
+
+
+async def _result(ref: Any) -> Any:
+    return await ref
+
+
+def _cause(error: BaseException | None) -> BaseException:
+    """Return the original error of a worker, without Ray's wrapper."""
+    assert error is not None
+    if isinstance(error, RayTaskError):
+        return getattr(error, "cause", None) or error
+    return error.cause if isinstance(error, Failure) else error

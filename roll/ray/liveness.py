@@ -1,0 +1,270 @@
+"""Finds dead and stopped ranks that no caller has noticed, and fails calls that make no progress.
+
+Ray reports the death of a process only to its callers. It reports neither stopped processes (SIGSTOP) nor the death of a process that
+nobody calls. Therefore the kernel's state of every process of a role is checked on the process's own node. A process that stays stopped
+is killed, so that its calls fail at once and nothing of it remains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from roll.errors import WorkerDied
+from roll.ray.calls import Ranks
+from roll.ray.guarded import guarded
+from roll.system.process_states import Finding, Problem, end_family, examine
+from roll.system.signs import Look, look
+
+S = TypeVar("S", covariant=True)
+LOG = logging.getLogger(__name__)
+EVERY = 2.0
+"""Seconds between two checks."""
+LOOKS = {Problem.GONE: 2, Problem.STOPPED: 6}
+"""Number of consecutive checks that must find a problem. It is a count, not a time: Ctrl-Z stops the checks together with the run."""
+ANSWER_SECONDS = 10.0
+"""Deadline in seconds for a node's report. A late node is queried again at the next check."""
+HEARD_SECONDS = 5.0
+"""Time in seconds after which a pending call on a dead process has failed, with an error that states how the process ended."""
+FLOOR_SECONDS = 600.0
+"""Smallest limit in seconds for a call, however short previous calls were."""
+LONGEST_TIMES = 3.0
+"""A call counts as stuck after this many times the duration of the longest previous call."""
+
+
+@dataclass(frozen=True)
+class WorkerProcess:
+    """The process of a rank."""
+
+    rank: int
+    pid: int
+    node_id: str | None
+    """Ray's id of the process's node, None for the driver's node."""
+
+
+class WatchedGroup(Protocol):
+    """A role's processes."""
+
+    role: str
+
+    def processes(self) -> Sequence[WorkerProcess]:
+        """Return the processes that should be running. Empty once the group is being ended."""
+        ...
+
+    def report_stopped(self, rank: int, cause: str) -> None:
+        """Note that a rank is about to be killed. Its calls will fail with this cause."""
+        ...
+
+
+class Nodes(Protocol):
+    """The nodes of the cluster by id. None is the driver's node."""
+
+    async def examine(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, Finding]:
+        """See `process_states.examine`."""
+        ...
+
+    async def end_family(self, node_id: str | None, pid: int) -> None:
+        """See `process_states.end_family`."""
+        ...
+
+
+class Liveness:
+    """Checks the processes of a run's roles."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._groups: dict[str, tuple[WatchedGroup, bool]] = {}
+        self._seen: set[tuple[str, WorkerProcess]] = set()
+        self._counts: dict[tuple[str, WorkerProcess], tuple[Problem, int]] = {}
+
+    def watch(self, group: WatchedGroup, with_children: bool) -> None:
+        """Check a group from now on, instead of the previous group of its role.
+
+        With `with_children`, a process also counts as stopped if one of its child processes is stopped, such as vLLM's engine.
+        """
+        self._groups[group.role] = (group, with_children)
+
+    @asynccontextmanager
+    async def watched(self, is_awaited: Callable[[str], bool]) -> AsyncIterator[None]:
+        """A context in which all groups are checked. It is cancelled if a rank of an awaited role is dead or stopped.
+
+        Raises:
+            WorkerDied: a rank of an awaited role died or is stopped.
+        """
+        async with guarded(self._watch(is_awaited)):
+            yield
+
+    async def _watch(self, is_awaited: Callable[[str], bool]) -> None:
+        while True:
+            await asyncio.sleep(EVERY)
+            lost = [failure for failure in await self.look() if is_awaited(failure.role)]
+            if lost:
+                await asyncio.sleep(HEARD_SECONDS)
+                raise lost[0]
+
+    async def look(self) -> list[WorkerDied]:
+        """Check all processes once, and kill stopped ones.
+
+        Return a failure for each rank that is now certain to be dead or stopped. Later checks do not return it again.
+        """
+        by_node: dict[str | None, dict[int, bool]] = {}
+        looked_at: list[tuple[WatchedGroup, WorkerProcess]] = []
+        for group, with_children in self._groups.values():
+            for process in group.processes():
+                by_node.setdefault(process.node_id, {})[process.pid] = with_children
+                looked_at.append((group, process))
+        answers = await asyncio.gather(*(self._examined(node_id, pids) for node_id, pids in by_node.items()))
+        found = dict(zip(by_node, answers, strict=True))
+        lost = []
+        for group, process in looked_at:
+            findings = found[process.node_id]
+            if findings is not None and process in group.processes():  # the process may have ended meanwhile
+                finding = findings.get(process.pid)
+                if self._is_certain((group.role, process), finding) and finding is not None:
+                    lost.append(await self._report(group, process, finding))
+        return lost
+
+    async def _examined(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, Finding] | None:
+        """Return the findings for processes of a node, None if the node does not answer."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await self._nodes.examine(node_id, pids)
+        except (TimeoutError, RayError, OSError) as error:
+            LOG.info("node %s does not report the states of its processes: %s", node_id, error)
+            return None
+
+    def _is_certain(self, process: tuple[str, WorkerProcess], finding: Finding | None) -> bool:
+        """Return whether this check is the one that makes a problem certain.
+
+        A process that was never seen running does not count as gone: it may be invisible here.
+        """
+        if finding is None:
+            self._seen.add(process)
+            self._counts.pop(process, None)
+            return False
+        if finding.problem is Problem.GONE and process not in self._seen:
+            return False
+        problem, count = self._counts.get(process, (finding.problem, 0))
+        count = count + 1 if problem is finding.problem else 1
+        self._counts[process] = (finding.problem, count)
+        return count == LOOKS[finding.problem]
+
+    async def _report(self, group: WatchedGroup, process: WorkerProcess, finding: Finding) -> WorkerDied:
+        own = finding.pid == process.pid
+        what = f"its process {finding.pid}" if own else f"process {finding.pid}, a descendant of its process {process.pid},"
+        failure = WorkerDied(group.role, process.rank, f"{what} {finding.problem} (logs/{group.role}-{process.rank}.log)")
+        LOG.warning("%s", failure)
+        if finding.problem is Problem.STOPPED:
+            group.report_stopped(process.rank, failure.cause)
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await self._nodes.end_family(process.node_id, process.pid)
+            except (TimeoutError, RayError) as error:
+                LOG.warning("process %d could not be killed: %s", process.pid, error)
+        return failure
+
+
+class RayNodes:
+    """Implements `Nodes` and `Lookers`: checks the driver's node in a thread, and every other node by an actor there."""
+
+    def __init__(self) -> None:
+        self._probes: dict[str | None, Any] = {}
+
+    async def examine(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, Finding]:
+        """See `Nodes`."""
+        if is_own(node_id):
+            return await asyncio.to_thread(examine, pids)
+        return await self._probe(node_id).examine.remote(dict(pids))
+
+    async def end_family(self, node_id: str | None, pid: int) -> None:
+        """See `Nodes`."""
+        if is_own(node_id):
+            await asyncio.to_thread(end_family, pid)
+        else:
+            await self._probe(node_id).end_family.remote(pid)
+
+    async def look(self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
+        """See `Lookers`."""
+        if is_own(node_id):
+            return await asyncio.to_thread(_looks, asked)
+        return await self._probe(node_id).look.remote(list(asked))
+
+    def _probe(self, node_id: str | None) -> Any:
+        if node_id not in self._probes:
+            assert node_id is not None, "the driver's node needs no probe"
+            there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+            self._probes[node_id] = Probe.options(scheduling_strategy=there).remote()  # pyright: ignore[reportFunctionMemberAccess]
+        return self._probes[node_id]
+
+
+def is_own(node_id: str | None) -> bool:
+    """Return whether a node is the node of this process."""
+    return node_id in (None, ray.get_runtime_context().get_node_id())
+
+
+@ray.remote(num_cpus=0, max_restarts=-1)
+class Probe:
+    """An actor that checks the processes of its node."""
+
+    def examine(self, pids: Mapping[int, bool]) -> dict[int, Finding]:
+        """See `process_states.examine`."""
+        return examine(pids)
+
+    def end_family(self, pid: int) -> None:
+        """See `process_states.end_family`."""
+        end_family(pid)
+
+    def look(self, asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
+        """See `signs.look`."""
+        return _looks(asked)
+
+
+def _looks(asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
+    return [look(*one) for one in asked]
+
+
+class Paced(Ranks[S]):
+    """Ranks whose calls fail before the deadline if they take far longer than earlier calls."""
+
+    def __init__(self, ranks: Ranks[S]) -> None:
+        self._ranks, self._times, self.replica_size = ranks, CallTimes(), ranks.replica_size
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        """See `Ranks`."""
+        began = time.monotonic()
+        results = await self._ranks.run(method, arguments, self._times.limit(method, seconds))
+        self._times.note(method, time.monotonic() - began)
+        return results
+
+
+class CallTimes:
+    """Durations of a role's calls by method, from which the limit of the next call is derived."""
+
+    def __init__(self) -> None:
+        self._longest: dict[str, float] = {}
+
+    def note(self, method: str, seconds: float) -> None:
+        """Record the duration of a call."""
+        self._longest[method] = max(seconds, self._longest.get(method, 0.0))
+
+    def limit(self, method: str, deadline: float) -> float:
+        """Return the seconds after which a call counts as stuck.
+
+        They are `LONGEST_TIMES` times the longest earlier call, at least `FLOOR_SECONDS`, and at most the deadline. The limit of a
+        method's first call, which may compile, is its deadline.
+        """
+        longest = self._longest.get(method)
+        return deadline if longest is None else min(deadline, max(FLOOR_SECONDS, LONGEST_TIMES * longest))

@@ -1,0 +1,155 @@
+"""A process that computes rewards: `python -m roll.rewards.hosting.child DESCRIPTOR PARENT`. process.py starts, monitors and ends it.
+
+    process.py                                         child
+      ── Assignment ─────────────────────────────────▶  imports the rewards
+      ◀─────────────────────────────────────── Ready ──
+      ── [(number, part, prompt, responses, seals)] ─▶
+      ◀── Answer ── ..  one for each call, as soon as the call ends
+
+A call scores one response, or all responses of the group if it is a call of a group reward. The calls of one entry have consecutive numbers
+that start at the entry's number. Calls start in the order in which they arrive; concurrent calls end in any order. If a call replaces a
+function, a class or a module, the process ends after that call, and the remaining calls run in a new process.
+
+The socket is separate from stdout and stderr, so it never carries output that a reward function prints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from roll.config.derived.rewards import is_async
+from roll.errors import ConfigError
+from roll.hosted.frames import receive, receive_next
+from roll.hosted.served import bound_memory, served
+from roll.rewards.base import RewardFunction, rewards_of, row_check, traits_of
+from roll.rewards.hosting.definitions import Definitions
+from roll.rewards.hosting.messages import Assignment, Entry, PartTraits, Ready, answer_message, ready_message
+from roll.rewards.parts import RewardPart
+from roll.rewards.verdicts import raised, timed_out, verdict, verdicts
+from roll.types import Prompt, RewardResult
+
+
+class _Call(NamedTuple):
+    """One call of a reward function."""
+
+    number: int
+    seal: int
+    function: RewardFunction
+    group: bool
+    prompt: Prompt
+    responses: Sequence[str]
+    row: Any
+    reward_args: Mapping[str, Any]
+
+    def begin(self) -> Any:
+        """Call the function and return its value. The value of an `async def` must still be awaited."""
+        prompt, asked = self.prompt, self.responses if self.group else self.responses[0]
+        # dataclasses.replace takes twice as long
+        own = Prompt(prompt.prompt_id, prompt.token_ids, prompt.text, prompt.domain, self.row, prompt.place)
+        return self.function(own, asked, self.row, **self.reward_args)
+
+    def results(self, returned: Any) -> list[RewardResult]:
+        return verdicts(returned, self.responses) if self.group else [verdict(returned, self.responses[0])]
+
+    def failed(self, error: BaseException) -> list[RewardResult]:
+        return [raised(error, __file__)] * len(self.responses)
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve calls until the parent closes the socket."""
+    with served(descriptor, parent) as (connection, incoming):
+        assignment: Assignment = receive(incoming)
+        bound_memory(assignment.memory_bytes)
+        try:
+            functions = rewards_of(assignment.domain, assignment.parts, assignment.concurrency)
+        except ConfigError as error:
+            connection.sendall(ready_message(Ready(error.faults)))
+            return
+        traits = tuple(
+            PartTraits(one.needs_service, one.check_row is not None, one.passes_at, one.passes_by) for one in map(traits_of, functions)
+        )
+        functions = list(map(row_check, functions)) if assignment.checks_rows else functions
+        side_by_side = any(map(is_async, functions))
+        definitions = Definitions({str(getattr(function, "__module__", "")) for function in functions})
+        connection.sendall(ready_message(Ready((), traits, side_by_side)))
+        if side_by_side:
+            asyncio.run(_side_by_side(connection, assignment, functions, definitions))
+        else:
+            _in_turn(connection, incoming, assignment, functions, definitions)
+
+
+def _in_turn(
+    connection: socket.socket, incoming: Any, assignment: Assignment, functions: Sequence[RewardFunction], definitions: Definitions
+) -> None:
+    own = os.getpid()
+    while (request := receive(incoming)) is not None:
+        for call in _calls(request, assignment.parts, functions):
+            try:
+                results = call.results(call.begin())
+            except BaseException as error:  # sys.exit() in a reward function must not end the process either
+                results = call.failed(error)
+            if os.getpid() != own:  # this is a process that the reward function forked
+                os._exit(0)
+            replaced = definitions.replaced()
+            connection.sendall(answer_message(call.number, call.seal, results, replaced))
+            if replaced:
+                return
+
+
+async def _side_by_side(
+    connection: socket.socket, assignment: Assignment, functions: Sequence[RewardFunction], definitions: Definitions
+) -> None:
+    own, slots, running = os.getpid(), asyncio.Semaphore(assignment.concurrency), set[asyncio.Task[None]]()
+    connection.setblocking(False)
+    reader, writer = await asyncio.open_connection(sock=connection)
+
+    async def run(call: _Call) -> None:
+        async with slots:  # first in, first out
+            results = await _awaited(call, assignment.timeout)
+        if os.getpid() != own:
+            os._exit(0)
+        replaced = definitions.replaced()
+        writer.write(answer_message(call.number, call.seal, results, replaced))
+        if replaced:
+            writer.transport.set_write_buffer_limits(0)
+            await writer.drain()
+            os._exit(0)
+
+    while (request := await receive_next(reader)) is not None:
+        for call in _calls(request, assignment.parts, functions):
+            task = asyncio.create_task(run(call))
+            running.add(task)
+            task.add_done_callback(running.discard)
+    os._exit(0)  # The parent is gone. A normal exit would wait for tasks that ignore cancellation.
+
+
+async def _awaited(call: _Call, seconds: float) -> list[RewardResult]:
+    deadline = asyncio.timeout(seconds)
+    try:
+        async with deadline:
+            returned = call.begin()
+            results = call.results(await returned if is_async(call.function) else returned)
+    except BaseException as error:
+        results = call.failed(error)
+    # A call that ends after the deadline has timed out, whatever its result.
+    return [timed_out(seconds)] * len(call.responses) if deadline.expired() else results
+
+
+def _calls(request: Sequence[Entry], parts: Sequence[RewardPart], functions: Sequence[RewardFunction]) -> Iterator[_Call]:
+    for first, index, prompt, responses, seals in request:
+        part, function = parts[index], functions[index]
+        # each call gets its own copy: changes that a reward function makes to its row or arguments must not affect the next call
+        asked = pickle.dumps((prompt.row, part.reward_args), pickle.HIGHEST_PROTOCOL)
+        for number, own in enumerate([responses] if part.group else ([response] for response in responses)):
+            row, reward_args = pickle.loads(asked)
+            yield _Call(first + number, seals[number], function, part.group, prompt, own, row, reward_args)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,126 @@
+"""The driver's side of models that compute rewards: a judge in its own engines or behind a URL, or a reward model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from hashlib import sha256
+
+from roll.backend import Rank, RewardStrategy
+from roll.engines.actor_infer import ActorInfer
+from roll.ray.device_sharing import Level
+from roll.ray.group import WorkerGroup
+from roll.ray.replacement import Replaced
+from roll.rewards.judges.chat_api import ApiChat, ApiModel
+from roll.rewards.judges.judge import Reply
+from roll.rewards.reward_workers import SLACK
+from roll.types import Completion, FinishReason, Ints, Sampling
+
+
+@dataclass(frozen=True)
+class ApiSettings:
+    """Settings of `ApiChat`."""
+
+    model: ApiModel
+
+    def build(self, rank: Rank) -> ApiChat:
+        """See `Settings`."""
+        return ApiChat(self.model)
+
+
+class ApiJudge:
+    """Implements `Chat` with a process that sends requests to a URL. Each domain has its own process, with its own limits on requests."""
+
+    def __init__(self, group: WorkerGroup[ApiChat], model: ApiModel, start_seconds: float) -> None:
+        """`start_seconds` is the deadline for each part of the start of a replacement process."""
+        self._processes, self._model = Replaced(group, start_seconds), model
+        self._waiting = 0
+
+    async def ask(self, message: str) -> Reply:
+        """See `Chat`."""
+        self._waiting += 1
+        try:
+            turns = -(-self._waiting // self._model.concurrency)
+            seconds = turns * self._model.longest_seconds + SLACK
+            return await self._processes.one(0, seconds, ApiChat.ask, message)
+        finally:
+            self._waiting -= 1
+
+
+class JudgeEngines(ActorInfer):
+    """Facade of the engines of a model with constant weights, which takes part in no weight sync."""
+
+    takes_weights = False
+
+    async def offload(self, discard: bool) -> int | None:
+        """See `ColocatedRole`. Always keeps the weights, because they would not be sent again."""
+        return await super().offload(discard=False)
+
+
+class EngineJudge:
+    """Implements `Chat` with a model that the run itself serves."""
+
+    def __init__(self, engines: JudgeEngines, encode: Callable[[str], Ints], sampling: Sampling, context: int, seed: int | None) -> None:
+        """
+        Args:
+            encode: function that returns the model's input tokens for a user message.
+            context: largest number of tokens in a message and its answer.
+            seed: base of the messages' seeds; with None, the engine samples without a seed.
+        """
+        self._engines, self._encode, self._sampling = engines, encode, sampling
+        self._context, self._seed = context, seed
+        self._encodes = asyncio.Lock()  # tokenizers are not thread-safe
+
+    async def ask(self, message: str) -> Reply:
+        """See `Chat`."""
+        async with self._encodes:
+            token_ids = await asyncio.to_thread(self._encode, message)
+        if len(token_ids) + self._sampling.max_new_tokens > self._context:
+            asked, room = len(token_ids), self._context - self._sampling.max_new_tokens
+            return Reply(failure=f"the judge's prompt has {asked} tokens, but its context leaves room for only {room} before the answer")
+        seed = None if self._seed is None else message_seed(self._seed, message)
+        by_number: dict[int, Completion] = {}
+        async with aclosing(self._engines.generate(token_ids, self._sampling, seed)) as answer:
+            async for ended in answer:
+                by_number |= ended
+        completions = [by_number[number] for number in sorted(by_number)]
+        if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
+            return Reply(failure="the judge's engine aborted the request")
+        answers = tuple(completion.text for completion in completions)
+        return Reply(answers, len(token_ids), sum(len(completion.token_ids) for completion in completions))
+
+
+def message_seed(seed: int, message: str) -> int:
+    """Return a 31-bit seed that depends only on `seed` and the message, and not on when or where it is answered."""
+    return int.from_bytes(sha256(f"{seed} {message}".encode()).digest()[:4]) >> 1
+
+
+class ScorerEngines:
+    """Facade of a group that serves a reward model. Implements `Classifier`."""
+
+    def __init__(self, group: WorkerGroup[RewardStrategy], seconds: float, move_seconds: float, start_seconds: float) -> None:
+        """`start_seconds` is the deadline for each part of the start of a replacement engine."""
+        self._group, self._seconds, self._move_seconds = group, seconds, move_seconds
+        self._engines = Replaced(group, start_seconds)
+        self._tokens_in_flight = [0] * len(group)
+
+    async def scores(self, sequences: Sequence[Ints]) -> Sequence[float]:
+        """See `Classifier`. Calls the worker with the fewest tokens in flight."""
+        worker = min(range(len(self._group)), key=self._tokens_in_flight.__getitem__)
+        cost = sum(map(len, sequences))
+        self._tokens_in_flight[worker] += cost
+        try:
+            return await self._engines.one(worker, self._seconds, RewardStrategy.scores, sequences)
+        finally:
+            self._tokens_in_flight[worker] -= cost
+
+    async def offload(self, discard: bool) -> int | None:
+        """See `ColocatedRole`. Always keeps the weights, because they would not be sent again."""
+        await self._group.within(self._move_seconds).all(RewardStrategy.offload)
+        return await self._group.held_bytes()
+
+    async def onload(self, level: Level) -> None:
+        """See `ColocatedRole`. A reward model has only its weights."""
+        await self._group.within(self._move_seconds).all(RewardStrategy.onload)

@@ -1,0 +1,264 @@
+"""Runs an experiment from its checked configuration: checks models and data, opens the run folder, starts the roles and runs the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import datasets
+from omegaconf import OmegaConf
+
+from roll.config.derived.trackers import chosen_trackers
+from roll.config.load.env_file import secrets_of
+from roll.config.plan.plan import Plan
+from roll.config.plan.show import plan_text
+from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.secrets import redacted
+from roll.errors import ConfigError, Fault, WorkerFailed
+from roll.ray.cluster import cluster
+from roll.ray.guarded import guarded
+from roll.runs import resume_fingerprint
+from roll.runs.changed_keys import Change, change_faults, recorded
+from roll.runs.checkpoint.store import CheckpointStore
+from roll.runs.checkpointer import CONFIG_FILE, Checkpointer
+from roll.runs.ending import Ending
+from roll.runs.interrupt import Interrupt
+from roll.runs.offline import distill as wire_distill
+from roll.runs.offline import dpo as wire_dpo
+from roll.runs.offline import reward_model as wire_reward_model
+from roll.runs.offline import sft as wire_sft
+from roll.runs.offline.wiring import steps_of
+from roll.runs.restarts import Restarts
+from roll.runs.rlvr import wiring as wire_rlvr
+from roll.runs.role_life import tell_signs
+from roll.runs.roles import Roles, is_trainer_side
+from roll.runs.run_context import Loop, Prepared, RunContext
+from roll.system.event_loop import run_in_loop
+from roll.system.step_memory import memory_of_steps
+from roll.tracking.base import RunFacts
+from roll.tracking.console import StepLog, console_tracker
+from roll.tracking.fanout import Tracking
+from roll.tracking.jsonl import JsonlTracker
+from roll.tracking.life import Life
+from roll.tracking.logs import RunLog
+from roll.tracking.run import open_named
+from roll.tracking.start import read_starts, write_start
+
+LOG = logging.getLogger(__name__)
+BEFORE_FIRST = -1
+"""Last recorded step of a run without records. Records begin with step 0, which has the metrics before any training."""
+
+
+def run(config: Config, plan: Plan, life: Life) -> None:
+    """Run an experiment. Check models and data first, so that no role starts for a run that cannot work.
+
+    `life` shows the activity of the driver and the roles.
+
+    Raises:
+        BadInput: the configuration, the data or a model cannot be used.
+        RollError: a role or another part of the run failed.
+        KeyboardInterrupt: the run was interrupted.
+    """
+    folder = _run_folder(config)
+    secrets = secrets_of(config, plan.environment)
+    with Interrupt() as interrupt, ExitStack() as stack:
+        store = CheckpointStore(folder / "checkpoints", config.keep_checkpoints)
+        stack.enter_context(store.held())  # Locked first, because a second run would write into the files of this one.
+        stack.enter_context(RunLog(folder, secrets.hide))
+        ending = stack.enter_context(Ending(folder, secrets.hide))
+        LOG.info("the plan:\n%s", plan_text(config, plan))
+        checkpointer = Checkpointer(config, store)
+        changed = _changed(config, checkpointer)
+        if not sys.stderr.isatty():
+            datasets.disable_progress_bars()
+        life.driver("checking model and data")
+        prepared = prepare(config)
+        checkpointer.agree(
+            resume_fingerprint.of_rows(config, prepared), "use the same files, columns, template, lengths and data_split as before"
+        )
+        steps = last_step(config, plan, prepared)
+        if _was_finished(config, checkpointer, steps, changed):
+            return
+        if prepared.rows is not None:
+            print(f"{prepared.rows} rows, {plan.batch.sequences_per_step} per step: {steps} steps", flush=True)
+        ending.begin(checkpointer, steps)
+        write_config(config, folder)
+        write_start(folder, secrets.hide, checkpointer.resumed_step, [str(one) for one in changed])
+        LOG.info(
+            "models and data were checked; starting Ray and %d roles, to continue after step %d",
+            len(plan.roles),
+            checkpointer.resumed_step or 0,
+        )
+        life.driver("opening the trackers")
+        tracker = stack.enter_context(open_trackers(config, checkpointer.resumed_step, steps, life))
+        _say_resumed(checkpointer, changed)
+        life.driver("starting Ray")
+        gpus = max(plan.devices, default=-1) + 1
+        with cluster(folder, gpus, config.num_gpus_per_node, secrets.hide) as session:
+            interrupt.take()
+            stack.enter_context(memory_of_steps())
+            context = RunContext(plan, session, checkpointer, tracker)
+            reopen = partial(_reopened, stack, config, steps, life)
+            run_in_loop(partial(_run, config, plan, prepared.loop, context, interrupt, life, reopen))
+
+
+def last_step(config: Config, plan: Plan, prepared: Prepared) -> int:
+    """Return the last step of the run: `max_steps`, or the step that ends the last epoch."""
+    if not isinstance(config, OfflineConfig) or prepared.rows is None:
+        assert config.max_steps is not None, "only offline pipelines may leave max_steps unset"
+        return config.max_steps
+    return steps_of(config, prepared.rows, plan.batch.sequences_per_step)
+
+
+def _changed(config: Config, checkpointer: Checkpointer) -> list[Change]:
+    """Return the keys that changed since the checkpoint.
+
+    Raises:
+        ConfigError: a changed key belongs to the experiment, and `resume_with_changes` is not set.
+    """
+    changed = checkpointer.changed
+    if changed is None:
+        LOG.warning("%s has no record of its configuration, so that changed keys are not found", checkpointer.last and checkpointer.last[1])
+    faults = change_faults(changed or [], config, checkpointer.last and checkpointer.last[1], resume_fingerprint.guarded(config))
+    checkpointer.agree(resume_fingerprint.of_keys(config), "set it to the checkpoint's value", faults)
+    checkpointer.agree(resume_fingerprint.of_weights(config), "set it to the model that the adapter was trained on")
+    return changed or []
+
+
+def _was_finished(config: Config, checkpointer: Checkpointer, steps: int, changed: Sequence[Change]) -> bool:
+    """Return whether an earlier run completed all steps. If so, print that. The run folder is not changed."""
+    finished = checkpointer.is_finished(steps)
+    reached = checkpointer.resumed_step or 0
+    if finished and any(one.is_of_experiment for one in changed):
+        keys = ", ".join(one.key for one in changed if one.is_of_experiment)
+        print(f"{config.output_dir} has completed {reached} steps with other values of {keys}; raise max_steps to train with the new ones")
+    elif finished and reached > steps:
+        print(f"{config.output_dir} has completed {reached} steps, more than max_steps, which is {steps}; nothing is trained")
+    elif finished:
+        print(f"{config.exp_name} has already completed its {steps} steps; its run folder is {config.output_dir}")
+    return finished
+
+
+def _say_resumed(checkpointer: Checkpointer, changed: Sequence[Change]) -> None:
+    if checkpointer.last is None:
+        return
+    print("resumed from step {}, {}".format(*checkpointer.last), flush=True)
+    for one in changed:
+        print(f"changed since that checkpoint: {one}", flush=True)
+        LOG.info("changed since the checkpoint: %s", one)
+
+
+def prepare(config: Config) -> Prepared:
+    """Check models and data, and return the loop, ready to run.
+
+    Raises:
+        BadInput: a model or the data cannot be used.
+    """
+    match config:
+        case RlvrConfig():
+            return wire_rlvr.prepare(config)
+        case SftConfig():
+            return wire_sft.prepare(config)
+        case DpoConfig():
+            return wire_dpo.prepare(config)
+        case RewardModelConfig():
+            return wire_reward_model.prepare(config)
+        case DistillConfig():
+            return wire_distill.prepare(config)
+
+
+def write_config(config: Config, folder: Path) -> None:
+    """Write the configuration to `config.yaml`, without secrets. Another one of an earlier start is kept as `config.start_N.yaml`."""
+    path, text = folder / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(recorded(config)))
+    if path.is_file() and path.read_text(encoding="utf-8") != text:
+        names = (folder / f"config.start_{start}.yaml" for start in count(len(read_starts(folder))))
+        path.rename(next(name for name in names if not name.exists()))
+    path.write_text(text, encoding="utf-8")
+
+
+def _run_folder(config: Config) -> Path:
+    """Create the run folder if it does not exist, and return it.
+
+    Raises:
+        ConfigError: the folder cannot be created.
+    """
+    folder = Path(config.output_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError([Fault("output_dir", f"'{folder}' cannot be created: {error.strerror}", "choose another folder")]) from None
+    return folder
+
+
+async def _run(
+    config: Config,
+    plan: Plan,
+    loop: Loop,
+    context: RunContext,
+    interrupt: Interrupt,
+    life: Life,
+    reopen: Callable[[int | None], Tracking],
+) -> None:
+    """Run the loop to completion. Restart it if the trainer's side loses a process; see `Restarts`."""
+    restarts = Restarts(config.max_restarts)
+    async with AsyncExitStack() as stack:
+        with interrupt.working():
+            async with context.session.watched():
+                roles = Roles(config, plan, context.session, stack)
+                while (lost := await _attempt(roles, loop, context, interrupt, life)) is not None:
+                    seconds = restarts.wait_after(lost, context.tracker.step_under_way if roles.are_running else None)
+                    await roles.end_trainer_side()
+                    step = context.checkpointer.go_back()
+                    _tell_restart(lost, f"restart {restarts.count} of {config.max_restarts}", step)
+                    await asyncio.sleep(seconds)
+                    context.tracker.close()
+                    life.wake()
+                    context = replace(context, tracker=reopen(step), restarts=restarts.count)
+
+
+async def _attempt(roles: Roles, loop: Loop, context: RunContext, interrupt: Interrupt, life: Life) -> WorkerFailed | None:
+    """Run the loop. Return the failure that ended it, or None if it completed.
+
+    Raises:
+        WorkerFailed: a worker failed before all roles had started for the first time.
+    """
+    try:
+        async with roles.liveness.watched(is_trainer_side), guarded(tell_signs(roles, life)):
+            position = await loop(roles, context, interrupt)
+            await context.checkpointer.finish(position)
+    except WorkerFailed as failure:
+        if not roles.have_started:
+            raise
+        return failure
+    return None
+
+
+def _tell_restart(lost: WorkerFailed, which: str, step: int | None) -> None:
+    """Log the failure, the number of the restart, and the step that the run continues from."""
+    origin = "its start" if step is None else f"the checkpoint of step {step}"
+    LOG.warning("%s; %s: the run continues from %s", lost, which, origin)
+    LOG.info("%s\n%s", lost, lost.traceback)
+
+
+def _reopened(stack: ExitStack, config: Config, steps: int, life: Life, step: int | None) -> Tracking:
+    """Reopen the trackers to continue after `step`, or from the start if it is None. Remove the records of later steps."""
+    return stack.enter_context(open_trackers(config, BEFORE_FIRST if step is None else step, steps, life))
+
+
+def open_trackers(config: Config, resumed_step: int | None, steps: int, life: Life) -> Tracking:
+    """Open the metrics file, the console tracker for a run of `steps` steps, and the trackers of `track_with`."""
+    folder = Path(config.output_dir)
+    facts = RunFacts(folder, config.exp_name, redacted(config.model_dump(mode="json")), resumed_step)
+    record = JsonlTracker(folder, resumed_step)
+    named = open_named(chosen_trackers(config), facts, config.tracker_kwargs)
+    last_step = BEFORE_FIRST if resumed_step is None else resumed_step
+    return Tracking(record, [console_tracker(config.exp_name, steps, life), StepLog(steps), *named], last_step)

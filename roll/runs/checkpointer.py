@@ -1,0 +1,228 @@
+"""Writes and restores checkpoints, and exports the policy at the end of the run."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from roll.config.schema.pipelines import Config
+from roll.errors import ConfigError, Fault
+from roll.runs.changed_keys import Change, changes, recorded
+from roll.runs.checkpoint.state import LOOP_FILE, LoopState
+from roll.runs.checkpoint.store import CheckpointStore
+from roll.runs.epochs import Epochs
+from roll.runs.position import Position
+
+LOG = logging.getLogger(__name__)
+EXPORT = "export"
+CONFIG_FILE = "config.yaml"
+"""Name of the file in a run folder with the configuration of its latest start."""
+
+
+class Resumable(Protocol):
+    """A part of the loop with state in checkpoints: a position in the data, or values that carry over between steps."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON-serialisable values."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state that `state_dict` returned."""
+        ...
+
+
+class Unconsumed(Protocol):
+    """Holder of results for future steps. They are saved in checkpoints, so that a resumed run does not compute them again."""
+
+    async def save(self, folder: Path) -> None:
+        """Write the results, if there are any."""
+        ...
+
+    async def load(self, folder: Path) -> None:
+        """Read the results that `save` wrote, if any."""
+        ...
+
+
+class Trainer(Protocol):
+    """The operations of a learner that checkpoints need."""
+
+    @property
+    def save(self) -> Callable[[Path], Awaitable[None]]:
+        """Return the function that writes the training state to a folder, so that training continues exactly after `load`."""
+        ...
+
+    @property
+    def load(self) -> Callable[[Path], Awaitable[None]]:
+        """Return the function that restores the training state that `save` wrote."""
+        ...
+
+    @property
+    def export(self) -> Callable[[Path], Awaitable[None]]:
+        """Return the function that exports the policy to a Hugging Face or PEFT folder."""
+        ...
+
+
+class Checkpointer:
+    """Chooses the checkpoint to resume from, decides when the next one is due, and reads and writes checkpoints."""
+
+    last: tuple[int, Path] | None
+    """Step and folder of the newest checkpoint that the run has written or resumed from."""
+    is_at_end: bool
+    """Whether the newest checkpoint contains the last step that the run took."""
+    exported: Path | None
+    """Folder of the exported policy; None until this run has exported it."""
+
+    def __init__(self, config: Config, store: CheckpointStore) -> None:
+        """Find the checkpoint of `resume_from_checkpoint`.
+
+        Raises:
+            ConfigError, CheckpointError: the checkpoint does not exist or is incomplete.
+        """
+        self._config, self._store = config, store
+        self._began = time.monotonic()
+        self._folder = store.resolve(config.resume_from_checkpoint)
+        self._state = LoopState.read(self._folder) if self._folder else None
+        self.last = None if self._folder is None or self._state is None else (self._state.step, self._folder)
+        self.is_at_end = False
+        self.exported = None
+        self._fingerprint: dict[str, str] = {}
+        self._final = Path(config.output_dir).absolute() / EXPORT
+
+    @property
+    def resumed_step(self) -> int | None:
+        """Step of the checkpoint that the run resumes from; None for a fresh start."""
+        return self._state.step if self._state else None
+
+    def is_finished(self, last_step: int) -> bool:
+        """Return whether an earlier run completed the last step and exported the policy."""
+        return (self.resumed_step or 0) >= last_step and self._final.is_dir()
+
+    @property
+    def changed(self) -> list[Change] | None:
+        """The keys whose values differ from those of the checkpoint's configuration. None if the checkpoint has no record of it."""
+        if self._folder is None or self._state is None:
+            return []
+        before = self._state.config or _config_beside(self._folder)
+        return changes(before, self._config) if before else None
+
+    def agree(self, fingerprint: Mapping[str, str], remedy: str, further: Sequence[Fault] = ()) -> None:
+        """Check that the run's fingerprint agrees with the one in its checkpoint (`LoopState.basis`), and store it in new checkpoints.
+
+        Raises:
+            ConfigError: values have changed, or there are `further` faults. The error lists each of the keys, with `remedy`.
+        """
+        written = self._state.basis if self._state else {}
+        remedy = f"{remedy}; or start a new run: resume_from_checkpoint=never, or another output_dir"
+        changed = [place for place, value in fingerprint.items() if written.get(place, value) != value]
+        problems = {place: f"{fingerprint[place]}, but {self._folder} was written with {written[place]}" for place in changed}
+        if faults := [*(Fault(place, problem, remedy) for place, problem in problems.items()), *further]:
+            raise ConfigError(faults)
+        self._fingerprint |= fingerprint
+
+    async def restore(
+        self,
+        trainer: Trainer,
+        source: Resumable,
+        credit: Resumable | None = None,
+        unconsumed: Unconsumed | None = None,
+        last_step: int | None = None,
+        epochs: Epochs | None = None,
+    ) -> Position:
+        """Restore every part from the checkpoint and return its position. Without a checkpoint, return the start of the run.
+
+        Offline pipelines pass `last_step` and `epochs`, because they may end before `max_steps`.
+        """
+        self._trainer, self._source, self._credit, self._unconsumed = trainer, source, credit, unconsumed
+        last_step = last_step or self._config.max_steps
+        assert last_step is not None, "only offline pipelines may leave max_steps unset"
+        self._last_step, self._epochs = last_step, epochs
+        if self._folder is None or self._state is None:
+            return Position(0, 0)
+        await trainer.load(self._folder.absolute())
+        source.load_state_dict(self._state.sampler)
+        if credit is not None and self._state.credit:
+            credit.load_state_dict(self._state.credit)
+        if unconsumed is not None:
+            await unconsumed.load(self._folder)
+        return Position(self._state.step, self._state.policy_version)
+
+    def go_back(self) -> int | None:
+        """Make the next `restore` read this run's newest checkpoint, or else the one that it resumed from.
+
+        Return the step of that checkpoint; None means the start of the run.
+        """
+        if self.last is not None and self.last[1] != self._folder:
+            self._folder, self._began = self.last[1], time.monotonic()
+            self._state = LoopState.read(self._folder)
+        return self.resumed_step
+
+    async def save_if_due(self, position: Position) -> None:
+        """Write a checkpoint if one is due: every `save_steps` steps, or at the end of each epoch."""
+        every = self._config.save_steps
+        if every == "epoch":
+            is_due = self._epochs is not None and self._epochs.end_in(position.step)
+        else:
+            is_due = every > 0 and position.step % every == 0
+        if is_due:
+            await self._save(position)
+
+    async def finish(self, position: Position) -> None:
+        """Write a checkpoint of `position` if it is missing, and export the policy if all steps are done.
+
+        Do neither if `save_at_end` is false.
+        """
+        if not self._config.save_at_end:
+            return
+        if self.last is None or position.step != self.last[0]:
+            await self._save(position)
+        self.is_at_end = True
+        if position.step >= self._last_step:
+            await self._export()
+
+    async def _save(self, position: Position) -> None:
+        spent = time.monotonic() - self._began + (self._state.seconds if self._state else 0.0)
+        credit = {} if self._credit is None else self._credit.state_dict()
+        if self._config.save_at_end and position.step >= self._last_step:
+            # Remove the export of an earlier, shorter run. Otherwise this run would look finished if it were killed before its own export.
+            shutil.rmtree(self._final, ignore_errors=True)
+        state = LoopState(
+            step=position.step,
+            policy_version=position.policy_version,
+            sampler=self._source.state_dict(),
+            basis=self._fingerprint,
+            seconds=spent,
+            credit=credit,
+            config=recorded(self._config),
+        )
+        with self._store.writing(position.step, required=[LOOP_FILE]) as folder:
+            await self._trainer.save(folder.absolute())
+            if self._unconsumed is not None:
+                await self._unconsumed.save(folder)
+            state.write(folder)
+        self.last = (position.step, self._store.folder / f"step_{position.step}")
+        LOG.info("checkpoint of step %d: %s", *self.last)
+
+    async def _export(self) -> None:
+        aside = self._final.with_name(f".{EXPORT}.partial")
+        shutil.rmtree(aside, ignore_errors=True)
+        await self._trainer.export(aside)
+        shutil.rmtree(self._final, ignore_errors=True)
+        aside.rename(self._final)
+        self.exported = self._final
+        LOG.info("exported: %s", self._final)
+
+
+def _config_beside(checkpoint: Path) -> dict[str, Any]:
+    """Return the configuration in the run folder of a checkpoint; empty if there is none."""
+    path = checkpoint.absolute().parent.parent / CONFIG_FILE
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}

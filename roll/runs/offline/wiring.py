@@ -1,0 +1,201 @@
+"""Wires the offline pipelines: their shared loop, and the parts that each pipeline adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from roll.backend import TrainResult
+from roll.backend_settings import ModelLoader
+from roll.config.derived.batch import row_learner
+from roll.config.derived.placement import model_roles
+from roll.config.plan.plan import Plan
+from roll.config.schema.model import DataConfig
+from roll.config.schema.offline import OfflineConfig
+from roll.data.ends import NO_END, EndOfTurn, ends_of
+from roll.data.examples import WORDLESS, ExampleSet, Kind, Limits, Part, prepare_examples
+from roll.data.remarks import remark
+from roll.data.sampler import ExampleSampler
+from roll.models.load import check_readable, load_policy, load_tokenizer
+from roll.runs.device_phases import DevicePhases
+from roll.runs.epochs import Epochs
+from roll.runs.interrupt import Interrupt
+from roll.runs.learning import OnloadedTrainer
+from roll.runs.meter import meter_of
+from roll.runs.offline import loop as offline
+from roll.runs.offline.batches import Ask, Batches, MakeBatch, Models
+from roll.runs.position import Position
+from roll.runs.role_models import embedding_rows, model_path
+from roll.runs.roles import Roles
+from roll.runs.run_context import Prepared, RunContext
+from roll.training.actor_train import ActorTrain, merge
+from roll.types import Floats, Metrics, Sequences
+
+Report = Callable[[str, Metrics], Metrics]
+"""Turns the name of a held-out set and the loss's metrics on it into validation metrics."""
+
+
+@dataclass(frozen=True)
+class GivenRows:
+    """The rows of a run."""
+
+    training: ExampleSet
+    held_out: ExampleSet | None
+    end: EndOfTurn = NO_END
+    """What ends a response."""
+
+
+def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> GivenRows:
+    """Check the model files of every role, and prepare all rows.
+
+    Args:
+        learn_all: whether to learn from the prompts as well.
+
+    Raises:
+        BadInput: a model or the data cannot be used.
+    """
+    for role in model_roles(config).values():
+        check_readable(model_path(config, role.model_args))
+    _, learning = row_learner(config)
+    path = model_path(config, learning.model_args)
+    tokenizer = load_tokenizer(path, learning.model_args.trust_remote_code)
+    limits = Limits(config.prompt_length, config.response_length)
+    embedded = embedding_rows(config, tokenizer, model_roles(config).values())
+
+    def prepare(data_args: DataConfig, number: int) -> ExampleSet:
+        part = Part(config.data_split, number, config.seed) if config.data_split else None
+        rows = prepare_examples(data_args, tokenizer, limits, kind, learn_all, part, embedded=embedded)
+        longer = f"the prompt is longer than prompt_length {limits.prompt} or a response than response_length {limits.response}"
+        remark(rows.too_long, f"were left out: {longer}")
+        remark(rows.wordless, f"were left out: {WORDLESS}")
+        remark(rows.alike, "teach no preference: the chosen and the rejected response are the same")
+        for what, counts in rows.remarks.items():
+            remark(counts, what)
+        return rows
+
+    training, end = prepare(learning.data_args, 0), ends_of(learning.data_args, tokenizer)
+    if not config.eval_steps:
+        return GivenRows(training, None, end)
+    given = config.validation.data_args if config.validation else None
+    return GivenRows(training, prepare(given.rendered_as(learning.data_args) if given else learning.data_args, 1), end)
+
+
+def steps_of(config: OfflineConfig, rows: int, batch_size: int) -> int:
+    """Return the number of steps of the run: those of its epochs, or `max_steps` if that is less."""
+    _, learning = row_learner(config)
+    return Epochs(rows, batch_size).steps(learning.training_args.num_train_epochs, config.max_steps)
+
+
+@dataclass(frozen=True)
+class OtherModel:
+    """The reference or the teacher."""
+
+    role: str
+    """The role that computes the outputs. This is the learner's role if the reference is the learner with its adapter off."""
+    part: str
+    """Name in the metric `time/<part>`."""
+    ask: Ask
+    beforehand: bool = False
+    """Whether the model processes all rows before the first step. A separate role ends afterwards."""
+
+
+def no_other_model(plan: Plan, roles: Roles, learner: ActorTrain) -> OtherModel | None:
+    """Return None. For pipelines in which the learner is the only model."""
+
+
+@dataclass(frozen=True)
+class OfflinePipeline:
+    """The parts that a pipeline adds to the shared loop."""
+
+    rows: GivenRows
+    make_batch: MakeBatch
+    report: Report
+    load: ModelLoader = load_policy
+    """Loads the learner's model."""
+    other_model: Callable[[Plan, Roles, ActorTrain], OtherModel | None] = no_other_model
+    """Requests and returns the reference or the teacher, if the pipeline has one."""
+
+    def prepared(self, config: OfflineConfig) -> Prepared:
+        """Return the loop, ready to run."""
+        return Prepared(partial(_loop, config, self), self.rows.training.identity, len(self.rows.training))
+
+
+@dataclass(frozen=True)
+class StartedRoles:
+    """The started roles of a run, and their phases on the devices."""
+
+    phases: DevicePhases
+    role: str
+    """The role that learns."""
+    trainer: ActorTrain
+    other: OtherModel | None
+
+    async def log_probs(self, sequences: Sequences) -> Floats:
+        """Return the log-probs of the learner with its current weights."""
+        await self.phases.scoring(self.role)
+        return await self.trainer.log_probs(sequences)
+
+    async def ask(self, sequences: Sequences) -> Floats:
+        """Return the output of the other model."""
+        assert self.other is not None
+        await self.phases.scoring(self.other.role)
+        return await self.other.ask(sequences)
+
+    async def evaluate(self, held_out: Batches, chunk: int) -> Metrics:
+        """Return the loss's metrics on all held-out rows, computed at most `chunk` rows at a time."""
+        results: list[TrainResult] = []
+        for numbers in np.array_split(np.arange(len(held_out.rows)), -(-len(held_out.rows) // chunk)):
+            batch, loss = await held_out.of(numbers.tolist())
+            await self.phases.training(self.role)
+            results += await self.trainer.evaluate(batch, loss)
+        return merge(results)
+
+
+async def _loop(config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, context: RunContext, interrupt: Interrupt) -> Position:
+    rows, batch_size = pipeline.rows, context.plan.batch.sequences_per_step
+    steps = steps_of(config, len(rows.training), batch_size)
+    role, keys = row_learner(config)
+    trainer = roles.actor_train(role, keys, steps, temperature=1.0, load=pipeline.load, ends=rows.end.token_ids)
+    other = pipeline.other_model(context.plan, roles, trainer)
+    sharing = await roles.start()
+    meter = meter_of(roles, context, sharing)
+    phases = DevicePhases(meter.timed("onload", sharing.bring))
+    started = StartedRoles(phases, role, trainer, other)
+
+    sampler = ExampleSampler(len(rows.training), config.seed)
+    epochs = Epochs(len(rows.training), batch_size)
+    position = await context.checkpointer.restore(OnloadedTrainer(phases, role, trainer), sampler, last_step=steps, epochs=epochs)
+    ask = meter.timed(other.part, started.ask) if other else None
+    training = Batches(rows.training, pipeline.make_batch, Models(meter.timed("log_probs", started.log_probs), ask))
+    # Evaluation is timed as a whole, so calls of its models are not timed separately.
+    untimed = Models(started.log_probs, started.ask if other else None)
+    held_out = Batches(rows.held_out, pipeline.make_batch, untimed) if rows.held_out else None
+    if other and other.beforehand and ask:
+        training = await training.record(sampler.ahead((steps - position.step) * batch_size), batch_size, ask)
+        held_out = held_out and await held_out.record(range(len(held_out.rows)), batch_size, ask)
+        if other.role != role:
+            await roles.end(other.role)
+
+    async def evaluate(step: int) -> Metrics:
+        if held_out is None or (step % config.eval_steps and step != steps):
+            return {}
+        name = config.validation.name if config.validation else "validation"
+        return pipeline.report(name, await started.evaluate(held_out, batch_size))
+
+    parts = offline.Offline(
+        phases=phases,
+        role=role,
+        take=lambda: training.of(sampler.draw(batch_size)),
+        train=meter.timed("train", trainer.train_step),
+        evaluate=meter.timed("evaluate", evaluate),
+        measure=meter.step,
+        save=meter.timed("checkpoint", context.checkpointer.save_if_due),
+        interrupted=interrupt.happened,
+        tracker=context.tracker,
+        epochs=epochs,
+        max_steps=steps,
+    )
+    return await offline.train(parts, position)

@@ -1,0 +1,76 @@
+"""Weight sync for a run in which engines may die.
+
+A dead engine is left out until it has restarted. The next sync sends all weights to a restarted engine. If samples are waiting and no
+engine serves any more, the sync takes place as soon as an engine has restarted, because the trainer is idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+from roll.engines.actor_infer import ActorInfer
+from roll.runs.device_phases import DevicePhases
+from roll.weight_sync.sync import WeightSync
+
+T = TypeVar("T")
+
+
+class EngineSync:
+    """Sends the trainer's weights to the live engines."""
+
+    def __init__(
+        self, sync: WeightSync, engines: ActorInfer, phases: DevicePhases, in_hands: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """`in_hands` returns a context that is held while engines may have a mixture of old and new weights."""
+        self._sync, self._engines, self._pool, self._phases = sync, engines, engines.pool, phases
+        self._in_hands, self._version = in_hands, 0
+
+    async def push(self, policy_version: int) -> None:
+        """Send the trainer's current weights to every live engine. Without one, wait until an engine has restarted.
+
+        Raises:
+            RollError: the sync failed (see `WeightSync.push`), or no engine will serve again.
+        """
+        self._version, took = policy_version, []
+        while not took:
+            await self._wait_for_one()
+            with self._in_hands(), self._pool.in_sync():
+                self._sync.choose(self._pool.present)
+                took = await self._sync.push(policy_version)
+            self._pool.have_weights(took)
+
+    async def _wait_for_one(self) -> None:
+        """While no engine is live, offload the trainer and wait for one to restart."""
+        while not self._pool.present:
+            await self._phases.generation()
+            await self._pool.until(lambda: bool(self._pool.present))
+            await self._phases.training("actor_train")
+            await self._phases.sync()
+
+    async def generating(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Await `work` of the engines while the trainer is idle. If no engine serves, sync the first restarted one at once."""
+        working = asyncio.ensure_future(work())
+        try:
+            while True:
+                needed = asyncio.ensure_future(self._pool.until(self._is_needed))
+                try:
+                    await asyncio.wait({working, needed}, return_when=asyncio.FIRST_COMPLETED)
+                    if working.done():
+                        return working.result()
+                    needed.result()
+                finally:
+                    needed.cancel()
+                    await asyncio.gather(needed, return_exceptions=True)
+                await self._phases.training("actor_train")
+                await self._phases.sync()
+                await self.push(self._version)
+                await self._phases.generation()
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+    def _is_needed(self) -> bool:
+        return self._engines.waits and not self._pool.serving and bool(self._pool.stale)

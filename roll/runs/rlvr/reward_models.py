@@ -1,0 +1,225 @@
+"""Wires rewards that a model computes: the judge or the reward model of a domain."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from roll.config.derived.batch import longest_sequence
+from roll.config.derived.reward_roles import PREFIX, TEMPLATE_TOKENS, judge_context, judge_sampling, model_reward, reward_role
+from roll.config.schema.model import DataConfig
+from roll.config.schema.model_rewards import JUDGE, SCORER
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import RewardConfig, ServedConfig
+from roll.config.shipped import judge_templates
+from roll.data.chat import ChatTemplate, renderer, template_remedy
+from roll.data.conversations import answered_encoder, conversation_of, message_encoder, question_text
+from roll.data.ends import NO_END, EndOfTurn, end_of_turn
+from roll.errors import DataError, Fault
+from roll.models.load import load_tokenizer
+from roll.models.score import check_reward_model, pad_token, scored_token
+from roll.rewards.judges.chat_api import ApiModel
+from roll.rewards.judges.judge import Chat, Judge
+from roll.rewards.judges.judging import SCORE_TEMPLATE, JudgeTemplate, answer_pattern
+from roll.rewards.judges.reward_models import EngineJudge
+from roll.rewards.judges.scorer import Scorer
+from roll.rewards.reward_workers import ModelReward
+from roll.runs.rlvr.sampling import sampling_of
+from roll.runs.role_models import model_path, model_shape
+from roll.runs.roles import Roles
+from roll.types import Ints, Prompt, Sampling
+
+E = TypeVar("E")
+
+
+def prepare_reward_models(config: RlvrConfig) -> Callable[[Roles], dict[str, ModelReward]]:
+    """Read the templates and tokenizers of every domain that a model scores.
+
+    Return a function that requests these models from the roles, and returns their rewards by domain.
+
+    Raises:
+        DataError: a tokenizer cannot be read, or its template refuses a user message.
+    """
+    prepare = {JUDGE: prepare_judge, SCORER: prepare_scorer}
+    makers: dict[str, Callable[[Roles], ModelReward]] = {
+        domain: prepare[kind](config, domain, reward)
+        for domain, reward in config.rewards.items()
+        if (kind := model_reward(domain, reward)) is not None
+    }
+    return lambda roles: {domain: make(roles) for domain, make in makers.items()}
+
+
+def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Callable[[Roles], Judge]:
+    """Prepare a domain that a judge scores. Return a function that requests the judge from the roles.
+
+    Raises:
+        DataError: the judge's tokenizer cannot be read, or its template refuses a user message.
+    """
+    template = judge_template(reward.judge_prompt)
+    pattern = answer_pattern(reward.judge_pattern, reward.judge_max_score, reward.judge_prompt)
+    role = reward_role(domain, reward)
+    chat: Callable[[Roles], Chat]
+    if role is None:
+        chat = partial(api_chat, api_model(config, reward), f"{PREFIX}{domain}", reward)
+    else:
+        chat = partial(engine_chat, config, domain, role, judge_encoder(config, domain, role), checked(config, domain, role, judge_end))
+    question = question_of(row_sources(config))
+    return lambda roles: Judge(template, pattern, chat(roles), question, reward.failed_value)
+
+
+def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Callable[[Roles], Scorer]:
+    """Prepare a domain that a reward model scores. Return a function that requests the model from the roles.
+
+    Raises:
+        DataError: the tokenizer or the model's configuration cannot be read, or the model is not a reward model.
+    """
+    role = reward_role(domain, reward)
+    assert role is not None, "the configuration was checked"
+    path, model_args = model_path(config, role.model_args), role.model_args
+    check_reward_model(path, model_args)
+    pad = pad_token(path, model_args)
+    sources = row_sources(config)
+    answered = checked(config, domain, role, answered_encoder)
+    with refused(domain, reward.template):
+        answered([{"role": "user", "content": "?"}], "!")
+
+    def encode(prompt: Prompt, response: str) -> Ints:
+        tokens = answered(conversation_of(prompt.row, sources), response)
+        return tokens[: int(np.flatnonzero(scored_token(tokens, pad))[0]) + 1]
+
+    def make(roles: Roles) -> Scorer:
+        engines, context = roles.reward_model(f"{PREFIX}{domain}", role, positions_of(path, config))
+        return Scorer(engines, encode, context, reward.failed_value)
+
+    return make
+
+
+def positions_of(path: str, config: RlvrConfig) -> int:
+    """Return the largest number of tokens of an input to a reward model, counted by the model's own tokenizer.
+
+    It is twice the longest sequence of the policy, plus the tokens of the template, but at most the model's number of position embeddings.
+    """
+    shape = model_shape(path)
+    room = 2 * longest_sequence(config) + TEMPLATE_TOKENS
+    return min(room, shape.max_position_embeddings) if shape and shape.max_position_embeddings else room
+
+
+def judge_template(name: str | None) -> JudgeTemplate:
+    """Return the shipped template of this name, or else the template in the file of this name."""
+    file = Path(judge_templates().get(name or SCORE_TEMPLATE, name or ""))
+    return JudgeTemplate(file.read_text(encoding="utf-8").rstrip("\n"))
+
+
+def row_sources(config: RlvrConfig) -> list[DataConfig]:
+    """Return the `data_args` of all data sets whose rows are scored."""
+    held_out = config.validation.named_sets() if config.validation else {}
+    sources = [config.actor_train.data_args, *(one.data_args for one in held_out.values())]
+    return [columns for columns in sources if columns is not None]
+
+
+def question_of(sources: Sequence[DataConfig]) -> Callable[[Prompt], str]:
+    """Return a function that returns the user's question in a prompt as text."""
+    return lambda prompt: question_text(conversation_of(prompt.row, sources))
+
+
+def judge_encoder(config: RlvrConfig, domain: str, role: ServedConfig) -> Callable[[str], Ints]:
+    """Return a function that encodes a user message as the judge's tokens.
+
+    Raises:
+        DataError: the tokenizer cannot be read, or the template refuses a user message.
+    """
+    encode = checked(config, domain, role, message_encoder)
+    with refused(domain, config.rewards[domain].template):
+        encode("?")
+    return encode
+
+
+def checked(config: RlvrConfig, domain: str, role: ServedConfig, make: Callable[[ChatTemplate, PreTrainedTokenizerBase, bool], E]) -> E:
+    """Call `make` with the chat template and the tokenizer of a domain's model, and return the result.
+
+    Raises:
+        DataError: the tokenizer cannot be read, or its chat template is needed and missing.
+    """
+    template = config.rewards[domain].template
+    tokenizer = load_tokenizer(model_path(config, role.model_args), role.model_args.trust_remote_code)
+    with refused(domain, template):
+        return make(renderer(template, tokenizer), tokenizer, template == "raw")
+
+
+@contextmanager
+def refused(domain: str, template: str) -> Iterator[None]:
+    """A context that turns a ValueError about a domain's template into a fault of the key `template`.
+
+    Raises:
+        DataError: the template cannot be used.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise DataError([Fault(f"{PREFIX}{domain}.template", f"is '{template}', but {error}", template_remedy(template))]) from error
+
+
+def sampling_of_judge(reward: RewardConfig, end: EndOfTurn = NO_END) -> Sampling:
+    """Return the sampling parameters of a judge's answers. `end` ends them, in addition to the model's end of sequence."""
+    keys = judge_sampling(reward)
+    assert keys.max_new_tokens is not None and keys.num_return_sequences is not None
+    return sampling_of(keys, keys.max_new_tokens, keys.num_return_sequences, False, end)
+
+
+def api_model(config: RlvrConfig, reward: RewardConfig) -> ApiModel:
+    """Return the judge model behind a URL. Its API key is read from the environment of this process."""
+    assert reward.judge_api_url is not None and reward.judge_model_name is not None, "the configuration was checked"
+    return ApiModel(
+        url=reward.judge_api_url,
+        model=reward.judge_model_name,
+        key=os.environ[reward.judge_api_key_env] if reward.judge_api_key_env else None,
+        sampling=sampling_of_judge(reward),
+        seconds=reward.judge_timeout,
+        retries=reward.judge_retries,
+        concurrency=reward.judge_concurrency,
+        max_calls=reward.judge_max_calls,
+        seed=config.seed,
+    )
+
+
+def api_chat(model: ApiModel, name: str, reward: RewardConfig, roles: Roles) -> Chat:
+    """Request the process that sends requests to the judge's URL."""
+    return roles.api_judge(name, model, reward.system_envs)
+
+
+def judge_end(render: ChatTemplate, tokenizer: PreTrainedTokenizerBase, is_raw: bool) -> EndOfTurn:
+    """Return what ends a judge's answer."""
+    return NO_END if is_raw else end_of_turn(render, tokenizer)
+
+
+def engine_chat(config: RlvrConfig, domain: str, role: ServedConfig, encode: Callable[[str], Ints], end: EndOfTurn, roles: Roles) -> Chat:
+    """Request the engines of a judge that the run itself serves."""
+    reward = config.rewards[domain]
+    shape = model_shape(model_path(config, role.model_args))
+    context = judge_context(config, reward, shape.max_position_embeddings if shape else None)
+    engines, context = roles.fixed_engines(f"{PREFIX}{domain}", role, context)
+    seed = config.seed if judge_sampling(reward).seeded else None
+    return EngineJudge(engines, encode, sampling_of_judge(reward, end), context, seed)
+
+
+def judge_metrics(models: Mapping[str, ModelReward]) -> dict[str, float]:
+    """Return the metrics of the judges since the last call."""
+    metrics: dict[str, float] = {}
+    for domain, model in models.items():
+        if isinstance(model, Judge):
+            counts = model.take_counts()
+            metrics |= {
+                f"judge/{domain}/asked": counts["asked"],
+                f"judge/{domain}/remembered": counts["remembered"],
+                f"judge/{domain}/unavailable": counts["unavailable"],
+                f"judge/{domain}/prompt_tokens": counts["prompt_tokens"],
+                f"judge/{domain}/answer_tokens": counts["answer_tokens"],
+            }
+    return metrics

@@ -1,0 +1,403 @@
+"""Wires RLVR: builds the parts of the loop from the configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ParamSpec
+
+from transformers import PreTrainedTokenizerBase
+
+from roll.agents.episode_groups import HELD_OUT, TRAINING
+from roll.algorithms.advantages import Normalisation
+from roll.algorithms.shaping import Overlong
+from roll.config.derived.environment_roles import own_tasks
+from roll.config.derived.placement import interrupting, judged_in_turn, model_roles, neighbours, sends_adapter
+from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source
+from roll.config.derived.reward_roles import PREFIX
+from roll.config.derived.teachers import taught_domains, teacher_roles
+from roll.config.plan.plan import Plan
+from roll.config.schema.model import DataConfig
+from roll.config.schema.rlvr import RlvrConfig
+from roll.data.ends import EndOfTurn, ends_of
+from roll.data.renderers.base import ChatRenderer
+from roll.data.sampler import PromptSampler
+from roll.data.tasks import FIRST_HELD_OUT, Prompts
+from roll.engines.actor_infer import ActorInfer
+from roll.models.load import check_readable, load_policy, load_tokenizer
+from roll.models.thinking import ResponseTexts
+from roll.ray.device_sharing import DeviceSharing
+from roll.rewards.passing import Bars
+from roll.rewards.reward_workers import ModelReward
+from roll.rollout.batch import Shaping, token_count
+from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.group import Generator, GroupSampler, Scorer
+from roll.rollout.judged_in_turn import JudgedInTurn
+from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce, StepReference
+from roll.rollout.scheduler import RolloutScheduler
+from roll.rollout.turns import TurnEnds
+from roll.runs.device_phases import DevicePhases
+from roll.runs.interrupt import Interrupt
+from roll.runs.learning import OnloadedTrainer
+from roll.runs.meter import Meter, engine_metrics, meter_of
+from roll.runs.notices import held_out_watches, training_watches
+from roll.runs.rlvr import loop as rlvr
+from roll.runs.rlvr.critic import learning
+from roll.runs.rlvr.engine_sync import EngineSync
+from roll.runs.rlvr.environments import Playing, gateway_of, group_sampler, listening, prompts_of, renderer_of
+from roll.runs.rlvr.filters import kept_groups, most_batches
+from roll.runs.rlvr.reward_failures import reported, totalled
+from roll.runs.rlvr.reward_models import judge_metrics, prepare_reward_models
+from roll.runs.rlvr.reward_trial import try_environments, try_rewards
+from roll.runs.rlvr.sampling import sampling_of
+from roll.runs.rlvr.teachers import DomainTeacher, StepTeachers
+from roll.runs.rlvr.validation import NO_BARS, ByItself, Evaluator
+from roll.runs.role_models import check_same_tokens, model_path
+from roll.runs.roles import Roles
+from roll.runs.run_context import Prepared, RunContext
+from roll.runs.teacher import teaching
+from roll.tracking.base import Record
+from roll.tracking.notices import Watch
+from roll.training.actor_train import ActorTrain
+from roll.training.scoring import Reference
+from roll.types import Floats, Metrics, RolloutGroup, Sampling, Sequences
+from roll.weight_sync.routes import find_routes
+from roll.weight_sync.sync import WeightSync
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Data and models, checked before anything starts."""
+
+    training: Prompts
+    held_out: Mapping[str, Prompts]
+    """Held-out sets by name."""
+    end: EndOfTurn
+    """What ends a response to a training prompt."""
+    held_out_ends: Mapping[str, EndOfTurn]
+    """What ends a response, by held-out set."""
+    renderer: ChatRenderer | None
+    """Renders conversations; None without environments."""
+    locate: TurnEnds | None
+    """Finds the ends of turns. None if the advantage estimator does not credit single turns of a response."""
+    models_of: Callable[[Roles], dict[str, ModelReward]]
+    """Requests the models that score responses, and returns their rewards by domain."""
+    watches: Sequence[Watch]
+    """Conditions of a step that a notice names."""
+    bars: Mapping[str, Bars]
+    """When a response passes, by domain."""
+
+
+def prepare(config: RlvrConfig) -> Prepared:
+    """Check the models' files, prepare all prompts, and try rewards and environments on them. Return the loop, ready to run.
+
+    Raises:
+        BadInput: a model, the data, a reward or an environment cannot be used.
+    """
+    for role in model_roles(config).values():
+        check_readable(model_path(config, role.model_args))
+    learner = config.actor_train.model_args
+    tokenizer = load_tokenizer(model_path(config, learner), learner.trust_remote_code)
+    others = teacher_roles(config) | ({"reference": config.reference} if config.reference else {})
+    for name, role in others.items():
+        check_same_tokens(config, learner, role.model_args, name)
+    training = prompts_of(config, tokenizer, config.actor_train.data_args, own_tasks(config), 0)
+    held_out = held_out_prompts(config, tokenizer)
+    bars = try_rewards(config, training, *held_out.values())
+    renderer = renderer_of(config, tokenizer)
+    try_environments(config, renderer, training, *held_out.values())
+    locate = None
+    if config.adv_estimator.traits.needs_turns:
+        locate = TurnEnds(ResponseTexts(tokenizer))
+    end = ends_of(config.actor_train.data_args, tokenizer)
+    if renderer is not None:
+        end = replace(end, token_ids=tuple(sorted({*end.token_ids, *renderer.stop_token_ids})))
+    ends = held_out_ends(config, tokenizer)
+    watches = [*training_watches(config, tokenizer, end), *held_out_watches(config, tokenizer, ends)]
+    inputs = Inputs(training, held_out, end, ends, renderer, locate, prepare_reward_models(config), watches, bars)
+    return Prepared(partial(_loop, config, inputs), training.identity)
+
+
+def held_out_prompts(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Prompts]:
+    """Return the prompts of every held-out set by name.
+
+    Raises:
+        DataError: rows cannot be used.
+    """
+    sets = config.validation.named_sets() if config.validation else {}
+    rows = held_out_rows(config)
+    return {name: prompts_of(config, tokenizer, rows[name], one.rows, FIRST_HELD_OUT) for name, one in sets.items()}
+
+
+def held_out_rows(config: RlvrConfig) -> dict[str, DataConfig | None]:
+    """Return the `data_args` of every held-out set by name, with the template of the training prompts unless it has its own."""
+    sets = config.validation.named_sets() if config.validation else {}
+    return {name: one.data_args and one.data_args.rendered_as(config.actor_train.data_args) for name, one in sets.items()}
+
+
+def held_out_ends(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, EndOfTurn]:
+    """Return what ends a response, by held-out set."""
+    return {name: ends_of(rows, tokenizer) for name, rows in held_out_rows(config).items()}
+
+
+async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunContext, interrupt: Interrupt) -> rlvr.Position:
+    plan = context.plan
+    samples, from_engine = config.num_return_sequences_in_group, keeps_engine_log_probs(config)
+    sampling = sampling_of(config.actor_infer.generating_args, config.response_length, samples, from_engine, inputs.end)
+    steps = config.max_steps - config.critic_warmup
+    teachers = teacher_roles(config)
+    taught = teaching(config, config.actor_train.model_args, [role.model_args for role in teachers.values()]) if teachers else None
+    load = taught.load if taught else load_policy
+    actor_train = roles.actor_train("actor_train", config.actor_train, steps, sampling.temperature, load, inputs.end.token_ids)
+    actor_infer = roles.actor_infer(config)
+    reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
+    critic = roles.critic(config.critic, config.max_steps) if config.critic else None
+    asked_of = {name: roles.teacher(name, role, taught.wrap).states for name, role in teachers.items()} if taught else {}
+    models = inputs.models_of(roles)
+    rewards = reported(config, roles.rewards(config, models), plan, context.tracker)
+    playing = Playing(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
+    sharing = await roles.start()
+    meter = meter_of(roles, context, sharing)
+    phases = phases_of(config, roles, meter, sharing, actor_infer)
+
+    source = source_of(config, inputs.training)
+    assignment = CreditAssignment(credit(config))
+    sampler, sets = samplers(config, phases, actor_infer, rewards, playing, sampling, inputs)
+    shaped = shaping(config, sampling.max_new_tokens)
+    async with (
+        totalled(rewards.failures, context.tracker),
+        listening(config, playing),
+        aclosing(reference_of(config, plan, reference, shaped)) as asked,
+        aclosing(scheduler_of(config, source, sampler, asked.finished)) as scheduler,
+    ):
+        trainer = OnloadedTrainer(phases, "actor_train", actor_train, critic)
+        position = await context.checkpointer.restore(trainer, scheduler, assignment, scheduler)
+        weights = sync_of(config, plan, actor_train, actor_infer)
+        if context.restarts:
+            await actor_infer.activity()  # discards the engines' counters from before the restart
+        else:
+            await engine_in_hands(roles, weights.open_routes)()
+        context.tracker.watch(inputs.watches)
+        sync = EngineSync(weights, actor_infer, phases, partial(roles.unsettled, "actor_infer"))
+        parts = rlvr.Rlvr(
+            phases=phases,
+            take=meter.timed("rollout", partial(sync.generating, scheduler.take)),
+            log_probs=meter.timed("log_probs", actor_train.log_probs) if ratio_source(config) == "trainer" else None,
+            ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", asked.of),
+            reference_role="reference" if plan.reference == "role" else "actor_train",
+            values=meter.timed("values", critic.values) if critic else None,
+            teacher_states=teacher_states(config, phases, meter, asked_of) if asked_of else None,
+            learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
+            sync=meter.timed("weight_sync", sync.push),
+            evaluate=meter.timed("evaluate", evaluation(config, phases, sync, sets, context.tracker)),
+            measure=measurement(meter, scheduler, actor_infer, models, playing, len(inputs.training)),
+            save=meter.timed("checkpoint", context.checkpointer.save_if_due),
+            interrupted=interrupt.happened,
+            tracker=context.tracker,
+            shaping=shaped,
+            credit=assignment,
+            max_steps=config.max_steps,
+        )
+        return await rlvr.train(parts, position)
+
+
+def source_of(config: RlvrConfig, training: Prompts) -> PromptSampler:
+    """Return the sampler of training prompts."""
+    rows = config.actor_train.data_args
+    return PromptSampler(training, config.seed, rows and rows.domain_interleave_probs)
+
+
+def teacher_states(
+    config: RlvrConfig, phases: DevicePhases, meter: Meter, asked: Mapping[str, Callable[[Sequences], Awaitable[Floats]]]
+) -> StepTeachers:
+    """Return all teachers with their domains. `time/teacher` measures their calls, without the time of onloading."""
+    domains = taught_domains(config)
+    teachers = [DomainTeacher(role, domains[role], meter.timed("teacher", states)) for role, states in asked.items()]
+    return StepTeachers(teachers, phases.scoring)
+
+
+def phases_of(config: RlvrConfig, roles: Roles, meter: Meter, sharing: DeviceSharing, actor_infer: ActorInfer) -> DevicePhases:
+    """Return the timed device phases of a step. The configuration determines the roles for which generation is paused."""
+    pausing_for = frozenset() if config.time_sharing else interrupting(config)
+    bring = meter.timed("onload", engine_in_hands(roles, sharing.bring))
+    return DevicePhases(bring, pausing_for, meter.timed("pause", actor_infer.pause))
+
+
+def sync_of(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer: ActorInfer) -> WeightSync:
+    """Return the configured weight sync, with the routes that the plan allows."""
+    paths = partial(find_routes, plan.roles["actor_train"], plan.roles["actor_infer"], config.num_gpus_per_node)
+    bucket_bytes, seconds = config.weight_sync.bucket_mib << 20, config.deadlines.weight_sync
+    return WeightSync(actor_train, actor_infer.engines, paths, sends_adapter(config), bucket_bytes, seconds)
+
+
+def engine_in_hands(roles: Roles, work: Callable[P, Awaitable[None]]) -> Callable[P, Awaitable[None]]:
+    """Wrap work that changes the engines' state. If it fails, that state is undefined, so a restart replaces the engines as well."""
+
+    async def wrapped(*arguments: P.args, **keywords: P.kwargs) -> None:
+        with roles.unsettled("actor_infer"):
+            await work(*arguments, **keywords)
+
+    return wrapped
+
+
+def reference_of(config: RlvrConfig, plan: Plan, reference: Reference | ActorTrain, shaped: Shaping) -> StepReference:
+    """Return the computation of a step's reference log-probs.
+
+    It runs group by group if the reference shares no devices and every finished group is used, and otherwise in one call per step.
+    """
+    is_ahead = plan.reference == "role" and "reference" not in neighbours(plan.roles) and most_batches(config) is None
+    ask = reference.ref_log_probs
+    return ReferenceAhead(ask, shaped) if is_ahead else ReferenceAtOnce(ask)
+
+
+def in_turn(config: RlvrConfig, phases: DevicePhases, actor_infer: ActorInfer, rewards: Scorer) -> tuple[Generator, Scorer]:
+    """Return the generator and the scorer. They take turns if reward models share devices with the engines."""
+    judging = {role.removeprefix(PREFIX): partial(phases.judging, role) for role in judged_in_turn(config)}
+    if not judging:
+        return actor_infer, rewards
+    both = JudgedInTurn(actor_infer, rewards, judging, phases.generation)
+    return both, both
+
+
+def samplers(
+    config: RlvrConfig,
+    phases: DevicePhases,
+    actor_infer: ActorInfer,
+    rewards: Scorer,
+    playing: Playing | None,
+    sampling: Sampling,
+    inputs: Inputs,
+) -> tuple[GroupSampler, list[Evaluator]]:
+    """Return the sampler of training prompts, and an evaluator for each held-out set with the set's sampling parameters."""
+    generator, scorer = in_turn(config, phases, actor_infer, rewards)
+    greedy = config.adv_estimator.traits.needs_greedy
+    sampler = group_sampler(config, generator, scorer, sampling, actor_infer, playing, TRAINING, inputs.locate, greedy)
+    return sampler, evaluators(config, generator, scorer, actor_infer, playing, inputs.held_out, inputs.held_out_ends, bars=inputs.bars)
+
+
+def evaluators(
+    config: RlvrConfig,
+    generator: Generator,
+    scorer: Scorer,
+    actor_infer: ActorInfer,
+    playing: Playing | None,
+    held_out: Mapping[str, Prompts],
+    ends: Mapping[str, EndOfTurn],
+    most: int | None = None,
+    bars: Mapping[str, Bars] = NO_BARS,
+) -> list[Evaluator]:
+    """Return an evaluator for each held-out set with the set's sampling parameters, for its first `most` prompts or for all."""
+    found = []
+    for name, one in (config.validation.named_sets() if config.validation else {}).items():
+        own = sampling_of(one.generating_args, config.response_length, samples=1, log_probs=False, end=ends[name])
+        by_itself = group_sampler(config, generator, ByItself(scorer), own, actor_infer, playing, HELD_OUT)
+        count = len(held_out[name]) if most is None else min(most, len(held_out[name]))
+        prompts = [held_out[name].prompt(index, index) for index in range(count)]
+        found.append(Evaluator(name, prompts, by_itself, own.samples, config.seed, bars))
+    return found
+
+
+def scheduler_of(
+    config: RlvrConfig, source: PromptSampler, sampler: GroupSampler, finished: Callable[[RolloutGroup], None]
+) -> RolloutScheduler:
+    """Return the configured rollout scheduler."""
+    return RolloutScheduler(
+        source,
+        sampler,
+        config.rollout_batch_size,
+        config.async_generation_ratio,
+        config.seed if config.actor_infer.generating_args.seeded else None,
+        window=config.rollout_window,
+        most_batches=most_batches(config),
+        keep=kept_groups(config),
+        finished=finished,
+    )
+
+
+def measurement(
+    meter: Meter,
+    scheduler: RolloutScheduler,
+    actor_infer: ActorInfer,
+    models: Mapping[str, ModelReward],
+    playing: Playing | None,
+    rows: int,
+) -> Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]:
+    """Return a function that measures a step: times, throughput, dropped groups, and activity of engines, judges and environments.
+
+    `rows` is the number of prompts in the data, for the metric `epoch`.
+    """
+
+    async def measure(groups: Sequence[RolloutGroup]) -> Metrics:
+        samples = sum(len(group.episodes) for group in groups)
+        step, engines = await asyncio.gather(meter.step(token_count(groups), samples), actor_infer.activity())
+        worlds = playing.environments.metrics() if playing else {}
+        asked = actor_infer.metrics() | scheduler.metrics() | judge_metrics(models) | worlds
+        epoch = {"epoch": (1 + max(group.prompt.prompt_id for group in groups)) / rows} if groups else {}
+        return step | engine_metrics(engines, step["time/step"]) | asked | epoch
+
+    return measure
+
+
+def evaluation(
+    config: RlvrConfig, phases: DevicePhases, sync: EngineSync, sets: Sequence[Evaluator], record: Record
+) -> Callable[[int], Awaitable[Metrics]]:
+    """Return a function that validates before the first step, every `eval_steps` steps and after the last step.
+
+    After all other steps, and if `eval_steps` is 0, it returns no metrics.
+    """
+
+    async def evaluate(step: int) -> Metrics:
+        if not config.eval_steps or (step % config.eval_steps and step != config.max_steps):
+            return {}
+        await phases.generation()
+        return await sync.generating(partial(validation, sets, partial(record.held_out, step)))
+
+    return evaluate
+
+
+async def validation(sets: Sequence[Evaluator], keep: Callable[[str, Sequence[RolloutGroup]], None]) -> Metrics:
+    """Evaluate all held-out sets and return their metrics. Call `keep` with each set's name and its groups of scored responses."""
+    assert sets, "eval_steps requires a validation block"
+    found = await asyncio.gather(*(one.run(keep) for one in sets))
+    return {name: value for metrics in found for name, value in metrics.items()}
+
+
+def credit(config: RlvrConfig) -> Credit:
+    """Return the settings of credit assignment."""
+    normalisation = Normalisation(
+        mean=config.norm_mean_type,
+        std=config.norm_std_type,
+        gamma=config.gamma,
+        lambd=config.lambd,
+        whiten=config.whiten_advantages,
+        reward_clip=config.reward_clip,
+        clips_normalised=config.reward_clip_on == "normalised",
+        advantage_clip=config.advantage_clip,
+    )
+    return Credit(
+        estimator=config.adv_estimator.name,
+        estimator_args=config.adv_estimator_args or config.adv_estimator.arguments(config),
+        normalisation=normalisation,
+        kl_coef=config.init_kl_coef if config.add_token_level_kl else 0.0,
+        kl_estimator=config.kl_penalty,
+        target_kl=config.target_kl,
+        kl_horizon=config.kl_horizon,
+        weigh_difficulty=config.difficulty_loss_weight,
+        weigh_length=config.length_loss_weight,
+    )
+
+
+def shaping(config: RlvrConfig, longest_response: int) -> Shaping:
+    """Return the settings of reward shaping."""
+    buffer = config.overlong_buffer
+    return Shaping(
+        max_len_mask=config.max_len_mask,
+        longest_wrong=config.error_max_len_threshold if config.error_max_len_clip else None,
+        difficulty=(config.difficulty_low_threshold, config.difficulty_high_threshold) if config.difficulty_mask else None,
+        overlong=Overlong(longest_response, buffer.len, buffer.penalty_factor) if buffer else None,
+    )

@@ -1,0 +1,82 @@
+"""Properties of a role's model, known before it is loaded: its location, vocabulary and shape, and the FLOPs of training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from roll.backend_settings import ModelLoader
+from roll.config.derived.model_shape import ModelShape, config_file, read_shape
+from roll.config.schema.model import ModelConfig
+from roll.config.schema.offline import OfflineConfig
+from roll.config.schema.pipelines import Config
+from roll.config.schema.roles import ExperimentConfig, RoleConfig
+from roll.data.tables import EMBEDDING_REMEDY
+from roll.errors import DataError, Fault
+from roll.models.flops import TrainingFlops
+from roll.models.load import load_tokenizer
+from roll.models.score import load_scores
+from roll.models.vocabulary import check_same_vocabulary
+
+
+def model_path(config: ExperimentConfig, model_args: ModelConfig) -> str:
+    """Return the Hub name or the absolute folder of a role's model. It is absolute because workers may have another working directory."""
+    name = model_args.model_name_or_path or config.pretrain
+    return str(Path(name).absolute()) if Path(name).exists() else name
+
+
+def check_same_tokens(config: Config, ours: ModelConfig, other: ModelConfig, role: str) -> None:
+    """Check that the model of `role` has the same vocabulary as the learner.
+
+    Raises:
+        DataError: a tokenizer cannot be read, or the two tokenizers assign different ids to the same tokens.
+    """
+    learner, asked = (load_tokenizer(model_path(config, one), one.trust_remote_code) for one in (ours, other))
+    check_same_vocabulary(learner, asked, f"{role}.model_args.model_name_or_path")
+
+
+def embedding_rows(config: Config | OfflineConfig, tokenizer: PreTrainedTokenizerBase, roles: Collection[RoleConfig]) -> int | None:
+    """Return the number of rows of the smallest embedding of these roles' models; None if no config.json states one.
+
+    Raises:
+        DataError: the tokenizer's end-of-sequence token has no embedding.
+    """
+    found = [rows for role in roles if (rows := _vocabulary(model_path(config, role.model_args))) is not None]
+    end = tokenizer.eos_token_id
+    if found and isinstance(end, int) and end >= min(found):
+        problem = f"its end-of-sequence token is {end}, but a model has embeddings only for the tokens 0 to {min(found) - 1}"
+        raise DataError([Fault(f"the tokenizer of '{tokenizer.name_or_path}'", problem, EMBEDDING_REMEDY)])
+    return min(found, default=None)
+
+
+def _vocabulary(model: str) -> int | None:
+    """Return the size of the vocabulary in the config.json of a model; None if there is none. A vision model has it in `text_config`."""
+    file = config_file(model)
+    if file is None or not file.is_file():
+        return None
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError([Fault(str(file), f"cannot be read: {error}", "give a folder with an undamaged model")]) from error
+    text = values.get("text_config") if isinstance(values, dict) else None
+    size = (text if isinstance(text, dict) else values).get("vocab_size") if isinstance(values, dict) else None
+    return size if isinstance(size, int) else None
+
+
+def model_shape(model: str) -> ModelShape | None:
+    """Return the shape of a model, given its folder or Hub name; None if the model is not on this machine."""
+    file = config_file(model)
+    return read_shape(file) if file else None
+
+
+def training_flops(model: ModelShape, model_args: ModelConfig, load: ModelLoader) -> TrainingFlops | None:
+    """Return the model FLOPs of training; None for fp32, because utilisation is relative to the bf16 peak."""
+    if model_args.dtype == "fp32":
+        return None
+    whole = model.valuing_parameters if load is load_scores else model.parameters
+    whole -= model.parameters - model.active_parameters
+    adapter = model.adapter_parameters(model_args.lora_target, model_args.lora_rank) if model_args.lora_target else 0
+    return TrainingFlops(whole + adapter, adapter or whole, model.attending_flops)

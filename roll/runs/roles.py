@@ -1,0 +1,389 @@
+"""Starts the worker groups of a run's roles, and returns facades for calling them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from roll.agents.environment_workers import EnvironmentSettings, EnvironmentWorker, EnvironmentWorkers
+from roll.backend import RewardStrategy, TeachStrategy, TrainStrategy
+from roll.backend_settings import (
+    HfGenerateSettings,
+    HfRewardSettings,
+    HfScoreSettings,
+    ModelLoader,
+    ModelWrapper,
+    Settings,
+    ShardedScoreSettings,
+    TrainSettings,
+    VllmRewardSettings,
+    VllmSettings,
+)
+from roll.config.checks.deepspeed import deepspeed_config, swap_paths
+from roll.config.derived.batch import longest_sequence, sequences_per_update
+from roll.config.derived.environment_roles import ENVIRONMENTS
+from roll.config.derived.placement import keeps_kv_cache, neighbours, sends_adapter
+from roll.config.derived.reward_roles import PREFIX
+from roll.config.plan.plan import Plan
+from roll.config.schema.engine import DeepSpeedInferStrategyConfig, DeepSpeedTrainStrategyConfig, VllmStrategyConfig
+from roll.config.schema.offline import DistillConfig, SftConfig
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import (
+    ActorTrainConfig,
+    CriticConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    ReferenceConfig,
+    RoleConfig,
+    ServedConfig,
+)
+from roll.engines.actor_infer import ActorInfer
+from roll.engines.running import Running, running_limits
+from roll.models.load import PackedPolicy, load_policy
+from roll.models.value import load_values
+from roll.ray.cluster import RECORD, ClusterSession
+from roll.ray.device_sharing import ColocatedRole, DeviceSharing, lines
+from roll.ray.group import WorkerGroup
+from roll.ray.liveness import Liveness, RayNodes
+from roll.ray.placement import worker_placements
+from roll.rewards.judges.chat_api import ApiChat, ApiModel
+from roll.rewards.judges.reward_models import ApiJudge, ApiSettings, JudgeEngines, ScorerEngines
+from roll.rewards.reward_workers import ModelReward, Rewards, RewardSettings, RewardWorker
+from roll.runs.role_models import model_path, model_shape, training_flops
+from roll.system.own_folder import remove_ownerless
+from roll.training.actor_train import ActorTrain, TrainShape
+from roll.training.critic import Critic
+from roll.training.scoring import Reference, Teacher
+
+S = TypeVar("S")
+
+
+class Roles:
+    """Starts a run's worker groups, and ends them when the run ends for any reason.
+
+    Roles are first requested, and then started together by `start`. If a restarted loop requests a role again, the role keeps its
+    group unless that group was ended.
+    """
+
+    def __init__(self, config: Config, plan: Plan, session: ClusterSession, stack: AsyncExitStack) -> None:
+        self._config, self._plan, self._session, self._stack = config, plan, session, stack
+        self._all: dict[str, WorkerGroup[Any]] = {}
+        self._starts: dict[str, Callable[[], Awaitable[None]]] = {}  # by role, for groups that have not started
+        self._colocated: dict[str, ColocatedRole] = {}
+        self._sharing = DeviceSharing(plan.turns)
+        self._unsettled: set[str] = set()
+        self._started: set[str] = set()  # roles whose groups have started and run
+        self.have_started = False
+        """Whether all roles have started at least once."""
+        self.are_running = False
+        """Whether all roles are running; False during a restart."""
+        self.groups: dict[str, WorkerGroup[object]] = {}
+        self.liveness = Liveness(RayNodes())
+
+    @property
+    def all_groups(self) -> Mapping[str, WorkerGroup[Any]]:
+        """Groups that are starting or running, by role, including rewards and environments."""
+        return dict(self._all)
+
+    @property
+    def facades(self) -> Mapping[str, ColocatedRole]:
+        """Return the facades of the roles that may share devices."""
+        return self._colocated
+
+    def actor_train(
+        self,
+        name: str,
+        role: ActorTrainConfig,
+        steps: int,
+        temperature: float,
+        load: ModelLoader = load_policy,
+        ends: tuple[int, ...] = (),
+    ) -> ActorTrain:
+        """Request the role that is trained for `steps` steps and exported.
+
+        Args:
+            load: loads its model, by default a policy.
+            ends: tokens that end a response, for the export's generation_config.
+        """
+        config = self._config
+        group, shape = self._learner(name, role, load, steps, ends)
+        scale = isinstance(config, RlvrConfig) and config.loss_scale_factor or config.response_length
+        shape = replace(shape, loss_agg_mode=aggregation(config), loss_scale=scale, temperature=temperature)
+        limits = config.deadlines
+        actor_train = self._colocated[name] = ActorTrain(
+            group, shape, self._session.shared_memory, limits.train, limits.weight_sync, limits.checkpoint
+        )
+        return actor_train
+
+    def critic(self, role: CriticConfig, steps: int) -> Critic:
+        """Request the value function, which is trained for `steps` steps."""
+        group, shape = self._learner("critic", role, load_values, steps)
+        limits = self._config.deadlines
+        critic = self._colocated["critic"] = Critic(group, shape, limits.train, limits.weight_sync, limits.checkpoint)
+        return critic
+
+    def _learner(
+        self, name: str, role: LearnerConfig, load: ModelLoader, steps: int, ends: tuple[int, ...] = ()
+    ) -> tuple[WorkerGroup[TrainStrategy], TrainShape]:
+        """Request a group that is trained for `steps` steps. Return it, and how a step's sequences are split into updates."""
+        config = self._config
+        strategy, path = role.strategy_args, model_path(config, role.model_args)
+        model = model_shape(path)
+        assert isinstance(strategy, DeepSpeedTrainStrategyConfig)
+        shape = TrainShape(
+            updates=self._plan.batch.sequences_per_step // sequences_per_update(config, role),
+            epochs=config.ppo_epochs if isinstance(config, RlvrConfig) else 1,
+            token_budget=self._token_budget(name),
+            loss_agg_mode="token-mean",
+            temperature=1.0,
+            attention_cost=model.attention_cost if model else 0.0,
+            flops=training_flops(model, role.model_args, load) if model else None,
+        )
+        settings = TrainSettings(
+            model_path=path,
+            model_args=role.model_args,
+            training=role.training_args,
+            deepspeed=strategy.strategy_config,
+            max_grad_norm=config.max_grad_norm,
+            total_updates=steps * shape.updates * shape.epochs,
+            token_budget=shape.token_budget,
+            seed=config.seed,
+            load=load,
+            deterministic=config.deterministic,
+            takes_turns=name in self._plan.turns,
+            ends=ends,
+        )
+        return self._group(name, role, settings, blocking=True), shape
+
+    def actor_infer(self, config: RlvrConfig) -> ActorInfer:
+        """Request the group that generates. The facade is kept as long as the processes run, because it tracks their requests."""
+        if known := self._colocated.get("actor_infer"):
+            return cast(ActorInfer, known)
+        settings = self._generating("actor_infer", config.actor_infer, longest_sequence(config))
+        if isinstance(settings, VllmSettings):
+            settings = replace(
+                settings,
+                adapter_rank=config.actor_train.model_args.lora_rank if sends_adapter(config) else None,
+                keeps_kv_cache=keeps_kv_cache(config),
+            )
+        group = self._group("actor_infer", config.actor_infer, settings, blocking=False)
+        may_run = running(len(group), settings, config.max_running_samples)
+        limits = config.deadlines
+        actor_infer = self._colocated["actor_infer"] = ActorInfer(group, may_run, limits.rollout, limits.weight_sync, limits.start)
+        self._stack.push_async_callback(actor_infer.close)  # closed before the group
+        return actor_infer
+
+    def fixed_engines(self, name: str, role: RoleConfig, context: int) -> tuple[JudgeEngines, int]:
+        """Request the engines of a model with constant weights: a judge, or a policy that is evaluated.
+
+        Return them with their context length in tokens: `context`, unless the engine's keys set another one.
+        """
+        settings = self._generating(name, role, context)
+        context = settings.max_model_len if isinstance(settings, VllmSettings) else context
+        if known := self._colocated.get(name):
+            return cast(JudgeEngines, known), context
+        group = self._group(name, role, settings, blocking=False)
+        limits = self._config.deadlines
+        may_run = running(len(group), settings)
+        engines = self._colocated[name] = JudgeEngines(group, may_run, limits.rollout, limits.weight_sync, limits.start)
+        self._stack.push_async_callback(engines.close)  # closed before the group
+        return engines, context
+
+    def _generating(self, name: str, role: RoleConfig, context: int) -> VllmSettings | HfGenerateSettings:
+        """Return the settings of engines with constant weights."""
+        path = model_path(self._config, role.model_args)
+        if not isinstance(role.strategy_args, VllmStrategyConfig):
+            return HfGenerateSettings(path, role.model_args)
+        engine = role.strategy_args.strategy_config
+        return VllmSettings(
+            model_path=path,
+            model_args=role.model_args,
+            engine=engine,
+            max_model_len=engine.max_model_len or context,
+            adapter_rank=None,
+            seed=self._config.seed,
+            takes_turns=name in self._plan.turns,
+            keeps_kv_cache=True,
+        )
+
+    def reward_model(self, name: str, role: ServedConfig, positions: int) -> tuple[ScorerEngines, int]:
+        """Request the engines of a reward model. Return them with their context length in tokens.
+
+        It is vLLM's `max_model_len` if that is set, otherwise `positions`.
+        """
+        path, limits, settings = model_path(self._config, role.model_args), self._config.deadlines, None
+        if isinstance(role.strategy_args, VllmStrategyConfig):
+            engine = role.strategy_args.strategy_config
+            positions = engine.max_model_len or positions
+            takes_turns = name in self._plan.turns
+            settings = VllmRewardSettings(path, role.model_args, engine, positions, self._config.seed, takes_turns)
+        group: WorkerGroup[RewardStrategy] = self._group(
+            name,
+            role,
+            settings or HfRewardSettings(path, role.model_args, self._token_budget(name), self._config.deterministic),
+            blocking=False,
+        )
+        engines = self._colocated[name] = ScorerEngines(group, limits.rollout, limits.weight_sync, limits.start)
+        return engines, positions
+
+    def api_judge(self, name: str, model: ApiModel, system_envs: Mapping[str, str]) -> ApiJudge:
+        """Request the process that sends requests to a judge's URL."""
+        group: WorkerGroup[ApiChat] = self._known_group(name, system_envs, ApiSettings(model), blocking=False)
+        return ApiJudge(group, model, self._config.deadlines.start)
+
+    def reference(self, config: RlvrConfig, temperature: float) -> Reference:
+        """Request the group with the reference policy."""
+        assert config.reference is not None
+        return self.score("reference", config.reference, temperature)
+
+    def teacher(self, name: str, role: ReferenceConfig, wrap: ModelWrapper) -> Teacher:
+        """Request a teacher's group. `wrap` wraps its model and determines its output."""
+        group, limits = self._group(name, role, self._score_settings(role, wrap), blocking=True), self._config.deadlines
+        teacher = self._colocated[name] = Teacher(group, self._token_budget(name), limits.train, limits.weight_sync)
+        return teacher
+
+    def score(self, name: str, role: ReferenceConfig, temperature: float) -> Reference:
+        """Request a group that computes log-probs of sequences with constant weights."""
+        group, limits = self._group(name, role, self._score_settings(role, PackedPolicy), blocking=True), self._config.deadlines
+        scorer = self._colocated[name] = Reference(group, self._token_budget(name), temperature, limits.train, limits.weight_sync)
+        return scorer
+
+    def _score_settings(self, role: ReferenceConfig, wrap: ModelWrapper) -> Settings[TeachStrategy]:
+        path = model_path(self._config, role.model_args)
+        if isinstance(role.strategy_args, DeepSpeedInferStrategyConfig):
+            return ShardedScoreSettings(path, role.model_args, role.strategy_args.strategy_config, wrap, self._config.deterministic)
+        return HfScoreSettings(path, role.model_args, wrap, self._config.deterministic)
+
+    async def end(self, name: str, seconds: float | None = None) -> None:
+        """End a group that is no longer needed. It has `seconds` to close, by default `deadlines.shutdown`."""
+        self.groups.pop(name, None)
+        facade = self._colocated.pop(name, None)
+        if isinstance(facade, ActorInfer):
+            await facade.close()
+        self._sharing.ended(name)
+        self._unsettled.discard(name)
+        self._started.discard(name)
+        await self._all.pop(name).stop(self._config.deadlines.shutdown if seconds is None else seconds)
+
+    async def end_trainer_side(self) -> None:
+        """Kill the groups of the trainer's side, and any other group that is `unsettled` or has not finished starting."""
+        self.are_running = False
+        ending = [name for name in self._all if is_trainer_side(name) or name in self._unsettled or name not in self._started]
+        await asyncio.gather(*(self.end(name, seconds=0.0) for name in ending))
+
+    @contextmanager
+    def unsettled(self, name: str) -> Iterator[None]:
+        """A context in which the trainer changes a role's state. After a failure in it, the role must be restarted as well."""
+        self._unsettled.add(name)
+        yield
+        self._unsettled.discard(name)
+
+    def rewards(self, config: RlvrConfig, models: Mapping[str, ModelReward]) -> Rewards:
+        """Request the reward workers of every domain that no model in `models` scores."""
+        groups: dict[str, WorkerGroup[RewardWorker]] = {}
+        for domain, section in config.rewards.items():
+            if domain in models:
+                continue
+            settings = RewardSettings(domain, section, config.deadlines.start)
+            groups[domain] = self._known_group(f"{PREFIX}{domain}", section.system_envs, settings, blocking=False)
+        return Rewards(groups, config.rewards, config.deadlines.start, models)
+
+    def environments(self, config: RlvrConfig) -> EnvironmentWorkers:
+        """Request the environment workers of every domain."""
+        seconds, groups = config.deadlines.start, dict[str, WorkerGroup[EnvironmentWorker]]()
+        for domain, section in config.environments.items():
+            settings = EnvironmentSettings(domain, section, seconds)
+            groups[domain] = self._known_group(f"{ENVIRONMENTS}{domain}", section.system_envs, settings, blocking=False)
+        return EnvironmentWorkers(groups, config.environments, seconds)
+
+    async def start(self) -> DeviceSharing:
+        """Start every requested group that is not running. The first failure cancels the other starts.
+
+        Groups that share devices start one after the other, with engines first, because vLLM plans with the memory that is free
+        when it starts. Groups that take turns on the devices are offloaded before the next one starts.
+        """
+        await self._sharing.make_room(self._starts, discard=("actor_infer",))  # its weights are synced before the next generation
+        engines = [name for name, role in self._plan.roles.items() if role.strategy == "vllm"]
+        waiting = lines(list(self._starts), neighbours(self._plan.roles), engines)
+        tasks = [asyncio.ensure_future(self._start_line(line)) for line in waiting]
+        try:
+            await asyncio.gather(*tasks)
+            self.have_started = self.are_running = True
+            return self._sharing
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _start_line(self, names: Sequence[str]) -> None:
+        for name in names:
+            await self._starts.pop(name)()
+            self._started.add(name)
+            if name in self._colocated:
+                facade = self._colocated[name]
+                if isinstance(facade, ActorInfer):
+                    facade.pool.begin_probes()
+                await self._sharing.enter(name, facade)
+
+    def _group(self, name: str, role: RoleConfig, settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
+        deepspeed = deepspeed_config(role)
+        for path in swap_paths(deepspeed).values() if deepspeed else ():  # called after the group's end: a killed rank leaves its files
+            self._stack.callback(remove_ownerless, path)
+        group = self.groups[name] = self._known_group(name, role.system_envs, settings, blocking)
+        self.liveness.watch(group, with_children=True)
+        return group
+
+    def _known_group(self, name: str, system_envs: Mapping[str, str], settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
+        """Return the role's group if it exists, otherwise a new one for `start`."""
+        if name in self._all:
+            return self._all[name]
+        environment = {"TMPDIR": str(self._session.scratch)} | worker_environment(self._plan, self._config, system_envs)
+        places = worker_placements(self._plan.roles[name], self._config.num_gpus_per_node, environment)
+        record, replica_size = self._session.shared_memory / f"{name}{RECORD}", self._plan.roles[name].replica_size
+        group = self._all[name] = WorkerGroup(name, places, self._session.logs, record, blocking, replica_size)
+        limits = self._config.deadlines
+        self._stack.push_async_callback(group.stop, limits.shutdown)
+        self._starts[name] = partial(group.start, settings, limits.collective or limits.train / 2, limits.start)
+        self.liveness.watch(group, with_children=False)  # child processes of a reward are the programs that it scores
+        return group
+
+    def _token_budget(self, name: str) -> int:
+        budget = self._plan.roles[name].tokens_per_microbatch
+        assert budget is not None
+        return budget
+
+
+def is_trainer_side(role: str) -> bool:
+    """Return whether a role is trained or serves training. The other roles are for generation, rewards and environments."""
+    return role != "actor_infer" and not role.startswith((PREFIX, ENVIRONMENTS))
+
+
+def running(engines: int, settings: VllmSettings | HfGenerateSettings, most: int | None = None) -> Running:
+    """Return the tracker of the engines' running samples. Its limit is `most` in total, or the engines' own limits."""
+    takes = settings.engine.max_num_seqs if isinstance(settings, VllmSettings) else None
+    return Running(running_limits(engines, most, takes), engines)
+
+
+CUBLAS_WORKSPACE = ":4096:8"
+"""Workspace configuration that torch requires for deterministic cuBLAS."""
+
+
+def worker_environment(plan: Plan, config: ExperimentConfig, own: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of a role's processes.
+
+    `own`, the role's `system_envs`, takes precedence over the root's `system_envs`, and these over `.deepspeed_env`.
+    """
+    chosen = {"CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE} if config.deterministic else {}
+    return {**chosen, **plan.environment, **config.system_envs, **own}
+
+
+def aggregation(config: Config) -> str:
+    """Return the `loss_agg_mode` of a pipeline: configured for RLVR, by token for SFT and distillation, by sequence for comparisons."""
+    if isinstance(config, RlvrConfig):
+        return config.loss_agg_mode
+    return "token-mean" if isinstance(config, SftConfig | DistillConfig) else "seq-mean-token-mean"

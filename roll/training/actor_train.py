@@ -1,0 +1,248 @@
+"""Facades of the trained roles, including the policy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from roll.algorithms.aggregation import loss_weights
+from roll.algorithms.losses import Loss
+from roll.backend import MicroBatch, Rank, TrainResult, TrainStrategy
+from roll.data import packing
+from roll.errors import WeightSyncError
+from roll.models.flops import TrainingFlops, dense_bf16_peak
+from roll.ray.calls import Calls, Ranks
+from roll.ray.device_sharing import Level
+from roll.ray.group import WorkerGroup
+from roll.training.scoring import gather_tokens, share_out
+from roll.types import Floats, Metrics, Sequences, TensorSpec, TrainBatch
+from roll.weight_sync.bucket import Adapter, Bucket
+from roll.weight_sync.device import DeviceBucket, cut_off
+from roll.weight_sync.routes import Rendezvous, Routes, Transport
+from roll.weight_sync.sender import BucketSender
+
+T = TypeVar("T")
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainShape:
+    """Settings that determine how a step's sequences are split into updates and forward passes, and how losses are computed."""
+
+    updates: int
+    """Number of optimizer updates in one pass over a step's sequences."""
+    epochs: int
+    """Number of passes over a step's sequences."""
+    token_budget: int
+    """Largest number of tokens in one forward pass."""
+    loss_agg_mode: str
+    temperature: float
+    loss_scale: float = 1.0
+    """Number of tokens that `seq-mean-token-sum-norm` divides by."""
+    attention_cost: float = 0.0
+    """Attention cost of the model (`ModelShape`). If 0, sequences are balanced by their numbers of tokens alone."""
+    flops: TrainingFlops | None = None
+    """Counts the model's FLOPs. None if the model's shape is unknown or its dtype is fp32."""
+
+
+class Learner:
+    """Facade of a group that is trained."""
+
+    def __init__(
+        self, group: WorkerGroup[TrainStrategy], shape: TrainShape, train_seconds: float, sync_seconds: float, save_seconds: float
+    ) -> None:
+        self._group, self._shape = group, shape
+        self._train_seconds, self._sync_seconds, self._save_seconds = train_seconds, sync_seconds, save_seconds
+
+    async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
+        """Run the updates of one step. Return its metrics, averaged over replicas and updates as described at `merge`.
+
+        The number of updates is fixed. If some responses have no verdict, updates become smaller, not fewer.
+        """
+        shape = self._shape
+        batch = replace(batch, token_selection=loss.token_selection(batch))
+        replicas: list[list[list[MicroBatch]]] = [[] for _ in range(self._group.replicas)]
+        for update in packing.updates_of(batch, shape.updates) * shape.epochs:
+            for replica, micro_batches in enumerate(micro_batches_of(batch, update, len(replicas), shape)):
+                replicas[replica].append(micro_batches)
+        arguments = [(updates, loss, shape.temperature, policy_version) for updates in replicas]
+        return merge(await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.train_step, arguments))
+
+    async def evaluate(self, batch: TrainBatch, loss: Loss) -> list[TrainResult]:
+        """Return the loss's metrics on a held-out batch, one result for each replica. `merge` averages them."""
+        replicas = micro_batches_of(batch, range(len(batch)), self._group.replicas, self._shape)
+        arguments = [(micro_batches, loss, self._shape.temperature) for micro_batches in replicas]
+        return await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.evaluate, arguments)
+
+    async def save(self, folder: Path) -> None:
+        """Write the training state, so that training continues exactly after `load`."""
+        await self._group.within(self._save_seconds).all(TrainStrategy.save, folder)
+
+    async def load(self, folder: Path) -> None:
+        """Restore the training state that `save` wrote."""
+        await self._group.within(self._save_seconds).all(TrainStrategy.load, folder)
+
+    async def offload(self, discard: bool) -> int | None:
+        """See `ColocatedRole`. Always keeps the weights, because no other role has them."""
+        await self._group.within(self._sync_seconds).all(TrainStrategy.offload)
+        return await self._group.held_bytes()
+
+    async def onload(self, level: Level) -> None:
+        """See `ColocatedRole`. Onloads everything."""
+        await self._group.within(self._sync_seconds).all(TrainStrategy.onload)
+
+
+class ActorTrain(Learner):
+    """Facade of the `actor_train` group."""
+
+    def __init__(
+        self,
+        group: WorkerGroup[TrainStrategy],
+        shape: TrainShape,
+        folder: Path,
+        train_seconds: float,
+        sync_seconds: float,
+        save_seconds: float,
+    ) -> None:
+        """`folder` is in this host's shared memory. Files for the weight sync are written there."""
+        super().__init__(group, shape, train_seconds, sync_seconds, save_seconds)
+        self._folder = folder
+        self._senders: Ranks[BucketSender] | None = None
+        self._routes = Routes({}, (), 0)
+
+    async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
+        """See `Learner`. Adds `throughput/mfu`, if the model's FLOPs and the device's peak are known."""
+        began = time.perf_counter()
+        metrics = await super().train_step(batch, loss, policy_version)
+        return metrics | self._utilisation(batch.sequences, time.perf_counter() - began)
+
+    def _utilisation(self, sequences: Sequences, seconds: float) -> Metrics:
+        flops, group = self._shape.flops, self._group
+        peak = dense_bf16_peak(group.device_name) if flops and group.device_name else None
+        if not flops or not peak:
+            return {}
+        return {"throughput/mfu": self._shape.epochs * flops.of(sequences.lengths) / (seconds * peak * len(group))}
+
+    async def log_probs(self, sequences: Sequences) -> Floats:
+        """Return the natural log-probs [T] of the response tokens under the current policy, 0 for other tokens."""
+        return await self._score(sequences, adapter=True)
+
+    async def ref_log_probs(self, sequences: Sequences) -> Floats:
+        """Return the natural log-probs [T] without the LoRA adapter, that is, under the policy before training."""
+        return await self._score(sequences, adapter=False)
+
+    async def _score(self, sequences: Sequences, adapter: bool) -> Floats:
+        split, parts = share_out(sequences, self._group.replicas, self._shape.token_budget)
+        arguments = [(part, self._shape.temperature, adapter) for part in parts]
+        results = await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.log_probs, arguments)
+        return gather_tokens(sequences, split, results)
+
+    async def free_address(self) -> tuple[str, int]:
+        """Return the address of rank 0's host and a free port there."""
+        return await self._group.free_address(self._sync_seconds)
+
+    async def open_routes(self, routes: Routes, rendezvous: Rendezvous | None) -> None:
+        """See `Sender`."""
+        if self._senders is None:
+            self._senders = await self._group.beside(bucket_sender, self._sync_seconds)
+        if rendezvous is not None or self._routes.broadcast_size:
+            await self._sending.one(0, BucketSender.join_broadcast, rendezvous)
+        self._routes = routes
+
+    async def cut_off(self, rendezvous: Rendezvous) -> None:
+        """See `Sender`."""
+        try:
+            await asyncio.to_thread(cut_off, rendezvous)
+        except RuntimeError as error:  # rank 0 has died; the next call on it reports that
+            LOG.info("the broadcast at %s:%d could not be aborted: %s", rendezvous.address, rendezvous.port, error)
+
+    @property
+    def _sending(self) -> Calls[BucketSender]:
+        assert self._senders is not None, "weights cannot be sent before open_routes"
+        return self._senders.within(self._sync_seconds)
+
+    async def tensors(self) -> list[TensorSpec]:
+        """Return descriptions of all tensors of the model."""
+        return await self._sending.one(0, BucketSender.tensors)
+
+    async def send_bucket(self, names: Sequence[str], slot: int) -> Bucket | DeviceBucket:
+        """Gather the named tensors from all ranks into a bucket for the engines."""
+        if any(route.transport is Transport.FILE for route in self._routes.to.values()):
+            path = self._folder / f"bucket{slot}.safetensors"
+            return of_rank_0(await self._sending.all(BucketSender.write_bucket, names, path))
+        arguments = [(names, slot, shared) for shared in self._routes.shared]
+        return joined(await self._sending.each(BucketSender.fill_bucket, arguments))
+
+    async def empty_buckets(self) -> None:
+        """Free the buckets' memory on the devices."""
+        await self._sending.all(BucketSender.empty_buckets)
+
+    async def send_adapter(self) -> Adapter:
+        """Gather the adapter from all ranks. It is written to a folder, or sent by value if any engine is on another host."""
+        is_seen = self._group.is_here(0) and all(route.same_host for route in self._routes.to.values())
+        folder = self._folder if is_seen else None
+        return of_rank_0(await self._sending.all(BucketSender.write_adapter, folder))
+
+    async def export(self, folder: Path) -> None:
+        """Export the policy to a Hugging Face or PEFT folder."""
+        await self._group.within(self._save_seconds).all(TrainStrategy.export, folder)
+
+
+def bucket_sender(strategy: TrainStrategy, rank: Rank) -> BucketSender:
+    """Return the sender of weights for one rank of the trainer."""
+    return BucketSender(strategy, rank.rank, torch.device(rank.device))
+
+
+def of_rank_0(said: Sequence[T | None]) -> T:
+    """Return the result of rank 0. The other ranks only take part in the collectives."""
+    assert said[0] is not None, "rank 0 returned nothing"
+    return said[0]
+
+
+def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
+    """Merge the ranks' buckets into one that has the handles of all buffers.
+
+    Raises:
+        WeightSyncError: the ranks gathered different weights.
+    """
+    if len({bucket.checksum for bucket in ranks}) > 1:
+        raise WeightSyncError(f"the trainer's ranks gathered different weights: {', '.join(bucket.checksum for bucket in ranks)}")
+    return replace(ranks[0], handles={gpu: handle for bucket in ranks for gpu, handle in bucket.handles.items()})
+
+
+def micro_batches_of(batch: TrainBatch, update: Sequence[int], replicas: int, shape: TrainShape) -> list[list[MicroBatch]]:
+    """Return the micro-batches of one update by replica. Examples are never split. Loss weights are computed before the split.
+
+    A step with fewer sequences than updates has updates without sequences. In these, all replicas run the filler (see `packing.take`).
+    """
+    chosen = packing.take(batch, update)
+    if not len(update):
+        return [[MicroBatch(chosen, np.zeros(len(chosen.sequences.token_ids), np.float32))] for _ in range(replicas)]
+    weights = loss_weights(chosen.sequences, shape.loss_agg_mode, shape.loss_scale, chosen.sequence_weights, chosen.episode_of_sequence)
+    split = packing.split(chosen.sequences.lengths, replicas, shape.token_budget, shape.attention_cost, chosen.sequences_per_example)
+
+    def micro_batch(indices: Sequence[int]) -> MicroBatch:
+        samples = tuple(update[index] for index in indices)
+        return MicroBatch(packing.take(chosen, indices), packing.select_tokens(weights, chosen.sequences, indices), samples)
+
+    return [[micro_batch(indices) for indices in forwards] for forwards in split.ranks]
+
+
+def merge(results: Sequence[TrainResult]) -> Metrics:
+    """Turn the replicas' sums into means: over all response tokens, or over the tokens, sequences or pairs that were counted."""
+    metrics = dict(results[0].scalars)
+    if tokens := sum(result.tokens for result in results):
+        for name in {name for result in results for name in result.sums}:
+            metrics[name] = sum(result.sums.get(name, 0.0) for result in results) / tokens
+    for name in {name for result in results for name in result.counts}:
+        if count := sum(result.counts.get(name, 0.0) for result in results):
+            metrics[name] = sum(result.counted_sums.get(name, 0.0) for result in results) / count
+    return metrics

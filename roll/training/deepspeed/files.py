@@ -1,0 +1,204 @@
+"""DeepSpeed's checkpoint files: loads them on as many ranks as wrote them, and converts them for any number of ranks.
+
+A universal checkpoint stores each parameter's fp32 weights and optimizer states as whole tensors (Lian et al., Universal
+Checkpointing, 2024). Each rank selects its own part when it loads the checkpoint.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.checkpoint import ds_to_universal
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from torch import Tensor
+
+from roll.errors import CheckpointError
+from roll.training.deepspeed.reading import load, nothing_runs
+
+TAG = "deepspeed"
+"""Subfolder of a checkpoint that has the states of each rank."""
+UNIVERSAL = "deepspeed_universal"
+"""Subfolder of a universal checkpoint that has the states as whole tensors."""
+SWAPPED = "offloaded_tensors"
+"""Subfolder of `TAG` with copies of the states that were on NVMe, one file per tensor."""
+WRAPPER = "model."
+"""Prefix that `PackedPolicy` adds to the model's parameter names."""
+
+
+def random_file(folder: Path, rank: int) -> Path:
+    """Return the path of the file with a rank's random states."""
+    return folder / f"random_rank{rank}.pt"
+
+
+def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> bool:
+    """Restore weights, optimizer and schedule. Return whether the random states of the ranks can also be restored.
+
+    Raises:
+        CheckpointError: there is no state to load; the checkpoint was written with another number of ranks, another degree of tensor
+            parallelism, or optimizer states in another place (memory or NVMe); it is universal, and the run uses ZeRO-0, tensor parallelism
+            or optimizer states on NVMe; or a file would execute code when loaded.
+    """
+    swaps = engine.zero_nvme_offload_optimizer()
+    if (folder / UNIVERSAL).is_dir():
+        if swaps:
+            raise CheckpointError(
+                f"{folder} is a universal checkpoint, which cannot be loaded with optimizer states on NVMe: "
+                "set offload_optimizer.device to cpu"
+            )
+        if engine.zero_optimization_stage() == 0:
+            raise CheckpointError(f"{folder} is a universal checkpoint, which cannot be loaded with ZeRO-0: use ZeRO-1, 2 or 3")
+        if engine.autotp_size() > 1:
+            raise CheckpointError(f"{folder} is a universal checkpoint, which cannot be loaded with tensor_parallel: remove it")
+        _load_universal(engine, folder)
+        return False
+    if not (folder / TAG).is_dir():
+        raise CheckpointError(f"there is no trainer state in {folder}: the folder '{TAG}' is missing")
+    if (folder / TAG / SWAPPED).is_dir() != swaps:
+        place = "in memory" if swaps else "on NVMe"
+        raise CheckpointError(f"{folder} was written with optimizer states {place}: resume with the same offload_optimizer")
+    written = len(list(folder.glob(random_file(folder, 0).name.replace("0", "*"))))
+    if written != world_size:
+        remedy = (
+            "states on NVMe can only be loaded by the same number of ranks"
+            if swaps
+            else f"`python -m roll.export {folder} OUT --format universal` converts it for any number of ranks: "
+            "then start with resume_from_checkpoint=OUT"
+        )
+        raise CheckpointError(f"{folder} was written by {written} ranks, but there are {world_size}; {remedy}")
+    if (written := parts(folder)) != max(1, engine.autotp_size()):
+        raise CheckpointError(f"{folder} was written with an autotp_size of {written}: resume with the same autotp_size")
+    with nothing_runs(folder):
+        engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=strict)
+    if swaps:
+        _load_swapped(engine, folder)
+    return True
+
+
+def _load_swapped(engine: Any, folder: Path) -> None:
+    """Load the states that DeepSpeed 0.19 does not load if optimizer states are on NVMe.
+
+    DeepSpeed loads only the swapped weights. It does not load their moments, the step counts, the loss scale, or tensors that are too
+    small to be swapped.
+    """
+    zero, rank = engine.optimizer, engine.global_rank
+    (file,) = (folder / TAG).glob(f"*zero_pp_rank_{rank}_mp_rank_*_optim_states.pt")
+    saved = load(file)["optimizer_state_dict"]
+    zero.loss_scaler, zero.dynamic_loss_scale = saved["loss_scaler"], saved["dynamic_loss_scale"]
+    inner = saved["optimizer_state_dict"]
+    zero._set_fp32_optimizer_param_groups()
+    numbers = {id(flat): number for number, flat in enumerate(flat for group in zero.optimizer.param_groups for flat in group["params"])}
+    zero._clear_fp32_optimizer_param_groups()
+    for group, settings in zip(zero.optimizer.param_groups, inner["param_groups"], strict=True):
+        group.update({key: value for key, value in settings.items() if key != "params"})
+    swapped = folder / TAG / SWAPPED / f"rank{ds_to_universal.dp_index_to_str(rank)}"
+    for index, flat in enumerate(zero.fp32_partitioned_groups_flat):
+        zero._prepare_sub_group(index, set())
+        flat.data.copy_(_whole(saved["fp32_flat_groups"][index], swapped / f"{flat.ds_id}.tensor.swp", flat))
+        for key, value in inner["state"].get(numbers[id(flat)], {}).items():
+            state = _whole(value, swapped / f"{key}-{flat.ds_id}.tensor.swp", flat)
+            own = zero.optimizer.state[flat].setdefault(key, state)
+            if isinstance(own, Tensor):
+                own.copy_(state)
+            else:
+                zero.optimizer.state[flat][key] = state
+        zero._reassign_or_swap_out_partitioned_parameters(index)
+        zero._release_sub_group(index, set())
+    if zero.persistent_parameters:  # replicated on each rank
+        zero.persistent_parameters[0].partition(zero.persistent_parameters)
+    zero.checkpoint_event_epilogue()
+
+
+def _whole(value: Any, file: Path, like: Tensor) -> Any:
+    """Return a state as a whole tensor. A swapped state is read from its file, which has raw values with padding at the end."""
+    if not isinstance(value, Tensor) or value.numel():
+        return value
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing: the checkpoint is incomplete, or was written for another model")
+    return torch.from_file(str(file), shared=False, size=like.numel(), dtype=like.dtype).clone()
+
+
+def parts(checkpoint: Path) -> int:
+    """Return the degree of tensor parallelism with which a checkpoint was written."""
+    return len({file.name.rpartition("mp_rank_")[2] for file in (checkpoint / TAG).glob("*mp_rank_*_model_states.pt")})
+
+
+def _load_universal(engine: Any, folder: Path) -> None:
+    # DeepSpeed reads this from its configuration, which had to be complete before the engine was built.
+    engine._config.load_universal_checkpoint = True
+    optimizer = engine.optimizer.optimizer
+    own = [group["weight_decay"] for group in optimizer.param_groups]
+    try:
+        with nothing_runs(folder):
+            engine.load_checkpoint(str(folder), tag=UNIVERSAL)
+    finally:
+        engine._config.load_universal_checkpoint = False
+    # Under ZeRO-3, DeepSpeed gives all groups the settings of the first one and makes all states share one step counter. Undo both.
+    for group, weight_decay in zip(optimizer.param_groups, own, strict=True):
+        group["weight_decay"] = weight_decay
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].clone()
+
+
+def to_universal(checkpoint: Path, out: Path) -> None:
+    """Convert the states in `checkpoint` to a universal checkpoint in the subfolder `UNIVERSAL` of `out`.
+
+    Raises:
+        CheckpointError: the checkpoint was written with ZeRO-0 (which does not shard states), with tensor parallelism, or with optimizer
+            states on NVMe; or a file would execute code when loaded.
+    """
+    _check_whole(checkpoint)
+    if zero_stage(checkpoint) == 0:
+        raise CheckpointError(
+            f"{checkpoint} was written with ZeRO-0, and only checkpoints of ZeRO-1, 2 and 3 can be converted: use one of these stages"
+        )
+    # More than one worker would hang: workers are forked while torch's threads are running.
+    arguments = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
+    with nothing_runs(checkpoint):
+        ds_to_universal.main(
+            Namespace(input_folder=str(checkpoint / TAG), output_folder=str(out / UNIVERSAL), inject_missing_state=True, **arguments)
+        )
+    (out / "latest_universal").unlink(missing_ok=True)
+
+
+def _check_whole(checkpoint: Path) -> None:
+    if (count := parts(checkpoint)) > 1:
+        raise CheckpointError(
+            f"{checkpoint} was written with an autotp_size of {count}, and holds each tensor in parts: resume the run on the same ranks; "
+            "it exports the whole model when it ends"
+        )
+    if (checkpoint / TAG / SWAPPED).is_dir():
+        raise CheckpointError(f"{checkpoint} was written with optimizer states on NVMe: resume the run; it exports the model when it ends")
+
+
+def zero_stage(checkpoint: Path) -> int:
+    """Return the ZeRO stage with which a checkpoint was written; 0 if the states are not sharded."""
+    for file in sorted((checkpoint / TAG).glob("*_optim_states.pt"))[:1]:
+        states = load(file, mapped=True)
+        return int(states["optimizer_state_dict"].get("zero_stage", 0))
+    return 0
+
+
+def weights(checkpoint: Path, as_held: bool) -> dict[str, Tensor]:
+    """Return the trained weights of a checkpoint, under the model's own names.
+
+    Args:
+        as_held: Return the weights bitwise as the trainer computes with them (with ZeRO-3, adapters are fp32 even if the model is bf16).
+            Otherwise, return ZeRO's fp32 master weights where they exist.
+
+    Raises:
+        CheckpointError: there is no trainer state; the checkpoint was written with tensor parallelism or optimizer states on NVMe; or a
+            file would execute code when loaded.
+    """
+    if not (checkpoint / TAG).is_dir():
+        raise CheckpointError(f"there is no trainer state in {checkpoint}: the folder '{TAG}' is missing")
+    _check_whole(checkpoint)
+    held: dict[str, Tensor] = load(sorted((checkpoint / TAG).glob("*_model_states.pt"))[0], mapped=True)["module"]
+    if not zero_stage(checkpoint):
+        return {name.removeprefix(WRAPPER): tensor for name, tensor in held.items()}
+    with nothing_runs(checkpoint):
+        found: Any = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=TAG, exclude_frozen_parameters=True)
+    return {name.removeprefix(WRAPPER): tensor.to(held[name].dtype) if as_held else tensor for name, tensor in found.items()}

@@ -1,0 +1,345 @@
+"""Trains a policy, a reward model or a critic with DeepSpeed: ZeRO-0 to 3, all parameters or a LoRA adapter, in bf16, fp16 or fp32."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+from roll.algorithms.losses import Loss
+from roll.backend import MicroBatch, Rank, TrainResult
+from roll.backend_settings import TrainSettings
+from roll.config.derived.model_shape import shape_of
+from roll.config.plan.memory import activations, checkpointed_layers, compiles, head_bytes, layer_activations
+from roll.models.export import adapter_config, write_adapter_folder, write_model
+from roll.models.layers import checkpoint_first, compile_layers, decoder_layers, keep_inputs, on_host, prepare_checkpointing
+from roll.models.load import PackedModel, PackedPolicy, load_tokenizer
+from roll.models.memory_guard import (
+    FEWER_TOKENS,
+    RECOMPUTE,
+    SHARD,
+    CudaMemory,
+    MemoryGuard,
+    Need,
+    alone,
+    over_hosts,
+    told_of_memory,
+)
+from roll.models.offload import Offload, tensors_in
+from roll.models.packed_inputs import packed_inputs, scored_only, to_device
+from roll.models.packed_score import score
+from roll.models.weights import WeightView
+from roll.system.signs import enter
+from roll.training.deepspeed.compile import compiling_in_turn
+from roll.training.deepspeed.files import TAG, load_states, random_file
+from roll.training.deepspeed.finite import FiniteWatch
+from roll.training.deepspeed.loss_inputs import loss_inputs, spans_update
+from roll.training.deepspeed.metric_sums import MetricSums
+from roll.training.deepspeed.reading import load
+from roll.training.deepspeed.recompute import AutoCheckpointing
+from roll.training.deepspeed.router_balance import router_balance
+from roll.training.deepspeed.setup import (
+    deepspeed_config,
+    gather_whole_experts,
+    gather_whole_layers,
+    join,
+    optimizer_and_schedule,
+    scale_of,
+    sequence_group,
+)
+from roll.training.deepspeed.swap import own_swap
+from roll.training.deepspeed.tensor import prepare, shared_inputs, whole_weights
+from roll.training.deepspeed.without_zero import missing_scale, undo_first_step
+from roll.types import Floats, Metrics, Sequences, TensorSpec
+from roll.weight_sync.bucket import plan_buckets
+
+EXPORT_BYTES = 2 << 30
+"""Largest size of a file of exported weights, in bytes, unless a single tensor is larger."""
+LOG = logging.getLogger(__name__)
+
+
+class DeepSpeedTrain:
+    """Implements `TrainStrategy`."""
+
+    def __init__(self, settings: TrainSettings, rank: Rank) -> None:
+        self._settings, self._rank, self._held = settings, rank, ExitStack()
+        self._held.enter_context(compiling_in_turn(rank))
+        enter("joining the process group")
+        join(rank)
+        with told_of_memory(rank, "building the trainer", SHARD):
+            self._build(settings, rank)
+        self._guard, self._checkpointing = self._watch_memory() if rank.device == "cuda" else (None, None)
+        _seed_everything(settings.seed + rank.rank)
+
+    def _build(self, settings: TrainSettings, rank: Rank) -> None:
+        model_args, compiled = settings.model_args, compiles(settings.model_args, rank.device == "cuda")
+        deepspeed_keys = self._held.enter_context(own_swap(settings.deepspeed, rank))
+        config = deepspeed_config(deepspeed_keys, model_args.dtype, settings.max_grad_norm, compiled)
+        # Must outlive the engine. While this object exists, from_pretrained shards models during loading (ZeRO-3).
+        self._shards_at_load = HfDeepSpeedConfig(config) if settings.deepspeed.zero_optimization.stage == 3 else None
+        enter("loading the model")
+        model = settings.load(settings.model_path, model_args, settings.seed)
+        enter("model loaded; building the optimizer")
+        for buffer in model.buffers():  # DeepSpeed does not move the buffers of a model that was sharded during loading
+            buffer.data = buffer.data.to(rank.device)
+        self._is_lora = model_args.lora_target is not None
+        self._over = sequence_group(settings.deepspeed, model.causal, rank)
+        self._balance = router_balance(settings.training, model.causal, rank)
+        self._arrange_layers(model)
+        optimizer, schedule = optimizer_and_schedule(model, settings.training, settings.deepspeed, settings.total_updates, rank)
+        self._finite = FiniteWatch(model, rank, settings.training.max_consecutive_skips)
+        self._sharers = settings.deepspeed.tensor_parallel_size
+        if self._sharers > 1:
+            prepare(model, self._sharers, rank)
+        enter("building the engine")
+        self._engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
+        undo_first_step(self._engine)
+        self._model, self._optimizer = model, optimizer
+        self._offload = Offload(rank.device)
+        self._weights = whole_weights(self._engine, model.model, rank) if self._sharers > 1 else WeightView(model.model)
+
+    def _arrange_layers(self, model: PackedModel) -> None:
+        """Set up activation checkpointing and compilation, before DeepSpeed adds its hooks."""
+        model_args, causal = self._settings.model_args, model.causal
+        self._checkpointed = checkpointed_layers(model_args.gradient_checkpointing, len(decoder_layers(causal)))
+        if self._checkpointed:
+            prepare_checkpointing(causal, self._is_lora)
+            checkpoint_first(causal, self._checkpointed)
+            keeping = self._settings.deepspeed.activation_checkpointing or {}
+            if keeping.get("partition_activations"):
+                keep_inputs(causal, partial(shared_inputs, bool(keeping.get("cpu_checkpointing"))))
+            elif keeping.get("cpu_checkpointing"):
+                keep_inputs(causal, on_host)
+        if self._shards_at_load:
+            gather_whole_experts(causal)
+        if compiles(model_args, self._rank.device == "cuda"):
+            compile_layers(causal)
+            if self._shards_at_load:
+                gather_whole_layers(causal)
+
+    def _watch_memory(self) -> tuple[MemoryGuard, AutoCheckpointing | None]:
+        model_args, causal, rank = self._settings.model_args, self._model.causal, self._rank
+        whole, layers = shape_of(causal.config.to_dict()), len(decoder_layers(causal))
+        most = over_hosts(rank.world_size, rank.timeout) if rank.world_size > 1 else alone
+        if whole is None:  # an unknown architecture: its memory use is unknown until it is measured
+            return MemoryGuard(self._settings.token_budget, Need(0, 0.0), CudaMemory(), most), None
+        width, compiled = 4 if model_args.dtype == "fp32" else 2, compiles(model_args, on_gpu=True)
+        shape = whole.part(self._sharers)
+        budget, sharing = self._settings.token_budget, self._over.size if self._over else 1
+        count = checkpointed_layers(model_args.gradient_checkpointing, layers)
+        logits = head_bytes(shape, -(-budget // sharing), width, not self._is_lora) if isinstance(self._model, PackedPolicy) else 0
+        need = Need(logits, activations(shape, 1, width, count, compiled) / sharing)
+        guard = MemoryGuard(budget, need, CudaMemory(), most)
+        if model_args.gradient_checkpointing != "auto":
+            return guard, None
+        # An upper bound: compiled code needs less memory, but some layers may run uncompiled. The true value is measured later.
+        kept = (layer_activations(shape, 1, width, compiled=False) - width * shape.hidden_size) / sharing
+        total = torch.cuda.mem_get_info()[1]
+        return guard, AutoCheckpointing(guard, layers, kept, total, partial(checkpoint_first, causal))
+
+    def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
+        """See `TrainStrategy`."""
+        self._engine.train()
+        sums, role, metric_prefix = MetricSums(), self._rank.role, loss.metric_prefix
+        scalars: Metrics = {f"{metric_prefix}/skipped_updates": 0.0}
+        norm_scale = 1.0
+        with told_of_memory(self._rank, "training", FEWER_TOKENS, RECOMPUTE):
+            for number, micro_batches in enumerate(updates):
+                skipped, norm_scale = self._engine.skipped_steps, missing_scale(self._engine)
+                if self._checkpointing:
+                    self._checkpointing.before_update()
+                if self._balance:
+                    self._balance.begin_update(micro_batches)
+                version = policy_version if number == 0 else None
+                self._accumulate(micro_batches, lambda part, version=version: self._loss(part, loss, temperature, sums, version))
+                scalars[f"{metric_prefix}/lr"] = float(self._engine.get_lr()[0])  # read before `step`, which sets the next update's rate
+                self._engine.step()
+                skipped = self._engine.skipped_steps - skipped
+                scalars[f"{metric_prefix}/skipped_updates"] += skipped
+                self._finite.settle(skipped > 0)
+            self._finite.check()
+        if self._settings.takes_turns and self._rank.device == "cuda":
+            # The weight sync moves the engine's weights to the same GPU. They need the memory that torch has cached for activations.
+            torch.cuda.empty_cache()
+        if self._balance:
+            self._balance.report(sums)
+        if (norm := self._engine.get_global_grad_norm()) is not None:  # DeepSpeed does not compute it in fp32 without ZeRO
+            scalars[f"{metric_prefix}/grad_norm"] = float(norm) / norm_scale
+        if (loss_scale := scale_of(self._engine)) is not None:
+            scalars[f"{metric_prefix}/loss_scale"] = loss_scale
+        scalars[f"memory/{role}/token_budget"] = self._guard.token_budget if self._guard else self._settings.token_budget
+        scalars[f"memory/{role}/checkpointed_layers"] = self._checkpointing.checkpointed if self._checkpointing else self._checkpointed
+        return sums.result(scalars)
+
+    def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> None:
+        """Accumulate the gradients of an update."""
+        # DeepSpeed averages gradients over all ranks except tensor-parallel ones, but they must be summed: loss weights sum to one over all
+        # replicas, and sequence-parallel ranks each have the gradients of their own tokens.
+        scale = self._rank.world_size // self._sharers
+        if self._guard is None:
+            for micro_batch in micro_batches:
+                self._backward(micro_batch, loss_of(micro_batch) * scale)
+            return
+        # A failed forward pass can be retried only if no other ranks and no ZeRO-3 hooks take part in it.
+        retries = self._rank.world_size == 1 and self._shards_at_load is None
+        queue = self._guard.within_budget(micro_batches)
+        while queue:
+            queue = self._guard.admit(queue)
+            with self._guard.measured(queue[0]):
+                value = _or_none(loss_of, queue[0]) if retries and queue[0].batch.example_count > 1 else loss_of(queue[0])
+                if value is not None:
+                    self._backward(queue[0], value * scale)
+            if value is None:
+                torch.cuda.empty_cache()
+                queue = self._guard.halve(queue)
+            else:
+                queue = queue[1:]
+        self._guard.update_ended()
+
+    def _backward(self, micro_batch: MicroBatch, loss: Tensor) -> None:
+        self._engine.backward(self._finite.loss(loss) * missing_scale(self._engine))
+        self._finite.ran(micro_batch)
+        if self._balance:
+            self._balance.end()
+
+    def _loss(self, micro_batch: MicroBatch, loss: Loss, temperature: float, sums: MetricSums, version: int | None) -> Tensor:
+        batch, device = micro_batch.batch, self._rank.device
+        sequences = batch.sequences
+        if self._balance:
+            self._balance.begin(micro_batch)
+        outputs = self._engine(packed_inputs(sequences, device, temperature, batch.teacher_states, self._over))
+        inputs = loss_inputs(batch, device)
+        token_losses = loss(*outputs, inputs)
+        sums.add(token_losses.metrics, len(token_losses.losses))
+        sums.count(token_losses.counted)
+        if version is not None and inputs.behaviour_log_probs is not None:
+            difference = outputs[0].detach() - inputs.behaviour_log_probs
+            current = batch.policy_versions[sequences.response_mask] == version
+            sums.add_mismatch(difference, to_device(current, device), to_device(spans_update(batch), device))
+        return (token_losses.losses * scored_only(micro_batch.loss_weights, sequences, device)).sum()
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Sequence[MicroBatch], loss: Loss, temperature: float) -> TrainResult:
+        """See `TrainStrategy`."""
+        self._engine.eval()
+        sums = MetricSums()
+        with told_of_memory(self._rank, "evaluating", FEWER_TOKENS):
+            for micro_batch in micro_batches:
+                self._loss(micro_batch, loss, temperature, sums, None)
+        return sums.result({})
+
+    @torch.no_grad()
+    def log_probs(self, micro_batches: Sequence[Sequences], temperature: float, adapter: bool) -> list[Floats]:
+        """See `TrainStrategy`."""
+        self._engine.eval()
+        adapter_state = nullcontext() if adapter or not self._is_lora else self._model.model.disable_adapter()  # pyright: ignore[reportCallIssue]
+        with adapter_state:
+            return score(self._engine, micro_batches, temperature, self._rank, self._over)
+
+    @torch.no_grad()
+    def values(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
+        """See `TrainStrategy`."""
+        self._engine.eval()
+        return score(self._engine, micro_batches, 1.0, self._rank, self._over)
+
+    def tensors(self, adapter: bool) -> list[TensorSpec]:
+        """See `TrainStrategy`."""
+        return self._weights.adapter_specs() if adapter else self._weights.model_specs()
+
+    @contextmanager
+    def gathered(self, names: Sequence[str], adapter: bool) -> Iterator[dict[str, Tensor]]:
+        """See `TrainStrategy`. Gathers all tensors in one all-gather."""
+        view = self._weights
+        parameters = view.adapter_parameters(names) if adapter else view.model_parameters(names)
+        with deepspeed.zero.GatheredParameters(parameters), torch.no_grad():
+            yield view.adapter_tensors(names) if adapter else view.model_tensors(names)
+
+    def adapter_config(self) -> str:
+        """See `TrainStrategy`."""
+        return adapter_config(self._model.model)
+
+    def save(self, folder: Path) -> None:
+        """See `TrainStrategy`."""
+        # `save_latest` writes the file `latest` with the tag, which DeepSpeed's script zero_to_fp32.py in the same folder reads.
+        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=True, exclude_frozen_parameters=self._is_lora)
+        states = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
+        if self._rank.device == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state()
+        torch.save(states, random_file(folder, self._rank.rank))
+
+    def load(self, folder: Path) -> None:
+        """See `TrainStrategy`."""
+        if not load_states(self._engine, folder, self._rank.world_size, strict=not self._is_lora):
+            return
+        states = load(random_file(folder, self._rank.rank))
+        torch.set_rng_state(states["torch"])
+        np.random.set_state(states["numpy"])
+        random.setstate(states["python"])
+        if self._rank.device == "cuda":
+            torch.cuda.set_rng_state(states["cuda"])
+
+    def export(self, folder: Path) -> None:
+        """See `TrainStrategy`. Writes the whole model bucket by bucket, so that no process keeps all of it in memory."""
+        # A reward model trains its head in addition to the adapter, so the adapter alone would be incomplete.
+        adapter = self._is_lora and isinstance(self._model, PackedPolicy)
+        buckets = (self._kept(names, adapter) for names in plan_buckets(self.tensors(adapter), EXPORT_BYTES))
+        if self._rank.rank != 0:
+            for _ in buckets:
+                pass
+            return
+        tokenizer = load_tokenizer(self._settings.model_path, self._settings.model_args.trust_remote_code)
+        if adapter:
+            write_adapter_folder(folder, _merge(buckets), self._model.model, tokenizer, self._settings.ends)
+        else:
+            write_model(folder, buckets, self._model.causal, tokenizer, self._settings.ends)
+
+    def _kept(self, names: Sequence[str], adapter: bool) -> dict[str, Tensor]:
+        """Gather tensors and return copies in host memory on rank 0. Other ranks return an empty dict."""
+        with self.gathered(names, adapter) as tensors:
+            return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()} if self._rank.rank == 0 else {}
+
+    def offload(self) -> None:
+        """See `TrainStrategy`. Frees weights, gradients, optimizer states and ZeRO's buffers, but not NCCL's or the CUDA context."""
+        held = [[*self._model.parameters(), *self._model.buffers()], self._optimizer.state, self._optimizer.param_groups]
+        self._offload.offload(tensors_in(*held, vars(self._engine.optimizer)))
+
+    def onload(self) -> None:
+        """See `TrainStrategy`."""
+        with told_of_memory(self._rank, "returning to the device"):
+            self._offload.onload()
+
+    def close(self) -> None:
+        """See `TrainStrategy`."""
+        self._engine.destroy()
+        self._held.close()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def _merge(buckets: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor for bucket in buckets for name, tensor in bucket.items()}
+
+
+def _or_none(loss_of: Callable[[MicroBatch], Tensor], micro_batch: MicroBatch) -> Tensor | None:
+    """Return the loss, or None if the device ran out of memory. On return, the error and the tensors in its frames are freed."""
+    try:
+        return loss_of(micro_batch)
+    except torch.OutOfMemoryError as error:
+        LOG.warning("out of memory in the forward pass: %s", str(error).partition("\n")[0])
+        return None
+
+
+def _seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
