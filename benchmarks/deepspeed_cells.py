@@ -15,15 +15,16 @@ from benchmarks.deepspeed_table import ZEROPP, Cell
 from benchmarks.deepspeed_tasks import MAX_GRAD_NORM, SEED, TASKS, TOKEN_BUDGET, UPDATES, Folders, batches, model_args, training_args
 from roll.algorithms.divergence import Divergence
 from roll.backend import Rank
-from roll.backend_settings import HfScoreSettings, TrainSettings
 from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.model import ModelConfig
+from roll.engines.hf.settings import HfScoreSettings
 from roll.engines.hf.strategy import HfScore
 from roll.models.load import PackedModel, load_policy
 from roll.models.score import load_scores
 from roll.models.student import PackedTeacher, student_loader
 from roll.models.value import load_values
 from roll.training.actor_train import TrainShape, merge, micro_batches_of
+from roll.training.deepspeed.settings import TrainSettings
 from roll.training.deepspeed.strategy import DeepSpeedTrain
 from roll.types import Metrics, TrainBatch
 

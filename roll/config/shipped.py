@@ -9,6 +9,7 @@ from pathlib import Path
 from roll.errors import ConfigError, Fault
 
 PACKAGE = Path(__file__).resolve().parent.parent
+FUNCTIONS = PACKAGE / "rewards" / "functions"
 PRESETS = "config"
 """Subfolder of the examples with the presets."""
 MODELS = "models"
@@ -41,20 +42,20 @@ def experiments() -> dict[str, Path]:
 
 
 def known_rewards() -> list[str]:
-    """Return the names of the built-in rewards: files of `roll/rewards/` that register a reward of the same name. Imports none of them."""
-    files = sorted((PACKAGE / "rewards").glob("*.py"))
+    """Return the names of the built-in rewards: files of FUNCTIONS that register a reward of the same name. Imports none of them."""
+    files = sorted(FUNCTIONS.glob("*.py"))
     return [file.stem for file in files if f'REWARDS.register("{file.stem}")' in file.read_text(encoding="utf-8")]
 
 
 def known_environments() -> list[str]:
     """Return the names of the built-in environments, found in the same way as the rewards. Imports none of them."""
-    files = sorted((PACKAGE / "environments").glob("*.py"))
+    files = sorted((PACKAGE / "agents" / "environments").glob("*.py"))
     return [file.stem for file in files if f'ENVIRONMENTS.register("{file.stem}")' in file.read_text(encoding="utf-8")]
 
 
 def rewards_with_turns() -> list[str]:
     """Return the names of the built-in rewards that assign rewards to the turns of a response."""
-    return [name for name in known_rewards() if "TurnReward(" in (PACKAGE / "rewards" / f"{name}.py").read_text(encoding="utf-8")]
+    return [name for name in known_rewards() if "TurnReward(" in (FUNCTIONS / f"{name}.py").read_text(encoding="utf-8")]
 
 
 def judge_templates() -> dict[str, Path]:

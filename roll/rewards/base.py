@@ -42,7 +42,7 @@ def load_reward(name: str, place: str = "reward") -> RewardFunction:
     if not function_name and not name.isidentifier():
         raise ConfigError([Fault(place, f"'{name}' cannot be the name of a reward", _remedy(name))])
     try:
-        module = importlib.import_module(module_name if function_name else f"{__package__}.{name}")
+        module = importlib.import_module(module_name if function_name else f"{__package__}.functions.{name}")
     except ModuleNotFoundError as error:
         raise ConfigError([Fault(place, f"no reward is named '{name}': {error}", _remedy(name))]) from error
     except Exception as error:

@@ -11,18 +11,7 @@ from typing import Any, TypeVar, cast
 
 from roll.agents.environment_workers import EnvironmentSettings, EnvironmentWorker, EnvironmentWorkers
 from roll.backend import RewardStrategy, TeachStrategy, TrainStrategy
-from roll.backend_settings import (
-    HfGenerateSettings,
-    HfRewardSettings,
-    HfScoreSettings,
-    ModelLoader,
-    ModelWrapper,
-    Settings,
-    ShardedScoreSettings,
-    TrainSettings,
-    VllmRewardSettings,
-    VllmSettings,
-)
+from roll.backend_settings import ModelLoader, ModelWrapper, Settings
 from roll.config.checks.deepspeed import deepspeed_config, swap_paths
 from roll.config.derived.batch import longest_sequence, sequences_per_update
 from roll.config.derived.environment_roles import ENVIRONMENTS
@@ -43,7 +32,9 @@ from roll.config.schema.roles import (
     ServedConfig,
 )
 from roll.engines.actor_infer import ActorInfer
+from roll.engines.hf.settings import HfGenerateSettings, HfRewardSettings, HfScoreSettings
 from roll.engines.running import Running, running_limits
+from roll.engines.vllm.settings import VllmRewardSettings, VllmSettings
 from roll.models.load import PackedPolicy, load_policy
 from roll.models.value import load_values
 from roll.ray.cluster import RECORD, ClusterSession
@@ -58,6 +49,7 @@ from roll.runs.role_models import model_path, model_shape, training_flops
 from roll.system.own_folder import remove_ownerless
 from roll.training.actor_train import ActorTrain, TrainShape
 from roll.training.critic import Critic
+from roll.training.deepspeed.settings import ShardedScoreSettings, TrainSettings
 from roll.training.scoring import Reference, Teacher
 
 S = TypeVar("S")

@@ -16,8 +16,8 @@ from roll.algorithms.divergence import DistilledPolicy, Divergence
 from roll.algorithms.objectives import Ppo
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.backend import Rank
-from roll.backend_settings import HfScoreSettings
 from roll.data import packing
+from roll.engines.hf.settings import HfScoreSettings
 from roll.engines.hf.strategy import HfScore
 from roll.models.load import load_causal_model
 from roll.models.student import PackedTeacher, student_loader

@@ -16,9 +16,10 @@ from roll.algorithms.divergence import Distillation, Divergence
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.preference import ChosenLikelihood, Dpo, DpoNorm, Ipo, Kto, Mixture, OrPo, PreferenceLoss, SimPo
 from roll.backend import Rank
-from roll.backend_settings import HfScoreSettings, ModelLoader, TrainSettings
+from roll.backend_settings import ModelLoader
 from roll.config.schema.model import TrainingConfig
 from roll.data.examples import Example, ExampleSequence, ExampleSet
+from roll.engines.hf.settings import HfScoreSettings
 from roll.engines.hf.strategy import HfScore
 from roll.models.load import PackedPolicy, load_policy
 from roll.models.score import load_scores
@@ -30,6 +31,7 @@ from roll.runs.offline import reward_model as wire_reward_model
 from roll.runs.offline import sft as wire_sft
 from roll.runs.offline.batches import Batches, MakeBatch, Models
 from roll.training.actor_train import ActorTrain, TrainShape, merge
+from roll.training.deepspeed.settings import TrainSettings
 from roll.types import Floats, Metrics, Sequences
 from tests import limits
 from tests.engines import plain_offline

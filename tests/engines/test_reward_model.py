@@ -14,9 +14,10 @@ from transformers import AutoModelForSequenceClassification, Qwen2ForSequenceCla
 
 from examples.tiny.make_model import PAD_ID
 from roll.backend import Rank
-from roll.backend_settings import HfRewardSettings, VllmRewardSettings
 from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
+from roll.engines.hf.settings import HfRewardSettings
+from roll.engines.vllm.settings import VllmRewardSettings
 from roll.errors import DataError
 from roll.types import Ints
 from tests import limits

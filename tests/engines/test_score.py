@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from roll.backend import Rank
-from roll.backend_settings import HfScoreSettings
 from roll.config.schema.model import ModelConfig
 from roll.data import packing
+from roll.engines.hf.settings import HfScoreSettings
 from roll.engines.hf.strategy import HfScore
 from roll.models.load import PackedPolicy
 from roll.models.packed_inputs import spread

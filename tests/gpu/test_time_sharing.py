@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from roll.backend import Rank
-from roll.backend_settings import HfScoreSettings, VllmSettings
 from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
 from roll.data import packing
+from roll.engines.hf.settings import HfScoreSettings
+from roll.engines.vllm.settings import VllmSettings
 from roll.errors import WeightSyncError
 from roll.models.load import PackedPolicy, load_causal_model
 from roll.models.offload import storages, tensors_in

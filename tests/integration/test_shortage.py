@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from roll.backend import GenerateStrategy
-from roll.backend_settings import VllmSettings
 from roll.config.derived.placement import RolePlan
 from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
+from roll.engines.vllm.settings import VllmSettings
 from roll.errors import WorkerFailed
 from roll.ray.cluster import cluster
 from roll.ray.group import WorkerGroup

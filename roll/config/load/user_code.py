@@ -90,7 +90,7 @@ def _reward(name: str, block: Mapping[str, Any], place: tuple[str, ...], environ
     """Return a reward as a part. Its name is a path if it is the user's, or if it is built-in and has arguments to check."""
     named, arguments = block.get("reward") or name, _block(block.get("reward_args"))
     if arguments and named in known_rewards():
-        named = f"roll.rewards.{named}:{named}"
+        named = f"roll.rewards.functions.{named}:{named}"
     key = (*place, "reward") if block.get("reward") else place
     return UserPart(named, key, (*place, "reward_args"), arguments, None, environment, block.get("group") is True, concurrency)
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from roll.backend import Rank
-from roll.backend_settings import HfRewardSettings
 from roll.config.plan.memory import compiles
+from roll.engines.hf.settings import HfRewardSettings
 from roll.models.layers import compile_layers
 from roll.models.memory_guard import FEWER_TOKENS, told_of_memory
 from roll.models.offload import Offload, tensors_in

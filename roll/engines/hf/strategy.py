@@ -12,8 +12,8 @@ from peft import PeftModel
 from transformers import GenerationConfig
 
 from roll.backend import EngineActivity, Rank
-from roll.backend_settings import HfGenerateSettings, HfScoreSettings
 from roll.config.plan.memory import compiles
+from roll.engines.hf.settings import HfGenerateSettings, HfScoreSettings
 from roll.engines.request_gate import RequestGate
 from roll.errors import WeightSyncError
 from roll.models.layers import compile_layers

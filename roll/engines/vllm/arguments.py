@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from roll.backend_settings import VllmRewardSettings, VllmSettings
+from roll.engines.vllm.settings import VllmRewardSettings, VllmSettings
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 

@@ -12,9 +12,9 @@ from vllm.inputs import TokensPrompt
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from roll.backend import Rank
-from roll.backend_settings import VllmRewardSettings
 from roll.engines.request_gate import RequestGate
 from roll.engines.vllm.arguments import engine_arguments, whole_products
+from roll.engines.vllm.settings import VllmRewardSettings
 from roll.models.score import check_reward_model
 from roll.system.signs import enter
 from roll.types import Ints

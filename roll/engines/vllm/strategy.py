@@ -26,11 +26,11 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from roll.backend import EngineActivity, Rank
-from roll.backend_settings import VllmSettings
 from roll.engines.request_gate import RequestGate
 from roll.engines.vllm.activity import StepCounts, logger_into, tokens_in_flight
 from roll.engines.vllm.arguments import engine_arguments, whole_products
 from roll.engines.vllm.plugin import BACKEND, bucket_as_plain, route_as_plain
+from roll.engines.vllm.settings import VllmSettings
 from roll.errors import WeightSyncError
 from roll.models.load import load_tokenizer
 from roll.models.thinking import ResponseTexts

@@ -10,7 +10,6 @@ import torch
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from roll.backend import Rank
-from roll.backend_settings import ShardedScoreSettings
 from roll.config.plan.memory import compiles
 from roll.models.layers import compile_layers
 from roll.models.load import PackedModel, load_causal_model
@@ -19,6 +18,7 @@ from roll.models.offload import Offload
 from roll.models.packed_score import PackedScore
 from roll.system.signs import enter
 from roll.training.deepspeed.compile import compiling_in_turn
+from roll.training.deepspeed.settings import ShardedScoreSettings
 from roll.training.deepspeed.setup import deepspeed_config, gather_whole_experts, gather_whole_layers, join
 from roll.training.deepspeed.swap import own_swap
 

@@ -18,7 +18,6 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from roll.algorithms.losses import Loss
 from roll.backend import MicroBatch, Rank, TrainResult
-from roll.backend_settings import TrainSettings
 from roll.config.derived.model_shape import shape_of
 from roll.config.plan.memory import activations, checkpointed_layers, compiles, head_bytes, layer_activations
 from roll.models.export import adapter_config, write_adapter_folder, write_model
@@ -48,6 +47,7 @@ from roll.training.deepspeed.metric_sums import MetricSums
 from roll.training.deepspeed.reading import load
 from roll.training.deepspeed.recompute import AutoCheckpointing
 from roll.training.deepspeed.router_balance import router_balance
+from roll.training.deepspeed.settings import TrainSettings
 from roll.training.deepspeed.setup import (
     deepspeed_config,
     gather_whole_experts,

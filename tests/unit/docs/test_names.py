@@ -26,29 +26,29 @@ TREES = {file: ast.parse(file.read_text(encoding="utf-8")) for file in SOURCES}
 KEYS = {key.path for root in PIPELINES.values() for key in walk(root)}
 STEPS = {step for path in KEYS for step in path} - {ANY_NAME}
 WRITERS = (
-    "pipeline/evaluate.py",
-    "pipeline/wire_sft.py",
-    "pipeline/wire_dpo.py",
-    "pipeline/wire_reward_model.py",
-    "pipeline/wire_distill.py",
+    "runs/rlvr/validation.py",
+    "runs/offline/sft.py",
+    "runs/offline/dpo.py",
+    "runs/offline/reward_model.py",
+    "runs/offline/distill.py",
     "algorithms/preference.py",
     "algorithms/ranking.py",
     "algorithms/divergence.py",
-    "pipeline/meter.py",
+    "runs/meter.py",
     "rollout/batch.py",
-    "rollout/episode_metrics.py",
+    "agents/episode_metrics.py",
     "algorithms/corrections.py",
     "rollout/credit.py",
     "rollout/scheduler.py",
     "algorithms/losses.py",
     "algorithms/policy_loss.py",
     "algorithms/value_loss.py",
-    "strategies/deepspeed_train.py",
-    "strategies/metric_sums.py",
+    "train/deepspeed/strategy.py",
+    "train/deepspeed/metric_sums.py",
     "models/routers.py",
-    "workers/actor_train.py",
-    "workers/actor_infer.py",
-    "workers/environments.py",
+    "train/actor_train.py",
+    "engines/actor_infer.py",
+    "agents/environment_workers.py",
 )
 """Modules that compute metrics. All others only read them."""
 METRIC = re.compile(
@@ -96,7 +96,7 @@ def metrics_of_the_source() -> set[str]:
     parts = {
         str(node.args[0].value)
         for file, tree in TREES.items()
-        if file.parent.name == "pipeline"
+        if file.is_relative_to(ROOT / "roll" / "runs")
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "timed"
         if isinstance(node.args[0], ast.Constant)
@@ -104,7 +104,7 @@ def metrics_of_the_source() -> set[str]:
     parts |= {
         str(node.value.value)
         for file, tree in TREES.items()
-        if file.parent.name == "pipeline"
+        if file.is_relative_to(ROOT / "roll" / "runs")
         for node in ast.walk(tree)
         if isinstance(node, ast.keyword) and node.arg == "part" and isinstance(node.value, ast.Constant)
     }

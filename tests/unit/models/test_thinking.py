@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from roll.backend import Rank
-from roll.backend_settings import HfGenerateSettings
 from roll.config.schema.model import ModelConfig
+from roll.engines.hf.settings import HfGenerateSettings
 from roll.engines.hf.strategy import HfGenerate
 from roll.models.thinking import ResponseTexts
 from roll.rewards.answers import final_text

@@ -11,8 +11,8 @@ import pytest
 from torch import nn
 
 from roll.backend import EngineActivity, Rank
-from roll.backend_settings import HfGenerateSettings
 from roll.config.schema.model import ModelConfig
+from roll.engines.hf.settings import HfGenerateSettings
 from roll.engines.hf.strategy import HfGenerate
 from roll.types import Completion, FinishReason, Sampling
 from roll.weight_sync.routes import Route, Transport
