@@ -22,24 +22,45 @@ engine that is offloaded freezes its unfinished responses. An engine that stays 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
-from roll.ray.device_sharing import Level
+from roll.ray.device_sharing import DeviceSharing, Level
 
-Bring = Callable[[Mapping[str, Level], Collection[str]], Awaitable[None]]
+
+class Pausable(Protocol):
+    """Engines that can stop in the middle of responses."""
+
+    async def pause(self) -> None:
+        """Pause generation until the next sync."""
+        ...
+
+
+def untimed(part: str) -> AbstractContextManager[None]:
+    """Measure nothing."""
+    return nullcontext()
 
 
 @dataclass(frozen=True)
 class DevicePhases:
     """Brings the roles of a phase onto their devices. Await the phase's method before its work starts."""
 
-    bring: Bring
-    """Onloads roles to the given levels; see `DeviceSharing.bring`."""
+    sharing: DeviceSharing
+    part: Callable[[str], AbstractContextManager[None]] = untimed
+    """Times `onload` and `pause`; see `Meter.part`."""
+    in_hands: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Returns a context that is held while the engines' state changes."""
+    engines: Pausable | None = None
+    """Engines that stay on devices which other roles use. None if there are none."""
     pausing_for: Collection[str] = ()
     """Roles that use the devices of resident engines. Generation is paused for them until the next sync."""
-    pause: Callable[[], Awaitable[None]] | None = None
-    """Pauses generation in the middle of responses, for the roles of `pausing_for`."""
+
+    async def bring(self, levels: Mapping[str, Level], discarding: Collection[str]) -> None:
+        """Onload roles to the given levels; see `DeviceSharing.bring`."""
+        with self.part("onload"), self.in_hands():
+            await self.sharing.bring(levels, discarding)
 
     async def generation(self) -> None:
         """Prepare for generation by the engine."""
@@ -64,8 +85,9 @@ class DevicePhases:
         await self.bring({"actor_train": Level.WHOLE, "actor_infer": Level.WEIGHTS}, ())
 
     async def _pause_for(self, *roles: str) -> None:
-        if self.pause and not set(roles).isdisjoint(self.pausing_for):
-            await self.pause()
+        if self.engines and not set(roles).isdisjoint(self.pausing_for):
+            with self.part("pause"):
+                await self.engines.pause()
 
     async def checkpoint(self, role: str) -> None:
         """Prepare for `role` to write its state to a checkpoint, or to read it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,16 +13,22 @@ from roll.runs.device_phases import DevicePhases
 from roll.runs.position import Position
 from roll.types import Metrics, TrainBatch
 
-Update = Callable[[TrainBatch, Loss, int], Awaitable[Metrics]]
-"""Runs all optimizer updates of a step. The arguments are the batch, the loss and the policy version before the updates."""
 CRITIC_FOLDER = "critic"
+
+
+class Learner(Protocol):
+    """A role that learns: the policy or the critic."""
+
+    async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
+        """Run all optimizer updates of a step. `policy_version` is the version before the updates."""
+        ...
 
 
 @dataclass(frozen=True)
 class CriticLearning:
     """Settings of the critic's updates."""
 
-    update: Update
+    learner: Learner
     loss: Loss
     warmup: int
     """Number of initial steps in which only the critic learns. The policy does not change, but is synced again."""
@@ -36,28 +41,27 @@ class Learning:
     """Runs the updates of a step."""
 
     phases: DevicePhases
-    update: Update
-    """Runs the policy's updates."""
+    policy: Learner
     loss: Loss
     updates: int
     critic: CriticLearning | None = None
 
-    async def __call__(self, batch: TrainBatch, position: Position) -> tuple[Metrics, Position]:
+    async def update(self, batch: TrainBatch, position: Position) -> tuple[Metrics, Position]:
         """Run the updates. Return their metrics and the position after the step."""
         version, critic = position.policy_version, self.critic
         policy_learns = critic is None or position.step >= critic.warmup
         parts: list[Metrics] = []
         if critic and critic.at_once:
             await self.phases.training("actor_train", "critic")
-            policy = [self.update(batch, self.loss, version)] if policy_learns else []
-            parts += await together([critic.update(batch, critic.loss, version), *policy])
+            policy = [self.policy.train_step(batch, self.loss, version)] if policy_learns else []
+            parts += await together([critic.learner.train_step(batch, critic.loss, version), *policy])
         else:
             if critic:
                 await self.phases.training("critic")
-                parts.append(await critic.update(batch, critic.loss, version))
+                parts.append(await critic.learner.train_step(batch, critic.loss, version))
             if policy_learns:
                 await self.phases.training("actor_train")
-                parts.append(await self.update(batch, self.loss, version))
+                parts.append(await self.policy.train_step(batch, self.loss, version))
         metrics = {name: value for part in parts for name, value in part.items()}
         return metrics, Position(position.step + 1, version + (self.updates if policy_learns else 0))
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from statistics import mean
-from typing import ParamSpec, TypeVar
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
-from roll.backend import EngineActivity
 from roll.ray.device_sharing import DeviceSharing, together
 from roll.ray.group import WorkerGroup
 from roll.runs.roles import Roles
@@ -15,12 +13,9 @@ from roll.runs.run_context import RunContext
 from roll.tracking.stopwatch import Stopwatch
 from roll.types import Metrics
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 
 class Meter:
-    """Times the functions that it wraps, and computes the metrics of each step."""
+    """Times the parts of a step, and computes its metrics."""
 
     def __init__(self, groups: Mapping[str, WorkerGroup], devices: int, resident: Mapping[str, int], restarts: int = 0) -> None:
         """
@@ -34,14 +29,9 @@ class Meter:
         self._watch = Stopwatch()
         self._step_began = time.perf_counter()
 
-    def timed(self, part: str, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-        """Wrap a coroutine function so that its seconds are added to `time/<part>`."""
-
-        async def wrapped(*arguments: P.args, **keywords: P.kwargs) -> T:
-            with self._watch(part):
-                return await function(*arguments, **keywords)
-
-        return wrapped
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """Return a context whose seconds are added to `time/<name>`, without those of a part within it."""
+        return self._watch(name)
 
     async def step(self, tokens: int, samples: int) -> Metrics:
         """Return the metrics of the step that ends now. Throughput is left out if `tokens` is 0.
@@ -70,24 +60,3 @@ def meter_of(roles: Roles, context: RunContext, sharing: DeviceSharing) -> Meter
     """Return the meter of a run. Throughput is per device, or per worker process if all roles run on the CPU."""
     devices = len(context.plan.devices) or sum(map(len, roles.groups.values()))
     return Meter(roles.groups, devices, sharing.resident, context.restarts)
-
-
-def engine_metrics(engines: Sequence[EngineActivity], seconds: float) -> Metrics:
-    """Return the metrics of the engines' activity in a step of this duration. Values that no engine reports are left out."""
-    metrics = {
-        # Engines report slightly after the step's time was measured, so busy_seconds may exceed it.
-        "engine/idle_fraction": mean(max(0.0, 1 - engine.busy_seconds / seconds) for engine in engines),
-        "engine/generated_tokens": float(sum(engine.generated_tokens for engine in engines)),
-        "engine/prefilled_tokens": float(sum(engine.prefilled_tokens for engine in engines)),
-    }
-    counted: Sequence[tuple[str, list[float | None], Callable[[Sequence[float]], float]]] = (
-        ("engine/preemptions", [engine.preemptions for engine in engines], sum),
-        ("engine/running", [engine.running for engine in engines], mean),
-        ("engine/waiting", [engine.waiting for engine in engines], mean),
-        ("engine/kv_cache_use", [engine.kv_cache_use for engine in engines], max),
-        ("engine/tokens_in_flight", [engine.tokens_in_flight for engine in engines], sum),
-    )
-    for name, values, joined in counted:
-        if known := [value for value in values if value is not None]:
-            metrics[name] = float(joined(known))
-    return metrics

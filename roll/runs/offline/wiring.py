@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +21,7 @@ from roll.data.examples import WORDLESS, ExampleSet, Kind, Limits, Part, prepare
 from roll.data.remarks import remark
 from roll.data.sampler import ExampleSampler
 from roll.models.load import check_readable, load_policy, load_tokenizer
-from roll.runs.device_phases import DevicePhases
+from roll.runs.device_phases import DevicePhases, untimed
 from roll.runs.epochs import Epochs
 from roll.runs.interrupt import Interrupt
 from roll.runs.learning import OnloadedTrainer
@@ -132,25 +133,58 @@ class StartedRoles:
     """The role that learns."""
     trainer: ActorTrain
     other: OtherModel | None
+    part: Callable[[str], AbstractContextManager[None]] = untimed
+    """Times the calls of the models; see `Meter.part`."""
+
+    @property
+    def models(self) -> Models:
+        """Return the models that a batch may need."""
+        return Models(self.log_probs, self.ask if self.other else None)
 
     async def log_probs(self, sequences: Sequences) -> Floats:
         """Return the log-probs of the learner with its current weights."""
-        await self.phases.scoring(self.role)
-        return await self.trainer.log_probs(sequences)
+        with self.part("log_probs"):
+            await self.phases.scoring(self.role)
+            return await self.trainer.log_probs(sequences)
 
     async def ask(self, sequences: Sequences) -> Floats:
         """Return the output of the other model."""
         assert self.other is not None
-        await self.phases.scoring(self.other.role)
-        return await self.other.ask(sequences)
+        with self.part(self.other.part):
+            await self.phases.scoring(self.other.role)
+            return await self.other.ask(sequences)
 
-    async def evaluate(self, held_out: Batches, chunk: int) -> Metrics:
-        """Return the loss's metrics on all held-out rows, computed at most `chunk` rows at a time."""
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Evaluates the learner on held-out rows every `every` steps and after the last step. Implements `Validation`."""
+
+    rows: Batches
+    chunk: int
+    """Largest number of rows of one evaluation call."""
+    every: int
+    last_step: int
+    name: str
+    report: Report
+    started: StartedRoles
+    part: Callable[[str], AbstractContextManager[None]]
+    """Times the whole as `evaluate`; see `Meter.part`."""
+
+    async def after(self, step: int) -> Metrics:
+        """See `Validation`."""
+        if step % self.every and step != self.last_step:
+            return {}
+        with self.part("evaluate"):
+            return self.report(self.name, await self._metrics())
+
+    async def _metrics(self) -> Metrics:
+        """Return the loss's metrics on all held-out rows."""
         results: list[TrainResult] = []
-        for numbers in np.array_split(np.arange(len(held_out.rows)), -(-len(held_out.rows) // chunk)):
-            batch, loss = await held_out.of(numbers.tolist())
-            await self.phases.training(self.role)
-            results += await self.trainer.evaluate(batch, loss)
+        count = len(self.rows.rows)
+        for numbers in np.array_split(np.arange(count), -(-count // self.chunk)):
+            batch, loss = await self.rows.of(numbers.tolist())
+            await self.started.phases.training(self.started.role)
+            results += await self.started.trainer.evaluate(batch, loss)
         return merge(results)
 
 
@@ -162,40 +196,34 @@ async def _loop(config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, 
     other = pipeline.other_model(context.plan, roles, trainer)
     sharing = await roles.start()
     meter = meter_of(roles, context, sharing)
-    phases = DevicePhases(meter.timed("onload", sharing.bring))
-    started = StartedRoles(phases, role, trainer, other)
+    phases = DevicePhases(sharing, meter.part)
+    timed = StartedRoles(phases, role, trainer, other, meter.part)
+    within = StartedRoles(phases, role, trainer, other)  # evaluation is timed as a whole
 
     sampler = ExampleSampler(len(rows.training), config.seed)
     epochs = Epochs(len(rows.training), batch_size)
     position = await context.checkpointer.restore(OnloadedTrainer(phases, role, trainer), sampler, last_step=steps, epochs=epochs)
-    ask = meter.timed(other.part, started.ask) if other else None
-    training = Batches(rows.training, pipeline.make_batch, Models(meter.timed("log_probs", started.log_probs), ask))
-    # Evaluation is timed as a whole, so calls of its models are not timed separately.
-    untimed = Models(started.log_probs, started.ask if other else None)
-    held_out = Batches(rows.held_out, pipeline.make_batch, untimed) if rows.held_out else None
-    if other and other.beforehand and ask:
-        training = await training.record(sampler.ahead((steps - position.step) * batch_size), batch_size, ask)
-        held_out = held_out and await held_out.record(range(len(held_out.rows)), batch_size, ask)
+    training = Batches(rows.training, pipeline.make_batch, timed.models)
+    held_out = Batches(rows.held_out, pipeline.make_batch, within.models) if rows.held_out else None
+    if other and other.beforehand:
+        training = await training.record(sampler.ahead((steps - position.step) * batch_size), batch_size, timed.ask)
+        held_out = held_out and await held_out.record(range(len(held_out.rows)), batch_size, timed.ask)
         if other.role != role:
             await roles.end(other.role)
-
-    async def evaluate(step: int) -> Metrics:
-        if held_out is None or (step % config.eval_steps and step != steps):
-            return {}
-        name = config.validation.name if config.validation else "validation"
-        return pipeline.report(name, await started.evaluate(held_out, batch_size))
-
-    parts = offline.Offline(
+    name = config.validation.name if config.validation else "validation"
+    run = offline.Offline(
         phases=phases,
+        meter=meter,
         role=role,
-        take=lambda: training.of(sampler.draw(batch_size)),
-        train=meter.timed("train", trainer.train_step),
-        evaluate=meter.timed("evaluate", evaluate),
-        measure=meter.step,
-        save=meter.timed("checkpoint", context.checkpointer.save_if_due),
-        interrupted=interrupt.happened,
+        trainer=trainer,
+        training=training,
+        sampler=sampler,
+        batch_size=batch_size,
+        validation=HeldOut(held_out, batch_size, config.eval_steps, steps, name, pipeline.report, within, meter.part) if held_out else None,
+        checkpointer=context.checkpointer,
+        interrupt=interrupt,
         tracker=context.tracker,
         epochs=epochs,
         max_steps=steps,
     )
-    return await offline.train(parts, position)
+    return await offline.train(run, position)

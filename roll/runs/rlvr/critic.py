@@ -16,8 +16,8 @@ def learning(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, critic: Cr
     """Return the runner of a step's updates."""
     beside = None
     if critic:
-        beside = CriticLearning(critic.train_step, ValueLoss(config.value_clip), config.critic_warmup, at_once=are_apart(plan))
-    return Learning(phases, actor_train.train_step, learner_loss(config), plan.batch.updates, beside)
+        beside = CriticLearning(critic, ValueLoss(config.value_clip), config.critic_warmup, at_once=are_apart(plan))
+    return Learning(phases, actor_train, learner_loss(config), plan.batch.updates, beside)
 
 
 def are_apart(plan: Plan) -> bool:

@@ -130,7 +130,7 @@ async def answers(
     rewards = Reported(roles.rewards(config, inputs.models_of(roles)), failures, listener.answered)
     playing = Playing(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
     sharing = await roles.start()
-    phases = DevicePhases(sharing.bring)
+    phases = DevicePhases(sharing)
     generator, scorer = in_turn(config, phases, actor_infer, rewards)
     await phases.generation()
     sets = evaluators(config, generator, scorer, actor_infer, playing, inputs.held_out, inputs.ends, most, inputs.bars)

@@ -19,92 +19,104 @@ own deadlines.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from roll.agents.episode_metrics import episode_metrics
-from roll.rollout.batch import Experience, Shaping, experience, rollout_metrics, usable
+from roll.rollout.batch import Shaping, experience, rollout_metrics, usable
+from roll.rollout.credit import CreditAssignment
+from roll.rollout.reference import StepReference
+from roll.rollout.scheduler import RolloutScheduler
+from roll.runs.checkpointer import Checkpointer
 from roll.runs.device_phases import DevicePhases
+from roll.runs.interrupt import Interrupt
+from roll.runs.learning import Learning
 from roll.runs.position import Position
+from roll.runs.rlvr.engine_sync import EngineSync
+from roll.runs.rlvr.step_meter import StepMeter
+from roll.runs.rlvr.teachers import StepTeachers
+from roll.runs.rlvr.validation import Validation
 from roll.tracking.base import Tracker
-from roll.types import Floats, Metrics, RolloutGroup, Sequences, TrainBatch
+from roll.training.actor_train import ActorTrain
+from roll.training.critic import Critic
+from roll.types import RolloutGroup
 
 
 @dataclass(frozen=True)
 class Rlvr:
-    """The wired parts of a run. `wire_rlvr` builds them and decides when validation and checkpoints are due."""
+    """The parts of a run."""
 
     phases: DevicePhases
-    take: Callable[[], Awaitable[list[RolloutGroup]]]
-    log_probs: Callable[[Sequences], Awaitable[Floats]] | None
-    """Log-probs of the trainer's policy before the step's first update."""
-    ref_log_probs: Callable[[Sequence[RolloutGroup], Sequences], Awaitable[Floats]] | None
-    """Log-probs of the reference, for the step's groups and their sequences."""
+    meter: StepMeter
+    scheduler: RolloutScheduler
+    engines: EngineSync
+    trainer: ActorTrain
+    needs_log_probs: bool
+    """Whether the step needs the log-probs of the trainer's policy before the first update."""
+    reference: StepReference | None
+    """The reference, if the loss or the reward uses its log-probs."""
     reference_role: str
     """Role that computes the reference's log-probs: `reference`, or `actor_train` with its adapter off."""
-    values: Callable[[Sequences], Awaitable[Floats]] | None
-    """Values of the critic before the step's first update."""
-    teacher_states: Callable[[Sequence[RolloutGroup], Experience], Awaitable[Floats]] | None
-    """Outputs [S, W] of the teachers for the S response tokens of the step. Onloads each teacher."""
-    learn: Callable[[TrainBatch, Position], Awaitable[tuple[Metrics, Position]]]
-    """Runs the step's updates, and returns their metrics and the position after them. Onloads each learner."""
-    sync: Callable[[int], Awaitable[None]]
-    """Sends the weights of this policy version to the engines."""
-    evaluate: Callable[[int], Awaitable[Metrics]]
-    """Validation metrics after a step, empty if validation is not due. Onloads the engine."""
-    measure: Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]
-    """Durations of the step's parts, throughput and memory."""
-    save: Callable[[Position], Awaitable[None]]
-    """Writes a checkpoint if one is due."""
-    interrupted: Callable[[], bool]
+    critic: Critic | None
+    teachers: StepTeachers | None
+    learning: Learning
+    validation: Validation
+    checkpointer: Checkpointer
+    interrupt: Interrupt
     tracker: Tracker
     shaping: Shaping
-    credit: Callable[[Experience, Floats | None, Floats | None, Floats | None], tuple[TrainBatch, Metrics]]
-    """Returns the step's training batch with advantages, and metrics; see `CreditAssignment`."""
+    credit: CreditAssignment
     max_steps: int
 
 
 async def _record_unscored(run: Rlvr, groups: Sequence[RolloutGroup], position: Position) -> None:
     """Record a step in which no response has a verdict, so that the console, the metrics and the samples show what ends the run."""
     metrics = rollout_metrics(groups, position.policy_version) | episode_metrics(groups)
-    run.tracker.log(position.step + 1, metrics | await run.measure(groups))
+    run.tracker.log(position.step + 1, metrics | await run.meter.step(groups))
     run.tracker.samples(position.step + 1, groups)
 
 
 async def train(run: Rlvr, position: Position) -> Position:
     """Run the loop from `position` to the last step, or to the end of the step in which the run is interrupted."""
     await run.phases.sync()
-    await run.sync(position.policy_version)
+    with run.meter.part("weight_sync"):
+        await run.engines.push(position.policy_version)
     if position.step == 0:
-        run.tracker.log(0, await run.evaluate(0) | await run.measure([]))
+        run.tracker.log(0, await run.validation.after(0) | await run.meter.step([]))
     else:
-        await run.measure([])  # keeps the time of loading a checkpoint out of the next step
-    while position.step < run.max_steps and not run.interrupted():
+        await run.meter.step([])  # keeps the time of loading a checkpoint out of the next step
+    while position.step < run.max_steps and not run.interrupt.happened():
         await run.phases.generation()
-        groups = await run.take()
+        with run.meter.part("rollout"):
+            groups = await run.engines.generating(run.scheduler.take)
         if not any(map(usable, groups)):
             await _record_unscored(run, groups, position)
         step = experience(groups, run.shaping)
         ref_log_probs = log_probs = values = None
-        if run.ref_log_probs:
+        if run.reference:
             await run.phases.scoring(run.reference_role)
-            ref_log_probs = await run.ref_log_probs(groups, step.sequences)
-        if run.log_probs:
+            with run.meter.part("reference"):
+                ref_log_probs = await run.reference.of(groups, step.sequences)
+        if run.needs_log_probs:
             await run.phases.scoring("actor_train")
-            log_probs = await run.log_probs(step.sequences)
-        if run.values:
+            with run.meter.part("log_probs"):
+                log_probs = await run.trainer.log_probs(step.sequences)
+        if run.critic:
             await run.phases.scoring("critic")
-            values = await run.values(step.sequences)
+            with run.meter.part("values"):
+                values = await run.critic.values(step.sequences)
         batch, metrics = run.credit(step, ref_log_probs, log_probs, values)
-        if run.teacher_states:
-            batch = replace(batch, teacher_states=await run.teacher_states(groups, step))
+        if run.teachers:
+            batch = replace(batch, teacher_states=await run.teachers.states(groups, step))
         metrics |= rollout_metrics(groups, position.policy_version) | episode_metrics(groups)
-        learnt, position = await run.learn(batch, position)
+        with run.meter.part("train"):
+            learnt, position = await run.learning.update(batch, position)
         await run.phases.sync()
-        await run.sync(position.policy_version)
-        metrics |= learnt | await run.evaluate(position.step)
-        metrics |= await run.measure(groups)
+        with run.meter.part("weight_sync"):
+            await run.engines.push(position.policy_version)
+        metrics |= learnt | await run.validation.after(position.step) | await run.meter.step(groups)
         run.tracker.log(position.step, metrics)
         run.tracker.samples(position.step, groups)
-        await run.save(position)
+        with run.meter.part("checkpoint"):
+            await run.checkpointer.save_if_due(position)
     return position

@@ -6,7 +6,9 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from math import comb, nan
 from statistics import fmean
 from types import MappingProxyType
@@ -15,6 +17,9 @@ from roll.rewards.answers import final_text, last_boxed
 from roll.rewards.passing import USUAL, Bars, passed
 from roll.rollout.batch import TRUNCATED, at_limit_fraction
 from roll.rollout.group import GroupSampler, Scorer, prompt_seed
+from roll.runs.device_phases import DevicePhases
+from roll.runs.rlvr.engine_sync import EngineSync
+from roll.tracking.base import Record
 from roll.types import NO_VERDICT, Episode, Metrics, Prompt, RewardResult, RolloutGroup
 
 LOG = logging.getLogger(__name__)
@@ -74,6 +79,34 @@ class Evaluator:
             said = "so there is no result" if failed == total else "and count as failed"
             LOG.warning("%s: %d of %d responses got no verdict, %s", self.name, failed, total, said)
         return groups
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Evaluates all held-out sets before the first step, every `every` steps and after the last step."""
+
+    every: int
+    """Number of steps; 0 for no validation."""
+    last_step: int
+    sets: Sequence[Evaluator]
+    phases: DevicePhases
+    engines: EngineSync
+    part: Callable[[str], AbstractContextManager[None]]
+    """Times the whole as `evaluate`; see `Meter.part`."""
+    record: Record
+
+    async def after(self, step: int) -> Metrics:
+        """Return the metrics after a step, with the responses recorded. Empty if validation is not due."""
+        if not self.every or (step % self.every and step != self.last_step):
+            return {}
+        await self.phases.generation()
+        with self.part("evaluate"):
+            return await self.engines.generating(partial(self._run, step))
+
+    async def _run(self, step: int) -> Metrics:
+        assert self.sets, "eval_steps requires a validation block"
+        found = await asyncio.gather(*(one.run(partial(self.record.held_out, step)) for one in self.sets))
+        return {name: value for metrics in found for name, value in metrics.items()}
 
 
 def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int, bars: Mapping[str, Bars] = NO_BARS) -> Metrics:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ParamSpec
 
 from transformers import PreTrainedTokenizerBase
 
@@ -32,7 +30,7 @@ from roll.models.thinking import ResponseTexts
 from roll.ray.device_sharing import DeviceSharing
 from roll.rewards.passing import Bars
 from roll.rewards.reward_workers import ModelReward
-from roll.rollout.batch import Shaping, token_count
+from roll.rollout.batch import Shaping
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.group import Generator, GroupSampler, Scorer
 from roll.rollout.judged_in_turn import JudgedInTurn
@@ -42,7 +40,7 @@ from roll.rollout.turns import TurnEnds
 from roll.runs.device_phases import DevicePhases
 from roll.runs.interrupt import Interrupt
 from roll.runs.learning import OnloadedTrainer
-from roll.runs.meter import Meter, engine_metrics, meter_of
+from roll.runs.meter import Meter, meter_of
 from roll.runs.notices import held_out_watches, training_watches
 from roll.runs.rlvr import loop as rlvr
 from roll.runs.rlvr.critic import learning
@@ -50,24 +48,22 @@ from roll.runs.rlvr.engine_sync import EngineSync
 from roll.runs.rlvr.environments import Playing, gateway_of, group_sampler, listening, prompts_of, renderer_of
 from roll.runs.rlvr.filters import kept_groups, most_batches
 from roll.runs.rlvr.reward_failures import reported, totalled
-from roll.runs.rlvr.reward_models import judge_metrics, prepare_reward_models
+from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import try_environments, try_rewards
 from roll.runs.rlvr.sampling import sampling_of
-from roll.runs.rlvr.teachers import DomainTeacher, StepTeachers
-from roll.runs.rlvr.validation import NO_BARS, ByItself, Evaluator
+from roll.runs.rlvr.step_meter import StepMeter
+from roll.runs.rlvr.teachers import DomainTeacher, StepTeachers, Teacher
+from roll.runs.rlvr.validation import NO_BARS, ByItself, Evaluator, Validation
 from roll.runs.role_models import check_same_tokens, model_path
 from roll.runs.roles import Roles
 from roll.runs.run_context import Prepared, RunContext
 from roll.runs.teacher import teaching
-from roll.tracking.base import Record
 from roll.tracking.notices import Watch
 from roll.training.actor_train import ActorTrain
 from roll.training.scoring import Reference
-from roll.types import Floats, Metrics, RolloutGroup, Sampling, Sequences
+from roll.types import RolloutGroup, Sampling
 from roll.weight_sync.routes import find_routes
 from roll.weight_sync.sync import WeightSync
-
-P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -157,7 +153,7 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
     actor_infer = roles.actor_infer(config)
     reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
     critic = roles.critic(config.critic, config.max_steps) if config.critic else None
-    asked_of = {name: roles.teacher(name, role, taught.wrap).states for name, role in teachers.items()} if taught else {}
+    taught_by = {name: roles.teacher(name, role, taught.wrap) for name, role in teachers.items()} if taught else {}
     models = inputs.models_of(roles)
     rewards = reported(config, roles.rewards(config, models), plan, context.tracker)
     playing = Playing(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
@@ -181,29 +177,32 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
         if context.restarts:
             await actor_infer.activity()  # discards the engines' counters from before the restart
         else:
-            await engine_in_hands(roles, weights.open_routes)()
+            with roles.unsettled("actor_infer"):
+                await weights.open_routes()
         context.tracker.watch(inputs.watches)
-        sync = EngineSync(weights, actor_infer, phases, partial(roles.unsettled, "actor_infer"))
-        parts = rlvr.Rlvr(
+        engines = EngineSync(weights, actor_infer, phases, partial(roles.unsettled, "actor_infer"))
+        environments = playing.environments if playing else None
+        run = rlvr.Rlvr(
             phases=phases,
-            take=meter.timed("rollout", partial(sync.generating, scheduler.take)),
-            log_probs=meter.timed("log_probs", actor_train.log_probs) if ratio_source(config) == "trainer" else None,
-            ref_log_probs=None if plan.reference == "unused" else meter.timed("reference", asked.of),
+            meter=StepMeter(meter, scheduler, actor_infer, models, environments, len(inputs.training)),
+            scheduler=scheduler,
+            engines=engines,
+            trainer=actor_train,
+            needs_log_probs=ratio_source(config) == "trainer",
+            reference=None if plan.reference == "unused" else asked,
             reference_role="reference" if plan.reference == "role" else "actor_train",
-            values=meter.timed("values", critic.values) if critic else None,
-            teacher_states=teacher_states(config, phases, meter, asked_of) if asked_of else None,
-            learn=meter.timed("train", learning(config, plan, actor_train, critic, phases)),
-            sync=meter.timed("weight_sync", sync.push),
-            evaluate=meter.timed("evaluate", evaluation(config, phases, sync, sets, context.tracker)),
-            measure=measurement(meter, scheduler, actor_infer, models, playing, len(inputs.training)),
-            save=meter.timed("checkpoint", context.checkpointer.save_if_due),
-            interrupted=interrupt.happened,
+            critic=critic,
+            teachers=step_teachers(config, phases, meter, taught_by),
+            learning=learning(config, plan, actor_train, critic, phases),
+            validation=Validation(config.eval_steps, config.max_steps, sets, phases, engines, meter.part, context.tracker),
+            checkpointer=context.checkpointer,
+            interrupt=interrupt,
             tracker=context.tracker,
             shaping=shaped,
             credit=assignment,
             max_steps=config.max_steps,
         )
-        return await rlvr.train(parts, position)
+        return await rlvr.train(run, position)
 
 
 def source_of(config: RlvrConfig, training: Prompts) -> PromptSampler:
@@ -212,20 +211,17 @@ def source_of(config: RlvrConfig, training: Prompts) -> PromptSampler:
     return PromptSampler(training, config.seed, rows and rows.domain_interleave_probs)
 
 
-def teacher_states(
-    config: RlvrConfig, phases: DevicePhases, meter: Meter, asked: Mapping[str, Callable[[Sequences], Awaitable[Floats]]]
-) -> StepTeachers:
-    """Return all teachers with their domains. `time/teacher` measures their calls, without the time of onloading."""
-    domains = taught_domains(config)
-    teachers = [DomainTeacher(role, domains[role], meter.timed("teacher", states)) for role, states in asked.items()]
-    return StepTeachers(teachers, phases.scoring)
+def step_teachers(config: RlvrConfig, phases: DevicePhases, meter: Meter, teachers: Mapping[str, Teacher]) -> StepTeachers | None:
+    """Return all teachers with their domains; None if there are none."""
+    domains = taught_domains(config) if teachers else {}
+    found = [DomainTeacher(role, domains[role], teacher) for role, teacher in teachers.items()]
+    return StepTeachers(found, phases, meter.part) if found else None
 
 
 def phases_of(config: RlvrConfig, roles: Roles, meter: Meter, sharing: DeviceSharing, actor_infer: ActorInfer) -> DevicePhases:
     """Return the timed device phases of a step. The configuration determines the roles for which generation is paused."""
     pausing_for = frozenset() if config.time_sharing else interrupting(config)
-    bring = meter.timed("onload", engine_in_hands(roles, sharing.bring))
-    return DevicePhases(bring, pausing_for, meter.timed("pause", actor_infer.pause))
+    return DevicePhases(sharing, meter.part, partial(roles.unsettled, "actor_infer"), actor_infer, pausing_for)
 
 
 def sync_of(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer: ActorInfer) -> WeightSync:
@@ -233,16 +229,6 @@ def sync_of(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer
     paths = partial(find_routes, plan.roles["actor_train"], plan.roles["actor_infer"], config.num_gpus_per_node)
     bucket_bytes, seconds = config.weight_sync.bucket_mib << 20, config.deadlines.weight_sync
     return WeightSync(actor_train, actor_infer.engines, paths, sends_adapter(config), bucket_bytes, seconds)
-
-
-def engine_in_hands(roles: Roles, work: Callable[P, Awaitable[None]]) -> Callable[P, Awaitable[None]]:
-    """Wrap work that changes the engines' state. If it fails, that state is undefined, so a restart replaces the engines as well."""
-
-    async def wrapped(*arguments: P.args, **keywords: P.kwargs) -> None:
-        with roles.unsettled("actor_infer"):
-            await work(*arguments, **keywords)
-
-    return wrapped
 
 
 def reference_of(config: RlvrConfig, plan: Plan, reference: Reference | ActorTrain, shaped: Shaping) -> StepReference:
@@ -317,54 +303,6 @@ def scheduler_of(
         keep=kept_groups(config),
         finished=finished,
     )
-
-
-def measurement(
-    meter: Meter,
-    scheduler: RolloutScheduler,
-    actor_infer: ActorInfer,
-    models: Mapping[str, ModelReward],
-    playing: Playing | None,
-    rows: int,
-) -> Callable[[Sequence[RolloutGroup]], Awaitable[Metrics]]:
-    """Return a function that measures a step: times, throughput, dropped groups, and activity of engines, judges and environments.
-
-    `rows` is the number of prompts in the data, for the metric `epoch`.
-    """
-
-    async def measure(groups: Sequence[RolloutGroup]) -> Metrics:
-        samples = sum(len(group.episodes) for group in groups)
-        step, engines = await asyncio.gather(meter.step(token_count(groups), samples), actor_infer.activity())
-        worlds = playing.environments.metrics() if playing else {}
-        asked = actor_infer.metrics() | scheduler.metrics() | judge_metrics(models) | worlds
-        epoch = {"epoch": (1 + max(group.prompt.prompt_id for group in groups)) / rows} if groups else {}
-        return step | engine_metrics(engines, step["time/step"]) | asked | epoch
-
-    return measure
-
-
-def evaluation(
-    config: RlvrConfig, phases: DevicePhases, sync: EngineSync, sets: Sequence[Evaluator], record: Record
-) -> Callable[[int], Awaitable[Metrics]]:
-    """Return a function that validates before the first step, every `eval_steps` steps and after the last step.
-
-    After all other steps, and if `eval_steps` is 0, it returns no metrics.
-    """
-
-    async def evaluate(step: int) -> Metrics:
-        if not config.eval_steps or (step % config.eval_steps and step != config.max_steps):
-            return {}
-        await phases.generation()
-        return await sync.generating(partial(validation, sets, partial(record.held_out, step)))
-
-    return evaluate
-
-
-async def validation(sets: Sequence[Evaluator], keep: Callable[[str, Sequence[RolloutGroup]], None]) -> Metrics:
-    """Evaluate all held-out sets and return their metrics. Call `keep` with each set's name and its groups of scored responses."""
-    assert sets, "eval_steps requires a validation block"
-    found = await asyncio.gather(*(one.run(keep) for one in sets))
-    return {name: value for metrics in found for name, value in metrics.items()}
 
 
 def credit(config: RlvrConfig) -> Credit:

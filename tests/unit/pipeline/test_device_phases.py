@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -88,24 +90,33 @@ class Work:
         self._finds("actor_train", "log_probs")
         return np.zeros(len(sequences.token_ids), np.float32)
 
-    async def train(self, batch: TrainBatch, loss: Loss, version: int) -> Metrics:
+    async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
         self._finds("actor_train", "train")
         return {}
 
-    async def sync(self, version: int) -> None:
+    async def push(self, version: int) -> None:
         self._finds("actor_train", "sync")
         self._finds("actor_infer", "sync", Level.WEIGHTS)
         self.devices.engine_has_weights = True
 
-    async def evaluate(self, step: int) -> Metrics:
+    async def generating(self, work: Callable[[], Awaitable[list[RolloutGroup]]]) -> list[RolloutGroup]:
+        return await work()
+
+    async def after(self, step: int) -> Metrics:
         if self.evaluates:
             await self.phases.generation()
             self._finds("actor_infer", "evaluate")
             assert self.devices.engine_has_weights
         return {}
 
-    async def measure(self, groups: Sequence[RolloutGroup]) -> Metrics:
+    def part(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    async def step(self, groups: Sequence[RolloutGroup]) -> Metrics:
         return {}
+
+    def happened(self) -> bool:
+        return False
 
     async def save_if_due(self, position: Position) -> None:
         if self.saves:
@@ -134,21 +145,23 @@ async def run(work: Work, reference: str, steps: int, resumed: bool = False, own
     """Run the loop from the start, or from a checkpoint of step 1, and export the model."""
     if resumed:
         await work.kept.load(Path())
-    asked = {"": None, "role": ReferenceAtOnce(work.ref_log_probs).of, "trainer": ReferenceAtOnce(work.log_probs).of}[reference]
+    asked = {"": None, "role": ReferenceAtOnce(work.ref_log_probs), "trainer": ReferenceAtOnce(work.log_probs)}[reference]
+    stand_in = cast(Any, work)
     parts = rlvr.Rlvr(
         phases=work.phases,
-        take=work.take,
-        log_probs=work.log_probs if own_log_probs else None,
-        ref_log_probs=asked,
+        meter=stand_in,
+        scheduler=stand_in,
+        engines=stand_in,
+        trainer=stand_in,
+        needs_log_probs=own_log_probs,
+        reference=asked,
         reference_role="reference" if reference == "role" else "actor_train",
-        values=None,
-        teacher_states=None,
-        learn=Learning(work.phases, work.train, PolicyLoss(), updates=1),
-        sync=work.sync,
-        evaluate=work.evaluate,
-        measure=work.measure,
-        save=work.save_if_due,
-        interrupted=lambda: False,
+        critic=None,
+        teachers=None,
+        learning=Learning(work.phases, work, PolicyLoss(), updates=1),
+        validation=stand_in,
+        checkpointer=stand_in,
+        interrupt=stand_in,
         tracker=work,
         shaping=Shaping(),
         credit=CreditAssignment(Credit("grpo", Normalisation())),
@@ -163,7 +176,7 @@ async def started(evaluates: bool = False, saves: bool = False) -> Work:
     devices, sharing = Devices(), DeviceSharing(shared(ROLES))
     for role in ROLES:
         await sharing.enter(role, devices.colocated(role))
-    return Work(devices, DevicePhases(sharing.bring), evaluates, saves)
+    return Work(devices, DevicePhases(sharing), evaluates, saves)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +219,7 @@ class PausedWork(Work):
     def __init__(self, pausing_for: Collection[str]) -> None:
         devices = Devices()
         devices.levels = dict.fromkeys(ROLES, Level.WHOLE)
-        super().__init__(devices, DevicePhases(DeviceSharing({}).bring, pausing_for, self.pause), evaluates=True, saves=True)
+        super().__init__(devices, DevicePhases(DeviceSharing({}), engines=self, pausing_for=pausing_for), evaluates=True, saves=True)
         self.pausing_for, self.paused, self.seen = set(pausing_for), False, []
 
     async def pause(self) -> None:
@@ -219,8 +232,8 @@ class PausedWork(Work):
             assert self.paused >= (role in self.pausing_for), f"{work} would run while the engine generates on the same devices"
         self.seen.append((work, self.paused))
 
-    async def sync(self, version: int) -> None:
-        await super().sync(version)
+    async def push(self, version: int) -> None:
+        await super().push(version)
         self.paused = False
 
 

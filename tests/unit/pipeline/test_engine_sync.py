@@ -75,7 +75,7 @@ class Run:
         self.trainer = Trainer(group)
         roles = ("actor_infer", "actor_train")
         self.sharing = DeviceSharing({role: {other for other in roles if other != role} for role in roles} if shared else {})
-        self.phases = DevicePhases(self.sharing.bring)
+        self.phases = DevicePhases(self.sharing)
         routes = Routes(dict.fromkeys(range(len(group)), Route(Transport.FILE, True)), [False], 0)
         weights = WeightSync(cast(Any, self.trainer), self.engines.engines, lambda _: routes, True, 1, limits.CALL)
         self.sync = EngineSync(weights, self.engines, self.phases, nullcontext)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from roll.runs.rlvr.critic import are_apart
 from roll.types import Metrics, TrainBatch
 
 SEQUENCES = concatenate([np.array([1, 2], np.int32)], [np.array([False, True])])
-APART = DevicePhases(DeviceSharing({}).bring)
+APART = DevicePhases(DeviceSharing({}))
 """Phases of roles that share no devices."""
 BATCH = TrainBatch(SEQUENCES, np.zeros(2, np.float32), None, np.zeros(2, np.int32))
 
@@ -39,36 +38,46 @@ class Recorder:
         self.events: list[Any] = []
         self.turns = sharing
 
-    def update(self, name: str) -> Callable[[TrainBatch, Loss, int], Any]:
-        async def learn(batch: TrainBatch, loss: Loss, version: int) -> Metrics:
-            assert batch is BATCH
-            self.events.append((f"{name} begins", loss.metric_prefix, version))
-            for _ in range(self.turns):
-                await asyncio.sleep(0)
-            self.events.append(f"{name} ends")
-            return {f"{name}/loss": float(version)}
-
-        return learn
-
     def names(self) -> list[str]:
         return [event if isinstance(event, str) else event[0] for event in self.events]
 
 
+@dataclass
+class Recorded:
+    """A role whose updates are recorded."""
+
+    recorder: Recorder
+    name: str
+
+    async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
+        assert batch is BATCH
+        self.recorder.events.append((f"{self.name} begins", loss.metric_prefix, policy_version))
+        for _ in range(self.recorder.turns):
+            await asyncio.sleep(0)
+        self.recorder.events.append(f"{self.name} ends")
+        return {f"{self.name}/loss": float(policy_version)}
+
+
+class Failing:
+    async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
+        raise WorkerFailed("critic", 0, "no more")
+
+
 def learning(recorder: Recorder, warmup: int = 0, at_once: bool = False) -> Learning:
-    critic = CriticLearning(recorder.update("critic"), ValueLoss(), warmup, at_once)
-    return Learning(APART, recorder.update("policy"), PolicyLoss(), updates=2, critic=critic)
+    critic = CriticLearning(Recorded(recorder, "critic"), ValueLoss(), warmup, at_once)
+    return Learning(APART, Recorded(recorder, "policy"), PolicyLoss(), updates=2, critic=critic)
 
 
 def test_a_policy_alone() -> None:
     recorder = Recorder()
-    metrics, position = asyncio.run(replace(learning(recorder), critic=None)(BATCH, Position(4, 8)))
+    metrics, position = asyncio.run(replace(learning(recorder), critic=None).update(BATCH, Position(4, 8)))
     assert recorder.events == [("policy begins", "policy", 8), "policy ends"]
     assert (metrics, position) == ({"policy/loss": 8.0}, Position(5, 10))
 
 
 def test_on_shared_devices_the_critic_learns_first() -> None:
     recorder = Recorder(sharing=20)
-    metrics, position = asyncio.run(learning(recorder)(BATCH, Position(0, 6)))
+    metrics, position = asyncio.run(learning(recorder).update(BATCH, Position(0, 6)))
     assert recorder.events == [("critic begins", "critic", 6), "critic ends", ("policy begins", "policy", 6), "policy ends"]
     assert metrics == {"critic/loss": 6.0, "policy/loss": 6.0}
     assert position == Position(1, 8)
@@ -76,7 +85,7 @@ def test_on_shared_devices_the_critic_learns_first() -> None:
 
 def test_on_devices_of_their_own_both_learn_at_the_same_time() -> None:
     recorder = Recorder(sharing=20)
-    metrics, _ = asyncio.run(learning(recorder, at_once=True)(BATCH, Position(0, 6)))
+    metrics, _ = asyncio.run(learning(recorder, at_once=True).update(BATCH, Position(0, 6)))
     assert recorder.names() == ["critic begins", "policy begins", "critic ends", "policy ends"]
     assert set(metrics) == {"critic/loss", "policy/loss"}
 
@@ -87,7 +96,7 @@ def test_while_the_critic_warms_up_the_policy_and_its_version_stay(at_once: bool
     learn, position = learning(recorder, warmup=2, at_once=at_once), Position(0, 0)
     versions = []
     for _ in range(4):
-        _, position = asyncio.run(learn(BATCH, position))
+        _, position = asyncio.run(learn.update(BATCH, position))
         versions.append(position.policy_version)
     assert versions == [0, 0, 2, 4]
     assert [name for name in recorder.names() if name.endswith("begins")] == ["critic begins"] * 3 + ["policy begins"] + [
@@ -95,19 +104,16 @@ def test_while_the_critic_warms_up_the_policy_and_its_version_stay(at_once: bool
         "policy begins",
     ]
     # After a resume, the position alone determines whether the critic still warms up.
-    assert asyncio.run(learn(BATCH, Position(1, 0)))[1] == Position(2, 0)
-    assert asyncio.run(learn(BATCH, Position(2, 0)))[1] == Position(3, 2)
+    assert asyncio.run(learn.update(BATCH, Position(1, 0)))[1] == Position(2, 0)
+    assert asyncio.run(learn.update(BATCH, Position(2, 0)))[1] == Position(3, 2)
 
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_what_fails_in_either_is_what_the_run_fails_of(at_once: bool) -> None:
-    async def fail(batch: TrainBatch, loss: Loss, version: int) -> Metrics:
-        raise WorkerFailed("critic", 0, "no more")
-
     recorder = Recorder(sharing=20)
-    failing = replace(learning(recorder, at_once=at_once), critic=CriticLearning(fail, ValueLoss(), 0, at_once))
+    failing = replace(learning(recorder, at_once=at_once), critic=CriticLearning(Failing(), ValueLoss(), 0, at_once))
     with pytest.raises(WorkerFailed, match="critic rank 0: no more"):
-        asyncio.run(failing(BATCH, Position(0, 0)))
+        asyncio.run(failing.update(BATCH, Position(0, 0)))
     assert "policy ends" not in recorder.names()
 
 
@@ -170,13 +176,13 @@ def test_on_shared_devices_they_take_turns(tmp_path: Path) -> None:
         sharing = DeviceSharing({name: [other for other in names if other != name] for name in names})
         for name in names:
             await sharing.enter(name, FakeRole(name, moves))
-        phases = DevicePhases(sharing.bring)
+        phases = DevicePhases(sharing)
         learn = replace(learning(Recorder()), phases=phases)
         await phases.sync()
         await phases.generation()
         moves.clear()
         await phases.scoring("critic")
-        await learn(BATCH, Position(0, 0))
+        await learn.update(BATCH, Position(0, 0))
         await phases.sync()
         await OnloadedTrainer(phases, "actor_train", Kept(), Kept()).save(tmp_path)
         await phases.generation()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ class Parts:
         self.calls.append("log_probs")
         return np.full(len(sequences.token_ids), -0.5, np.float32) * sequences.response_mask
 
-    async def ref_log_probs(self, groups: Sequence[RolloutGroup], sequences: Sequences) -> Floats:
+    async def of(self, groups: Sequence[RolloutGroup], sequences: Sequences) -> Floats:
         self.calls.append("reference")
         return np.full(len(sequences.token_ids), -0.75, np.float32) * sequences.response_mask
 
@@ -86,31 +87,37 @@ class Parts:
         self.calls.append("values")
         return np.full(len(sequences.token_ids), 0.25, np.float32) * sequences.response_mask
 
-    async def teacher_states(self, groups: Sequence[RolloutGroup], step: Experience) -> Floats:
+    async def states(self, groups: Sequence[RolloutGroup], step: Experience) -> Floats:
         self.calls.append("teacher")
         return np.arange(2 * int(step.sequences.response_mask.sum()), dtype=np.float32).reshape(-1, 2)
 
-    async def train(self, batch: TrainBatch, loss: Loss, version: int) -> Metrics:
-        self.calls.append(("train", version))
+    async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
+        self.calls.append(("train", policy_version))
         self.batches.append(batch)
         return {"policy/loss": 0.5}
 
-    async def sync(self, version: int) -> None:
+    async def generating(self, work: Callable[[], Awaitable[list[RolloutGroup]]]) -> list[RolloutGroup]:
+        return await work()
+
+    async def push(self, version: int) -> None:
         self.calls.append(("sync", version))
         self.version = version
 
-    async def evaluate(self, step: int) -> Metrics:
+    async def after(self, step: int) -> Metrics:
         self.calls.append(("evaluate", step))
         return {"val/set/pass@1": 0.5} if step == 0 else {}
 
-    async def measure(self, groups: Sequence[RolloutGroup]) -> Metrics:
+    def part(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    async def step(self, groups: Sequence[RolloutGroup]) -> Metrics:
         self.measured.append((self.version, len(groups)))
         return {"time/step": 1.0}
 
-    async def save(self, position: Position) -> None:
+    async def save_if_due(self, position: Position) -> None:
         self.calls.append(("save", position.step, position.policy_version))
 
-    def interrupted(self) -> bool:
+    def happened(self) -> bool:
         return sum(call == "take" for call in self.calls) >= self.interrupt_after
 
     name = "recorder"
@@ -126,21 +133,22 @@ class Parts:
 
 
 def wired(parts: Parts, **changes: Any) -> Rlvr:
-    phases = DevicePhases(DeviceSharing({}).bring)
+    phases, stand_in = DevicePhases(DeviceSharing({})), cast(Any, parts)
     run = Rlvr(
         phases=phases,
-        take=parts.take,
-        log_probs=None,
-        ref_log_probs=parts.ref_log_probs,
+        meter=stand_in,
+        scheduler=stand_in,
+        engines=stand_in,
+        trainer=stand_in,
+        needs_log_probs=False,
+        reference=stand_in,
         reference_role="reference",
-        values=None,
-        teacher_states=None,
-        learn=Learning(phases, parts.train, PolicyLoss(), updates=3),
-        sync=parts.sync,
-        evaluate=parts.evaluate,
-        measure=parts.measure,
-        save=parts.save,
-        interrupted=parts.interrupted,
+        critic=None,
+        teachers=None,
+        learning=Learning(phases, parts, PolicyLoss(), updates=3),
+        validation=stand_in,
+        checkpointer=stand_in,
+        interrupt=stand_in,
         tracker=parts,
         shaping=Shaping(),
         credit=CreditAssignment(Credit("grpo", Normalisation())),
@@ -175,7 +183,7 @@ def test_the_batch_carries_advantages_and_behaviour() -> None:
 
 def test_the_trainers_log_probs_stand_beside_the_engines() -> None:
     parts = Parts()
-    asyncio.run(rlvr.train(wired(parts, max_steps=1, log_probs=parts.log_probs), Position(0, 0)))
+    asyncio.run(rlvr.train(wired(parts, max_steps=1, needs_log_probs=True), Position(0, 0)))
     assert [call for call in parts.calls if isinstance(call, str)] == ["take", "reference", "log_probs"]
     [batch] = parts.batches
     assert batch.proximal_log_probs is not None and batch.proximal_log_probs[:5].tolist() == [0, 0, 0, -0.5, -0.5]
@@ -185,7 +193,7 @@ def test_the_trainers_log_probs_stand_beside_the_engines() -> None:
 def test_a_critics_values_become_advantages_and_its_returns() -> None:
     parts = Parts()
     credit = CreditAssignment(Credit("gae", Normalisation(gamma=0.5, lambd=0.5)))
-    asyncio.run(rlvr.train(wired(parts, max_steps=1, credit=credit, values=parts.values, log_probs=parts.log_probs), Position(0, 0)))
+    asyncio.run(rlvr.train(wired(parts, max_steps=1, credit=credit, critic=parts, needs_log_probs=True), Position(0, 0)))
     assert [call for call in parts.calls if isinstance(call, str)] == ["take", "reference", "log_probs", "values"]
     [batch] = parts.batches
     # All values are 1/4. TD errors of the first response, with reward 0: -1/8 and -1/4. Of the second, with reward 1: -1/8 and 3/4.
@@ -196,7 +204,7 @@ def test_a_critics_values_become_advantages_and_its_returns() -> None:
 
 def test_a_teachers_states_reach_what_learns() -> None:
     parts = Parts()
-    asyncio.run(rlvr.train(wired(parts, max_steps=1, teacher_states=parts.teacher_states), Position(0, 0)))
+    asyncio.run(rlvr.train(wired(parts, max_steps=1, teachers=parts), Position(0, 0)))
     assert [call for call in parts.calls if isinstance(call, str)] == ["take", "reference", "teacher"]
     [batch] = parts.batches
     assert batch.teacher_states is not None and batch.teacher_states.tolist() == [[2.0 * row, 2.0 * row + 1] for row in range(8)]
@@ -226,19 +234,40 @@ def test_a_resumed_run_syncs_first_and_does_not_validate_again() -> None:
 def offline_run(parts: Parts, held_out: dict[int, Metrics]) -> offline.Offline:
     batch = given_batch([Example((ExampleSequence(np.array([5, 6, 7], np.int32), np.array([False, True, True])),), 0.0)])
 
-    async def take() -> tuple[TrainBatch, Loss]:
-        return batch, NegativeLogLikelihood()
+    class Rows:
+        def draw(self, count: int) -> list[int]:
+            return list(range(count))
 
-    async def evaluate(step: int) -> Metrics:
-        return held_out.get(step, {})
+        async def of(self, numbers: Sequence[int]) -> tuple[TrainBatch, Loss]:
+            assert list(numbers) == [0]
+            return batch, NegativeLogLikelihood()
 
-    async def measure(tokens: int, rows: int) -> Metrics:
-        parts.calls.append(("measure", tokens, rows))
-        return {"tokens": tokens}
+        async def after(self, step: int) -> Metrics:
+            return held_out.get(step, {})
 
-    phases = DevicePhases(DeviceSharing({}).bring)
-    epochs = Epochs(rows=4, batch_size=1)
-    return offline.Offline(phases, "learner", take, parts.train, evaluate, measure, parts.save, parts.interrupted, parts, epochs, 2)
+        def part(self, name: str) -> AbstractContextManager[None]:
+            return nullcontext()
+
+        async def step(self, tokens: int, rows: int) -> Metrics:
+            parts.calls.append(("measure", tokens, rows))
+            return {"tokens": tokens}
+
+    rows, stand_in = cast(Any, Rows()), cast(Any, parts)
+    return offline.Offline(
+        phases=DevicePhases(DeviceSharing({})),
+        meter=rows,
+        role="learner",
+        trainer=stand_in,
+        training=rows,
+        sampler=rows,
+        batch_size=1,
+        validation=rows if held_out else None,
+        checkpointer=stand_in,
+        interrupt=stand_in,
+        tracker=parts,
+        epochs=Epochs(rows=4, batch_size=1),
+        max_steps=2,
+    )
 
 
 def test_the_offline_loop() -> None:

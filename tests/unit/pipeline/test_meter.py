@@ -11,8 +11,8 @@ import pytest
 from roll.backend import EngineActivity
 from roll.engines.actor_infer import ActorInfer
 from roll.rollout.scheduler import RolloutScheduler
-from roll.runs.meter import Meter, engine_metrics
-from roll.runs.rlvr.wiring import measurement
+from roll.runs.meter import Meter
+from roll.runs.rlvr.step_meter import StepMeter, engine_metrics
 from roll.types import Metrics
 from tests.unit.rollout.build import make_episode, make_group
 
@@ -63,9 +63,9 @@ def test_a_step_is_measured_with_what_its_engines_did() -> None:
 
     async def scenario() -> tuple[Metrics, Metrics]:
         meter = Meter({}, devices=1, resident={})
-        measure = measurement(meter, cast(RolloutScheduler, Sampler()), cast(ActorInfer, FacadeOfEngines()), {}, None, rows=8)
+        measure = StepMeter(meter, cast(RolloutScheduler, Sampler()), cast(ActorInfer, FacadeOfEngines()), {}, None, rows=8)
         groups = [make_group(number, [make_episode([3], 0.0)]) for number in (9, 11, 10)]
-        return await measure([]), await measure(groups)
+        return await measure.step([]), await measure.step(groups)
 
     metrics, of_groups = asyncio.run(scenario())
     assert of_groups["epoch"] == 12 / 8, "prompts are numbered from 0"
@@ -81,8 +81,8 @@ def test_a_step_is_measured_with_what_its_engines_did() -> None:
 def test_the_meter_times_parts_and_counts_tokens() -> None:
     async def scenario() -> tuple[Metrics, Metrics]:
         meter = Meter({}, devices=4, resident={"reference": 7})
-        nap = meter.timed("nap", asyncio.sleep)
-        await nap(0.05)
+        with meter.part("nap"):
+            await asyncio.sleep(0.05)
         return await meter.step(1000, 8), await meter.step(0, 0)
 
     first, second = asyncio.run(scenario())

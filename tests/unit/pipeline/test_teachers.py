@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from roll.algorithms.divergence import Divergence
 from roll.models.divergence import chunked_top_divergence
 from roll.models.teacher_top import TeacherTop, in_buckets
 from roll.rollout.batch import Experience, Shaping, experience
+from roll.runs.device_phases import untimed
 from roll.runs.rlvr.teachers import DomainTeacher, StepTeachers
 from roll.types import Floats, RolloutGroup, Sequences
 from tests.unit.rollout.build import make_episode, make_group, make_trajectory, observed, sampled
@@ -45,21 +47,27 @@ class Asked:
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
 
-    def teacher(self, role: str) -> DomainTeacher:
-        async def states(sequences: Sequences) -> Floats:
-            self.calls.append((role, len(sequences.offsets) - 1))
-            return TOP.encode(TABLES[role][before(sequences)]).numpy()
-
-        return DomainTeacher(role, DOMAINS[role], states)
-
-    async def onload(self, role: str) -> None:
+    async def scoring(self, role: str) -> None:
         self.calls.append((role, 0))
+
+
+@dataclass(frozen=True)
+class Table:
+    """A teacher."""
+
+    asked: Asked
+    role: str
+
+    async def states(self, sequences: Sequences) -> Floats:
+        self.asked.calls.append((self.role, len(sequences.offsets) - 1))
+        return TOP.encode(TABLES[self.role][before(sequences)]).numpy()
 
 
 def ask(groups: list[RolloutGroup]) -> tuple[Asked, Experience, Floats]:
     asked, step = Asked(), experience(groups, Shaping())
-    teachers = StepTeachers([asked.teacher(role) for role in DOMAINS], asked.onload)
-    return asked, step, asyncio.run(teachers(groups, step))
+    of_domains = [DomainTeacher(role, DOMAINS[role], Table(asked, role)) for role in DOMAINS]
+    teachers = StepTeachers(of_domains, cast(Any, asked), untimed)
+    return asked, step, asyncio.run(teachers.states(groups, step))
 
 
 def groups_of(drawn: list[tuple[str, list[list[int]]]]) -> list[RolloutGroup]:

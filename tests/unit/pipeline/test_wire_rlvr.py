@@ -13,7 +13,9 @@ from roll.config.plan.plan import make_plan
 from roll.data.ends import NO_END, EndOfTurn
 from roll.rollout.batch import Shaping
 from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce
-from roll.runs.rlvr.wiring import _loop, evaluation, evaluators, reference_of
+from roll.runs.device_phases import untimed
+from roll.runs.rlvr.validation import Validation
+from roll.runs.rlvr.wiring import _loop, evaluators, reference_of
 
 
 class Requested(Exception):
@@ -60,11 +62,10 @@ def test_validation_comes_first_regularly_and_last(eval_steps: int, validated: l
     async def run(keep: object) -> dict[str, float]:
         return {"val/set/pass@1": 1.0}
 
-    config = cast(Any, SimpleNamespace(eval_steps=eval_steps, max_steps=12))
     phases, sync = SimpleNamespace(generation=nothing), SimpleNamespace(generating=generating)
     sets, record = [SimpleNamespace(run=run)], SimpleNamespace(held_out=print)
-    evaluate = evaluation(config, cast(Any, phases), cast(Any, sync), cast(Any, sets), cast(Any, record))
-    assert [step for step in range(13) if asyncio.run(cast(Any, evaluate(step)))] == validated
+    held_out = Validation(eval_steps, 12, *cast(Any, (sets, phases, sync, untimed, record)))
+    assert [step for step in range(13) if asyncio.run(held_out.after(step))] == validated
 
 
 @pytest.mark.parametrize(("most", "counts"), [(None, [3, 9]), (5, [3, 5])])

@@ -91,7 +91,7 @@ class Schedule(EachByItself):
         engines = ActorInfer(cast(Any, group), Running(running_limits(len(group), most, None), len(group)), *[limits.RUN] * 3)
         routes = Routes(dict.fromkeys(range(len(group)), Route(Transport.FILE, True)), [False], 0)
         weights = WeightSync(cast(Any, Trainer()), engines.engines, lambda _: routes, True, 1, limits.CALL)
-        sync = EngineSync(weights, engines, DevicePhases(self.bring), nullcontext)
+        sync = EngineSync(weights, engines, DevicePhases(cast(Any, self)), nullcontext)
         sampling = Sampling(1, samples=SAMPLES)
         scheduler = RolloutScheduler(self, SingleTurns(engines, self, sampling), BATCH, self.ratio, SEED, window=self.window)
         killing = asyncio.create_task(self.kill())

@@ -122,7 +122,7 @@ def test_two_moves_a_rollout(domains: list[str], moves: list[str]) -> None:
     async def run() -> None:
         device = Device()
         await device.enter()
-        phases = DevicePhases(device.sharing.bring)
+        phases = DevicePhases(device.sharing)
         judged = ["first", "second"]
         judges = Judges(device, judged)
         both = JudgedInTurn(
@@ -149,7 +149,7 @@ def test_two_models_judge_one_after_the_other() -> None:
     async def run() -> None:
         device = Device()
         await device.enter()
-        phases = DevicePhases(device.sharing.bring)
+        phases = DevicePhases(device.sharing)
         judged = ["first", "second"]
         judging = {name: partial(phases.judging, f"rewards.{name}") for name in judged}
         both = JudgedInTurn(Engine(device), Judges(device, judged), judging, phases.generation)
@@ -166,7 +166,7 @@ def test_what_is_asked_for_while_a_model_judges_is_generated_after_it() -> None:
     async def run() -> None:
         device = Device()
         await device.enter()
-        phases = DevicePhases(device.sharing.bring)
+        phases = DevicePhases(device.sharing)
         both = JudgedInTurn(
             Engine(device), Judges(device, ["first"]), {"first": partial(phases.judging, "rewards.first")}, phases.generation
         )
@@ -187,7 +187,7 @@ def test_a_failure_lets_the_others_go_on() -> None:
     async def run() -> None:
         device = Device()
         await device.enter()
-        phases = DevicePhases(device.sharing.bring)
+        phases = DevicePhases(device.sharing)
         both = JudgedInTurn(
             Engine(device), Judges(device, ["first"]), {"first": partial(phases.judging, "rewards.first")}, phases.generation
         )
