@@ -225,8 +225,8 @@ class InProcess(Ranks[Any]):
 
 
 def test_the_strategy_serves_as_a_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = appended("roll/backend_settings.py", monkeypatch).UniformSettings
-    module = written("roll/strategies/uniform.py", tmp_path, monkeypatch)
+    settings = written("roll/engines/uniform/settings.py", tmp_path, monkeypatch).UniformSettings
+    module = written("roll/engines/uniform/strategy.py", tmp_path, monkeypatch)
     for name, wanted in inspect.getmembers(ScoreStrategy, inspect.isfunction):
         if not name.startswith("_"):
             assert inspect.signature(getattr(module.UniformScore, name)).parameters.keys() == inspect.signature(wanted).parameters.keys()

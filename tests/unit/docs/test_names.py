@@ -35,6 +35,7 @@ WRITERS = (
     "algorithms/ranking.py",
     "algorithms/divergence.py",
     "runs/meter.py",
+    "runs/rlvr/step_meter.py",
     "rollout/batch.py",
     "agents/episode_metrics.py",
     "algorithms/corrections.py",
@@ -98,7 +99,7 @@ def metrics_of_the_source() -> set[str]:
         for file, tree in TREES.items()
         if file.is_relative_to(ROOT / "roll" / "runs")
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "timed"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "part"
         if isinstance(node.args[0], ast.Constant)
     }
     parts |= {
