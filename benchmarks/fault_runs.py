@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.fault_plan import ENDS_RUN, STEPS, TRAINER_SIDE, Kind, Phase, PlannedFault
 from benchmarks.fault_watch import LOOK, STEP, Course, Said, Watch, is_running
-from roll.runs.restarts import BACK_OFF_SECONDS
+from roll.runs.assemble import BACK_OFF_SECONDS
 
 PLACEMENTS = ("one engine, adapter, judge behind a URL", "two engines, whole weights, judge in the run")
 ROLES = {Kind.ENGINE: "actor_infer", Kind.CORE: "actor_infer", Kind.REWARD: "rewards.arithmetic", Kind.JUDGE: "rewards.judged"}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.fault_plan import ENDS_RUN, TRAINER_SIDE, Kind
-from roll.runs.restarts import BACK_OFF_SECONDS
+from roll.runs.assemble import BACK_OFF_SECONDS
 
 FAILURE_EVERY = 3600.0
 """Assumed seconds between two failures of a cluster of 64 GPUs."""

@@ -45,19 +45,19 @@ class Mutant:
 WIRED = "pipeline/test_wire_loss.py"
 MUTANTS: Mapping[str, Mutant] = {
     "KL not weighted off policy": Mutant(
-        "roll/runs/rlvr/loss.py",
+        "roll/runs/rlvr/wiring.py",
         "kl_importance=config.use_kl_loss and weighs_kl(config)",
         "kl_importance=False",
         f"{WIRED}::test_a_key_reaches_its_field",
     ),
     "off-policy mask not wired": Mutant(
-        "roll/runs/rlvr/loss.py",
+        "roll/runs/rlvr/wiring.py",
         "mask_threshold=config.off_policy_mask_threshold",
         "mask_threshold=None",
         f"{WIRED}::test_a_key_reaches_its_field",
     ),
     "teacher's weight not wired": Mutant(
-        "roll/runs/rlvr/loss.py",
+        "roll/runs/rlvr/wiring.py",
         "DistilledPolicy(loss, config.distill_loss_coef)",
         "DistilledPolicy(loss, 1.0)",
         f"{WIRED}::test_a_teachers_divergence_gets_its_weight",
@@ -93,7 +93,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "rollout/test_stored.py::test_stored_groups_keep_their_ages",
     ),
     "second save forgets what is gone": Mutant(
-        "roll/rollout/window.py",
+        "roll/rollout/scheduler.py",
         "gone + [ordinal - head for ordinal in sorted(self._known_gone)]",
         "gone",
         "rollout/test_window.py::test_a_second_save_remembers_what_is_gone",
@@ -147,7 +147,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "data/test_packing.py::test_labels_move_with_their_sequences",
     ),
     "routers' loss not times the world size": Mutant(
-        "roll/training/deepspeed/router_balance.py",
+        "roll/training/deepspeed/strategy.py",
         "self._coefficient * self._tokens * self._rank.world_size / self._total",
         "self._coefficient * self._tokens / self._total",
         "strategies/test_router_balance.py::test_weights_are_shares_of_tokens_times_ranks",
@@ -189,13 +189,13 @@ MUTANTS: Mapping[str, Mutant] = {
         "pipeline/test_evaluate.py::test_the_version_of_a_validation_is_the_oldest",
     ),
     "effective sample size unbounded": Mutant(
-        "roll/evaluation/statistics.py",
+        "roll/evaluation/results.py",
         "min(most, max(float(prompts), variance / error**2))",
         "variance / error**2",
         "evaluation/test_statistics.py::test_an_effective_size_lies_between_prompts_and_responses",
     ),
     "effective sample size is the number of responses": Mutant(
-        "roll/evaluation/statistics.py",
+        "roll/evaluation/results.py",
         "min(most, max(float(prompts), variance / error**2))",
         "most",
         "evaluation/test_statistics.py::test_an_effective_size_lies_between_prompts_and_responses",
@@ -288,7 +288,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "pipeline/test_wiring.py::test_a_sampling_key_reaches_its_field",
     ),
     "values not clipped": Mutant(
-        "roll/runs/rlvr/critic.py",
+        "roll/runs/rlvr/wiring.py",
         "ValueLoss(config.value_clip)",
         "ValueLoss()",
         "pipeline/test_wiring.py::test_the_critics_keys_reach_its_updates",
@@ -330,7 +330,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "pipeline/test_wire_rlvr.py::test_validation_comes_first_regularly_and_last",
     ),
     "second save counts from another head": Mutant(
-        "roll/rollout/window.py",
+        "roll/rollout/scheduler.py",
         "gone + [ordinal - head for ordinal in",
         "gone + [ordinal for ordinal in",
         "rollout/test_window.py::test_a_second_save_counts_from_its_own_head",

@@ -3,23 +3,95 @@
 In all formulas, d = log pi - log old is the log-ratio of the current policy to the old policy, r = exp(d), A is the token's advantage,
 sg(.) stops the gradient, and mean_y and sum_y are over the response tokens of the token's sequence.
 Log-ratios are clamped to at most 20 before exponentiation; see `ratio_of`.
+
+Divergences between two policies, computed over two outcomes: the sampled token, and any other token.
+
+Selects tokens by the covariance of log-prob and advantage. Works in numpy on the whole step, before it is split.
+
+Source: "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models", Cui et al., arXiv 2505.22617.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from roll.algorithms.binary import binary_divergence
-from roll.algorithms.covariance import largest, some_between, token_covariances
 from roll.algorithms.ratios import ratio_of
 from roll.algorithms.segments import sequence_mean, sequence_sum
 from roll.registry import Registry
 from roll.types import Bools, TrainBatch
+
+
+def token_covariances(batch: TrainBatch) -> np.ndarray:
+    """Return float64 [T], (log old - mean)(A - mean), with means over the response tokens. Values of other tokens are undefined."""
+    old = batch.behaviour_log_probs if batch.proximal_log_probs is None else batch.proximal_log_probs
+    assert old is not None, "covariances need log-probs from before the update"
+    mask = batch.sequences.response_mask
+    log_probs, advantages = old.astype(np.float64), batch.advantages.astype(np.float64)
+    if not mask.any():
+        return np.zeros(len(mask))
+    return (log_probs - log_probs[mask].mean()) * (advantages - advantages[mask].mean())
+
+
+def largest(covariances: np.ndarray, batch: TrainBatch, ratio: float) -> Bools:
+    """Mark [T] the response tokens with the largest covariances: a fraction `ratio` of them, at least one. Ties go to the first token."""
+    where = np.flatnonzero(batch.sequences.response_mask)
+    order = np.argsort(-covariances[where], kind="stable")
+    return _chosen(where[order[: _count(len(where), ratio)]], len(covariances))
+
+
+def some_between(covariances: np.ndarray, batch: TrainBatch, ratio: float, low: float, high: float) -> Bools:
+    """Mark [T] random response tokens with a covariance in (low, high).
+
+    Their number is a fraction `ratio` of all response tokens, at least one, or all tokens in the interval if there are fewer. The token
+    ids of the step seed the draw, so a resumed run draws the same tokens.
+    """
+    sequences = batch.sequences
+    where = np.flatnonzero(sequences.response_mask & (covariances > low) & (covariances < high))
+    count = min(_count(int(sequences.response_mask.sum()), ratio), len(where))
+    random = np.random.default_rng(zlib.crc32(sequences.token_ids.tobytes()))
+    return _chosen(random.choice(where, count, replace=False), len(covariances))
+
+
+def _count(tokens: int, ratio: float) -> int:
+    return min(max(int(ratio * tokens), 1), tokens)
+
+
+def _chosen(where: np.ndarray, tokens: int) -> Bools:
+    out = np.zeros(tokens, np.bool_)
+    out[where] = True
+    return out
+
+
+def binary_divergence(log_probs: Tensor, old_log_probs: Tensor, kind: Literal["tv", "kl"]) -> Tensor:
+    """Return the binary divergence [S] of the sampled tokens' probabilities p and q: `tv` is |p - q|, `kl` is KL(q || p) in nats.
+
+    It is a lower bound of the divergence of the whole distributions. If log p or log q rounds to 0, its complement is below the precision
+    of a probability near 1, half the machine epsilon, and this precision takes its place.
+
+    Source: Qi et al., arXiv 2602.04879.
+
+    Args:
+        log_probs: [S], log p.
+        old_log_probs: [S], log q.
+    """
+    log_p, log_q = log_probs.clamp(max=0.0), old_log_probs.clamp(max=0.0)
+    q = log_q.exp()
+    if kind == "tv":
+        return (log_p.exp() - q).abs()
+    return (q * (log_q - log_p) - torch.expm1(log_q) * (_log_rest(log_q) - _log_rest(log_p))).clamp(min=0.0)
+
+
+def _log_rest(log_p: Tensor) -> Tensor:
+    """Return log(1 - p), exact for any log p below 0."""
+    rest = -torch.expm1(log_p)
+    return torch.where(rest > 0, rest, torch.finfo(log_p.dtype).eps / 2).log()
 
 
 @dataclass(frozen=True)

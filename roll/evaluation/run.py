@@ -25,9 +25,9 @@ from roll.export.__main__ import export
 from roll.ray.cluster import ClusterSession, cluster
 from roll.ray.guarded import guarded
 from roll.rewards.passing import Bars, said
+from roll.runs.assemble import tell_signs
 from roll.runs.interrupt import Interrupt
 from roll.runs.rlvr.held_out import HeldOutInputs, answers, prepare
-from roll.runs.role_life import tell_signs
 from roll.runs.roles import Roles, is_trainer_side
 from roll.system.event_loop import run_in_loop
 from roll.system.own_folder import own_folder

@@ -1,10 +1,18 @@
-"""Loads causal language models for packed sequences, with or without a LoRA adapter."""
+"""Loads causal language models for packed sequences, with or without a LoRA adapter.
+
+Kernels of optional packages: flash-attn's packed attention and Liger's fused layers.
+
+Checks whether a `PackedModel` returns the same outputs for packed sequences as for each sequence alone.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +20,137 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 from transformers.pytorch_utils import Conv1D
 
+from roll.config.derived.model_shape import LINEAR
 from roll.config.schema.model import ModelConfig
 from roll.errors import ConfigError, DataError, Fault
 from roll.models import attention
-from roll.models.gated_delta import pack_delta_layers
+from roll.models.gated_delta import delta_layers, has_delta_layers, pack_delta_layers
 from roll.models.head import LogProbHead
-from roll.models.kernels import apply_liger, register_flash
-from roll.models.packable import OWN_ATTENTION, longest_packable, not_packable
-from roll.models.sequence_parallel import TokenShare, gather
+from roll.models.sequence_parallel import ATTENTION, BY_LENGTH, Attention, TokenShare, gather, over_ranks
+
+LOGIT_KEYS = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+"""Configuration keys of models that change the output logits or the attention logits after their matrix product."""
+NEUTRAL = (None, 1.0)
+"""Values of these keys that change nothing."""
+OWN_ATTENTION = "it has its own attention code, which does not support packed sequences"
+
+
+def not_packable(model: PreTrainedModel) -> str | None:
+    """Return why the model's log-probs would be wrong for packed sequences, or None if they are right."""
+    config, head = model.config.get_text_config(), model.get_output_embeddings()
+    is_hybrid = has_delta_layers(config)  # supports the packed kernel, but does not declare it
+    if not model._supports_attention_backend and not is_hybrid:
+        return OWN_ATTENTION
+    if getattr(head, "bias", None) is not None:
+        return "its output matrix has a bias, which roll does not apply"
+    for key in LOGIT_KEYS:
+        if (value := getattr(config, key, None)) not in NEUTRAL:
+            return f"its {key} of {value:g} changes logits, which roll does not support"
+    if any(getattr(module, "sinks", None) is not None for module in model.modules()):
+        return "its attention has sinks, which the packed kernel does not support"
+    others = set(getattr(config, "layer_types", None) or ()) - ATTENTION - ({LINEAR} if is_hybrid else set())
+    known = {id(module) for layer in delta_layers(model) for module in layer.modules()} if is_hybrid else set()
+    if others or any(isinstance(module, nn.Conv1d) and id(module) not in known for module in model.modules()):
+        kinds = f" ({', '.join(sorted(others))})" if others else ""
+        return f"it has layers{kinds} that treat packed sequences as a single sequence"
+    return None
+
+
+def longest_packable(config: PreTrainedConfig) -> int | None:
+    """Return the sequence length up to which the rotary embedding does not depend on the longest sequence in the row.
+
+    None if it never depends on it.
+    """
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") not in BY_LENGTH:
+        return None
+    known = (rope.get("original_max_position_embeddings"), getattr(text, "original_max_position_embeddings", None))
+    return next((length for length in known if length), text.max_position_embeddings)
+
+
+FLASH = "roll_flash"
+FUSED = {"rope": True, "rms_norm": True, "swiglu": True}
+PLAIN = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+"""Liger options that stay off, because Liger's losses would replace the head of `models.head`."""
+
+
+def register_flash() -> str:
+    """Register flash-attn's kernel in transformers, and return its name for `attn_implementation`.
+
+    Raises:
+        ConfigError: the package is not installed, or was built for another version of torch.
+    """
+    try:
+        kernel = import_module("flash_attn").flash_attn_varlen_func
+    except ImportError as error:
+        problem = f"fa2, but the package flash-attn cannot be imported: {error}"
+        remedy = "install a build of flash-attn for this version of torch, or use auto, which selects torch's own packed kernel"
+        raise ConfigError([Fault("model_args.attn_implementation", problem, remedy)]) from error
+    AttentionInterface.register(FLASH, over_ranks(flash_attention(kernel)))
+    return FLASH
+
+
+def flash_attention(kernel: Callable[..., Tensor]) -> Attention:
+    """Return a function like `models.attention.packed_attention` that calls `kernel` and also supports sliding windows.
+
+    `kernel` is flash-attn's `flash_attn_varlen_func`. It is an argument, because compiled layers cannot import it.
+    """
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        cu_seq_lens_q: Tensor,
+        max_length_q: int,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
+        window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
+        offsets, longest = cu_seq_lens_q, max_length_q
+        out = kernel(q, k, v, offsets, offsets, longest, longest, softmax_scale=scaling, causal=True, window_size=window)
+        return out[None], None
+
+    return attend
+
+
+def apply_liger(model: PreTrainedModel) -> None:
+    """Replace norms, MLPs and the rotary embedding of a loaded model with Liger's.
+
+    Raises:
+        ConfigError: there is no GPU, the package is not installed, or it does not support the model's type.
+    """
+    kind = model.config.model_type
+    if not torch.cuda.is_available():
+        raise _no_liger("there is no GPU, which its kernels need", "remove the key, or run on a GPU")
+    if find_spec("liger_kernel") is None:
+        raise _no_liger("the package liger-kernel is not installed", "install it, or remove the key")
+    apply = getattr(import_module("liger_kernel.transformers"), f"apply_liger_kernel_to_{kind}", None)
+    if apply is None:
+        raise _no_liger(f"liger-kernel does not support models of type {kind}", "remove the key")
+    known = inspect.signature(apply).parameters
+    apply(model=model, **{name: wish for name, wish in (FUSED | PLAIN).items() if name in known})
+
+
+def _no_liger(why: str, remedy: str) -> ConfigError:
+    return ConfigError([Fault("model_args.liger", f"true, but {why}", remedy)])
+
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

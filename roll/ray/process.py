@@ -1,15 +1,23 @@
-"""The Ray actors that host a role's strategy: each is one process, which builds the strategy and runs the calls of its facade."""
+"""The Ray actors that host a role's strategy: each is one process, which builds the strategy and runs the calls of its facade.
+
+Recognises vLLM's reports of too little memory for the start of an engine, and suggests remedies.
+
+Measures the memory of a worker process and its child processes, such as vLLM's engine.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import resource
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import ray.util
 from ray import cloudpickle
@@ -20,10 +28,127 @@ from roll.config.derived.devices import visible_devices
 from roll.errors import EngineShortage, RollError, WorkerFailed
 from roll.ray.batching import Answers, BatchedServer, portable
 from roll.ray.engine_log import root_cause
-from roll.ray.memory_monitor import MemoryMonitor, device_name
-from roll.ray.shortage import engine_shortage
 from roll.system.signs import enter
 from roll.system.step_memory import collect_rarely
+
+ByDevice = list[dict[int, int]]
+"""For each GPU of the host, the bytes that each process holds, by process id."""
+
+
+class MemoryMonitor:
+    """Current and peak memory of this process on its devices."""
+
+    def __init__(self, device: str, read: Callable[[], ByDevice] | None = None) -> None:
+        """`read` queries NVIDIA's driver, by default through NVML."""
+        self._device, self._read = device, read or nvml
+        self._most: int | None = None
+
+    def held(self) -> int | None:
+        """Return the bytes held on the fullest device, or torch's memory in this process if the driver does not list the process.
+
+        Return None on the CPU, and for an engine in a child process that the driver does not list.
+        """
+        if self._device == "cpu":
+            return None
+        own = psutil.Process()
+        held = held_by({own.pid, *(child.pid for child in own.children(recursive=True))}, self._read())
+        torch = _torch_on_gpu()
+        if held is None and torch is not None:
+            return int(torch.cuda.memory_reserved())
+        if held is not None:
+            self._most = max(held, self._most or 0)
+        return held
+
+    def peak(self) -> int | None:
+        """Return the peak in bytes: torch's peak or the largest result of `held`, whichever is larger.
+
+        On the CPU, it is the peak resident memory of this process plus the current memory of its child processes.
+        """
+        if self._device == "cpu":
+            own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return own + sum(child.memory_info().rss for child in psutil.Process().children(recursive=True))
+        torch = _torch_on_gpu()
+        self.held()
+        return max(torch.cuda.max_memory_allocated() if torch is not None else 0, self._most or 0) or None
+
+
+def _torch_on_gpu() -> Any:
+    """Return torch if this process has used a GPU through it."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
+
+
+def device_name() -> str | None:
+    """Return the name of the GPU that torch uses in this process, None if it uses none."""
+    torch = _torch_on_gpu()
+    return torch.cuda.get_device_name() if torch is not None else None
+
+
+def held_by(pids: Collection[int], devices: ByDevice) -> int | None:
+    """Return the bytes of these processes on the device where they hold the most. None if the driver lists none of them."""
+    sums = [sum(size for pid, size in processes.items() if pid in pids) for processes in devices if any(pid in pids for pid in processes)]
+    return max(sums, default=None)
+
+
+def nvml() -> ByDevice:
+    """Return what NVIDIA's driver reports; an empty list if the driver or the package nvidia-ml-py is absent.
+
+    In a container with its own process ids, the driver may not list the container's processes.
+    """
+    try:
+        import pynvml  # pyright: ignore[reportMissingImports]  # only installed in GPU environments
+    except ModuleNotFoundError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        listed = [pynvml.nvmlDeviceGetComputeRunningProcesses(handle) for handle in handles]
+        return [{process.pid: process.usedGpuMemory for process in device if process.usedGpuMemory is not None} for device in listed]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+# From `request_memory` in vllm/v1/worker/utils.py.
+FULL = re.compile(
+    r"Free memory on device \S+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than desired GPU memory utilization "
+    r"\((?P<share>[\d.]+), (?P<asked>[\d.]+) GiB\)"
+)
+# Both from `_check_enough_kv_cache_memory` in vllm/v1/core/kv_cache_utils.py.
+NO_CACHE = re.compile(r"No available memory for the cache blocks")
+SMALL_CACHE = re.compile(r"\((?P<asked>[\d.]+) GiB KV cache is needed, .*? the available KV cache memory \((?P<free>[\d.]+) GiB\)")
+# From torch's caching allocator, c10/cuda/CUDACachingAllocator.cpp.
+TORCH = re.compile(
+    r"CUDA out of memory\. Tried to allocate (?P<asked>[\d.]+ \w+)\..*?"
+    r"total capacity of (?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free"
+)
+
+SHARE = "actor_infer.strategy_args.strategy_config.gpu_memory_utilization"
+LOWER = f"lower {SHARE}, leave time_sharing on, or end other processes on the device"
+RAISE = f"raise {SHARE} (on the CPU kv_cache_gib), or lower prompt_length, response_length, max_num_batched_tokens or max_num_seqs"
+
+
+def engine_shortage(devices: Sequence[int], text: str) -> str | None:
+    """Return a message with the device, the keys to change, and, if vLLM reports them, the requested and the free memory.
+
+    Return None if memory was not the problem. `text` is the output of vLLM's engine process, because its exception is not passed on.
+    """
+    where = f"device {devices[0]}" if len(devices) == 1 else f"devices {', '.join(map(str, devices))}" if devices else "its device"
+    if found := FULL.search(text):
+        asked = f"it requested {found['asked']} GiB (gpu_memory_utilization {found['share']})"
+        return f"too little memory on {where} to start: {asked}, and {found['free']} of {found['total']} GiB were free; {LOWER}"
+    if found := SMALL_CACHE.search(text):
+        asked = f"the longest sequence needs {found['asked']} GiB of KV cache, and {found['free']} GiB were left for it"
+        return f"too little memory on {where} to start: {asked}; {RAISE}"
+    if NO_CACHE.search(text):
+        return f"too little memory on {where} to start: the model used its whole share, and nothing was left for a KV cache; {RAISE}"
+    if found := TORCH.search(text):
+        asked = f"it requested another {found['asked']}, and {found['free']} of {found['total']} were free"
+        return f"too little memory on {where} to start: {asked}; {LOWER}"
+    return None
+
 
 MOST_CALLS = 1 << 20
 """Largest number of concurrent calls in a process. There are never as many requests, so a pause or weight sync never waits for one."""

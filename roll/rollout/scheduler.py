@@ -9,24 +9,254 @@ than the window's age limit.
 
 No group is discarded, with two exceptions. A group is replaced by another if one of its environments failed. With dynamic sampling, groups
 that `keep` rejects, such as groups whose rewards are all equal, are replaced up to a limit.
+
+Decides which of the groups in flight a take (one call of `RolloutScheduler.take`) may hand over. Works on counts alone.
+
+    ordinals   0 1 2 3 | 4 5 6 7 | 8 9 ...       in the order in which prompts were drawn
+               window of two batches |
+
+A take chooses among the ordinals of the window. The window moves on only when all of its groups have been handed over. With a window of
+one batch, groups are first in, first out. With a wider one, a take may leave slow groups to a later take, but none for longer than `limit`
+steps.
+
+Saves finished groups that no step has used yet, so that a resumed run does not generate them again.
+
+The saved groups are part of a checkpoint: one safetensors file with the concatenated tokens and log-probs of all segments, and a JSON
+text with the structure of groups, episodes and segments.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
-from roll.errors import RollError
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from roll.config.derived.batch import age_limit
+from roll.errors import CheckpointError, RollError
 from roll.rollout.batch import failure, rewards_differ
 from roll.rollout.filters import Keep
 from roll.rollout.group import GroupSampler, prompt_seed
-from roll.rollout.stored import FILE, StoredGroup, read_groups, write_groups
-from roll.rollout.window import Choice, Window
-from roll.types import Metrics, Prompt, RolloutGroup
+from roll.rollout.record import observed
+from roll.types import (
+    Episode,
+    Metrics,
+    Prompt,
+    RewardOutcome,
+    RewardResult,
+    RolloutGroup,
+    Segment,
+    StopReason,
+    Trajectory,
+    TurnReward,
+    VersionRun,
+)
+
+FILE = "rollouts.safetensors"
+"""Name of the file in the checkpoint's folder."""
+
+
+@dataclass(frozen=True)
+class StoredGroup:
+    """One finished group without its prompt, which the resumed run draws again."""
+
+    prompt_id: int
+    age: int
+    """Number of steps since its prompt was drawn."""
+    episodes: Sequence[Episode]
+    baseline: Episode | None
+
+    def of(self, prompt: Prompt) -> RolloutGroup:
+        """Return the group with its prompt.
+
+        Raises:
+            CheckpointError: the group belongs to another prompt.
+        """
+        if prompt.prompt_id != self.prompt_id:
+            found = f"the checkpoint holds a group of prompt {self.prompt_id}, but prompt {prompt.prompt_id} was drawn in its place"
+            raise CheckpointError(f"{found}; resume from another checkpoint")
+        return RolloutGroup(observed(prompt, self.episodes), self.episodes, self.baseline)
+
+
+def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
+    """Write groups to a file.
+
+    The key of a group is the position of its prompt in the order of drawing; 0 is the oldest prompt that no step has used yet.
+    """
+    tokens: list[Any] = [np.zeros(0, np.int32)]
+    log_probs: list[Any] = [np.zeros(0, np.float32)]
+
+    def segment(one: Segment) -> dict[str, Any]:
+        tokens.append(one.token_ids)
+        log_probs.append(np.zeros(0, np.float32) if one.log_probs is None else one.log_probs)
+        runs = [[run.version, run.tokens] for run in one.versions]
+        has_log_probs = one.log_probs is not None
+        said = {"length": len(one.token_ids), "sampled": one.sampled, "log_probs": has_log_probs, "versions": runs}
+        return said | {"text": one.text, "calls": list(map(dict, one.calls))}
+
+    def episode(one: Episode) -> dict[str, Any]:
+        paths = [{"segments": [segment(part) for part in path.segments], "stop": path.stop.value} for path in one.trajectories]
+        reward = one.reward
+        turns = [[turn.end, turn.value] for turn in reward.turns]
+        verdict = {"value": reward.value, "score": reward.score, "outcome": reward.outcome.value}
+        said = verdict | {"parts": dict(reward.parts), "note": reward.note, "turns": turns}
+        states = {"turn_states": list(one.turn_states), "metrics": dict(one.metrics)}
+        return {"trajectories": paths, "reward": said, "turn_rewards": list(one.turn_rewards)} | states
+
+    told = [
+        {
+            "number": number,
+            "prompt_id": group.prompt_id,
+            "age": group.age,
+            "episodes": [episode(one) for one in group.episodes],
+            "baseline": None if group.baseline is None else episode(group.baseline),
+        }
+        for number, group in groups.items()
+    ]
+    arrays = {"token_ids": np.concatenate(tokens), "log_probs": np.concatenate(log_probs)}
+    save_file(arrays | {"groups": np.frombuffer(json.dumps(told).encode(), np.uint8)}, path)
+
+
+def read_groups(path: Path) -> dict[int, StoredGroup]:
+    """Return the groups of a file that `write_groups` wrote, with the same keys.
+
+    Raises:
+        CheckpointError: the file cannot be read, or has another format.
+    """
+    try:
+        return _read(load_file(path))
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot read the finished groups: {error}; resume from another checkpoint") from error
+
+
+def _read(arrays: Mapping[str, Any]) -> dict[int, StoredGroup]:
+    token_ids, log_probs = _Cut(arrays["token_ids"]), _Cut(arrays["log_probs"])
+
+    def segment(said: dict[str, Any]) -> Segment:
+        length = said["length"]
+        kept = log_probs.next(length) if said["log_probs"] else None
+        versions = tuple(VersionRun(*run) for run in said["versions"])
+        return Segment(token_ids.next(length), said["sampled"], kept, versions, said["text"], said["calls"])
+
+    def episode(said: dict[str, Any]) -> Episode:
+        paths = [Trajectory([segment(part) for part in path["segments"]], StopReason(path["stop"])) for path in said["trajectories"]]
+        reward, turns = said["reward"], tuple(TurnReward(*turn) for turn in said["reward"]["turns"])
+        outcome, score = RewardOutcome(reward["outcome"]), reward.get("score")  # checkpoints of earlier versions have no score
+        result = RewardResult(reward["value"], outcome, reward["parts"], reward["note"], turns, score)
+        return Episode(paths, result, said["turn_rewards"], said["turn_states"], said["metrics"])
+
+    groups = {}
+    for one in json.loads(arrays["groups"].tobytes()):
+        episodes = [episode(said) for said in one["episodes"]]
+        baseline = None if one["baseline"] is None else episode(one["baseline"])
+        groups[one["number"]] = StoredGroup(one["prompt_id"], one["age"], episodes, baseline)
+    return groups
+
+
+class _Cut:
+    """Cuts successive pieces off the front of an array."""
+
+    def __init__(self, values: Any) -> None:
+        self._values, self._begin = values, 0
+
+    def next(self, count: int) -> Any:
+        """Return the next `count` values."""
+        begin, self._begin = self._begin, self._begin + count
+        if self._begin > len(self._values):
+            raise ValueError(f"an array of {len(self._values)} values is too short")
+        return self._values[begin : self._begin]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The groups that a take may choose from."""
+
+    pool: list[int]
+    """Ordinals of the groups, the oldest first."""
+    count: int
+    """Number of groups to hand over."""
+    due: frozenset[int]
+    """Ordinals that must be handed over now, because they would exceed the age limit in the next step."""
+
+
+class Window:
+    """The ordinals of the groups in flight, and the step in which each was drawn."""
+
+    def __init__(self, batch: int, ratio: float, width: int) -> None:
+        """`width` is a multiple of `batch`; both count groups."""
+        assert width % batch == 0, f"a window of {width} is not divisible by the batch size, {batch}"
+        self._ahead, self._width = round(ratio * batch), width
+        self.slack = width - batch
+        """Largest number of older groups that may still be in flight when a group is handed over."""
+        self.limit = age_limit(ratio, width // batch)
+        """Largest age of a group that is handed over, in steps."""
+        self._begin = self._next = self._step = 0
+        self._drawn_at: dict[int, int] = {}  # step in which each group was drawn, by ordinal
+        self._known_gone: set[int] = set()  # after a resume: ordinals that were handed over before it, to be skipped
+
+    def has_room(self, wanted: int) -> bool:
+        """Whether another group may be drawn while a take wants `wanted` groups."""
+        return len(self._drawn_at) < wanted + self._ahead
+
+    def draw(self) -> int | None:
+        """Draw a group. Return its ordinal, or None if the group was handed over before a resume."""
+        ordinal, self._next = self._next, self._next + 1
+        if ordinal in self._known_gone:
+            self._known_gone.remove(ordinal)
+            return None
+        self._drawn_at[ordinal] = self._step
+        return ordinal
+
+    def age(self, ordinal: int) -> int:
+        """Return the number of steps since a group in flight was drawn."""
+        return self._step - self._drawn_at[ordinal]
+
+    def set_age(self, ordinal: int, steps: int) -> None:
+        """Set the age of a group in flight that was drawn before a resume, in steps."""
+        self._drawn_at[ordinal] = self._step - steps
+
+    def choice(self, wanted: int) -> Choice:
+        """Return the groups that a take of `wanted` groups may choose from. `Choice.count` is smaller if the window has fewer left."""
+        assert self.head is not None, "nothing is in flight"
+        while self.head >= self._begin + self._width:
+            self._begin += self._width
+        end = self._begin + self._width
+        pool = list(islice(takewhile(lambda ordinal: ordinal < end, self._drawn_at), wanted + self.slack))
+        due = frozenset(ordinal for ordinal in pool if self._step - self._drawn_at[ordinal] >= self.limit)
+        return Choice(pool, min(wanted, len(pool)), due)
+
+    def remove(self, ordinals: Iterable[int]) -> None:
+        """Record that groups were handed over."""
+        for ordinal in ordinals:
+            del self._drawn_at[ordinal]
+
+    def next_step(self) -> None:
+        """Record that a step has all its groups."""
+        self._step += 1
+
+    @property
+    def head(self) -> int | None:
+        """Return the oldest ordinal in flight; None if nothing is in flight."""
+        return next(iter(self._drawn_at), None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON-serialisable values. A resumed run draws from the head on, so ordinals are relative to it."""
+        head = self._next if self.head is None else self.head
+        gone = [ordinal - head for ordinal in range(head, self._next) if ordinal not in self._drawn_at]
+        return {"begin": self._begin - head, "gone": gone + [ordinal - head for ordinal in sorted(self._known_gone)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state that `state_dict` returned. The head becomes ordinal 0."""
+        self._begin, self._known_gone = state["begin"], set(state["gone"])
+
 
 LOG = logging.getLogger(__name__)
 TRAINING = 0

@@ -1,10 +1,17 @@
-"""Runs an experiment from its checked configuration: checks models and data, opens the run folder, starts the roles and runs the loop."""
+"""Runs an experiment from its checked configuration: checks models and data, opens the run folder, starts the roles and runs the loop.
+
+Decides whether a run restarts its trainer's side after the loss of a process, or ends.
+
+Shows the states of the roles' processes on the console.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
@@ -23,9 +30,12 @@ from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, 
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.secrets import redacted
-from roll.errors import ConfigError, Fault, WorkerFailed
+from roll.engines.actor_infer import ActorInfer
+from roll.errors import ConfigError, Fault, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate
 from roll.ray.cluster import cluster
 from roll.ray.guarded import guarded
+from roll.ray.liveness import RayNodes
+from roll.ray.role_signs import RoleSigns
 from roll.runs import resume_fingerprint
 from roll.runs.changed_keys import Change, change_faults, recorded
 from roll.runs.checkpoint.store import CheckpointStore
@@ -37,9 +47,7 @@ from roll.runs.offline import dpo as wire_dpo
 from roll.runs.offline import reward_model as wire_reward_model
 from roll.runs.offline import sft as wire_sft
 from roll.runs.offline.wiring import steps_of
-from roll.runs.restarts import Restarts
 from roll.runs.rlvr import wiring as wire_rlvr
-from roll.runs.role_life import tell_signs
 from roll.runs.roles import Roles, is_trainer_side
 from roll.runs.run_context import Loop, Prepared, RunContext
 from roll.system.event_loop import run_in_loop
@@ -48,10 +56,74 @@ from roll.tracking.base import RunFacts
 from roll.tracking.console import StepLog, console_tracker
 from roll.tracking.fanout import Tracking
 from roll.tracking.jsonl import JsonlTracker
-from roll.tracking.life import Life
+from roll.tracking.life import TICK, Life
 from roll.tracking.logs import RunLog
 from roll.tracking.run import open_named
 from roll.tracking.start import read_starts, write_start
+
+
+async def tell_signs(roles: Roles, life: Life) -> None:
+    """Update the console until cancelled. Skip updates while its output is not visible."""
+    asked = RoleSigns(RayNodes())
+    while True:
+        if life.is_seen:
+            groups = roles.all_groups
+            life.own([process.pid for group in groups.values() for process in group.processes()])
+            signs = await asyncio.gather(*(asked.of(group, _progress(roles.facades.get(name))) for name, group in groups.items()))
+            life.driver("all roles are ready" if roles.are_running else "starting the roles", is_busy=not roles.are_running)
+            life.show([sign for sign in signs if sign])
+        await asyncio.sleep(TICK)
+
+
+def _progress(facade: object) -> str:
+    return facade.progress if isinstance(facade, ActorInfer) else ""
+
+
+BACK_OFF_SECONDS = (5.0, 30.0, 120.0)
+"""Delays in seconds before the first, the second and each later restart within `RECENT_SECONDS`, because a fault may last for a while."""
+RECENT_SECONDS = 3600.0
+
+
+class Restarts:
+    """Counts the restarts of a run's trainer side."""
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`most` is the largest number of restarts. `clock` returns seconds."""
+        self._most, self._clock = most, clock
+        self._recent: deque[float] = deque()
+        self._failed_step: int | None = None
+        self.count = 0
+
+    def wait_after(self, failure: WorkerFailed, step: int | None) -> float:
+        """Count a restart after a failure in `step`, and return the seconds to wait before it.
+
+        `step` is None if the failure happened while roles were being restarted. Then the lost process may be of any role.
+
+        Raises:
+            WorkerFailed: the failure, because a restart would not help. Its process raised an exception (such as bad input or memory that
+                ran out), its role is not on the trainer's side, the same step failed before, or there were already `most` restarts.
+        """
+        is_loss = isinstance(failure, WorkerDied | WorkerLate | WorkerAbandoned) and (step is None or is_trainer_side(failure.role))
+        if not is_loss or not self._most:
+            raise failure
+        if step is not None and step == self._failed_step:
+            raise ended(failure, f"step {step} failed again after a restart")
+        if self.count >= self._most:
+            raise ended(failure, f"the roles were already restarted {self.count} times, and max_restarts is {self._most}")
+        self.count += 1
+        if step is not None:
+            self._failed_step = step
+        now = self._clock()
+        while self._recent and self._recent[0] <= now - RECENT_SECONDS:
+            self._recent.popleft()
+        self._recent.append(now)
+        return BACK_OFF_SECONDS[min(len(self._recent), len(BACK_OFF_SECONDS)) - 1]
+
+
+def ended(failure: WorkerFailed, why: str) -> WorkerFailed:
+    """Return a copy of the failure that also states why it ends the run."""
+    return type(failure)(failure.role, failure.rank, f"{failure.cause}; {why}", failure.traceback)
+
 
 LOG = logging.getLogger(__name__)
 BEFORE_FIRST = -1

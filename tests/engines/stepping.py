@@ -14,7 +14,7 @@ from vllm.v1.metrics.loggers import StatLoggerManager
 from vllm.v1.metrics.stats import IterationStats, PrefillStats, PrefixCacheStats, SchedulerStats
 
 from roll.backend import EngineActivity
-from roll.engines.vllm.activity import StepCounts, logger_into, tokens_in_flight
+from roll.engines.vllm.strategy import StepCounts, logger_into, tokens_in_flight
 
 BUSY = 1.0
 """Busy time that the test reports, in seconds."""

@@ -27,7 +27,7 @@ from roll.errors import WeightSyncError
 from roll.models.load import PackedPolicy, load_causal_model
 from roll.models.offload import storages, tensors_in
 from roll.models.weights import WeightView
-from roll.ray.memory_monitor import MemoryMonitor, held_by, nvml
+from roll.ray.process import MemoryMonitor, held_by, nvml
 from roll.training.actor_train import TrainShape, micro_batches_of
 from roll.types import Completion, Sampling, TrainBatch
 from roll.weight_sync.bucket import plan_buckets

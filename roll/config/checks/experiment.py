@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from roll.config.checks.credit import credit_faults, credit_warnings
+from roll.config.checks.credit import credit_faults, credit_warnings, filter_faults
 from roll.config.checks.determinism import determinism_faults, determinism_warnings
 from roll.config.checks.distillation import on_policy_distillation_faults
 from roll.config.checks.environments import environment_faults, environment_warnings
-from roll.config.checks.filters import filter_faults
 from roll.config.checks.loss import loss_faults, loss_warnings
 from roll.config.checks.methods import method_faults
 from roll.config.checks.model_rewards import model_reward_faults

@@ -1,4 +1,11 @@
-"""Wires RLVR: builds the parts of the loop from the configuration."""
+"""Wires RLVR: builds the parts of the loop from the configuration.
+
+Wires the updates of an RLVR step, with and without a critic.
+
+Builds the loss of reinforcement learning from the configuration.
+
+Builds the group filters, which tell the scheduler whether to keep a group.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +13,29 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 
 from transformers import PreTrainedTokenizerBase
 
 from roll.agents.episode_groups import HELD_OUT, TRAINING
 from roll.algorithms.advantages import Normalisation
+from roll.algorithms.corrections import Correction, MismatchCorrection
+from roll.algorithms.divergence import DistilledPolicy
+from roll.algorithms.losses import Loss
+from roll.algorithms.objectives import OBJECTIVES, Objective
+from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.shaping import Overlong
+from roll.algorithms.value_loss import ValueLoss
+from roll.config.derived.corrections import correction_of
 from roll.config.derived.environment_roles import own_tasks
 from roll.config.derived.placement import interrupting, judged_in_turn, model_roles, neighbours, sends_adapter
-from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source
+from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source, weighs_kl
 from roll.config.derived.reward_roles import PREFIX
 from roll.config.derived.teachers import taught_domains, teacher_roles
 from roll.config.plan.plan import Plan
 from roll.config.schema.model import DataConfig
-from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.rlvr import DynamicSamplingConfig, RlvrConfig
+from roll.config.schema.roles import QueryFilterConfig
 from roll.data.ends import EndOfTurn, ends_of
 from roll.data.renderers.base import ChatRenderer
 from roll.data.sampler import PromptSampler
@@ -28,10 +44,12 @@ from roll.engines.actor_infer import ActorInfer
 from roll.models.load import check_readable, load_policy, load_tokenizer
 from roll.models.thinking import ResponseTexts
 from roll.ray.device_sharing import DeviceSharing
+from roll.registry import imported
 from roll.rewards.passing import Bars
 from roll.rewards.reward_workers import ModelReward
-from roll.rollout.batch import Shaping
+from roll.rollout.batch import Shaping, rewards_differ
 from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.filters import ByDomain, Keep, MeanBetween, StdAbove, everything
 from roll.rollout.group import Generator, GroupSampler, Scorer
 from roll.rollout.judged_in_turn import JudgedInTurn
 from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce, StepReference
@@ -39,14 +57,12 @@ from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.turns import TurnEnds
 from roll.runs.device_phases import DevicePhases
 from roll.runs.interrupt import Interrupt
-from roll.runs.learning import OnloadedTrainer
+from roll.runs.learning import CriticLearning, Learning, OnloadedTrainer
 from roll.runs.meter import Meter, meter_of
 from roll.runs.notices import held_out_watches, training_watches
 from roll.runs.rlvr import loop as rlvr
-from roll.runs.rlvr.critic import learning
 from roll.runs.rlvr.engine_sync import EngineSync
 from roll.runs.rlvr.environments import Playing, gateway_of, group_sampler, listening, prompts_of, renderer_of
-from roll.runs.rlvr.filters import kept_groups, most_batches
 from roll.runs.rlvr.reward_failures import reported, totalled
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import try_environments, try_rewards
@@ -60,10 +76,93 @@ from roll.runs.run_context import Prepared, RunContext
 from roll.runs.teacher import teaching
 from roll.tracking.notices import Watch
 from roll.training.actor_train import ActorTrain
+from roll.training.critic import Critic
 from roll.training.scoring import Reference
 from roll.types import RolloutGroup, Sampling
 from roll.weight_sync.routes import find_routes
 from roll.weight_sync.sync import WeightSync
+
+
+def most_batches(config: RlvrConfig) -> int | None:
+    """Return the largest number of batches that may be generated for a step; None if no filter replaces groups."""
+    bound = config.dynamic_sampling
+    if bound is None and any(_replaces(reward.query_filter_config) for reward in config.rewards.values()):
+        bound = DynamicSamplingConfig.model_validate({})
+    return bound and bound.max_num_gen_batches
+
+
+def kept_groups(config: RlvrConfig) -> Keep:
+    """Return the group filter: the filter of the group's domain, or else the filter of dynamic sampling if that is on."""
+    filters = {domain: _filter(reward.query_filter_config) for domain, reward in config.rewards.items() if reward.query_filter_config}
+    return ByDomain(filters, rewards_differ if config.dynamic_sampling else everything)
+
+
+def _replaces(query_filter: QueryFilterConfig | None) -> bool:
+    return query_filter is not None and query_filter.type != "no_filter"
+
+
+def _filter(query_filter: QueryFilterConfig) -> Keep:
+    bounds = query_filter.filter_args
+    match query_filter.type:
+        case "no_filter":
+            return everything
+        case "mean_filter":
+            low, high = bounds.threshold_down, bounds.threshold_up
+            return MeanBetween(-inf if low is None else low, inf if high is None else high)
+        case "std_filter":
+            assert bounds.std_threshold is not None, "the configuration was checked"
+            return StdAbove(bounds.std_threshold)
+
+
+def learner_loss(config: RlvrConfig) -> Loss:
+    """Return the policy loss, plus the divergence from the teachers if there are any."""
+    loss = policy_loss(config)
+    return DistilledPolicy(loss, config.distill_loss_coef) if teacher_roles(config) else loss
+
+
+def policy_loss(config: RlvrConfig) -> PolicyLoss:
+    """Return the policy loss with all configured terms."""
+    return PolicyLoss(
+        objective=objective(config),
+        correction=correction(config),
+        on_policy=ratio_source(config) == "on_policy",
+        kl_coef=config.kl_loss_coef if config.use_kl_loss else 0.0,
+        kl_estimator=config.kl_loss_type,
+        kl_importance=config.use_kl_loss and weighs_kl(config),
+        entropy_coef=config.entropy_loss_coef,
+        mask_threshold=config.off_policy_mask_threshold,
+    )
+
+
+def objective(config: RlvrConfig) -> Objective:
+    """Return the policy term that `policy_loss` names."""
+    method = config.policy_loss
+    return OBJECTIVES.find(method.name)(**method.arguments(config), **config.policy_loss_args)
+
+
+def correction(config: RlvrConfig) -> MismatchCorrection | None:
+    """Return the correction that `mismatch_correction` names, with its bounds, or None without a correction."""
+    if config.mismatch_correction.is_users:
+        return imported(config.mismatch_correction.name)(**config.mismatch_correction_args)
+    settings = correction_of(config)
+    if settings is None:
+        return None
+    low, high = settings.low or 0.0, float("inf") if settings.high is None else settings.high
+    return Correction(settings.weight, settings.cap, settings.reject, low, high)
+
+
+def learning(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, critic: Critic | None, phases: DevicePhases) -> Learning:
+    """Return the runner of a step's updates."""
+    beside = None
+    if critic:
+        beside = CriticLearning(critic, ValueLoss(config.value_clip), config.critic_warmup, at_once=are_apart(plan))
+    return Learning(phases, actor_train, learner_loss(config), plan.batch.updates, beside)
+
+
+def are_apart(plan: Plan) -> bool:
+    """Return whether policy and critic share no device. Two roles on the CPU share it."""
+    policy, critic = plan.roles["actor_train"], plan.roles["critic"]
+    return not (policy.on_cpu and critic.on_cpu) and policy.all_devices.isdisjoint(critic.all_devices)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,13 @@
-"""Trains a policy, a reward model or a critic with DeepSpeed: ZeRO-0 to 3, all parameters or a LoRA adapter, in bf16, fp16 or fp32."""
+"""Trains a policy, a reward model or a critic with DeepSpeed: ZeRO-0 to 3, all parameters or a LoRA adapter, in bf16, fp16 or fp32.
+
+Builds the inputs of a loss from a micro-batch: the fields of its response tokens, on the device.
+
+Implements `gradient_checkpointing: auto`: chooses the number of recomputed decoder layers from measurements in the first updates.
+
+Weights the auxiliary loss of routers by tokens, over micro-batches and ranks, and reports it.
+
+Makes DeepSpeed 0.19 without ZeRO, in bf16 and fp16, behave like its ZeRO optimizers in two respects.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +23,15 @@ import deepspeed
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
-from roll.algorithms.losses import Loss
+from roll.algorithms.losses import Loss, LossInputs
 from roll.backend import MicroBatch, Rank, TrainResult
 from roll.config.derived.model_shape import shape_of
-from roll.config.plan.memory import activations, checkpointed_layers, compiles, head_bytes, layer_activations
+from roll.config.plan.memory import activations, checkpointed_layers, compiles, fewest_checkpointed, head_bytes, layer_activations
+from roll.config.schema.model import TrainingConfig
+from roll.errors import ConfigError, Fault
 from roll.models.export import adapter_config, write_adapter_folder, write_model
 from roll.models.layers import checkpoint_first, compile_layers, decoder_layers, keep_inputs, on_host, prepare_checkpointing
 from roll.models.load import PackedModel, PackedPolicy, load_tokenizer
@@ -37,16 +49,14 @@ from roll.models.memory_guard import (
 from roll.models.offload import Offload, tensors_in
 from roll.models.packed_inputs import packed_inputs, scored_only, to_device
 from roll.models.packed_score import score
+from roll.models.routers import RouterLoss, balanced_routers
 from roll.models.weights import WeightView
 from roll.system.signs import enter
 from roll.training.deepspeed.compile import compiling_in_turn
 from roll.training.deepspeed.files import TAG, load_states, random_file
 from roll.training.deepspeed.finite import FiniteWatch
-from roll.training.deepspeed.loss_inputs import loss_inputs, spans_update
 from roll.training.deepspeed.metric_sums import MetricSums
 from roll.training.deepspeed.reading import load
-from roll.training.deepspeed.recompute import AutoCheckpointing
-from roll.training.deepspeed.router_balance import router_balance
 from roll.training.deepspeed.settings import TrainSettings
 from roll.training.deepspeed.setup import (
     deepspeed_config,
@@ -59,9 +69,171 @@ from roll.training.deepspeed.setup import (
 )
 from roll.training.deepspeed.swap import own_swap
 from roll.training.deepspeed.tensor import prepare, shared_inputs, whole_weights
-from roll.training.deepspeed.without_zero import missing_scale, undo_first_step
-from roll.types import Floats, Metrics, Sequences, TensorSpec
+from roll.types import Bools, Floats, Metrics, Sequences, TensorSpec, TrainBatch
 from roll.weight_sync.bucket import plan_buckets
+
+
+def undo_first_step(engine: Any) -> None:
+    """Undo the step that DeepSpeed takes while building the engine, to create the optimizer states.
+
+    That step has zero gradients but counts as an update: Adam's bias correction would be one step ahead, and weight decay has changed the
+    master weights. This function clears the states, so that the first real step creates them, and copies the model's weights to the
+    master weights.
+    """
+    if _is_wrapped(engine):
+        engine.optimizer.optimizer.state.clear()
+        engine.optimizer.refresh_fp32_params()
+
+
+def missing_scale(engine: Any) -> float:
+    """Return the factor by which to multiply losses before `engine.backward`, and to divide the reported gradient norm.
+
+    In fp16 without ZeRO this is the loss scale: `step` divides gradients by it, but `backward` multiplies losses by it only with ZeRO's
+    optimizers. With these optimizers, and in other precisions, the factor is 1.
+    """
+    return float(engine.optimizer.loss_scale) if _is_wrapped(engine) else 1.0
+
+
+def _is_wrapped(engine: Any) -> bool:
+    """Return whether the optimizer is DeepSpeed's `FP16_UnfusedOptimizer`, which holds master weights for fp16 and also for bf16."""
+    return hasattr(engine.optimizer, "loss_scale_config")
+
+
+class RouterBalance:
+    """Adds the loss of the routers to the loss of an update.
+
+    The added term is `coefficient` times the mean of the routers' loss over all micro-batches and ranks, weighted by tokens.
+    As in transformers, the loss of a micro-batch covers all of its tokens, prompts included. Packed micro-batches have no padding.
+    """
+
+    def __init__(self, loss: RouterLoss, coefficient: float, rank: Rank) -> None:
+        self._loss, self._coefficient, self._rank = loss, coefficient, rank
+        self._total = torch.ones((), device=rank.device)
+        self._tokens = 0
+        self._measured: list[tuple[dict[str, Tensor], int]] = []
+
+    def begin_update(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Count the tokens of an update over all ranks. Collective, but does not wait for the device."""
+        total = torch.tensor(float(sum(map(tokens_of_samples, micro_batches))), device=self._rank.device)
+        if self._rank.world_size > 1:
+            torch.distributed.all_reduce(total)
+        self._total = total.clamp(min=1.0)
+
+    def begin(self, micro_batch: MicroBatch) -> None:
+        """Prepare for the forward pass of a micro-batch."""
+        self._tokens = tokens_of_samples(micro_batch)
+        # Multiply by the world size, because DeepSpeed averages gradients over ranks.
+        weight = self._coefficient * self._tokens * self._rank.world_size / self._total
+        self._loss.begin(weight if self._coefficient else None)
+
+    def end(self) -> None:
+        """Record the metrics of a micro-batch, after its backward pass."""
+        self._measured.append((self._loss.end(), self._tokens))
+
+    def report(self, sums: MetricSums) -> None:
+        """Add the metrics recorded since the last report to `sums`."""
+        for metrics, tokens in self._measured:
+            sums.weigh(metrics, tokens)
+        self._measured.clear()
+
+
+def tokens_of_samples(micro_batch: MicroBatch) -> int:
+    """Return the number of tokens of a micro-batch, prompts included; 0 for a filler."""
+    return len(micro_batch.batch.sequences.token_ids) if micro_batch.samples else 0
+
+
+def router_balance(training: TrainingConfig, causal: PreTrainedModel, rank: Rank) -> RouterBalance | None:
+    """Build the balance of the model's routers. Return None if `router_aux_loss_coef` is not set.
+
+    Raises:
+        ConfigError: the model has no routers to which the loss applies.
+    """
+    coefficient = training.router_aux_loss_coef
+    if coefficient is None:
+        return None
+    if routers := balanced_routers(causal):
+        return RouterBalance(RouterLoss(routers), coefficient, rank)
+    where = f"{rank.role}.training_args.router_aux_loss_coef"
+    problem = f"{coefficient:g}, but the model ({causal.config.model_type}) has no routers that choose experts by a softmax"
+    raise ConfigError([Fault(where, problem, "remove it")])
+
+
+RESERVE = 0.05
+"""Fraction of the device's memory that stays free, for fragmentation and for libraries that allocate outside torch."""
+CHOICES = 2
+"""Number of choices: the first uses an estimate of the memory of a layer, the second uses a measurement."""
+
+
+class AutoCheckpointing:
+    """Recomputes all layers in the first update, which allocates all permanent memory, and then only as many as memory requires."""
+
+    def __init__(self, guard: MemoryGuard, layers: int, layer_bytes: float, total: int, apply: Callable[[int], None]) -> None:
+        """Start with all `layers` recomputed.
+
+        Args:
+            guard: The trainer's memory guard.
+            layers: Number of decoder layers.
+            layer_bytes: Estimate of the extra bytes per token for each layer that is not recomputed.
+            total: Memory of the device, in bytes.
+            apply: Function that sets the number of recomputed layers.
+        """
+        self._guard, self._layers, self._layer_bytes, self._total, self._apply = guard, layers, layer_bytes, total, apply
+        self._updates = 0
+        self._all = guard.need
+        self.checkpointed = layers
+
+    def before_update(self) -> None:
+        """Choose the number of recomputed layers before the second and the third update. Do nothing before other updates."""
+        self._updates += 1
+        if self._updates == 1 or self._updates > 1 + CHOICES:
+            return
+        if self.checkpointed == self._layers:
+            self._all = self._guard.need
+        else:
+            kept = self._layers - self.checkpointed
+            self._layer_bytes = max(1.0, (self._guard.need.per_token - self._all.per_token) / kept)
+        tokens = self._guard.token_budget
+        spare = self._guard.memory.available() - int(RESERVE * self._total) - self._all.of(tokens)
+        count = self._guard.most(fewest_checkpointed(spare, self._layers, int(self._layer_bytes * tokens)))
+        if count != self.checkpointed:
+            self.checkpointed = count
+            self._apply(count)
+            more = self._layer_bytes * (self._layers - count)
+            self._guard.expect(Need(self._all.fixed, self._all.per_token + more))
+            LOG.info("gradient_checkpointing: %d of %d layers", count, self._layers)
+
+
+def loss_inputs(batch: TrainBatch, device: str) -> LossInputs:
+    """Return the fields of the batch at its S response tokens, in the order of the model's outputs."""
+
+    def scored(field: Floats) -> Tensor:
+        return scored_only(field, batch.sequences, device)
+
+    def if_given(field: Floats | None) -> Tensor | None:
+        return None if field is None else scored(field)
+
+    mask = batch.sequences.response_mask
+    lengths = np.add.reduceat(mask, batch.sequences.offsets[:-1], dtype=np.int64)
+    return LossInputs(
+        advantages=scored(batch.advantages),
+        lengths=to_device(lengths, device),
+        behaviour_log_probs=if_given(batch.behaviour_log_probs),
+        proximal_log_probs=if_given(batch.proximal_log_probs),
+        ref_log_probs=if_given(batch.ref_log_probs),
+        token_selection=None if batch.token_selection is None else to_device(batch.token_selection[mask], device),
+        labels=None if batch.labels is None else to_device(batch.labels, device),
+        values=if_given(batch.values),
+        returns=if_given(batch.returns),
+    )
+
+
+def spans_update(batch: TrainBatch) -> Bools:
+    """Return a mask [S] of the response tokens whose sequence was sampled by more than one version of the policy."""
+    mask, starts = batch.sequences.response_mask, batch.sequences.offsets[:-1]
+    lowest = np.minimum.reduceat(np.where(mask, batch.policy_versions, np.iinfo(np.int32).max), starts)
+    highest = np.maximum.reduceat(np.where(mask, batch.policy_versions, np.iinfo(np.int32).min), starts)
+    return np.repeat(lowest < highest, batch.sequences.lengths)[mask]
+
 
 EXPORT_BYTES = 2 << 30
 """Largest size of a file of exported weights, in bytes, unless a single tensor is larger."""

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.advantages import Normalisation, Scores, advantages
-from roll.algorithms.best_of import added_to_best
+from roll.algorithms.advantages import Normalisation, Scores, added_to_best, advantages
 from tests.unit.algorithms.build import scores
 
 SIZES = [(2, 2), (5, 2), (5, 4), (6, 3), (4, 4)]

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.covariance import largest, some_between, token_covariances
-from roll.algorithms.objectives import ClipCov, Gspo, KlCov
+from roll.algorithms.objectives import ClipCov, Gspo, KlCov, largest, some_between, token_covariances
 from roll.data.packing import concatenate
 from roll.types import Floats, TrainBatch
 

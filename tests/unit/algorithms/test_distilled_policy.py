@@ -22,7 +22,7 @@ from roll.models.divergence import chunked_divergence
 from roll.models.packed_inputs import packed_inputs, scored_only
 from roll.ray.group import WorkerGroup
 from roll.training.actor_train import ActorTrain, TrainShape
-from roll.training.deepspeed.loss_inputs import loss_inputs
+from roll.training.deepspeed.strategy import loss_inputs
 from roll.types import TrainBatch
 from tests import limits
 from tests.unit.algorithms.test_split import TOKENS, AddingRanks, budgets, step

@@ -14,12 +14,11 @@ from roll.algorithms.advantages import Normalisation, exact_advantages
 from roll.algorithms.methods.base import Method
 from roll.algorithms.methods.estimators import ESTIMATORS, EstimatorTraits
 from roll.algorithms.moments import RunningMoments
-from roll.config.checks.credit import credit_faults
-from roll.config.checks.filters import filter_faults
+from roll.config.checks.credit import credit_faults, filter_faults
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
 from roll.rewards.parts import normalised
-from roll.runs.rlvr.filters import kept_groups
+from roll.runs.rlvr.wiring import kept_groups
 from roll.types import RewardResult, RolloutGroup
 from tests.unit.algorithms.build import build
 from tests.unit.pipeline.conftest import configured

@@ -14,8 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from roll.algorithms.binary import binary_divergence
-from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, Objective, PolicyGradient, PolicyTokens, Ppo, Sapo, Topr
+from roll.algorithms.objectives import (
+    Cispo,
+    ClipCov,
+    Dppo,
+    Gmpo,
+    Gspo,
+    KlCov,
+    Objective,
+    PolicyGradient,
+    PolicyTokens,
+    Ppo,
+    Sapo,
+    Topr,
+    binary_divergence,
+)
 from tests.unit.algorithms.losses_by_hand import Row, formula
 
 OBJECTIVES: list[Objective] = [

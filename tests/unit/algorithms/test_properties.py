@@ -25,7 +25,7 @@ from roll.algorithms.shaping import Overlong, difficulty_weights, length_weights
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.packing import concatenate
 from roll.models.packed_inputs import scored_only
-from roll.training.deepspeed.loss_inputs import loss_inputs
+from roll.training.deepspeed.strategy import loss_inputs
 from roll.types import TrainBatch
 
 PRESETS = {name: method.traits for name, method in METHODS.items() if name != "none"}

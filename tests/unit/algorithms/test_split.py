@@ -27,7 +27,7 @@ from roll.models.packed_inputs import packed_inputs, scored_only
 from roll.ray.calls import Ranks
 from roll.ray.group import WorkerGroup
 from roll.training.actor_train import ActorTrain, TrainShape
-from roll.training.deepspeed.loss_inputs import loss_inputs
+from roll.training.deepspeed.strategy import loss_inputs
 from roll.types import Floats, TrainBatch
 from tests import limits
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.agents.environments.sokoban import ACTIONS, Sokoban
-from roll.agents.environments.sokoban_rooms import Level
+from roll.agents.environments.sokoban import ACTIONS, Level, Sokoban
 from tests.tiers import each
 
 STEPS = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}

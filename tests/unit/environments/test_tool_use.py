@@ -11,7 +11,7 @@ import pytest
 
 from roll.agents import python_tool
 from roll.agents.environments.tool_use import ToolUse
-from roll.agents.hosting.hosted import Hosted
+from roll.agents.hosting.child import Hosted
 from roll.agents.python_tool import python
 from roll.agents.tools import Tools
 from roll.errors import EnvironmentFailed

@@ -9,8 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from roll.evaluation.results import set_result
-from roll.evaluation.statistics import CONFIDENCE, average, share, standard_error, wilson
+from roll.evaluation.results import CONFIDENCE, average, set_result, share, standard_error, wilson
 from roll.runs.rlvr.validation import pass_at_k
 from roll.types import RolloutGroup
 from tests.unit.rollout.build import make_episode, make_group

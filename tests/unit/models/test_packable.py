@@ -39,8 +39,7 @@ from transformers import (
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
 from roll.errors import DataError
-from roll.models.load import PackedPolicy, load_causal_model
-from roll.models.packable import longest_packable, not_packable
+from roll.models.load import PackedPolicy, load_causal_model, longest_packable, not_packable
 from roll.models.packed_inputs import packed_inputs
 
 SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64, "pad_token_id": 0}

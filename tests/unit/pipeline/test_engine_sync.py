@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from roll.engines.actor_infer import ActorInfer
-from roll.engines.health import MOST_RESTARTS
+from roll.engines.pool import MOST_RESTARTS
 from roll.engines.running import Running
 from roll.errors import RollError, WorkerDied
 from roll.ray.device_sharing import DeviceSharing, Level

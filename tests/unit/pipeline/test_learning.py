@@ -21,7 +21,7 @@ from roll.ray.device_sharing import DeviceSharing, Level
 from roll.runs.device_phases import DevicePhases
 from roll.runs.learning import CriticLearning, Learning, OnloadedTrainer
 from roll.runs.position import Position
-from roll.runs.rlvr.critic import are_apart
+from roll.runs.rlvr.wiring import are_apart
 from roll.types import Metrics, TrainBatch
 
 SEQUENCES = concatenate([np.array([1, 2], np.int32)], [np.array([False, True])])

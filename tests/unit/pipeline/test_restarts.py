@@ -18,12 +18,13 @@ from roll.config.plan.plan import Plan
 from roll.config.schema.pipelines import Config
 from roll.errors import BadInput, EngineShortage, Fault, RollError, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate
 from roll.ray.cluster import ClusterSession
-from roll.runs import assemble, restarts
+from roll.runs import assemble
+from roll.runs import assemble as restarts
+from roll.runs.assemble import BACK_OFF_SECONDS, RECENT_SECONDS, Restarts
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.checkpointer import Checkpointer
 from roll.runs.interrupt import Interrupt
 from roll.runs.position import Position
-from roll.runs.restarts import BACK_OFF_SECONDS, RECENT_SECONDS, Restarts
 from roll.runs.run_context import RunContext
 from tests import limits
 from tests.quiet import quiet_life

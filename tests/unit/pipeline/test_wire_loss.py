@@ -19,8 +19,8 @@ from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, 
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.derived.corrections import BOUNDS
 from roll.config.schema.rlvr import RlvrConfig
-from roll.runs.rlvr import loss as wire_loss
-from roll.runs.rlvr.loss import learner_loss, policy_loss
+from roll.runs.rlvr import wiring as wire_loss
+from roll.runs.rlvr.wiring import learner_loss, policy_loss
 
 KEYS = Mapping[str, Any]
 CLIPPED = {"ppo": Ppo, "gspo": Gspo, "gmpo": Gmpo, "cispo": Cispo, "clip_cov": ClipCov}

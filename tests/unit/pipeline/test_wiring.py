@@ -25,7 +25,7 @@ from roll.rollout.filters import everything
 from roll.runs import teacher as wire_teacher
 from roll.runs.offline import distill as wire_distill
 from roll.runs.offline.dpo import preference_loss
-from roll.runs.rlvr import critic as wire_critic
+from roll.runs.rlvr import wiring as wire_critic
 from roll.runs.rlvr import wiring as wire_rlvr
 from roll.runs.rlvr.sampling import sampling_of
 from roll.types import Sampling

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from roll.rewards.judges.chat_api import ApiChat, ApiModel
-from roll.rewards.judges.chat_retry import FIRST_WAIT, LONGEST_WAIT, Refusal, read_reply, wait_seconds
+from roll.rewards.judges.chat_api import FIRST_WAIT, LONGEST_WAIT, ApiChat, ApiModel, Refusal, read_reply, wait_seconds
 from roll.rewards.judges.judge import Reply
 from roll.types import Sampling
 from tests import limits

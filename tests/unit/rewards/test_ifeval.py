@@ -11,7 +11,7 @@ import pytest
 from benchmarks.ifeval import generated
 from roll.rewards.functions.ifeval import CHECKS, ifeval
 from roll.rewards.functions.instructions.ids import INSTRUCTIONS
-from roll.rewards.functions.instructions.sentences import sentences
+from roll.rewards.functions.instructions.words import sentences
 from roll.types import Prompt
 
 PROMPT = Prompt(0, np.zeros(1, dtype=np.int32), "", "ifeval", {})

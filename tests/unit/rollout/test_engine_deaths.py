@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from typing import Any, cast
 
 from roll.engines.actor_infer import ActorInfer
-from roll.engines.health import MOST_RESTARTS
+from roll.engines.pool import MOST_RESTARTS
 from roll.engines.running import Running, running_limits
 from roll.errors import WorkerDied
 from roll.rollout.group import SingleTurns, prompt_seed

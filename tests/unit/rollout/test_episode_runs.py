@@ -18,8 +18,7 @@ from roll.data.tasks import FIRST_HELD_OUT, Joined, Tasks
 from roll.errors import EnvironmentFailed, RollError
 from roll.rollout.group import SingleTurns
 from roll.rollout.record import token_versions
-from roll.rollout.scheduler import MOST_FAILED, RolloutScheduler
-from roll.rollout.stored import FILE, StoredGroup, read_groups, write_groups
+from roll.rollout.scheduler import FILE, MOST_FAILED, RolloutScheduler, StoredGroup, read_groups, write_groups
 from roll.runs.rlvr.validation import Evaluator
 from roll.types import Episode, RolloutGroup, Sampling
 from tests import limits

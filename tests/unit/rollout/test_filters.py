@@ -13,7 +13,7 @@ import pytest
 from roll.config.schema.rlvr import DynamicSamplingConfig
 from roll.config.schema.roles import RewardConfig
 from roll.rollout.filters import ByDomain, MeanBetween, StdAbove, everything
-from roll.runs.rlvr.filters import kept_groups, most_batches
+from roll.runs.rlvr.wiring import kept_groups, most_batches
 from roll.types import RewardOutcome, RolloutGroup
 from tests.unit.rollout.build import make_episode, make_group
 from tests.unit.rollout.test_scheduler import AlikeFor, Gated, ids, scheduler

@@ -13,8 +13,7 @@ import pytest
 
 from roll.errors import CheckpointError
 from roll.rollout.group import SingleTurns
-from roll.rollout.scheduler import RolloutScheduler
-from roll.rollout.stored import FILE, StoredGroup, read_groups, write_groups
+from roll.rollout.scheduler import FILE, RolloutScheduler, StoredGroup, read_groups, write_groups
 from roll.types import (
     Completion,
     Episode,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from roll.rollout.window import Choice, Window
+from roll.rollout.scheduler import Choice, Window
 
 SCHEDULES = 1000
 STEPS = 12

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from roll.data.packing import concatenate
-from roll.training.deepspeed.loss_inputs import spans_update
+from roll.training.deepspeed.strategy import spans_update
 from roll.types import TrainBatch
 
 

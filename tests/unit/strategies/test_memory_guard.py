@@ -13,7 +13,7 @@ from roll.config.plan.memory import fewest_checkpointed
 from roll.data import packing
 from roll.errors import DeviceMemoryError
 from roll.models.memory_guard import FEWER_TOKENS, RECOMPUTE, MemoryGuard, Need, chosen, tokens_of, told_of_memory, within
-from roll.training.deepspeed.recompute import AutoCheckpointing
+from roll.training.deepspeed.strategy import AutoCheckpointing
 from roll.types import TrainBatch
 from tests import limits
 

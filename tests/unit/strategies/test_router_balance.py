@@ -11,7 +11,7 @@ from torch import Tensor
 
 from roll.backend import MicroBatch, Rank
 from roll.data.packing import concatenate
-from roll.training.deepspeed.router_balance import RouterBalance
+from roll.training.deepspeed.strategy import RouterBalance
 from roll.types import TrainBatch
 from tests import limits
 

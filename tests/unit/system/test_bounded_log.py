@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from roll.hosted.bounded_log import begin_anew
+from roll.hosted.user_code_log import begin_anew
 
 
 def test_a_log_beyond_its_bound_begins_anew_for_all_who_append_to_it(tmp_path: Path) -> None:

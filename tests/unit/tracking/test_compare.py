@@ -14,8 +14,7 @@ import yaml
 
 from roll.compare import main
 from roll.errors import DataError
-from roll.tracking.compare.comparison import compare
-from roll.tracking.compare.keys import ABSENT, ONLY_HERE, PRESENT, differing, flattened, same_keys
+from roll.tracking.compare.comparison import ABSENT, ONLY_HERE, PRESENT, compare, differing, flattened, same_keys
 from roll.tracking.compare.runs import find_runs, labels
 from roll.tracking.compare.text import comparison_text, wrapped
 from roll.tracking.compare.write import clocks, compare_runs, comparison_page

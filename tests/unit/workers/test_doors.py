@@ -13,8 +13,7 @@ import psutil
 import pytest
 import ray
 
-from roll.ray.cluster import cluster
-from roll.ray.doors import LOOPBACK, OF_TOKENS, own_token
+from roll.ray.cluster import LOOPBACK, OF_TOKENS, cluster, own_token
 from tests import limits
 
 METHODS = {

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from roll.engines.health import MOST_LATE, MOST_RESTARTS, PRESENT, SERVING, EngineHealth, EngineState
+from roll.engines.pool import MOST_LATE, MOST_RESTARTS, PRESENT, SERVING, EngineHealth, EngineState
 
 
 def test_a_death_a_restart_and_the_way_back() -> None:

@@ -12,8 +12,7 @@ import pytest
 
 from roll.backend import EngineActivity, GenerateStrategy
 from roll.engines.actor_infer import ActorInfer
-from roll.engines.health import MOST_LATE, MOST_RESTARTS
-from roll.engines.pool import PROBE_EVERY
+from roll.engines.pool import MOST_LATE, MOST_RESTARTS, PROBE_EVERY
 from roll.engines.running import Running, running_limits
 from roll.errors import DataError, EngineShortage, Fault, RollError, WorkerDied, WorkerFailed, WorkerLate
 from roll.ray.device_sharing import Level

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from roll.ray.memory_monitor import ByDevice, MemoryMonitor, held_by
+from roll.ray.process import ByDevice, MemoryMonitor, held_by
 
 
 def test_a_process_and_its_children_count_together_device_by_device() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from roll.config.schema.fields import walk
 from roll.config.schema.rlvr import RlvrConfig
-from roll.ray.shortage import engine_shortage
+from roll.ray.process import engine_shortage
 from tests.unit.house.installed import folder, messages
 
 FULL = (

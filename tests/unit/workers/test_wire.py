@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.ray.wire import decoded, encoded
+from roll.ray.batching import decoded, encoded
 from roll.types import Completion, FinishReason, RewardOutcome, RewardResult, TurnReward
 
 TEXTS = st.text(max_size=8)
