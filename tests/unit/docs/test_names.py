@@ -44,10 +44,10 @@ WRITERS = (
     "algorithms/losses.py",
     "algorithms/policy_loss.py",
     "algorithms/value_loss.py",
-    "train/deepspeed/strategy.py",
-    "train/deepspeed/metric_sums.py",
+    "training/deepspeed/strategy.py",
+    "training/deepspeed/metric_sums.py",
     "models/routers.py",
-    "train/actor_train.py",
+    "training/actor_train.py",
     "engines/actor_infer.py",
     "agents/environment_workers.py",
 )

@@ -20,7 +20,7 @@ LINES = [
     {"models"},
     {"backend_settings"},
     {"ray"},
-    {"engines", "train"},
+    {"engines", "training"},
     {"rewards", "doctor"},
     {"agents", "tracking"},
     {"runs", "compare"},
@@ -33,7 +33,7 @@ ROOMS = ["shipped", "schema", "derived", "roll_v2", "load", "checks", "plan", "d
 """Packages of `roll/config/`. Each may import those before it. The first and the last are files."""
 KEPT_TO = {
     "ray": ["roll/ray/*"],
-    "deepspeed": ["roll/train/deepspeed/*"],
+    "deepspeed": ["roll/training/deepspeed/*"],
     "vllm": ["roll/engines/vllm/*"],
     "renderers": ["roll/data/renderers/library.py"],
     "filelock": ["roll/system/locks.py"],

@@ -338,14 +338,14 @@ def test_evaluation(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("outcome", sorted(NO_VERDICT))
 def test_a_step_without_a_verdict_is_recorded_and_ends(outcome: RewardOutcome) -> None:
-    parts = Parts()
+    class Unscored(Parts):
+        async def take(self) -> list[RolloutGroup]:
+            prompt = Prompt(0, np.array([7], np.int32), "7", "digits", {})
+            return [RolloutGroup(prompt, [single_turn(prompt, completion(2, 0), RewardResult(0.0, outcome, note="why"))])]
 
-    async def take() -> list[RolloutGroup]:
-        prompt = Prompt(0, np.array([7], np.int32), "7", "digits", {})
-        return [RolloutGroup(prompt, [single_turn(prompt, completion(2, 0), RewardResult(0.0, outcome, note="why"))])]
-
+    parts = Unscored()
     with pytest.raises(RollError, match="why"):
-        asyncio.run(rlvr.train(wired(parts, take=take), Position(0, 0)))
+        asyncio.run(rlvr.train(wired(parts), Position(0, 0)))
     [logged] = [call for call in parts.calls if call[:2] == ("log", 1)]
     assert f"reward/{outcome.value}_fraction" in logged[2] and "reward/mean" not in logged[2]
     assert parts.calls[-1] == ("samples", 1, 1)
