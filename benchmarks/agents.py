@@ -1,13 +1,15 @@
-"""Measures how long engines wait for environments, renderer and driver: multi-turn rollouts compared with the engine alone.
+"""Measures how long engines wait for environments, renderer and driver: multi-turn rollouts compared with the engine
+alone.
 
-    python benchmarks/agents.py [--model tiny|0.5b|1.5b] [--devices 0] [--groups 4] [--samples 64] [--turns 8] [--mean 128]
+    python benchmarks/agents.py [--model tiny|0.5b|1.5b] [--devices 0] [--groups 4] [--samples 64] [--turns 8] [--mean
+        128]
         [--seconds 0] [--steps 5] [--json FILE] [KEY=VALUE ...]
 
-A run of `python -m roll.pipeline` plays `--groups` x `--samples` episodes per step in an environment that answers each turn after
-`--seconds` with 32 random letters. A model with random weights assigns about the same probability to all tokens, and some token ids end a
-turn, so that a turn has `--mean` tokens on average. Afterwards vLLM's own `LLM` generates the same episodes alone: turns with the same
-numbers of tokens, each as soon as the previous one has ended. The difference between the two is the time that the engines waited. The
-first step is not counted.
+A run of `python -m roll.pipeline` plays `--groups` x `--samples` episodes per step in an environment that answers each
+turn after `--seconds` with 32 random letters. A model with random weights assigns about the same probability to all
+tokens, and some token ids end a turn, so that a turn has `--mean` tokens on average. Afterwards vLLM's own `LLM`
+generates the same episodes alone: turns with the same numbers of tokens, each as soon as the previous one has ended.
+The difference between the two is the time that the engines waited. The first step is not counted.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="roll-benchmark-", dir=options.scratch) as folder:
         work = work_of(options, Path(folder))
         rlvr.write_model(work, options, work.prompts * options.steps, work.end_tokens)
-        lines = launch.pipeline("step_agents", overrides(work, options), options.overrides, work, options.logs, "agents")
+        lines = launch.pipeline(
+            "step_agents", overrides(work, options), options.overrides, work, options.logs, "agents"
+        )
         alone = launch.floor(work, "generate_turns", options.logs)["seconds"]
     figures = figures_of(lines, alone)
     show(work, figures)
@@ -81,7 +85,8 @@ def show(work: AgentWork, figures: dict[str, float]) -> None:
         "sampled tokens per episode": f"{figures['tokens']:,.0f}",
         "rollout, s": f"{figures['rollout_seconds']:.2f}",
         "engine alone, s": f"{figures['alone_seconds']:.2f}",
-        "share of the rollout in which engines wait": f"{figures['waiting_fraction']:.1%} (target: at most {MOST_WAITING:.0%})",
+        "share of the rollout in which engines wait": f"{figures['waiting_fraction']:.1%} (target: at most "
+        f"{MOST_WAITING:.0%})",
         "environment per episode, s": f"{figures['environment_seconds']:.2f}",
         "running sequences, mean": f"{figures['running']:.0f}",
     }
@@ -100,7 +105,8 @@ def overrides(work: AgentWork, options: argparse.Namespace) -> dict[str, Any]:
         "sequence_length": work.length,
         "actor_train.training_args.learning_rate": LEARNING_RATE,
         f"{worlds}.max_turns": work.turns,
-        f"{worlds}.environment_args": f"{{turns: {work.turns}, letters: {work.answer_tokens}, seconds: {options.seconds}}}",
+        f"{worlds}.environment_args": f"{{turns: {work.turns}, letters: {work.answer_tokens}, seconds: "
+        f"{options.seconds}}}",
     }
 
 
@@ -143,7 +149,9 @@ def work_of(options: argparse.Namespace, scratch: Path) -> AgentWork:
         response_tokens=8 * options.mean,
         max_num_seqs=options.max_num_seqs,
     )
-    return AgentWork(**vars(work), mean=options.mean, kv_cache_gib=None, turns=options.turns, answer_tokens=options.answer_tokens)
+    return AgentWork(
+        **vars(work), mean=options.mean, kv_cache_gib=None, turns=options.turns, answer_tokens=options.answer_tokens
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The environment of `agents.py`, which answers every turn with random letters and ends after a given number of turns."""
+"""The environment of `agents.py`, which answers every turn with random letters and ends after a given number of
+turns.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Letters:
         self._taken += 1
         said = str(message["content"])
         letters = "".join(self._drawn.choices(string.ascii_lowercase, k=self._letters))
-        return Step([{"role": "user", "content": letters}], said.count("a") / max(len(said), 1), done=self._taken == self._turns)
+        return Step(
+            [{"role": "user", "content": letters}], said.count("a") / max(len(said), 1), done=self._taken == self._turns
+        )
 
     def close(self) -> None:
         """Do nothing."""

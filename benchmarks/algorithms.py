@@ -1,13 +1,15 @@
-"""Runs every recipe in examples/algorithms on the tiny task with the same number of samples over several seeds, and prints a table.
+"""Runs every recipe in examples/algorithms on the tiny task with the same number of samples over several seeds, and
+prints a table.
 
-    python benchmarks/algorithms.py [--recipes grpo rloo ...] [--seeds 3] [--steps 30] [--seconds N] [--write docs/algorithms.md]
+    python benchmarks/algorithms.py [--recipes grpo rloo ...] [--seeds 3] [--steps 30] [--seconds N] [--write
+        docs/algorithms.md]
 
-All runs start from the same warmed-up policy and train on 512 responses per step. Runs are kept in `--folder`, and completed ones are not
-repeated. With `--seconds N`, no run starts after N seconds: repeat the command until the table is complete. `--write` also writes the
-table into the page, between the page's two marks.
+All runs start from the same warmed-up policy and train on 512 responses per step. Runs are kept in `--folder`, and
+completed ones are not repeated. With `--seconds N`, no run starts after N seconds: repeat the command until the table
+is complete. `--write` also writes the table into the page, between the page's two marks.
 
-The gain of a recipe has Student's 95% interval, its difference to `grpo` Welch's. Both know only the variation between seeds: all runs
-start from the same policy. Among many recipes, some differences exclude 0 by chance.
+The gain of a recipe has Student's 95% interval, its difference to `grpo` Welch's. Both know only the variation between
+seeds: all runs start from the same policy. Among many recipes, some differences exclude 0 by chance.
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ def main() -> int:
             if finished(folder, options.steps) is None and time.monotonic() < latest:
                 print(f"== {recipe}, seed {seed}", flush=True)
                 command = [sys.executable, *arguments(recipe, seed, options.steps, folder, options.folder)]
-                done = subprocess.run(command, env=QUIET, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                done = subprocess.run(
+                    command, env=QUIET, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                )
                 if done.returncode:
                     print(done.stdout, file=sys.stderr)
                     return done.returncode
@@ -95,13 +99,21 @@ def main() -> int:
 
 
 def recipes() -> list[str]:
-    """Return the names of the recipes with rewards. Recipes without rewards, such as those with a teacher, have no accuracy."""
+    """Return the names of the recipes with rewards. Recipes without rewards, such as those with a teacher, have no
+    accuracy.
+    """
     files = (EXAMPLES / "algorithms").glob("*.yaml")
-    return sorted(file.stem for file in files if OmegaConf.select(OmegaConf.load(file), "rewards.arithmetic.reward") != "no_reward")
+    return sorted(
+        file.stem
+        for file in files
+        if OmegaConf.select(OmegaConf.load(file), "rewards.arithmetic.reward") != "no_reward"
+    )
 
 
 def preparation(folder: Path) -> list[list[str]]:
-    """Return the missing commands, as arguments of the interpreter, that create model, problems and warmed-up policy."""
+    """Return the missing commands, as arguments of the interpreter, that create model, problems and warmed-up
+    policy.
+    """
     commands = []
     for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
         if not (folder / name).exists():
@@ -146,7 +158,11 @@ def pipeline(name: str, overrides: dict[str, object]) -> list[str]:
 def finished(folder: Path, steps: int) -> tuple[float, float, float] | None:
     """Return the accuracy before and after a run and its seconds, or None if the run is incomplete."""
     lines = whole_run(folder, steps)
-    return None if lines is None else (lines[0][ACCURACY], lines[-1][ACCURACY], sum(line["time/step"] for line in lines[1:]))
+    return (
+        None
+        if lines is None
+        else (lines[0][ACCURACY], lines[-1][ACCURACY], sum(line["time/step"] for line in lines[1:]))
+    )
 
 
 def whole_run(folder: Path, steps: int) -> list[dict[str, Any]] | None:
@@ -154,19 +170,39 @@ def whole_run(folder: Path, steps: int) -> list[dict[str, Any]] | None:
     file = folder / "metrics.jsonl"
     if not file.exists():
         return None
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    lines = [
+        json.loads(line) for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
+    ]
     return lines if lines and lines[-1]["step"] >= steps else None
 
 
 def table_of(runs: Sequence[Run], steps: int) -> str:
-    """Return a Markdown table with a row for each recipe, the highest mean first. ± is the sample standard deviation over the seeds."""
-    by_recipe = {name: outcome([run for run in runs if run.recipe == name]) for name in sorted({run.recipe for run in runs})}
-    head = f"| recipe | before, ± sd | after {steps} steps, ± sd | gain [95% interval] | after, minus `{BASE}` [95% interval] | seeds |"
+    """Return a Markdown table with a row for each recipe, the highest mean first. ± is the sample standard deviation
+    over the seeds.
+    """
+    by_recipe = {
+        name: outcome([run for run in runs if run.recipe == name]) for name in sorted({run.recipe for run in runs})
+    }
+    head = (
+        f"| recipe | before, ± sd | after {steps} steps, ± sd | gain [95% interval] | after, minus `{BASE}` [95% "
+        f"interval] "
+        f"| "
+        f"seeds "
+        f"|"
+    )
     lines = [f"{head} seconds per run |", "|---|---|---|---|---|---|---|"]
     base = by_recipe.get(BASE)
     for name, found in sorted(by_recipe.items(), key=lambda item: -item[1].ends.mean):
         against = "" if base is None or name == BASE else difference_with_interval(found.ends, base.ends)
-        cells = [f"`{name}`", found.starts, found.ends, mean_with_interval(found.gains), against, found.ends.count, f"{found.seconds:.0f}"]
+        cells = [
+            f"`{name}`",
+            found.starts,
+            found.ends,
+            mean_with_interval(found.gains),
+            against,
+            found.ends.count,
+            f"{found.seconds:.0f}",
+        ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 

@@ -2,8 +2,9 @@
 
     python benchmarks/config_mutations.py [--mutations 10000] [--commands 300] [--seed 0]
 
-Mutations are checked directly; commands go through Hydra's command line first. Both run in this process. Defects are a traceback, a case
-that exceeds the deadline, and a value that the checked configuration changes without a warning. The status is 1 if there was a defect.
+Mutations are checked directly; commands go through Hydra's command line first. Both run in this process. Defects are a
+traceback, a case that exceeds the deadline, and a value that the checked configuration changes without a warning. The
+status is 1 if there was a defect.
 """
 
 from __future__ import annotations
@@ -34,7 +35,15 @@ from roll.config.plan.show import plan_text
 from roll.errors import ConfigError, Fault
 from roll.pipeline import main as command
 
-EXPERIMENTS = ("tiny_rlvr_lora_zero3", "tiny_warm_up", "rlvr_zero3", "tiny_dpo", "tiny_distill", "tiny_judge", "rlvr_async_8gpus")
+EXPERIMENTS = (
+    "tiny_rlvr_lora_zero3",
+    "tiny_warm_up",
+    "rlvr_zero3",
+    "tiny_dpo",
+    "tiny_distill",
+    "tiny_judge",
+    "rlvr_async_8gpus",
+)
 DEADLINE = 20
 """Deadline of a case in seconds. Most cases take about one second."""
 VALUES: Sequence[Any] = (
@@ -97,7 +106,9 @@ def mutations(chance: random.Random, count: int) -> Iterator[Case]:
     """Change one to three places of a composed configuration, and check it as a dry run does."""
     sound = [composition(name) for name in EXPERIMENTS]
     for composed, passing in sound:
-        assert not checked(OmegaConf.to_container(composed, resolve=False), passing), "an unmutated configuration was altered"
+        assert not checked(OmegaConf.to_container(composed, resolve=False), passing), (
+            "an unmutated configuration was altered"
+        )
     for _ in range(count):
         composed, passing = chance.choice(sound)
         tree = OmegaConf.to_container(composed, resolve=False)
@@ -142,7 +153,11 @@ def differences(given: Any, taken: Any, said: str, place: str = "") -> Iterator[
     elif isinstance(given, list) and isinstance(taken, list) and len(given) == len(taken):
         for number, (one, other) in enumerate(zip(given, taken, strict=True)):
             yield from differences(one, other, said, f"{place}[{number}]")
-    elif given != taken and not place.endswith(("device_mapping", "strategy_config")) and not _as_text(given, taken, place):
+    elif (
+        given != taken
+        and not place.endswith(("device_mapping", "strategy_config"))
+        and not _as_text(given, taken, place)
+    ):
         yield f"{place}: {given!r} is {taken!r}"
 
 
@@ -197,7 +212,18 @@ def word(tree: Any, chance: random.Random) -> str:
     """Return a random word of a command line."""
     _, _, place = chance.choice(list(every_place(tree)))
     value = chance.choice(
-        (*map(str, VALUES), "[" * 60, "[" * 40 + "]" * 40, "{a:" * 30 + "1" + "}" * 30, "'", '"', "${", "a=b", "1,2", "range(0,9)")
+        (
+            *map(str, VALUES),
+            "[" * 60,
+            "[" * 40 + "]" * 40,
+            "{a:" * 30 + "1" + "}" * 30,
+            "'",
+            '"',
+            "${",
+            "a=b",
+            "1,2",
+            "range(0,9)",
+        )
     )
     shape = chance.choice(
         (

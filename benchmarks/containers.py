@@ -1,10 +1,11 @@
 """Checks that the container and the format of rows change nothing of what a model learns.
 
-    python benchmarks/containers.py --model FOLDER --rows gsm8k/train.jsonl --prompt question --response answer --count 200
+    python benchmarks/containers.py --model FOLDER --rows gsm8k/train.jsonl --prompt question --response answer --count
+        200
 
-The rows, with a text column for the prompt and one for the response, are written as JSON, JSON Lines, CSV, TSV, Parquet, Arrow and saved
-data, and as lists of messages in three formats. Every variant must give the same tokens and the same loss mask with both values of
-`loss_on`, and the same prompts for RL. The status is 1 if one differs.
+The rows, with a text column for the prompt and one for the response, are written as JSON, JSON Lines, CSV, TSV,
+Parquet, Arrow and saved data, and as lists of messages in three formats. Every variant must give the same tokens and
+the same loss mask with both values of `loss_on`, and the same prompts for RL. The status is 1 if one differs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def write_csv(rows: Rows, path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
         writer.writerow(rows[0])
-        writer.writerows([value if isinstance(value, str) else json.dumps(value) for value in row.values()] for row in rows)
+        writer.writerows(
+            [value if isinstance(value, str) else json.dumps(value) for value in row.values()] for row in rows
+        )
 
 
 def write_parquet(rows: Rows, path: Path) -> None:
@@ -100,12 +103,17 @@ class Learnt:
 
 
 def variants(rows: Rows, prompt: str, response: str) -> list[Variant]:
-    """Return the rows with columns of texts, and as messages in OpenAI's format, in text parts and in ShareGPT's format."""
+    """Return the rows with columns of texts, and as messages in OpenAI's format, in text parts and in ShareGPT's
+    format.
+    """
     pairs = [(row[prompt], row[response]) for row in rows]
 
     def talk(role: str, content: str, names: tuple[str, str], given: Callable[[str], Any] = str) -> Rows:
         return [
-            {"talk": [{role: names[0], content: given(asked)}, {role: names[1], content: given(said)}], "reference": said}
+            {
+                "talk": [{role: names[0], content: given(asked)}, {role: names[1], content: given(said)}],
+                "reference": said,
+            }
             for asked, said in pairs
         ]
 
@@ -113,12 +121,18 @@ def variants(rows: Rows, prompt: str, response: str) -> list[Variant]:
     return [
         Variant("columns", columns, [{"asked": asked, "said": said} for asked, said in pairs], has_prompts=True),
         Variant("messages", {"messages": "talk"}, talk("role", "content", ours)),
-        Variant("text parts", {"messages": "talk"}, talk("role", "content", ours, lambda text: [{"type": "text", "text": text}])),
+        Variant(
+            "text parts",
+            {"messages": "talk"},
+            talk("role", "content", ours, lambda text: [{"type": "text", "text": text}]),
+        ),
         Variant("ShareGPT", {"messages": "talk"}, talk("from", "value", ("human", "gpt"))),
     ]
 
 
-def learnt_of(file: Path, columns: Mapping[str, str], tokenizer: PreTrainedTokenizerBase, kind: Kind, cache: Path) -> Learnt:
+def learnt_of(
+    file: Path, columns: Mapping[str, str], tokenizer: PreTrainedTokenizerBase, kind: Kind, cache: Path
+) -> Learnt:
     """Return what is learnt of the rows in a file."""
     data_args = DataConfig.model_validate({"file_name": str(file), **columns})
     found = prepare_examples(data_args, tokenizer, Limits(LONGEST, LONGEST), kind, cache_folder=cache)
@@ -155,9 +169,15 @@ def compare(rows: Rows, prompt: str, response: str, tokenizer: PreTrainedTokeniz
             for what, learnt in found.items():
                 seen[what].add(learnt)
                 print(
-                    f"{variant.name:12}{suffix or 'saved':10}{what:12}{learnt.tokens:9,} tokens{learnt.learnt:9,} learnt  {learnt.digest}"
+                    f"{variant.name:12}{suffix or 'saved':10}{what:12}{learnt.tokens:9,} "
+                    f"tokens{learnt.learnt:9,} "
+                    f"learnt  {learnt.digest}"
                 )
-    print("; ".join(f"{what}: {'identical' if len(kinds) == 1 else f'{len(kinds)} different'}" for what, kinds in seen.items()))
+    print(
+        "; ".join(
+            f"{what}: {'identical' if len(kinds) == 1 else f'{len(kinds)} different'}" for what, kinds in seen.items()
+        )
+    )
     return all(len(kinds) == 1 for kinds in seen.values())
 
 

@@ -12,7 +12,17 @@ import deepspeed
 import torch
 
 from benchmarks.deepspeed_table import ZEROPP, Cell
-from benchmarks.deepspeed_tasks import MAX_GRAD_NORM, SEED, TASKS, TOKEN_BUDGET, UPDATES, Folders, batches, model_args, training_args
+from benchmarks.deepspeed_tasks import (
+    MAX_GRAD_NORM,
+    SEED,
+    TASKS,
+    TOKEN_BUDGET,
+    UPDATES,
+    Folders,
+    batches,
+    model_args,
+    training_args,
+)
 from roll.algorithms.divergence import Divergence
 from roll.backend import Rank
 from roll.config.schema.engine import DeepSpeedConfig
@@ -32,7 +42,8 @@ SKIPPED = "skipped_updates"
 
 
 def trained(cell: Cell, folders: Folders, rank: Rank) -> tuple[list[float], int]:
-    """Return the loss curve, which is the same on every rank, and the number of updates that fp16 skipped. The process group stays open.
+    """Return the loss curve, which is the same on every rank, and the number of updates that fp16 skipped. The process
+    group stays open.
 
     Raises:
         ConfigError: this machine lacks what the cell needs.
@@ -53,7 +64,10 @@ def trained(cell: Cell, folders: Folders, rank: Rank) -> tuple[list[float], int]
         given = with_teacher_states(given, cell, folders, rank)
     strategy = DeepSpeedTrain(settings, rank)
     if cell.pipeline == "dpo":  # the policy before training, or without its adapter, is the reference
-        given = [replace(batch, ref_log_probs=strategy.log_probs([batch.sequences], 1.0, adapter=False)[0]) for batch in given]
+        given = [
+            replace(batch, ref_log_probs=strategy.log_probs([batch.sequences], 1.0, adapter=False)[0])
+            for batch in given
+        ]
     curve, skipped = [], 0
     for number in range(UPDATES):
         said, again = update(strategy, cell, given[number % len(given)], rank, number)
@@ -67,7 +81,9 @@ def trained(cell: Cell, folders: Folders, rank: Rank) -> tuple[list[float], int]
 
 
 def update(strategy: DeepSpeedTrain, cell: Cell, batch: TrainBatch, rank: Rank, number: int) -> tuple[Metrics, int]:
-    """Return the metrics of one update, and the number of skipped attempts. fp16 skips until its loss scale is low enough."""
+    """Return the metrics of one update, and the number of skipped attempts. fp16 skips until its loss scale is low
+    enough.
+    """
     task = TASKS[cell.pipeline]
     shape = TrainShape(1, 1, TOKEN_BUDGET, task.loss_agg_mode, temperature=1.0)
     mine, tries = micro_batches_of(batch, range(len(batch)), rank.world_size, shape)[rank.rank], 0

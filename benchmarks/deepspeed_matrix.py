@@ -1,15 +1,18 @@
-"""Trains all combinations of stage, offload, precision, LoRA and pipeline, and more, on two ranks, and compares each with plain PyTorch.
+"""Trains all combinations of stage, offload, precision, LoRA and pipeline, and more, on two ranks, and compares each
+with plain PyTorch.
 
-    python benchmarks/deepspeed_matrix.py [--device cpu|cuda] [--only TEXT ...] [--seconds N] [--pairs N] [--folder FOLDER]
+    python benchmarks/deepspeed_matrix.py [--device cpu|cuda] [--only TEXT ...] [--seconds N] [--pairs N] [--folder
+        FOLDER]
                                           [--write docs/deepspeed.md]
 
-Every cell trains a model of 1.1 million random weights for six updates on two ranks, each update in several micro-batches. It is compared
-with one process of PyTorch in float64: the figure is the largest difference between the two loss curves. With `--device cuda` the ranks are
-two GPUs, and the cells are those that a CPU cannot run. `--only` selects cells whose name contains one of the texts. `--pairs` is the
-number of cells that are trained at the same time. FOLDER stores a line for each cell in `cpu.jsonl` or `cuda.jsonl`. A cell with a curve is
-not trained again, and no cell starts after `--seconds` (1800): repeat the command until the tables are complete. The tables are printed,
-and `--write` also writes them into the page, between the device's two marks; with `--seconds 0` nothing is trained. The exit status is 1 if
-a cell failed or its difference exceeds its tolerance.
+Every cell trains a model of 1.1 million random weights for six updates on two ranks, each update in several
+micro-batches. It is compared with one process of PyTorch in float64: the figure is the largest difference between the
+two loss curves. With `--device cuda` the ranks are two GPUs, and the cells are those that a CPU cannot run. `--only`
+selects cells whose name contains one of the texts. `--pairs` is the number of cells that are trained at the same time.
+FOLDER stores a line for each cell in `cpu.jsonl` or `cuda.jsonl`. A cell with a curve is not trained again, and no cell
+starts after `--seconds` (1800): repeat the command until the tables are complete. The tables are printed, and `--write`
+also writes them into the page, between the device's two marks; with `--seconds 0` nothing is trained. The exit status
+is 1 if a cell failed or its difference exceeds its tolerance.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ from benchmarks.page import Place
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = {
-    device: Place(f"<!-- tables: benchmarks/deepspeed_matrix.py --device {device} -->", f"<!-- end of the tables of {device} -->")
+    device: Place(
+        f"<!-- tables: benchmarks/deepspeed_matrix.py --device {device} -->", f"<!-- end of the tables of {device} -->"
+    )
     for device in ("cpu", "cuda")
 }
 RANKS = 2
@@ -84,12 +89,18 @@ def main() -> int:
 
 
 def said_of(record: Path) -> dict[Cell, Said]:
-    """Return the outcomes of the cells. If a cell has several lines, the last one counts. Incomplete lines are skipped."""
+    """Return the outcomes of the cells. If a cell has several lines, the last one counts. Incomplete lines are
+    skipped.
+    """
     if not record.exists():
         return {}
-    lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    lines = [
+        json.loads(line) for line in record.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
+    ]
     return {
-        Cell(*line["cell"]): Said(line["machine"], line.get("difference"), line.get("trouble", ""), line.get("lacks", False))
+        Cell(*line["cell"]): Said(
+            line["machine"], line.get("difference"), line.get("trouble", ""), line.get("lacks", False)
+        )
         for line in lines
     }
 
@@ -98,13 +109,21 @@ def forget(record: Path, left: Sequence[Cell]) -> None:
     """Remove the lines of cells that will be tried again, and an incomplete last line."""
     if record.exists():
         lines = [line for line in record.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-        record.write_text("".join(line for line in lines if Cell(*json.loads(line)["cell"]) not in left), encoding="utf-8")
+        record.write_text(
+            "".join(line for line in lines if Cell(*json.loads(line)["cell"]) not in left), encoding="utf-8"
+        )
 
 
 def run_all(left: Sequence[Cell], bench: Bench, pairs: int) -> None:
     """Create the models and train the cells, some of them concurrently."""
     for name, seed in (("model", 0), ("teacher", 1)):
-        command = [sys.executable, str(ROOT / "examples/tiny/make_model.py"), str(bench.folder / name), "--seed", str(seed)]
+        command = [
+            sys.executable,
+            str(ROOT / "examples/tiny/make_model.py"),
+            str(bench.folder / name),
+            "--seed",
+            str(seed),
+        ]
         subprocess.run(command, check=True, stdout=sys.stderr)
     (bench.folder / "swap").mkdir()
     os.environ |= {"DS_ACCELERATOR": bench.device, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(RANKS), "LOCAL_RANK": "0"}
@@ -122,7 +141,9 @@ def run_queue(queue: Sequence[Sequence[Cell]], bench: Bench) -> None:
 
 
 def run_group(group: Sequence[Cell], bench: Bench) -> None:
-    """Train cells until the deadline. A failed cell ends its processes, and new ones are started for the remaining cells."""
+    """Train cells until the deadline. A failed cell ends its processes, and new ones are started for the remaining
+    cells.
+    """
     left = list(group)
     while left and time.monotonic() < bench.deadline:
         codes = run_pair(left, bench)
@@ -131,13 +152,17 @@ def run_group(group: Sequence[Cell], bench: Bench) -> None:
         known = said_of(bench.record)
         ahead = [cell for cell in left if cell not in known]
         if not any(cell in known and is_failed(known[cell]) for cell in left):  # a dead rank sent nothing
-            write_line(bench.record, {"cell": ahead[0], "machine": bench.device, "trouble": f"the ranks ended with {codes}"})
+            write_line(
+                bench.record, {"cell": ahead[0], "machine": bench.device, "trouble": f"the ranks ended with {codes}"}
+            )
             ahead = ahead[1:]
         left = ahead
 
 
 def run_pair(group: Sequence[Cell], bench: Bench) -> list[int]:
-    """Run two processes to their end or to the deadline. Return their exit codes, 0 for a process that was still running."""
+    """Run two processes to their end or to the deadline. Return their exit codes, 0 for a process that was still
+    running.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -158,7 +183,9 @@ def run_pair(group: Sequence[Cell], bench: Bench) -> list[int]:
 
 
 def on_rank(rank: int, port: int, group: Sequence[Cell], bench: Bench) -> None:
-    """Train the cells on one rank. Rank 0 writes a line for each cell, and every rank writes one for its own failure."""
+    """Train the cells on one rank. Rank 0 writes a line for each cell, and every rank writes one for its own
+    failure.
+    """
     os.environ["RANK"] = str(rank)
     if bench.device == "cuda":
         given = os.environ.get("CUDA_VISIBLE_DEVICES")

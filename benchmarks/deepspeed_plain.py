@@ -1,4 +1,6 @@
-"""The expected loss curves of the DeepSpeed matrix: plain PyTorch in float64 in one process, with transformers' own outputs."""
+"""The expected loss curves of the DeepSpeed matrix: plain PyTorch in float64 in one process, with transformers' own
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ OWN = ("lion", "adagrad", "muon")
 
 
 def oracle(cell: Cell, folders: Folders, known: dict[Cell, list[float]]) -> list[float]:
-    """Return the expected curve of a cell. Cells with the same curve share it through `known`. 8-bit AdamW has the curve of AdamW."""
+    """Return the expected curve of a cell. Cells with the same curve share it through `known`. 8-bit AdamW has the
+    curve of AdamW.
+    """
     optimizer = cell.optimizer if cell.optimizer in OWN else "adamw"
     same = Cell(cell.pipeline, 0, "none", "fp32", cell.lora, optimizer)
     if same not in known:
@@ -44,7 +48,10 @@ def oracle(cell: Cell, folders: Folders, known: dict[Cell, list[float]]) -> list
 
 def plain(cell: Cell, folders: Folders) -> list[float]:
     """Compute the expected curve, which does not depend on the ZeRO stage, offload and precision of the cell."""
-    task, learns = TASKS[cell.pipeline], _scorer(cell, folders) if cell.pipeline in ("critic", "reward_model") else _policy(cell, folders)
+    task, learns = (
+        TASKS[cell.pipeline],
+        _scorer(cell, folders) if cell.pipeline in ("critic", "reward_model") else _policy(cell, folders),
+    )
     given = batches(cell.pipeline)
     if cell.pipeline == "dpo":
         given = [_with_reference(batch, learns) for batch in given]
@@ -98,7 +105,9 @@ class PlainScorer:
     model: Any
     head: nn.Parameter
     back: int
-    """Distance in tokens from a scored token back to the state that the head reads: 1 for a critic, 0 for a reward model."""
+    """Distance in tokens from a scored token back to the state that the head reads: 1 for a critic, 0 for a reward
+    model.
+    """
 
     @property
     def trains(self) -> list[nn.Parameter]:
@@ -124,7 +133,9 @@ def _policy(cell: Cell, folders: Folders) -> PlainPolicy:
     model = (add_lora(loaded, arguments, SEED) if cell.lora else loaded).double()
     if cell.pipeline != "distill":
         return PlainPolicy(model)
-    return PlainPolicy(model, load_causal_model(str(folders.teacher), arguments, packed=False).double().requires_grad_(False))
+    return PlainPolicy(
+        model, load_causal_model(str(folders.teacher), arguments, packed=False).double().requires_grad_(False)
+    )
 
 
 def _scorer(cell: Cell, folders: Folders) -> PlainScorer:
@@ -137,7 +148,9 @@ def _scorer(cell: Cell, folders: Folders) -> PlainScorer:
 
 
 def _optimizer(cell: Cell, learns: PlainPolicy | PlainScorer) -> torch.optim.Optimizer:
-    """Build torch's AdamW with explicit parameter groups, or another optimizer in the same way as roll, without ZeRO."""
+    """Build torch's AdamW with explicit parameter groups, or another optimizer in the same way as roll, without
+    ZeRO.
+    """
     if cell.optimizer in OWN:
         assert isinstance(learns, PlainPolicy)
         place = Place(Rank("oracle", 0, 1, "", 0, "cpu", 1.0), stage=0, offloaded=False)

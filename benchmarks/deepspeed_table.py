@@ -11,7 +11,9 @@ OFFLOADS = {0: ("none",), 1: ("none", "optimizer"), 2: ("none", "optimizer"), 3:
 DTYPES = {"cpu": ("fp32", "bf16"), "cuda": ("fp16",)}
 """Precisions of the matrix by device. A GPU runs those that a CPU cannot run."""
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 5e-3}
-"""Largest allowed difference of a loss: in nats; for `rlvr` in units of the objective, for `critic` in half a squared reward."""
+"""Largest allowed difference of a loss: in nats; for `rlvr` in units of the objective, for `critic` in half a squared
+reward.
+"""
 QUANTISED_TOLERANCE = 3e-1
 MUON_TOLERANCE = 1e-3
 """Tolerance of Muon, which orthogonalises matrices in bf16."""
@@ -42,7 +44,10 @@ class Cell(NamedTuple):
     def name(self) -> str:
         """Return a name such as `sft, ZeRO-3, offload none, fp32, LoRA, adamw`."""
         zero = f"ZeRO-{self.stage}" + (f" with {self.zeropp}" if self.zeropp else "")
-        return f"{self.pipeline}, {zero}, offload {self.offload}, {self.dtype}, {'LoRA' if self.lora else 'full'}, {self.optimizer}"
+        return (
+            f"{self.pipeline}, {zero}, offload {self.offload}, {self.dtype}, {'LoRA' if self.lora else 'full'}, "
+            f"{self.optimizer}"
+        )
 
     @property
     def tolerance(self) -> float:
@@ -83,14 +88,31 @@ def special(device: str) -> list[Cell]:
     """Return the cells outside the matrix, all of pipeline `sft`: other optimizers, NVMe and ZeRO++."""
     swapped = [Cell("sft", 3, "nvme", dtype, lora) for dtype in ("fp32", "bf16") for lora in (False, True)]
     if device == "cpu":
-        out = [Cell("sft", stage, "none", "fp32", False, optimizer) for optimizer in ("lion", "adagrad") for stage in OFFLOADS]
+        out = [
+            Cell("sft", stage, "none", "fp32", False, optimizer)
+            for optimizer in ("lion", "adagrad")
+            for stage in OFFLOADS
+        ]
         out.append(Cell("sft", 0, "none", "fp32", False, "muon"))  # the other stages are refused
-        return [*out, *swapped, *(Cell("sft", 3, "none", dtype, lora, zeropp="hpZ") for dtype in DTYPES[device] for lora in (False, True))]
+        return [
+            *out,
+            *swapped,
+            *(Cell("sft", 3, "none", dtype, lora, zeropp="hpZ") for dtype in DTYPES[device] for lora in (False, True)),
+        ]
     out = [Cell("sft", stage, "none", "bf16", False, "adamw_8bit") for stage in OFFLOADS]
-    out += [Cell("sft", stage, "optimizer", "fp32", False, optimizer) for optimizer in ("lion", "adagrad") for stage in (1, 2, 3)]
+    out += [
+        Cell("sft", stage, "optimizer", "fp32", False, optimizer)
+        for optimizer in ("lion", "adagrad")
+        for stage in (1, 2, 3)
+    ]
     out += swapped
     # Quantised gradients and an adapter are refused.
-    kinds = [(key, lora) for key, keys in ZEROPP.items() for lora in (False, True) if not (lora and "zero_quantized_gradients" in keys)]
+    kinds = [
+        (key, lora)
+        for key, keys in ZEROPP.items()
+        for lora in (False, True)
+        if not (lora and "zero_quantized_gradients" in keys)
+    ]
     return out + [Cell("sft", 3, "none", "bf16", lora, zeropp=key) for key, lora in kinds]
 
 
@@ -106,18 +128,29 @@ def tables_of(found: Mapping[Cell, Said], device: str) -> str:
             row = [Cell(pipeline, stage, offload, dtype, lora) for dtype, lora in columns]
             if any(cell in found for cell in row):
                 lines.append(f"| `{pipeline}` | {stage} | {offload} | {' | '.join(figures(found, row))} |")
-    lines += ["", f"| `sft` with | offload | precision, trains |{''.join(f' stage {stage} |' for stage in OFFLOADS)}", "|---" * 7 + "|"]
+    lines += [
+        "",
+        f"| `sft` with | offload | precision, trains |{''.join(f' stage {stage} |' for stage in OFFLOADS)}",
+        "|---" * 7 + "|",
+    ]
     ways = dict.fromkeys(cell._replace(stage=0) for cell in special(device))
     for way in ways:
         row = [way._replace(stage=stage) for stage in OFFLOADS]
         if any(cell in found for cell in row):
             trains = f"{way.dtype}, {'LoRA' if way.lora else 'full'}"
-            lines.append(f"| {way.zeropp or f'`{way.optimizer}`'} | {way.offload} | {trains} | {' | '.join(figures(found, row))} |")
-    return "\n".join([*lines, *troubles(found), "", f"On: {'; '.join(sorted({said.machine for said in found.values()}))}."])
+            lines.append(
+                f"| {way.zeropp or f'`{way.optimizer}`'} | {way.offload} | {trains} | "
+                f"{' | '.join(figures(found, row))} |"
+            )
+    return "\n".join(
+        [*lines, *troubles(found), "", f"On: {'; '.join(sorted({said.machine for said in found.values()}))}."]
+    )
 
 
 def figures(found: Mapping[Cell, Said], row: Sequence[Cell]) -> Iterator[str]:
-    """Yield the text of each cell: the difference, in bold above its tolerance; a word if there is no curve; a dash if it was not run."""
+    """Yield the text of each cell: the difference, in bold above its tolerance; a word if there is no curve; a dash if
+    it was not run.
+    """
     for cell in row:
         said = found.get(cell)
         if said is None:

@@ -58,14 +58,20 @@ class Folders:
 
 
 def batches(pipeline: str) -> list[TrainBatch]:
-    """Return two batches that alternate. The reference's log-probs for `dpo` and the teacher's states are not in them yet."""
+    """Return two batches that alternate. The reference's log-probs for `dpo` and the teacher's states are not in them
+    yet.
+    """
     sequences_per_example, out = TASKS[pipeline].sequences_per_example, []
     for seed in (0, 1):
         generator = np.random.default_rng(seed)
-        lengths = generator.integers(*((6, 16) if sequences_per_example == 1 else (5, 12)), EXAMPLES * sequences_per_example).tolist()
+        lengths = generator.integers(
+            *((6, 16) if sequences_per_example == 1 else (5, 12)), EXAMPLES * sequences_per_example
+        ).tolist()
         ids = [generator.integers(0, 250, length).astype(np.int32) for length in lengths]
         learnt_from = [length - 1 if pipeline == "reward_model" else 2 for length in lengths]
-        sequences = packing.concatenate(ids, [np.arange(len(row)) >= first for row, first in zip(ids, learnt_from, strict=True)])
+        sequences = packing.concatenate(
+            ids, [np.arange(len(row)) >= first for row, first in zip(ids, learnt_from, strict=True)]
+        )
         mask = sequences.response_mask
         advantages, behaviour, ref, values, returns = (
             np.where(mask, generator.normal(mean, 0.5, len(mask)), 0).astype(np.float32) for mean in (0, -6, -6, 0, 1)
@@ -88,7 +94,9 @@ def batches(pipeline: str) -> list[TrainBatch]:
 
 
 def model_args(cell: Cell) -> ModelConfig:
-    """Return the keys of the trained model. Layers are not compiled, because that would take longer than the training."""
+    """Return the keys of the trained model. Layers are not compiled, because that would take longer than the
+    training.
+    """
     keys = {
         "dtype": cell.dtype,
         "lora_target": "all-linear" if cell.lora else None,
@@ -101,5 +109,10 @@ def model_args(cell: Cell) -> ModelConfig:
 
 def training_args(cell: Cell) -> TrainingConfig:
     """Return the keys of the optimizer and its schedule."""
-    keys = {"learning_rate": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, "optimizer": cell.optimizer, "lr_scheduler_type": "cosine"}
+    keys = {
+        "learning_rate": LEARNING_RATE,
+        "weight_decay": WEIGHT_DECAY,
+        "optimizer": cell.optimizer,
+        "lr_scheduler_type": "cosine",
+    }
     return TrainingConfig.model_validate(keys | {"warmup_steps": 1, "adam_epsilon": 1e-6})

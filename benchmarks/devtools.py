@@ -48,7 +48,9 @@ class Page:
             TimeoutError: there was no answer within `CALL_SECONDS`.
         """
         number = next(self.numbers)
-        message = {"id": number, "method": method, "params": params} | ({"sessionId": self.session} if self.session else {})
+        message = {"id": number, "method": method, "params": params} | (
+            {"sessionId": self.session} if self.session else {}
+        )
         await self.socket.send_str(json.dumps(message))
         async with asyncio.timeout(CALL_SECONDS):
             while True:
@@ -81,7 +83,9 @@ class Page:
         if event.get("method") == "Runtime.exceptionThrown":
             thrown = params["exceptionDetails"]
             self.problems.append(thrown.get("exception", {}).get("description", thrown["text"]))
-        elif event.get("method") == "Network.requestWillBeSent" and not params["request"]["url"].startswith(("file:", "data:", "blob:")):
+        elif event.get("method") == "Network.requestWillBeSent" and not params["request"]["url"].startswith(
+            ("file:", "data:", "blob:")
+        ):
             self.problems.append(f"network request: {params['request']['url']}")
 
 
@@ -103,7 +107,9 @@ async def chromium(program: Path) -> AsyncIterator[Page]:
             ):
                 page = Page(socket)
                 target = await page.call("Target.createTarget", url="about:blank")
-                page.session = (await page.call("Target.attachToTarget", targetId=target["targetId"], flatten=True))["sessionId"]
+                page.session = (await page.call("Target.attachToTarget", targetId=target["targetId"], flatten=True))[
+                    "sessionId"
+                ]
                 for domain in ("Page", "Runtime", "Network"):
                     await page.call(f"{domain}.enable")
                 yield page

@@ -1,9 +1,11 @@
-"""Measures the driver's work between a rollout and a train step, in CPU microseconds per sample, for several step sizes.
+"""Measures the driver's work between a rollout and a train step, in CPU microseconds per sample, for several step
+sizes.
 
     python benchmarks/driver.py [--samples 4096,32768] [--mean-length 256] [--json FILE]
 
-The groups of 8 responses with geometrically distributed lengths are generated here, without an engine, a trainer or Ray. Times are the CPU
-time of the process, the minimum of three rounds. To compare with another checkout, repeat the command with PYTHONPATH=CHECKOUT.
+The groups of 8 responses with geometrically distributed lengths are generated here, without an engine, a trainer or
+Ray. Times are the CPU time of the process, the minimum of three rounds. To compare with another checkout, repeat the
+command with PYTHONPATH=CHECKOUT.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def main() -> int:
     options = parse()
     sizes = [int(size) for size in options.samples.split(",")]
     found = {size: measure(size, options.mean_length) for size in sizes}
-    table = Table("part", *(f"{size:,} samples" for size in sizes), title="CPU time of the driver, microseconds per sample")
+    table = Table(
+        "part", *(f"{size:,} samples" for size in sizes), title="CPU time of the driver, microseconds per sample"
+    )
     for part in found[sizes[0]]:
         table.add_row(part, *(f"{found[size][part]:.1f}" for size in sizes))
     Console().print(table)
@@ -54,7 +58,9 @@ def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", default="4096,32768", help="step sizes in samples, separated by commas")
-    parser.add_argument("--mean-length", type=int, default=256, help="mean tokens per response; the maximum is four times as long")
+    parser.add_argument(
+        "--mean-length", type=int, default=256, help="mean tokens per response; the maximum is four times as long"
+    )
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -66,7 +72,10 @@ def measure(samples: int, mean_length: int) -> dict[str, float]:
     parts: dict[str, Callable[[], Any]] = {
         "rollout metrics": lambda: rollout_metrics(groups, 0),
         "experience": lambda: experience(groups, Shaping()),
-        **{f"credit: {name}": lambda credit=credit: CreditAssignment(credit)(step, None) for name, credit in CREDITS.items()},
+        **{
+            f"credit: {name}": lambda credit=credit: CreditAssignment(credit)(step, None)
+            for name, credit in CREDITS.items()
+        },
         "packing": lambda: packing.split(step.sequences.lengths, RANKS, TOKEN_BUDGET),
     }
     return {name: 1e6 * min(seconds(part) for _ in range(ROUNDS)) / samples for name, part in parts.items()}
@@ -91,7 +100,9 @@ def make_groups(count: int, mean_length: int) -> list[RolloutGroup]:
     groups = []
     for number in range(count):
         prompt = Prompt(number, np.arange(PROMPT_TOKENS, dtype=np.int32), "", "made", {})
-        episodes = [single_turn(prompt, completion(), RewardResult(float(numbers.integers(0, 2)))) for _ in range(GROUP)]
+        episodes = [
+            single_turn(prompt, completion(), RewardResult(float(numbers.integers(0, 2)))) for _ in range(GROUP)
+        ]
         groups.append(RolloutGroup(prompt, episodes))
     return groups
 

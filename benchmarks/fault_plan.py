@@ -60,8 +60,8 @@ ENDS = (
     ((Kind.DRIVER, True), (Kind.RAYLET, True)),
     ((Kind.GCS, False), (Kind.DRIVER, False)),
 )
-"""Pairs of faults, one pair for each even-numbered run, in turn. Each fault ends the run's command, which is then started again. True means
-that the process is stopped instead of killed.
+"""Pairs of faults, one pair for each even-numbered run, in turn. Each fault ends the run's command, which is then
+started again. True means that the process is stopped instead of killed.
 
 An odd-numbered run starts with a killed driver instead.
 """
@@ -98,7 +98,9 @@ def planned(seed: int, faults: int) -> list[list[PlannedFault]]:
 
 
 def _run(draw: random.Random, number: int) -> list[PlannedFault]:
-    """Return the faults of a run: some end its command, two hit the trainer's side, three engines, and the others rewards and judges."""
+    """Return the faults of a run: some end its command, two hit the trainer's side, three engines, and the others
+    rewards and judges.
+    """
     starts = [PlannedFault(Kind.DRIVER, False, Phase.START, 0, at_once=False)] if number % 2 else []
     ends = [] if starts else [_fault(draw, kind, is_stop) for kind, is_stop in ENDS[number // 2 % len(ENDS)]]
     engines = [_fault(draw, Kind.ENGINE), _fault(draw, Kind.CORE)]
@@ -113,4 +115,6 @@ def _run(draw: random.Random, number: int) -> list[PlannedFault]:
 
 def _fault(draw: random.Random, kind: Kind, is_stop: bool | None = None) -> PlannedFault:
     stop = draw.random() < STOPPED if is_stop is None else is_stop
-    return PlannedFault(kind, stop, draw.choice(PHASES[kind]), draw.randrange(2), kind not in ENDS_RUN and draw.random() < TOGETHER)
+    return PlannedFault(
+        kind, stop, draw.choice(PHASES[kind]), draw.randrange(2), kind not in ENDS_RUN and draw.random() < TOGETHER
+    )

@@ -22,7 +22,12 @@ from benchmarks.fault_watch import LOOK, STEP, Course, Said, Watch, is_running
 from roll.runs.assemble import BACK_OFF_SECONDS
 
 PLACEMENTS = ("one engine, adapter, judge behind a URL", "two engines, whole weights, judge in the run")
-ROLES = {Kind.ENGINE: "actor_infer", Kind.CORE: "actor_infer", Kind.REWARD: "rewards.arithmetic", Kind.JUDGE: "rewards.judged"}
+ROLES = {
+    Kind.ENGINE: "actor_infer",
+    Kind.CORE: "actor_infer",
+    Kind.REWARD: "rewards.arithmetic",
+    Kind.JUDGE: "rewards.judged",
+}
 """Role of each kind of process that the run itself replaces."""
 ENGINES = (Kind.ENGINE, Kind.CORE)
 TIMED = ("time/", "throughput/", "memory/", "engine/", "run/", "judge/")
@@ -35,7 +40,9 @@ UNNOTICED = 3
 """Number of steps after which an engine whose death was never reported counts as replaced."""
 LONGEST = 1200.0
 """Deadline of an attempt in seconds. A longer attempt counts as hanging."""
-ALARM = re.compile(r"rank \d+ (died:|is replaced)|restart \d+ of \d+:|is stopped \(SIGSTOP\)|: its process \w+ on this host")
+ALARM = re.compile(
+    r"rank \d+ (died:|is replaced)|restart \d+ of \d+:|is stopped \(SIGSTOP\)|: its process \w+ on this host"
+)
 ECHO = 120.0
 """Seconds after a fault in which messages of the run may refer to it."""
 
@@ -121,19 +128,29 @@ class World:
         return [sys.executable, "-m", "roll.pipeline", "--config-name", "tiny/tiny_rlvr_lora_zero3", *keys]
 
     def _judge(self, placement: int) -> str:
-        """Return the section of the judge: one behind a URL that approves right answers, or the warmed-up policy, which writes a digit."""
+        """Return the section of the judge: one behind a URL that approves right answers, or the warmed-up policy, which
+        writes a digit.
+        """
         if not placement:
             asked = (
-                f"judge_model_type: api, judge_model_name: equality, judge_api_url: '{self.judge}', judge_prompt: {self.folder}/asked.txt"
+                f"judge_model_type: api, judge_model_name: equality, judge_api_url: '{self.judge}', "
+                f"judge_prompt: "
+                f"{self.folder}/asked.txt"
             )
             return f"{{reward: llm_judge, {asked}}}"
-        asked = f"judge_model_type: inference, judge_prompt: {self.folder}/said.txt, judge_pattern: '([0-9])', judge_max_score: 9"
+        asked = (
+            f"judge_model_type: inference, judge_prompt: {self.folder}/said.txt, judge_pattern: '([0-9])', "
+            f"judge_max_score: "
+            f"9"
+        )
         model = "model_args: {model_name_or_path: warm/export, dtype: fp32}, strategy_args: {strategy_name: hf_infer}"
         sampling = "generating_args: {max_new_tokens: 4, temperature: 0.0}"
         return f"{{reward: llm_judge, template: raw, {asked}, {model}, {sampling}, world_size: 1}}"
 
     def start(self, name: str, placement: int, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Start a run in its own session, with additional environment variables. Its output goes to a file next to its folder."""
+        """Start a run in its own session, with additional environment variables. Its output goes to a file next to its
+        folder.
+        """
         env, command = os.environ | dict(environment or {}), self.command(name, placement)
         with (self.folder / f"{name}.out").open("ab") as out:
             return subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=out, start_new_session=True, env=env)
@@ -213,9 +230,17 @@ class Campaign:
         ended = time.time()
         self._course.look()
         for place, one in enumerate(self._injected):
-            if one.fault.kind in ENDS_RUN and one.attempt == self._attempt and one.noticed is None and one.healed is None:
+            if (
+                one.fault.kind in ENDS_RUN
+                and one.attempt == self._attempt
+                and one.noticed is None
+                and one.healed is None
+            ):
                 self._injected[place] = replace(one, noticed=ended)
-        print(f"{self._name}: attempt {self._attempt + 1} ended with {process.returncode} at step {self._course.step}", flush=True)
+        print(
+            f"{self._name}: attempt {self._attempt + 1} ended with {process.returncode} at step {self._course.step}",
+            flush=True,
+        )
         return process.returncode
 
     def _is_moment(self, fault: PlannedFault, watch: Watch, phases: set[Phase]) -> bool:
@@ -245,7 +270,9 @@ class Campaign:
         """Whether the target process is starting."""
         if fault.kind is Kind.DRIVER:
             here = [line.text for line in self._course.lines if line.at > watch.began]
-            return any("starting Ray and" in text for text in here) and not any("actor_infer has started" in text for text in here)
+            return any("starting Ray and" in text for text in here) and not any(
+                "actor_infer has started" in text for text in here
+            )
         hurt = next((one for one in reversed(self._injected) if one.fault.kind in ENGINES), None)
         if hurt is None or hurt.healed:  # too late: it has started, and is hit during its work
             return len(self._steps_of(watch)) > 1
@@ -266,7 +293,11 @@ class Campaign:
         os.kill(pid, signal.SIGSTOP if fault.is_stop else signal.SIGKILL)
         self._injected.append(Injected(fault, now, self._attempt, self._course.step, found, pid, actor, rank))
         self._due = self._course.step
-        print(f"{self._name}: {fault.name} {rank} ({pid}) after step {self._course.step}, during {', '.join(found) or '?'}", flush=True)
+        print(
+            f"{self._name}: {fault.name} {rank} ({pid}) after step {self._course.step}, during "
+            f"{', '.join(found) or '?'}",
+            flush=True,
+        )
 
     def _settle(self, watch: Watch, process: subprocess.Popen[bytes]) -> None:
         """Check whether open faults have healed."""
@@ -280,7 +311,11 @@ class Campaign:
     def _settled(self, one: Injected, watch: Watch, process: subprocess.Popen[bytes]) -> Injected:
         since, kind = self._course.since, one.fault.kind
         noticed, healed = one.noticed, one.healed
-        steps = [(int(match[1]), line.at) for line in self._course.lines if line.at > one.at and (match := STEP.match(line.text))]
+        steps = [
+            (int(match[1]), line.at)
+            for line in self._course.lines
+            if line.at > one.at and (match := STEP.match(line.text))
+        ]
         if one.attempt < self._attempt:
             healed = healed or next((at for _, at in steps if at > watch.began), None)
         elif kind in TRAINER_SIDE:
@@ -308,10 +343,19 @@ class Campaign:
             healed = next((at for _, at in steps), None)
         caught_up = next((at for step, at in steps if step > one.step), None)
         back_off = self._back_off(one) if kind in TRAINER_SIDE else 0.0
-        return replace(one, noticed=noticed, healed=healed, caught_up=caught_up, steps_lost=self._steps_lost(one), back_off=back_off)
+        return replace(
+            one,
+            noticed=noticed,
+            healed=healed,
+            caught_up=caught_up,
+            steps_lost=self._steps_lost(one),
+            back_off=back_off,
+        )
 
     def _back_off(self, one: Injected) -> float:
-        """Return the seconds of back-off before the restart after a fault. Runs are short, so all restarts of an attempt are recent."""
+        """Return the seconds of back-off before the restart after a fault. Runs are short, so all restarts of an
+        attempt are recent.
+        """
         found = self._course.since(one.at, r"restart \d+ of")
         number = int(re.findall(r"restart (\d+) of", found.text)[0]) if found else 1
         return BACK_OFF_SECONDS[min(number, len(BACK_OFF_SECONDS)) - 1]
@@ -329,7 +373,9 @@ class Campaign:
 
 def false_alarms(lines: Sequence[tuple[float, str]], faults: Sequence[float]) -> tuple[str, ...]:
     """Return a run's messages about deaths and restarts that do not follow an injected fault within ECHO seconds."""
-    return tuple(text for at, text in lines if ALARM.search(text) and not any(0 <= at - fault <= ECHO for fault in faults))
+    return tuple(
+        text for at, text in lines if ALARM.search(text) and not any(0 <= at - fault <= ECHO for fault in faults)
+    )
 
 
 def differences(expected: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""Tables of a campaign of faults: by kind, by phase, by run, the cost of a failure, and the resulting effective training time."""
+"""Tables of a campaign of faults: by kind, by phase, by run, the cost of a failure, and the resulting effective
+training time.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ ENGINES = 32
 ENGINE_SHARE = 0.5
 """Assumed share of the failures that hit an engine's GPU."""
 STARTS = {"engine": 120.0, "trainer": 180.0}
-"""Assumed seconds of a cold start: of an engine with a 7B model and CUDA graphs, and of a trainer that loads its checkpoint."""
+"""Assumed seconds of a cold start: of an engine with a 7B model and CUDA graphs, and of a trainer that loads its
+checkpoint.
+"""
 SAVE_STEPS = 10
 """Assumed number of steps between two checkpoints."""
 COSTLY = (Kind.ENGINE, Kind.CORE, *TRAINER_SIDE, *ENDS_RUN)
@@ -42,7 +46,12 @@ def markdown(outcomes: Sequence[Mapping[str, Any]]) -> str:
 def by_kind(faults: Sequence[Mapping[str, Any]]) -> str:
     """Return the table with a row for each kind of fault."""
     lines = [
-        "| fault | injected | noticed, s: median, largest | healed, s: median, largest | repeated steps: mean, largest | not healed |",
+        "| fault | injected | noticed, s: median, largest | healed, s: median, largest | repeated steps: mean, "
+        "largest "
+        "| "
+        "not "
+        "healed "
+        "|",
         "|---|---|---|---|---|---|",
     ]
     kinds = defaultdict(list)
@@ -70,13 +79,16 @@ def spread(seconds: Sequence[float]) -> str:
 
 
 def by_phase(faults: Sequence[Mapping[str, Any]]) -> str:
-    """Return the number of faults in each phase, as a table. A fault counts in every phase that the run was in when it was injected,
-    whether or not the fault was planned for that phase."""
+    """Return the number of faults in each phase, as a table. A fault counts in every phase that the run was in when it
+    was injected, whether or not the fault was planned for that phase.
+    """
     counts: dict[str, int] = defaultdict(int)
     for one in faults:
         for phase in one["phases"] or ["between two phases"]:
             counts[phase] += 1
-    return "| phase | faults |\n|---|---|\n" + "\n".join(f"| {phase} | {count} |" for phase, count in sorted(counts.items()))
+    return "| phase | faults |\n|---|---|\n" + "\n".join(
+        f"| {phase} | {count} |" for phase, count in sorted(counts.items())
+    )
 
 
 def of_runs(outcomes: Sequence[Mapping[str, Any]]) -> str:
@@ -89,8 +101,12 @@ def of_runs(outcomes: Sequence[Mapping[str, Any]]) -> str:
     for outcome in outcomes:
         statuses = ", ".join(map(str, outcome["statuses"]))
         lines.append(
-            f"| {outcome['number']} | {outcome['placement']} | {len(outcome['injected'])} | {outcome['left']} | {statuses} | "
-            f"{outcome['restarts']} | {len(outcome['false_alarms'])} | {len(outcome['unequal'])} | {outcome['seconds']:.0f} |"
+            f"| {outcome['number']} | {outcome['placement']} | {len(outcome['injected'])} | {outcome['left']} | "
+            f"{statuses} "
+            f"| "
+            f"{outcome['restarts']} | {len(outcome['false_alarms'])} | {len(outcome['unequal'])} | "
+            f"{outcome['seconds']:.0f} "
+            f"|"
         )
     return "\n".join(lines)
 
@@ -100,7 +116,9 @@ def cost(one: Mapping[str, Any]) -> float | None:
 
     None if that step was never logged or if another fault overlaps.
     """
-    if one["caught_up"] is None or any(overlap(one, other) for other in one["outcome"]["injected"] if other["at"] != one["at"]):
+    if one["caught_up"] is None or any(
+        overlap(one, other) for other in one["outcome"]["injected"] if other["at"] != one["at"]
+    ):
         return None
     return one["caught_up"] - one["at"] - one["outcome"]["usual_step"]
 
@@ -120,9 +138,13 @@ def costs(faults: Sequence[Mapping[str, Any]]) -> str:
         "driver, Ray": (ENDS_RUN, "a start of the run + 10 s + the steps since the checkpoint"),
     }
     for name, (kinds, bound) in groups.items():
-        found = [(one, seconds) for one in faults if one["fault"]["kind"] in kinds and (seconds := cost(one)) is not None]
+        found = [
+            (one, seconds) for one in faults if one["fault"]["kind"] in kinds and (seconds := cost(one)) is not None
+        ]
         over = [seconds for one, seconds in found if seconds > allowed(one)]
-        lines.append(f"| {name} | {spread([seconds for _, seconds in found])} | {bound} | {len(over)} of {len(found)} |")
+        lines.append(
+            f"| {name} | {spread([seconds for _, seconds in found])} | {bound} | {len(over)} of {len(found)} |"
+        )
     return "\n".join(lines)
 
 
@@ -137,18 +159,36 @@ def allowed(one: Mapping[str, Any]) -> float:
 
 
 def effective(faults: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence on the effective training time on 64 GPUs, from these measurements and the assumptions above."""
+    """Return a sentence on the effective training time on 64 GPUs, from these measurements and the assumptions
+    above.
+    """
     notice = {
-        name: statistics.mean([one["noticed"] - one["at"] for one in faults if one["fault"]["kind"] in kinds and one["noticed"]] or [SLACK])
+        name: statistics.mean(
+            [one["noticed"] - one["at"] for one in faults if one["fault"]["kind"] in kinds and one["noticed"]]
+            or [SLACK]
+        )
         for name, kinds in {"engine": (Kind.ENGINE, Kind.CORE), "trainer": TRAINER_SIDE}.items()
     }
     engine = (notice["engine"] + STARTS["engine"]) / ENGINES
     rank = notice["trainer"] + SLACK + STARTS["trainer"] + SAVE_STEPS / 2 * STEP
     share = 1 - (ENGINE_SHARE * engine + (1 - ENGINE_SHARE) * rank) / FAILURE_EVERY
     return (
-        f"Effective training time on 64 GPUs, half of them engines, with steps of {STEP:.0f} s, a checkpoint every {SAVE_STEPS} steps and "
-        f"a failure every {FAILURE_EVERY:,.0f} s. Cold starts of {STARTS['engine']:.0f} s (engine) and {STARTS['trainer']:.0f} s (trainer) "
-        f"are assumed; failures are noticed after {notice['engine']:.1f} s and {notice['trainer']:.1f} s, as measured here. "
-        f"An engine's failure then costs {engine:.1f} s, because {ENGINES - 1} other engines continue, and a rank's failure {rank:.0f} s, "
+        f"Effective training time on 64 GPUs, half of them engines, with steps of {STEP:.0f} s, a checkpoint "
+        f"every "
+        f"{SAVE_STEPS} "
+        f"steps "
+        f"and "
+        f"a failure every {FAILURE_EVERY:,.0f} s. Cold starts of {STARTS['engine']:.0f} s (engine) and "
+        f"{STARTS['trainer']:.0f} "
+        f"s "
+        f"(trainer) "
+        f"are assumed; failures are noticed after {notice['engine']:.1f} s and {notice['trainer']:.1f} s, as "
+        f"measured "
+        f"here. "
+        f"An engine's failure then costs {engine:.1f} s, because {ENGINES - 1} other engines continue, and a "
+        f"rank's "
+        f"failure "
+        f"{rank:.0f} "
+        f"s, "
         f"and **{100 * share:.1f}%** of the time is spent on training."
     )

@@ -14,7 +14,9 @@ from benchmarks.fault_plan import Kind, Phase
 
 PROC, SHARED = Path("/proc"), Path("/dev/shm")  # noqa: S108
 LONG_CALL = 0.12
-"""Minimum seconds of a trainer's call to count as an update or a forward pass. The calls of a sync are shorter with the tiny model."""
+"""Minimum seconds of a trainer's call to count as an update or a forward pass. The calls of a sync are shorter with the
+tiny model.
+"""
 TICKS = 3
 """Minimum CPU ticks of 10 ms between two checks for an engine to count as generating."""
 LOOK = 0.03
@@ -80,13 +82,16 @@ class Course:
         self._read += len(whole)
         found = [match for line in whole.decode(errors="replace").splitlines() if (match := LINE.match(line))]
         new = [
-            Said(datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f").timestamp(), level, text) for at, level, text in (m.groups() for m in found)
+            Said(datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f").timestamp(), level, text)
+            for at, level, text in (m.groups() for m in found)
         ]
         self.lines += new
         return new
 
     def since(self, at: float, pattern: str) -> Said | None:
-        """Return the first line that was logged at the time `at` or later and contains a match of `pattern`; None if there is none yet."""
+        """Return the first line that was logged at the time `at` or later and contains a match of `pattern`; None if
+        there is none yet.
+        """
         return next((line for line in self.lines if line.at >= at - 0.001 and re.search(pattern, line.text)), None)
 
     @property
@@ -125,7 +130,9 @@ class Watch:
 
     def _is_fork(self, one: Seen) -> bool:
         """Whether a process is a fresh fork of a worker that still has the worker's name."""
-        return any(other.pid == one.parent and other.log == one.log and other.command == one.command for other in self._seen)
+        return any(
+            other.pid == one.parent and other.log == one.log and other.command == one.command for other in self._seen
+        )
 
     def phases(self) -> set[Phase]:
         """Return the current phases of the run, judged by its files and processes. Empty if no phase is recognised."""

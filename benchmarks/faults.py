@@ -1,21 +1,23 @@
 """Kills and stops processes of tiny runs on the CPU, and reports the cost of each fault and whether every run healed.
 
-    python benchmarks/faults.py [--seed 0] [--faults 100] [--runs 0 2 5] [--folder FOLDER] [--json FILE] [--markdown FILE] [--plan]
+    python benchmarks/faults.py [--seed 0] [--faults 100] [--runs 0 2 5] [--folder FOLDER] [--json FILE] [--markdown
+        FILE] [--plan]
     python benchmarks/faults.py --busy MINUTES [--folder FOLDER]
 
-The seed determines the faults of each run and their phases; `--runs` selects some of the runs. Completed runs are not repeated, and the
-tables cover all runs in the folder. Runs with even numbers have one engine that receives the adapter, and a judge behind a URL. Runs with
-odd numbers have two engines that receive whole weights, and a judge in the run. Each run is compared with an undisturbed run of the same
-placement. The run itself replaces engines, rewards, judges, ranks of the trainer and the reference. After the death of the driver, of Ray's
-raylet or of its GCS, the same command is started again. A stopped driver is continued after 20 s.
+The seed determines the faults of each run and their phases; `--runs` selects some of the runs. Completed runs are not
+repeated, and the tables cover all runs in the folder. Runs with even numbers have one engine that receives the adapter,
+and a judge behind a URL. Runs with odd numbers have two engines that receive whole weights, and a judge in the run.
+Each run is compared with an undisturbed run of the same placement. The run itself replaces engines, rewards, judges,
+ranks of the trainer and the reference. After the death of the driver, of Ray's raylet or of its GCS, the same command
+is started again. A stopped driver is continued after 20 s.
 
 On the CPU, roles do not take turns on devices, so the phase `move` is only tested in tests/gpu/test_deaths_gpu.py.
 
-`--busy` trains with two busy processes on each core, compiles DeepSpeed's ops again, and counts the living processes that the run took for
-dead.
+`--busy` trains with two busy processes on each core, compiles DeepSpeed's ops again, and counts the living processes
+that the run took for dead.
 
-The last sentence of the report estimates the effective training time, for one failure per `FAILURE_EVERY` seconds. The share `ENGINE_SHARE`
-of the failures hits GPUs of engines:
+The last sentence of the report estimates the effective training time, for one failure per `FAILURE_EVERY` seconds. The
+share `ENGINE_SHARE` of the failures hits GPUs of engines:
 
     lost per failure of an engine   (notice + start) / engines, because the other engines continue
     lost per failure of a rank      notice + back-off + start + (steps between checkpoints / 2) x step
@@ -90,7 +92,15 @@ def prepare(folder: Path) -> None:
     (folder / "asked.txt").write_text("{question}|{response}|{reference}")
     (folder / "said.txt").write_text("{question}{response}")
     if not (folder / "warm/export").exists():
-        command = [sys.executable, "-m", "roll.pipeline", "--config-name", "tiny/tiny_warm_up", "output_dir=warm", "max_steps=60"]
+        command = [
+            sys.executable,
+            "-m",
+            "roll.pipeline",
+            "--config-name",
+            "tiny/tiny_warm_up",
+            "output_dir=warm",
+            "max_steps=60",
+        ]
         subprocess.run(command, cwd=folder, check=True)
 
 
@@ -113,7 +123,14 @@ def main() -> int:
     options = parse()
     runs = planned(options.seed, options.faults)
     if options.plan:
-        print(*(f"run {number}: {fault.name} {fault.rank}, {fault.phase}" for number, run in enumerate(runs) for fault in run), sep="\n")
+        print(
+            *(
+                f"run {number}: {fault.name} {fault.rank}, {fault.phase}"
+                for number, run in enumerate(runs)
+                for fault in run
+            ),
+            sep="\n",
+        )
         return 0
     folder = options.folder.absolute()
     prepare(folder)

@@ -29,7 +29,8 @@ def medians(figures: dict[str, list[float]]) -> dict[str, float]:
 def mfu(shape: Mapping[str, Any], adapter: bool, tokens: int, seconds: float, devices: int) -> float:
     """Return the model FLOPs utilisation of training on `tokens` tokens in `seconds` seconds.
 
-    FLOPs are those of `TrainingFlops` without attention. With an adapter, only the frozen weights beneath it are counted.
+    FLOPs are those of `TrainingFlops` without attention. With an adapter, only the frozen weights beneath it are
+    counted.
     """
     count = parameters(dict(shape))
     return TrainingFlops(count, trained=0 if adapter else count).of([tokens]) / (seconds * PEAK * devices)
@@ -54,7 +55,10 @@ class Result:
         """Return the median of each metric over the counted steps."""
         counted = self.lines[self.warm_up :]
         names = {name for line in counted for name in line}
-        return {name: statistics.median(line[name] for line in counted if line.get(name) is not None) for name in sorted(names)}
+        return {
+            name: statistics.median(line[name] for line in counted if line.get(name) is not None)
+            for name in sorted(names)
+        }
 
     @property
     def step(self) -> dict[str, float]:
@@ -89,14 +93,22 @@ class Result:
 
     def mfu(self, seconds: float) -> float:
         """Return the model FLOPs utilisation of training in `seconds` seconds."""
-        return mfu(self.work["shape"], self.work["lora_rank"] > 0, self.tokens, seconds, max(1, len(self.work["devices"])))
+        return mfu(
+            self.work["shape"], self.work["lora_rank"] > 0, self.tokens, seconds, max(1, len(self.work["devices"]))
+        )
 
     @property
     def figures(self) -> dict[str, float]:
         """Return further figures by name."""
         metrics = self.metrics
-        said = {name: value for name, value in metrics.items() if name.startswith(("throughput/", "engine/", "mismatch/", "memory/"))}
-        said["mismatch/logprob_abs_diff_mean/worst"] = max(line.get("mismatch/logprob_abs_diff_mean", 0.0) for line in self.lines)
+        said = {
+            name: value
+            for name, value in metrics.items()
+            if name.startswith(("throughput/", "engine/", "mismatch/", "memory/"))
+        }
+        said["mismatch/logprob_abs_diff_mean/worst"] = max(
+            line.get("mismatch/logprob_abs_diff_mean", 0.0) for line in self.lines
+        )
         if self.work["devices"]:
             said["train/mfu"] = self.mfu(self.step["train"])
             if "train" in self.floors:

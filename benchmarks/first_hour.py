@@ -2,9 +2,10 @@
 
     python benchmarks/first_hour.py [--terminal] [--busy 2] [--json FILE] [KEY=VALUE ...]
 
-Runs two steps of the tiny task (model and problems are created in a temporary folder) and records the time of each line until the first
-step. A sign is a line that begins with a role and differs from that role's previous line. `--terminal` connects the run to a terminal of 80
-columns instead of a pipe; `--busy N` also starts N busy processes. The exit status is 1 if the first sign or any later one is late.
+Runs two steps of the tiny task (model and problems are created in a temporary folder) and records the time of each line
+until the first step. A sign is a line that begins with a role and differs from that role's previous line. `--terminal`
+connects the run to a terminal of 80 columns instead of a pipe; `--busy N` also starts N busy processes. The exit status
+is 1 if the first sign or any later one is late.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ TINY = ROOT / "examples" / "tiny"
 FIRST_SECONDS, SILENT_SECONDS = 2.0, 5.0
 """Largest allowed seconds until the first sign, and between two signs."""
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-SIGN = re.compile(r"^(driver|actor_\w+|reference|critic|teacher|student|\w+_train|(?:rewards|environments)\.\w+): (\S.*)")
+SIGN = re.compile(
+    r"^(driver|actor_\w+|reference|critic|teacher|student|\w+_train|(?:rewards|environments)\.\w+): (\S.*)"
+)
 FIRST_STEP = re.compile(r"\bstep 1/")
 SPIN = "while True: pass"
 
@@ -55,7 +58,9 @@ class Course:
 
     @property
     def silences(self) -> list[tuple[float, float, str]]:
-        """Return the length and the start of each silence, in seconds, and the sign before it; the longest silence first."""
+        """Return the length and the start of each silence, in seconds, and the sign before it; the longest silence
+        first.
+        """
         moments = [*((sign.second, sign.text) for sign in self.signs), (self.first_step, "")]
         if not self.signs:
             moments.insert(0, (self.first_output, "no sign at all"))
@@ -81,18 +86,29 @@ def main() -> int:
         options.record.write_text(shown)
     first = course.signs[0].second if course.signs else float("inf")
     worst, since, text = course.silences[0]
-    print(f"first output after {course.first_output:.1f} s, first sign after {first:.1f} s, first step after {course.first_step:.1f} s")
+    print(
+        f"first output after {course.first_output:.1f} s, first sign after {first:.1f} s, first step after "
+        f"{course.first_step:.1f} "
+        f"s"
+    )
     print(f"{len(course.signs)} signs; the longest silence is {worst:.1f} s, from second {since:.1f} on, after: {text}")
     if options.json:
         found = {"first_output": course.first_output, "first_step": course.first_step, "longest_silence": worst}
-        options.json.write_text(json.dumps(found | {"signs": [[sign.second, sign.text] for sign in course.signs]}, indent=1))
+        options.json.write_text(
+            json.dumps(found | {"signs": [[sign.second, sign.text] for sign in course.signs]}, indent=1)
+        )
     return int(first > FIRST_SECONDS or worst > SILENT_SECONDS)
 
 
 def prepared(folder: Path, overrides: Sequence[str]) -> list[str]:
     """Create model and problems of the tiny task. Return the command of a run of two steps."""
     for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
-        subprocess.run([sys.executable, str(TINY / script), f"output/tiny/{name}"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, str(TINY / script), f"output/tiny/{name}"],
+            cwd=folder,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
     usual = ["output_dir=run", "pretrain=output/tiny/model", "max_steps=2", "save_at_end=false"]
     return [sys.executable, "-m", "roll.pipeline", "--config-name", "tiny/tiny_rlvr_lora_zero3", *usual, *overrides]
 
@@ -120,7 +136,12 @@ def run(command: Sequence[str], folder: Path, columns: int | None) -> tuple[Cour
     began = time.monotonic()
     environment = os.environ | {"TERM": "xterm-256color"}
     process = subprocess.Popen(
-        command, cwd=folder, stdin=writer if columns else subprocess.DEVNULL, stdout=writer, stderr=writer, env=environment
+        command,
+        cwd=folder,
+        stdin=writer if columns else subprocess.DEVNULL,
+        stdout=writer,
+        stderr=writer,
+        env=environment,
     )
     os.close(writer)
     chunks = list[tuple[float, str]]()

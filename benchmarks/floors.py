@@ -1,21 +1,26 @@
-"""Measures floors for the parts of a step: the time of the same work in bare vLLM, transformers or DeepSpeed, without roll.
+"""Measures floors for the parts of a step: the time of the same work in bare vLLM, transformers or DeepSpeed, without
+roll.
 
     python -m benchmarks.floors WORK.json KIND
 
     KIND: generate             vLLM's own `LLM`, with its engine in a separate process (vLLM's default)
           generate_in_process  the same with the engine in the calling process
-          generate_saturated   `LLM` with more requests than it can run at once; seconds, tokens and ended responses of each interval
-          generate_turns       `LLM` with the recorded episodes of a run, turn by turn; the seconds of each step of the run
+          generate_saturated   `LLM` with more requests than it can run at once; seconds, tokens and ended responses of
+              each interval
+          generate_turns       `LLM` with the recorded episodes of a run, turn by turn; the seconds of each step of the
+              run
           forward              log-probs of all tokens, computed by the transformers model
           train                forward, backward and optimizer step
-          copy                 a copy of the weights (with adapter sync: of the adapter) within a GPU, and to a second GPU
+          copy                 a copy of the weights (with adapter sync: of the adapter) within a GPU, and to a second
+              GPU
           sft_deepspeed        plain DeepSpeed on the rows of a run of supervised fine-tuning
           sft_train            torch alone on the same rows, on one GPU
 
-Each kind is measured alone, in its own processes. The output is one JSON object: for each figure, the seconds of each repetition after a
-warm-up. `benchmarks/step.py` calls this module with a `Work`, `benchmarks/longtail.py` with a `LongTailWork`, `benchmarks/agents.py` with
-an `AgentWork`, and `benchmarks/sft.py` with an `SftWork`. Several GPUs share the work, and a figure is the time until the last one is done.
-For `generate_saturated` and `generate_turns`, the figure is that of the first engine while all engines run.
+Each kind is measured alone, in its own processes. The output is one JSON object: for each figure, the seconds of each
+repetition after a warm-up. `benchmarks/step.py` calls this module with a `Work`, `benchmarks/longtail.py` with a
+`LongTailWork`, `benchmarks/agents.py` with an `AgentWork`, and `benchmarks/sft.py` with an `SftWork`. Several GPUs
+share the work, and a figure is the time until the last one is done. For `generate_saturated` and `generate_turns`, the
+figure is that of the first engine while all engines run.
 """
 
 from __future__ import annotations
@@ -38,14 +43,18 @@ LOG_PROBS: dict[str, Any] = {"logprobs": 0, "flat_logprobs": True}
 
 
 def generate(work: Work, rank: int, device: str, timer: Any) -> Figures:
-    """Measure the generation of all samples of the step: `generate` without log-probs, `generate_log_probs` with them, as in a step."""
+    """Measure the generation of all samples of the step: `generate` without log-probs, `generate_log_probs` with them,
+    as in a step.
+    """
     from vllm import SamplingParams
 
     engine = bare_engine(work, device)
     prompts, adapter = own_prompts(work, rank, engine), adapter_request(work, rank)
     figures = {}
     for name, kept in (("generate", {}), ("generate_log_probs", LOG_PROBS)):
-        sampling = SamplingParams(n=work.samples, max_tokens=work.response_tokens, ignore_eos=True, detokenize=False, **kept)
+        sampling = SamplingParams(
+            n=work.samples, max_tokens=work.response_tokens, ignore_eos=True, detokenize=False, **kept
+        )
 
         def run(sampling: SamplingParams = sampling) -> None:
             engine.reset_prefix_cache()
@@ -106,13 +115,18 @@ def write_adapter(work: Work, rank: int) -> str:
         model = get_peft_model(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(work.model)), settings)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[work.dtype]
     shapes = {name: tensor.shape for name, tensor in get_peft_model_state_dict(model).items()}
-    save_file({name: 0.01 * torch.randn(shape).to(dtype) for name, shape in shapes.items()}, folder / "adapter_model.safetensors")
+    save_file(
+        {name: 0.01 * torch.randn(shape).to(dtype) for name, shape in shapes.items()},
+        folder / "adapter_model.safetensors",
+    )
     model.peft_config["default"].save_pretrained(str(folder))
     return str(folder)
 
 
 def copy(work: Work, rank: int, device: str, timer: Any) -> Figures:
-    """Measure one copy of all bytes of a sync: `copy` within a device, and `copy_peer` to a second device if there is one."""
+    """Measure one copy of all bytes of a sync: `copy` within a device, and `copy_peer` to a second device if there is
+    one.
+    """
     import torch
 
     count = adapter_parameters(work.shape, work.lora_rank) if work.adapter else parameters(work.shape)

@@ -2,15 +2,16 @@
 
     python benchmarks/gateway.py [--sessions 1000] [--turns 4] [--seconds 10] [--tokens 128] [--json FILE]
 
-Each session is an agent that requests chat completions over its own connection, calls a tool in each turn and sends the whole conversation
-back. The simulated engine answers after --seconds with --tokens tokens of the tiny model's tokenizer. The renderer of the `chatml` template
-renders the prompts and extends them from turn to turn. The agents run in a separate process, start evenly spread over the first --seconds,
-and send the next request immediately. The reported latency is the time until the agent has an answer, minus --seconds, over all answers
-except the first of each session. It includes the delay of the engine's timer, which runs on the same event loop. Garbage collection and
-memory allocation are tuned as in a run (roll/system/step_memory.py).
+Each session is an agent that requests chat completions over its own connection, calls a tool in each turn and sends the
+whole conversation back. The simulated engine answers after --seconds with --tokens tokens of the tiny model's
+tokenizer. The renderer of the `chatml` template renders the prompts and extends them from turn to turn. The agents run
+in a separate process, start evenly spread over the first --seconds, and send the next request immediately. The reported
+latency is the time until the agent has an answer, minus --seconds, over all answers except the first of each session.
+It includes the delay of the engine's timer, which runs on the same event loop. Garbage collection and memory allocation
+are tuned as in a run (roll/system/step_memory.py).
 
-The same agents then call a plain aiohttp server that waits for the same time and sends one fixed answer. The difference between the two
-is due to the gateway. With other work on the machine, both have to wait for the CPU.
+The same agents then call a plain aiohttp server that waits for the same time and sends one fixed answer. The difference
+between the two is due to the gateway. With other work on the machine, both have to wait for the CPU.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ SCHEMA = {
         "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
     },
 }
-FIRST = [{"role": "system", "content": "You answer questions with a tool." * 8}, {"role": "user", "content": "Which is it?" * 16}]
+FIRST = [
+    {"role": "system", "content": "You answer questions with a tool." * 8},
+    {"role": "user", "content": "Which is it?" * 16},
+]
 ANSWER = "The document says that it is so. " * 8
 
 
@@ -99,7 +103,9 @@ async def plain_server(seconds: float) -> AsyncGenerator[str, None]:
     async def answer(request: web.Request) -> web.Response:
         await request.read()
         await asyncio.sleep(seconds)
-        return web.json_response({"choices": [{"message": {"role": "assistant", "content": "so " * 40, "tool_calls": []}}]})
+        return web.json_response(
+            {"choices": [{"message": {"role": "assistant", "content": "so " * 40, "tool_calls": []}}]}
+        )
 
     app = web.Application(client_max_size=1 << 26)
     app.router.add_post("/v1/chat/completions", answer)
@@ -116,7 +122,9 @@ async def measured(base_url: str, keys: Sequence[str], options: argparse.Namespa
     """Run the agents in their own process and return the figures."""
     command = (sys.executable, "-m", "benchmarks.gateway", "--agents", base_url)
     told = json.dumps({"keys": keys, "turns": options.turns, "seconds": options.seconds}).encode()
-    agents = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+    agents = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
     cpu = time.process_time()
     try:
         async with asyncio.timeout(REQUEST_SECONDS + 4 * options.turns * options.seconds):
@@ -146,14 +154,19 @@ async def ask(base_url: str, keys: Sequence[str], turns: int, seconds: float) ->
                 assert answer.status == 200, said
                 message = json.loads(said)["choices"][0]["message"]
                 calls = message["tool_calls"]
-                messages += [message, *({"role": "tool", "tool_call_id": call["id"], "content": ANSWER} for call in calls)]
+                messages += [
+                    message,
+                    *({"role": "tool", "tool_call_id": call["id"], "content": ANSWER} for call in calls),
+                ]
             return taken
 
         return await asyncio.gather(*(one(number, key) for number, key in enumerate(keys)))
 
 
 def figures(taken: Sequence[Sequence[float]], cpu_seconds: float, options: argparse.Namespace) -> dict[str, float]:
-    """Return the milliseconds that the server adds to an answer, the CPU milliseconds per request, and the number of requests."""
+    """Return the milliseconds that the server adds to an answer, the CPU milliseconds per request, and the number of
+    requests.
+    """
     added = 1000 * (np.array([times[1:] for times in taken]).ravel() - options.seconds)
     requests = sum(map(len, taken))
     return {

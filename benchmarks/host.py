@@ -1,13 +1,15 @@
-"""Measures the host's CPU time of a step without its models: microseconds per sample of every process, for several step sizes.
+"""Measures the host's CPU time of a step without its models: microseconds per sample of every process, for several step
+sizes.
 
     python benchmarks/host.py [--samples 4096,32768] [--mean-length 512] [--apart] [--json FILE]
 
-Ray, the scheduler, `ActorInfer`, reward workers with `exact_match`, experience, credit, packing and `ActorTrain` are those of a real run.
-Engines and trainers are simulated: an engine immediately returns 8 responses per prompt, of geometrically distributed lengths, with their
-log-probs; a trainer accepts its micro-batches and does nothing. No weights are synced. User and system time of all processes is counted:
-the driver, the Ray actors, the processes of the reward functions, and Ray's own processes (raylet, GCS, agents). For each size, the
-counted steps together have as many samples as the largest size. One step runs before them and is not counted; it provides a digest of all
-arrays that the trainers receive and of the step's metrics. Two checkouts that print the same digests train on the same numbers.
+Ray, the scheduler, `ActorInfer`, reward workers with `exact_match`, experience, credit, packing and `ActorTrain` are
+those of a real run. Engines and trainers are simulated: an engine immediately returns 8 responses per prompt, of
+geometrically distributed lengths, with their log-probs; a trainer accepts its micro-batches and does nothing. No
+weights are synced. User and system time of all processes is counted: the driver, the Ray actors, the processes of the
+reward functions, and Ray's own processes (raylet, GCS, agents). For each size, the counted steps together have as many
+samples as the largest size. One step runs before them and is not counted; it provides a digest of all arrays that the
+trainers receive and of the step's metrics. Two checkouts that print the same digests train on the same numbers.
 """
 
 from __future__ import annotations
@@ -92,7 +94,9 @@ class Engine:
     async def start(self) -> None:
         """See `GenerateStrategy`."""
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int) -> AsyncGenerator[NumberedCompletions, None]:
+    async def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int
+    ) -> AsyncGenerator[NumberedCompletions, None]:
         """See `GenerateStrategy`. Arrays and texts are new objects, as from a real engine."""
         completions = [(number, self._completion(seed + number)) for number in range(sampling.samples)]
         for one in completions if self._apart else ():
@@ -127,7 +131,9 @@ class Trainer:
     def __init__(self, rank: Rank) -> None:
         self._name = f"digest/trainer_{rank.rank}"
 
-    def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
+    def train_step(
+        self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int
+    ) -> TrainResult:
         """See `TrainStrategy`. In the checked step, the metric is a digest of the batches."""
         batches = [one for update in updates for one in update]
         tokens = sum(len(one.batch.sequences.token_ids) for one in batches)
@@ -145,7 +151,13 @@ def digest(micro_batches: Sequence[MicroBatch]) -> int:
     for one in micro_batches:
         batch, sequences = one.batch, one.batch.sequences
         assert batch.behaviour_log_probs is not None
-        arrays = (sequences.token_ids, sequences.offsets, sequences.response_mask, batch.advantages, batch.behaviour_log_probs)
+        arrays = (
+            sequences.token_ids,
+            sequences.offsets,
+            sequences.response_mask,
+            batch.advantages,
+            batch.behaviour_log_probs,
+        )
         for array in (*arrays, batch.policy_versions, one.loss_weights, np.array(one.samples)):
             found = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(array.dtype.str.encode(), found))
     return found
@@ -164,8 +176,19 @@ class Source:
         return [self._prompt(number) for number in numbers]
 
     def _prompt(self, number: int) -> Prompt:
-        row = {"messages": [{"role": "user", "content": PROMPT_TEXT}], "ground_truth": "1", "tag": DOMAIN, "number": number}
-        return Prompt(number, np.arange(PROMPT_TOKENS, dtype=np.int32) + number, f"<user>{PROMPT_TEXT}{number}<assistant>", DOMAIN, row)
+        row = {
+            "messages": [{"role": "user", "content": PROMPT_TEXT}],
+            "ground_truth": "1",
+            "tag": DOMAIN,
+            "number": number,
+        }
+        return Prompt(
+            number,
+            np.arange(PROMPT_TOKENS, dtype=np.int32) + number,
+            f"<user>{PROMPT_TEXT}{number}<assistant>",
+            DOMAIN,
+            row,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """See `PromptSource`."""
@@ -192,7 +215,9 @@ async def started(session: ClusterSession, engine: EngineSettings) -> AsyncItera
 
         async def start(role: str, settings: Any, blocking: bool) -> WorkerGroup[Any]:
             places = worker_placements(RolePlan(role, "none", ((),) * RANKS), 8, {})
-            group: WorkerGroup[Any] = WorkerGroup(role, places, session.logs, session.shared_memory / f"{role}.held", blocking)
+            group: WorkerGroup[Any] = WorkerGroup(
+                role, places, session.logs, session.shared_memory / f"{role}.held", blocking
+            )
             stack.push_async_callback(group.stop, SECONDS)
             await group.start(settings, SECONDS, SECONDS)
             return group
@@ -221,7 +246,9 @@ def main() -> int:
     for process in sorted(found[sizes[0]]):
         table.add_row(process, *(f"{found[size].get(process, 0.0):.1f}" for size in sizes))
     table.add_row("sum", *(f"{sum(found[size].values()):.1f}" for size in sizes))
-    table.add_row("digest", *(f"{zlib.crc32(json.dumps(checked[size], sort_keys=True).encode()):08x}" for size in sizes))
+    table.add_row(
+        "digest", *(f"{zlib.crc32(json.dumps(checked[size], sort_keys=True).encode()):08x}" for size in sizes)
+    )
     Console().print(table)
     if options.json:
         options.json.write_text(json.dumps({"microseconds": found, "metrics": checked}, indent=1))
@@ -232,7 +259,9 @@ def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", default="4096,32768", help="step sizes in samples, separated by commas")
-    parser.add_argument("--mean-length", type=int, default=512, help="mean tokens per response; the maximum is four times as long")
+    parser.add_argument(
+        "--mean-length", type=int, default=512, help="mean tokens per response; the maximum is four times as long"
+    )
     parser.add_argument("--apart", action="store_true", help="return and score each sample separately")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -246,7 +275,10 @@ async def measure(
     checked: dict[int, Metrics] = {}
     async with started(session, engine) as roles:
         for size in sizes:
-            sampling, credit = Sampling(4 * engine.mean_length, GROUP), CreditAssignment(Credit("grpo", Normalisation()))
+            sampling, credit = (
+                Sampling(4 * engine.mean_length, GROUP),
+                CreditAssignment(Credit("grpo", Normalisation())),
+            )
             sampler = SingleTurns(roles.actor_infer, roles.rewards, sampling)
             scheduler = RolloutScheduler(Source(), sampler, size // GROUP, 0.0, seed=0)
             async with aclosing(scheduler):

@@ -2,9 +2,9 @@
 
     python benchmarks/house.py [CHECKOUT] [--run]
 
-A row's journey and the hops of a call are named in `house_journeys.yaml`, one function each; a name that does not exist is an error. With
-`--run`, the tiny RLVR experiment of the checkout makes one step, and the files of roll that its processes import are counted. It needs the
-demo's model and problems below `output/tiny` of the working folder.
+A row's journey and the hops of a call are named in `house_journeys.yaml`, one function each; a name that does not exist
+is an error. With `--run`, the tiny RLVR experiment of the checkout makes one step, and the files of roll that its
+processes import are counted. It needs the demo's model and problems below `output/tiny` of the working folder.
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ def main() -> int:
 
 
 def counts(checkout: Path, journeys: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return each number of a checkout by what it counts. Raises LookupError if a journey names a function that does not exist."""
+    """Return each number of a checkout by what it counts. Raises LookupError if a journey names a function that does
+    not exist.
+    """
     files = sorted((checkout / "roll").rglob("*.py"))
     texts = {path.relative_to(checkout).as_posix(): path.read_text(encoding="utf-8") for path in files}
     found = [definition for file, text in texts.items() for definition in definitions(file, text)]
@@ -135,9 +137,15 @@ def counts(checkout: Path, journeys: Mapping[str, Sequence[str]]) -> dict[str, s
         "lines": str(sum(text.count("\n") for text in texts.values())),
         "files that a prompt's row passes": str(len(set(row))),
         "hops of RolloutScheduler.take to the engine": str(len(take)),
-        "definitions with a private word": str(sum(not PRIVATE_WORDS.isdisjoint(word.lower() for word in each.words) for each in found)),
-        "names of more than one class": str(len(doubles(each for each in found if each.is_class and not each.is_protocol))),
-        "names of more than one public function": str(len(doubles(each for each in found if not each.is_class and each.name != "main"))),
+        "definitions with a private word": str(
+            sum(not PRIVATE_WORDS.isdisjoint(word.lower() for word in each.words) for each in found)
+        ),
+        "names of more than one class": str(
+            len(doubles(each for each in found if each.is_class and not each.is_protocol))
+        ),
+        "names of more than one public function": str(
+            len(doubles(each for each in found if not each.is_class and each.name != "main"))
+        ),
         "words of the longest test name": f"{len(longest.split('_')) - 1} ({longest})",
         "test names of more than eight words": str(sum(len(name.split("_")) > 9 for name in test_names(checkout))),
     }
@@ -165,7 +173,9 @@ def doubles(found: Iterator[Definition]) -> list[str]:
 
 
 def step(text: str, names: set[tuple[str, str]]) -> str:
-    """Return the file of a journey's step, which is written `path.py: name`. Raises LookupError if it does not exist."""
+    """Return the file of a journey's step, which is written `path.py: name`. Raises LookupError if it does not
+    exist.
+    """
     file, _, name = text.partition(": ")
     if (file, name) not in names:
         raise LookupError(f"{JOURNEYS.name}: {file} has no {name}")
@@ -180,7 +190,9 @@ def test_names(checkout: Path) -> list[str]:
 
 
 def imported(checkout: Path) -> int:
-    """Run one step of the tiny RLVR experiment, and return the number of modules of roll that its processes imported."""
+    """Run one step of the tiny RLVR experiment, and return the number of modules of roll that its processes
+    imported.
+    """
     with tempfile.TemporaryDirectory(prefix="roll-house-") as folder:
         notes, site = Path(folder, "notes"), Path(folder, "site")
         notes.mkdir()

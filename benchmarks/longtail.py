@@ -1,4 +1,5 @@
-"""Measures rollouts with long-tailed lengths: the same work synchronously, partially, asynchronously, and in the engine alone.
+"""Measures rollouts with long-tailed lengths: the same work synchronously, partially, asynchronously, and in the engine
+alone.
 
     python benchmarks/longtail.py [--model tiny|0.5b|1.5b] [--variants saturated,synchronous,partial] [--devices 0]
         [--infer-devices 1] [--ratio 1] [--window 64] [--ahead KEY=VALUE] [--steps 10] [--json FILE] [KEY=VALUE ...]
@@ -9,13 +10,14 @@
               turns         as partial, but the roles take turns on the devices
               asynchronous  trainer and reference on --devices, engines on --infer-devices, `--ratio` batches ahead
 
-The work is 32 prompts of 128 tokens x 8 samples. A model with random weights assigns about the same probability to all tokens, and one of
-1,024 ids is an end token in its generation_config.json. A response therefore ends with probability 1 / 1,024 at each token, and has at most
-4,096 tokens. For the tiny model, which needs no GPU, the mean is 16 tokens and the limit 64.
+The work is 32 prompts of 128 tokens x 8 samples. A model with random weights assigns about the same probability to all
+tokens, and one of 1,024 ids is an end token in its generation_config.json. A response therefore ends with probability 1
+/ 1,024 at each token, and has at most 4,096 tokens. For the tiny model, which needs no GPU, the mean is 16 tokens and
+the limit 64.
 
-Each variant except `saturated` is a run of `python -m roll.pipeline`. KEY=VALUE is passed to each run; --ahead adds a key to all runs
-except `synchronous`. The first three steps are not counted. The table is also printed after an error or an interrupt, with the variants
-measured so far. JSON is written after each variant.
+Each variant except `saturated` is a run of `python -m roll.pipeline`. KEY=VALUE is passed to each run; --ahead adds a
+key to all runs except `synchronous`. The first three steps are not counted. The table is also printed after an error or
+an interrupt, with the variants measured so far. JSON is written after each variant.
 """
 
 from __future__ import annotations
@@ -42,7 +44,12 @@ def main() -> int:
     options = parse()
     with tempfile.TemporaryDirectory(prefix="roll-benchmark-", dir=options.scratch) as folder:
         work = work_of(options, Path(folder))
-        settings = {"ratio": options.ratio, "window": options.window, "ahead": options.ahead, "overrides": options.overrides}
+        settings = {
+            "ratio": options.ratio,
+            "window": options.window,
+            "ahead": options.ahead,
+            "overrides": options.overrides,
+        }
         result = Comparison(work, settings, launch.versions())
         # Enough prompts that none is repeated, including those in flight at the end.
         rlvr.write_model(work, options, 2 * work.prompts * options.steps, work.end_tokens)
@@ -75,7 +82,10 @@ def places(variant: str, work: LongTailWork) -> tuple[int, ...]:
 def overrides(variant: str, work: LongTailWork, options: argparse.Namespace) -> dict[str, Any]:
     """Return the configuration keys that a variant's run sets, with their values."""
     keys = rlvr.overrides(work, options.steps)
-    keys |= {"actor_infer.generating_args.ignore_eos": "false", "actor_train.training_args.learning_rate": LEARNING_RATE}
+    keys |= {
+        "actor_infer.generating_args.ignore_eos": "false",
+        "actor_train.training_args.learning_rate": LEARNING_RATE,
+    }
     if variant != "synchronous":
         keys |= {"async_generation_ratio": options.ratio, "rollout_window": options.window}
         keys |= dict(word.split("=", 1) for word in options.ahead)
@@ -85,7 +95,9 @@ def overrides(variant: str, work: LongTailWork, options: argparse.Namespace) -> 
 def parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     out = rlvr.parser(__doc__)
-    out.add_argument("--variants", default="saturated,synchronous,partial", help=f"variants to measure, out of {','.join(VARIANTS)}")
+    out.add_argument(
+        "--variants", default="saturated,synchronous,partial", help=f"variants to measure, out of {','.join(VARIANTS)}"
+    )
     out.add_argument("--prompts", type=int, default=32, help="prompts per step")
     out.add_argument("--samples", type=int, default=8, help="responses per prompt")
     out.add_argument("--prompt-tokens", type=int, help="tokens per prompt (default: 128, for tiny 16)")
@@ -93,13 +105,24 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--longest", type=int, help="largest number of tokens per response (default: 4096, for tiny 64)")
     out.add_argument("--ratio", type=float, default=1.0, help="async_generation_ratio of all runs except synchronous")
     out.add_argument("--window", type=int, help="rollout_window of these runs, in groups (default: --prompts)")
-    out.add_argument("--ahead", action="append", default=[], metavar="KEY=VALUE", help="a key for these runs only; may be repeated")
-    out.add_argument("--steps", type=int, default=10, help=f"steps of each run; the first {WARM_UP} are not counted")
-    out.add_argument("--max-num-seqs", type=int, default=rlvr.MAX_NUM_SEQS, help="sequences that an engine runs at once")
     out.add_argument(
-        "--kv-cache-gib", type=float, help="KV cache per engine (default: the mean need of --max-num-seqs sequences, plus a quarter)"
+        "--ahead", action="append", default=[], metavar="KEY=VALUE", help="a key for these runs only; may be repeated"
     )
-    out.add_argument("--repetitions", type=int, default=4, help="measured intervals of `saturated`, a quarter of the mean length each")
+    out.add_argument("--steps", type=int, default=10, help=f"steps of each run; the first {WARM_UP} are not counted")
+    out.add_argument(
+        "--max-num-seqs", type=int, default=rlvr.MAX_NUM_SEQS, help="sequences that an engine runs at once"
+    )
+    out.add_argument(
+        "--kv-cache-gib",
+        type=float,
+        help="KV cache per engine (default: the mean need of --max-num-seqs sequences, plus a quarter)",
+    )
+    out.add_argument(
+        "--repetitions",
+        type=int,
+        default=4,
+        help="measured intervals of `saturated`, a quarter of the mean length each",
+    )
     return out
 
 
@@ -130,7 +153,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def work_of(options: argparse.Namespace, scratch: Path) -> LongTailWork:
-    """Return the work that the options describe. If the options give separate devices to the engines, it has these (`asynchronous`)."""
+    """Return the work that the options describe. If the options give separate devices to the engines, it has these
+    (`asynchronous`).
+    """
     work = rlvr.work_of(
         options,
         scratch,

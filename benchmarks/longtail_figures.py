@@ -13,16 +13,16 @@ from rich.table import Table
 from benchmarks.work import LongTailWork
 
 WARM_UP = 3
-"""Number of initial steps that are not counted: kernels compile, memory settles, and groups in flight reach their usual ages."""
+"""Number of initial steps that are not counted: kernels compile, memory settles, and groups in flight reach their usual
+ages.
+"""
 ENGINE = ("running", "idle_fraction", "prefilled_tokens", "preemptions")
 """Engine metrics of a run, if it reports them: running sequences, idle share, prefilled tokens and preemptions."""
 SATURATED = "saturated"
-TARGETS = {
-    ("step", "partial"): 0.85,
-    ("rollout", "partial"): 1.2,
-    ("slower_side", "asynchronous"): 1.1,
-}
-"""Targets: the largest value of a ratio that is good enough, by (name in RATIOS, variant). They are shown, not enforced."""
+TARGETS = {("step", "partial"): 0.85, ("rollout", "partial"): 1.2, ("slower_side", "asynchronous"): 1.1}
+"""Targets: the largest value of a ratio that is good enough, by (name in RATIOS, variant). They are shown, not
+enforced.
+"""
 RATIOS = {
     "step": "step to the synchronous step",
     "token": "the same per sampled token",
@@ -52,7 +52,9 @@ class Saturated:
 
     @property
     def length(self) -> float | None:
-        """Return the tokens per ended response, which is the mean length in a steady state. None if no response ended."""
+        """Return the tokens per ended response, which is the mean length in a steady state. None if no response
+        ended.
+        """
         return sum(self.tokens) / sum(self.ended) if sum(self.ended) else None
 
     @property
@@ -164,7 +166,10 @@ class Comparison:
         run, synchronous, found = self.runs[variant], self.runs.get("synchronous"), {}
         alone = self.alone(run)
         if synchronous and run is not synchronous:
-            found |= {"step": run.step / synchronous.step, "token": synchronous.tokens_per_second / run.tokens_per_second}
+            found |= {
+                "step": run.step / synchronous.step,
+                "token": synchronous.tokens_per_second / run.tokens_per_second,
+            }
         if alone:
             found["rollout"] = run.rollout / alone
         if alone and synchronous:
@@ -174,8 +179,16 @@ class Comparison:
     def summary(self) -> dict[str, Any]:
         """Return everything, for JSON."""
         work, engine = self.work, self.saturated
-        expected = {"mean": 1.0 / work.end_probability, "length": work.mean_length, "truncated_fraction": work.truncated_fraction}
-        bare = {"tokens_per_second": engine.tokens_per_second, "spread": engine.spread, "length": engine.length} if engine else None
+        expected = {
+            "mean": 1.0 / work.end_probability,
+            "length": work.mean_length,
+            "truncated_fraction": work.truncated_fraction,
+        }
+        bare = (
+            {"tokens_per_second": engine.tokens_per_second, "spread": engine.spread, "length": engine.length}
+            if engine
+            else None
+        )
         return {
             "work": asdict(work),
             "settings": self.settings,
@@ -183,7 +196,12 @@ class Comparison:
             "expected": expected | {"end_tokens": work.end_tokens},
             "saturated": bare and {**bare, "stretches": asdict(engine)},  # pyright: ignore[reportArgumentType]
             "variants": {
-                name: {"figures": run.figures(), "alone": self.alone(run), "ratios": self.ratios(name), "lines": run.lines}
+                name: {
+                    "figures": run.figures(),
+                    "alone": self.alone(run),
+                    "ratios": self.ratios(name),
+                    "lines": run.lines,
+                }
                 for name, run in self.runs.items()
             },
         }
@@ -225,7 +243,11 @@ def show(result: Comparison) -> None:
     columns: dict[str, dict[str, float | None]] = {}
     ratios: dict[str, dict[str, float]] = {}
     if engine := result.saturated:
-        columns[SATURATED] = {"spread": engine.spread, "tokens_per_second": engine.tokens_per_second, "length": engine.length}
+        columns[SATURATED] = {
+            "spread": engine.spread,
+            "tokens_per_second": engine.tokens_per_second,
+            "length": engine.length,
+        }
         ratios[SATURATED] = {}
     for variant, run in result.runs.items():
         columns[variant], ratios[variant] = {**run.figures(), "alone": result.alone(run)}, result.ratios(variant)

@@ -2,9 +2,9 @@
 
     python benchmarks/merge_modules.py TABLE [CHECKOUT]
 
-TABLE has a line `module<tab>target` for each module that joins another. Its definitions come first in the target, below the imports,
-and its docstring becomes a paragraph of the target's. Names and paths are rewritten as by `move_rooms.py`. The status is 1 if both define
-the same name differently.
+TABLE has a line `module<tab>target` for each module that joins another. Its definitions come first in the target, below
+the imports, and its docstring becomes a paragraph of the target's. Names and paths are rewritten as by `move_rooms.py`.
+The status is 1 if both define the same name differently.
 """
 
 from __future__ import annotations

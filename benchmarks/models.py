@@ -1,13 +1,15 @@
-"""Writes a model with random weights in a shape of Qwen2.5 or Qwen3 MoE, and random prompts of a fixed number of tokens.
+"""Writes a model with random weights in a shape of Qwen2.5 or Qwen3 MoE, and random prompts of a fixed number of
+tokens.
 
     python benchmarks/models.py SHAPE FOLDER [--prompts 64] [--prompt-tokens 128] [--end-tokens 1] [--seed 0]
         [--dtype bfloat16]
 
     SHAPE: tiny | 0.5b | 1.5b | 7b | tiny-moe | 30b-a3b-4
 
-FOLDER becomes an ordinary Hugging Face model folder; FOLDER/prompts.jsonl has the problems of an RLVR run with the template `raw`. Nothing
-is downloaded. The weights are drawn on the GPU if there is one. A model with random weights assigns about the same probability to all
-tokens: with K `--end-tokens` in a vocabulary of V, a response ends with probability K / V at each token.
+FOLDER becomes an ordinary Hugging Face model folder; FOLDER/prompts.jsonl has the problems of an RLVR run with the
+template `raw`. Nothing is downloaded. The weights are drawn on the GPU if there is one. A model with random weights
+assigns about the same probability to all tokens: with K `--end-tokens` in a vocabulary of V, a response ends with
+probability K / V at each token.
 """
 
 from __future__ import annotations
@@ -24,23 +26,66 @@ from typing import Any
 
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2Tokenizer, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2Tokenizer,
+    Qwen3MoeConfig,
+)
 from transformers.utils.logging import disable_progress_bar
 
 SHAPES: dict[str, dict[str, Any]] = {
     # The size of a head is 64, which FlashAttention supports. The CPU can run this shape too.
-    "tiny": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 512}
+    "tiny": {
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 512,
+    }
     | {"vocab_size": 2048, "tie_word_embeddings": False},
-    "0.5b": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864}
+    "0.5b": {
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
+    }
     | {"vocab_size": 151936, "tie_word_embeddings": True},
-    "1.5b": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2, "intermediate_size": 8960}
+    "1.5b": {
+        "hidden_size": 1536,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "intermediate_size": 8960,
+    }
     | {"vocab_size": 151936, "tie_word_embeddings": True},
-    "7b": {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944}
+    "7b": {
+        "hidden_size": 3584,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+    }
     | {"vocab_size": 152064, "tie_word_embeddings": False},
-    "tiny-moe": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+    "tiny-moe": {
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+    }
     | {"moe_intermediate_size": 64, "num_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": True}
     | {"intermediate_size": 512, "vocab_size": 2048, "tie_word_embeddings": False},
-    "30b-a3b-4": {"hidden_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
+    "30b-a3b-4": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+    }
     | {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True}
     | {"intermediate_size": 6144, "vocab_size": 151936, "tie_word_embeddings": False},
 }
@@ -72,8 +117,8 @@ def build_config(shape: str, dtype: str = "bfloat16") -> Qwen2Config | Qwen3MoeC
 def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerBase:
     """Return byte-level BPE without merges: every byte of a text is one token.
 
-    The other ids are words that encoding never produces. Decoding the output of a random model thus costs as much as with a real
-    vocabulary.
+    The other ids are words that encoding never produces. Decoding the output of a random model thus costs as much as
+    with a real vocabulary.
     """
     tokens = {token: number for number, token in enumerate(sorted(ByteLevel.alphabet()))}
     tokens |= {PAD: PAD_ID, START: START_ID, END: END_ID}
@@ -122,7 +167,13 @@ def draw_prompts(count: int, tokens: int, seed: int) -> list[dict[str, str]]:
 
 
 def write(
-    folder: Path, shape: str, prompts: int = 64, prompt_tokens: int = 128, seed: int = 0, dtype: str = "bfloat16", end_tokens: int = 1
+    folder: Path,
+    shape: str,
+    prompts: int = 64,
+    prompt_tokens: int = 128,
+    seed: int = 0,
+    dtype: str = "bfloat16",
+    end_tokens: int = 1,
 ) -> None:
     """Write model, tokenizer and prompts. The folder is renamed when it is complete, and replaces an earlier one."""
     partial = folder.with_name(f"{folder.name}.partial")

@@ -2,9 +2,9 @@
 
     python benchmarks/move_rooms.py [MAP] [CHECKOUT]
 
-MAP has a line `old.module<tab>new.module` for each module that moves (default: `rooms.tsv`). Dotted names, paths, imports of
-modules and the texts of all tracked files are rewritten; nothing else changes. Files that follow the names of roll from outside, such as an
-own reward, can be rewritten too: give their folder as CHECKOUT.
+MAP has a line `old.module<tab>new.module` for each module that moves (default: `rooms.tsv`). Dotted names, paths,
+imports of modules and the texts of all tracked files are rewritten; nothing else changes. Files that follow the names
+of roll from outside, such as an own reward, can be rewritten too: give their folder as CHECKOUT.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def main() -> int:
 def tracked(root: Path) -> list[Path]:
     """Return the text files that git tracks, or all of a folder outside git."""
     done = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=False)
-    names = done.stdout.split("\0") if done.returncode == 0 else [str(path.relative_to(root)) for path in root.rglob("*")]
+    names = (
+        done.stdout.split("\0") if done.returncode == 0 else [str(path.relative_to(root)) for path in root.rglob("*")]
+    )
     paths = [root / name for name in names if name and Path(name).suffix in TEXTS]
     return [path for path in paths if path.is_file() and not path.is_symlink() and path.name != "rooms.tsv"]
 
@@ -95,7 +97,9 @@ def rewritten(text: str, moves: Mapping[str, str], names: Mapping[str, set[str]]
     """Return a text with the new names and paths of the modules."""
     if is_python:
         text = module_imports(text, moves)
-    return PATH.sub(lambda found: new_path(found[0], moves), DOTTED.sub(lambda found: new_name(found[0], moves, names), text))
+    return PATH.sub(
+        lambda found: new_path(found[0], moves), DOTTED.sub(lambda found: new_name(found[0], moves, names), text)
+    )
 
 
 def new_name(dotted: str, moves: Mapping[str, str], names: Mapping[str, set[str]]) -> str:
@@ -107,7 +111,11 @@ def new_name(dotted: str, moves: Mapping[str, str], names: Mapping[str, set[str]
             rest = parts[end:]
             if not rest and f"{module}.__main__" in moves:  # `python -m module`
                 return moves[f"{module}.__main__"]
-            return ".".join([moves[module], *rest]) if not rest or rest[0] in names[module] or names[module] == {"*"} else dotted
+            return (
+                ".".join([moves[module], *rest])
+                if not rest or rest[0] in names[module] or names[module] == {"*"}
+                else dotted
+            )
     return dotted
 
 
@@ -115,7 +123,11 @@ def new_path(path: str, moves: Mapping[str, str]) -> str:
     """Return the new path of a file or of a folder whose package moved."""
     end = ".py" if path.endswith(".py") else "/"
     module = path.removesuffix(end).replace("/", ".").removesuffix(".__init__")
-    return moves[module].replace(".", "/") + path[len(path.removesuffix(end).removesuffix("/__init__")) :] if module in moves else path
+    return (
+        moves[module].replace(".", "/") + path[len(path.removesuffix(end).removesuffix("/__init__")) :]
+        if module in moves
+        else path
+    )
 
 
 def module_imports(text: str, moves: Mapping[str, str]) -> str:

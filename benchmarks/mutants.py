@@ -1,9 +1,10 @@
-"""Breaks the code in one place at a time, and checks that the named unit test fails: a broken line that no test sees would be silent.
+"""Breaks the code in one place at a time, and checks that the named unit test fails: a broken line that no test sees
+would be silent.
 
     python benchmarks/mutants.py [NAME ...]
 
-Each mutant is a text replacement in a temporary copy of the tree, where its test runs alone. A mutant is caught if its test fails.
-The status is 1 if a mutant survives, or if a test fails without a mutant.
+Each mutant is a text replacement in a temporary copy of the tree, where its test runs alone. A mutant is caught if its
+test fails. The status is 1 if a mutant survives, or if a test fails without a mutant.
 """
 
 from __future__ import annotations
@@ -154,7 +155,9 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "late failure kills the new process": Mutant(
         "roll/engines/pool.py",
-        "        if process != self._health.restarts(engine):\n            return WorkerDied(self._group.role, engine, str(error))\n",
+        "        if process != self._health.restarts(engine):\n            return WorkerDied(self._group.role, "
+        "engine, "
+        "str(error))\n",
         "",
         "workers/test_engine_pool.py::test_an_earlier_processs_failure_spares_the_new_one",
     ),
@@ -201,7 +204,10 @@ MUTANTS: Mapping[str, Mutant] = {
         "evaluation/test_statistics.py::test_an_effective_size_lies_between_prompts_and_responses",
     ),
     "shares lag one draw": Mutant(
-        "roll/data/sampler.py", "shares[name] * (drawn + 1)", "shares[name] * drawn", "data/test_sampler.py::test_the_first_draws_by_hand"
+        "roll/data/sampler.py",
+        "shares[name] * (drawn + 1)",
+        "shares[name] * drawn",
+        "data/test_sampler.py::test_the_first_draws_by_hand",
     ),
     "room equal to the limit counts as full": Mutant(
         "roll/agents/episodes.py",
@@ -375,7 +381,16 @@ def survives(root: Path, name: str) -> bool:
 
 def passes(root: Path, *tests: str) -> bool:
     """Return whether the tests pass below `root`. Any other end than passed or failed tests is an error."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(f"tests/unit/{test}" for test in tests)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        *(f"tests/unit/{test}" for test in tests),
+    ]
     environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=root, env=environment, check=False, capture_output=True, text=True)
     assert done.returncode in (0, 1), f"{' '.join(command)}:\n{done.stdout}{done.stderr}"

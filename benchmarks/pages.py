@@ -1,9 +1,10 @@
-"""Checks the report and the comparison in a browser: overflow, readability, the faults that axe-core finds, and the load time.
+"""Checks the report and the comparison in a browser: overflow, readability, the faults that axe-core finds, and the
+load time.
 
     python benchmarks/pages.py --chromium /usr/bin/chromium --axe axe.min.js [--shots FOLDER] [--steps 80 5000]
 
-Writes runs with the project's own writers into a temporary folder, renders both pages, and checks each on a desktop and on a phone, in
-light and dark mode. axe.min.js is a file of axe-core. The exit status is 1 if a page has a fault.
+Writes runs with the project's own writers into a temporary folder, renders both pages, and checks each on a desktop and
+on a phone, in light and dark mode. axe.min.js is a file of axe-core. The exit status is 1 if a page has a fault.
 """
 
 from __future__ import annotations
@@ -110,7 +111,10 @@ def write_pages(folder: Path, steps: int) -> dict[str, Path]:
     began = time.perf_counter()
     pages[f"comparison, 3 x {steps} steps"] = write_comparison([folder], folder / "compare.html")
     times["comparison"] = time.perf_counter() - began
-    print(f"{steps} steps: " + ", ".join(f"{name} written in {seconds:.2f} s" for name, seconds in times.items()), flush=True)
+    print(
+        f"{steps} steps: " + ", ".join(f"{name} written in {seconds:.2f} s" for name, seconds in times.items()),
+        flush=True,
+    )
     return pages
 
 
@@ -119,19 +123,25 @@ async def look(tab: Page, name: str, path: Path, axe: str, shots: Path | None) -
     for device, (width, height) in WIDTHS.items():
         for scheme in SCHEMES:
             phone = device == "phone"
-            await tab.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
+            await tab.call(
+                "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone
+            )
             await tab.call("Emulation.setTouchEmulationEnabled", enabled=phone)
             await tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
             tab.problems.clear()
             await tab.call("Page.navigate", url=path.as_uri())
-            await tab.evaluate('new Promise(done => document.readyState === "complete" ? done() : addEventListener("load", done))')
+            await tab.evaluate(
+                'new Promise(done => document.readyState === "complete" ? done() : addEventListener("load", done))'
+            )
             load_ms = await tab.evaluate(LOADED)
             undrawn = await tab.evaluate(DRAW_ALL)
             overflows, unreadable = await tab.evaluate(OVERFLOWS), await tab.evaluate(UNREADABLE)
             await tab.evaluate(axe)
             violations = await tab.evaluate(AXE)
             problems = [*tab.problems, *([f"{undrawn} charts were not drawn"] if undrawn else [])]
-            yield Look(name, f"{device}, {scheme}", path.stat().st_size, load_ms, overflows, unreadable, violations, problems)
+            yield Look(
+                name, f"{device}, {scheme}", path.stat().st_size, load_ms, overflows, unreadable, violations, problems
+            )
             if shots:
                 await shoot(tab, shots / f"{name.split(',')[0]}_{steps_of(name)}_{device}_{scheme}.png")
 
@@ -149,9 +159,13 @@ async def shoot(tab: Page, path: Path) -> None:
 
 
 async def by_keyboard(tab: Page, report: Path) -> list[str]:
-    """Return faults of the search when it is used without a mouse. The number of results is compared with the samples."""
+    """Return faults of the search when it is used without a mouse. The number of results is compared with the
+    samples.
+    """
     await tab.call("Page.navigate", url=report.as_uri())
-    await tab.evaluate('new Promise(done => document.readyState === "complete" ? done() : addEventListener("load", done))')
+    await tab.evaluate(
+        'new Promise(done => document.readyState === "complete" ? done() : addEventListener("load", done))'
+    )
     for _ in range(MOST_TABS):
         await tab.press("Tab", TAB)
         if await tab.evaluate('document.activeElement.name === "text"'):
@@ -161,9 +175,15 @@ async def by_keyboard(tab: Page, report: Path) -> list[str]:
     await tab.call("Input.insertText", text=SEARCHED)
     await tab.evaluate("new Promise(done => setTimeout(done, 1000))")
     training, validation = page_samples(report.parent)
-    expected = sum(len(group["responses"]) for group in (*training.groups, *validation.groups) if SEARCHED in group["prompt"])
+    expected = sum(
+        len(group["responses"]) for group in (*training.groups, *validation.groups) if SEARCHED in group["prompt"]
+    )
     said = await tab.evaluate('document.getElementById("found").textContent')
-    return [] if expected and said.startswith(f"{expected:,} responses") else [f"the search says '{said}', but {expected} responses match"]
+    return (
+        []
+        if expected and said.startswith(f"{expected:,} responses")
+        else [f"the search says '{said}', but {expected} responses match"]
+    )
 
 
 async def measure(program: Path, axe: str, steps: Sequence[int], shots: Path | None) -> list[Look]:
@@ -177,14 +197,26 @@ async def measure(program: Path, axe: str, steps: Sequence[int], shots: Path | N
                     looks += [one async for one in look(tab, name, path, axe, shots)]
                 report = next(iter(pages.values()))
                 faults = await by_keyboard(tab, report)
-                looks.append(Look(f"report, {count} steps", "search by keyboard", report.stat().st_size, 0.0, [], [], [], faults))
+                looks.append(
+                    Look(f"report, {count} steps", "search by keyboard", report.stat().st_size, 0.0, [], [], [], faults)
+                )
     return looks
 
 
 def table(looks: Sequence[Look]) -> Table:
     """Return a table with a row for each check."""
     shown = Table(box=None)
-    for column in ("page", "way", "MB", "load, ms", "overflow", "unreadable", "axe: serious or critical", "axe: other", "problems"):
+    for column in (
+        "page",
+        "way",
+        "MB",
+        "load, ms",
+        "overflow",
+        "unreadable",
+        "axe: serious or critical",
+        "axe: other",
+        "problems",
+    ):
         shown.add_column(column)
     for one in looks:
         serious = sum(fault.startswith(("serious", "critical")) for fault in one.axe)

@@ -32,7 +32,25 @@ from roll.types import (
 )
 
 GROUPS, RESPONSES, HELD_OUT = 16, 8, 6
-WORDS = "so", "the", "sum", "of", "both", "sides", "is", "then", "divided", "by", "two", "and", "we", "get", "what", "was", "asked"
+WORDS = (
+    "so",
+    "the",
+    "sum",
+    "of",
+    "both",
+    "sides",
+    "is",
+    "then",
+    "divided",
+    "by",
+    "two",
+    "and",
+    "we",
+    "get",
+    "what",
+    "was",
+    "asked",
+)
 PARTS = ("rollout", "reference", "log_probs", "train", "weight_sync")
 START = RunStart(
     time="2026-11-23T09:14:02+00:00",
@@ -40,7 +58,14 @@ START = RunStart(
     "output_dir=output/learning_rate_2e-5",
     folder="/home/someone/experiments/mathematics",
     host="node-17, Linux-6.8.0-x86_64-with-glibc2.39, 192 cores, 2016 GiB, 8 x NVIDIA H200",
-    versions={"roll": "0.1.0", "python": "3.11.9", "torch": "2.13.0+cu130", "transformers": "5.19.0", "vllm": "0.32.0", "ray": "2.60.0"},
+    versions={
+        "roll": "0.1.0",
+        "python": "3.11.9",
+        "torch": "2.13.0+cu130",
+        "transformers": "5.19.0",
+        "vllm": "0.32.0",
+        "ray": "2.60.0",
+    },
     commits={"working directory": "3f2a9c81b7d0-dirty", "roll": "9d7f72444a1e"},
 )
 
@@ -59,8 +84,17 @@ def write_run(folder: Path, steps: int, rate: float, with_samples: bool) -> None
         if with_samples and step:
             tracker.samples(step, [_group(GROUPS * step + number, learnt, rng) for number in range(GROUPS // 2)])
     tracker.close()
-    config = {"exp_name": folder.name, "pretrain": "Qwen/Qwen2.5-7B-Instruct", "max_steps": steps, "seed": 42, "rollout_batch_size": GROUPS}
-    config |= {"output_dir": str(folder), "actor_train": {"training_args": {"learning_rate": rate, "weight_decay": 0.0}}}
+    config = {
+        "exp_name": folder.name,
+        "pretrain": "Qwen/Qwen2.5-7B-Instruct",
+        "max_steps": steps,
+        "seed": 42,
+        "rollout_batch_size": GROUPS,
+    }
+    config |= {
+        "output_dir": str(folder),
+        "actor_train": {"training_args": {"learning_rate": rate, "weight_decay": 0.0}},
+    }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / STARTS_FILE).write_text(json.dumps(asdict(START)) + "\n")
     write_end(folder, RunEnd("done", "", f"the last checkpoint is of step {steps}", steps))
@@ -127,9 +161,15 @@ def _answers(prompt: Prompt, product: int, learnt: float, rng: random.Random) ->
     for _ in range(RESPONSES):
         length = rng.randint(30, 260)
         right, cut = rng.random() < 0.28 + 0.6 * learnt, rng.random() < 0.06
-        text = " ".join(rng.choice(WORDS) for _ in range(length)) + ("" if cut else f"\n\n\\boxed{{{product if right else product + 10}}}")
+        text = " ".join(rng.choice(WORDS) for _ in range(length)) + (
+            "" if cut else f"\n\n\\boxed{{{product if right else product + 10}}}"
+        )
         ids = np.arange(length, dtype=np.int32)
-        reward = RewardResult(0.0, RewardOutcome.UNPARSABLE) if cut else RewardResult(float(right), parts={"correct": float(right)})
+        reward = (
+            RewardResult(0.0, RewardOutcome.UNPARSABLE)
+            if cut
+            else RewardResult(float(right), parts={"correct": float(right)})
+        )
         finish = FinishReason.LENGTH if cut else FinishReason.STOP
         yield single_turn(prompt, Completion(ids, ids.astype(np.float32), np.zeros_like(ids), finish, text), reward)
 
@@ -143,5 +183,10 @@ def _played(prompt: Prompt, product: int, rng: random.Random) -> Episode:
 
     right = rng.random() < 0.7
     answer = given(np.arange(6, dtype=np.int32), f"<tool_response>{product}</tool_response>")
-    turns = [asked, say("Let me compute that with the calculator."), answer, say(f"It is \\boxed{{{product if right else 0}}}.")]
+    turns = [
+        asked,
+        say("Let me compute that with the calculator."),
+        answer,
+        say(f"It is \\boxed{{{product if right else 0}}}."),
+    ]
     return Episode([Trajectory(turns, StopReason.COMPLETED)], RewardResult(float(right)), [0.1, float(right)])

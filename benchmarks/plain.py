@@ -1,7 +1,8 @@
-"""Forward passes and training of the transformers model itself, on packed rows in plain torch. Only the attention kernel is roll's.
+"""Forward passes and training of the transformers model itself, on packed rows in plain torch. Only the attention
+kernel is roll's.
 
-On a GPU every decoder layer is compiled separately and, in training, recomputed in the backward pass. On one rank the optimizer is torch's
-AdamW on the model's own weights. On several ranks, and for ZeRO-3, plain DeepSpeed is used.
+On a GPU every decoder layer is compiled separately and, in training, recomputed in the backward pass. On one rank the
+optimizer is torch's AdamW on the model's own weights. On several ranks, and for ZeRO-3, plain DeepSpeed is used.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class LogProbs(nn.Module):
 
 def load(work: TrainingWork, lora: bool) -> Any:
     """Load the transformers model, optionally with an adapter on every linear layer."""
-    causal: Any = AutoModelForCausalLM.from_pretrained(work.model, dtype=DTYPES[work.dtype], attn_implementation=register())
+    causal: Any = AutoModelForCausalLM.from_pretrained(
+        work.model, dtype=DTYPES[work.dtype], attn_implementation=register()
+    )
     if lora:
         from peft import LoraConfig, get_peft_model
 
@@ -64,7 +67,9 @@ def load(work: TrainingWork, lora: bool) -> Any:
 
 
 def compile_layers(causal: Any, dynamic: bool | None = None) -> None:
-    """Compile one function for all decoder layers. One compiled function per layer would soon reach dynamo's recompile limit."""
+    """Compile one function for all decoder layers. One compiled function per layer would soon reach dynamo's recompile
+    limit.
+    """
     layers = causal.model.layers
     forward = torch.compile(type(layers[0]).forward, dynamic=dynamic)
     for layer in layers:
@@ -211,4 +216,6 @@ def deepspeed_trainer(work: TrainingWork, rank: int, device: str, build: Callabl
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     """Return AdamW over the trained parameters."""
-    return torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=LEARNING_RATE, fused=True)
+    return torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad], lr=LEARNING_RATE, fused=True
+    )

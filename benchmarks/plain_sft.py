@@ -1,8 +1,8 @@
 """Supervised fine-tuning without roll, on the batches of a run of roll, packed in the same way.
 
-`deepspeed` is a plain DeepSpeed loop: the transformers model with its own loss, and one backward pass for each packed row. `train` is torch
-alone, with logits in chunks, like the floor of RLVR training. Both start from the initial weights of the run, and recompute and compile the
-same layers as the run.
+`deepspeed` is a plain DeepSpeed loop: the transformers model with its own loss, and one backward pass for each packed
+row. `train` is torch alone, with logits in chunks, like the floor of RLVR training. Both start from the initial weights
+of the run, and recompute and compile the same layers as the run.
 """
 
 from __future__ import annotations

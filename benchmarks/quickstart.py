@@ -3,11 +3,11 @@
     python benchmarks/quickstart.py [--gib 22] [--steps 3] [--only gsm8k_rlvr,gsm8k_sft] [--logs FOLDER] [--json FILE]
         [KEY=VALUE ...]
 
-The models have random weights in the shapes of Qwen2.5-0.5B and 1.5B. Every row is nearly as long as its experiment allows, so real rows
-need no more memory. This process first allocates all GPU memory except `--gib` GiB, so that a run fails if a GPU of that size would be too
-small. It then measures the peak GPU memory of all processes of each run together, including CUDA contexts, for comparison with the plan's
-estimate. KEY=VALUE is passed to every experiment. The exit status is 1 if a run fails, takes too few steps or has a metric that is not
-finite.
+The models have random weights in the shapes of Qwen2.5-0.5B and 1.5B. Every row is nearly as long as its experiment
+allows, so real rows need no more memory. This process first allocates all GPU memory except `--gib` GiB, so that a run
+fails if a GPU of that size would be too small. It then measures the peak GPU memory of all processes of each run
+together, including CUDA contexts, for comparison with the plan's estimate. KEY=VALUE is passed to every experiment. The
+exit status is 1 if a run fails, takes too few steps or has a metric that is not finite.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class Experiment:
 EXPERIMENTS = (
     Experiment("gsm8k_rlvr", "actor_train", "gsm8k", "problem", 512, 512),
     Experiment("gsm8k_sft", "sft_train", "gsm8k", "problem", 512, 512),
-    Experiment("gsm8k_distill", "student", "gsm8k", "problem", 512, 512, ("teacher.model_args.model_name_or_path=1.5b",)),
+    Experiment(
+        "gsm8k_distill", "student", "gsm8k", "problem", 512, 512, ("teacher.model_args.model_name_or_path=1.5b",)
+    ),
     Experiment("ultrafeedback_dpo", "actor_train", "ultrafeedback", "pair", 1024, 1024),
     Experiment("ultrafeedback_reward_model", "reward_train", "ultrafeedback", "pair", 1024, 1024),
     Experiment("capybara_sft", "sft_train", "capybara", "conversation", 3072, 1024),
@@ -93,9 +95,13 @@ class Measured:
 def main() -> int:
     """Run the experiments one after the other, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, default=22.0, help="GPU memory that the runs can use, in GiB (default: 22)")
+    parser.add_argument(
+        "--gib", type=float, default=22.0, help="GPU memory that the runs can use, in GiB (default: 22)"
+    )
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--only", type=named, default=EXPERIMENTS, metavar="NAME,...", help="experiments to run (default: all)")
+    parser.add_argument(
+        "--only", type=named, default=EXPERIMENTS, metavar="NAME,...", help="experiments to run (default: all)"
+    )
     parser.add_argument("--logs", type=Path, help="folder for the output of the runs")
     parser.add_argument("--json", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
@@ -108,7 +114,10 @@ def main() -> int:
         with occupied(options.gib) as memory:
             found = [measure(one, folder, memory, options.gib, options.steps, options.logs) for one in chosen]
     show(found, options.gib)
-    launch.write({"device": torch.cuda.get_device_name(), "gib": options.gib, "runs": [asdict(one) for one in found]}, options.json)
+    launch.write(
+        {"device": torch.cuda.get_device_name(), "gib": options.gib, "runs": [asdict(one) for one in found]},
+        options.json,
+    )
     return int(any(one.status or not one.finite for one in found))
 
 
@@ -121,7 +130,9 @@ def named(names: str) -> list[Experiment]:
     known = {one.name: one for one in EXPERIMENTS}
     unknown = [name for name in names.split(",") if name not in known]
     if unknown:
-        raise argparse.ArgumentTypeError(f"there is no experiment {', '.join(unknown)}; give some of {', '.join(known)}")
+        raise argparse.ArgumentTypeError(
+            f"there is no experiment {', '.join(unknown)}; give some of {', '.join(known)}"
+        )
     return [known[name] for name in names.split(",")]
 
 
@@ -147,10 +158,16 @@ def row(experiment: Experiment, generator: random.Random) -> Row:
     if experiment.kind == "problem":
         return {"prompt": letters(prompt), "response": letters(response), "ground_truth": "0", "tag": "math_rule"}
     if experiment.kind == "pair":
-        return {"messages": [{"role": "user", "content": letters(prompt)}], "chosen": letters(response), "rejected": letters(response)}
+        return {
+            "messages": [{"role": "user", "content": letters(prompt)}],
+            "chosen": letters(response),
+            "rejected": letters(response),
+        }
     lengths = [prompt // (MESSAGES - 1) - OVERHEAD] * (MESSAGES - 1) + [response]
     roles = ("user", "assistant") * (MESSAGES // 2)
-    return {"messages": [{"role": role, "content": letters(length)} for role, length in zip(roles, lengths, strict=True)]}
+    return {
+        "messages": [{"role": role, "content": letters(length)} for role, length in zip(roles, lengths, strict=True)]
+    }
 
 
 @dataclass
@@ -177,7 +194,9 @@ def occupied(gib: float) -> Iterator[FreeMemory]:
     ballast = list[torch.Tensor]()
     surplus = torch.cuda.mem_get_info()[0] - int(gib * GIB)
     if surplus < 0:
-        raise SystemExit(f"the GPU has only {torch.cuda.mem_get_info()[0] / GIB:.1f} GiB of free memory; give a smaller --gib")
+        raise SystemExit(
+            f"the GPU has only {torch.cuda.mem_get_info()[0] / GIB:.1f} GiB of free memory; give a smaller --gib"
+        )
     ballast.append(torch.empty(surplus, dtype=torch.uint8, device="cuda"))
     memory, ended = FreeMemory(torch.cuda.mem_get_info()[0]), threading.Event()
 
@@ -200,7 +219,12 @@ def command(experiment: Experiment, gib: float, steps: int) -> list[str]:
     """Return the experiment's command, with the random models in place of the models from the Hub."""
     total = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else int(GPU_GIB * GIB)
     words = ["-m", "roll.pipeline", "--config-name", experiment.name, f"output_dir={experiment.name}", "pretrain=0.5b"]
-    words += [f"max_steps={steps}", f"eval_steps={steps}", "save_steps=0", f"{experiment.learner}.data_args.template=chatml"]
+    words += [
+        f"max_steps={steps}",
+        f"eval_steps={steps}",
+        "save_steps=0",
+        f"{experiment.learner}.data_args.template=chatml",
+    ]
     words += ["validation.data_args.template=chatml", *experiment.further]
     if experiment.name == "gsm8k_rlvr":  # scale the experiment's fraction of 0.7 to the memory that is left
         share = "actor_infer.strategy_args.strategy_config.gpu_memory_utilization"
@@ -208,7 +232,9 @@ def command(experiment: Experiment, gib: float, steps: int) -> list[str]:
     return words
 
 
-def measure(experiment: Experiment, folder: Path, memory: FreeMemory, gib: float, steps: int, logs: Path | None) -> Measured:
+def measure(
+    experiment: Experiment, folder: Path, memory: FreeMemory, gib: float, steps: int, logs: Path | None
+) -> Measured:
     """Run an experiment, and return its measurements."""
     before, began = memory.reset(), time.monotonic()
     words, environment = [sys.executable, *command(experiment, gib, steps)], launch.environment(str(folder))
@@ -220,12 +246,17 @@ def measure(experiment: Experiment, folder: Path, memory: FreeMemory, gib: float
     file = folder / experiment.name / "metrics.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     if done.returncode:
-        print(f"{experiment.name} failed with status {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}", flush=True)
+        print(
+            f"{experiment.name} failed with status {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}",
+            flush=True,
+        )
     shutil.rmtree(folder / experiment.name, ignore_errors=True)
     taken = [line for line in lines if line["step"] > 0]
     print(f"{experiment.name}: status {done.returncode}, {len(taken)} steps, {peak:.2f} GiB", flush=True)
     last = taken[-1]["time/step"] if taken else None
-    return Measured(experiment.name, done.returncode, peak, seconds, last, len(taken) == steps and all(map(finite, taken)))
+    return Measured(
+        experiment.name, done.returncode, peak, seconds, last, len(taken) == steps and all(map(finite, taken))
+    )
 
 
 def finite(metrics: Mapping[str, Any]) -> bool:

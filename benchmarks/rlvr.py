@@ -17,22 +17,40 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     out = launch.parser(description)
     out.add_argument("--infer-devices", help="GPUs that generate, one engine each (default: those that train)")
     out.add_argument("--lora-rank", type=int, help="0 trains all parameters (default: 0, for tiny 16)")
-    out.add_argument("--sync", choices=("adapter", "merged"), default="adapter", help="part of a LoRA policy that a sync sends")
+    out.add_argument(
+        "--sync", choices=("adapter", "merged"), default="adapter", help="part of a LoRA policy that a sync sends"
+    )
     out.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help="ZeRO stage (default: 1, for tiny 3)")
-    out.add_argument("--behaviour", choices=("engine", "trainer"), default="engine", help="source of the behaviour policy's log-probs")
-    out.add_argument("--token-budget", type=int, help="largest number of tokens per micro-batch (default: 20480, for tiny 8192)")
+    out.add_argument(
+        "--behaviour",
+        choices=("engine", "trainer"),
+        default="engine",
+        help="source of the behaviour policy's log-probs",
+    )
+    out.add_argument(
+        "--token-budget", type=int, help="largest number of tokens per micro-batch (default: 20480, for tiny 8192)"
+    )
     return out
 
 
 def fill(options: argparse.Namespace) -> None:
     """Fill in defaults that depend on the model and the devices."""
     tiny = options.model == "tiny"
-    launch.fill(options, {"lora_rank": 16 if tiny else 0, "stage": 3 if tiny else 1, "token_budget": 8192 if tiny else 20480})
+    launch.fill(
+        options, {"lora_rank": 16 if tiny else 0, "stage": 3 if tiny else 1, "token_budget": 8192 if tiny else 20480}
+    )
     options.dtype = "bfloat16" if options.devices else "float32"
 
 
 def work_of(
-    options: argparse.Namespace, scratch: Path, *, prompts: int, samples: int, prompt_tokens: int, response_tokens: int, max_num_seqs: int
+    options: argparse.Namespace,
+    scratch: Path,
+    *,
+    prompts: int,
+    samples: int,
+    prompt_tokens: int,
+    response_tokens: int,
+    max_num_seqs: int,
 ) -> Work:
     """Return the work that the options and these sizes describe."""
     devices = launch.device_list(options.devices)
@@ -60,8 +78,15 @@ def work_of(
 
 
 def write_model(work: Work, options: argparse.Namespace, rows: int, end_tokens: int = 1) -> None:
-    """Write the model's folder with `rows` prompts. A separate process does this, because this one must hold no GPU memory."""
-    sizes = {"--prompts": rows, "--prompt-tokens": work.prompt_tokens, "--end-tokens": end_tokens, "--dtype": options.dtype}
+    """Write the model's folder with `rows` prompts. A separate process does this, because this one must hold no GPU
+    memory.
+    """
+    sizes = {
+        "--prompts": rows,
+        "--prompt-tokens": work.prompt_tokens,
+        "--end-tokens": end_tokens,
+        "--dtype": options.dtype,
+    }
     words = [str(word) for pair in sizes.items() for word in pair]
     launch.run(["-m", "benchmarks.models", options.model, work.model, *words], work.scratch, options.logs, "models")
 
@@ -94,7 +119,10 @@ def overrides(work: Work, steps: int) -> dict[str, Any]:
         keys[f"{engine}.engine_args"] = f"{{kv_cache_memory_bytes: {work.kv_cache_bytes}}}"
     else:
         keys |= {"actor_train.world_size": work.train_ranks, f"{engine}.enforce_eager": "true"}
-        keys |= {f"{engine}.kv_cache_gib": work.kv_cache_bytes / (1 << 30), "actor_train.system_envs.OMP_NUM_THREADS": '"1"'}
+        keys |= {
+            f"{engine}.kv_cache_gib": work.kv_cache_bytes / (1 << 30),
+            "actor_train.system_envs.OMP_NUM_THREADS": '"1"',
+        }
     return keys
 
 

@@ -3,8 +3,8 @@
     git clone --branch v0.2.1 https://github.com/alibaba/ROLL PEER
     python benchmarks/roll_advantages.py --peer PEER --steps 2000
 
-Random steps have unequal responses, padding, masked responses, penalties for KL and every clip. ROLL's functions are taken from
-`roll/utils/functionals.py` without importing ROLL. The status is 1 if a value differs by more than LARGEST.
+Random steps have unequal responses, padding, masked responses, penalties for KL and every clip. ROLL's functions are
+taken from `roll/utils/functionals.py` without importing ROLL. The status is 1 if a value differs by more than LARGEST.
 """
 
 from __future__ import annotations
@@ -28,10 +28,25 @@ from roll.rollout.record import given, version_runs
 from roll.types import Episode, Prompt, RewardResult, RolloutGroup, Segment, StopReason, Trajectory
 
 LARGEST = {False: 1e-12, True: 1e-7}
-"""Largest difference relative to max(1, |advantage|), by whether advantages are whitened: ROLL divides n by n - 1 in fp32 there."""
+"""Largest difference relative to max(1, |advantage|), by whether advantages are whitened: ROLL divides n by n - 1 in
+fp32 there.
+"""
 FUNCTIONS = (
-    *("masked_mean", "masked_var", "masked_whiten", "compute_clip_fraction", "compute_approx_kl", "compute_reinforce_return"),
-    *("compute_gae_advantage_return", "expand_to_token_level", "reward_norm", "difficulty_mask", "compute_token_reward"),
+    *(
+        "masked_mean",
+        "masked_var",
+        "masked_whiten",
+        "compute_clip_fraction",
+        "compute_approx_kl",
+        "compute_reinforce_return",
+    ),
+    *(
+        "compute_gae_advantage_return",
+        "expand_to_token_level",
+        "reward_norm",
+        "difficulty_mask",
+        "compute_token_reward",
+    ),
     *("reward_postprocess", "get_sample_level_mask", "compute_advantage"),
 )
 DOMAINS = ("code_sandbox", "ifeval", "math_rule")
@@ -78,7 +93,12 @@ def rolls_functions(peer: Path) -> dict[str, Any]:
     source = ast.parse((peer / "roll" / "utils" / "functionals.py").read_text(encoding="utf-8"))
     wanted = [node for node in source.body if isinstance(node, ast.FunctionDef) and node.name in FUNCTIONS]
     future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
-    space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "np": np, "logger": SimpleNamespace(info=lambda text: None)}
+    space: dict[str, Any] = {
+        "torch": torch,
+        "F": torch.nn.functional,
+        "np": np,
+        "logger": SimpleNamespace(info=lambda text: None),
+    }
     exec(compile(ast.fix_missing_locations(ast.Module([future, *wanted], [])), "functionals.py", "exec"), space)
     return space
 
@@ -92,14 +112,18 @@ def random_step(rng: np.random.Generator) -> list[Sample]:
         for _ in range(SAMPLES):
             tokens, score = int(rng.integers(2, LIMIT + 1)), float(rng.random() < ease)
             reward = float(np.float32(score - PENALTY * rng.random()))
-            samples.append(Sample(domain, prompt, tokens, score, reward, rng.normal(0, 0.5, tokens), rng.normal(0, 1, tokens)))
+            samples.append(
+                Sample(domain, prompt, tokens, score, reward, rng.normal(0, 0.5, tokens), rng.normal(0, 1, tokens))
+            )
     return samples
 
 
 def random_settings(rng: np.random.Generator) -> SimpleNamespace:
     """Return keys of ROLL with random values."""
     estimator = str(rng.choice(["grpo", "reinforce", "gae"]))
-    mean, std = ([None, "batch", "group"][number] if estimator == "reinforce" else None for number in rng.integers(3, size=2))
+    mean, std = (
+        [None, "batch", "group"][number] if estimator == "reinforce" else None for number in rng.integers(3, size=2)
+    )
     return SimpleNamespace(
         adv_estimator=estimator,
         norm_mean_type=mean,
@@ -122,17 +146,23 @@ def random_settings(rng: np.random.Generator) -> SimpleNamespace:
 
 
 def theirs(space: Mapping[str, Any], samples: list[Sample], settings: SimpleNamespace) -> list[np.ndarray]:
-    """Return the advantages of each response's tokens by ROLL's code: each domain is a padded batch of its own, as in its pipeline."""
+    """Return the advantages of each response's tokens by ROLL's code: each domain is a padded batch of its own, as in
+    its pipeline.
+    """
     out: dict[int, np.ndarray] = {}
     controller = SimpleNamespace(value=KL_COEF, update=lambda **_: None)
     for domain in DOMAINS:
         members = [index for index, sample in enumerate(samples) if sample.domain == domain]
         data = Batch(_padded([samples[index] for index in members]))
         keys = SimpleNamespace(**vars(settings))  # ROLL changes them
-        data, _ = space["get_sample_level_mask"](data, keys)  # in fp32, as in ROLL, whose 1e-8 beside a count is then nothing
+        data, _ = space["get_sample_level_mask"](
+            data, keys
+        )  # in fp32, as in ROLL, whose 1e-8 beside a count is then nothing
         names = ("gamma", "lambd", "adv_estimator", "advantage_clip", "whiten_advantages", "whiten_rewards")
         mask = data.batch["final_response_mask"].clone()
-        with patch.object(torch.Tensor, "float", torch.Tensor.double):  # ROLL converts rewards and values to fp32 in between
+        with patch.object(
+            torch.Tensor, "float", torch.Tensor.double
+        ):  # ROLL converts rewards and values to fp32 in between
             data, _ = space["reward_postprocess"](data, keys, {})
             data, _ = space["compute_token_reward"](data, keys, controller)
             arguments = {name: getattr(keys, name) for name in names}
@@ -148,7 +178,10 @@ def _padded(samples: list[Sample]) -> dict[str, torch.Tensor]:
     kl, values = (torch.zeros(len(samples), LIMIT, dtype=torch.float64) for _ in range(2))
     for row, sample in enumerate(samples):
         present[row, : 1 + sample.tokens] = 1
-        kl[row, : sample.tokens], values[row, : sample.tokens] = torch.from_numpy(sample.kl), torch.from_numpy(sample.values)
+        kl[row, : sample.tokens], values[row, : sample.tokens] = (
+            torch.from_numpy(sample.kl),
+            torch.from_numpy(sample.values),
+        )
     response = present.clone()
     response[:, 0] = 0
     return {
@@ -167,7 +200,9 @@ def _padded(samples: list[Sample]) -> dict[str, torch.Tensor]:
 def ours(samples: list[Sample], settings: SimpleNamespace) -> list[np.ndarray]:
     """Return the same by roll, with the values that its translation gives the keys."""
     bounds = (settings.difficulty_low_threshold, settings.difficulty_high_threshold)
-    step = experience(_groups(samples), Shaping(settings.max_len_mask, difficulty=bounds if settings.difficulty_mask else None))
+    step = experience(
+        _groups(samples), Shaping(settings.max_len_mask, difficulty=bounds if settings.difficulty_mask else None)
+    )
     scopes: dict[str | None, Any] = {None: None, "batch": "domain", "group": "group"}
     norm = Normalisation(
         mean=scopes[settings.norm_mean_type],
@@ -222,7 +257,10 @@ def main() -> int:
         largest, count = worst.get(kind, (0.0, 0))
         worst[kind] = max(largest, difference), count + 1
     for (estimator, whitened), (largest, count) in sorted(worst.items()):
-        print(f"{estimator}, {'' if whitened else 'not '}whitened: {count} steps, largest relative difference {largest:.1e}")
+        print(
+            f"{estimator}, {'' if whitened else 'not '}whitened: {count} steps, largest relative difference "
+            f"{largest:.1e}"
+        )
     return int(any(not largest <= LARGEST[whitened] for (_, whitened), (largest, _) in worst.items()))
 
 

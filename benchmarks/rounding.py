@@ -2,10 +2,11 @@
 
     python benchmarks/rounding.py [--model tiny|0.5b|1.5b|7b] [--tokens 256]
 
-A row of random tokens is passed through the layers in fp32, in bf16 with torch's fused attention, and in bf16 with plain attention. Each
-layer is drawn when it is needed and dropped afterwards, so 7B needs only 9 GiB of host memory; it takes two minutes on two cores. As with a
-policy, each log-prob is that of a token drawn from the distribution at its position. Prints the mean absolute differences in nats: two
-engines that compute in bf16 cannot be expected to agree more closely.
+A row of random tokens is passed through the layers in fp32, in bf16 with torch's fused attention, and in bf16 with
+plain attention. Each layer is drawn when it is needed and dropped afterwards, so 7B needs only 9 GiB of host memory; it
+takes two minutes on two cores. As with a policy, each log-prob is that of a token drawn from the distribution at its
+position. Prints the mean absolute differences in nats: two engines that compute in bf16 cannot be expected to agree
+more closely.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMS
 
 from benchmarks.models import DENSE, STANDARD_DEVIATION, build_config, draw_weights
 
-WAYS = {"fp32": (torch.float32, "sdpa"), "bf16": (torch.bfloat16, "sdpa"), "bf16, plain attention": (torch.bfloat16, "eager")}
+WAYS = {
+    "fp32": (torch.float32, "sdpa"),
+    "bf16": (torch.bfloat16, "sdpa"),
+    "bf16, plain attention": (torch.bfloat16, "eager"),
+}
 """Precision and attention kernel of each way to compute."""
 
 
@@ -48,7 +53,9 @@ def differences(model: str, tokens: int, seed: int) -> dict[tuple[str, str], flo
     logits = {way: logits_of(config, output, state) for way, state in states.items()}
     said = torch.multinomial(logits["fp32"].softmax(-1), 1)
     log_probs = {way: one.log_softmax(-1).gather(1, said) for way, one in logits.items()}
-    return {(one, other): float((log_probs[one] - log_probs[other]).abs().mean()) for one, other in combinations(WAYS, 2)}
+    return {
+        (one, other): float((log_probs[one] - log_probs[other]).abs().mean()) for one, other in combinations(WAYS, 2)
+    }
 
 
 def random_row(config: Qwen2Config, tokens: int) -> torch.Tensor:

@@ -1,10 +1,12 @@
-"""Trains the same six runs with two checkouts. All metrics, except times, memory and those of the engines, must agree to 1e-6.
+"""Trains the same six runs with two checkouts. All metrics, except times, memory and those of the engines, must agree
+to 1e-6.
 
     python benchmarks/same_numbers.py BEFORE [AFTER] [--steps 10] [--only rlvr,dpo] [--json FILE]
 
-BEFORE and AFTER are folders of checkouts (default of AFTER: this checkout). Both run in this interpreter's environment, on the CPU, in fp32
-with seeded sampling: RLVR with LoRA under ZeRO-3, RLVR with a critic, SFT, DPO, a reward model, distillation. BEFORE creates the model, the
-problems and the warmed-up policy from which all runs except SFT start. The status is 1 if a metric differs or exists in only one checkout.
+BEFORE and AFTER are folders of checkouts (default of AFTER: this checkout). Both run in this interpreter's environment,
+on the CPU, in fp32 with seeded sampling: RLVR with LoRA under ZeRO-3, RLVR with a critic, SFT, DPO, a reward model,
+distillation. BEFORE creates the model, the problems and the warmed-up policy from which all runs except SFT start. The
+status is 1 if a metric differs or exists in only one checkout.
 """
 
 from __future__ import annotations
@@ -30,7 +32,13 @@ TOLERANCE = 1e-6
 LIMIT = 3600.0
 """Deadline of one run in seconds, in case it hangs."""
 WARM = "pretrain=warm/export"
-SEEDED = (WARM, "actor_infer.generating_args.seeded=true", "rollout_batch_size=16", "rewards.arithmetic.world_size=1", "eval_steps=5")
+SEEDED = (
+    WARM,
+    "actor_infer.generating_args.seeded=true",
+    "rollout_batch_size=16",
+    "rewards.arithmetic.world_size=1",
+    "eval_steps=5",
+)
 NEW_KEY = "updates_per_step=1"
 """A word that is left out for a checkout without its key, where `per_device_train_batch_size` gives the same update."""
 OFFLINE = ("data_split=[9,1,0]", "eval_steps=5")
@@ -63,7 +71,9 @@ def main() -> int:
         make_world(options.before.resolve(), world)
         for side in ("before", "after"):
             checkout = getattr(options, side).resolve()
-            found[side] = {name: metrics(checkout, world, f"{side}-{name}", RUNS[name], options.steps) for name in names}
+            found[side] = {
+                name: metrics(checkout, world, f"{side}-{name}", RUNS[name], options.steps) for name in names
+            }
     table = Table("run", "steps", "metrics", "largest difference", "of")
     differs = False
     for name in names:
@@ -80,7 +90,9 @@ def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="folder of the checkout to compare with")
-    parser.add_argument("after", type=Path, nargs="?", default=ROOT, help="folder of the other checkout (default: this one)")
+    parser.add_argument(
+        "after", type=Path, nargs="?", default=ROOT, help="folder of the other checkout (default: this one)"
+    )
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--only", help=f"runs to compare, out of {', '.join(RUNS)}, separated by commas")
     parser.add_argument("--json", type=Path, help="file for all metrics of all runs")
@@ -95,11 +107,23 @@ def make_world(checkout: Path, world: Path) -> None:
 
 
 def metrics(checkout: Path, world: Path, folder: str, experiment: tuple[str, ...], steps: int) -> list[dict[str, Any]]:
-    """Run an experiment. Return the metrics of every step, including step 0, without times, memory and those of engines."""
+    """Run an experiment. Return the metrics of every step, including step 0, without times, memory and those of
+    engines.
+    """
     name, *overrides = experiment
     if "updates_per_step" not in (checkout / "roll" / "config" / "schema" / "rlvr.py").read_text(encoding="utf-8"):
         overrides = [word for word in overrides if word != NEW_KEY]
-    run(checkout, world, "-m", "roll.pipeline", "--config-name", name, *overrides, f"max_steps={steps}", f"output_dir={folder}")
+    run(
+        checkout,
+        world,
+        "-m",
+        "roll.pipeline",
+        "--config-name",
+        name,
+        *overrides,
+        f"max_steps={steps}",
+        f"output_dir={folder}",
+    )
     lines = [json.loads(line) for line in (world / folder / "metrics.jsonl").read_text().splitlines()]
     return [{metric: value for metric, value in line.items() if not metric.startswith(MEASURED)} for line in lines]
 
@@ -107,7 +131,9 @@ def metrics(checkout: Path, world: Path, folder: str, experiment: tuple[str, ...
 def run(checkout: Path, world: Path, *words: str) -> None:
     """Run a Python process of a checkout in the common folder. Exit with its output if it fails."""
     environment = os.environ | {"PYTHONPATH": str(checkout)}
-    done = subprocess.run([sys.executable, *words], cwd=world, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+    done = subprocess.run(
+        [sys.executable, *words], cwd=world, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
     if done.returncode:
         sys.exit(f"{' '.join(words)} of {checkout} ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
 

@@ -1,10 +1,11 @@
-"""Measures how many programs per second a machine judges in the sandbox of `code_sandbox`, and checks that nothing is left behind.
+"""Measures how many programs per second a machine judges in the sandbox of `code_sandbox`, and checks that nothing is
+left behind.
 
     python benchmarks/sandbox.py --programs 1000 --workers 2
 
-A quarter of the programs is right, a quarter is wrong, a quarter forks and a quarter fills its memory. Half of them are scripts with three
-cases, the others functions with three tests. The status is 1 if a verdict is wrong, or if a process, a mount, a control group or a file is
-left behind.
+A quarter of the programs is right, a quarter is wrong, a quarter forks and a quarter fills its memory. Half of them are
+scripts with three cases, the others functions with three tests. The status is 1 if a verdict is wrong, or if a process,
+a mount, a control group or a file is left behind.
 """
 
 from __future__ import annotations
@@ -89,8 +90,15 @@ def main() -> int:
             right = sum(workers.map(judge, range(chosen.programs), chunksize=4))
             seconds = time.perf_counter() - begin
         remains = {what: sorted(now - before[what]) for what, now in left(Path(folder)).items() if now - before[what]}
-    print(f"{chosen.programs} programs of {len(INPUTS)} cases in {seconds:.1f} s by {chosen.workers} workers on {os.cpu_count()} cores:")
-    print(f"{chosen.programs / seconds:.1f} programs per second; {right} correct verdicts; left behind: {remains or 'nothing'}")
+    print(
+        f"{chosen.programs} programs of {len(INPUTS)} cases in {seconds:.1f} s by {chosen.workers} workers on "
+        f"{os.cpu_count()} "
+        f"cores:"
+    )
+    print(
+        f"{chosen.programs / seconds:.1f} programs per second; {right} correct verdicts; left behind: "
+        f"{remains or 'nothing'}"
+    )
     return int(right != chosen.programs or bool(remains))
 
 

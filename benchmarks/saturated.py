@@ -10,11 +10,15 @@ from benchmarks.floors import LOG_PROBS, Figures, adapter_request, bare_engine, 
 from benchmarks.work import LongTailWork
 
 WARM_UP = 2.0
-"""Length of the warm-up: tokens per running sequence, in multiples of the mean response length. It spreads starts and ends of responses."""
+"""Length of the warm-up: tokens per running sequence, in multiples of the mean response length. It spreads starts and
+ends of responses.
+"""
 STRETCH = 0.25
 """Length of a measured interval: tokens per running sequence, in multiples of the mean response length."""
 QUEUED = 2
-"""Number of unfinished sequences, in multiples of the running ones. A sequence that ends is replaced at the next engine step."""
+"""Number of unfinished sequences, in multiples of the running ones. A sequence that ends is replaced at the next engine
+step.
+"""
 
 
 class Counted:
@@ -38,8 +42,8 @@ class Counted:
 def saturated(work: LongTailWork, rank: int, device: str, timer: Any) -> Figures:
     """Return seconds, tokens and ended responses of each interval after the warm-up.
 
-    Requests are those of a run: several samples per prompt, with log-probs if the run uses the engine's. `timer` is not used, because
-    engines that wait for each other would idle.
+    Requests are those of a run: several samples per prompt, with log-probs if the run uses the engine's. `timer` is not
+    used, because engines that wait for each other would idle.
     """
     from vllm import SamplingParams
 

@@ -1,11 +1,12 @@
 """Compares supervised fine-tuning with plain DeepSpeed on the same batches. One call measures both.
 
-    python benchmarks/sft.py [--model tiny|0.5b|1.5b|7b] [--devices 0] [--stage 1] [--lora-rank 32] [--json FILE] [KEY=VALUE ...]
+    python benchmarks/sft.py [--model tiny|0.5b|1.5b|7b] [--devices 0] [--stage 1] [--lora-rank 32] [--json FILE]
+        [KEY=VALUE ...]
 
-A step trains on texts of many lengths that together fill 64 rows of 4,096 tokens (with the tiny model, which needs no GPU, 8 rows of 256)
-and are packed by roll. The run uses `python -m roll.pipeline`, which receives KEY=VALUE. Then each floor (the same training without roll,
-plain_sft.py) runs alone, with the batches of the run and the same recomputed and compiled layers. Prints a table, and writes JSON if
-requested.
+A step trains on texts of many lengths that together fill 64 rows of 4,096 tokens (with the tiny model, which needs no
+GPU, 8 rows of 256) and are packed by roll. The run uses `python -m roll.pipeline`, which receives KEY=VALUE. Then each
+floor (the same training without roll, plain_sft.py) runs alone, with the batches of the run and the same recomputed and
+compiled layers. Prints a table, and writes JSON if requested.
 """
 
 from __future__ import annotations
@@ -65,12 +66,16 @@ class SftResult:
     @property
     def seconds(self) -> dict[str, float]:
         """Return the median seconds of roll's step, of its training part, and of each floor."""
-        measured = {kind: statistics.median(self.floors[f"sft_{kind}"]) for kind in FLOORS if f"sft_{kind}" in self.floors}
+        measured = {
+            kind: statistics.median(self.floors[f"sft_{kind}"]) for kind in FLOORS if f"sft_{kind}" in self.floors
+        }
         return {"step": self.metric("time/step"), "step_train": self.metric("time/train"), **measured}
 
     @property
     def ratio(self) -> float | None:
-        """Return the seconds of roll's step divided by those of a plain DeepSpeed step, or None if plain DeepSpeed was not measured."""
+        """Return the seconds of roll's step divided by those of a plain DeepSpeed step, or None if plain DeepSpeed was
+        not measured.
+        """
         seconds = self.seconds
         return seconds["step"] / seconds["deepspeed"] if "deepspeed" in seconds else None
 
@@ -85,10 +90,14 @@ class SftResult:
 
     @property
     def loss_difference(self) -> dict[str, float]:
-        """Return, for each floor, the largest difference between its loss and roll's loss in any step, in nats per token."""
+        """Return, for each floor, the largest difference between its loss and roll's loss in any step, in nats per
+        token.
+        """
         own = [line["sft/loss"] for line in self.lines]
         losses = {kind: self.floors.get(f"sft_{kind}_loss", []) for kind in FLOORS}
-        return {kind: max(abs(a - b) for a, b in zip(own, found, strict=False)) for kind, found in losses.items() if found}
+        return {
+            kind: max(abs(a - b) for a, b in zip(own, found, strict=False)) for kind, found in losses.items() if found
+        }
 
     def summary(self) -> dict[str, Any]:
         """Return everything, for JSON."""
@@ -117,7 +126,9 @@ def main() -> int:
         work = work_of(options, folder)
         # In another process, because this one must hold no GPU memory.
         dtype = "float32" if work.dtype == "fp32" else "bfloat16"
-        launch.run(["-m", "benchmarks.models", options.model, work.model, "--dtype", dtype], folder, options.logs, "models")
+        launch.run(
+            ["-m", "benchmarks.models", options.model, work.model, "--dtype", dtype], folder, options.logs, "models"
+        )
         texts = draw_texts(options.rows, work.token_budget, seed=0)
         (Path(work.model) / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         keys = overrides(work, options.steps, len(texts))
@@ -140,10 +151,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--stage", type=int, choices=(0, 1, 2, 3), default=1, help="ZeRO stage")
     parser.add_argument("--lora-rank", type=int, default=0, help="0 trains all parameters")
     parser.add_argument("--rows", type=int, help="packed rows per step, over all GPUs (default: 64, for tiny 8)")
-    parser.add_argument("--row-tokens", type=int, help="tokens per packed row, which is a micro-batch (default: 4096, for tiny 256)")
+    parser.add_argument(
+        "--row-tokens", type=int, help="tokens per packed row, which is a micro-batch (default: 4096, for tiny 256)"
+    )
     parser.add_argument("--steps", type=int, default=6, help=f"steps of the run; the first {WARM_UP} are not counted")
-    parser.add_argument("--repetitions", type=int, default=3, help="counted steps of each floor, after one warm-up step")
-    parser.add_argument("--floors", help=f"floors to measure, out of {','.join(FLOORS)}; '' for none (default: those that apply)")
+    parser.add_argument(
+        "--repetitions", type=int, default=3, help="counted steps of each floor, after one warm-up step"
+    )
+    parser.add_argument(
+        "--floors", help=f"floors to measure, out of {','.join(FLOORS)}; '' for none (default: those that apply)"
+    )
     options = parser.parse_args()
     tiny = options.model == "tiny"
     launch.fill(options, {"rows": 8 if tiny else 64, "row_tokens": 256 if tiny else 4096})
@@ -151,12 +168,19 @@ def parse() -> argparse.Namespace:
     if options.steps <= WARM_UP:
         parser.error(f"--steps {options.steps}: the first {WARM_UP} are not counted; give at least {WARM_UP + 1}")
     if options.rows * TEXTS_A_ROW % ranks:
-        parser.error(f"--rows {options.rows}: {options.rows * TEXTS_A_ROW} texts cannot be divided evenly among {ranks} ranks; change it")
+        parser.error(
+            f"--rows {options.rows}: {options.rows * TEXTS_A_ROW} texts cannot be divided evenly among {ranks} "
+            f"ranks; "
+            f"change "
+            f"it"
+        )
     return options
 
 
 def work_of(options: argparse.Namespace, scratch: str) -> SftWork:
-    """Return the work that the options describe. The number of recomputed layers is not known yet, because the run chooses it."""
+    """Return the work that the options describe. The number of recomputed layers is not known yet, because the run
+    chooses it.
+    """
     devices = launch.device_list(options.devices)
     return SftWork(
         model=f"{scratch}/model",
@@ -185,10 +209,15 @@ def draw_texts(rows: int, row_tokens: int, seed: int) -> list[str]:
 
 
 def packed_rows(work: SftWork, texts: list[str]) -> int:
-    """Return the number of micro-batches per step. The order of the texts does not matter, because the longest are packed first."""
+    """Return the number of micro-batches per step. The order of the texts does not matter, because the longest are
+    packed first.
+    """
     shape = read_shape(Path(work.model) / "config.json")
     assert shape, "the shape of a benchmark's model is known"
-    return split([len(text) + 1 for text in texts], work.train_ranks, work.token_budget, shape.attention_cost).forwards * work.train_ranks
+    return (
+        split([len(text) + 1 for text in texts], work.train_ranks, work.token_budget, shape.attention_cost).forwards
+        * work.train_ranks
+    )
 
 
 def overrides(work: SftWork, steps: int, texts: int) -> dict[str, Any]:
@@ -230,26 +259,43 @@ def check_budget(result: SftResult) -> None:
     """
     found = int(result.lines[-1]["memory/sft_train/token_budget"])
     if found != result.work.token_budget:
-        raise SystemExit(f"the run lowered its micro-batches to {found} tokens for lack of memory: give --row-tokens {found}")
+        raise SystemExit(
+            f"the run lowered its micro-batches to {found} tokens for lack of memory: give --row-tokens {found}"
+        )
 
 
 def show(result: SftResult) -> None:
     """Print one table of the step and its floors, and one of the other figures."""
     work, seconds, console = result.work, result.seconds, Console(width=100)
-    size = f"{result.texts} texts, {result.tokens:,} tokens in {result.micro_batches} rows of at most {work.token_budget:,}"
+    size = (
+        f"{result.texts} texts, {result.tokens:,} tokens in {result.micro_batches} rows of at most "
+        f"{work.token_budget:,}"
+    )
     table = Table(title=f"{size}, {work.train_ranks} rank(s), ZeRO-{work.stage}")
-    for column in ("one step", "seconds", "tokens/s per " + ("GPU" if work.devices else "process"), "MFU", "ratio of roll's step to it"):
+    for column in (
+        "one step",
+        "seconds",
+        "tokens/s per " + ("GPU" if work.devices else "process"),
+        "MFU",
+        "ratio of roll's step to it",
+    ):
         table.add_column(column, justify="left" if column == "one step" else "right")
     for name, title in {"step": "roll, whole step", "step_train": "roll, training only", **FLOORS}.items():
         if name in seconds:
             share = result.mfu(seconds[name])
-            cells = (f"{seconds[name]:.3f}", f"{result.speed(seconds[name]):,.0f}", f"{100 * share:.1f}%" if share else "-")
+            cells = (
+                f"{seconds[name]:.3f}",
+                f"{result.speed(seconds[name]):,.0f}",
+                f"{100 * share:.1f}%" if share else "-",
+            )
             table.add_row(title, *cells, f"{seconds['step'] / seconds[name]:.3f}")
     console.print(table)
     beside = Table(show_header=False)
     beside.add_row("recomputed layers", f"{work.checkpointed} of {work.shape['num_hidden_layers']}")
     beside.add_row("peak memory of roll's trainer", f"{result.metric('memory/sft_train/peak_bytes') / GIB:.2f} GiB")
-    beside.add_row("loss of roll's first and last step", f"{result.lines[0]['sft/loss']:.4f}, {result.lines[-1]['sft/loss']:.4f}")
+    beside.add_row(
+        "loss of roll's first and last step", f"{result.lines[0]['sft/loss']:.4f}, {result.lines[-1]['sft/loss']:.4f}"
+    )
     for kind, difference in result.loss_difference.items():
         beside.add_row(f"largest difference in loss, {FLOORS[kind]} and roll", f"{difference:.2g}")
     console.print(beside)

@@ -1,18 +1,22 @@
-"""Compares the tiny task's accuracy with generation ahead of training and with synchronous training, over several seeds.
+"""Compares the tiny task's accuracy with generation ahead of training and with synchronous training, over several
+seeds.
 
-The table has the standard deviation over the seeds and 95% intervals: Student's for a mean, Welch's for a difference to synchronous runs.
-A variant with one seed has no interval, and its difference carries no evidence.
+The table has the standard deviation over the seeds and 95% intervals: Student's for a mean, Welch's for a difference to
+synchronous runs. A variant with one seed has no interval, and its difference carries no evidence.
 
-    python benchmarks/staleness.py [--variants synchronous ratio_1 ...] [--seeds 3] [--steps 30] [--device 0] [--folder FOLDER]
+    python benchmarks/staleness.py [--variants synchronous ratio_1 ...] [--seeds 3] [--steps 30] [--device 0] [--folder
+        FOLDER]
 
     variants: synchronous
               ratio_1, ratio_2                     ratios are taken against the log-probs of the engine
-              ratio_1_corrected, ratio_2_corrected ratios are taken against those of the trainer, with truncated importance sampling
-              partial, partial_turns               ratio 1 with engine and trainer on the same GPU, resident or taking turns
+              ratio_1_corrected, ratio_2_corrected ratios are taken against those of the trainer, with truncated
+                  importance sampling
+              partial, partial_turns               ratio 1 with engine and trainer on the same GPU, resident or taking
+                  turns
 
-All runs start from the same warmed-up policy and train on 512 responses per step. The figure of a run is the mean of its last three
-validations. Without `--device` everything runs on the CPU, where there are no partial rollouts. Runs are kept in `--folder`, and completed
-ones are not repeated, so the variants can be run in several calls.
+All runs start from the same warmed-up policy and train on 512 responses per step. The figure of a run is the mean of
+its last three validations. Without `--device` everything runs on the CPU, where there are no partial rollouts. Runs are
+kept in `--folder`, and completed ones are not repeated, so the variants can be run in several calls.
 """
 
 from __future__ import annotations
@@ -55,8 +59,13 @@ def main() -> int:
             folder = run_folder(options.folder, name, seed, options.device)
             if figure(folder, options.steps) is None:
                 print(f"== {name}, seed {seed}", flush=True)
-                command = [sys.executable, *arguments(name, seed, options.steps, folder, options.folder, options.device)]
-                done = subprocess.run(command, env=QUIET, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                command = [
+                    sys.executable,
+                    *arguments(name, seed, options.steps, folder, options.folder, options.device),
+                ]
+                done = subprocess.run(
+                    command, env=QUIET, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                )
                 if done.returncode:
                     print(done.stdout, file=sys.stderr)
                     return done.returncode
@@ -69,14 +78,20 @@ def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--variants", nargs="+", choices=VARIANTS, metavar="NAME", help="variants to run (default: all that the device supports)"
+        "--variants",
+        nargs="+",
+        choices=VARIANTS,
+        metavar="NAME",
+        help="variants to run (default: all that the device supports)",
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--device", type=int, help="GPU of all roles (default: the CPU)")
     parser.add_argument("--folder", type=Path, default=Path("output/benchmark-staleness"))
     options = parser.parse_args()
-    options.variants = options.variants or [name for name in VARIANTS if options.device is not None or name not in ON_GPU]
+    options.variants = options.variants or [
+        name for name in VARIANTS if options.device is not None or name not in ON_GPU
+    ]
     if options.device is None and (refused := [name for name in options.variants if name in ON_GPU]):
         parser.error(f"--variants {' '.join(refused)}: give --device, a GPU")
     if options.steps < EVERY * LAST:
@@ -92,7 +107,9 @@ def run_folder(folder: Path, name: str, seed: int, device: int | None) -> Path:
 def arguments(name: str, seed: int, steps: int, folder: Path, world: Path, device: int | None) -> list[str]:
     """Return the arguments of the interpreter that run a variant."""
     keys = tiny_keys(seed, steps, EVERY, folder, world)
-    return pipeline("tiny/tiny_rlvr_lora_zero3", {**keys, **VARIANTS[name], **({} if device is None else placed(device))})
+    return pipeline(
+        "tiny/tiny_rlvr_lora_zero3", {**keys, **VARIANTS[name], **({} if device is None else placed(device))}
+    )
 
 
 def placed(device: int) -> dict[str, object]:
@@ -100,7 +117,11 @@ def placed(device: int) -> dict[str, object]:
     roles = ("actor_train", "actor_infer", "reference")
     mappings = {f"{role}.device_mapping": f"[{device}]" for role in roles}
     sizes = {f"{role}.world_size": "null" for role in roles}
-    engine = {"gpu_memory_utilization": 0.3, "enforce_eager": "true", "engine_args": "{kv_cache_memory_bytes: 1073741824}"}
+    engine = {
+        "gpu_memory_utilization": 0.3,
+        "enforce_eager": "true",
+        "engine_args": "{kv_cache_memory_bytes: 1073741824}",
+    }
     # Compilation takes longer than these few steps.
     compiled = {f"{role}.model_args.compile_layers": "false" for role in ("actor_train", "reference")}
     merged = {"weight_sync.lora": "merged"}  # vLLM has no fp32 adapters on a GPU
@@ -111,7 +132,9 @@ def placed(device: int) -> dict[str, object]:
 def figure(folder: Path, steps: int) -> float | None:
     """Return the mean accuracy of the last validations, in percent. None if the run is incomplete."""
     lines = whole_run(folder, steps)
-    return None if lines is None else 100 * statistics.mean([line[ACCURACY] for line in lines if ACCURACY in line][-LAST:])
+    return (
+        None if lines is None else 100 * statistics.mean([line[ACCURACY] for line in lines if ACCURACY in line][-LAST:])
+    )
 
 
 def figures(folder: Path, steps: int, device: int | None) -> dict[str, list[float]]:
@@ -128,7 +151,10 @@ def figures(folder: Path, steps: int, device: int | None) -> dict[str, list[floa
 
 def table_of(found: Mapping[str, Sample]) -> str:
     """Return a Markdown table with a row for each variant, and its difference to the synchronous runs."""
-    lines = ["| variant | mean [95% interval] | sd | seeds | minus synchronous [95% interval] |", "|---|---|---|---|---|"]
+    lines = [
+        "| variant | mean [95% interval] | sd | seeds | minus synchronous [95% interval] |",
+        "|---|---|---|---|---|",
+    ]
     base = found.get(SYNCHRONOUS)
     for name, sample in found.items():
         against = "" if base is None or name == SYNCHRONOUS else difference_with_interval(sample, base)

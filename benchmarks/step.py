@@ -2,9 +2,10 @@
 
     python benchmarks/step.py [--model tiny|0.5b|1.5b|7b] [--devices 0] [--lora-rank 32] [--json FILE] [KEY=VALUE ...]
 
-A step has 64 prompts of 128 tokens, and for each prompt 8 samples of exactly 512 tokens (`ignore_eos`). It has a reference model and one
-optimizer update. For the tiny model, which needs no GPU, prompts have 16 tokens and samples 32. The step runs through
-`python -m roll.pipeline`, which receives KEY=VALUE. Then each floor runs alone (floors.py). Prints tables, and writes JSON if requested.
+A step has 64 prompts of 128 tokens, and for each prompt 8 samples of exactly 512 tokens (`ignore_eos`). It has a
+reference model and one optimizer update. For the tiny model, which needs no GPU, prompts have 16 tokens and samples 32.
+The step runs through `python -m roll.pipeline`, which receives KEY=VALUE. Then each floor runs alone (floors.py).
+Prints tables, and writes JSON if requested.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ FLOORS = ("generate", "forward", "train", "copy")
 
 
 def main() -> int:
-    """Measure and print. If requested, write JSON twice: after the step, and again after the floors, with their figures."""
+    """Measure and print. If requested, write JSON twice: after the step, and again after the floors, with their
+    figures.
+    """
     launch.heed_sigterm()
     options = parse()
     with tempfile.TemporaryDirectory(prefix="roll-benchmark-", dir=options.scratch) as folder:
@@ -49,7 +52,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--scale-work", action="store_true", help="use 64 prompts for each GPU that trains")
     usual = ",".join(FLOORS)
     parser.add_argument(
-        "--floors", default=usual, help=f"floors to measure, out of {usual} (the default) and generate_in_process; '' for none"
+        "--floors",
+        default=usual,
+        help=f"floors to measure, out of {usual} (the default) and generate_in_process; '' for none",
     )
     options = parser.parse_args()
     rlvr.fill(options)

@@ -3,10 +3,10 @@
     git clone https://github.com/huggingface/trl PEER
     python benchmarks/template_masks.py --templates PEER/trl/chat_templates
 
-TRL has a training template `NAME_training.jinja` for a model's own template `NAME.jinja`. It renders each row once, and marks the tokens of
-the assistant. roll reads the same row with the model's own template. Two differences are meant: roll leaves out the start of a turn that
-the generation prompt writes, and the white space after the end of a turn, because the policy generates neither. The status is 1 if there is
-another difference that is not in EXPECTED.
+TRL has a training template `NAME_training.jinja` for a model's own template `NAME.jinja`. It renders each row once, and
+marks the tokens of the assistant. roll reads the same row with the model's own template. Two differences are meant:
+roll leaves out the start of a turn that the generation prompt writes, and the white space after the end of a turn,
+because the policy generates neither. The status is 1 if there is another difference that is not in EXPECTED.
 """
 
 from __future__ import annotations
@@ -35,7 +35,16 @@ EQUAL, MEANT, DIFFERS = "equal", "header and newline", "differs"
 REFUSED, LOST, NEITHER = "refused", "refused, TRL loses text", "both refuse"
 MARKS = re.compile(r"<\|[^|<>\s]+\|>|<｜[^｜<>]+｜>|<\|?[a-z_]+\|?>|</[a-z_]+>|\[/?[A-Za-z_]+\]|<[A-Z_]+_TOKEN>")
 """Texts of a template that are special tokens of its tokenizer."""
-ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|return|>", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "</s>")
+ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<|return|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<｜end▁of▁sentence｜>",
+    "</s>",
+)
 BEGINNINGS = ("<bos>", "<|begin_of_text|>", "<BOS_TOKEN>", "<｜begin▁of▁sentence｜>")
 TOOLS = [
     {
@@ -43,7 +52,11 @@ TOOLS = [
         "function": {
             "name": "sum_up",
             "description": "Adds one up.",
-            "parameters": {"type": "object", "properties": {"x": {"type": "integer", "description": "One."}}, "required": ["x"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"x": {"type": "integer", "description": "One."}},
+                "required": ["x"],
+            },
         },
     }
 ]
@@ -59,7 +72,15 @@ def said(text: str, **more: Any) -> dict[str, Any]:
 
 ROWS: Mapping[str, Mapping[str, Any]] = {
     "plain": {"messages": [HELLO, said("One is here."), AGAIN, said("Two is here.")]},
-    "system": {"messages": [{"role": "system", "content": "Be very brief."}, HELLO, said("One is here."), AGAIN, said("Two is here.")]},
+    "system": {
+        "messages": [
+            {"role": "system", "content": "Be very brief."},
+            HELLO,
+            said("One is here."),
+            AGAIN,
+            said("Two is here."),
+        ]
+    },
     "thinking": {"messages": [HELLO, said("One is here.", reasoning_content="The first thought")]},
     "thoughts": {
         "messages": [
@@ -67,11 +88,22 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
             *(AGAIN, said("Two is here.", reasoning_content="The second thought")),
         ]
     },
-    "tools": {"messages": [HELLO, said("", tool_calls=[CALL]), ANSWER, said("It is three."), AGAIN, said("Two is here.")], "tools": TOOLS},
+    "tools": {
+        "messages": [HELLO, said("", tool_calls=[CALL]), ANSWER, said("It is three."), AGAIN, said("Two is here.")],
+        "tools": TOOLS,
+    },
     "call at end": {"messages": [HELLO, said("One is here."), AGAIN, said("", tool_calls=[CALL])], "tools": TOOLS},
-    "text, call": {"messages": [HELLO, said("Let me add it.", tool_calls=[CALL]), ANSWER, said("It is three.")], "tools": TOOLS},
+    "text, call": {
+        "messages": [HELLO, said("Let me add it.", tool_calls=[CALL]), ANSWER, said("It is three.")],
+        "tools": TOOLS,
+    },
     "thought, call": {
-        "messages": [HELLO, said("", reasoning_content="The first thought", tool_calls=[CALL]), ANSWER, said("It is three.")],
+        "messages": [
+            HELLO,
+            said("", reasoning_content="The first thought", tool_calls=[CALL]),
+            ANSWER,
+            said("It is three."),
+        ],
         "tools": TOOLS,
     },
 }
@@ -82,16 +114,26 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
         **KEPT,
         **dict.fromkeys(
             ("tools", "call at end", "thought, call"),
-            "TRL learns no end of a call, roll <|tool_response>; and the start of a turn that no generation prompt writes after an answer",
+            "TRL learns no end of a call, roll <|tool_response>; and the start of a turn that no generation "
+            "prompt "
+            "writes "
+            "after "
+            "an "
+            "answer",
         ),
     },
     "gptoss": {
         **KEPT,
-        "text, call": "the template drops the text before a call once an answer follows; roll learns it as the policy generates it",
-        "thought, call": "the template drops the thinking before a call once an answer follows; roll learns it as the policy generates it",
+        "text, call": "the template drops the text before a call once an answer follows; roll learns it as the policy "
+        "generates it",
+        "thought, call": "the template drops the thinking before a call once an answer follows; roll learns it as the "
+        "policy "
+        "generates it",
     },
     "deepseekv3": {
-        **dict.fromkeys(("thinking", "thoughts"), "TRL's template drops all thinking; roll learns it after the prompt that opens it"),
+        **dict.fromkeys(
+            ("thinking", "thoughts"), "TRL's template drops all thinking; roll learns it after the prompt that opens it"
+        )
     },
 }
 """Differences that are meant, by family and row, each with its reason."""
@@ -99,7 +141,9 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table. Return the exit status."""
-    found = argparse.ArgumentParser("benchmarks/template_masks.py", description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
+    found = argparse.ArgumentParser(
+        "benchmarks/template_masks.py", description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
+    )
     found.add_argument("--templates", type=Path, required=True, help="folder with NAME.jinja and NAME_training.jinja")
     found.add_argument("--show", metavar="NAME", help="print both readings of each row of one family")
     given = found.parse_args(argv)
@@ -113,7 +157,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = file.name.removesuffix("_training.jinja")
         own, training = (given.templates / f"{name}.jinja").read_text(), file.read_text()
         verdicts = {row: compared(own, training, ROWS[row], given.show == name) for row in ROWS}
-        notes = {row: verdict + ("*" if row in EXPECTED.get(name, {}) and verdict == DIFFERS else "") for row, verdict in verdicts.items()}
+        notes = {
+            row: verdict + ("*" if row in EXPECTED.get(name, {}) and verdict == DIFFERS else "")
+            for row, verdict in verdicts.items()
+        }
         print(f"| {name} | " + " | ".join(notes.values()) + " |")
         unexpected += [f"{name}: {row}" for row, note in notes.items() if note == DIFFERS]
     reasons = {reason for rows in EXPECTED.values() for reason in rows.values()}
@@ -171,42 +218,60 @@ def header_of(tokenizer: PreTrainedTokenizerFast) -> str:
     """Return the start of a turn that the generation prompt writes."""
     form = NativeTemplate(tokenizer).form
     closed, opened = (
-        str(tokenizer.apply_chat_template([form.of(HELLO)], tokenize=False, add_generation_prompt=generate)) for generate in (False, True)
+        str(tokenizer.apply_chat_template([form.of(HELLO)], tokenize=False, add_generation_prompt=generate))
+        for generate in (False, True)
     )
     end = closed.rfind(HELLO["content"])
     shared = commonprefix([closed[end:], opened[end:]])
-    # A token that both begin with is not cut: `<|end|><|assistant|>` and `<|end|><|endoftext|>` share no part of their last token.
-    cut = next((mark.start() for mark in MARKS.finditer(opened[end:]) if mark.start() < len(shared) < mark.end()), len(shared))
+    # A token that both begin with is not cut: `<|end|><|assistant|>` and `<|end|><|endoftext|>` share no part of their
+    # last token.
+    cut = next(
+        (mark.start() for mark in MARKS.finditer(opened[end:]) if mark.start() < len(shared) < mark.end()), len(shared)
+    )
     return opened[end + cut :]
 
 
 def roll_pieces(tokenizer: PreTrainedTokenizerFast, row: Mapping[str, Any]) -> list[tuple[str, bool]] | str:
-    """Return the text that roll trains on in pieces, each with whether it is learnt; or the reason why the row is refused."""
+    """Return the text that roll trains on in pieces, each with whether it is learnt; or the reason why the row is
+    refused.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.jsonl"
         file.write_text(json.dumps(row) + "\n")
         data_args = DataConfig.model_validate({"file_name": str(file), "messages": "messages"})
         try:
-            rows = prepare_examples(data_args, tokenizer, Limits(10**5, 10**5), "turns", cache_folder=Path(folder) / "cache")
+            rows = prepare_examples(
+                data_args, tokenizer, Limits(10**5, 10**5), "turns", cache_folder=Path(folder) / "cache"
+            )
         except DataError as error:
             return error.faults[0].problem
         sequence = rows.example(0).sequences[0]
         return list(runs(tokenizer, sequence.token_ids.tolist(), sequence.response_mask.tolist()))
 
 
-def trl_pieces(tokenizer: PreTrainedTokenizerFast, training: str, row: Mapping[str, Any], form: Form) -> list[tuple[str, bool]] | str:
-    """Return the text that TRL trains on in pieces, each with whether it is learnt; or the reason why its template refuses the row."""
+def trl_pieces(
+    tokenizer: PreTrainedTokenizerFast, training: str, row: Mapping[str, Any], form: Form
+) -> list[tuple[str, bool]] | str:
+    """Return the text that TRL trains on in pieces, each with whether it is learnt; or the reason why its template
+    refuses the row.
+    """
     messages = [Form(form.parts, False, form.reasoning).of(message) for message in row["messages"]]
     try:
         found: Any = tokenizer.apply_chat_template(
-            messages, tools=row.get("tools"), chat_template=training, return_dict=True, return_assistant_tokens_mask=True
+            messages,
+            tools=row.get("tools"),
+            chat_template=training,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
         )
     except (TemplateError, TypeError) as error:
         return str(error)
     return list(runs(tokenizer, found["input_ids"], found["assistant_masks"]))
 
 
-def runs(tokenizer: PreTrainedTokenizerFast, token_ids: Sequence[int], mask: Sequence[bool]) -> Iterator[tuple[str, bool]]:
+def runs(
+    tokenizer: PreTrainedTokenizerFast, token_ids: Sequence[int], mask: Sequence[bool]
+) -> Iterator[tuple[str, bool]]:
     """Yield the text of each run of tokens with the same mask."""
     first = 0
     for at in range(1, len(token_ids) + 1):
@@ -225,7 +290,9 @@ def flat(pieces: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:
 
 def shown(pieces: list[tuple[str, bool]] | str) -> str:
     """Return the text with what is learnt in brackets."""
-    return repr(pieces if isinstance(pieces, str) else "".join(f"⟦{text}⟧" if learnt else text for text, learnt in pieces))
+    return repr(
+        pieces if isinstance(pieces, str) else "".join(f"⟦{text}⟧" if learnt else text for text, learnt in pieces)
+    )
 
 
 def texts_of(row: Mapping[str, Any]) -> list[str]:
@@ -233,7 +300,12 @@ def texts_of(row: Mapping[str, Any]) -> list[str]:
     messages = row["messages"]
     calls = ["sum_up", "x"] if any("tool_calls" in one for one in messages) else []
     tools = [tool["function"]["description"] for tool in row.get("tools", ())]
-    return [*(one["content"] for one in messages), *(one.get("reasoning_content", "") for one in messages), *calls, *tools]
+    return [
+        *(one["content"] for one in messages),
+        *(one.get("reasoning_content", "") for one in messages),
+        *calls,
+        *tools,
+    ]
 
 
 def made_tokenizer(template: str) -> PreTrainedTokenizerFast:

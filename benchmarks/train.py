@@ -1,14 +1,16 @@
-"""Measures seconds, MFU and peak memory of training and scoring with roll's trainer, on random weights, in a single process.
+"""Measures seconds, MFU and peak memory of training and scoring with roll's trainer, on random weights, in a single
+process.
 
     python benchmarks/train.py --model 0.5b [--lora-rank 0] [--stage 1] [--tokens 32768] [--checkpointing auto]
         [--compile auto] [--attention auto] [--liger] [--router-loss COEFFICIENT] [--repetitions 4] [--json FILE]
 
     --model: a shape of benchmarks/models.py, or a model's folder
 
-The work is one update over 512 sequences of 128 prompt and 512 response tokens. A forward pass counts 2 FLOP for each active parameter and
-token, and training three times as much (with LoRA twice as much, because a frozen weight has no gradient), without recomputation. MFU is
-relative to 790 TFLOP/s, the measured speed of an H200 for a bf16 product of two 8192 x 8192 matrices. The first three repetitions, which
-compile the layers and settle how many are recomputed, are not counted.
+The work is one update over 512 sequences of 128 prompt and 512 response tokens. A forward pass counts 2 FLOP for each
+active parameter and token, and training three times as much (with LoRA twice as much, because a frozen weight has no
+gradient), without recomputation. MFU is relative to 790 TFLOP/s, the measured speed of an H200 for a bf16 product of
+two 8192 x 8192 matrices. The first three repetitions, which compile the layers and settle how many are recomputed, are
+not counted.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ def main() -> int:
         model = Path(options.model)
         if options.model in SHAPES:
             model = Path(scratch) / options.model
-            subprocess.run([sys.executable, str(HERE / "models.py"), options.model, str(model)], check=True, stdout=sys.stderr)
+            subprocess.run(
+                [sys.executable, str(HERE / "models.py"), options.model, str(model)], check=True, stdout=sys.stderr
+            )
         result = measure(options, model)
     print(json.dumps(result, indent=2))
     if options.json:
@@ -95,10 +99,15 @@ def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
         seconds["forward"].append(timed(lambda: strategy.log_probs(parts, 1.0, True)))
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        seconds["train"].append(timed(lambda number=number: strategy.train_step([micro_batches], PolicyLoss(), 1.0, number)))
+        seconds["train"].append(
+            timed(lambda number=number: strategy.train_step([micro_batches], PolicyLoss(), 1.0, number))
+        )
     median = {name: statistics.median(values[WARM_UP:]) for name, values in seconds.items()}
     training = TrainingFlops(shape.active_parameters, trained=0 if options.lora_rank else shape.active_parameters)
-    operations = {"forward": 2 * shape.active_parameters * len(sequences.token_ids), "train": training.of(sequences.lengths)}
+    operations = {
+        "forward": 2 * shape.active_parameters * len(sequences.token_ids),
+        "train": training.of(sequences.lengths),
+    }
     auto = strategy._checkpointing
     result = {
         "model": options.model,
@@ -173,7 +182,8 @@ def work(options: argparse.Namespace, vocabulary: int) -> tuple[Any, list[Any]]:
     weights = loss_weights(sequences, "token-mean")
     ((*forwards,),) = packing.split(sequences.lengths, 1, options.tokens).ranks
     return sequences, [
-        MicroBatch(packing.take(batch, indices), packing.select_tokens(weights, sequences, indices), tuple(indices)) for indices in forwards
+        MicroBatch(packing.take(batch, indices), packing.select_tokens(weights, sequences, indices), tuple(indices))
+        for indices in forwards
     ]
 
 

@@ -55,7 +55,9 @@ def _turns(trajectories: Sequence[dict[str, Any]]) -> Recorded:
 
 
 def turns(work: AgentWork, rank: int, device: str, timer: Any) -> Figures:
-    """Return the seconds of each step of the run. `timer` is not used, because each step is played once, as in the run."""
+    """Return the seconds of each step of the run. `timer` is not used, because each step is played once, as in the
+    run.
+    """
     llm = bare_engine(work, device)
     adapter = adapter_request(work, rank)
     steps = recorded(Path(work.scratch) / "run" / "samples.jsonl")
@@ -72,7 +74,9 @@ def turns(work: AgentWork, rank: int, device: str, timer: Any) -> Figures:
 
 
 def _play(llm: Any, episodes: Sequence[tuple[int, Recorded]], step: int, kept: dict[str, Any], adapter: Any) -> None:
-    """Request each turn as soon as the previous one has ended. Given tokens are random. A group's episodes begin with the same tokens."""
+    """Request each turn as soon as the previous one has ended. Given tokens are random. A group's episodes begin with
+    the same tokens.
+    """
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 

@@ -113,7 +113,9 @@ class Work(TrainingWork):
 
 @dataclass(frozen=True)
 class LongTailWork(Work):
-    """One step of RLVR with responses that end with the same probability at each token. `response_tokens` is their limit."""
+    """One step of RLVR with responses that end with the same probability at each token. `response_tokens` is their
+    limit.
+    """
 
     mean: int
     """Mean number of tokens per response if there were no limit."""
@@ -137,15 +139,17 @@ class LongTailWork(Work):
 
     @property
     def mean_length(self) -> float:
-        """Return the expected number of tokens per response with the limit: the sum of the probabilities of reaching each position."""
+        """Return the expected number of tokens per response with the limit: the sum of the probabilities of reaching
+        each position.
+        """
         return (1.0 - self.truncated_fraction) / self.end_probability
 
     @property
     def kv_cache_bytes(self) -> int:
         """Return the KV-cache bytes for an engine's concurrent sequences of mean length, plus a quarter.
 
-        A running response already has `mean` tokens on average, because its end is equally likely at each token. There is always room for
-        one sequence of the largest length.
+        A running response already has `mean` tokens on average, because its end is equally likely at each token. There
+        is always room for one sequence of the largest length.
         """
         if self.kv_cache_gib is not None:
             return int(self.kv_cache_gib * GIB)
@@ -167,8 +171,12 @@ class AgentWork(LongTailWork):
 
     @property
     def length(self) -> int:
-        """Return the token limit of an episode: turns of twice the mean length. About 1% of episodes with eight turns are longer."""
-        return self.prompt_tokens + TEMPLATE_TOKENS + self.turns * (2 * self.mean + self.answer_tokens + TEMPLATE_TOKENS)
+        """Return the token limit of an episode: turns of twice the mean length. About 1% of episodes with eight turns
+        are longer.
+        """
+        return (
+            self.prompt_tokens + TEMPLATE_TOKENS + self.turns * (2 * self.mean + self.answer_tokens + TEMPLATE_TOKENS)
+        )
 
     @property
     def kv_cache_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """roll: RL post-training of language models with DeepSpeed, vLLM and Ray, composed with Hydra.
 
-The Python interface is in `roll/api.py`, which is imported only when one of its names (`load_config`, `train`, `evaluate`, ...) is used.
+The Python interface is in `roll/api.py`, which is imported only when one of its names (`load_config`, `train`,
+`evaluate`, ...) is used.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """The Python interface of roll: the commands as functions that return results and raise errors.
 
-docs/running.md has an example. The functions may be called inside a running event loop, as in a notebook. They must be called from the main
-thread, because they install signal handlers.
+docs/running.md has an example. The functions may be called inside a running event loop, as in a notebook. They must be
+called from the main thread, because they install signal handlers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class TrainResult:
 
 
 def load_config(name: str, overrides: Sequence[str] = (), config_path: str | Path | None = None) -> Config:
-    """Compose and check the configuration of an experiment, like `python -m roll.pipeline --config-name NAME KEY=VALUE ...`.
+    """Compose and check the configuration of an experiment, like `python -m roll.pipeline --config-name NAME KEY=VALUE
+    ...`.
 
     Args:
         name: Name of a shipped experiment, or of one in `config_path`.
@@ -58,7 +59,9 @@ def load_config(name: str, overrides: Sequence[str] = (), config_path: str | Pat
     place = ["--config-path", str(config_path)] if config_path is not None else []
     jobs = jobs_of([*place, "--config-name", name, *overrides])
     if len(jobs) != 1:
-        raise ConfigError([Fault("overrides", f"they define a sweep of {len(jobs)} jobs", "give one value for each key")])
+        raise ConfigError(
+            [Fault("overrides", f"they define a sweep of {len(jobs)} jobs", "give one value for each key")]
+        )
     return jobs[0][0]
 
 
@@ -68,7 +71,8 @@ def train(config: Config) -> TrainResult:
     Raises:
         BadInput: `dry_run` is set, or the models or the data cannot be used. Nothing has started.
         RollError: A part of the run failed.
-        KeyboardInterrupt: A signal ended the run. After a single signal during training, it has completed its step and written a
+        KeyboardInterrupt: A signal ended the run. After a single signal during training, it has completed its step and
+            written a
             checkpoint, unless `save_at_end` is false.
     """
     if config.dry_run:

@@ -1,7 +1,7 @@
 """The protocols of backends: training, scoring of given sequences, generation, and reward models.
 
-A strategy runs in one process of its role. The methods of training and scoring strategies are collective: every rank of the role must
-call them with the same number of micro-batches.
+A strategy runs in one process of its role. The methods of training and scoring strategies are collective: every rank of
+the role must call them with the same number of micro-batches.
 """
 
 from __future__ import annotations
@@ -71,14 +71,18 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class EngineActivity:
-    """Activity of an engine since the previous call, or since its start. Fields are None if the backend does not measure them."""
+    """Activity of an engine since the previous call, or since its start. Fields are None if the backend does not
+    measure them.
+    """
 
     busy_seconds: float
     """Seconds during which the engine had a request in flight and was neither paused nor offloaded."""
     generated_tokens: int
     """Number of sampled tokens."""
     prefilled_tokens: int
-    """Number of prompt tokens that were not in the prefix cache, plus the tokens of preempted requests that were recomputed."""
+    """Number of prompt tokens that were not in the prefix cache, plus the tokens of preempted requests that were
+    recomputed.
+    """
     preemptions: int | None = None
     """Number of times that a request lost its KV cache, because the cache was full or because of new weights."""
     running: float | None = None
@@ -92,10 +96,16 @@ class EngineActivity:
 
 
 class TrainStrategy(Protocol):
-    """A model in training: a policy, a reward model, or a critic. A critic is neither synced to engines nor exported."""
+    """A model in training: a policy, a reward model, or a critic. A critic is neither synced to engines nor
+    exported.
+    """
 
-    def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
-        """Run one optimizer update per list of micro-batches. `policy_version` is the version before the first update."""
+    def train_step(
+        self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int
+    ) -> TrainResult:
+        """Run one optimizer update per list of micro-batches. `policy_version` is the version before the first
+        update.
+        """
         ...
 
     def evaluate(self, micro_batches: Sequence[MicroBatch], loss: Loss, temperature: float) -> TrainResult:
@@ -103,19 +113,27 @@ class TrainStrategy(Protocol):
         ...
 
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float, adapter: bool) -> list[Floats]:
-        """Return log-probs [T] of each micro-batch, 0 outside the response mask. `adapter=False` disables the LoRA adapter."""
+        """Return log-probs [T] of each micro-batch, 0 outside the response mask. `adapter=False` disables the LoRA
+        adapter.
+        """
         ...
 
     def values(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
-        """Return a critic's values [T] of each micro-batch: the expected return before each token, 0 outside the response mask."""
+        """Return a critic's values [T] of each micro-batch: the expected return before each token, 0 outside the
+        response mask.
+        """
         ...
 
     def tensors(self, adapter: bool) -> list[TensorSpec]:
-        """Return the specifications of the tensors to send: the adapter's, or the whole model's with any adapter merged in."""
+        """Return the specifications of the tensors to send: the adapter's, or the whole model's with any adapter merged
+        in.
+        """
         ...
 
     def gathered(self, names: Sequence[str], adapter: bool) -> AbstractContextManager[Mapping[str, Tensor]]:
-        """Return a context manager that gathers whole tensors, by their names in `tensors(adapter)`, on every rank. Collective."""
+        """Return a context manager that gathers whole tensors, by their names in `tensors(adapter)`, on every rank.
+        Collective.
+        """
         ...
 
     def adapter_config(self) -> str:
@@ -123,7 +141,9 @@ class TrainStrategy(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write the state that `load` needs to continue exactly: trained weights, optimizer, schedule and random states."""
+        """Write the state that `load` needs to continue exactly: trained weights, optimizer, schedule and random
+        states.
+        """
         ...
 
     def load(self, folder: Path) -> None:
@@ -171,7 +191,9 @@ class TeachStrategy(ScoreStrategy, Protocol):
     """A fixed teacher model for distillation."""
 
     def states(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
-        """Return the teacher's output for the S response tokens of each micro-batch: last hidden states [S, H], or its encoded top k."""
+        """Return the teacher's output for the S response tokens of each micro-batch: last hidden states [S, H], or its
+        encoded top k.
+        """
         ...
 
 
@@ -182,8 +204,12 @@ class GenerateStrategy(Protocol):
         """Load the model and prepare to generate."""
         ...
 
-    def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> AsyncGenerator[NumberedCompletions, None]:
-        """Yield `sampling.samples` completions of one prompt as they finish, reproducibly with a seed. Concurrent calls are batched."""
+    def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
+        """Yield `sampling.samples` completions of one prompt as they finish, reproducibly with a seed. Concurrent calls
+        are batched.
+        """
         ...
 
     async def pause(self) -> None:
@@ -191,14 +217,17 @@ class GenerateStrategy(Protocol):
         ...
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
-        """Prepare for buckets on this route. On a broadcast route, wait for the other members. A file route needs no preparation."""
+        """Prepare for buckets on this route. On a broadcast route, wait for the other members. A file route needs no
+        preparation.
+        """
         ...
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
         """Load a part of the model's weights. The first bucket opens an update.
 
         Raises:
-            WeightSyncError: the bucket does not match what was sent. The engine then has a mixture of weights and must be closed.
+            WeightSyncError: the bucket does not match what was sent. The engine then has a mixture of weights and must
+                be closed.
         """
         ...
 
@@ -211,7 +240,8 @@ class GenerateStrategy(Protocol):
         ...
 
     async def resume(self, policy_version: int) -> None:
-        """Close the update, if one is open, and generate again. `policy_version` is the version of the weights from now on.
+        """Close the update, if one is open, and generate again. `policy_version` is the version of the weights from now
+        on.
 
         Raises:
             WeightSyncError: some of the model's weights were not sent. The engine must then be closed.
@@ -223,11 +253,15 @@ class GenerateStrategy(Protocol):
         ...
 
     async def activity(self) -> EngineActivity:
-        """Return the engine's activity since the last call. Does not block, even while the engine is paused or offloaded."""
+        """Return the engine's activity since the last call. Does not block, even while the engine is paused or
+        offloaded.
+        """
         ...
 
     async def cause_of_death(self) -> str | None:
-        """Return why the engine cannot continue, for example because one of its processes died, or None if it can. Does not block."""
+        """Return why the engine cannot continue, for example because one of its processes died, or None if it can. Does
+        not block.
+        """
         ...
 
     async def offload(self, discard: bool) -> None:
@@ -258,7 +292,9 @@ class RewardStrategy(Protocol):
         ...
 
     async def scores(self, sequences: Sequence[Ints]) -> list[float]:
-        """Return the score of each sequence at its last token. Concurrent calls are batched. Sequences must have at least two tokens."""
+        """Return the score of each sequence at its last token. Concurrent calls are batched. Sequences must have at
+        least two tokens.
+        """
         ...
 
     async def offload(self) -> None:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", covariant=True)
 ModelLoader: TypeAlias = "Callable[[str, ModelConfig, int], PackedModel]"
-"""Function that loads the trained model from its path, its `model_args` and a seed. The model's outputs are passed to the loss."""
+"""Function that loads the trained model from its path, its `model_args` and a seed. The model's outputs are passed to
+the loss.
+"""
 ModelWrapper: TypeAlias = "Callable[[PreTrainedModel], PackedModel]"
 """Function that wraps a loaded model, so that its forward pass returns log-probs or a teacher's states."""
 

@@ -15,10 +15,16 @@ from roll.tracking.report.write import write_page
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the comparison and write its HTML page. Return 0, or 2 if the runs cannot be compared or the page cannot be written."""
+    """Print the comparison and write its HTML page. Return 0, or 2 if the runs cannot be compared or the page cannot be
+    written.
+    """
     parser = argparse.ArgumentParser(prog="python -m roll.compare", description=__doc__)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder with the run folders of a multirun")
-    help_of_output = f"file of the page; by default {PAGE} in the given folder, or in the working directory for several folders"
+    parser.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder with the run folders of a multirun"
+    )
+    help_of_output = (
+        f"file of the page; by default {PAGE} in the given folder, or in the working directory for several folders"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help=help_of_output)
     words = parser.parse_args(argv)
     output: Path = words.output or (words.runs[0] if len(words.runs) == 1 else Path()) / PAGE

@@ -20,7 +20,9 @@ class RollError(Exception):
 
 
 def run_command(work: Callable[[], object]) -> int:
-    """Run a command and return its exit status. Print errors to stderr; a traceback is printed only for unexpected exceptions."""
+    """Run a command and return its exit status. Print errors to stderr; a traceback is printed only for unexpected
+    exceptions.
+    """
     try:
         work()
     except RollError as error:
@@ -98,7 +100,9 @@ class EngineShortage(WorkerFailed):
 
 
 ECHO_SECONDS = 2.0
-"""Seconds to wait for further failures after the first one, so that the root cause is reported rather than a consequence."""
+"""Seconds to wait for further failures after the first one, so that the root cause is reported rather than a
+consequence.
+"""
 
 
 class WorkerAbandoned(WorkerFailed):
@@ -110,7 +114,9 @@ class WorkerWaited(WorkerAbandoned):
 
 
 class EnvironmentFailed(RollError):
-    """The environment of an episode failed. `str()` is the reason: an exception, a timeout, too much memory, or a dead process."""
+    """The environment of an episode failed. `str()` is the reason: an exception, a timeout, too much memory, or a dead
+    process.
+    """
 
     def __init__(self, why: str, reason: Literal["crashed", "timed_out"] = "crashed") -> None:
         super().__init__(why)
@@ -122,7 +128,9 @@ class EnvironmentFailed(RollError):
 
 
 class NeighbourFailed(EnvironmentFailed):
-    """An environment lost its process because of a call of another environment in that process, or because its worker was lost."""
+    """An environment lost its process because of a call of another environment in that process, or because its worker
+    was lost.
+    """
 
 
 class DeviceMemoryError(RollError):
@@ -130,7 +138,9 @@ class DeviceMemoryError(RollError):
 
 
 class NonFiniteError(RollError):
-    """Too many consecutive updates had a loss or gradient that was not finite, or such an update changed the weights."""
+    """Too many consecutive updates had a loss or gradient that was not finite, or such an update changed the
+    weights.
+    """
 
 
 class WeightSyncError(RollError):

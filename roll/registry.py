@@ -35,7 +35,10 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
     def __getitem__(self, name: str) -> Entry:
         if name not in self._entries:
-            raise KeyError(f"no {self._kind} is named '{name}'{nearest(name, self._entries)}; known: {', '.join(sorted(self._entries))}")
+            raise KeyError(
+                f"no {self._kind} is named '{name}'{nearest(name, self._entries)}; known: "
+                f"{', '.join(sorted(self._entries))}"
+            )
         return self._entries[name]
 
     def find(self, name: str) -> Entry:

@@ -1,7 +1,7 @@
 """Typed, frozen records that modules exchange. The docstring of a field states its shape and unit.
 
-In shapes, P is the length of a prompt in tokens, R the length of a response, E the number of episodes, N the number of sequences (one for
-each trajectory of the episodes), and T the sum of the lengths of the sequences.
+In shapes, P is the length of a prompt in tokens, R the length of a response, E the number of episodes, N the number of
+sequences (one for each trajectory of the episodes), and T the sum of the lengths of the sequences.
 """
 
 from __future__ import annotations
@@ -73,11 +73,16 @@ class RewardResult:
     note: str = ""
     """A short explanation, such as the exception of a crash or the answer that was found."""
     turns: tuple[TurnReward, ...] = ()
-    """Rewards of the turns in order, for `step_reinforce`. If `value` differs from their sum, the last turn gets the difference."""
+    """Rewards of the turns in order, for `step_reinforce`. If `value` differs from their sum, the last turn gets the
+    difference.
+    """
     score: float | None = None
-    """The verdict without penalties, from which difficulty and the filters of prompts are measured. None: `value` is the verdict."""
+    """The verdict without penalties, from which difficulty and the filters of prompts are measured. None: `value` is
+    the verdict.
+    """
     trace: str = ""
-    """The end of the traceback of an exception, with the frames of the user's code alone. Empty without an exception."""
+    """The end of the traceback of an exception, with the frames of the user's code alone. Empty without an exception.
+    """
     failures: Mapping[str, RewardResult] = field(default_factory=dict)
     """The results of the parts of a reward that gave no verdict, by the name of the part. Empty without parts."""
 
@@ -154,16 +159,21 @@ class VersionRun:
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive tokens that were either sampled by the policy or given to it. L is the number of tokens, which may be 0."""
+    """Consecutive tokens that were either sampled by the policy or given to it. L is the number of tokens, which may be
+    0.
+    """
 
     token_ids: Ints
     """[L], token ids."""
     sampled: bool
     """Whether the policy sampled these tokens. Only sampled tokens enter a loss."""
     log_probs: Floats | None
-    """[L], natural log-probs of the tokens under the sampling distribution. None if not requested, or for given tokens."""
+    """[L], natural log-probs of the tokens under the sampling distribution. None if not requested, or for given tokens.
+    """
     versions: Sequence[VersionRun]
-    """Versions of the policy that sampled the tokens, in order; the runs have L tokens in total. Empty for given tokens."""
+    """Versions of the policy that sampled the tokens, in order; the runs have L tokens in total. Empty for given
+    tokens.
+    """
     text: str
     """Text of the tokens, for the environment and the reward."""
     calls: Sequence[Mapping[str, Any]] = ()
@@ -185,18 +195,24 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Episode:
-    """One attempt at a prompt, with everything that training needs. An episode of one turn is a prompt and a response."""
+    """One attempt at a prompt, with everything that training needs. An episode of one turn is a prompt and a
+    response.
+    """
 
     trajectories: Sequence[Trajectory]
-    """One trajectory, or several if the context was compacted or forked. Sampled tokens that several trajectories share count as sampled
-    in the first of these and as given in the others, so that no token is trained on twice. At least one segment is sampled, but it may
-    be empty."""
+    """One trajectory, or several if the context was compacted or forked. Sampled tokens that several trajectories share
+    count as sampled in the first of these and as given in the others, so that no token is trained on twice. At least
+    one segment is sampled, but it may be empty.
+    """
     reward: RewardResult
     turn_rewards: Sequence[float] = ()
-    """The reward of each sampled segment, in order. If `reward.value` differs from their sum, the last segment gets the difference. Empty
-    if the rewards of segments are not known."""
+    """The reward of each sampled segment, in order. If `reward.value` differs from their sum, the last segment gets the
+    difference. Empty if the rewards of segments are not known.
+    """
     turn_states: Sequence[str] = ()
-    """The state of the environment before each sampled segment, in order. Equal texts are equal states. Empty without an environment."""
+    """The state of the environment before each sampled segment, in order. Equal texts are equal states. Empty without
+    an environment.
+    """
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the episode, from its environment and from the loop over its turns."""
 
@@ -250,7 +266,9 @@ class Sampling:
     """Whether to return the log-probs of the sampled tokens. Generation is faster without them."""
 
     def spoken(self, token_ids: list[int]) -> list[int]:
-        """Return a response's tokens without the token of `stop_token_ids` that ended it, which need not be a special token."""
+        """Return a response's tokens without the token of `stop_token_ids` that ended it, which need not be a special
+        token.
+        """
         return token_ids[:-1] if token_ids and token_ids[-1] in self.stop_token_ids else token_ids
 
     def said(self, text: str) -> str:
@@ -260,7 +278,9 @@ class Sampling:
 
 @dataclass(eq=False)
 class Session:
-    """Identifies the requests of one episode. The engine that answered the last request has the prefix of the next one in its cache."""
+    """Identifies the requests of one episode. The engine that answered the last request has the prefix of the next one
+    in its cache.
+    """
 
 
 @dataclass(frozen=True)
@@ -315,15 +335,23 @@ class TrainBatch:
     sequence_weights: Floats | None = None
     """[N], weights of the sequences in the loss. None means equal weights."""
     episode_of_sequence: Ints | None = None
-    """[N], episode index of each sequence, ascending. Means over sequences count an episode once. None if each episode is one sequence."""
+    """[N], episode index of each sequence, ascending. Means over sequences count an episode once. None if each episode
+    is one sequence.
+    """
     labels: Floats | None = None
-    """[N], label of each sequence: 1 if desirable and 0 if undesirable, or the margin of its pair. None without labels."""
+    """[N], label of each sequence: 1 if desirable and 0 if undesirable, or the margin of its pair. None without labels.
+    """
     teacher_states: Floats | None = None
-    """[S, H], last hidden states with which the teacher predicts each of the S response tokens. None without a teacher."""
+    """[S, H], last hidden states with which the teacher predicts each of the S response tokens. None without a teacher.
+    """
     sequences_per_example: int = 1
-    """Number of consecutive sequences that stay together in one micro-batch: 2 for pairs (chosen, then rejected), otherwise 1."""
+    """Number of consecutive sequences that stay together in one micro-batch: 2 for pairs (chosen, then rejected),
+    otherwise 1.
+    """
     values: Floats | None = None
-    """[T], values that the critic predicts before each token, computed before the first update of the step. None without a critic."""
+    """[T], values that the critic predicts before each token, computed before the first update of the step. None
+    without a critic.
+    """
     returns: Floats | None = None
     """[T], target values of the critic. None without a critic."""
 

@@ -1,4 +1,6 @@
-"""Set up all tests: the tiny models, the markers of tests that need an engine or a GPU, Hypothesis profiles and Ray's deadlines."""
+"""Set up all tests: the tiny models, the markers of tests that need an engine or a GPU, Hypothesis profiles and Ray's
+deadlines.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from hypothesis import settings
 
 from tests import limits
 
-# By default every run draws the same examples, so that results are reproducible; `--hypothesis-profile=random` draws others.
+# By default every run draws the same examples, so that results are reproducible; `--hypothesis-profile=random` draws
+# others.
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.register_profile("random", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile("fixed")

@@ -14,7 +14,8 @@ ABOUT_LINEAR = 24.0
 def growth(work: Callable[[str], object], text: Callable[[int], str], size: int) -> float:
     """Return the time of `work(text(8 * size))` divided by the time of `work(text(size))`.
 
-    Each time is the minimum CPU time of this thread over several runs, so that other load on the machine hardly matters.
+    Each time is the minimum CPU time of this thread over several runs, so that other load on the machine hardly
+    matters.
     """
     small, large = (_seconds(work, text(number)) for number in (size, LARGER * size))
     return large / small

@@ -1,4 +1,6 @@
-"""Tiny hybrid models with Qwen3.5's architecture (gated delta rule and attention layers) and the tokenizer of `examples/tiny`."""
+"""Tiny hybrid models with Qwen3.5's architecture (gated delta rule and attention layers) and the tokenizer of
+`examples/tiny`.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,19 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": None,
     "dtype": "float32",
 }
-EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
 VISION: dict[str, Any] = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64}
-SEEN: dict[str, Any] = {"image_token_id": 300, "video_token_id": 301, "vision_start_token_id": 302, "vision_end_token_id": 303}
+SEEN: dict[str, Any] = {
+    "image_token_id": 300,
+    "video_token_id": 301,
+    "vision_start_token_id": 302,
+    "vision_end_token_id": 303,
+}
 
 
 def build_hybrid(kind: Kind = "dense") -> PreTrainedModel:
@@ -55,12 +67,16 @@ def build_hybrid(kind: Kind = "dense") -> PreTrainedModel:
             model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SHAPE, intermediate_size=128))
         else:
             text = SHAPE | {"intermediate_size": 128, "tie_word_embeddings": True}
-            model = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=VISION, tie_word_embeddings=True, **SEEN))
+            model = Qwen3_5ForConditionalGeneration(
+                Qwen3_5Config(text_config=text, vision_config=VISION, tie_word_embeddings=True, **SEEN)
+            )
         for name, parameter in model.named_parameters():
             if "norm" in name or "dt_bias" in name:
                 parameter.data += 0.1 * torch.randn_like(parameter)
             if "A_log" in name:
-                parameter.data.uniform_(-4, 0)  # transformers' initialisation would make most states decay within one token
+                parameter.data.uniform_(
+                    -4, 0
+                )  # transformers' initialisation would make most states decay within one token
     model.generation_config = GenerationConfig(eos_token_id=END_ID, pad_token_id=PAD_ID)
     return model
 

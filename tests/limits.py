@@ -1,8 +1,9 @@
-"""Time limits of all tests, in seconds, and helpers that wait for a condition. No other test file contains a time limit.
+"""Time limits of all tests, in seconds, and helpers that wait for a condition. No other test file contains a time
+limit.
 
-A limit only ends a test that hangs; it is no statement about the speed of the code. Each limit is about twenty times the time that an idle
-machine with two cores needs, so that no test fails on a slow or busy machine. The code under test gets the same limits as its own
-deadlines, except for deadlines that are meant to expire.
+A limit only ends a test that hangs; it is no statement about the speed of the code. Each limit is about twenty times
+the time that an idle machine with two cores needs, so that no test fails on a slow or busy machine. The code under test
+gets the same limits as its own deadlines, except for deadlines that are meant to expire.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ CALL = 300.0
 PROCESS = 600.0
 """Time for a process to import its modules, do its work and exit."""
 START = 1200.0
-"""Time for an engine or a role to start, compilation included. Also the timeout of collectives, as one rank may still be starting."""
+"""Time for an engine or a role to start, compilation included. Also the timeout of collectives, as one rank may still
+be starting.
+"""
 RUN = 3600.0
 """Time for a whole run, or for all cases that a group of ranks processes one after another."""
 EXPIRY = 1.0
@@ -44,7 +47,8 @@ def until(holds: Callable[[], bool], what: str, seconds: float = CALL, found: Ca
     """Wait until the condition holds.
 
     Raises:
-        TimeoutError: the condition did not hold within `seconds`. The message contains `what` was expected and what was `found`.
+        TimeoutError: the condition did not hold within `seconds`. The message contains `what` was expected and what was
+            `found`.
     """
     end = time.monotonic() + seconds
     while not holds():

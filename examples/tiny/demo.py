@@ -1,9 +1,10 @@
-"""The demo: makes a tiny model and its data, then trains it with a supervised warm-up and RLVR. Run it in the root of the checkout.
+"""The demo: makes a tiny model and its data, then trains it with a supervised warm-up and RLVR. Run it in the root of
+the checkout.
 
     python examples/tiny/demo.py [--agent]
 
-With --agent it trains an agent instead, on conversations and on episodes of several turns with a tool. Finished steps are skipped, and an
-interrupted run resumes from its last checkpoint. Remove `output/` to start from scratch.
+With --agent it trains an agent instead, on conversations and on episodes of several turns with a tool. Finished steps
+are skipped, and an interrupted run resumes from its last checkpoint. Remove `output/` to start from scratch.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Step:
 
 
 def main(agent: bool = False) -> int:
-    """Run the steps that are not done yet, and print the results. Return 0, or the exit status of the step that failed."""
+    """Run the steps that are not done yet, and print the results. Return 0, or the exit status of the step that
+    failed.
+    """
     for step in agent_steps() if agent else steps():
         if step.done:
             print(f"== {step.title}: already done", flush=True)
@@ -103,14 +106,16 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     file = folder / "metrics.jsonl"
     if not file.exists():
         return []
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        json.loads(line) for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
+    ]
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run Python with these arguments. Return its exit status, or 128 + n if signal n killed it.
 
-    Ctrl-C reaches the step directly. The demo ignores it and waits until the step has saved a checkpoint and ended. SIGTERM is forwarded
-    to the step.
+    Ctrl-C reaches the step directly. The demo ignores it and waits until the step has saved a checkpoint and ended.
+    SIGTERM is forwarded to the step.
     """
     step: subprocess.Popen[bytes] | None = None
     early = False
@@ -143,10 +148,14 @@ def summary(folder: Path) -> str:
     """
     evaluated = [(int(line["step"]), 100 * line[ACCURACY]) for line in read_metrics(folder) if ACCURACY in line]
     if len(evaluated) < 2:
-        raise ValueError(f"{folder / 'metrics.jsonl'} has {len(evaluated)} lines with {ACCURACY}; remove {folder} and run again")
+        raise ValueError(
+            f"{folder / 'metrics.jsonl'} has {len(evaluated)} lines with {ACCURACY}; remove {folder} and run again"
+        )
     (_, before), (last, after) = evaluated[0], evaluated[-1]
     return (
-        f"\nRight answers to held-out problems: {before:.1f}% before, {after:.1f}% after {last} steps ({after - before:+.1f} points).\n"
+        f"\nRight answers to held-out problems: {before:.1f}% before, {after:.1f}% after {last} steps "
+        f"({after - before:+.1f} "
+        f"points).\n"
         f"Report of the run, to open in a browser: {folder / 'report.html'}"
     )
 

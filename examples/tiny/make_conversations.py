@@ -2,8 +2,9 @@
 
     python examples/tiny/make_conversations.py FOLDER [--seed 0]
 
-writes FOLDER/conversations.jsonl. In some conversations the assistant calls the tool and answers with its result; in the others it gives
-the wrong answer 0. A model trained on them calls the tool about as often, and reinforcement learning teaches it that the calls pay off.
+writes FOLDER/conversations.jsonl. In some conversations the assistant calls the tool and answers with its result; in
+the others it gives the wrong answer 0. A model trained on them calls the tool about as often, and reinforcement
+learning teaches it that the calls pay off.
 """
 
 from __future__ import annotations

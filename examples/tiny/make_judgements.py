@@ -1,9 +1,11 @@
-"""Writes training rows for a judge (`22=22?` -> `yes`, `22=23?` -> `no`), and pairs of a right and a wrong sum for a reward model.
+"""Writes training rows for a judge (`22=22?` -> `yes`, `22=23?` -> `no`), and pairs of a right and a wrong sum for a
+reward model.
 
     python examples/tiny/make_judgements.py PROBLEMS FOLDER [--seed 0]
 
-PROBLEMS is a file that make_problems.py wrote; its right answers are used. The script writes FOLDER/judgements.jsonl for a judge,
-FOLDER/pairs.jsonl for a reward model, and FOLDER/prompt.txt with the prompt template of the judge: `judge_prompt` of tiny_llm_judge.
+PROBLEMS is a file that make_problems.py wrote; its right answers are used. The script writes FOLDER/judgements.jsonl
+for a judge, FOLDER/pairs.jsonl for a reward model, and FOLDER/prompt.txt with the prompt template of the judge:
+`judge_prompt` of tiny_llm_judge.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def wrong_response(answer: str, draw: random.Random) -> str:
     near = str(max(0, int(answer) + draw.choice((-10, -3, -2, -2, -1, -1, -1, 1, 1, 1, 2, 2, 3, 10))))
     digits = "".join(draw.choices("0123456789", k=draw.randint(1, 4)))
     letter = answer[:-1] + chr(draw.randrange(128))
-    response = draw.choice((near, near, near, answer[::-1], answer + draw.choice("0123456789"), answer[:-1], digits, letter))
+    response = draw.choice(
+        (near, near, near, answer[::-1], answer + draw.choice("0123456789"), answer[:-1], digits, letter)
+    )
     return response if response != answer else f"{answer}0"
 
 
@@ -39,15 +43,26 @@ def judgements(problems: list[dict[str, str]], seed: int) -> list[dict[str, str]
         answer = problem["ground_truth"]
         for number in range(EACH):
             response = wrong_response(answer, draw) if number % 2 else answer
-            rows.append({"prompt": TEMPLATE.format(response=response, reference=answer), "response": "no" if number % 2 else "yes"})
+            rows.append(
+                {
+                    "prompt": TEMPLATE.format(response=response, reference=answer),
+                    "response": "no" if number % 2 else "yes",
+                }
+            )
     return rows
 
 
 def pairs(problems: list[dict[str, str]], seed: int) -> list[dict[str, str]]:
-    """Return the rows for a reward model: `prompt`, the right answer as `response`, and a wrong answer as `rejected`."""
+    """Return the rows for a reward model: `prompt`, the right answer as `response`, and a wrong answer as
+    `rejected`.
+    """
     draw = random.Random(seed)
     return [
-        {"prompt": problem["prompt"], "response": problem["ground_truth"], "rejected": wrong_response(problem["ground_truth"], draw)}
+        {
+            "prompt": problem["prompt"],
+            "response": problem["ground_truth"],
+            "rejected": wrong_response(problem["ground_truth"], draw),
+        }
         for problem in problems
         for _ in range(EACH)
     ]

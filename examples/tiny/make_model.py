@@ -1,9 +1,10 @@
-"""Writes the model of the tiny examples: a Qwen2 with 1.1 million random weights, and a tokenizer whose tokens are single bytes.
+"""Writes the model of the tiny examples: a Qwen2 with 1.1 million random weights, and a tokenizer whose tokens are
+single bytes.
 
     python examples/tiny/make_model.py FOLDER [--seed 0] [--agent]
 
-FOLDER becomes an ordinary Hugging Face model folder. Nothing is downloaded. With --agent the model has a longer context, and its tokenizer
-has a chat template with tool calls in the format of Qwen2.5.
+FOLDER becomes an ordinary Hugging Face model folder. Nothing is downloaded. With --agent the model has a longer
+context, and its tokenizer has a chat template with tool calls in the format of Qwen2.5.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ AGENT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
-"""Chat template of the agent. It does not list the tools, because there is only one, which the model learns in the warm-up."""
+"""Chat template of the agent. It does not list the tools, because there is only one, which the model learns in the
+warm-up.
+"""
 
 
 def build_tokenizer(agent: bool = False) -> PreTrainedTokenizerBase:
@@ -68,7 +71,8 @@ def build_model(seed: int, agent: bool = False) -> Qwen2ForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=AGENT_POSITIONS if agent else POSITIONS,
-        # Larger than the usual 0.02: LoRA freezes the head, and with small weights the policy could not become confident.
+        # Larger than the usual 0.02: LoRA freezes the head, and with small weights the policy could not become
+        # confident.
         initializer_range=0.05,
         tie_word_embeddings=False,
         bos_token_id=None,

@@ -22,11 +22,18 @@ TRAIN, HELDOUT = 4000, 256
 def problem(digits: str) -> dict[str, str]:
     """Return the row of one problem.
 
-    It has the `prompt`, the right answer as `response` and `ground_truth`, a wrong one as `rejected`, and the `tag` of the reward domain.
+    It has the `prompt`, the right answer as `response` and `ground_truth`, a wrong one as `rejected`, and the `tag` of
+    the reward domain.
     """
     total = sum(map(int, digits))
     answer, wrong = str(total), str(total + 1 + int(digits[-1]) % 3)
-    return {"prompt": "+".join(digits) + "=", "response": answer, "rejected": wrong, "ground_truth": answer, "tag": "arithmetic"}
+    return {
+        "prompt": "+".join(digits) + "=",
+        "response": answer,
+        "rejected": wrong,
+        "ground_truth": answer,
+        "tag": "arithmetic",
+    }
 
 
 def draw_problems(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:

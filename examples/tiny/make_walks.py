@@ -2,9 +2,10 @@
 
     python examples/tiny/make_walks.py FOLDER [--seed 0]
 
-writes FOLDER/walks.jsonl. In each turn the policy describes what it sees, then moves, for example `02>31 LD Right`: it is in row 0,
-column 2; the goal is in row 3, column 1, which is to the left and down; it moves to the right. The descriptions are always right. One move
-in five is towards the goal, the others are random. Reinforcement learning teaches the agent to move towards the goal and around holes.
+writes FOLDER/walks.jsonl. In each turn the policy describes what it sees, then moves, for example `02>31 LD Right`: it
+is in row 0, column 2; the goal is in row 3, column 1, which is to the left and down; it moves to the right. The
+descriptions are always right. One move in five is towards the goal, the others are random. Reinforcement learning
+teaches the agent to move towards the goal and around holes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ SENSIBLE = 0.2
 FIRST_SEED = 1 << 20
 """First seed of the maps. It is chosen so that the seeds differ from those of training and validation."""
 HELD_OUT = 128
-"""Number of held-out seeds: `validation.rows` in tiny_frozen_lake.yaml. Small maps repeat, so walks on held-out maps are left out."""
+"""Number of held-out seeds: `validation.rows` in tiny_frozen_lake.yaml. Small maps repeat, so walks on held-out maps
+are left out.
+"""
 LAKE = {
     "size": 4,
     "p": 0.8,

@@ -1,4 +1,5 @@
-"""Draws two pictures of the demo for the README: its accuracy over the steps, and its console. Run it in the root, after the demo.
+"""Draws two pictures of the demo for the README: its accuracy over the steps, and its console. Run it in the root,
+after the demo.
 
 python examples/tiny/pictures.py [--run output/demo] [--out docs/pictures]
 """
@@ -76,10 +77,14 @@ def main() -> None:
 
 
 def curve(rows: Sequence[Mapping[str, float]]) -> str:
-    """Return an SVG with the accuracy on held-out problems and the mean reward of each step. It suits light and dark pages."""
+    """Return an SVG with the accuracy on held-out problems and the mean reward of each step. It suits light and dark
+    pages.
+    """
     accuracy, reward = (points(rows, name) for name in (ACCURACY, REWARD))
     plot = Plot(max(step for step, _ in (*accuracy, *reward)))
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><style>{STYLE}</style>']
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><style>{STYLE}</style>'
+    ]
     parts.append(f"<title>{escape(caption(accuracy))}</title>")
     for percent in (0, 25, 50, 75, 100):
         y = plot.y(percent / 100)
@@ -89,13 +94,25 @@ def curve(rows: Sequence[Mapping[str, float]]) -> str:
         parts.append(f'<text x="{plot.x(step)}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{step}</text>')
     parts.append(f'<text x="{plot.x(plot.last_step / 2)}" y="{HEIGHT - 8}" text-anchor="middle">step</text>')
     for name, line in (("reward", reward), ("accuracy", accuracy)):
-        parts.append(f'<path class="{name}" d="{plot.path(line)}" fill="none" stroke-width="2" stroke-linejoin="round"/>')
+        parts.append(
+            f'<path class="{name}" d="{plot.path(line)}" fill="none" stroke-width="2" stroke-linejoin="round"/>'
+        )
     for step, share in accuracy:
         parts.append(f'<circle class="dot" cx="{plot.x(step)}" cy="{plot.y(share)}" r="4"/>')
-        parts.append(f'<text class="named-accuracy" x="{plot.x(step)}" y="{plot.y(share) - 10}" text-anchor="middle">{share:.0%}</text>')
+        parts.append(
+            f'<text class="named-accuracy" x="{plot.x(step)}" y="{plot.y(share) - 10}" '
+            f'text-anchor="middle">{share:.0%}</text>'
+        )
     beside = WIDTH - RIGHT + 14
-    parts.append(f'<text class="named-accuracy" x="{beside}" y="{plot.y(accuracy[-1][1]) + 4}">held-out problems</text>')
-    parts.append(f'<text class="named-reward" x="{beside}" y="{plot.y(min(reward[-1][1], accuracy[-1][1])) + 24}">reward of a step</text>')
+    parts.append(
+        f'<text class="named-accuracy" x="{beside}" y="{plot.y(accuracy[-1][1]) + 4}">held-out problems</text>'
+    )
+    parts.append(
+        f'<text class="named-reward" x="{beside}" y="{plot.y(min(reward[-1][1], accuracy[-1][1])) + 24}">reward '
+        f"of "
+        f"a "
+        f"step</text>"
+    )
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -107,11 +124,15 @@ def points(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[int, fl
 def caption(accuracy: Sequence[tuple[int, float]]) -> str:
     """Return a description of the curve."""
     (_, first), (step, last) = accuracy[0], accuracy[-1]
-    return f"Share of right answers to held-out problems: {first:.0%} before the first step, {last:.0%} after step {step}"
+    return (
+        f"Share of right answers to held-out problems: {first:.0%} before the first step, {last:.0%} after step {step}"
+    )
 
 
 def console(rows: Sequence[Mapping[str, float]]) -> str:
-    """Return an SVG of a terminal with the beginning of the plan, and with the live view at three quarters of the run."""
+    """Return an SVG of a terminal with the beginning of the plan, and with the live view at three quarters of the
+    run.
+    """
     config = load_config(EXPERIMENT, ["dry_run=true"])
     printed = Console(width=COLUMNS, file=io.StringIO(), force_terminal=True)
     with printed.capture() as plan:
@@ -129,8 +150,12 @@ def console(rows: Sequence[Mapping[str, float]]) -> str:
 
 
 def without_fonts(svg: str) -> str:
-    """Return the SVG without the fonts that rich would load from a server. The reader's monospaced font is stretched to the same widths."""
-    return re.sub(r"font-family: [^;]*;", "font-family: monospace;", re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))
+    """Return the SVG without the fonts that rich would load from a server. The reader's monospaced font is stretched to
+    the same widths.
+    """
+    return re.sub(
+        r"font-family: [^;]*;", "font-family: monospace;", re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+    )
 
 
 if __name__ == "__main__":

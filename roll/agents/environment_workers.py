@@ -40,7 +40,9 @@ class EnvironmentSettings:
 
 
 class EnvironmentWorker:
-    """Runs in a Ray actor, whose log contains the output of the environments. Failures of environments are returned, not raised."""
+    """Runs in a Ray actor, whose log contains the output of the environments. Failures of environments are returned,
+    not raised.
+    """
 
     def __init__(self, settings: EnvironmentSettings) -> None:
         self._process = EnvironmentProcess(settings.domain, settings.section, settings.start_seconds)
@@ -52,7 +54,9 @@ class EnvironmentWorker:
         self._bounding = asyncio.create_task(bound_log())
         self._malformed_calls = (await self._process.start()).malformed_calls
 
-    async def open(self, session: int, row: Mapping[str, Any], seed: int) -> tuple[Observation, MalformedCalls] | EnvironmentFailed:
+    async def open(
+        self, session: int, row: Mapping[str, Any], seed: int
+    ) -> tuple[Observation, MalformedCalls] | EnvironmentFailed:
         """See `EnvironmentProcess`."""
         try:
             return await self._process.open(session, row, seed), self._malformed_calls
@@ -84,7 +88,10 @@ class EnvironmentWorkers:
     """
 
     def __init__(
-        self, groups: Mapping[str, WorkerGroup[EnvironmentWorker]], sections: Mapping[str, EnvironmentConfig], start_seconds: float
+        self,
+        groups: Mapping[str, WorkerGroup[EnvironmentWorker]],
+        sections: Mapping[str, EnvironmentConfig],
+        start_seconds: float,
     ) -> None:
         """
         Args:
@@ -116,7 +123,8 @@ class _Domain:
         self._room = asyncio.Semaphore(len(group) * section.sessions_per_process)
         self._sessions = [0] * len(group)
         self._number = 0
-        # A call may wait for one call of every other session, each up to its timeout, and for a replacement of the process.
+        # A call may wait for one call of every other session, each up to its timeout, and for a replacement of the
+        # process.
         self.seconds = section.step_timeout * 2 * (section.sessions_per_process + 1) + start_seconds + SLACK
 
     async def open(self, row: Mapping[str, Any], seed: int) -> WorkerSession:
@@ -161,9 +169,13 @@ class WorkerSession:
         self._closing: asyncio.Task[None] | None = None
 
     async def step(self, message: Message) -> Step:
-        """Send the model's message and return the environment's step. Raise EnvironmentFailed if the environment fails."""
+        """Send the model's message and return the environment's step. Raise EnvironmentFailed if the environment
+        fails.
+        """
         one = self._domain.workers.one
-        return self._domain.had(await one(self._worker, self._domain.seconds, EnvironmentWorker.step, self.number, message))
+        return self._domain.had(
+            await one(self._worker, self._domain.seconds, EnvironmentWorker.step, self.number, message)
+        )
 
     async def close(self) -> None:
         """Close the environment in the background, and free its place afterwards."""

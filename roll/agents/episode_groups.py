@@ -20,7 +20,9 @@ IN_ENVIRONMENT = "environment"
 
 @dataclass(frozen=True)
 class EpisodeGroups:
-    """Implements `GroupSampler`. All episodes of a group start from the same environment state: the same row and the same seed."""
+    """Implements `GroupSampler`. All episodes of a group start from the same environment state: the same row and the
+    same seed.
+    """
 
     episodes: Player
     sampling: Sampling
@@ -30,7 +32,9 @@ class EpisodeGroups:
     """Seed stream of environments, for rows without a seed."""
     scorer: Scorer
     judged: frozenset[str]
-    """Domains that have a reward function in addition to the environment. It scores the concatenated text of the policy's turns."""
+    """Domains that have a reward function in addition to the environment. It scores the concatenated text of the
+    policy's turns.
+    """
 
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
         """See `GroupSampler`. The group's prompt holds the tokens and the text of the first observation."""
@@ -51,12 +55,17 @@ class EpisodeGroups:
             return list(played)
         said = ["".join(segment.text for segment in episode.sampled) for episode in played]
         verdicts = self.scorer.combined(prompt, await self.scorer.score(prompt, said))
-        return [replace(one, reward=with_verdict(one.reward, verdict)) for one, verdict in zip(played, verdicts, strict=True)]
+        return [
+            replace(one, reward=with_verdict(one.reward, verdict))
+            for one, verdict in zip(played, verdicts, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
 class SampledByDomain:
-    """Implements `GroupSampler`: samples episodes in domains that have an environment, and single turns in all others."""
+    """Implements `GroupSampler`: samples episodes in domains that have an environment, and single turns in all
+    others.
+    """
 
     episodes: Mapping[str, GroupSampler]
     """Samplers of episodes by domain."""
@@ -75,7 +84,9 @@ class SampledByDomain:
 
 
 def with_verdict(earned: RewardResult, verdict: RewardResult) -> RewardResult:
-    """Return the sum of the environment's result and the reward function's. If either has no verdict, the sum has none."""
+    """Return the sum of the environment's result and the reward function's. If either has no verdict, the sum has
+    none.
+    """
     if earned.outcome is not RewardOutcome.SCORED:
         return earned
     parts = {IN_ENVIRONMENT: earned.value, **verdict.parts}

@@ -11,11 +11,14 @@ from roll.types import Episode, Metrics, RolloutGroup, StopReason
 
 
 def episode_metrics(groups: Sequence[RolloutGroup]) -> Metrics:
-    """Return metrics of the episodes played in environments, and the environments' own metrics by domain. Empty without environments.
+    """Return metrics of the episodes played in environments, and the environments' own metrics by domain. Empty without
+    environments.
 
     They cover turns, tokens, stop reasons, tool calls, forks, retries and the time spent in the environment.
     """
-    played = [(group.prompt.domain, episode) for group in groups for episode in group.episodes if in_environment(episode)]
+    played = [
+        (group.prompt.domain, episode) for group in groups for episode in group.episodes if in_environment(episode)
+    ]
     if not played:
         return {}
     episodes = [episode for _, episode in played]

@@ -4,8 +4,9 @@
                                  ▲                                       │
                                  └──── what was sampled stays as it is ◀─┘
 
-The engine always continues from exactly the tokens that it saw and sampled. The renderer converts only the environment's new messages
-into tokens to append; it does not render earlier turns again. If that is not possible, the context forks (`Transcript`).
+The engine always continues from exactly the tokens that it saw and sampled. The renderer converts only the
+environment's new messages into tokens to append; it does not render earlier turns again. If that is not possible, the
+context forks (`Transcript`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,18 @@ from roll.data.renderers.base import ChatRenderer, Parsed
 from roll.errors import EnvironmentFailed, NeighbourFailed
 from roll.rollout.group import turn_seed
 from roll.rollout.transcript import Transcript, without_verdict
-from roll.types import Completion, Episode, FinishReason, Ints, NumberedCompletions, Prompt, RewardOutcome, Sampling, Session, StopReason
+from roll.types import (
+    Completion,
+    Episode,
+    FinishReason,
+    Ints,
+    NumberedCompletions,
+    Prompt,
+    RewardOutcome,
+    Sampling,
+    Session,
+    StopReason,
+)
 
 ENVIRONMENT = "environment/"
 """Prefix of the names of metrics that an environment returns."""
@@ -141,7 +153,9 @@ class Episodes:
     async def play(self, prompt: Prompt, environment_seed: int, seed: int | None) -> Episode:
         """See `Player`."""
         limits = self._limits[prompt.domain]
-        return await attempted(partial(self._attempt, prompt, environment_seed, seed, limits), limits.attempts, prompt.text)
+        return await attempted(
+            partial(self._attempt, prompt, environment_seed, seed, limits), limits.attempts, prompt.text
+        )
 
     async def _attempt(self, prompt: Prompt, environment_seed: int, seed: int | None, limits: EpisodeLimits) -> Episode:
         began = self._clock()
@@ -195,7 +209,9 @@ class _Turns:
         try:
             token_ids = renderer.render(self._messages, self._tools)
         except TemplateFault as fault:
-            raise EnvironmentFailed(f"the chat template rejects the environment's first observation: {fault}") from fault
+            raise EnvironmentFailed(
+                f"the chat template rejects the environment's first observation: {fault}"
+            ) from fault
         if len(token_ids) > tokens.prompt:
             long = f"the environment's first observation has {len(token_ids)} tokens"
             raise EnvironmentFailed(f"{long}, more than prompt_length, which is {tokens.prompt}")
@@ -207,7 +223,9 @@ class _Turns:
             room = self._longest - len(self.transcript.context)
             if room < 1:
                 return StopReason.CONTEXT_FULL
-            completion = await self._generated(min(room, self._sampling.max_new_tokens), None if seed is None else turn_seed(seed, turn))
+            completion = await self._generated(
+                min(room, self._sampling.max_new_tokens), None if seed is None else turn_seed(seed, turn)
+            )
             parsed = self._with_new_ids(self._renderer.parse(completion.token_ids, self._tools))
             self.transcript.act(completion, calls_of(parsed.message), self._state)
             self.transcript.counts["tool_calls"] += len(parsed.message.get("tool_calls") or ())
@@ -226,12 +244,17 @@ class _Turns:
         return StopReason.MAX_TURNS
 
     def _with_new_ids(self, parsed: Parsed) -> Parsed:
-        """Return a parsed turn whose tool calls have ids that no earlier call of the episode has. A renderer numbers those of each turn."""
+        """Return a parsed turn whose tool calls have ids that no earlier call of the episode has. A renderer numbers
+        those of each turn.
+        """
         calls = []
         for call in parsed.message.get("tool_calls") or ():
             number, name = len(self._ids), str(call["id"])
             while name in self._ids:
-                name, number = f"call{number:05d}", number + 1  # nine letters and digits, as Mistral's templates require
+                name, number = (
+                    f"call{number:05d}",
+                    number + 1,
+                )  # nine letters and digits, as Mistral's templates require
             self._ids.add(name)
             calls.append({**call, "id": name})
         return replace(parsed, message={**parsed.message, "tool_calls": calls}) if calls else parsed
@@ -243,14 +266,18 @@ class _Turns:
         return completion
 
     async def _answer(self, parsed: Parsed) -> Step:
-        """Return the environment's answer to a message. Its `malformed_calls` determines how malformed tool calls are handled."""
+        """Return the environment's answer to a message. Its `malformed_calls` determines how malformed tool calls are
+        handled.
+        """
         malformed, counts = parsed.malformed, self.transcript.counts
         if malformed and self._environment.malformed_calls == "answer":
             return Step([{"role": "tool", "content": UNREADABLE.format(text)} for text in malformed])
         if malformed and self._environment.malformed_calls == "end":
             return Step(done=True)
         began = self._clock()
-        step = await self._environment.step({**parsed.message, "malformed": list(malformed)} if malformed else parsed.message)
+        step = await self._environment.step(
+            {**parsed.message, "malformed": list(malformed)} if malformed else parsed.message
+        )
         counts["environment_seconds"] += self._clock() - began
         for name, value in step.metrics.items():
             counts[name if name == TOOL_ERRORS else f"{ENVIRONMENT}{name}"] += value
@@ -258,7 +285,9 @@ class _Turns:
         return step
 
     def _go_on(self, sampled: Ints, messages: Sequence[Message]) -> bool:
-        """Append the environment's answer to the context. Return False if the context has no room for it and one more token."""
+        """Append the environment's answer to the context. Return False if the context has no room for it and one more
+        token.
+        """
         transcript, before = self.transcript, self.transcript.context[: len(self.transcript.context) - len(sampled)]
         self._messages += messages
         bridge = self._renderer.bridge(before, sampled, messages, self._tools)
@@ -275,11 +304,13 @@ NO_TOKENS = np.zeros(0, np.int32)
 
 
 async def attempted(attempt: Callable[[], Awaitable[Episode]], attempts: int, prompt_text: str) -> Episode:
-    """Return the first attempt whose environment did not break, or else an episode with the stop reason ENVIRONMENT_FAILED.
+    """Return the first attempt whose environment did not break, or else an episode with the stop reason
+    ENVIRONMENT_FAILED.
 
     Args:
         attempt: plays the episode once.
-        attempts: largest number of attempts. Attempts that end with `NeighbourFailed` do not count; at most MOST_DISTURBED are allowed.
+        attempts: largest number of attempts. Attempts that end with `NeighbourFailed` do not count; at most
+            MOST_DISTURBED are allowed.
         prompt_text: text of the prompt, for the record of a failed episode.
     """
     failed = disturbed = 0
@@ -293,14 +324,25 @@ async def attempted(attempt: Callable[[], Awaitable[Episode]], attempts: int, pr
             else:
                 failed += 1
             if failed >= attempts or disturbed >= MOST_DISTURBED:
-                return without_verdict(NO_TOKENS, prompt_text, StopReason.ENVIRONMENT_FAILED, str(error), FAILURES[error.reason])
+                return without_verdict(
+                    NO_TOKENS, prompt_text, StopReason.ENVIRONMENT_FAILED, str(error), FAILURES[error.reason]
+                )
 
 
 def state_of(seen: Observation | Step) -> str:
-    """Return the state by which turns are compared: the one that the environment declares, or else the text of its messages."""
-    return seen.state if seen.state is not None else "\n".join(str(message.get("content") or "") for message in seen.messages)
+    """Return the state by which turns are compared: the one that the environment declares, or else the text of its
+    messages.
+    """
+    return (
+        seen.state
+        if seen.state is not None
+        else "\n".join(str(message.get("content") or "") for message in seen.messages)
+    )
 
 
 def calls_of(message: Message) -> list[dict[str, Any]]:
     """Return the name and the arguments of each of a message's tool calls."""
-    return [{"name": call["function"]["name"], "arguments": call["function"]["arguments"]} for call in message.get("tool_calls") or ()]
+    return [
+        {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+        for call in message.get("tool_calls") or ()
+    ]

@@ -1,7 +1,8 @@
-"""Tools of MCP servers (Model Context Protocol). Each episode starts the servers or connects to them, and closes them at its end.
+"""Tools of MCP servers (Model Context Protocol). Each episode starts the servers or connects to them, and closes them
+at its end.
 
-The MCP library requires that the task that opened a connection also closes it, but each call of an environment is a separate task.
-Therefore one dedicated task opens the connections, holds them during the episode and closes them.
+The MCP library requires that the task that opened a connection also closes it, but each call of an environment is a
+separate task. Therefore one dedicated task opens the connections, holds them during the episode and closes them.
 """
 
 from __future__ import annotations
@@ -113,7 +114,9 @@ def text_of(result: CallToolResult) -> str:
     """Return the text of a result. Each part that is not text is replaced by a note with its type."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content)
-    return "\n".join(part.text if isinstance(part, TextContent) else LEFT_OUT.format(part.type) for part in result.content)
+    return "\n".join(
+        part.text if isinstance(part, TextContent) else LEFT_OUT.format(part.type) for part in result.content
+    )
 
 
 def _target(server: McpServer) -> StdioServerParameters | str:

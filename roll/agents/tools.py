@@ -1,7 +1,7 @@
 """Tools of the policy: Python functions with type hints, their schemas, and the answers to calls.
 
-pydantic generates the schemas and parses the arguments of calls. `transformers.utils.get_json_schema` is not used, because it would import
-torch in every environment process; a test compares the two.
+pydantic generates the schemas and parses the arguments of calls. `transformers.utils.get_json_schema` is not used,
+because it would import torch in every environment process; a test compares the two.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class Tools:
         return any(inspect.iscoroutinefunction(tool.function) for tool in self._tools.values())
 
     def answer(self, call: Mapping[str, Any]) -> Answered:
-        """Call a plain function and return the answer. Exceptions become answers to the model, except EnvironmentFailed."""
+        """Call a plain function and return the answer. Exceptions become answers to the model, except
+        EnvironmentFailed.
+        """
         try:
             return answered(call, self._begun(call))
         except EnvironmentFailed:
@@ -112,7 +114,8 @@ def tool_of(function: Callable[..., Any]) -> Tool:
     """Return the tool for a function, with a schema from its name, docstring (including `Args:`) and type hints.
 
     Raises:
-        ValueError: the function cannot be called with keyword arguments that JSON can express. The message gives the reason.
+        ValueError: the function cannot be called with keyword arguments that JSON can express. The message gives the
+            reason.
     """
     name = getattr(function, "__name__", "")
     if not name.isidentifier():
@@ -120,7 +123,9 @@ def tool_of(function: Callable[..., Any]) -> Tool:
     said, described = descriptions(inspect.getdoc(function) or "")
     try:
         hints = get_type_hints(function, include_extras=True)
-        fields = {one.name: _field(name, one, hints, described) for one in inspect.signature(function).parameters.values()}
+        fields = {
+            one.name: _field(name, one, hints, described) for one in inspect.signature(function).parameters.values()
+        }
         arguments: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
         parameters = {"type": "object", **_stripped(arguments.model_json_schema())}
     except ValueError:
@@ -145,7 +150,9 @@ def descriptions(docstring: str) -> tuple[str, dict[str, str]]:
 def calls_for(names: frozenset[str], message: Message) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """Return (calls of tools with these names, all other calls) of a message."""
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
-    return [call for call in calls if call["function"]["name"] in names], [call for call in calls if call["function"]["name"] not in names]
+    return [call for call in calls if call["function"]["name"] in names], [
+        call for call in calls if call["function"]["name"] not in names
+    ]
 
 
 def _field(function: str, parameter: inspect.Parameter, hints: Mapping[str, Any], described: Mapping[str, str]) -> Any:
@@ -177,7 +184,9 @@ def _arguments(tool: Tool, text: Any) -> dict[str, Any]:
     try:
         read = tool.arguments.model_validate_json(text or "{}")
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the arguments'}: {one['msg']}" for one in error.errors())
+        problems = "; ".join(
+            f"{'.'.join(map(str, one['loc'])) or 'the arguments'}: {one['msg']}" for one in error.errors()
+        )
         raise CallError(f"the arguments of '{tool.name}' do not fit: {problems}") from error
     return {name: getattr(read, name) for name in tool.arguments.model_fields}
 
@@ -197,4 +206,9 @@ def refused(call: Mapping[str, Any], error: Exception) -> Answered:
 
 
 def _message(call: Mapping[str, Any], text: str) -> Message:
-    return {"role": "tool", "tool_call_id": str(call.get("id") or ""), "name": str(call["function"]["name"]), "content": text}
+    return {
+        "role": "tool",
+        "tool_call_id": str(call.get("id") or ""),
+        "name": str(call["function"]["name"]),
+        "content": text,
+    }

@@ -1,8 +1,9 @@
 """Computes advantages of response tokens from the rewards of a step. Pure functions of numpy arrays.
 
-Every estimator maps `Scores` to advantages [T] and is registered in `ADVANTAGES` under its `adv_estimator` name. In the formulas, r is
-the reward of a response, and means are taken over the responses to the same prompt. Unless an estimator discounts rewards, every token
-of a response gets the same advantage, minus the sum of the penalties from that token to the end of the response.
+Every estimator maps `Scores` to advantages [T] and is registered in `ADVANTAGES` under its `adv_estimator` name. In the
+formulas, r is the reward of a response, and means are taken over the responses to the same prompt. Unless an estimator
+discounts rewards, every token of a response gets the same advantage, minus the sum of the penalties from that token to
+the end of the response.
 
 Computes how much each response contributes to the best of k rewards (pass@k if rewards are 0 or 1). Pure functions.
 """
@@ -23,12 +24,14 @@ from roll.types import Floats, Ints, Sequences
 
 
 def added_to_best(rewards: Floats | Doubles, k: int) -> Doubles:
-    """Return [n]: how much each response raises the largest reward of k - 1 other responses, averaged over all choices of the others.
+    """Return [n]: how much each response raises the largest reward of k - 1 other responses, averaged over all choices
+    of the others.
 
-    Rank the responses by reward from 1, lowest first. For the response of rank i, the best of the others has rank j < i in
-    comb(j - 1, k - 2) of the comb(n - 1, k - 1) choices.
+    Rank the responses by reward from 1, lowest first. For the response of rank i, the best of the others has rank j < i
+    in comb(j - 1, k - 2) of the comb(n - 1, k - 1) choices.
 
-    Source: Walder and Karkhanis, arXiv 2505.15201, the estimator with the baseline of k - 1 samples (loo-1), without its factor of k / n.
+    Source: Walder and Karkhanis, arXiv 2505.15201, the estimator with the baseline of k - 1 samples (loo-1), without
+    its factor of k / n.
 
     Args:
         rewards: [n], rewards of the responses to one prompt; n is at least 2.
@@ -58,7 +61,9 @@ class Scores:
     token_penalties: Floats | None = None
     """[T], subtracted from the reward of each token (KL in the reward), or None."""
     lengths: Ints | None = None
-    """[N], number of response tokens, including those outside the loss. `opo` uses them as weights. None: count the response mask."""
+    """[N], number of response tokens, including those outside the loss. `opo` uses them as weights. None: count the
+    response mask.
+    """
     baselines: Floats | None = None
     """[N], reward of the greedy response to the same prompt. Required by `remax`."""
     running: RunningMoments | None = None
@@ -76,11 +81,14 @@ class Normalisation:
     """Settings of discounting, normalisation and clipping, around the estimator's own formula."""
 
     mean: Scope = None
-    """Scope of the mean that is subtracted from rewards (`reinforce`) or from the returns of turns (`step_reinforce`)."""
+    """Scope of the mean that is subtracted from rewards (`reinforce`) or from the returns of turns (`step_reinforce`).
+    """
     std: Scope = None
     """Scope of the standard deviation by which the same values are divided."""
     gamma: float = 1.0
-    """Discount of the rewards of later tokens (`reinforce`, `reinforce_plus_plus`, `remax`, `gae`) or later turns (`step_reinforce`)."""
+    """Discount of the rewards of later tokens (`reinforce`, `reinforce_plus_plus`, `remax`, `gae`) or later turns
+    (`step_reinforce`).
+    """
     lambd: float = 0.95
     """Lambda of `gae`: the decay of the temporal-difference errors of later tokens."""
     whiten: bool | Literal["domain"] = False
@@ -88,8 +96,9 @@ class Normalisation:
     reward_clip: float | None = None
     """Largest magnitude of a reward. None: no clipping."""
     clips_normalised: bool = False
-    """Whether `reward_clip` bounds rewards after the normalisation, and again each token's reward after its penalty, as in ROLL.
-    Otherwise it bounds the rewards before the normalisation. Only `grpo`, `reinforce` and `gae` have both."""
+    """Whether `reward_clip` bounds rewards after the normalisation, and again each token's reward after its penalty, as
+    in ROLL. Otherwise it bounds the rewards before the normalisation. Only `grpo`, `reinforce` and `gae` have both.
+    """
     advantage_clip: float | None = None
     """Largest magnitude of an advantage. None: no clipping."""
 
@@ -126,7 +135,8 @@ def dr_grpo(scores: Scores, norm: Normalisation) -> Doubles:
 
 @ADVANTAGES.register("rloo")
 def rloo(scores: Scores, norm: Normalisation) -> Doubles:
-    """REINFORCE leave-one-out: r minus the mean of the group's other rewards, which is (r - mean) n / (n - 1). 0 in a group of one.
+    """REINFORCE leave-one-out: r minus the mean of the group's other rewards, which is (r - mean) n / (n - 1). 0 in a
+    group of one.
 
     Source: Ahmadian et al., arXiv 2402.14740.
     """
@@ -136,16 +146,20 @@ def rloo(scores: Scores, norm: Normalisation) -> Doubles:
 
 @ADVANTAGES.register("reinforce")
 def reinforce(scores: Scores, norm: Normalisation) -> Doubles:
-    """REINFORCE: the discounted sum of rewards from each token on (Williams, 1992). The rewards may be normalised first."""
+    """REINFORCE: the discounted sum of rewards from each token on (Williams, 1992). The rewards may be normalised
+    first.
+    """
     rewards = standardise(scores.rewards, scores.groups, norm.mean, norm.std, scores.running, scores.domains)
     return to_tokens(rewards, scores, norm.gamma, norm.late_clip)
 
 
 @ADVANTAGES.register("step_reinforce")
 def step_reinforce(scores: Scores, norm: Normalisation) -> Doubles:
-    """REINFORCE with rewards for turns: each token gets the return of its turn. The returns may be normalised over turns first.
+    """REINFORCE with rewards for turns: each token gets the return of its turn. The returns may be normalised over
+    turns first.
 
-    Equivalent to ROLL's estimator of this name. Penalties are summed over each turn and discounted like the turn's reward.
+    Equivalent to ROLL's estimator of this name. Penalties are summed over each turn and discounted like the turn's
+    reward.
     """
     mask, turns = scores.sequences.response_mask, scores.turns or undivided(scores.sequences, scores.rewards)
     domains = None if scores.domains is None else scores.domains[turns.rows]
@@ -166,10 +180,12 @@ def gigpo(
     step_reward_gamma: float = 0.95,
     gigpo_std: bool = True,
 ) -> Doubles:
-    """Group-in-group policy optimisation: compare each episode with its group, and each turn with turns taken in the same state.
+    """Group-in-group policy optimisation: compare each episode with its group, and each turn with turns taken in the
+    same state.
 
-    A = w_E (r - mean) / F + w_S (G_k - mean) / F. The first mean is over the rewards of the group. The second mean is over the returns G_k
-    of all turns of the group that started in the same state. For a turn with a unique state, the second term is 0.
+    A = w_E (r - mean) / F + w_S (G_k - mean) / F. The first mean is over the rewards of the group. The second mean is
+    over the returns G_k of all turns of the group that started in the same state. For a turn with a unique state, the
+    second term is 0.
 
     Source: Feng et al., arXiv 2505.10978, eq. 3 to 8.
 
@@ -187,7 +203,9 @@ def gigpo(
 
 
 def _anchors(turns: Turns, groups: Ints) -> Ints:
-    """Return one integer for each of the K turns. Turns of a group that started in the same state have equal integers."""
+    """Return one integer for each of the K turns. Turns of a group that started in the same state have equal
+    integers.
+    """
     if turns.states is None:
         return np.arange(len(turns.rows), dtype=np.int32)
     pairs = np.stack([groups[turns.rows], turns.states])
@@ -214,7 +232,8 @@ def reinforce_plus_plus_baseline(scores: Scores, norm: Normalisation) -> Doubles
 
 @ADVANTAGES.register("remax")
 def remax(scores: Scores, norm: Normalisation) -> Doubles:
-    """ReMax: the discounted sum of rewards from each token on, minus the reward of the greedy response to the same prompt.
+    """ReMax: the discounted sum of rewards from each token on, minus the reward of the greedy response to the same
+    prompt.
 
     Source: Li et al., arXiv 2310.10505.
     """
@@ -228,8 +247,8 @@ def remax(scores: Scores, norm: Normalisation) -> Doubles:
 def opo(scores: Scores, norm: Normalisation) -> Doubles:
     """On-policy RL with the optimal baseline: r minus the group's length-weighted mean reward, sum(l r) / sum(l).
 
-    This baseline minimises variance if the norm of a response's gradient grows with the square root of its length l in tokens.
-    Source: Hao et al., arXiv 2505.23585.
+    This baseline minimises variance if the norm of a response's gradient grows with the square root of its length l in
+    tokens. Source: Hao et al., arXiv 2505.23585.
     """
     lengths = response_lengths(scores).astype(np.float64)
     paid = by_group(lengths * scores.rewards, scores.groups, np.sum)
@@ -241,8 +260,8 @@ def opo(scores: Scores, norm: Normalisation) -> Doubles:
 def gpg(scores: Scores, norm: Normalisation) -> Doubles:
     """Group policy gradient: alpha (r - mean) with alpha = N / (N - M).
 
-    M of the N responses belong to groups in which all rewards are equal, so they have no gradient. alpha turns the mean over all N
-    responses into the mean over the other N - M.
+    M of the N responses belong to groups in which all rewards are equal, so they have no gradient. alpha turns the mean
+    over all N responses into the mean over the other N - M.
 
     Source: Chu et al., arXiv 2504.02546.
     """
@@ -254,8 +273,9 @@ def gpg(scores: Scores, norm: Normalisation) -> Doubles:
 def maxrl(scores: Scores, norm: Normalisation) -> Doubles:
     """Maximum likelihood RL: (r - mean) / mean. 0 in a group without success, that is, with a mean of at most 1e-6.
 
-    With rewards of 0 and 1, a success rate p and n responses, its expected gradient is the gradient of the first n - 1 terms of
-    log p = -sum_k (1 - p)^k / k. The other estimators maximise only the first term. Source: Tajwar et al., arXiv 2602.02710.
+    With rewards of 0 and 1, a success rate p and n responses, its expected gradient is the gradient of the first n - 1
+    terms of log p = -sum_k (1 - p)^k / k. The other estimators maximise only the first term. Source: Tajwar et al.,
+    arXiv 2602.02710.
     """
     mean = by_group(scores.rewards, scores.groups, np.mean)
     return to_tokens(np.where(mean > EPSILON, _centred(scores) / np.maximum(mean, EPSILON), 0.0), scores)
@@ -263,13 +283,15 @@ def maxrl(scores: Scores, norm: Normalisation) -> Doubles:
 
 @ADVANTAGES.register("pass_at_k")
 def pass_at_k(scores: Scores, norm: Normalisation, pass_k: int = 4) -> Doubles:
-    """Pass@k policy optimisation: k times the mean gain of the best reward when the response joins k - 1 others of its group.
+    """Pass@k policy optimisation: k times the mean gain of the best reward when the response joins k - 1 others of its
+    group.
 
-    The mean is over all choices of the others. With these advantages, REINFORCE estimates the gradient of the expected best of k rewards
-    without bias; for rewards of 0 and 1 this is pass@k. A correct response gets more if fewer others are correct, and a wrong response
-    gets 0. In a group of fewer than k responses, k is the size of the group.
+    The mean is over all choices of the others. With these advantages, REINFORCE estimates the gradient of the expected
+    best of k rewards without bias; for rewards of 0 and 1 this is pass@k. A correct response gets more if fewer others
+    are correct, and a wrong response gets 0. In a group of fewer than k responses, k is the size of the group.
 
-    Source: Walder and Karkhanis, arXiv 2505.15201 (loo-1). The values are n times the paper's, because the loss averages over n responses.
+    Source: Walder and Karkhanis, arXiv 2505.15201 (loo-1). The values are n times the paper's, because the loss
+    averages over n responses.
     """
     added = np.zeros(len(scores.rewards))
     for group in np.unique(scores.groups):
@@ -282,7 +304,8 @@ def pass_at_k(scores: Scores, norm: Normalisation, pass_k: int = 4) -> Doubles:
 
 @ADVANTAGES.register("gae")
 def generalised(scores: Scores, norm: Normalisation) -> Doubles:
-    """Generalised advantage estimation: sums of the critic's temporal-difference errors, weighted by (gamma lambda)^distance.
+    """Generalised advantage estimation: sums of the critic's temporal-difference errors, weighted by (gamma
+    lambda)^distance.
 
     The value after a response's last token is 0, whether the response ended or was truncated.
     Sources: Schulman et al., arXiv 1506.02438, eq. 16; PPO, arXiv 1707.06347, section 5.
@@ -291,7 +314,8 @@ def generalised(scores: Scores, norm: Normalisation) -> Doubles:
 
 
 def advantages(estimator: str, scores: Scores, norm: Normalisation, own: Mapping[str, Any] | None = None) -> Floats:
-    """Return advantages [T] by the named estimator, whitened and then clipped as `norm` specifies; 0 outside the response mask.
+    """Return advantages [T] by the named estimator, whitened and then clipped as `norm` specifies; 0 outside the
+    response mask.
 
     Args:
         estimator: A name in `ADVANTAGES`, or `package.module:Name`.
@@ -300,27 +324,37 @@ def advantages(estimator: str, scores: Scores, norm: Normalisation, own: Mapping
     return exact_advantages(estimator, scores, norm, own).astype(np.float32)
 
 
-def exact_advantages(estimator: str, scores: Scores, norm: Normalisation, own: Mapping[str, Any] | None = None) -> Doubles:
+def exact_advantages(
+    estimator: str, scores: Scores, norm: Normalisation, own: Mapping[str, Any] | None = None
+) -> Doubles:
     """Return the same as `advantages`, in float64."""
     result = ADVANTAGES.find(estimator)(clipped(scores, norm), norm, **(own or {}))
     if norm.whiten:
-        result = whiten(result, scores.sequences.response_mask, _token_domains(scores) if norm.whiten == "domain" else None)
+        result = whiten(
+            result, scores.sequences.response_mask, _token_domains(scores) if norm.whiten == "domain" else None
+        )
     return result if norm.advantage_clip is None else np.clip(result, -norm.advantage_clip, norm.advantage_clip)
 
 
 def _token_domains(scores: Scores) -> Ints:
-    assert scores.domains is not None, "advantages are whitened by domain, but the domain of each response was not given"
+    assert scores.domains is not None, (
+        "advantages are whitened by domain, but the domain of each response was not given"
+    )
     return np.repeat(scores.domains, scores.sequences.lengths)
 
 
 def value_targets(scores: Scores, norm: Normalisation) -> Floats:
-    """Return the critic's targets [T] for `gae`: values plus advantages, before whitening and clipping; 0 outside the response mask."""
+    """Return the critic's targets [T] for `gae`: values plus advantages, before whitening and clipping; 0 outside the
+    response mask.
+    """
     return _gae(clipped(scores, norm), norm)[1].astype(np.float32)
 
 
 def _gae(scores: Scores, norm: Normalisation) -> tuple[Doubles, Doubles]:
     assert scores.values is not None, "gae needs the values of a critic"
-    return gae(token_rewards(scores.rewards, scores, norm.late_clip), scores.values, scores.sequences, norm.gamma, norm.lambd)
+    return gae(
+        token_rewards(scores.rewards, scores, norm.late_clip), scores.values, scores.sequences, norm.gamma, norm.lambd
+    )
 
 
 def clipped(scores: Scores, norm: Normalisation) -> Scores:
@@ -344,16 +378,22 @@ def to_tokens(rewards: np.ndarray, scores: Scores, gamma: float = 1.0, bound: fl
 
 
 def token_rewards(rewards: np.ndarray, scores: Scores, bound: float | None = None) -> Doubles:
-    """Return rewards [T]: each response's reward [N] at its last token, minus each token's penalty; 0 outside the response mask.
+    """Return rewards [T]: each response's reward [N] at its last token, minus each token's penalty; 0 outside the
+    response mask.
 
     Args:
-        bound: Largest magnitude of a response's reward before the penalties, and of each token's reward after them. None: no clipping.
+        bound: Largest magnitude of a response's reward before the penalties, and of each token's reward after them.
+            None: no clipping.
     """
     if bound is not None:
         return np.clip(token_rewards(np.clip(rewards, -bound, bound), scores), -bound, bound)
     sequences = scores.sequences
     mask = sequences.response_mask
-    immediate = np.zeros(len(mask)) if scores.token_penalties is None else np.where(mask, -scores.token_penalties.astype(np.float64), 0.0)
+    immediate = (
+        np.zeros(len(mask))
+        if scores.token_penalties is None
+        else np.where(mask, -scores.token_penalties.astype(np.float64), 0.0)
+    )
     tokens = np.flatnonzero(mask)
     rows = np.repeat(np.arange(len(sequences)), sequences.lengths)[tokens]
     is_last = np.diff(rows, append=-1) != 0

@@ -1,7 +1,8 @@
 """Computes the weight of each token in the loss, before the batch is split.
 
 The loss of an update is `sum(weight * token loss)` over all its tokens, on all ranks and in all micro-batches.
-The weights are normalised by totals over the whole update, so the split into ranks and micro-batches does not change the result.
+The weights are normalised by totals over the whole update, so the split into ranks and micro-batches does not change
+the result.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ MODES = "token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum
 
 
 def loss_weights(
-    sequences: Sequences, mode: str, scale: float = 1.0, sequence_weights: Floats | None = None, episode_of_sequence: Ints | None = None
+    sequences: Sequences,
+    mode: str,
+    scale: float = 1.0,
+    sequence_weights: Floats | None = None,
+    episode_of_sequence: Ints | None = None,
 ) -> Floats:
     """Return the weight of each token, [T]; 0 outside the response mask.
 
     - `token-mean`: the mean over all tokens.
     - `seq-mean-token-sum`: the sum over the tokens of a sequence, then the mean over sequences.
     - `seq-mean-token-mean`: the mean over the tokens of a sequence, then the mean over sequences.
-    - `seq-mean-token-sum-norm`: as `seq-mean-token-sum`, divided by the constant `scale` (Dr. GRPO, arXiv 2503.20783, section 3.2).
+    - `seq-mean-token-sum-norm`: as `seq-mean-token-sum`, divided by the constant `scale` (Dr. GRPO, arXiv 2503.20783,
+      section 3.2).
 
     Sequences with an empty mask do not count. All modes treat the sequences of one episode as one sequence.
 
@@ -33,7 +39,11 @@ def loss_weights(
     Raises:
         ValueError: `mode` is unknown.
     """
-    of_sequence = np.arange(len(sequences)) if episode_of_sequence is None else np.unique(episode_of_sequence, return_inverse=True)[1]
+    of_sequence = (
+        np.arange(len(sequences))
+        if episode_of_sequence is None
+        else np.unique(episode_of_sequence, return_inverse=True)[1]
+    )
     tokens = np.bincount(of_sequence, sequences.response_lengths).astype(np.int64)  # by episode; integer sums are exact
     total, rows = int(tokens.sum()), int((tokens > 0).sum())
     match mode:

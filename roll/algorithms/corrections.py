@@ -1,10 +1,12 @@
-"""Corrections for the mismatch between the policy that sampled and the trainer's policy: importance weights and rejections. Pure functions.
+"""Corrections for the mismatch between the policy that sampled and the trainer's policy: importance weights and
+rejections. Pure functions.
 
-At each token, delta = log old - log mu, where old is the trainer's policy at the start of the step, and mu is the engine's policy at the
-version that sampled the token. delta includes the numerical mismatch of trainer and engine and, in asynchronous training, staleness.
-Sources: truncated importance sampling, Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training",
-2025; IcePop, Ling team, "Every Step Evolves", arXiv 2510.18855; sequence and geometric weights and rejections, Liu et al.,
-"When Speed Kills Stability", 2025; decoupled PPO, Hilton et al., arXiv 2110.00641, and AReaL, arXiv 2505.24298.
+At each token, delta = log old - log mu, where old is the trainer's policy at the start of the step, and mu is the
+engine's policy at the version that sampled the token. delta includes the numerical mismatch of trainer and engine and,
+in asynchronous training, staleness. Sources: truncated importance sampling, Yao et al., "Your Efficient RL Framework
+Secretly Brings You Off-Policy RL Training", 2025; IcePop, Ling team, "Every Step Evolves", arXiv 2510.18855; sequence
+and geometric weights and rejections, Liu et al., "When Speed Kills Stability", 2025; decoupled PPO, Hilton et al.,
+arXiv 2110.00641, and AReaL, arXiv 2505.24298.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ class MismatchCorrection(Protocol):
 class Correction(MismatchCorrection):
     """Weights tokens by min(rho, cap), and rejects tokens with rho outside [low, high].
 
-    rho is exp(delta) at the level `token`, exp(sum_y delta) at `sequence` and exp(mean_y delta) at `geometric`. A rejected
-    token has weight 0 but still counts in the denominator of the mean, so that rejections do not scale up the other tokens.
+    rho is exp(delta) at the level `token`, exp(sum_y delta) at `sequence` and exp(mean_y delta) at `geometric`. A
+    rejected token has weight 0 but still counts in the denominator of the mean, so that rejections do not scale up the
+    other tokens.
     """
 
     weight: Level | None = None

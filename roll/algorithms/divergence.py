@@ -1,4 +1,5 @@
-"""Divergences between the next-token distributions of student and teacher, and distillation losses. Pure tensor functions.
+"""Divergences between the next-token distributions of student and teacher, and distillation losses. Pure tensor
+functions.
 
 P is the teacher's distribution over the vocabulary and Q the student's. Both are softmax(logits / temperature).
 """
@@ -20,9 +21,9 @@ from roll.types import Bools, TrainBatch
 class Divergence:
     """The divergence between P and Q at each token.
 
-    `forward_kl` is KL(P || Q) = sum P (log P - log Q) (Hinton et al., arXiv 1503.02531, without its factor of temperature squared);
-    `reverse_kl` is KL(Q || P) (MiniLLM, arXiv 2306.08543, eq. 1); `jsd` is beta KL(P || M) + (1 - beta) KL(Q || M) with
-    M = beta P + (1 - beta) Q (generalised Jensen-Shannon, GKD, arXiv 2306.13649, eq. 1).
+    `forward_kl` is KL(P || Q) = sum P (log P - log Q) (Hinton et al., arXiv 1503.02531, without its factor of
+    temperature squared); `reverse_kl` is KL(Q || P) (MiniLLM, arXiv 2306.08543, eq. 1); `jsd` is beta KL(P || M) + (1 -
+    beta) KL(Q || M) with M = beta P + (1 - beta) Q (generalised Jensen-Shannon, GKD, arXiv 2306.13649, eq. 1).
     """
 
     kind: Literal["forward_kl", "reverse_kl", "jsd"] = "forward_kl"
@@ -35,7 +36,9 @@ class Divergence:
         return self.between((student / self.temperature).log_softmax(-1), (teacher / self.temperature).log_softmax(-1))
 
     def between(self, q: Tensor, p: Tensor) -> Tensor:
-        """Return the divergences [K], in nats, for log-probs [K, C] of the student (q) and the teacher (p) over the same C categories."""
+        """Return the divergences [K], in nats, for log-probs [K, C] of the student (q) and the teacher (p) over the
+        same C categories.
+        """
         if self.kind == "forward_kl":
             return _kl(p, q)
         if self.kind == "reverse_kl":
@@ -51,14 +54,21 @@ def _kl(p: Tensor, q: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Distillation(Loss):
-    """weight * divergence - (1 - weight) * log pi: learn from the teacher's distribution and from the tokens themselves."""
+    """weight * divergence - (1 - weight) * log pi: learn from the teacher's distribution and from the tokens
+    themselves.
+    """
 
     weight: float = 1.0
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, divergence: Tensor, inputs: LossInputs) -> TokenLosses:
         """See `Loss`. A student model also returns the divergence [S]."""
         losses = self.weight * divergence - (1 - self.weight) * log_probs
-        metrics = {"distill/loss": losses, "distill/divergence": divergence, "distill/nll": -log_probs, "distill/entropy": entropy}
+        metrics = {
+            "distill/loss": losses,
+            "distill/divergence": divergence,
+            "distill/nll": -log_probs,
+            "distill/entropy": entropy,
+        }
         return TokenLosses(losses, {name: values.detach() for name, values in metrics.items()})
 
 
@@ -66,8 +76,8 @@ class Distillation(Loss):
 class DistilledPolicy(Loss):
     """The RL loss + coef * divergence from a teacher, on responses sampled by the policy itself.
 
-    No gradient passes through the sampling. Source: generalised knowledge distillation (GKD), arXiv 2306.13649, in its on-policy form
-    combined with reinforcement learning.
+    No gradient passes through the sampling. Source: generalised knowledge distillation (GKD), arXiv 2306.13649, in its
+    on-policy form combined with reinforcement learning.
     """
 
     policy: PolicyLoss

@@ -22,9 +22,10 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: str) -> Ten
     With d = ref - policy: k1 = -d (unbiased, high variance), k2 = d^2 / 2 (biased, low variance),
     k3 = exp(d) - 1 - d (unbiased, never negative; d is clamped to at most 20, without a gradient above), abs = |d|.
 
-    In a loss, only the gradient of an estimator matters. Over samples of the policy, the expected gradient of k1 is zero, that of k2 is
-    the gradient of KL(policy || reference), and that of k3 is the gradient of KL(reference || policy).
-    `k1+` and `k3+` have the values of k1 and k3 and the gradient of k2 (straight-through, as in verl's `kl_penalty`).
+    In a loss, only the gradient of an estimator matters. Over samples of the policy, the expected gradient of k1 is
+    zero, that of k2 is the gradient of KL(policy || reference), and that of k3 is the gradient of KL(reference ||
+    policy). `k1+` and `k3+` have the values of k1 and k3 and the gradient of k2 (straight-through, as in verl's
+    `kl_penalty`).
 
     Args:
         log_probs, ref_log_probs: [S], natural log.
@@ -51,11 +52,12 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: str) -> Ten
 
 
 def importance_weighted(kl: Tensor, log_ratio: Tensor, estimator: str) -> Tensor:
-    """Return the KL estimates [S] of tokens sampled by another policy, weighted by the ratio of the policy to the sampling policy.
+    """Return the KL estimates [S] of tokens sampled by another policy, weighted by the ratio of the policy to the
+    sampling policy.
 
-    Over samples of the sampling policy, the expected gradient is exactly the gradient of KL(policy || reference). With k1 and k3 the
-    ratio has a gradient, as in DeepSeek-V3.2 (arXiv 2512.02556, section 3.1). k2, `k1+` and `k3+` already have the right gradient
-    over the policy's own samples, so for them the ratio is detached.
+    Over samples of the sampling policy, the expected gradient is exactly the gradient of KL(policy || reference). With
+    k1 and k3 the ratio has a gradient, as in DeepSeek-V3.2 (arXiv 2512.02556, section 3.1). k2, `k1+` and `k3+` already
+    have the right gradient over the policy's own samples, so for them the ratio is detached.
 
     Args:
         kl: [S], from `kl_estimate`.
@@ -65,7 +67,8 @@ def importance_weighted(kl: Tensor, log_ratio: Tensor, estimator: str) -> Tensor
 
 
 def adapted_coefficient(coefficient: float, kl: float, target: float, samples: int, horizon: int) -> float:
-    """Return the KL coefficient for the next step. It grows while the KL is above its target, and falls while the KL is below it.
+    """Return the KL coefficient for the next step. It grows while the KL is above its target, and falls while the KL is
+    below it.
 
     The result is coefficient * (1 + clip(kl / target - 1, -0.2, 0.2) * samples / horizon).
     Source: Ziegler et al., arXiv 1909.08593, section 2.2.

@@ -1,4 +1,6 @@
-"""The load-balancing loss of a mixture of experts. It grows as a router sends tokens to fewer experts. A pure tensor function."""
+"""The load-balancing loss of a mixture of experts. It grows as a router sends tokens to fewer experts. A pure tensor
+function.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from torch import Tensor
 def load_balancing(router_logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """Return the loss E * sum_i f_i P_i of one router, and the ratio of the largest expert load to the mean load.
 
-    f_i is the fraction of tokens that choose expert i among their k experts, and P_i is the mean router probability of expert i. The loss
-    is k if loads and probabilities are even, and at most E. f has no gradient. Source: Switch Transformer, arXiv 2101.03961, eq. 4 to 6,
-    with k experts per token as in transformers' `load_balancing_loss_func`.
+    f_i is the fraction of tokens that choose expert i among their k experts, and P_i is the mean router probability of
+    expert i. The loss is k if loads and probabilities are even, and at most E. f has no gradient. Source: Switch
+    Transformer, arXiv 2101.03961, eq. 4 to 6, with k experts per token as in transformers' `load_balancing_loss_func`.
 
     Args:
         router_logits: [T, E], for all tokens of a micro-batch.

@@ -1,4 +1,6 @@
-"""Means and standard deviations of rewards: over a group, a domain, the batch, or all steps so far. Pure functions, in float64."""
+"""Means and standard deviations of rewards: over a group, a domain, the batch, or all steps so far. Pure functions, in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from numpy.typing import NDArray
 from roll.types import Bools, Ints
 
 EPSILON = 1e-6
-"""Constant added to a standard deviation in a denominator. A standard deviation of rewards up to this value counts as 0."""
+"""Constant added to a standard deviation in a denominator. A standard deviation of rewards up to this value counts as
+0.
+"""
 WHITENING_EPSILON = 1e-8
 """Constant added to the variance of advantages in a denominator."""
 Doubles = NDArray[np.float64]
@@ -29,7 +33,9 @@ class RunningMoments:
     """Sum of squared deviations from `mean`."""
 
     def joined(self, values: np.ndarray) -> RunningMoments:
-        """Return the moments of all earlier values and the new ones. Source: Chan, Golub and LeVeque, "Updating Formulae", 1979."""
+        """Return the moments of all earlier values and the new ones. Source: Chan, Golub and LeVeque, "Updating
+        Formulae", 1979.
+        """
         if not len(values):
             return self
         new = values.astype(np.float64)
@@ -44,12 +50,18 @@ class RunningMoments:
 
 
 def standardise(
-    rewards: np.ndarray, groups: Ints, mean: Scope, std: Scope, running: RunningMoments | None = None, domains: Ints | None = None
+    rewards: np.ndarray,
+    groups: Ints,
+    mean: Scope,
+    std: Scope,
+    running: RunningMoments | None = None,
+    domains: Ints | None = None,
 ) -> Doubles:
-    """Return (r - mean) / (std + 1e-6), [N], with the sample standard deviation (n - 1). A scope of None leaves its part out.
+    """Return (r - mean) / (std + 1e-6), [N], with the sample standard deviation (n - 1). A scope of None leaves its
+    part out.
 
-    Rewards whose standard deviation is at most 1e-6 are not divided, so the result is r - mean. If they were divided, and no mean were
-    subtracted, rewards that are equal up to rounding would be multiplied by up to a million.
+    Rewards whose standard deviation is at most 1e-6 are not divided, so the result is r - mean. If they were divided,
+    and no mean were subtracted, rewards that are equal up to rounding would be multiplied by up to a million.
 
     Args:
         rewards, groups: [N] each.
@@ -66,7 +78,9 @@ def standardise(
 
 
 def by_group(values: np.ndarray, groups: Ints, reduce: Callable[[np.ndarray], float | Doubles]) -> Doubles:
-    """Return [N]: for each value, the result of `reduce` on the values of its group, one number for all of them or one for each."""
+    """Return [N]: for each value, the result of `reduce` on the values of its group, one number for all of them or one
+    for each.
+    """
     out = np.empty(len(values), np.float64)
     order = np.argsort(groups, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
@@ -95,7 +109,11 @@ def _whitened(values: Doubles) -> Doubles:
 
 
 def _moment(
-    values: Doubles, members: Mapping[str, Ints | None], scope: Scope, reduce: Callable[[np.ndarray], float], running: float | None
+    values: Doubles,
+    members: Mapping[str, Ints | None],
+    scope: Scope,
+    reduce: Callable[[np.ndarray], float],
+    running: float | None,
 ) -> Doubles:
     match scope:
         case "group" | "domain":

@@ -1,7 +1,8 @@
-"""The policy terms of the loss, one class per method: token losses from log-probs and advantages. Pure tensor functions.
+"""The policy terms of the loss, one class per method: token losses from log-probs and advantages. Pure tensor
+functions.
 
-In all formulas, d = log pi - log old is the log-ratio of the current policy to the old policy, r = exp(d), A is the token's advantage,
-sg(.) stops the gradient, and mean_y and sum_y are over the response tokens of the token's sequence.
+In all formulas, d = log pi - log old is the log-ratio of the current policy to the old policy, r = exp(d), A is the
+token's advantage, sg(.) stops the gradient, and mean_y and sum_y are over the response tokens of the token's sequence.
 Log-ratios are clamped to at most 20 before exponentiation; see `ratio_of`.
 
 Divergences between two policies, computed over two outcomes: the sampled token, and any other token.
@@ -29,7 +30,9 @@ from roll.types import Bools, TrainBatch
 
 
 def token_covariances(batch: TrainBatch) -> np.ndarray:
-    """Return float64 [T], (log old - mean)(A - mean), with means over the response tokens. Values of other tokens are undefined."""
+    """Return float64 [T], (log old - mean)(A - mean), with means over the response tokens. Values of other tokens are
+    undefined.
+    """
     old = batch.behaviour_log_probs if batch.proximal_log_probs is None else batch.proximal_log_probs
     assert old is not None, "covariances need log-probs from before the update"
     mask = batch.sequences.response_mask
@@ -40,7 +43,9 @@ def token_covariances(batch: TrainBatch) -> np.ndarray:
 
 
 def largest(covariances: np.ndarray, batch: TrainBatch, ratio: float) -> Bools:
-    """Mark [T] the response tokens with the largest covariances: a fraction `ratio` of them, at least one. Ties go to the first token."""
+    """Mark [T] the response tokens with the largest covariances: a fraction `ratio` of them, at least one. Ties go to
+    the first token.
+    """
     where = np.flatnonzero(batch.sequences.response_mask)
     order = np.argsort(-covariances[where], kind="stable")
     return _chosen(where[order[: _count(len(where), ratio)]], len(covariances))
@@ -49,8 +54,8 @@ def largest(covariances: np.ndarray, batch: TrainBatch, ratio: float) -> Bools:
 def some_between(covariances: np.ndarray, batch: TrainBatch, ratio: float, low: float, high: float) -> Bools:
     """Mark [T] random response tokens with a covariance in (low, high).
 
-    Their number is a fraction `ratio` of all response tokens, at least one, or all tokens in the interval if there are fewer. The token
-    ids of the step seed the draw, so a resumed run draws the same tokens.
+    Their number is a fraction `ratio` of all response tokens, at least one, or all tokens in the interval if there are
+    fewer. The token ids of the step seed the draw, so a resumed run draws the same tokens.
     """
     sequences = batch.sequences
     where = np.flatnonzero(sequences.response_mask & (covariances > low) & (covariances < high))
@@ -70,10 +75,11 @@ def _chosen(where: np.ndarray, tokens: int) -> Bools:
 
 
 def binary_divergence(log_probs: Tensor, old_log_probs: Tensor, kind: Literal["tv", "kl"]) -> Tensor:
-    """Return the binary divergence [S] of the sampled tokens' probabilities p and q: `tv` is |p - q|, `kl` is KL(q || p) in nats.
+    """Return the binary divergence [S] of the sampled tokens' probabilities p and q: `tv` is |p - q|, `kl` is KL(q ||
+    p) in nats.
 
-    It is a lower bound of the divergence of the whole distributions. If log p or log q rounds to 0, its complement is below the precision
-    of a probability near 1, half the machine epsilon, and this precision takes its place.
+    It is a lower bound of the divergence of the whole distributions. If log p or log q rounds to 0, its complement is
+    below the precision of a probability near 1, half the machine epsilon, and this precision takes its place.
 
     Source: Qi et al., arXiv 2602.04879.
 
@@ -135,7 +141,9 @@ class Objective(Protocol):
         ...
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
-        """Return a mask [T] of the tokens, chosen over the whole step, that the objective treats differently. None without a selection."""
+        """Return a mask [T] of the tokens, chosen over the whole step, that the objective treats differently. None
+        without a selection.
+        """
         return None
 
 
@@ -150,7 +158,8 @@ class Ppo(Objective):
 
     With `dual_clip`, the loss of a token with A < 0 is at most -A dual_clip.
 
-    Sources: PPO, arXiv 1707.06347, eq. 7; separate bounds: DAPO, arXiv 2503.14476, eq. 10; dual clip: Ye et al., arXiv 1912.09729.
+    Sources: PPO, arXiv 1707.06347, eq. 7; separate bounds: DAPO, arXiv 2503.14476, eq. 10; dual clip: Ye et al., arXiv
+    1912.09729.
     """
 
     clip_low: float = 0.2
@@ -163,7 +172,9 @@ class Ppo(Objective):
         if self.dual_clip is None:
             return surrogate
         bound = torch.where(tokens.advantages < 0, -tokens.advantages * self.dual_clip, torch.inf)
-        return Surrogate(torch.minimum(surrogate.losses, bound), surrogate.ratio, surrogate.clipped | (surrogate.losses > bound))
+        return Surrogate(
+            torch.minimum(surrogate.losses, bound), surrogate.ratio, surrogate.clipped | (surrogate.losses > bound)
+        )
 
 
 @OBJECTIVES.register("pg")
@@ -180,11 +191,13 @@ class PolicyGradient(Objective):
 @OBJECTIVES.register("gspo")
 @dataclass(frozen=True)
 class Gspo(Objective):
-    """Group sequence policy optimisation: PPO's clip with the ratio sg(s) pi / sg(pi), where s = exp(mean_y d) is the sequence ratio.
+    """Group sequence policy optimisation: PPO's clip with the ratio sg(s) pi / sg(pi), where s = exp(mean_y d) is the
+    sequence ratio.
 
-    The ratio has the value s at each token, and its gradient flows through the token's own log-prob, so each token is weighted by its own
-    advantage. If all advantages of a sequence are equal, the gradient equals that of s. Source: GSPO-token, arXiv 2507.18071, section 4.3
-    (eq. 5 and 7 for s). With `seq-mean-token-mean`, the aggregated loss is the paper's.
+    The ratio has the value s at each token, and its gradient flows through the token's own log-prob, so each token is
+    weighted by its own advantage. If all advantages of a sequence are equal, the gradient equals that of s. Source:
+    GSPO-token, arXiv 2507.18071, section 4.3 (eq. 5 and 7 for s). With `seq-mean-token-mean`, the aggregated loss is
+    the paper's.
     """
 
     clip_low: float = 3e-4
@@ -200,10 +213,12 @@ class Gspo(Objective):
 @OBJECTIVES.register("gmpo")
 @dataclass(frozen=True)
 class Gmpo(Objective):
-    """Geometric-mean policy optimisation: -A exp(mean_y c), where c is d clipped for each token in the direction that PPO clips.
+    """Geometric-mean policy optimisation: -A exp(mean_y c), where c is d clipped for each token in the direction that
+    PPO clips.
 
     c = sign(A) min(sign(A) d, sign(A) clip(d, -low, high)), so the bounds apply to the log-ratio. Source: Zhao et al.,
-    arXiv 2507.20673, with the bounds (exp(-0.4), exp(0.4)). With `seq-mean-token-mean`, the aggregated loss is the paper's.
+    arXiv 2507.20673, with the bounds (exp(-0.4), exp(0.4)). With `seq-mean-token-mean`, the aggregated loss is the
+    paper's.
     """
 
     clip_low: float = 0.4
@@ -240,10 +255,11 @@ class Cispo(Objective):
 @OBJECTIVES.register("sapo")
 @dataclass(frozen=True)
 class Sapo(Objective):
-    """Soft adaptive policy optimisation: -A (4 / tau) s(tau (r - 1)), where s is the logistic function. It replaces the clip.
+    """Soft adaptive policy optimisation: -A (4 / tau) s(tau (r - 1)), where s is the logistic function. It replaces the
+    clip.
 
-    At r = 1 the gradient is that of -A r, and it decays smoothly as r moves away from 1. tau is `positive` for A > 0, otherwise `negative`.
-    Source: Gao et al., arXiv 2511.20347, with temperatures of 1 and 1.05.
+    At r = 1 the gradient is that of -A r, and it decays smoothly as r moves away from 1. tau is `positive` for A > 0,
+    otherwise `negative`. Source: Gao et al., arXiv 2511.20347, with temperatures of 1 and 1.05.
     """
 
     positive: float = 1.0
@@ -260,11 +276,13 @@ class Sapo(Objective):
 @OBJECTIVES.register("dppo")
 @dataclass(frozen=True)
 class Dppo(Objective):
-    """Divergence proximal policy optimisation: -A r, without tokens at which the policy has moved too far in the direction of A.
+    """Divergence proximal policy optimisation: -A r, without tokens at which the policy has moved too far in the
+    direction of A.
 
-    A token is left out if the divergence between pi and old is above `threshold`, and either r > 1 and A > 0, or r < 1 and A < 0.
-    The divergence is over two outcomes, the sampled token and any other token: `tv` is |pi - old|, `kl` is KL(old || pi).
-    Source: Qi et al., arXiv 2602.04879, with the paper's binary approximation of divergences and its thresholds.
+    A token is left out if the divergence between pi and old is above `threshold`, and either r > 1 and A > 0, or r < 1
+    and A < 0. The divergence is over two outcomes, the sampled token and any other token: `tv` is |pi - old|, `kl` is
+    KL(old || pi). Source: Qi et al., arXiv 2602.04879, with the paper's binary approximation of divergences and its
+    thresholds.
     """
 
     divergence: Literal["tv", "kl"] = "tv"
@@ -282,10 +300,11 @@ class Dppo(Objective):
 @OBJECTIVES.register("topr")
 @dataclass(frozen=True)
 class Topr(Objective):
-    """Tapered off-policy REINFORCE: -w A log pi, where w is constant for A >= 0 and tapered by the sequence ratio for A < 0.
+    """Tapered off-policy REINFORCE: -w A log pi, where w is constant for A >= 0 and tapered by the sequence ratio for A
+    < 0.
 
-    w = positive if A >= 0, and negative * sg(min(1, exp(sum_y d))) otherwise. Good responses always have full weight, and bad responses
-    lose weight as they become less likely under the policy. Source: Le Roux et al., arXiv 2503.14286.
+    w = positive if A >= 0, and negative * sg(min(1, exp(sum_y d))) otherwise. Good responses always have full weight,
+    and bad responses lose weight as they become less likely under the policy. Source: Le Roux et al., arXiv 2503.14286.
     """
 
     positive: float = 1.0
@@ -302,12 +321,14 @@ class Topr(Objective):
 @OBJECTIVES.register("clip_cov")
 @dataclass(frozen=True)
 class ClipCov(Objective):
-    """PPO with a loss of 0 for a few random tokens of high covariance, because learning from these tokens reduces entropy most.
+    """PPO with a loss of 0 for a few random tokens of high covariance, because learning from these tokens reduces
+    entropy most.
 
-    The covariance of a token is (log old - mean)(A - mean), with means over the response tokens of the step. Among tokens with a covariance
-    between `low` and `high`, random tokens are drawn; their number is a fraction `ratio` of all response tokens. Source: Cui et al.,
-    arXiv 2505.22617. The draw covers the whole step and uses `old`, so it does not depend on the split into updates, ranks and
-    micro-batches. The paper draws in each mini-batch with the current policy, which equals `old` in a step's first update.
+    The covariance of a token is (log old - mean)(A - mean), with means over the response tokens of the step. Among
+    tokens with a covariance between `low` and `high`, random tokens are drawn; their number is a fraction `ratio` of
+    all response tokens. Source: Cui et al., arXiv 2505.22617. The draw covers the whole step and uses `old`, so it does
+    not depend on the split into updates, ranks and micro-batches. The paper draws in each mini-batch with the current
+    policy, which equals `old` in a step's first update.
     """
 
     clip_low: float = 0.2
@@ -331,10 +352,11 @@ class ClipCov(Objective):
 @OBJECTIVES.register("kl_cov")
 @dataclass(frozen=True)
 class KlCov(Objective):
-    """-A r, plus coef * |d| for the tokens with the largest covariance, a fraction `ratio` of all response tokens (see `ClipCov`).
+    """-A r, plus coef * |d| for the tokens with the largest covariance, a fraction `ratio` of all response tokens (see
+    `ClipCov`).
 
-    Source: Cui et al., arXiv 2505.22617, with |d| as the authors' estimate of the KL. |d| has no gradient at d = 0, so the penalty
-    has no effect before the second update of a step.
+    Source: Cui et al., arXiv 2505.22617, with |d| as the authors' estimate of the KL. |d| has no gradient at d = 0, so
+    the penalty has no effect before the second update of a step.
     """
 
     ratio: float = 2e-4

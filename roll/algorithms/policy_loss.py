@@ -20,17 +20,19 @@ from roll.types import Bools, TrainBatch
 class PolicyLoss(Loss):
     """loss = weight * objective + kl_coef * KL(policy || reference) - entropy_coef * entropy.
 
-    With `on_policy`, the old policy in the objective's ratios is the current policy. Without it, the old policy is the trainer's policy
-    before the step's first update, or the behaviour policy if the log-probs of the former are not given. The weight comes from the
-    correction, and is 1 without one; see `Correction`. `kl_importance` and `mask_threshold` compare the policy with the behaviour policy if
-    its log-probs are given, otherwise with the old policy. With `mask_threshold`, the objective's term is 0 at the tokens that
-    `is_far_and_bad` marks.
+    With `on_policy`, the old policy in the objective's ratios is the current policy. Without it, the old policy is the
+    trainer's policy before the step's first update, or the behaviour policy if the log-probs of the former are not
+    given. The weight comes from the correction, and is 1 without one; see `Correction`. `kl_importance` and
+    `mask_threshold` compare the policy with the behaviour policy if its log-probs are given, otherwise with the old
+    policy. With `mask_threshold`, the objective's term is 0 at the tokens that `is_far_and_bad` marks.
     """
 
     objective: Objective = field(default_factory=Ppo)
     correction: MismatchCorrection | None = None
     on_policy: bool = False
-    """Whether to use the current policy as the old one, because a step makes only one update. Ratios are then exactly 1."""
+    """Whether to use the current policy as the old one, because a step makes only one update. Ratios are then exactly
+    1.
+    """
     kl_coef: float = 0.0
     kl_estimator: str = "k3"
     kl_importance: bool = False
@@ -46,13 +48,17 @@ class PolicyLoss(Loss):
     def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
         """See `Loss`."""
         old = self._old(log_probs, inputs)
-        surrogate = self.objective(PolicyTokens(log_probs, old, inputs.advantages, inputs.lengths, inputs.token_selection))
+        surrogate = self.objective(
+            PolicyTokens(log_probs, old, inputs.advantages, inputs.lengths, inputs.token_selection)
+        )
         losses = surrogate.losses
         metrics = {
             "policy/loss": losses.detach(),
             "policy/ratio": surrogate.ratio,
             "policy/clip_fraction": surrogate.clipped.float(),
-            "policy/kl_behaviour": kl_estimate(old, log_probs, "k3").detach(),  # KL(old || policy); k3 is unbiased over samples of `old`
+            "policy/kl_behaviour": kl_estimate(
+                old, log_probs, "k3"
+            ).detach(),  # KL(old || policy); k3 is unbiased over samples of `old`
             "policy/entropy": entropy.detach(),
         }
         clamped = is_clamped(log_probs - old)
@@ -90,7 +96,8 @@ class PolicyLoss(Loss):
 
 
 def is_far_and_bad(log_ratio: Tensor, advantages: Tensor, lengths: Tensor, threshold: float) -> Tensor:
-    """Return a mask, bool [S], of the tokens with A < 0 in sequences in which the mean of log(mu / pi) is above `threshold`.
+    """Return a mask, bool [S], of the tokens with A < 0 in sequences in which the mean of log(mu / pi) is above
+    `threshold`.
 
     Source: off-policy sequence masking, DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
 

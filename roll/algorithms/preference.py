@@ -1,8 +1,10 @@
 """Preference losses on pairs of responses to one prompt, and on single responses with a label. Pure tensor functions.
 
-In all formulas, y is a response, c and r are the chosen and the rejected response of a pair, l(y) = log pi(y|x) is summed over tokens,
+In all formulas, y is a response, c and r are the chosen and the rejected response of a pair, l(y) = log pi(y|x) is
+summed over tokens,
 |y| is the number of tokens, m(y) = l(y) / |y|, `ref` marks the same quantity under the reference policy, and s is the logistic function.
-Every token of a pair has the loss of the pair, so the mean over tokens and then sequences (`seq-mean-token-mean`) is the mean over pairs.
+Every token of a pair has the loss of the pair, so the mean over tokens and then sequences (`seq-mean-token-mean`) is
+the mean over pairs.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ NEAREST = 1e-6
 
 @dataclass(frozen=True)
 class Responses:
-    """The chosen or the rejected response of each of P pairs, [P] each. Sums are fp64: margins are small differences of large sums."""
+    """The chosen or the rejected response of each of P pairs, [P] each. Sums are fp64: margins are small differences of
+    large sums.
+    """
 
     log_probs: Tensor
     """l, with a gradient."""
@@ -77,7 +81,8 @@ LABELLED_LOSSES: Registry[Callable[..., Loss]] = Registry("loss of labelled resp
 class Dpo(PairObjective):
     """DPO: -(1 - e) log s(h) - e log s(-h) with h = beta (l(c) - ref l(c) - l(r) + ref l(r)) and the label smoothing e.
 
-    Sources: DPO, arXiv 2305.18290, eq. 7. With e > 0 it is cDPO (Mitchell, 2023, "A note on DPO with noisy preferences", eq. 3).
+    Sources: DPO, arXiv 2305.18290, eq. 7. With e > 0 it is cDPO (Mitchell, 2023, "A note on DPO with noisy
+    preferences", eq. 3).
     """
 
     beta: float = 0.1
@@ -95,7 +100,8 @@ class Dpo(PairObjective):
 class Ipo(PairObjective):
     """IPO: (m(c) - ref m(c) - m(r) + ref m(r) - 1 / (2 beta))^2.
 
-    Source: arXiv 2310.12036, eq. 17. Log-probs are averaged over a response's tokens, as in the authors' code and in TRL.
+    Source: arXiv 2310.12036, eq. 17. Log-probs are averaged over a response's tokens, as in the authors' code and in
+    TRL.
     """
 
     beta: float = 0.1
@@ -109,7 +115,8 @@ class Ipo(PairObjective):
 @PAIR_OBJECTIVES.register("dpo_norm")
 @dataclass(frozen=True)
 class DpoNorm(PairObjective):
-    """Length-normalised DPO: the loss of `Dpo` with h = beta (m(c) - ref m(c) - m(r) + ref m(r)), with means in place of sums.
+    """Length-normalised DPO: the loss of `Dpo` with h = beta (m(c) - ref m(c) - m(r) + ref m(r)), with means in place
+    of sums.
 
     Source: Tulu 3, arXiv 2411.15124, with a beta of 5.
     """
@@ -141,7 +148,8 @@ class SimPo(PairObjective):
 @PAIR_OBJECTIVES.register("orpo")
 @dataclass(frozen=True)
 class OrPo(PairObjective):
-    """ORPO: -m(c) - beta log s(log odds(c) - log odds(r)) with odds(y) = p / (1 - p) and p = exp(m(y)). Needs no reference.
+    """ORPO: -m(c) - beta log s(log odds(c) - log odds(r)) with odds(y) = p / (1 - p) and p = exp(m(y)). Needs no
+    reference.
 
     Source: ORPO, arXiv 2403.07691, eq. 6 and 7. beta is the paper's lambda.
     """
@@ -158,7 +166,9 @@ class OrPo(PairObjective):
 @PAIR_OBJECTIVES.register("sft")
 @dataclass(frozen=True)
 class ChosenLikelihood(PairObjective):
-    """Supervised fine-tuning on the chosen responses: -m(c). Needs no reference. Added to `Dpo`, it is RPO's term, arXiv 2404.19733."""
+    """Supervised fine-tuning on the chosen responses: -m(c). Needs no reference. Added to `Dpo`, it is RPO's term,
+    arXiv 2404.19733.
+    """
 
     def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
         """See `PairObjective`."""
@@ -167,7 +177,9 @@ class ChosenLikelihood(PairObjective):
 
 @dataclass(frozen=True)
 class Mixture(PairObjective):
-    """A weighted sum of losses: first + sum w * other. Implicit rewards come from the first. MPO, arXiv 2411.10442, mixes three."""
+    """A weighted sum of losses: first + sum w * other. Implicit rewards come from the first. MPO, arXiv 2411.10442,
+    mixes three.
+    """
 
     first: PairObjective
     others: tuple[tuple[float, PairObjective], ...]
@@ -189,7 +201,9 @@ def _log_odds(log_p: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PreferenceLoss(Loss):
-    """Applies a loss on pairs and assigns it to each of their tokens. Sequences 2i and 2i + 1 are the chosen and the rejected response."""
+    """Applies a loss on pairs and assigns it to each of their tokens. Sequences 2i and 2i + 1 are the chosen and the
+    rejected response.
+    """
 
     objective: PairObjective
 
@@ -200,7 +214,9 @@ class PreferenceLoss(Loss):
         chosen, rejected = (_responses(log_probs, inputs, number) for number in (0, 1))
         result = self.objective(chosen, rejected)
         dtype = log_probs.dtype
-        per_token = result.losses.to(dtype).repeat_interleave(2).repeat_interleave(inputs.lengths, output_size=len(log_probs))
+        per_token = (
+            result.losses.to(dtype).repeat_interleave(2).repeat_interleave(inputs.lengths, output_size=len(log_probs))
+        )
         all_count = torch.ones_like(result.losses, dtype=torch.bool)
         up, down = result.chosen_rewards.detach(), result.rejected_rewards.detach()
         metrics = {
@@ -225,10 +241,12 @@ def _responses(log_probs: Tensor, inputs: LossInputs, number: int) -> Responses:
 @LABELLED_LOSSES.register("kto")
 @dataclass(frozen=True)
 class Kto(Loss):
-    """KTO: w (1 - s(z - k)) for desirable and w (1 - s(k - z)) for undesirable responses, with z = beta (l(y) - ref l(y)).
+    """KTO: w (1 - s(z - k)) for desirable and w (1 - s(k - z)) for undesirable responses, with z = beta (l(y) - ref
+    l(y)).
 
-    k is beta times `kl`, an estimate of KL(policy || reference) that has no gradient. It is computed before the update from mismatched
-    prompts and responses, and is at least 0. Source: KTO, arXiv 2402.01306, eq. 8, and section 4.1 for the estimate.
+    k is beta times `kl`, an estimate of KL(policy || reference) that has no gradient. It is computed before the update
+    from mismatched prompts and responses, and is at least 0. Source: KTO, arXiv 2402.01306, eq. 8, and section 4.1 for
+    the estimate.
     """
 
     beta: float = 0.1
@@ -241,7 +259,9 @@ class Kto(Loss):
         """See `Loss`."""
         if not len(log_probs):  # a filler micro-batch without sequences
             return TokenLosses(log_probs, {})
-        assert inputs.ref_log_probs is not None and inputs.labels is not None, "KTO needs reference log-probs and labels"
+        assert inputs.ref_log_probs is not None and inputs.labels is not None, (
+            "KTO needs reference log-probs and labels"
+        )
         log_ratio = sums(log_probs.double() - inputs.ref_log_probs.double(), inputs.lengths).to(log_probs.dtype)
         desirable = inputs.labels > 0.5
         sign = torch.where(desirable, 1.0, -1.0).to(log_ratio.dtype)

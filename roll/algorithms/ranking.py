@@ -13,14 +13,18 @@ from roll.algorithms.losses import Loss, LossInputs, TokenLosses
 
 @dataclass(frozen=True)
 class BradleyTerry(Loss):
-    """Bradley-Terry loss: -log s(c - r - m) for the scores c and r of a pair's chosen and rejected response, with the pair's margin m.
+    """Bradley-Terry loss: -log s(c - r - m) for the scores c and r of a pair's chosen and rejected response, with the
+    pair's margin m.
 
-    s is the logistic function. Sources: Ouyang et al., arXiv 2203.02155, eq. 1; with the margin: Llama 2, arXiv 2307.09288, eq. 2. The loss
-    of a pair is assigned to both of its sequences, so the mean over sequences is the mean over pairs.
+    s is the logistic function. Sources: Ouyang et al., arXiv 2203.02155, eq. 1; with the margin: Llama 2, arXiv
+    2307.09288, eq. 2. The loss of a pair is assigned to both of its sequences, so the mean over sequences is the mean
+    over pairs.
     """
 
     def __call__(self, scores: Tensor, inputs: LossInputs) -> TokenLosses:
-        """See `Loss`. The model outputs one score per sequence, [S = N]; the chosen response of a pair comes before the rejected one."""
+        """See `Loss`. The model outputs one score per sequence, [S = N]; the chosen response of a pair comes before the
+        rejected one.
+        """
         if not len(scores):  # a filler micro-batch without sequences
             return TokenLosses(scores, {})
         chosen, rejected = scores[0::2], scores[1::2]
@@ -34,4 +38,6 @@ class BradleyTerry(Loss):
             "reward_model/chosen_score": up,
             "reward_model/rejected_score": down,
         }
-        return TokenLosses(losses.repeat_interleave(2), {}, {name: (values, all_count) for name, values in metrics.items()})
+        return TokenLosses(
+            losses.repeat_interleave(2), {}, {name: (values, all_count) for name, values in metrics.items()}
+        )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 LARGEST_LOG_RATIO = 20.0
-"""Largest log-ratio. Ratios are at most e^20 = 5e8, as in verl. In fp32, e^89 is infinite, and 0 times infinity is NaN."""
+"""Largest log-ratio. Ratios are at most e^20 = 5e8, as in verl. In fp32, e^89 is infinite, and 0 times infinity is NaN.
+"""
 
 
 def ratio_of(log_ratio: Tensor) -> Tensor:

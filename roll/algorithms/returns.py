@@ -1,7 +1,7 @@
 """Sums over later rewards: discounted returns, generalised advantages, returns of turns.
 
-Pure functions of ragged sequences, in float64. All sums are over the response tokens of one sequence and ignore tokens outside the
-response mask.
+Pure functions of ragged sequences, in float64. All sums are over the response tokens of one sequence and ignore tokens
+outside the response mask.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class Turns:
     rows: Ints
     """[K], index of each turn's episode, non-decreasing."""
     of_token: Ints
-    """[T], index of each token's turn. Tokens not sampled by the model belong to the next turn, or to the last turn if none follows."""
+    """[T], index of each token's turn. Tokens not sampled by the model belong to the next turn, or to the last turn if
+    none follows.
+    """
     states: Ints | None = None
     """[K], id of the environment's state before each turn. Equal ids mean equal states. None if states are unknown."""
 
@@ -35,7 +37,9 @@ def discounted(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubl
 
 
 def discounted_end(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubles:
-    """Return `discounted` [T] for rewards [N], each at the last token of its response: gamma^(distance to the last token) * reward."""
+    """Return `discounted` [T] for rewards [N], each at the last token of its response: gamma^(distance to the last
+    token) * reward.
+    """
     if gamma == 1:
         # Allocate only one large array: for ten million tokens, allocations cost more than the computation.
         out = np.repeat(rewards.astype(np.float64), sequences.lengths)
@@ -47,7 +51,9 @@ def discounted_end(rewards: np.ndarray, sequences: Sequences, gamma: float) -> D
     return _spread(earned.astype(np.float64), where, sequences)
 
 
-def gae(rewards: np.ndarray, values: np.ndarray, sequences: Sequences, gamma: float, lam: float) -> tuple[Doubles, Doubles]:
+def gae(
+    rewards: np.ndarray, values: np.ndarray, sequences: Sequences, gamma: float, lam: float
+) -> tuple[Doubles, Doubles]:
     """Return generalised advantage estimates and the critic's targets, [T] each.
 
     delta_t = r_t + gamma V_(t+1) - V_t with V = 0 after the last response token;
@@ -69,7 +75,8 @@ def gae(rewards: np.ndarray, values: np.ndarray, sequences: Sequences, gamma: fl
 
 
 def turn_returns(rewards: np.ndarray, rows: np.ndarray, gamma: float) -> Doubles:
-    """Return G [K], where G_k is the sum of gamma^(j - k) R_j over the turns j >= k of a response. The discount is per turn, not per token.
+    """Return G [K], where G_k is the sum of gamma^(j - k) R_j over the turns j >= k of a response. The discount is per
+    turn, not per token.
 
     Args:
         rewards, rows: [K], see `Turns`.
@@ -90,7 +97,8 @@ def _response_tokens(sequences: Sequences) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _backward(values: np.ndarray, rows: np.ndarray, decay: float) -> Doubles:
-    """Return out [K] with out_i = values_i + decay * out_(i + 1) within each row. All rows are processed together, from their ends.
+    """Return out [K] with out_i = values_i + decay * out_(i + 1) within each row. All rows are processed together, from
+    their ends.
 
     Args:
         values: [K], ordered by row.

@@ -1,4 +1,6 @@
-"""Sums and means over the tokens of each sequence. They are exact, because a sequence is never split over micro-batches."""
+"""Sums and means over the tokens of each sequence. They are exact, because a sequence is never split over
+micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ def sums(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def sequence_sum(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return [S]: for each token, the sum over its sequence. Computed in fp64, because a sum of 32,768 tokens in fp32 is off by tenths.
+    """Return [S]: for each token, the sum over its sequence. Computed in fp64, because a sum of 32,768 tokens in fp32
+    is off by tenths.
 
     Args:
         values: [S], values of the tokens of N concatenated sequences.

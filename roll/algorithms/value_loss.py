@@ -15,9 +15,9 @@ from roll.algorithms.losses import Loss, LossInputs, TokenLosses
 class ValueLoss(Loss):
     """Value loss: 1/2 max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2), or 1/2 (V - R)^2 without a clip.
 
-    V_old is the value before the step's first update, and R is the return. If the clipped value is further from the return, the token
-    has no gradient. Source: OpenAI Baselines, ppo2; Huang et al., "The 37 Implementation Details of Proximal Policy
-    Optimization", 2022, detail 9.
+    V_old is the value before the step's first update, and R is the return. If the clipped value is further from the
+    return, the token has no gradient. Source: OpenAI Baselines, ppo2; Huang et al., "The 37 Implementation Details of
+    Proximal Policy Optimization", 2022, detail 9.
     """
 
     clip: float | None = None

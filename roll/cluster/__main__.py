@@ -1,4 +1,5 @@
-"""`python -m roll.cluster HOSTFILE [start|stop] [--run]`: print or run the commands that start a Ray cluster on the hosts of a hostfile.
+"""`python -m roll.cluster HOSTFILE [start|stop] [--run]`: print or run the commands that start a Ray cluster on the
+hosts of a hostfile.
 
 Exit status: 0 done; 2 the hostfile cannot be used; 3 a host could not be reached, or Ray did not start there.
 """
@@ -45,16 +46,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if faults := [_no_flag(word) for word in rest]:
             raise ConfigError(faults)
-        hosts = choose(parse_hostfile(_read(arguments.hostfile), str(arguments.hostfile)), arguments.include, arguments.exclude)
+        hosts = choose(
+            parse_hostfile(_read(arguments.hostfile), str(arguments.hostfile)), arguments.include, arguments.exclude
+        )
         start = arguments.action == "start"
-        commands = start_commands(hosts, arguments.port, arguments.ray) if start else stop_commands(hosts, arguments.ray)
+        commands = (
+            start_commands(hosts, arguments.port, arguments.ray) if start else stop_commands(hosts, arguments.ray)
+        )
         for number, command in enumerate(commands):
             print(command, flush=True)
             if arguments.run and (failure := run(command)):
                 ended = _end(stop_commands(hosts[:number], arguments.ray)) if start else ""
                 raise HostFailed(failure + ended)
         if start:
-            print(f"then, on {hosts[0].name}: {join_words(hosts, arguments.port)} python -m roll.pipeline --config-name ...")
+            print(
+                f"then, on {hosts[0].name}: {join_words(hosts, arguments.port)} python -m roll.pipeline "
+                f"--config-name "
+                f"..."
+            )
     except RollError as error:
         print(error, file=sys.stderr)
         return error.exit_status
@@ -63,23 +72,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
-    found = argparse.ArgumentParser("python -m roll.cluster", description="Start a Ray cluster on the hosts of a DeepSpeed hostfile.")
+    found = argparse.ArgumentParser(
+        "python -m roll.cluster", description="Start a Ray cluster on the hosts of a DeepSpeed hostfile."
+    )
     found.add_argument("hostfile", type=Path, help="lines such as `worker-1 slots=8`; the first host becomes the head")
     found.add_argument("action", nargs="?", choices=("start", "stop"), default="start")
-    found.add_argument("--run", action="store_true", help="run the commands over ssh, without a password, instead of only printing them")
+    found.add_argument(
+        "--run",
+        action="store_true",
+        help="run the commands over ssh, without a password, instead of only printing them",
+    )
     some = found.add_mutually_exclusive_group()
     some.add_argument("--include", help="use only these hosts, or these of their GPUs: worker-1@worker-2:0,1")
     some.add_argument("--exclude", help="use all hosts and GPUs except these")
     found.add_argument("--port", type=int, default=6379, help="port of the head")
     found.add_argument(
-        "--ray", type=PurePosixPath, default=PurePosixPath(sys.executable).with_name("ray"), help="path of the program `ray` on the hosts"
+        "--ray",
+        type=PurePosixPath,
+        default=PurePosixPath(sys.executable).with_name("ray"),
+        help="path of the program `ray` on the hosts",
     )
     return found
 
 
 def _no_flag(word: str) -> Fault:
     flag = word.partition("=")[0]
-    return Fault(flag, "is not a flag of this command", OTHER_FLAGS.get(flag.replace("-", "_").replace("__", "--", 1), "see --help"))
+    return Fault(
+        flag,
+        "is not a flag of this command",
+        OTHER_FLAGS.get(flag.replace("-", "_").replace("__", "--", 1), "see --help"),
+    )
 
 
 def run(command: Command) -> str | None:
@@ -89,7 +111,9 @@ def run(command: Command) -> str | None:
     except subprocess.TimeoutExpired:
         return f"{command.host}: did not finish within {SECONDS:.0f} s: {command}"
     except FileNotFoundError:
-        return f"{command.host}: `ssh` is not installed here; install it, or run on that host: {shlex.join(command.words)}"
+        return (
+            f"{command.host}: `ssh` is not installed here; install it, or run on that host: {shlex.join(command.words)}"
+        )
     if not done.returncode:
         return None
     said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
@@ -97,7 +121,9 @@ def run(command: Command) -> str | None:
 
 
 def _end(commands: Sequence[Command]) -> str:
-    """Stop the hosts that have started, so that no partial cluster remains. Return a text about the result, to append to a message."""
+    """Stop the hosts that have started, so that no partial cluster remains. Return a text about the result, to append
+    to a message.
+    """
     failures = [failure for command in commands if (failure := run(command))]
     if failures:
         return "; some hosts that had started could not be stopped: " + "; ".join(failures)
@@ -108,7 +134,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([Fault("hostfile", f"'{path}' cannot be read: {error}", "give the path of a DeepSpeed hostfile")]) from error
+        raise ConfigError(
+            [Fault("hostfile", f"'{path}' cannot be read: {error}", "give the path of a DeepSpeed hostfile")]
+        ) from error
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ from pathlib import PurePosixPath
 from roll.cluster.hostfile import Host
 
 ENVIRONMENT = ("env", "RAY_AUTH_MODE=token", "RAY_worker_niceness=0")
-"""Variables for Ray. The cluster can be reached by others, so it requires a token, which is in the same file on every host. The niceness
-keeps workers and their engines from running at a lower priority than other processes, as they would by default."""
+"""Variables for Ray. The cluster can be reached by others, so it requires a token, which is in the same file on every
+host. The niceness keeps workers and their engines from running at a lower priority than other processes, as they would
+by default.
+"""
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 
 
@@ -43,12 +45,17 @@ def start_commands(hosts: Sequence[Host], port: int, ray: PurePosixPath) -> list
         ray: path of the program `ray`, which is the same on every host.
     """
     head, *others = hosts
-    return [_start(head, ray, "--head", f"--port={port}"), *(_start(host, ray, f"--address={address(head, port)}") for host in others)]
+    return [
+        _start(head, ray, "--head", f"--port={port}"),
+        *(_start(host, ray, f"--address={address(head, port)}") for host in others),
+    ]
 
 
 def _start(host: Host, ray: PurePosixPath, *place: str) -> Command:
     seen = () if host.slots is None else (f"CUDA_VISIBLE_DEVICES={','.join(map(str, host.slots))}",)
-    return Command(host.name, (*ENVIRONMENT, *seen, str(ray), "start", "--disable-usage-stats", *place, f"--num-gpus={host.gpus}"))
+    return Command(
+        host.name, (*ENVIRONMENT, *seen, str(ray), "start", "--disable-usage-stats", *place, f"--num-gpus={host.gpus}")
+    )
 
 
 def stop_commands(hosts: Sequence[Host], ray: PurePosixPath) -> list[Command]:

@@ -49,7 +49,9 @@ def parse_hostfile(text: str, source: str) -> list[Host]:
             remedy = "give a name or an address that `ssh` accepts; set a port in ~/.ssh/config"
             faults.append(Fault(place, f"'{match['name']}' is not a valid host name", remedy))
         elif match["name"].rpartition("@")[2] in {host.address for host in hosts}:
-            faults.append(Fault(place, f"'{match['name']}' is listed twice", "list each host once, with all of its GPUs"))
+            faults.append(
+                Fault(place, f"'{match['name']}' is listed twice", "list each host once, with all of its GPUs")
+            )
         else:
             hosts.append(Host(match["name"], int(match["slots"])))
     if not hosts and not faults:
@@ -72,7 +74,8 @@ def choose(hosts: Sequence[Host], include: str | None, exclude: str | None) -> l
     The options have the format `NAME[:SLOT[,SLOT ...]]`, joined by `@`. At most one of them is given.
 
     Raises:
-        ConfigError: a name or a slot is not in the hostfile, or the selected hosts have no GPUs or different numbers of GPUs.
+        ConfigError: a name or a slot is not in the hostfile, or the selected hosts have no GPUs or different numbers of
+            GPUs.
     """
     option, spec = ("--include", include) if include else ("--exclude", exclude or "")
     named: dict[str, set[int]] = {}
@@ -82,7 +85,12 @@ def choose(hosts: Sequence[Host], include: str | None, exclude: str | None) -> l
         name, _, listed = (word, "", "") if word in sizes else word.rpartition(":")
         slots = set(listed.split(",")) if listed else {str(slot) for slot in range(sizes.get(name, 0))}
         if not slots or not slots <= {str(slot) for slot in range(sizes.get(name, 0))}:
-            remedy = f"name hosts of the hostfile ({', '.join(sizes)}), and slots from 0 to their number minus 1, such as `worker-1:0,1`"
+            remedy = (
+                f"name hosts of the hostfile ({', '.join(sizes)}), and slots from 0 to their number minus 1, "
+                f"such "
+                f"as "
+                f"`worker-1:0,1`"
+            )
             faults.append(Fault(option, f"'{word}' is not in the hostfile", remedy))
         else:
             named.setdefault(name, set()).update(map(int, slots))
@@ -92,7 +100,9 @@ def choose(hosts: Sequence[Host], include: str | None, exclude: str | None) -> l
     if not left:
         faults.append(Fault(option, "no GPU is left", "select at least one GPU"))
     if len({host.gpus for host in left}) > 1:
-        remedy = "device_mapping needs the same number of GPUs on each host: change slots in the hostfile, or use --include"
+        remedy = (
+            "device_mapping needs the same number of GPUs on each host: change slots in the hostfile, or use --include"
+        )
         faults.append(Fault("hostfile", f"the hosts have different numbers of GPUs: {counts}", remedy))
     if faults:
         raise ConfigError(faults)

@@ -1,4 +1,6 @@
-"""Generates the reference of all keys from the schema, in Markdown. `python -m roll.config.docs [FILE]` prints or writes it."""
+"""Generates the reference of all keys from the schema, in Markdown. `python -m roll.config.docs [FILE]` prints or
+writes it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,19 @@ from roll.algorithms.methods.policy_losses import POLICY_LOSSES
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
 from roll.config.roll_v2.agentic import AGENTIC
 from roll.config.roll_v2.defaults import CISPO_CLIP, DEFAULTS, ENOUGH
-from roll.config.roll_v2.keys import DIFFERS, HOLDS, IGNORED, MEANINGS, READ_AS, REFUSED, REWARD_CLASSES, ROLE, ROLES, VALUES, VARIABLES
+from roll.config.roll_v2.keys import (
+    DIFFERS,
+    HOLDS,
+    IGNORED,
+    MEANINGS,
+    READ_AS,
+    REFUSED,
+    REWARD_CLASSES,
+    ROLE,
+    ROLES,
+    VALUES,
+    VARIABLES,
+)
 from roll.config.roll_v2.model_rewards import KEY, OF_MODELS, PROMPTS
 from roll.config.roll_v2.reward_functions import MEANT
 from roll.config.schema.base import LARGEST_COUNT, LARGEST_NUMBER, SMALLEST_NUMBER
@@ -139,7 +153,10 @@ def _type(annotation: object, metadata: Sequence[object] = ()) -> str:
     if origin is typing.Annotated:
         return _type(inner[0], [bound for extra in inner[1:] for bound in getattr(extra, "metadata", ())])
     if origin in (typing.Union, types.UnionType):
-        said, bounds = " or ".join(dict.fromkeys(_type(part) for part in inner if part is not type(None))), _bounds(metadata)
+        said, bounds = (
+            " or ".join(dict.fromkeys(_type(part) for part in inner if part is not type(None))),
+            _bounds(metadata),
+        )
         return said + ("," if bounds and said[-1].isdigit() else "") + bounds  # a part may have bounds of its own
     return _name(annotation) + _bounds(metadata)
 
@@ -159,7 +176,12 @@ def _name(part: object) -> str:
 
 def _bounds(metadata: Sequence[object]) -> str:
     signs = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
-    bounds = [(getattr(bound, key), sign) for bound in metadata for key, sign in signs if getattr(bound, key, None) is not None]
+    bounds = [
+        (getattr(bound, key), sign)
+        for bound in metadata
+        for key, sign in signs
+        if getattr(bound, key, None) is not None
+    ]
     found = [f"{sign} {bound:.10g}" for bound, sign in bounds if abs(bound) not in (LARGEST_COUNT, LARGEST_NUMBER)]
     return f" {', '.join(found)}" if found else ""
 
@@ -189,23 +211,49 @@ def _roll_keys() -> str:
     for place, instead in REFUSED.items():
         but = f", unless it is `{json.dumps(HOLDS[place])}`" if place in HOLDS else ""
         lines.append(f"| `{place}` | refused{but}; {instead} |")
-    lines += [f"| `{place}` | read as `{new}`{_meanings(MEANINGS.get(place, {}))}{_differs(place)} |" for place, new in READ_AS.items()]
+    lines += [
+        f"| `{place}` | read as `{new}`{_meanings(MEANINGS.get(place, {}))}{_differs(place)} |"
+        for place, new in READ_AS.items()
+    ]
     lines += [f"| `{place}` | value{_meanings(values, '`null`')} |" for place, values in VALUES.items()]
     lines.append(
-        "| `<role>.model_args.ulysses_size` | read as `strategy_args.strategy_config.sequence_parallel_size` of `deepspeed_train` |"
+        "| `<role>.model_args.ulysses_size` | read as `strategy_args.strategy_config.sequence_parallel_size` of "
+        "`deepspeed_train` "
+        "|"
     )
     lines.append("| `<role>.backend_timeout` | read as `deadlines.collective`, in seconds; the longest of all roles |")
-    lines.append("| `validation.data_args` without columns | read with the columns and the template of the trained role |")
+    lines.append(
+        "| `validation.data_args` without columns | read with the columns and the template of the trained role |"
+    )
     classes = ", ".join(f"`{name}` is `{reward}`" for name, reward in REWARD_CLASSES.items())
-    lines.append("| `<role>.worker_cls` | ignored if it is ROLL's own class; any other is refused: write its loss as `policy_loss` |")
-    lines.append("| `use_pg_clip_range` | if `false`, `pg_clip_low` and `pg_clip_high` are ignored; in ROLL's files also if missing |")
+    lines.append(
+        "| `<role>.worker_cls` | ignored if it is ROLL's own class; any other is refused: write its loss as "
+        "`policy_loss` "
+        "|"
+    )
+    lines.append(
+        "| `use_pg_clip_range` | if `false`, `pg_clip_low` and `pg_clip_high` are ignored; in ROLL's files also "
+        "if "
+        "missing "
+        "|"
+    )
     lines.append("| `logits_topk` | read as `distill_top_k`; 0 is the whole vocabulary |")
-    lines.append(f"| `rewards.*.worker_cls` | read as `reward` by the class's name: {classes}; any other also needs `reward` |")
+    lines.append(
+        f"| `rewards.*.worker_cls` | read as `reward` by the class's name: {classes}; any other also needs `reward` |"
+    )
     lines += [f"| `rewards.*.{key}` | {meant} |" for key, meant in MEANT.items()]
     lines.append("| `global_template` | read as `data_args.template` of the training data and of the held-out data |")
-    lines.append("| workers, templates and keys of images, video and diffusion models | refused by name, before any other check |")
+    lines.append(
+        "| workers, templates and keys of images, video and diffusion models | refused by name, before any other "
+        "check "
+        "|"
+    )
     strategies = ", ".join(f"`{name}`" for name in STRATEGIES)
-    lines.append(f"| `<role>.strategy_args.strategy_name`: {strategies} | refused by name, as are keys of Megatron in `strategy_config` |")
+    lines.append(
+        f"| `<role>.strategy_args.strategy_name`: {strategies} | refused by name, as are keys of Megatron in "
+        f"`strategy_config` "
+        f"|"
+    )
     lines += [f"| `{place}` | {meant} |" for place, meant in AGENTIC.items()]
     variables = ", ".join(f"`{name}`" for name in VARIABLES)
     lines.append(f"| {variables} at the root | variables for `${{...}}`; they may be unused in a file |")
@@ -215,14 +263,27 @@ def _roll_keys() -> str:
 def _defaults_of_roll() -> list[str]:
     """Return the lines about `roll_defaults`."""
     lines = ["## Defaults of ROLL", ""]
-    lines += [f"If a file has {ENOUGH} or more keys of ROLL, one warning lists the keys that it does not set and whose default in ROLL is"]
-    lines += ["different. `roll_defaults: true` selects the defaults of ROLL, in any file:", "", "| key | ROLL | here |", "|---|---|---|"]
+    lines += [
+        f"If a file has {ENOUGH} or more keys of ROLL, one warning lists the keys that it does not set and whose "
+        f"default "
+        f"in "
+        f"ROLL "
+        f"is"
+    ]
+    lines += [
+        "different. `roll_defaults: true` selects the defaults of ROLL, in any file:",
+        "",
+        "| key | ROLL | here |",
+        "|---|---|---|",
+    ]
     for place, value in DEFAULTS.items():
         steps = place.replace(ROLE, "actor_train").split(".")
         section = section_at(RlvrConfig, steps[:-1], {})
         assert section is not None, "every key with a default of ROLL is in the schema"
         lines.append(f"| `{place}` | `{value}` | `{section.model_fields[steps[-1]].default}` |")
-    lines.append(f"| `pg_clip_low`, `pg_clip_high`, with `actor_train.pg_variant: cispo` | `{CISPO_CLIP}` | `pg_clip` |")
+    lines.append(
+        f"| `pg_clip_low`, `pg_clip_high`, with `actor_train.pg_variant: cispo` | `{CISPO_CLIP}` | `pg_clip` |"
+    )
     return lines
 
 

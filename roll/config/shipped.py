@@ -30,7 +30,9 @@ def locks_folder() -> Path:
 
 
 def preset_names(*folders: Path) -> set[str]:
-    """Return the names of the presets in the shipped folder and in the given folders. A preset is a file with a single root key."""
+    """Return the names of the presets in the shipped folder and in the given folders. A preset is a file with a single
+    root key.
+    """
     return {file.stem for folder in (examples_folder() / PRESETS, *folders) for file in folder.glob("*.yaml")}
 
 
@@ -42,7 +44,9 @@ def experiments() -> dict[str, Path]:
 
 
 def known_rewards() -> list[str]:
-    """Return the names of the built-in rewards: files of FUNCTIONS that register a reward of the same name. Imports none of them."""
+    """Return the names of the built-in rewards: files of FUNCTIONS that register a reward of the same name. Imports
+    none of them.
+    """
     files = sorted(FUNCTIONS.glob("*.py"))
     return [file.stem for file in files if f'REWARDS.register("{file.stem}")' in file.read_text(encoding="utf-8")]
 
@@ -78,7 +82,9 @@ def find_experiment(name: str) -> Path:
         return known[found[0]]
     if found:
         choices = ", ".join(found)
-        raise ConfigError([Fault("--config-name", f"{len(found)} experiments are named '{name}'", f"use one of: {choices}")])
+        raise ConfigError(
+            [Fault("--config-name", f"{len(found)} experiments are named '{name}'", f"use one of: {choices}")]
+        )
     file = Path(f"{wanted}.yaml")
     remedy = (
         f"give the folder separately: --config-path {file.parent} --config-name {file.stem}"
@@ -104,7 +110,9 @@ def find_in(folder: Path, name: str, option: str) -> Path:
 
 
 def _holds(path: Path, test: Callable[[Path], bool]) -> bool:
-    """Return the result of `test` for the path, or False if the file system rejects the path, for example as too long."""
+    """Return the result of `test` for the path, or False if the file system rejects the path, for example as too
+    long.
+    """
     try:
         return test(path)
     except OSError:

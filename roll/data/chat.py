@@ -31,7 +31,9 @@ class Render(Protocol):
 
 
 WRITTEN = MORE[:2]
-"""Optional keys that are part of an assistant's turn. A template that ignores such a key would leave a part of the turn out."""
+"""Optional keys that are part of an assistant's turn. A template that ignores such a key would leave a part of the turn
+out.
+"""
 QWEN2_5_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 Template = Literal["native", "chatml", "qwen2_5", "raw"]
 MARKED: Mapping[str, Sequence[str]] = dict.fromkeys(("chatml", "qwen2_5"), ("<|im_start|>", "<|im_end|>"))
@@ -39,12 +41,15 @@ MARKED: Mapping[str, Sequence[str]] = dict.fromkeys(("chatml", "qwen2_5"), ("<|i
 
 
 class ChatTemplate:
-    """Renders messages with one template. Implements `Render`; raises TemplateFault for messages that the template cannot express."""
+    """Renders messages with one template. Implements `Render`; raises TemplateFault for messages that the template
+    cannot express.
+    """
 
     def __init__(self, template: Template, tokenizer: PreTrainedTokenizerBase) -> None:
         """
         Raises:
-            ValueError: `template` is `native`, but the tokenizer has no chat template; or it has marks that the tokenizer lacks.
+            ValueError: `template` is `native`, but the tokenizer has no chat template; or it has marks that the
+                tokenizer lacks.
         """
         if template == "native" and not tokenizer.chat_template:
             raise ValueError(f"the tokenizer of '{tokenizer.name_or_path}' has no chat template of its own")
@@ -71,7 +76,9 @@ class ChatTemplate:
         return self._native.text(self._written(messages, self._native, further), generate, further)
 
     def spans(self, messages: Messages, further: Mapping[str, Any] = NOTHING) -> list[tuple[int, int]]:
-        """Return the spans of the text of `messages` that the template marks as generated, [first, end) in characters."""
+        """Return the spans of the text of `messages` that the template marks as generated, [first, end) in
+        characters.
+        """
         assert self._native is not None
         return self._native.generated(self._written(messages, self._native, further), further)
 
@@ -80,14 +87,17 @@ class ChatTemplate:
         return list(further) if self._native is None else self._native.unread(further)
 
     def _written(self, messages: Messages, native: NativeTemplate, further: Mapping[str, Any]) -> Messages:
-        """Return the messages with only keys that the template writes. Thinking that it opens, but has no key for, joins the content."""
+        """Return the messages with only keys that the template writes. Thinking that it opens, but has no key for,
+        joins the content.
+        """
         self._check_written(messages, [key for key in WRITTEN[:1] if key not in native.source])
         if native.form.reasoning is not None or not any(REASONING[0] in message for message in messages):
             return messages
         if not native.text([ASKED], True, further).rstrip().endswith(THINK):
             self._check_written(messages, REASONING[:1])
         return [
-            {key: value for key, value in message.items() if key != REASONING[0]} | {"content": inline(message) or message["content"]}
+            {key: value for key, value in message.items() if key != REASONING[0]}
+            | {"content": inline(message) or message["content"]}
             for message in messages
         ]
 
@@ -132,13 +142,15 @@ def raw(messages: Messages, generate: bool) -> str:
     return f"{text}\n\n{last['content']}" if text else last["content"]
 
 
-def render_example(messages: Messages, render: RenderMessages, eos_token: str, marks: Collection[str] = ()) -> tuple[str, str]:
+def render_example(
+    messages: Messages, render: RenderMessages, eos_token: str, marks: Collection[str] = ()
+) -> tuple[str, str]:
     """Return the prompt and the response as text, for a conversation whose last message is the assistant's.
 
-    Concatenated, the two are the whole conversation, except where the template renders the prompt or the thinking differently once the
-    response follows: then the response is what the policy would generate after the prompt. It ends with the template's end of a turn, with
-    the special token that begins the next message if the template has no other end, or else with `eos_token`. White space after the end is
-    left out, because the policy never generates it.
+    Concatenated, the two are the whole conversation, except where the template renders the prompt or the thinking
+    differently once the response follows: then the response is what the policy would generate after the prompt. It ends
+    with the template's end of a turn, with the special token that begins the next message if the template has no other
+    end, or else with `eos_token`. White space after the end is left out, because the policy never generates it.
 
     Args:
         marks: special tokens of the tokenizer, which may end a turn.
@@ -153,7 +165,8 @@ def render_example(messages: Messages, render: RenderMessages, eos_token: str, m
     except TemplateFault:
         if len(turns) == 1:
             raise
-        # An earlier turn is rendered differently once an answer follows. What the template writes after the prompt is the same.
+        # An earlier turn is rendered differently once an answer follows. What the template writes after the prompt is
+        # the same.
         spoken = turns.spoken(len(turns) - 1)
         prompt = prompt.removesuffix(turns.opened(len(turns) - 1)[len(spoken.prompt) :])
         return prompt, turns.last_ending(spoken.text, eos_token)
@@ -161,19 +174,27 @@ def render_example(messages: Messages, render: RenderMessages, eos_token: str, m
 
 
 def render_turns(
-    messages: Messages, render: RenderMessages, eos_token: str, marks: Collection[str] = (), spans: MarkedSpans | None = None
+    messages: Messages,
+    render: RenderMessages,
+    eos_token: str,
+    marks: Collection[str] = (),
+    spans: MarkedSpans | None = None,
 ) -> list[str]:
-    """Return the text in pieces: context, assistant's turn, context, assistant's turn, and so on. The last message is the assistant's.
+    """Return the text in pieces: context, assistant's turn, context, assistant's turn, and so on. The last message is
+    the assistant's.
 
-    Every turn is as the template renders it when it is the last one, also if it drops the thinking of earlier turns, with the end that the
-    template writes when others follow. The context of a turn is as the template renders it. A message with `train: false` is context.
+    Every turn is as the template renders it when it is the last one, also if it drops the thinking of earlier turns,
+    with the end that the template writes when others follow. The context of a turn is as the template renders it. A
+    message with `train: false` is context.
 
     Args:
         marks: special tokens of the tokenizer, which may end a turn.
-        spans: returns the parts of a conversation's text that the template itself marks as generated; None learns whole turns.
+        spans: returns the parts of a conversation's text that the template itself marks as generated; None learns whole
+            turns.
 
     Raises:
-        TemplateFault: the template renders the beginning of the conversation differently if more messages follow, or no message is learnt.
+        TemplateFault: the template renders the beginning of the conversation differently if more messages follow, or no
+            message is learnt.
     """
     turns = Turns(messages, render, marks)
     pieces, context = [], ""

@@ -20,10 +20,12 @@ def conversation_of(row: Mapping[str, Any], sources: Sequence[DataConfig]) -> Co
     """Return the messages that the policy was asked to answer.
 
     Args:
-        sources: settings of the data sets that the row may come from. The first one whose prompt column the row has is used.
+        sources: settings of the data sets that the row may come from. The first one whose prompt column the row has is
+            used.
 
     Raises:
-        RowFault: the row fits none of the data sets. This cannot happen for a row that was checked when it was prepared.
+        RowFault: the row fits none of the data sets. This cannot happen for a row that was checked when it was
+            prepared.
     """
     of_row = [columns for columns in sources if row.get(columns.messages or columns.prompt or "") is not None]
     return prompt_conversation(row, (of_row or sources)[0])
@@ -41,16 +43,21 @@ def question_text(conversation: Conversation) -> str:
 
 
 def message_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> Callable[[str], Ints]:
-    """Return the function that converts a user's message to the tokens of a prompt. It raises TemplateFault if the template rejects one.
+    """Return the function that converts a user's message to the tokens of a prompt. It raises TemplateFault if the
+    template rejects one.
 
     Args:
-        special_tokens: whether the tokenizer adds the special tokens that begin a text. False if the template writes them.
+        special_tokens: whether the tokenizer adds the special tokens that begin a text. False if the template writes
+            them.
     """
     return lambda message: open_tokens(render([{"role": "user", "content": message}], True), tokenizer, special_tokens)
 
 
-def answered_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> Callable[[Conversation, str], Ints]:
-    """Return the function that converts a conversation and its response to tokens, as for training a reward model (`prepare_examples`).
+def answered_encoder(
+    render: Render, tokenizer: PreTrainedTokenizerBase, special_tokens: bool
+) -> Callable[[Conversation, str], Ints]:
+    """Return the function that converts a conversation and its response to tokens, as for training a reward model
+    (`prepare_examples`).
 
     It raises TemplateFault if the template rejects the conversation.
     """

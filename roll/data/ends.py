@@ -1,7 +1,8 @@
-"""Finds what ends a response: the template's end of an assistant's turn, which the model learns and the engine must stop on.
+"""Finds what ends a response: the template's end of an assistant's turn, which the model learns and the engine must
+stop on.
 
-A model's own end of sequence need not be it. Base models (Qwen2.5, Qwen3-Base) have a ChatML template, which ends turns with `<|im_end|>`,
-and stop on `<|endoftext|>`, which no turn of theirs has.
+A model's own end of sequence need not be it. Base models (Qwen2.5, Qwen3-Base) have a ChatML template, which ends turns
+with `<|im_end|>`, and stop on `<|endoftext|>`, which no turn of theirs has.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ from roll.data.chat import ChatTemplate, renderer
 from roll.data.native import ASKED, PROBE, TAGS, TemplateFault
 from roll.data.turns import RenderMessages, Turns
 
-CALLS = [{"id": f"call{number:05d}", "type": "function", "function": {"name": "feed", "arguments": {"leaf": PROBE}}} for number in range(2)]
+CALLS = [
+    {"id": f"call{number:05d}", "type": "function", "function": {"name": "feed", "arguments": {"leaf": PROBE}}}
+    for number in range(2)
+]
 
 
 @dataclass(frozen=True)
 class EndOfTurn:
-    """What ends an assistant's turn. Both are empty if the template marks no end, so that only the model's end of sequence is left."""
+    """What ends an assistant's turn. Both are empty if the template marks no end, so that only the model's end of
+    sequence is left.
+    """
 
     token_ids: tuple[int, ...] = ()
     """Tokens that end a turn."""
@@ -35,8 +41,11 @@ class EndOfTurn:
 NO_END = EndOfTurn()
 
 
-def end_of_turn(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase, further: Mapping[str, Any] | None = None) -> EndOfTurn:
-    """Return what ends a turn of the assistant, found in the text of two probes: an answer and a turn of two tool calls.
+def end_of_turn(
+    template: ChatTemplate, tokenizer: PreTrainedTokenizerBase, further: Mapping[str, Any] | None = None
+) -> EndOfTurn:
+    """Return what ends a turn of the assistant, found in the text of two probes: an answer and a turn of two tool
+    calls.
 
     Args:
         further: additional arguments of the template.
@@ -44,7 +53,8 @@ def end_of_turn(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase, furt
     render = partial(_rendered, template, further or {})
     marks = sorted(set(template.marks) - set(TAGS), key=len, reverse=True)
     said = _ending({"role": "assistant", "content": PROBE}, render, marks)
-    # Some templates write more after the last turn than after others: Phi-3 writes <|end|> after each, and then <|endoftext|>.
+    # Some templates write more after the last turn than after others: Phi-3 writes <|end|> after each, and then
+    # <|endoftext|>.
     shared = commonprefix([said, _followed(render)])
     end = _last_mark(shared, marks) or _first_mark(said, marks) or said.strip()
     called = _ending({"role": "assistant", "content": "", "tool_calls": CALLS}, render, marks)
@@ -64,12 +74,16 @@ def ends_of(data_args: DataConfig | None, tokenizer: PreTrainedTokenizerBase) ->
     return end_of_turn(renderer(data_args.template, tokenizer), tokenizer, data_args.chat_template_kwargs)
 
 
-def _rendered(template: ChatTemplate, further: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], generate: bool) -> str:
+def _rendered(
+    template: ChatTemplate, further: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], generate: bool
+) -> str:
     return template(messages, generate, further)
 
 
 def _ending(message: Mapping[str, Any], render: RenderMessages, marks: Sequence[str]) -> str:
-    """Return the text after the last probe word of a turn; "" if the template cannot express the turn, or marks no end."""
+    """Return the text after the last probe word of a turn; "" if the template cannot express the turn, or marks no
+    end.
+    """
     try:
         turns = Turns([ASKED, message], render, marks)
         text = turns.last_ending(turns.spoken(0).text, "")

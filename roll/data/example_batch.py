@@ -12,14 +12,21 @@ from roll.types import Sequences, TrainBatch
 
 
 def given_batch(examples: Sequence[Example]) -> TrainBatch:
-    """Return a batch of given responses. The two sequences of a pair are adjacent. Advantages are 0. There is no behaviour policy."""
+    """Return a batch of given responses. The two sequences of a pair are adjacent. Advantages are 0. There is no
+    behaviour policy.
+    """
     sequences_per_example = len(examples[0].sequences)
     parts = [part for example in examples for part in example.sequences]
     sequences = concatenate([part.token_ids for part in parts], [part.response_mask for part in parts])
     labels = np.repeat(np.array([example.value for example in examples], np.float32), sequences_per_example)
     nothing = np.zeros(len(sequences.token_ids), np.float32)
     return TrainBatch(
-        sequences, nothing, None, np.full(len(nothing), -1, np.int32), labels=labels, sequences_per_example=sequences_per_example
+        sequences,
+        nothing,
+        None,
+        np.full(len(nothing), -1, np.int32),
+        labels=labels,
+        sequences_per_example=sequences_per_example,
     )
 
 

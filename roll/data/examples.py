@@ -49,11 +49,16 @@ from roll.types import Bools, Ints
 
 WORDLESS = "they contain no token to learn"
 """Fault of examples without a token that enters the loss."""
-UNTHOUGHT = "have no thinking, although the prompt opens it: they are learnt as the template writes them, after another prompt than in RL"
+UNTHOUGHT = (
+    "have no thinking, although the prompt opens it: they are learnt as the template writes them, after "
+    "another "
+    "prompt than in RL"
+)
 """A remark on rows; see `Texts.remarks`."""
 Kind = Literal["responses", "turns", "labelled", "pairs"]
-"""Kind of a row: a response, a conversation in which every turn of the assistant is learnt, a response with a label, or two responses to
-compare."""
+"""Kind of a row: a response, a conversation in which every turn of the assistant is learnt, a response with a label, or
+two responses to compare.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,9 @@ class Part:
     seed: int
 
     def __call__(self, count: int) -> Bools:
-        """Return a mask [count] of this part's rows. The same seed and count give the same parts, and each row is in exactly one."""
+        """Return a mask [count] of this part's rows. The same seed and count give the same parts, and each row is in
+        exactly one.
+        """
         bounds = np.rint(np.cumsum((0.0, *self.shares)) / sum(self.shares) * count).astype(np.int64)
         chosen = np.zeros(count, np.bool_)
         chosen[np.random.default_rng(self.seed).permutation(count)[bounds[self.index] : bounds[self.index + 1]]] = True
@@ -89,7 +96,9 @@ class ExampleSequence:
     token_ids: Ints
     """[T], the tokens of the prompt, then those of the response, including the end of the turn."""
     response_mask: Bools
-    """[T], True for the tokens to learn: the assistant's last response, all of its turns, or every token except the first."""
+    """[T], True for the tokens to learn: the assistant's last response, all of its turns, or every token except the
+    first.
+    """
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,8 @@ class ExampleSet:
     positions: NDArray[np.int64]
     """[examples], position of each example's row in the table."""
     starts: NDArray[np.int64]
-    """[examples], index of the first token of each example in its row: 0, except for later examples of a long raw text."""
+    """[examples], index of the first token of each example in its row: 0, except for later examples of a long raw text.
+    """
     too_long: Mapping[str, int]
     """Number of rows of each file that were dropped because their prompt or a response exceeds its limit."""
     wordless: Mapping[str, int]
@@ -150,7 +160,9 @@ class ExampleSet:
 
 
 def _sequence(token_ids: Ints, learnt_from: int) -> ExampleSequence:
-    return ExampleSequence(token_ids, np.arange(len(token_ids)) >= max(learnt_from, 1))  # the first token is not predicted
+    return ExampleSequence(
+        token_ids, np.arange(len(token_ids)) >= max(learnt_from, 1)
+    )  # the first token is not predicted
 
 
 def prepare_examples(
@@ -165,9 +177,9 @@ def prepare_examples(
 ) -> ExampleSet:
     """Prepare rows with given responses, or with raw `text`, as `prepare_prompts` prepares prompts.
 
-    Prompts and responses are tokenised separately, as they are when the policy generates. A row is dropped and counted if its prompt or a
-    response exceeds its limit, or if it has no token to learn. Raw text is cut into examples of at most as many tokens
-    as the two limits together.
+    Prompts and responses are tokenised separately, as they are when the policy generates. A row is dropped and counted
+    if its prompt or a response exceeds its limit, or if it has no token to learn. Raw text is cut into examples of at
+    most as many tokens as the two limits together.
 
     Args:
         learn_all: whether to learn the tokens of the prompt too. For raw text this is always the case.
@@ -175,7 +187,8 @@ def prepare_examples(
         embedded: see `check_ids`.
 
     Raises:
-        DataError: some rows cannot be used (each fault names `file:row`), no row is left, or the tokenizer has no end-of-sequence token.
+        DataError: some rows cannot be used (each fault names `file:row`), no row is left, or the tokenizer has no
+            end-of-sequence token.
     """
     if not isinstance(tokenizer.eos_token, str):
         problem = f"the tokenizer of '{tokenizer.name_or_path}' has no end-of-sequence token"
@@ -183,7 +196,9 @@ def prepare_examples(
     sources = find_sources(data_args.file_name, data_args.split)
     is_raw = data_args.text is not None
     render = None if is_raw else checked_renderer(data_args, tokenizer)
-    texts = partial(_texts, data_args=data_args, render=render, unwritten=Unwritten(), eos_token=tokenizer.eos_token, kind=kind)
+    texts = partial(
+        _texts, data_args=data_args, render=render, unwritten=Unwritten(), eos_token=tokenizer.eos_token, kind=kind
+    )
     cut = None if is_raw else cut_of(max(limits.prompt, limits.response))
     preparation = Preparation(texts, tokenizer, is_raw or data_args.template == "raw", data_args, cut)
     table = prepared_table(sources, preparation, kind, cache_folder)
@@ -211,13 +226,21 @@ def prepare_examples(
 
 
 def _texts(
-    row: Mapping[str, Any], data_args: DataConfig, render: ChatTemplate | None, unwritten: Unwritten, eos_token: str, kind: Kind
+    row: Mapping[str, Any],
+    data_args: DataConfig,
+    render: ChatTemplate | None,
+    unwritten: Unwritten,
+    eos_token: str,
+    kind: Kind,
 ) -> Texts:
     if render is None:
         assert data_args.text is not None
         return Texts(text_of(row, data_args.text), eos_token)
     texts = _read_texts(
-        row, data_args, Reading(render, unwritten, eos_token, {**(data_args.chat_template_kwargs or {}), **template_arguments(row)}), kind
+        row,
+        data_args,
+        Reading(render, unwritten, eos_token, {**(data_args.chat_template_kwargs or {}), **template_arguments(row)}),
+        kind,
     )
     return replace(texts, remarks=(*texts.remarks, *remarks_of(row, data_args)))
 
@@ -237,7 +260,9 @@ def _read_texts(row: Mapping[str, Any], data_args: DataConfig, reading: Reading,
 class Reading:
     """Reads the conversations of one row with the template of the run and the row's own arguments."""
 
-    def __init__(self, template: ChatTemplate, unwritten: Unwritten, eos_token: str, further: Mapping[str, Any]) -> None:
+    def __init__(
+        self, template: ChatTemplate, unwritten: Unwritten, eos_token: str, further: Mapping[str, Any]
+    ) -> None:
         self._template, self._unwritten, self._eos_token, self._further = template, unwritten, eos_token, further
 
     def response(self, conversation: Conversation) -> Texts:
@@ -254,7 +279,9 @@ class Reading:
         learnt = [index for index, message in enumerate(conversation) if is_learnt(message)]
         if not learnt:
             remedy = f"remove the row, or remove '{UNLEARNT}' from a message"
-            raise RowFault("no message is to be learnt", f"every message of the assistant has '{UNLEARNT}': false", remedy)
+            raise RowFault(
+                "no message is to be learnt", f"every message of the assistant has '{UNLEARNT}': false", remedy
+            )
         # What follows the last turn that is learnt has no effect on the loss.
         conversation = conversation[: learnt[-1] + 1]
         spans = partial(self._template.spans, further=self._further) if self._template.marks_turns else None
@@ -272,7 +299,9 @@ class Reading:
     def _example(self, conversation: Messages) -> tuple[str, str]:
         return render_example(conversation, self._render, self._eos_token, self._template.marks)
 
-    def _remarks(self, messages: Messages, text: str, prompt: str, learnt: Sequence[int] = (), begun: int | None = None) -> tuple[str, ...]:
+    def _remarks(
+        self, messages: Messages, text: str, prompt: str, learnt: Sequence[int] = (), begun: int | None = None
+    ) -> tuple[str, ...]:
         """Return the remarks on messages before a response.
 
         Args:
@@ -286,7 +315,9 @@ class Reading:
 
 
 def _compared(chosen: Texts, rejected: Texts, margin: float) -> Texts:
-    """Return the texts of a pair. If only one of the two continues the thinking that the prompt opens, the opening tag is part of it."""
+    """Return the texts of a pair. If only one of the two continues the thinking that the prompt opens, the opening tag
+    is part of it.
+    """
     prompt = min(chosen.prompt, rejected.prompt, key=len)
     if not (chosen.prompt.startswith(prompt) and rejected.prompt.startswith(prompt)):
         raise TemplateFault("the template renders the prompt differently for the chosen and the rejected response")
@@ -294,11 +325,13 @@ def _compared(chosen: Texts, rejected: Texts, margin: float) -> Texts:
     return Texts(prompt, better, worse, margin, remarks=tuple(dict.fromkeys((*chosen.remarks, *rejected.remarks))))
 
 
-def _pieces(positions: NDArray[np.int64], tokens: NDArray[np.int32], longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _pieces(
+    positions: NDArray[np.int64], tokens: NDArray[np.int32], longest: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Cut each text into examples of at most `longest` tokens. Return two arrays [examples].
 
-    The first has the position of each example's row in the table, the second the index of the example's first token in its row.
-    A last example of a single token is left out, because the first token of a sequence is not predicted.
+    The first has the position of each example's row in the table, the second the index of the example's first token in
+    its row. A last example of a single token is left out, because the first token of a sequence is not predicted.
     """
     counts = np.maximum(-(-(tokens[positions].astype(np.int64) - 1) // longest), 1)
     number_in_row = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -309,16 +342,31 @@ def _least(tokens: NDArray[np.int32]) -> int:
     return int(tokens.min()) if len(tokens) else 0
 
 
-def _nothing_left(limits: Limits, least: Limits, too_long: Mapping[str, int], wordless: Mapping[str, int], name: str) -> list[Fault]:
+def _nothing_left(
+    limits: Limits, least: Limits, too_long: Mapping[str, int], wordless: Mapping[str, int], name: str
+) -> list[Fault]:
     """Return the faults of a set without a usable row.
 
     Args:
-        least: number of tokens of the shortest prompt and of the shortest response. The longer response of a pair counts.
+        least: number of tokens of the shortest prompt and of the shortest response. The longer response of a pair
+            counts.
     """
     if not too_long and not wordless:
-        return [Fault(name, "data_split assigns none of its rows to this part", "give the part a larger share, or the data set more rows")]
+        return [
+            Fault(
+                name,
+                "data_split assigns none of its rows to this part",
+                "give the part a larger share, or the data set more rows",
+            )
+        ]
     problem = f"no example fits prompt_length {limits.prompt} and response_length {limits.response}"
-    needed = f"the shortest prompt needs at least {least.prompt} tokens, the shortest response {least.response}, template included"
-    faults = [Fault(file, f"{problem}; {count} rows", f"raise the lengths: {needed}") for file, count in too_long.items()]
+    needed = (
+        f"the shortest prompt needs at least {least.prompt} tokens, the shortest response {least.response}, "
+        f"template "
+        f"included"
+    )
+    faults = [
+        Fault(file, f"{problem}; {count} rows", f"raise the lengths: {needed}") for file, count in too_long.items()
+    ]
     remedy = "check that the responses are not empty, and that the tokenizer supports their language and template"
     return [*faults, *(Fault(file, f"{count} rows: {WORDLESS}", remedy) for file, count in wordless.items())]

@@ -1,4 +1,6 @@
-"""Parses JSON without losing values. An object with a repeated key is rejected, where `json` would keep only the last value."""
+"""Parses JSON without losing values. An object with a repeated key is rejected, where `json` would keep only the last
+value.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def parsed(text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: the text is not JSON, or an object repeats a key (RepeatedKey), or it holds half of a surrogate pair (NotText).
+        ValueError: the text is not JSON, or an object repeats a key (RepeatedKey), or it holds half of a surrogate pair
+            (NotText).
         RecursionError: the text is nested too deeply.
     """
     found = _ONCE.decode(text)
@@ -75,7 +78,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise RepeatedKey(f"has the key {next(name for name in names if names.count(name) > 1)!r} more than once in one object")
+        raise RepeatedKey(
+            f"has the key {next(name for name in names if names.count(name) > 1)!r} more than once in one object"
+        )
     return found
 
 

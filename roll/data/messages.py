@@ -1,8 +1,9 @@
 """The one reading of a message, in whatever public format it is written. Pure functions.
 
-Data, the gateway and environments read messages with these functions. The formats are OpenAI's (old and new), ShareGPT's (`from` and
-`value`), and the variants of other frameworks. A normalised message has a `role` of ROLES, a `content` that is text, and optionally
-`tool_calls` whose arguments are objects, `reasoning_content`, `tool_call_id`, `name`, and `train: False` if it must not be learnt.
+Data, the gateway and environments read messages with these functions. The formats are OpenAI's (old and new),
+ShareGPT's (`from` and `value`), and the variants of other frameworks. A normalised message has a `role` of ROLES, a
+`content` that is text, and optionally `tool_calls` whose arguments are objects, `reasoning_content`, `tool_call_id`,
+`name`, and `train: False` if it must not be learnt.
 """
 
 from __future__ import annotations
@@ -35,14 +36,18 @@ ROLE_FROM: Mapping[str, str] = {
 TEXTS = ("text", "input_text", "output_text")
 """Types of parts of a content that contain text."""
 LEARNT = (UNLEARNT, "weight", "loss", "loss_weight", "loss_scale", "trainable", "step_loss_mask")
-"""Keys of OpenAI, axolotl, ms-swift, LLaMA-Factory and slime that are 1 or true if a message is learnt, and 0 or false if not."""
+"""Keys of OpenAI, axolotl, ms-swift, LLaMA-Factory and slime that are 1 or true if a message is learnt, and 0 or false
+if not.
+"""
 OTHER_LOSS = ("mask", "masked", "loss_mask", "train_detail", "training_detail")
 """Keys by which other frameworks learn parts of a message."""
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 KNOWN = frozenset({"role", "content", "from", "value", "tool_calls", "function_call", "tool_call_id", "name", *LEARNT})
 OTHER_ARGUMENTS = ("parameters", "input", "args", "kwargs")
 """Keys by which other formats name the arguments of a tool call."""
-CALLS_REMEDY = 'make it {"function": {"name": ..., "arguments": {...}}}; the arguments are an object, or the JSON text of one'
+CALLS_REMEDY = (
+    'make it {"function": {"name": ..., "arguments": {...}}}; the arguments are an object, or the JSON text of one'
+)
 
 
 class MessageFault(ValueError):
@@ -62,7 +67,8 @@ def read_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message in the normalised form. A message without text has the content "".
 
     Raises:
-        MessageFault: the role is unknown, the content is not text, a tool call or the thinking cannot be read, or a key asks for a loss
+        MessageFault: the role is unknown, the content is not text, a tool call or the thinking cannot be read, or a key
+            asks for a loss
             that cannot be given.
     """
     role, content, calls = _said(message)
@@ -79,7 +85,9 @@ def read_message(message: Mapping[str, Any]) -> dict[str, Any]:
         key = next(key for key in LEARNT if message.get(key))
         remedy = f"remove '{key}' from it, or make it 0 or false: only messages of the assistant are learnt"
         raise MessageFault(
-            "a loss on a message that is not the assistant's", f"has the role '{role}' and '{key}': {message[key]!r}", remedy
+            "a loss on a message that is not the assistant's",
+            f"has the role '{role}' and '{key}': {message[key]!r}",
+            remedy,
         )
     return read | ({UNLEARNT: False} if learnt is False and role == "assistant" else {})
 
@@ -98,7 +106,9 @@ def role_of(message: Mapping[str, Any]) -> str:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a content: a string, null, or a list of text parts, which are joined. Raises MessageFault for anything else."""
+    """Return the text of a content: a string, null, or a list of text parts, which are joined. Raises MessageFault for
+    anything else.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -125,19 +135,30 @@ def reasoning_of(message: Mapping[str, Any]) -> str:
     found = {key: message[key] for key in REASONING if message.get(key)}
     for key, value in found.items():
         if not isinstance(value, str):
-            raise MessageFault("malformed message", f"has a {type(value).__name__} as '{key}': {value!r:.60}", f"make '{key}' a text")
+            raise MessageFault(
+                "malformed message", f"has a {type(value).__name__} as '{key}': {value!r:.60}", f"make '{key}' a text"
+            )
     if len(set(found.values())) > 1:
-        raise MessageFault("two different thoughts", f"has different texts in {' and '.join(found)}", "keep one of the two keys")
+        raise MessageFault(
+            "two different thoughts", f"has different texts in {' and '.join(found)}", "keep one of the two keys"
+        )
     return next(iter(found.values()), "")
 
 
 def object_of(arguments: Any) -> dict[str, Any] | None:
-    """Return the arguments of a tool call, an object or the JSON text of one; none are an empty object. Return None for anything else.
+    """Return the arguments of a tool call, an object or the JSON text of one; none are an empty object. Return None for
+    anything else.
 
     NaN and Infinity are not JSON: a policy that writes them makes a malformed call.
     """
     try:
-        found = (parsed(arguments) if arguments.strip() else {}) if isinstance(arguments, str) else {} if arguments is None else arguments
+        found = (
+            (parsed(arguments) if arguments.strip() else {})
+            if isinstance(arguments, str)
+            else {}
+            if arguments is None
+            else arguments
+        )
         json.dumps(found, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         return None
@@ -149,7 +170,9 @@ def _said(message: Mapping[str, Any]) -> tuple[str, Any, list[dict[str, Any]]]:
     if "role" not in message and "from" in message:
         role, content = ROLE_FROM.get(str(message["from"])), _content(message, "value", "content")
         if role is None:
-            raise MessageFault("malformed message", f"is from {message['from']!r:.60}", f"use one of: {', '.join(ROLE_FROM)}")
+            raise MessageFault(
+                "malformed message", f"is from {message['from']!r:.60}", f"use one of: {', '.join(ROLE_FROM)}"
+            )
         if message["from"] == "function_call":
             return role, "", _listed_calls(content, "a function_call")
         return role, content, []
@@ -163,7 +186,9 @@ def _said(message: Mapping[str, Any]) -> tuple[str, Any, list[dict[str, Any]]]:
 def _content(message: Mapping[str, Any], usual: str, other: str) -> Any:
     """Return the content of a message, which some rows have under the other format's key."""
     if None not in (message.get(usual), message.get(other)) and message[usual] != message[other]:
-        raise MessageFault("malformed message", f"has different texts in '{usual}' and '{other}'", "keep one of the two keys")
+        raise MessageFault(
+            "malformed message", f"has different texts in '{usual}' and '{other}'", "keep one of the two keys"
+        )
     return message[usual] if message.get(usual) is not None else message.get(other)
 
 
@@ -173,7 +198,9 @@ def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
         return calls
     called = _listed_calls(message["function_call"], "a function_call")
     if calls and [call["function"] for call in calls] != [call["function"] for call in called]:
-        raise MessageFault("malformed message", "has different calls in tool_calls and function_call", "keep one of the two keys")
+        raise MessageFault(
+            "malformed message", "has different calls in tool_calls and function_call", "keep one of the two keys"
+        )
     return calls or called
 
 
@@ -184,24 +211,36 @@ def _listed_calls(given: Any, what: str) -> list[dict[str, Any]]:
         try:
             found = parsed(given)
         except (ValueError, RecursionError) as error:
-            raise MessageFault("malformed tool call", f"has {what} that is not JSON ({error}): {given!r:.60}", CALLS_REMEDY) from error
+            raise MessageFault(
+                "malformed tool call", f"has {what} that is not JSON ({error}): {given!r:.60}", CALLS_REMEDY
+            ) from error
     if isinstance(found, Mapping):
         found = [found]
     if not isinstance(found, list):
-        raise MessageFault("malformed tool call", f"has {what} that is not a list of objects: {given!r:.60}", CALLS_REMEDY)
+        raise MessageFault(
+            "malformed tool call", f"has {what} that is not a list of objects: {given!r:.60}", CALLS_REMEDY
+        )
     return [_call(call, number) for number, call in enumerate(found)]
 
 
 def _call(call: Any, number: int) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
-        raise MessageFault("malformed tool call", f"has the tool call {number} without the name of a function: {call!r:.60}", CALLS_REMEDY)
+        raise MessageFault(
+            "malformed tool call",
+            f"has the tool call {number} without the name of a function: {call!r:.60}",
+            CALLS_REMEDY,
+        )
     arguments = object_of(function.get("arguments"))
     if arguments is None:
         problem = f"has the tool call {number} with arguments that are no JSON object: {function['arguments']!r:.60}"
         raise MessageFault("malformed tool call", problem, CALLS_REMEDY)
-    if function.get("arguments") is None and (others := [key for key in OTHER_ARGUMENTS if function.get(key) is not None]):
-        raise MessageFault("malformed tool call", f"has the tool call {number} with '{others[0]}' but without arguments", CALLS_REMEDY)
+    if function.get("arguments") is None and (
+        others := [key for key in OTHER_ARGUMENTS if function.get(key) is not None]
+    ):
+        raise MessageFault(
+            "malformed tool call", f"has the tool call {number} with '{others[0]}' but without arguments", CALLS_REMEDY
+        )
     named = {**function, "arguments": arguments}
     if "function" in call:
         return {**call, "function": named}
@@ -222,17 +261,29 @@ def _is_learnt(message: Mapping[str, Any]) -> bool | None:
             continue
         if not isinstance(value, bool | int | float) or value not in (0, 1):
             problem = f"has '{key}': {value!r:.60}"
-            raise MessageFault(f"'{key}' is neither 0 nor 1", problem, f"make '{key}' 1 (learn the message) or 0; shares are not supported")
+            raise MessageFault(
+                f"'{key}' is neither 0 nor 1",
+                problem,
+                f"make '{key}' 1 (learn the message) or 0; shares are not supported",
+            )
         said[key] = bool(value)
     for key in OTHER_LOSS:
         if message.get(key) is not None:
             remedy = f"remove it, or write which messages are learnt as '{UNLEARNT}': true or false"
-            raise MessageFault(f"'{key}' is not supported", f"has '{key}', which changes what another framework learns", remedy)
+            raise MessageFault(
+                f"'{key}' is not supported", f"has '{key}', which changes what another framework learns", remedy
+            )
     if len(set(said.values())) > 1:
-        raise MessageFault("two different weights", f"has {' and '.join(said)}, which contradict each other", "keep one of the two keys")
+        raise MessageFault(
+            "two different weights",
+            f"has {' and '.join(said)}, which contradict each other",
+            "keep one of the two keys",
+        )
     return next(iter(said.values()), None)
 
 
 def _media(problem: str, at: str = "") -> MessageFault:
     remedy = "remove such rows, or describe the content in words"
-    return MessageFault("images, video or audio", f"{problem}: training on images, video and audio is not supported", remedy, at)
+    return MessageFault(
+        "images, video or audio", f"{problem}: training on images, video and audio is not supported", remedy, at
+    )

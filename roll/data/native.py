@@ -1,8 +1,8 @@
 """Applies the tokenizer's own chat template, in the form in which the template reads messages.
 
-Templates disagree on the form: most read a content as a string, some only as a list of parts; most read the arguments of a tool call as an
-object, some only as JSON text; the thinking is `reasoning_content` in most, `thinking` in others. The form is found by rendering probes:
-messages of words that occur in no template.
+Templates disagree on the form: most read a content as a string, some only as a list of parts; most read the arguments
+of a tool call as an object, some only as JSON text; the thinking is `reasoning_content` in most, `thinking` in others.
+The form is found by rendering probes: messages of words that occur in no template.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def calls_of(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def function_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the name and the arguments of a tool call: its `function`, or the call itself, which many templates read as well."""
+    """Return the name and the arguments of a tool call: its `function`, or the call itself, which many templates read
+    as well.
+    """
     function = call.get("function", call)
     if not isinstance(function, Mapping):
         raise TemplateFault(f"the function of a tool call is not an object: {str(function)[:60]}")
@@ -108,7 +110,9 @@ class NativeTemplate:
 
     @property
     def source(self) -> str:
-        """Return the Jinja source. `chat_template` is a string, or a mapping of several by name; those are concatenated."""
+        """Return the Jinja source. `chat_template` is a string, or a mapping of several by name; those are
+        concatenated.
+        """
         own = self._tokenizer.chat_template
         return "\n".join(own.values()) if isinstance(own, Mapping) else str(own or "")
 
@@ -116,9 +120,13 @@ class NativeTemplate:
     def variables(self) -> frozenset[str]:
         """Names of the variables that the template, or one of several, reads and does not set itself."""
         own = self._tokenizer.chat_template
-        parser = Environment(extensions=["jinja2.ext.loopcontrols"])  # with the statements that transformers adds to Jinja's
+        parser = Environment(
+            extensions=["jinja2.ext.loopcontrols"]
+        )  # with the statements that transformers adds to Jinja's
         sources = own.values() if isinstance(own, Mapping) else [own or ""]
-        return frozenset().union(*(find_undeclared_variables(parser.parse(GENERATION_TAGS.sub("", source))) for source in sources))
+        return frozenset().union(
+            *(find_undeclared_variables(parser.parse(GENERATION_TAGS.sub("", source))) for source in sources)
+        )
 
     def unread(self, further: Mapping[str, Any]) -> list[str]:
         """Return the arguments that the template does not read."""
@@ -168,7 +176,12 @@ class NativeTemplate:
             source = self._tokenizer.get_chat_template(None, tools)
             # The declared return type leaves out the second value, which the mask needs.
             found: Any = render_jinja_template(
-                [[self.form.of(message) for message in messages]], tools, None, source, return_assistant_tokens_mask=True, **arguments
+                [[self.form.of(message) for message in messages]],
+                tools,
+                None,
+                source,
+                return_assistant_tokens_mask=True,
+                **arguments,
             )
         except REJECTIONS as error:
             raise TemplateFault(f"the tokenizer's chat template rejects the messages: {error}") from error
@@ -202,7 +215,9 @@ def apply_template(
         TemplateFault: the template rejects the messages.
     """
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate, chat_template=source, **further)
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=generate, chat_template=source, **further
+        )
     except REJECTIONS as error:
         raise TemplateFault(f"the tokenizer's chat template rejects the messages: {error}") from error
     assert isinstance(text, str)
@@ -212,8 +227,8 @@ def apply_template(
 def special_marks(tokenizer: PreTrainedTokenizerBase, template: str) -> dict[str, int]:
     """Return the token id of each special token by its text.
 
-    An added token counts as special if the tokenizer marks it as special, if it looks like a special token or is one of TAGS, or if the
-    template contains it.
+    An added token counts as special if the tokenizer marks it as special, if it looks like a special token or is one of
+    TAGS, or if the template contains it.
     """
     return {
         token.content: number

@@ -1,7 +1,7 @@
 """Packs ragged sequences into micro-batches for each rank. Pure functions.
 
-Under ZeRO every forward pass is a collective operation, so all ranks must run the same number of forward passes. `split` plans the passes
-of all ranks at once from the sequence lengths, without communication.
+Under ZeRO every forward pass is a collective operation, so all ranks must run the same number of forward passes.
+`split` plans the passes of all ranks at once from the sequence lengths, without communication.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Selection:
     """Token spans of the chosen sequences in the batch. Adjacent sequences share a span. Empty for the filler."""
 
     def tokens(self, field: np.ndarray) -> np.ndarray:
-        """Return the chosen sequences' part of a per-token field. It shares memory with `field` if the sequences are adjacent."""
+        """Return the chosen sequences' part of a per-token field. It shares memory with `field` if the sequences are
+        adjacent.
+        """
         match self.spans:
             case []:
                 return np.zeros(len(self.sequences.token_ids), field.dtype)
@@ -64,7 +66,9 @@ def choose(sequences: Sequences, indices: Sequence[int]) -> Selection:
     spans = [slice(begin, end) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
     offsets = np.concatenate([[0], np.cumsum(sequences.lengths[chosen])]).astype(np.int64)
     of_batch = Selection(sequences, spans)
-    return Selection(Sequences(of_batch.tokens(sequences.token_ids), offsets, of_batch.tokens(sequences.response_mask)), spans)
+    return Selection(
+        Sequences(of_batch.tokens(sequences.token_ids), offsets, of_batch.tokens(sequences.response_mask)), spans
+    )
 
 
 def select(sequences: Sequences, indices: Sequence[int]) -> Sequences:
@@ -85,7 +89,9 @@ def members(examples: Sequence[int], sequences_per_example: int) -> list[int]:
 
 
 def updates_of(batch: TrainBatch, updates: int) -> list[list[int]]:
-    """Return the sequence indices of each update, in the order of the batch. No example and no episode is split over updates."""
+    """Return the sequence indices of each update, in the order of the batch. No example and no episode is split over
+    updates.
+    """
     if batch.episode_of_sequence is None:
         parts = np.array_split(np.arange(batch.example_count), updates)
         return [members(part.tolist(), batch.sequences_per_example) for part in parts]
@@ -109,7 +115,9 @@ def response_rows(sequences: Sequences, indices: Sequence[int]) -> NDArray[np.in
 
 
 def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
-    """Return the chosen sequences of a batch, or the filler if there are no indices. `indices` must cover whole examples."""
+    """Return the chosen sequences of a batch, or the filler if there are no indices. `indices` must cover whole
+    examples.
+    """
     chosen = choose(batch.sequences, indices)
 
     def if_given(field: np.ndarray | None) -> np.ndarray | None:
@@ -126,7 +134,9 @@ def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
         None if batch.sequence_weights is None else batch.sequence_weights[list(indices)],
         None if batch.episode_of_sequence is None else batch.episode_of_sequence[list(indices)],
         labels=None if batch.labels is None else batch.labels[list(indices)],
-        teacher_states=None if batch.teacher_states is None else batch.teacher_states[response_rows(batch.sequences, indices)],
+        teacher_states=None
+        if batch.teacher_states is None
+        else batch.teacher_states[response_rows(batch.sequences, indices)],
         values=if_given(batch.values),
         returns=if_given(batch.returns),
         sequences_per_example=batch.sequences_per_example if len(indices) else 1,
@@ -147,7 +157,11 @@ class Split:
 
 
 def split(
-    lengths: Sequence[int] | np.ndarray, ranks: int, token_budget: int, attention_cost: float = 0.0, sequences_per_example: int = 1
+    lengths: Sequence[int] | np.ndarray,
+    ranks: int,
+    token_budget: int,
+    attention_cost: float = 0.0,
+    sequences_per_example: int = 1,
 ) -> Split:
     """Distribute sequences over ranks by cost and pack each rank's share into micro-batches.
 
@@ -177,7 +191,9 @@ def split(
 
 
 def cost(lengths: NDArray[np.int64], attention_cost: float) -> NDArray[np.float64]:
-    """Return the cost [N] of sequences, in units of one token: length + attention_cost x length^2. See `ModelShape.attention_cost`."""
+    """Return the cost [N] of sequences, in units of one token: length + attention_cost x length^2. See
+    `ModelShape.attention_cost`.
+    """
     return lengths + attention_cost * lengths**2
 
 
@@ -187,7 +203,9 @@ def balance(costs: Sequence[float] | np.ndarray, ranks: int) -> list[list[int]]:
     Return the indices of each rank in ascending order.
     """
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    lightest = [(0.0, 0, rank) for rank in range(ranks)]  # a heap; ties go to the rank with fewer sequences, then to the first
+    lightest = [
+        (0.0, 0, rank) for rank in range(ranks)
+    ]  # a heap; ties go to the rank with fewer sequences, then to the first
     for index, own in dearest_first(costs):
         load, count, rank = lightest[0]
         shares[rank].append(index)
@@ -203,7 +221,8 @@ def dearest_first(costs: Sequence[float] | np.ndarray) -> Iterator[tuple[int, fl
 
 
 def pack(lengths: Sequence[int] | np.ndarray, indices: Sequence[int], token_budget: int, bins: int) -> list[list[int]]:
-    """Pack sequences into bins: the longest first, each into the emptiest bin, or into a new bin if that one would exceed the budget.
+    """Pack sequences into bins: the longest first, each into the emptiest bin, or into a new bin if that one would
+    exceed the budget.
 
     Return the indices of each bin in ascending order.
 
@@ -215,7 +234,9 @@ def pack(lengths: Sequence[int] | np.ndarray, indices: Sequence[int], token_budg
     """
     chosen = np.sort(np.asarray(indices, np.int64))
     packed: list[list[int]] = [[] for _ in range(min(bins, len(chosen)))]
-    emptiest: list[tuple[float, int]] = [(0, number) for number in range(len(packed))]  # a heap: if the first bin has no room, none has
+    emptiest: list[tuple[float, int]] = [
+        (0, number) for number in range(len(packed))
+    ]  # a heap: if the first bin has no room, none has
     for index, length in dearest_first(np.asarray(lengths, np.int64)[chosen]):
         load, number = emptiest[0]
         if packed[number] and load + length > token_budget:

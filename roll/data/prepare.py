@@ -1,4 +1,5 @@
-"""`python -m roll.data.prepare SET [--source FOLDER] [--output FOLDER]`: writes a public data set as files that the examples read.
+"""`python -m roll.data.prepare SET [--source FOLDER] [--output FOLDER]`: writes a public data set as files that the
+examples read.
 
 Exit status: 0 done, 2 the set cannot be read or written, 3 failed otherwise, 130 interrupted.
 """
@@ -56,7 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prepare the data set given on the command line. Return the exit status."""
     given = parser().parse_args(argv)
     public = SETS[given.set]
-    wish = Wish(given.set, given.source or public.hub_name, given.output or Path("data") / given.set, given.validation, given.seed)
+    wish = Wish(
+        given.set,
+        given.source or public.hub_name,
+        given.output or Path("data") / given.set,
+        given.validation,
+        given.seed,
+    )
     return run_command(lambda: print(summary(wish, prepare(wish))))
 
 
@@ -71,9 +78,14 @@ def parser() -> argparse.ArgumentParser:
         epilog=f"sets:\n{sets}",
     )
     found.add_argument("set", choices=SETS, help="name of the set")
-    found.add_argument("--source", help="folder with a copy of the set, or another Hub name with its splits and columns (default: the Hub)")
+    found.add_argument(
+        "--source",
+        help="folder with a copy of the set, or another Hub name with its splits and columns (default: the Hub)",
+    )
     found.add_argument("--output", type=Path, help="folder to write; it must not exist (default: data/SET)")
-    found.add_argument("--validation", type=_count, default=256, help="number of training rows to hold out (default: 256)")
+    found.add_argument(
+        "--validation", type=_count, default=256, help="number of training rows to hold out (default: 256)"
+    )
     found.add_argument("--seed", type=int, default=42, help="seed that decides which rows are held out (default: 42)")
     return found
 
@@ -84,7 +96,8 @@ def prepare(wish: Wish) -> Prepared:
     Rows of the training split whose question is also in the test split are left out.
 
     Raises:
-        DataError: the source cannot be read or has an unexpected layout, too few rows are left, or the folder exists or cannot be created.
+        DataError: the source cannot be read or has an unexpected layout, too few rows are left, or the folder exists or
+            cannot be created.
     """
     public = SETS[wish.name]
     with _whole(wish.output) as folder:
@@ -94,7 +107,9 @@ def prepare(wish: Wish) -> Prepared:
         for split, rows, least in ((public.test, tested, 1), (public.train, usable, wish.validation + 1)):
             if rows < least:
                 problem = f"{rows} rows of the split '{split}' can be used, but at least {least} are needed"
-                raise DataError([Fault(wish.source, problem, "give a larger copy of the set, or a smaller --validation")])
+                raise DataError(
+                    [Fault(wish.source, problem, "give a larger copy of the set, or a smaller --validation")]
+                )
         _hold_out(folder, frozenset(random.Random(wish.seed).sample(range(usable), wish.validation)))
     rows = {TRAIN: usable - wish.validation, VALIDATION: wish.validation, TEST: tested}
     return Prepared(rows, {public.train: train_left_out, public.test: test_left_out})
@@ -104,9 +119,14 @@ def summary(wish: Wish, prepared: Prepared) -> str:
     """Return the summary to print: a line for each file, and one for each reason why rows of a split were left out."""
     public = SETS[wish.name]
     origin = {TRAIN: public.train, VALIDATION: f"{public.train}, drawn with seed {wish.seed}", TEST: public.test}
-    lines = [f"{wish.output / file}: {rows:,} row(s) of {wish.source}, split {origin[file]}" for file, rows in prepared.rows.items()]
+    lines = [
+        f"{wish.output / file}: {rows:,} row(s) of {wish.source}, split {origin[file]}"
+        for file, rows in prepared.rows.items()
+    ]
     for split, reasons in prepared.left_out.items():
-        lines += [f"left out of the split {split}: {rows:,} row(s) {reason}" for reason, rows in sorted(reasons.items())]
+        lines += [
+            f"left out of the split {split}: {rows:,} row(s) {reason}" for reason, rows in sorted(reasons.items())
+        ]
     return "\n".join(lines)
 
 
@@ -121,7 +141,11 @@ def _rows(wish: Wish, public: PublicSet, split: str) -> Iterator[PreparedRow | L
     try:
         sources = find_sources(wish.source, split)
     except DataError as error:
-        remedy = f"give --source a folder with a copy of {public.hub_name}, splits {public.train} and {public.test}; or check the network"
+        remedy = (
+            f"give --source a folder with a copy of {public.hub_name}, splits {public.train} and {public.test}; "
+            f"or "
+            f"check the network"
+        )
         raise DataError([Fault(fault.place, fault.problem, remedy) for fault in error.faults]) from error
     for source in sources:
         for raw in source.rows():
@@ -133,7 +157,9 @@ def _rows(wish: Wish, public: PublicSet, split: str) -> Iterator[PreparedRow | L
             except LeftOut as reason:
                 yield reason
             except AnotherLayout as error:
-                raise DataError([Fault(place, str(error), f"give a copy of {public.hub_name} with the layout on the Hub")]) from error
+                raise DataError(
+                    [Fault(place, str(error), f"give a copy of {public.hub_name} with the layout on the Hub")]
+                ) from error
 
 
 def _write(file: Path, rows: Iterator[PreparedRow | LeftOut], seen: set[bytes]) -> tuple[int, Counter[str]]:
@@ -161,7 +187,11 @@ def _hold_out(folder: Path, numbers: frozenset[int]) -> None:
     """Move the lines with these numbers, counted from 0, from the training file to the validation file."""
     whole = (folder / TRAIN).rename(folder / "whole.jsonl")
     train, validation = folder / TRAIN, folder / VALIDATION
-    with whole.open(encoding="utf-8") as lines, train.open("w", encoding="utf-8") as rest, validation.open("w", encoding="utf-8") as drawn:
+    with (
+        whole.open(encoding="utf-8") as lines,
+        train.open("w", encoding="utf-8") as rest,
+        validation.open("w", encoding="utf-8") as drawn,
+    ):
         for number, line in enumerate(lines):
             (drawn if number in numbers else rest).write(line)
     whole.unlink()
@@ -175,7 +205,9 @@ def _whole(out: Path) -> Iterator[Path]:
         DataError: `out` exists, or cannot be created.
     """
     if out.exists():
-        raise DataError([Fault("--output", f"'{out}' exists already", "give a folder that does not exist, or remove this one")])
+        raise DataError(
+            [Fault("--output", f"'{out}' exists already", "give a folder that does not exist, or remove this one")]
+        )
     aside = out.with_name(f".{out.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     try:

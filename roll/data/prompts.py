@@ -1,4 +1,6 @@
-"""Prompts for RL. All rows are checked, rendered and tokenised before training starts; during training they are read from disk."""
+"""Prompts for RL. All rows are checked, rendered and tokenised before training starts; during training they are read
+from disk.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,12 @@ class PromptSet:
     too_long: Mapping[str, int]
     """Number of rows of each file that were dropped because their prompt exceeds `prompt_length`."""
     unknown_tags: Mapping[str, int]
-    """Number of prompts by tag, for tags that no reward domain includes. `routes.DEFAULT_DOMAIN` scores these prompts."""
+    """Number of prompts by tag, for tags that no reward domain includes. `routes.DEFAULT_DOMAIN` scores these prompts.
+    """
     unknown_domains: Mapping[str, int]
-    """Number of prompts by `domain`, for values that name no reward domain. The domain of these prompts follows from their tag."""
+    """Number of prompts by `domain`, for values that name no reward domain. The domain of these prompts follows from
+    their tag.
+    """
     _data_args: DataConfig = field(repr=False)
     _table: datasets.Dataset = field(repr=False)
     remarks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -110,9 +115,9 @@ def prepare_prompts(
 ) -> PromptSet:
     """Read, check, render and tokenise all rows once. Later calls with the same files and tokenizer read the cache.
 
-    Prompts longer than `prompt_length` tokens are dropped and counted. A row belongs to the reward domain in its column `domain`, or else
-    to the domain whose `tag_included` lists its tag, or else to `routes.DEFAULT_DOMAIN` if it exists. If there is only one domain, rows
-    without a tag belong to it.
+    Prompts longer than `prompt_length` tokens are dropped and counted. A row belongs to the reward domain in its column
+    `domain`, or else to the domain whose `tag_included` lists its tag, or else to `routes.DEFAULT_DOMAIN` if it exists.
+    If there is only one domain, rows without a tag belong to it.
 
     Args:
         sections: the configuration of each domain's reward or environment.
@@ -125,7 +130,9 @@ def prepare_prompts(
     """
     routes = Routes(tuple(sections), tag_routes(sections))
     sources = find_sources(data_args.file_name, data_args.split)
-    texts = partial(_prompt_text, data_args=data_args, render=checked_renderer(data_args, tokenizer), unwritten=Unwritten())
+    texts = partial(
+        _prompt_text, data_args=data_args, render=checked_renderer(data_args, tokenizer), unwritten=Unwritten()
+    )
     preparation = Preparation(texts, tokenizer, data_args.template == "raw", data_args, cut_of(prompt_length))
     table = prepared_table(sources, preparation, "prompts", cache_folder)
     labels = routes.labels(column(table, DOMAIN), column(table, "tag"))
@@ -135,7 +142,9 @@ def prepare_prompts(
     fits = tokens <= prompt_length
     too_long = count_by_file(table, np.flatnonzero(~fits), sources)
     if not fits.any():
-        raise DataError([_all_too_long(name, count, prompt_length, int(tokens.min())) for name, count in too_long.items()])
+        raise DataError(
+            [_all_too_long(name, count, prompt_length, int(tokens.min())) for name, count in too_long.items()]
+        )
     positions = np.flatnonzero(fits)
     used = [labels[position] for position in positions]
     unknown_tags = Counter(label.tag or "no tag" for label in used if routes.is_default(label))
@@ -143,7 +152,18 @@ def prepare_prompts(
     domain_index = np.fromiter(map(routes.domain_index, used), np.int16, count=len(used))
     names = tuple(source.name for source in sources)
     remarks = count_remarks(table, positions, sources)
-    return PromptSet(names, routes.domains, positions, domain_index, too_long, unknown_tags, unknown_domains, data_args, table, remarks)
+    return PromptSet(
+        names,
+        routes.domains,
+        positions,
+        domain_index,
+        too_long,
+        unknown_tags,
+        unknown_domains,
+        data_args,
+        table,
+        remarks,
+    )
 
 
 def checked_renderer(data_args: DataConfig, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
@@ -159,18 +179,28 @@ def checked_renderer(data_args: DataConfig, tokenizer: PreTrainedTokenizerBase) 
         raise DataError([Fault("data_args.template", problem, template_remedy(data_args.template))]) from error
     if unread := found.unread(data_args.chat_template_kwargs or {}):
         problem = f"has '{unread[0]}', which the template '{data_args.template}' does not read"
-        raise DataError([Fault("data_args.chat_template_kwargs", problem, "remove it, or use a tokenizer whose template reads it")])
+        raise DataError(
+            [Fault("data_args.chat_template_kwargs", problem, "remove it, or use a tokenizer whose template reads it")]
+        )
     return found
 
 
 def _prompt_text(row: Mapping[str, Any], data_args: DataConfig, render: ChatTemplate, unwritten: Unwritten) -> Texts:
-    render_row = partial(render, generate=True, further={**(data_args.chat_template_kwargs or {}), **template_arguments(row)})
+    render_row = partial(
+        render, generate=True, further={**(data_args.chat_template_kwargs or {}), **template_arguments(row)}
+    )
     conversation = prompt_conversation(read_row(row, data_args), data_args)
     text = render_row(conversation)
     remarks = remarks_of(row, data_args)
-    return Texts(text, remarks=remarks + tuple(UNWRITTEN.format(place) for place in unwritten.in_context(conversation, text, render_row)))
+    return Texts(
+        text,
+        remarks=remarks
+        + tuple(UNWRITTEN.format(place) for place in unwritten.in_context(conversation, text, render_row)),
+    )
 
 
 def _all_too_long(name: str, count: int, prompt_length: int, shortest: int) -> Fault:
     problem = f"all of its {count} prompts are longer than prompt_length, {prompt_length} tokens"
-    return Fault(name, problem, f"raise prompt_length: the shortest prompt needs at least {shortest}, template included")
+    return Fault(
+        name, problem, f"raise prompt_length: the shortest prompt needs at least {shortest}, template included"
+    )

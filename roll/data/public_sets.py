@@ -56,8 +56,8 @@ class PublicSet:
 def gsm8k(row: Mapping[str, Any]) -> PreparedRow:
     """Convert a problem of GSM8K (arXiv 2110.14168) to a prompt with its reference answer and a worked solution.
 
-    `ground_truth` is the number after `####`, without thousands separators. `response` is the solution without the calculator
-    annotations, with the number in a box.
+    `ground_truth` is the number after `####`, without thousands separators. `response` is the solution without the
+    calculator annotations, with the number in a box.
 
     Raises:
         LeftOut: there is no number after `####`.
@@ -81,10 +81,11 @@ def gsm8k(row: Mapping[str, Any]) -> PreparedRow:
 
 
 def preferences(row: Mapping[str, Any]) -> PreparedRow:
-    """Convert a pair of UltraFeedback (arXiv 2310.01377) to the conversation, both responses, and the difference of their scores.
+    """Convert a pair of UltraFeedback (arXiv 2310.01377) to the conversation, both responses, and the difference of
+    their scores.
 
-    `chosen` and `rejected` must be whole conversations that differ only in the last message; `score_chosen` and `score_rejected` must be
-    numbers.
+    `chosen` and `rejected` must be whole conversations that differ only in the last message; `score_chosen` and
+    `score_rejected` must be numbers.
 
     Raises:
         LeftOut: a response is empty, the responses are the same, or the chosen response does not have the higher score.
@@ -101,14 +102,17 @@ def preferences(row: Mapping[str, Any]) -> PreparedRow:
         raise LeftOut("with the same response twice")
     if margin <= 0:
         raise LeftOut("whose chosen response does not have the higher score")
-    return PreparedRow(repr(chosen[:-1]), {"messages": chosen[:-1], "chosen": better, "rejected": worse, "margin": margin})
+    return PreparedRow(
+        repr(chosen[:-1]), {"messages": chosen[:-1], "chosen": better, "rejected": worse, "margin": margin}
+    )
 
 
 def conversation(row: Mapping[str, Any]) -> PreparedRow:
     """Convert a conversation whose last message is the assistant's.
 
     Raises:
-        LeftOut: the conversation ends with another message, has no question, or has an empty message that is not the system message.
+        LeftOut: the conversation ends with another message, has no question, or has an empty message that is not the
+            system message.
         AnotherLayout: `messages` is not a list of messages.
     """
     messages = _messages(row, "messages")
@@ -139,7 +143,9 @@ def _messages(row: Mapping[str, Any], column: str) -> list[dict[str, str]]:
     if not isinstance(value, list) or not value:
         raise AnotherLayout(_other_column(row, column, "a list of messages"))
     for message in value:
-        if not isinstance(message, Mapping) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+        if not isinstance(message, Mapping) or not all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        ):
             raise AnotherLayout(f"'{column}' holds a message without a text as 'role' and 'content'")
     return [{"role": message["role"], "content": message["content"]} for message in value]
 
@@ -152,7 +158,11 @@ def _other_column(row: Mapping[str, Any], column: str, kind: str) -> str:
 
 SETS: Mapping[str, PublicSet] = {
     "gsm8k": PublicSet(
-        "openai/gsm8k:main", "train", "test", gsm8k, "prompt, response, ground_truth, tag: for rlvr, sft, distill and roll.evaluate"
+        "openai/gsm8k:main",
+        "train",
+        "test",
+        gsm8k,
+        "prompt, response, ground_truth, tag: for rlvr, sft, distill and roll.evaluate",
     ),
     "ultrafeedback": PublicSet(
         "HuggingFaceH4/ultrafeedback_binarized",
@@ -162,5 +172,7 @@ SETS: Mapping[str, PublicSet] = {
         "messages, chosen, rejected, margin: for dpo and reward_model",
     ),
     "capybara": PublicSet("trl-lib/Capybara", "train", "test", conversation, "messages: for sft and distill"),
-    "ultrachat": PublicSet("HuggingFaceH4/ultrachat_200k", "train_sft", "test_sft", conversation, "messages: for sft and distill"),
+    "ultrachat": PublicSet(
+        "HuggingFaceH4/ultrachat_200k", "train_sft", "test_sft", conversation, "messages: for sft and distill"
+    ),
 }

@@ -36,7 +36,9 @@ class Routes:
     """Domain of each tag."""
 
     def labels(self, domains: NDArray, tags: NDArray) -> Sequence[Label]:
-        """Return the labels [rows] of a table from its columns of domains and tags, whose values are strings or None."""
+        """Return the labels [rows] of a table from its columns of domains and tags, whose values are strings or
+        None.
+        """
         return [Label(*pair) for pair in zip(domains.tolist(), tags.tolist(), strict=True)]
 
     def domain_index(self, label: Label) -> int:
@@ -45,7 +47,9 @@ class Routes:
         return self.domains.index(found) if found else -1
 
     def is_default(self, label: Label) -> bool:
-        """Whether only `DEFAULT_DOMAIN` can take the row, because neither its domain nor its tag leads to an existing domain."""
+        """Whether only `DEFAULT_DOMAIN` can take the row, because neither its domain nor its tag leads to an existing
+        domain.
+        """
         return self._named(label) is None
 
     def _named(self, label: Label) -> str | None:
@@ -64,7 +68,10 @@ class Routes:
 
     def _fault(self, label: Label, tag_column: str) -> RowFault:
         if label.tag is None:
-            reason, problem = f"no '{tag_column}'", f"column '{tag_column}' is missing or empty, so no reward domain scores the row"
+            reason, problem = (
+                f"no '{tag_column}'",
+                f"column '{tag_column}' is missing or empty, so no reward domain scores the row",
+            )
         else:
             hint = nearest(label.tag, list(self.of_tag))
             reason, problem = "tag without a domain", f"no reward domain includes the tag '{label.tag}'{hint}"

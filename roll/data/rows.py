@@ -39,11 +39,13 @@ class RowFault(Exception):
 def read_row(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
     """Return the row with its JSON texts parsed. Some columns of ROLL's files contain such texts.
 
-    Parsed are the column of the messages, `test_cases`, and `ground_truth` if its text is a JSON object. Any other text in `ground_truth`
-    is the answer itself. If `data_args.ground_truth` names another column, or a key inside one, its value becomes the `ground_truth`.
+    Parsed are the column of the messages, `test_cases`, and `ground_truth` if its text is a JSON object. Any other text
+    in `ground_truth` is the answer itself. If `data_args.ground_truth` names another column, or a key inside one, its
+    value becomes the `ground_truth`.
 
     Raises:
-        RowFault: the text of `test_cases` is not JSON, the text of the messages is not a JSON list of messages, or the row has no value
+        RowFault: the text of `test_cases` is not JSON, the text of the messages is not a JSON list of messages, or the
+            row has no value
             where `data_args.ground_truth` says.
     """
     done = dict(row)
@@ -60,7 +62,8 @@ def read_row(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
 
 
 def reference_at(row: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a path: the name of a column, or keys joined with dots that reach into one, whose texts may be JSON.
+    """Return the value at a path: the name of a column, or keys joined with dots that reach into one, whose texts may
+    be JSON.
 
     Raises:
         RowFault: there is no value.
@@ -76,18 +79,27 @@ def reference_at(row: Mapping[str, Any], path: str) -> Any:
             missing = f"'{key}' is null" if key in names else f"'{key}' is missing{nearest(key, names)}"
             holder = f"'{inside}'" if inside else "the row"
             is_object = isinstance(found, Mapping)
-            has = f"{holder} has: {', '.join(map(str, names)) or 'no keys'}" if is_object else f"{holder} is {_shown(found)}"
-            remedy = "fill it in, or name the column of the reference answer, or keys that lead to it, in data_args.ground_truth"
+            has = (
+                f"{holder} has: {', '.join(map(str, names)) or 'no keys'}"
+                if is_object
+                else f"{holder} is {_shown(found)}"
+            )
+            remedy = (
+                "fill it in, or name the column of the reference answer, or keys that lead to it, in "
+                "data_args.ground_truth"
+            )
             raise RowFault(f"no '{path}'", f"data_args.ground_truth is '{path}', but {missing}; {has}", remedy)
         found = found[key]
     return found
 
 
 def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row's arguments for the chat template: `tools`, and the keys of `chat_template_kwargs`. JSON texts are parsed.
+    """Return a row's arguments for the chat template: `tools`, and the keys of `chat_template_kwargs`. JSON texts are
+    parsed.
 
     Raises:
-        RowFault: `tools` is not a list of objects, `chat_template_kwargs` is not an object, a text in them is not JSON, or a truth value is
+        RowFault: `tools` is not a list of objects, `chat_template_kwargs` is not an object, a text in them is not JSON,
+            or a truth value is
             a text.
     """
     tools, others = (_optional(row, column) for column in (TOOLS, TEMPLATE_ARGUMENTS))
@@ -96,9 +108,15 @@ def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
         raise RowFault(f"'{TOOLS}' is not a list of objects", f"'{TOOLS}' is {_shown(tools)}", remedy)
     if others and not isinstance(others, dict):
         remedy = f"make '{TEMPLATE_ARGUMENTS}' an object such as {{\"enable_thinking\": false}}"
-        raise RowFault(f"'{TEMPLATE_ARGUMENTS}' is not an object", f"'{TEMPLATE_ARGUMENTS}' is {_shown(others)}", remedy)
+        raise RowFault(
+            f"'{TEMPLATE_ARGUMENTS}' is not an object", f"'{TEMPLATE_ARGUMENTS}' is {_shown(others)}", remedy
+        )
     for key in truths_as_text(others or {}):
-        problem = f"'{TEMPLATE_ARGUMENTS}' has '{key}' as the text {others[key]!r}, and a chat template takes every text as true"
+        problem = (
+            f"'{TEMPLATE_ARGUMENTS}' has '{key}' as the text {others[key]!r}, and a chat template takes every "
+            f"text "
+            f"as true"
+        )
         raise RowFault(f"'{key}' of '{TEMPLATE_ARGUMENTS}' is a text", problem, "write true or false without quotes")
     return {**(others or {}), **({TOOLS: tools} if tools else {})}
 
@@ -107,14 +125,19 @@ def prompt_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conver
     """Return the messages that the policy should answer.
 
     Raises:
-        RowFault: a column is missing, empty or of the wrong type, or the last message is not one that the policy can answer.
+        RowFault: a column is missing, empty or of the wrong type, or the last message is not one that the policy can
+            answer.
     """
     if data_args.messages is None:
         return _prompt(row, data_args)
     conversation = _messages(row, data_args.messages)
     if conversation[-1]["role"] not in ("user", "tool"):
         problem = f"'{data_args.messages}' ends with a message of the role '{conversation[-1]['role']}'"
-        raise RowFault("messages end with the wrong role", problem, "end the list with the user's message that the policy should answer")
+        raise RowFault(
+            "messages end with the wrong role",
+            problem,
+            "end the list with the user's message that the policy should answer",
+        )
     return conversation
 
 
@@ -122,7 +145,8 @@ def example_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conve
     """Return the messages of an SFT example. The last message is the assistant's, which is learnt.
 
     Raises:
-        RowFault: a column is missing, empty or of the wrong type, the last message is not the assistant's, or it is the only one.
+        RowFault: a column is missing, empty or of the wrong type, the last message is not the assistant's, or it is the
+            only one.
     """
     if data_args.messages is None:
         assert data_args.response is not None, "the configuration was checked"
@@ -130,17 +154,23 @@ def example_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conve
     conversation = _messages(row, data_args.messages)
     if conversation[-1]["role"] != "assistant":
         problem = f"'{data_args.messages}' ends with a message of the role '{conversation[-1]['role']}'"
-        raise RowFault("messages end with the wrong role", problem, "end the list with the assistant's message to be learnt")
+        raise RowFault(
+            "messages end with the wrong role", problem, "end the list with the assistant's message to be learnt"
+        )
     if len(conversation) == 1:
-        raise RowFault("messages without a prompt", f"'{data_args.messages}' holds only the response", "put the user's message before it")
+        raise RowFault(
+            "messages without a prompt",
+            f"'{data_args.messages}' holds only the response",
+            "put the user's message before it",
+        )
     return conversation
 
 
 def pair_conversations(row: Mapping[str, Any], data_args: DataConfig) -> tuple[Conversation, Conversation]:
     """Return two conversations with the same prompt: one with the chosen response, and one with the rejected response.
 
-    With a column for the prompt, each response is a text, or a list with one message of the assistant. Without such a column, both
-    columns of responses hold whole conversations that differ only in their last message, the assistant's.
+    With a column for the prompt, each response is a text, or a list with one message of the assistant. Without such a
+    column, both columns of responses hold whole conversations that differ only in their last message, the assistant's.
 
     Raises:
         RowFault: see `prompt_conversation`; or a response is invalid.
@@ -154,11 +184,19 @@ def pair_conversations(row: Mapping[str, Any], data_args: DataConfig) -> tuple[C
     chosen, rejected = (_messages(row, column, may_be_empty=True) for column in columns)
     if chosen[:-1] != rejected[:-1]:
         problem = f"'{columns[0]}' and '{columns[1]}' differ in more than their last message"
-        raise RowFault("a pair with two prompts", problem, "make both begin with the same conversation, or put it into its own column")
+        raise RowFault(
+            "a pair with two prompts",
+            problem,
+            "make both begin with the same conversation, or put it into its own column",
+        )
     for column, conversation in zip(columns, (chosen, rejected), strict=True):
         if len(conversation) == 1 or conversation[-1]["role"] != "assistant":
             problem = f"'{column}' is not a conversation that ends with the assistant's message"
-            raise RowFault("a pair without a prompt", problem, "give the whole conversation, or name the column of the prompt in data_args")
+            raise RowFault(
+                "a pair without a prompt",
+                problem,
+                "give the whole conversation, or name the column of the prompt in data_args",
+            )
     return chosen, rejected
 
 
@@ -185,12 +223,17 @@ def number(row: Mapping[str, Any], column: str) -> float:
     value = float(value) if isinstance(value, str) and JSON_NUMBER.fullmatch(value.strip()) else value
     # A number that fp32 cannot hold would become infinite in the loss.
     if isinstance(value, bool) or not isinstance(value, int | float) or not -FP32_MAX <= value <= FP32_MAX:
-        raise RowFault(f"'{column}' is not a number", f"'{column}' is {_shown(value)}", f"make '{column}' a number that fp32 can hold")
+        raise RowFault(
+            f"'{column}' is not a number",
+            f"'{column}' is {_shown(value)}",
+            f"make '{column}' a number that fp32 can hold",
+        )
     return float(value)
 
 
 def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
-    """Return the assistant's message in a column. The column holds a text, which may be empty, or a list with that one message.
+    """Return the assistant's message in a column. The column holds a text, which may be empty, or a list with that one
+    message.
 
     The list may be JSON text, as in CSV.
     """
@@ -200,7 +243,11 @@ def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
     messages = _messages(row, column, may_be_empty=True)
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         problem = f"'{column}' holds {len(messages)} messages, the last of the role '{messages[-1]['role']}'"
-        remedy = "make it a text, or a list with one message of the assistant; for pairs of conversations, set no column for the prompt"
+        remedy = (
+            "make it a text, or a list with one message of the assistant; for pairs of conversations, set no "
+            "column "
+            "for the prompt"
+        )
         raise RowFault("response is not one message of the assistant", problem, remedy)
     return messages[0]
 
@@ -221,21 +268,29 @@ def _question(row: Mapping[str, Any], prompt: str, further: str | None) -> str:
 
 
 def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -> Conversation:
-    """Return the messages in a column. `may_be_empty` allows a message of the assistant without text: a turn that ends at once."""
+    """Return the messages in a column. `may_be_empty` allows a message of the assistant without text: a turn that ends
+    at once.
+    """
     messages = _column(row, column)
     if isinstance(messages, str):
         messages = _from_json(messages, column)
     remedy = f"make '{column}' a list of objects with a `role` ({', '.join(ROLES)}) and a text as `content`"
     if not isinstance(messages, list):
-        raise RowFault("messages are not a list", f"'{column}' is a {type(messages).__name__}: {_shown(messages)}", remedy)
+        raise RowFault(
+            "messages are not a list", f"'{column}' is a {type(messages).__name__}: {_shown(messages)}", remedy
+        )
     if not messages:
         raise RowFault("no messages", f"'{column}' is an empty list", remedy)
-    return [_message(message, f"'{column}' item {index}", remedy, may_be_empty) for index, message in enumerate(messages)]
+    return [
+        _message(message, f"'{column}' item {index}", remedy, may_be_empty) for index, message in enumerate(messages)
+    ]
 
 
 def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise RowFault("malformed message", f"{place} is a {type(message).__name__}, not an object: {_shown(message)}", remedy)
+        raise RowFault(
+            "malformed message", f"{place} is a {type(message).__name__}, not an object: {_shown(message)}", remedy
+        )
     try:
         read = read_message(message)
     except MessageFault as fault:
@@ -255,7 +310,15 @@ def remarks_of(row: Mapping[str, Any], data_args: DataConfig) -> tuple[str, ...]
 
     These are keys of its messages, and columns that other frameworks put into the prompt.
     """
-    named = {data_args.prompt, data_args.input, data_args.messages, data_args.response, data_args.text, data_args.id, data_args.tag}
+    named = {
+        data_args.prompt,
+        data_args.input,
+        data_args.messages,
+        data_args.response,
+        data_args.text,
+        data_args.id,
+        data_args.tag,
+    }
     columns = [name for name in PROMPT_COLUMNS if name not in named and row.get(name) not in (None, "", [], {})]
     found = {UNNAMED.format(name): None for name in columns}
     for column in filter(None, (data_args.messages, data_args.chosen, data_args.rejected, data_args.response)):
@@ -274,11 +337,15 @@ def _from_json(text: str, column: str) -> Any:
     except (ValueError, RecursionError) as error:
         what = "an object" if column == TEMPLATE_ARGUMENTS else "a list"
         remedy = f"make '{column}' {what}, or the JSON text of one"
-        raise RowFault(f"'{column}' is not JSON", f"'{column}' is text that is not JSON ({error}): {_shown(text)}", remedy) from error
+        raise RowFault(
+            f"'{column}' is not JSON", f"'{column}' is text that is not JSON ({error}): {_shown(text)}", remedy
+        ) from error
 
 
 def _object_or_text(text: str) -> dict[str, Any] | str:
-    """Return the object if the text is a JSON object with keys, or else the text. `{}` and `{1, 2}` are answers: sets in mathematics."""
+    """Return the object if the text is a JSON object with keys, or else the text. `{}` and `{1, 2}` are answers: sets
+    in mathematics.
+    """
     found = _parsed_or_none(text)
     return found if isinstance(found, dict) and found else text
 
@@ -303,7 +370,11 @@ def text_of(row: Mapping[str, Any], column: str) -> str:
     text = _column(row, column)
     if not isinstance(text, str):
         is_messages = isinstance(text, list) and all(isinstance(one, dict) for one in text)
-        remedy = f"it holds messages: set data_args.messages={column}" if is_messages and text else f"make '{column}' a string"
+        remedy = (
+            f"it holds messages: set data_args.messages={column}"
+            if is_messages and text
+            else f"make '{column}' a string"
+        )
         raise RowFault(f"'{column}' is not text", f"'{column}' is a {type(text).__name__}: {_shown(text)}", remedy)
     if not text.strip():
         raise RowFault(f"'{column}' is empty", f"'{column}' has no text", "fill in the text, or remove the row")
@@ -311,7 +382,9 @@ def text_of(row: Mapping[str, Any], column: str) -> str:
 
 
 def _said(row: Mapping[str, Any], column: str) -> str:
-    """Return the text of a single message. Raises RowFault as `text_of` does, and if the text is a JSON list of messages."""
+    """Return the text of a single message. Raises RowFault as `text_of` does, and if the text is a JSON list of
+    messages.
+    """
     text = text_of(row, column)
     if _holds_messages(text):
         problem = f"'{column}' is the JSON text of messages, which would be read as they are written: {_shown(text)}"
@@ -333,7 +406,11 @@ def _is_message(value: Any) -> bool:
 
 def _column(row: Mapping[str, Any], column: str) -> Any:
     if row.get(column) is None:
-        found = "is null" if column in row else f"is missing{nearest(column, list(row))}; the row has: {', '.join(row) or 'nothing'}"
+        found = (
+            "is null"
+            if column in row
+            else f"is missing{nearest(column, list(row))}; the row has: {', '.join(row) or 'nothing'}"
+        )
         raise RowFault(f"'{column}' is missing", f"column '{column}' {found}", MISSING_REMEDY)
     return row[column]
 

@@ -1,7 +1,7 @@
 """Draws rows deterministically from a seed.
 
-A draw depends only on the seed, the domain and the position. The state, from which a sampler can be restored exactly, is therefore just
-the position of each stream.
+A draw depends only on the seed, the domain and the position. The state, from which a sampler can be restored exactly,
+is therefore just the position of each stream.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Shuffle:
 class PromptSampler:
     """Draws prompts over epochs.
 
-    Without shares, each epoch is one shuffle of all prompts. With shares, every draw goes to the domain that is furthest behind its share,
-    so that after any number of draws each domain is within about one prompt of its share.
+    Without shares, each epoch is one shuffle of all prompts. With shares, every draw goes to the domain that is
+    furthest behind its share, so that after any number of draws each domain is within about one prompt of its share.
     """
 
     def __init__(self, prompts: Prompts, seed: int, domain_interleave_probs: Mapping[str, float] | None = None) -> None:
@@ -72,7 +72,9 @@ class PromptSampler:
         if self._shares is None:
             self._members = {"": np.arange(len(prompts))}
         else:
-            self._members = {name: np.flatnonzero(prompts.domain_index == prompts.domains.index(name)) for name in self._shares}
+            self._members = {
+                name: np.flatnonzero(prompts.domain_index == prompts.domains.index(name)) for name in self._shares
+            }
         self._streams = {name: Shuffle(len(members), seed, name) for name, members in self._members.items()}
 
     @property
@@ -138,12 +140,20 @@ def _shares(prompts: Prompts, probabilities: Mapping[str, float]) -> dict[str, f
         if name not in rows
     ]
     faults += [
-        Fault(f"{place}.{name}", f"is {share}, but no prompt belongs to that domain", "set it to 0, or add rows with one of its tags")
+        Fault(
+            f"{place}.{name}",
+            f"is {share}, but no prompt belongs to that domain",
+            "set it to 0, or add rows with one of its tags",
+        )
         for name, share in probabilities.items()
         if share > 0 and rows.get(name) == 0
     ]
     faults += [
-        Fault(place, f"leaves out the domain '{name}', which has {count} prompts", "give it a share; 0 leaves its prompts out")
+        Fault(
+            place,
+            f"leaves out the domain '{name}', which has {count} prompts",
+            "give it a share; 0 leaves its prompts out",
+        )
         for name, count in rows.items()
         if count and name not in probabilities
     ]

@@ -1,15 +1,15 @@
 """Sources of rows: JSON, JSONL, CSV, Parquet and Arrow files, folders of them, and data sets of the Hub.
 
-A source yields its rows one by one as JSON text, each with its number. Reports can therefore name `file:row`, and a reward sees the row
-exactly as its author wrote it. Arrow would unify types over rows and turn dates into timestamps; `columnar` undoes that for Arrow's own
-files.
+A source yields its rows one by one as JSON text, each with its number. Reports can therefore name `file:row`, and a
+reward sees the row exactly as its author wrote it. Arrow would unify types over rows and turn dates into timestamps;
+`columnar` undoes that for Arrow's own files.
 
 Rows of Arrow tables as JSON text. They are the rows that the same data has as JSON Lines. Pure functions.
 
-A columnar file stores every column and every key of a struct for all rows. A row that did not have a key gets a null, which is the padding
-of the file and not a part of the row, so a null column and a null key of a struct are left out. A null that was written cannot be told from
-padding, and the keys of a struct are in the order of the schema. Null elements of lists, null values of Arrow's maps and nulls in columns
-of JSON (`arrow.json`) are kept.
+A columnar file stores every column and every key of a struct for all rows. A row that did not have a key gets a null,
+which is the padding of the file and not a part of the row, so a null column and a null key of a struct are left out. A
+null that was written cannot be told from padding, and the keys of a struct are in the order of the schema. Null
+elements of lists, null values of Arrow's maps and nulls in columns of JSON (`arrow.json`) are kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ from pyarrow import ipc, parquet, types
 from roll.data.json_text import NotText, RepeatedKey, items, parsed
 from roll.errors import DataError, Fault
 
-ListType = pyarrow.ListType | pyarrow.LargeListType | pyarrow.FixedSizeListType | pyarrow.ListViewType | pyarrow.LargeListViewType
+ListType = (
+    pyarrow.ListType
+    | pyarrow.LargeListType
+    | pyarrow.FixedSizeListType
+    | pyarrow.ListViewType
+    | pyarrow.LargeListViewType
+)
 
 
 def json_rows(batch: pyarrow.RecordBatch | pyarrow.Table) -> Iterator[str | ValueError]:
@@ -188,7 +194,15 @@ def _resolve(name: str, split: str) -> list[Source]:
         saved = any((path / marker).exists() for marker in ("state.json", "dataset_dict.json"))
         return [_saved(path, split)] if saved else _folder(path, split)
     if path.suffix in SUFFIXES or not HUB_NAME.fullmatch(name):
-        raise DataError([Fault(name, "there is no such file or folder", f"give an existing path; relative paths start at {Path.cwd()}")])
+        raise DataError(
+            [
+                Fault(
+                    name,
+                    "there is no such file or folder",
+                    f"give an existing path; relative paths start at {Path.cwd()}",
+                )
+            ]
+        )
     return [_hub(name, split)]
 
 
@@ -200,13 +214,17 @@ def _file(path: Path) -> Source:
 
 
 def _folder(path: Path, split: str) -> list[Source]:
-    """Return the folder's files of `split`. File names show the split as on the Hub (`train-0.parquet`, `test/a.jsonl`)."""
+    """Return the folder's files of `split`. File names show the split as on the Hub (`train-0.parquet`,
+    `test/a.jsonl`).
+    """
     plain = glob.escape(str(path))
     try:
         by_split = DataFilesDict.from_patterns(get_data_patterns(plain), base_path=plain)
     except FileNotFoundError:
         by_split = {}
-    usable = {str(key): sorted(file for file in files if Path(file).suffix in SUFFIXES) for key, files in by_split.items()}
+    usable = {
+        str(key): sorted(file for file in files if Path(file).suffix in SUFFIXES) for key, files in by_split.items()
+    }
     usable = {key: files for key, files in usable.items() if files}
     if not usable:
         raise DataError([_unreadable(str(path), "is a folder without data files")])
@@ -224,7 +242,9 @@ def _saved(path: Path, split: str) -> Source:
     if (path / "dataset_dict.json").exists():
         folder, splits = path / split, sorted(state.parent.name for state in path.glob("*/state.json"))
         if split not in splits:
-            raise DataError([Fault(str(path), f"has no split '{split}'", f"set data_args.split to one of: {', '.join(splits)}")])
+            raise DataError(
+                [Fault(str(path), f"has no split '{split}'", f"set data_args.split to one of: {', '.join(splits)}")]
+            )
     try:
         table = datasets.Dataset.load_from_disk(str(folder))
         for entry in table.cache_files:
@@ -249,7 +269,12 @@ def _hub(name: str, split: str) -> Source:
         loaded = datasets.load_dataset(hub_name, configuration or None, split=split)
     except Exception as error:  # The client raises a dozen types of errors: network, name, format.
         problem = f"is not a local path, and cannot be loaded from the Hub: {type(error).__name__}: {error}"
-        remedy = f"check the name (`owner/name` or `owner/name:config`), the split ('{split}') and the network, or give a path"
+        remedy = (
+            f"check the name (`owner/name` or `owner/name:config`), the split ('{split}') and the network, or "
+            f"give "
+            f"a "
+            f"path"
+        )
         raise DataError([Fault(name, problem, remedy)]) from error
     return _table(name, loaded)
 
@@ -261,7 +286,9 @@ def _table(name: str, table: datasets.Dataset) -> Source:
 
 
 def _json_rows(path: Path) -> Iterator[RawRow]:
-    """Yield the rows of a JSON array of objects, or of a file with one object per line. The first character decides, not the suffix."""
+    """Yield the rows of a JSON array of objects, or of a file with one object per line. The first character decides,
+    not the suffix.
+    """
     with path.open("rb") as file:
         first = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
         file.seek(0)
@@ -302,7 +329,8 @@ def _table_batches(table: datasets.Dataset) -> Iterator[pyarrow.Table]:
 
 
 def _csv_rows(path: Path) -> Iterator[RawRow]:
-    """Yield the rows of a CSV or TSV file. The first line names the columns; every value is text, exactly as it is written.
+    """Yield the rows of a CSV or TSV file. The first line names the columns; every value is text, exactly as it is
+    written.
 
     Raises:
         ValueError: there is no first line, or it names a column twice or not at all; or the file is not CSV in UTF-8.
@@ -326,8 +354,11 @@ def _csv_rows(path: Path) -> Iterator[RawRow]:
             raise ValueError(f"line {reader.line_num}: {error}") from error
 
 
-def _stream_batches(reader: ipc.RecordBatchStreamReader, mapped: pyarrow.MemoryMappedFile) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the batches of an Arrow stream, and check that it is complete. pyarrow itself accepts a file cut off between two batches.
+def _stream_batches(
+    reader: ipc.RecordBatchStreamReader, mapped: pyarrow.MemoryMappedFile
+) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the batches of an Arrow stream, and check that it is complete. pyarrow itself accepts a file cut off
+    between two batches.
 
     Raises:
         ValueError: the end-of-stream marker is missing, or is not at the end of the file.
@@ -369,4 +400,8 @@ def _as_json(number: int, row: Any) -> RawRow:
 
 
 def _unreadable(place: str, problem: str) -> Fault:
-    return Fault(place, problem, f"give a complete file of a supported kind ({', '.join(SUFFIXES)}), a folder of such files or a Hub name")
+    return Fault(
+        place,
+        problem,
+        f"give a complete file of a supported kind ({', '.join(SUFFIXES)}), a folder of such files or a Hub name",
+    )

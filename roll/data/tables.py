@@ -1,7 +1,9 @@
-"""Prepared tables: rows that were read, checked, rendered and tokenised once, and are memory-mapped Arrow files on disk.
+"""Prepared tables: rows that were read, checked, rendered and tokenised once, and are memory-mapped Arrow files on
+disk.
 
-The name of a table's folder in the cache is a fingerprint of everything that went into the table, so that a changed file, template or
-tokenizer gives a new table. The folder is created by an atomic rename while a lock is held: readers see a complete table or none.
+The name of a table's folder in the cache is a fingerprint of everything that went into the table, so that a changed
+file, template or tokenizer gives a new table. The folder is created by an atomic rename while a lock is held: readers
+see a complete table or none.
 """
 
 from __future__ import annotations
@@ -35,7 +37,19 @@ from roll.system.orphans import forks_die_too
 FORMAT = "13"
 """Part of the fingerprint. A new value invalidates all tables of earlier versions of this file."""
 COLUMNS = {
-    *("template", "chat_template_kwargs", "messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system"),
+    *(
+        "template",
+        "chat_template_kwargs",
+        "messages",
+        "prompt",
+        "response",
+        "text",
+        "chosen",
+        "rejected",
+        "margin",
+        "label",
+        "system",
+    ),
     *("tag", "id", "input", "ground_truth"),
 }
 """Keys of `data_args` that affect prepared rows."""
@@ -112,7 +126,9 @@ class Texts:
     value: float = 0.0
     """Label of the response, or margin of the pair."""
     pieces: tuple[str, ...] = ()
-    """The prompt in pieces that are tokenised separately: context, assistant's turn, context, ..., context. Empty to tokenise it whole."""
+    """The prompt in pieces that are tokenised separately: context, assistant's turn, context, ..., context. Empty to
+    tokenise it whole.
+    """
     remarks: tuple[str, ...] = ()
     """What a user should know about the row, although it is used. Each continues "3 of its rows"."""
 
@@ -128,7 +144,9 @@ class Preparation:
     texts: ReadTexts
     tokenizer: PreTrainedTokenizerBase
     special_tokens: bool
-    """Whether the tokenizer adds its special tokens (BOS) before a prompt. False if a chat template has written them already."""
+    """Whether the tokenizer adds its special tokens (BOS) before a prompt. False if a chat template has written them
+    already.
+    """
     data_args: DataConfig
     cut: int | None = None
     """See `cut_of`. None tokenises every text whole."""
@@ -144,9 +162,15 @@ class Preparation:
         for record, whole, pieces, response, other in zip(records, prompts, in_pieces, responses, others, strict=True):
             prompt = [token for piece in pieces for token in piece] if pieces else whole
             record |= {"token_ids": prompt + response + other, "prompt_tokens": len(prompt)}
-            record |= {"response_tokens": len(response), "rejected_tokens": len(other), "alike": bool(other) and response == other}
+            record |= {
+                "response_tokens": len(response),
+                "rejected_tokens": len(other),
+                "alike": bool(other) and response == other,
+            }
             record["pieces"] = [len(piece) for piece in (*pieces, response)] if pieces else []
-        columns = {name: [record[name] for record in records] for name in PREPARED if name not in ("file", "number", "row")}
+        columns = {
+            name: [record[name] for record in records] for name in PREPARED if name not in ("file", "number", "row")
+        }
         return {**{name: batch[name] for name in ("file", "number", "row")}, **columns}
 
     def _record(self, row_text: str, problem: str) -> dict[str, Any]:
@@ -158,22 +182,38 @@ class Preparation:
             return record | {
                 "reason": "not a JSON object",
                 "problem": problem,
-                "remedy": "make the row one object of JSON without repeated keys, or in CSV as many values as there are columns",
+                "remedy": "make the row one object of JSON without repeated keys, or in CSV as many values as there "
+                "are "
+                "columns",
             }
         row = json.loads(row_text)
-        record |= {name: None if row.get(column) in (None, "") else str(row[column]) for name, column in self._named_columns().items()}
+        record |= {
+            name: None if row.get(column) in (None, "") else str(row[column])
+            for name, column in self._named_columns().items()
+        }
         try:
             texts = self.texts(row)
-            record |= {"text": texts.prompt, "response": texts.response, "rejected": texts.rejected, "value": texts.value}
+            record |= {
+                "text": texts.prompt,
+                "response": texts.response,
+                "rejected": texts.rejected,
+                "value": texts.value,
+            }
             record |= {"pieces": texts.pieces, "remarks": list(texts.remarks)}
         except RowFault as fault:
             record |= {"reason": fault.reason, "problem": fault.problem, "remedy": fault.remedy}
         except TemplateFault as fault:
-            record |= {"reason": "template rejects the messages", "problem": str(fault), "remedy": "change the row, or data_args.template"}
+            record |= {
+                "reason": "template rejects the messages",
+                "problem": str(fault),
+                "remedy": "change the row, or data_args.template",
+            }
         return record
 
     def _named_columns(self) -> dict[str, str]:
-        return {"domain": DOMAIN, "tag": self.data_args.tag} | ({"label": self.data_args.id} if self.data_args.id else {})
+        return {"domain": DOMAIN, "tag": self.data_args.tag} | (
+            {"label": self.data_args.id} if self.data_args.id else {}
+        )
 
     def _in_pieces(self, prompts: list[tuple[str, ...]]) -> list[list[list[int]]]:
         """Return the tokens of each piece of each prompt."""
@@ -184,7 +224,9 @@ class Preparation:
         return [[next(first), *(next(later) for _ in pieces[1:])] if pieces else [] for pieces in prompts]
 
     def _continued(self, contexts: list[str], texts: list[str]) -> list[list[int]]:
-        """Return the tokens of texts, each of which continues a context. `contexts` and `texts` have the same length."""
+        """Return the tokens of texts, each of which continues a context. `contexts` and `texts` have the same
+        length.
+        """
         found = self._tokenised(texts, False)
         if not any(texts) or not adds_space(self.tokenizer):
             return found
@@ -196,13 +238,17 @@ class Preparation:
         ]
 
     def _tokenised(self, texts: list[str], special_tokens: bool) -> list[list[int]]:
-        """Return the tokens of each text. If the first `cut` characters of a text exceed the limit already, return only their tokens."""
+        """Return the tokens of each text. If the first `cut` characters of a text exceed the limit already, return only
+        their tokens.
+        """
         if self.cut is None or all(len(text) <= self.cut for text in texts):
             return self._all_tokens(texts, special_tokens)
         found = self._all_tokens([text[: self.cut] for text in texts], special_tokens)
         most = self.cut // CHARACTERS_OF_TOKEN
         whole = [index for index, text in enumerate(texts) if len(text) > self.cut and len(found[index]) <= most]
-        for index, token_ids in zip(whole, self._all_tokens([texts[index] for index in whole], special_tokens), strict=True):
+        for index, token_ids in zip(
+            whole, self._all_tokens([texts[index] for index in whole], special_tokens), strict=True
+        ):
             found[index] = token_ids
         return found
 
@@ -210,7 +256,9 @@ class Preparation:
         if not any(texts):
             return [[] for _ in texts]
         # verbose=False: lengths are checked afterwards, against the run's own limits.
-        found = self.tokenizer(texts, add_special_tokens=special_tokens, return_special_tokens_mask=special_tokens, verbose=False)
+        found = self.tokenizer(
+            texts, add_special_tokens=special_tokens, return_special_tokens_mask=special_tokens, verbose=False
+        )
         token_ids: Any = found["input_ids"]
         if special_tokens:
             added: Any = found["special_tokens_mask"]
@@ -227,14 +275,17 @@ def cut_of(limit: int) -> int:
 
 
 def adds_space(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer puts a space before a text that it tokenises, as SentencePiece does, though not where a text goes on."""
+    """Whether the tokenizer puts a space before a text that it tokenises, as SentencePiece does, though not where a
+    text goes on.
+    """
     return bool(tokenizer.is_fast) and _ids(tokenizer, "\nYes") != _ids(tokenizer, "\n") + _ids(tokenizer, "Yes")
 
 
 def continuation(tokenizer: PreTrainedTokenizerBase, context: str, text: str) -> list[int]:
     """Return the tokens of a text that continues a context, for a tokenizer that puts a space before a text.
 
-    They are those of the text in the whole. If a token covers the boundary of the two, the text is tokenised as if it began a line.
+    They are those of the text in the whole. If a token covers the boundary of the two, the text is tokenised as if it
+    began a line.
     """
     for before in (context[-SEEN:], "\n"):
         found = tokenizer(before + text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -262,7 +313,9 @@ def left_open(token_ids: list[int], added: list[int]) -> list[int]:
     return token_ids
 
 
-def prepared_table(sources: Sequence[Source], preparation: Preparation, purpose: str, cache_folder: Path | None) -> datasets.Dataset:
+def prepared_table(
+    sources: Sequence[Source], preparation: Preparation, purpose: str, cache_folder: Path | None
+) -> datasets.Dataset:
     """Return the PREPARED rows of all sources, from the cache if possible. Rows with a fault are included and marked.
 
     Any number of processes may request the same table at once: one builds it, and the others wait.
@@ -284,7 +337,9 @@ def prepared_table(sources: Sequence[Source], preparation: Preparation, purpose:
     except OSError as error:
         remedy = "free space there, or set HF_DATASETS_CACHE to a folder that you can write to"
         raise DataError([Fault(str(root), f"the prepared rows cannot be written there: {error}", remedy)]) from error
-    return datasets.concatenate_datasets([datasets.Dataset.from_file(str(file)) for file in sorted(folder.glob("rows*.arrow"))])
+    return datasets.concatenate_datasets(
+        [datasets.Dataset.from_file(str(file)) for file in sorted(folder.glob("rows*.arrow"))]
+    )
 
 
 def fingerprint(sources: Sequence[Source], preparation: Preparation, purpose: str) -> str:
@@ -307,17 +362,21 @@ def fingerprint(sources: Sequence[Source], preparation: Preparation, purpose: st
     return digest.hexdigest()[:32]
 
 
-def check_rows(table: datasets.Dataset, sources: Sequence[Source], further: Sequence[tuple[int, RowFault]] = ()) -> None:
+def check_rows(
+    table: datasets.Dataset, sources: Sequence[Source], further: Sequence[tuple[int, RowFault]] = ()
+) -> None:
     """Raise DataError if any row has a fault. See `row_faults`."""
     if faults := row_faults(table, [source.name for source in sources], further):
         raise DataError(faults)
 
 
-def row_faults(table: datasets.Dataset, names: Sequence[str], further: Sequence[tuple[int, RowFault]] = ()) -> list[Fault]:
+def row_faults(
+    table: datasets.Dataset, names: Sequence[str], further: Sequence[tuple[int, RowFault]] = ()
+) -> list[Fault]:
     """Return the faults of a table's rows.
 
-    The first REPORTED_ROWS faulty rows are named, or the first ROWS_OF_ONE_KIND if every row has the same fault. If there are more, a last
-    fault counts all of them by reason.
+    The first REPORTED_ROWS faulty rows are named, or the first ROWS_OF_ONE_KIND if every row has the same fault. If
+    there are more, a last fault counts all of them by reason.
 
     Args:
         names: names of the table's sources.
@@ -357,8 +416,18 @@ def check_ids(table: datasets.Dataset, sources: Sequence[Source], embedded: int 
         largest = int(chunk.flatten().to_numpy().max(initial=0))
         if largest >= embedded:
             number = next(index for index, ids in enumerate(chunk.to_pylist()) if max(ids, default=0) >= embedded)
-            problem = f"it has the token {largest}, but the model has embeddings only for the tokens 0 to {embedded - 1}"
-            raise DataError([Fault(row_place(table, position + number, [source.name for source in sources]), problem, EMBEDDING_REMEDY)])
+            problem = (
+                f"it has the token {largest}, but the model has embeddings only for the tokens 0 to {embedded - 1}"
+            )
+            raise DataError(
+                [
+                    Fault(
+                        row_place(table, position + number, [source.name for source in sources]),
+                        problem,
+                        EMBEDDING_REMEDY,
+                    )
+                ]
+            )
         position += len(chunk)
 
 
@@ -368,8 +437,12 @@ def row_place(table: datasets.Dataset, position: int, names: Sequence[str]) -> s
 
 
 def place_of(entry: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return `file:row` of a table's entry, with its id if `data_args.id` names a column. `names` are those of the sources."""
-    return f"{names[entry['file']]}:{entry['number']}" + (f" (id {entry['label']})" if entry["label"] is not None else "")
+    """Return `file:row` of a table's entry, with its id if `data_args.id` names a column. `names` are those of the
+    sources.
+    """
+    return f"{names[entry['file']]}:{entry['number']}" + (
+        f" (id {entry['label']})" if entry["label"] is not None else ""
+    )
 
 
 def column(table: datasets.Dataset, name: str) -> NDArray[Any]:
@@ -378,12 +451,15 @@ def column(table: datasets.Dataset, name: str) -> NDArray[Any]:
 
 
 def identity(table: datasets.Dataset, positions: NDArray[np.int64], *further: NDArray[Any]) -> str:
-    """Return a text that identifies the rows at `positions`: their number, and a digest of their contents and token counts in order.
+    """Return a text that identifies the rows at `positions`: their number, and a digest of their contents and token
+    counts in order.
 
     Args:
         further: other arrays to include in the digest, [positions] each.
     """
-    parts = [column(table, name)[positions] for name in ("digest", "prompt_tokens", "response_tokens", "rejected_tokens")]
+    parts = [
+        column(table, name)[positions] for name in ("digest", "prompt_tokens", "response_tokens", "rejected_tokens")
+    ]
     found = xxhash.xxh3_64()
     for part in (*parts, *further):
         found.update(part.tobytes())
@@ -396,7 +472,9 @@ def count_by_file(table: datasets.Dataset, positions: NDArray[np.int64], sources
     return {source.name: int(count) for source, count in zip(sources, counts, strict=True) if count}
 
 
-def count_remarks(table: datasets.Dataset, positions: NDArray[np.int64], sources: Sequence[Source]) -> dict[str, dict[str, int]]:
+def count_remarks(
+    table: datasets.Dataset, positions: NDArray[np.int64], sources: Sequence[Source]
+) -> dict[str, dict[str, int]]:
     """Return the number of rows at `positions` by remark and source."""
     said = column(table, "remarks")
     by_remark: dict[str, list[int]] = {}
@@ -455,4 +533,6 @@ def _raw_rows(sources: tuple[Source, ...]) -> Iterator[dict[str, Any]]:
             empty = False
             yield {"file": index, "number": row.number, "row": row.text, "problem": row.problem}
     if empty:
-        raise DataError([Fault(source.name, "has no rows", "give a source with at least one row") for source in sources])
+        raise DataError(
+            [Fault(source.name, "has no rows", "give a source with at least one row") for source in sources]
+        )

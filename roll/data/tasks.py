@@ -1,4 +1,6 @@
-"""Prompts for environments that generate their own tasks from seeds, and the concatenation of several sets of prompts."""
+"""Prompts for environments that generate their own tasks from seeds, and the concatenation of several sets of
+prompts.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Prompts(Protocol):
 
 @dataclass(frozen=True)
 class Tasks:
-    """Implements `Prompts`: tasks that environments generate from seeds. Prompts are empty: the environment's reset returns the text."""
+    """Implements `Prompts`: tasks that environments generate from seeds. Prompts are empty: the environment's reset
+    returns the text.
+    """
 
     domains: tuple[str, ...]
     counts: Mapping[str, int]
@@ -55,7 +59,9 @@ class Tasks:
     @property
     def domain_index(self) -> NDArray[np.int16]:
         """See `Prompts`."""
-        return np.repeat(np.array([self.domains.index(name) for name in self.counts], np.int16), list(self.counts.values()))
+        return np.repeat(
+            np.array([self.domains.index(name) for name in self.counts], np.int16), list(self.counts.values())
+        )
 
     @property
     def identity(self) -> str:

@@ -1,11 +1,13 @@
 """Finds the assistant's turns in the text of a conversation, whatever the chat template. Pure functions of a renderer.
 
-Nothing is known about a template except the text it produces. Templates may render a turn differently once others follow it: without its
-thinking, or with another end. Therefore each turn is taken from a rendering in which it is the last one, and the text between two turns
-from a rendering in which each earlier turn is replaced by a word that occurs nowhere else:
+Nothing is known about a template except the text it produces. Templates may render a turn differently once others
+follow it: without its thinking, or with another end. Therefore each turn is taken from a rendering in which it is the
+last one, and the text between two turns from a rendering in which each earlier turn is replaced by a word that occurs
+nowhere else:
 
     <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nQuokka0<|im_end|>\\n<|im_start|>user\\nSure?<|im_end|>\\n<|im_start|>assistant\\n
-                                                                └──────────────────────── context ─────────────────────────┘
+                                                                └──────────────────────── context
+                                                                    ─────────────────────────┘
 """
 
 from __future__ import annotations
@@ -17,7 +19,18 @@ from os.path import commonprefix
 from typing import Any
 
 from roll.data.messages import REASONING, UNLEARNT
-from roll.data.native import ASKED, PROBE, TAGS, THINK, THOUGHT, Messages, TemplateFault, calls_of, function_of, with_arguments
+from roll.data.native import (
+    ASKED,
+    PROBE,
+    TAGS,
+    THINK,
+    THOUGHT,
+    Messages,
+    TemplateFault,
+    calls_of,
+    function_of,
+    with_arguments,
+)
 
 RenderMessages = Callable[[Messages, bool], str]
 """(messages, whether to open an assistant turn at the end) -> rendered text"""
@@ -58,7 +71,9 @@ class Turns:
         return len(self.numbers)
 
     def opened(self, turn: int) -> str:
-        """Return the prompt of a turn, with a word in place of each earlier turn. `len(self)` is the turn after the last one."""
+        """Return the prompt of a turn, with a word in place of each earlier turn. `len(self)` is the turn after the
+        last one.
+        """
         if turn not in self._opened:
             self._opened[turn] = self.render(self._before(turn), True)
         return self._opened[turn]
@@ -75,8 +90,9 @@ class Turns:
     def split(self, before: Messages, prompt: str, whole: str, message: Mapping[str, Any]) -> Spoken:
         """Split the text `whole` of a conversation that ends with `message` into the prompt and the message's turn.
 
-        A prompt may open the thinking. If `message` has thinking, the turn continues that prompt, as it does when the policy generates. If
-        it has none, prompt and turn are what the template renders, and the prompt ends where the two differ.
+        A prompt may open the thinking. If `message` has thinking, the turn continues that prompt, as it does when the
+        policy generates. If it has none, prompt and turn are what the template renders, and the prompt ends where the
+        two differ.
 
         Raises:
             TemplateFault: the template renders the prompt differently once the turn follows it.
@@ -97,7 +113,9 @@ class Turns:
         at = whole.rfind(answer)
         if at < len(shared):
             raise TemplateFault("the template opens the thinking, and does not write the answer after it")
-        return Spoken(prompt, thinking.lstrip().removeprefix(THINK).lstrip("\n").rstrip() + whole[at + len(answer) :], None)
+        return Spoken(
+            prompt, thinking.lstrip().removeprefix(THINK).lstrip("\n").rstrip() + whole[at + len(answer) :], None
+        )
 
     def until(self, turn: int) -> list[Mapping[str, Any]]:
         """Return the messages up to a turn, with a word in place of each earlier turn."""
@@ -110,10 +128,12 @@ class Turns:
         return self._told[turn]
 
     def last_ending(self, text: str, eos_token: str) -> str:
-        """Return the last turn's text with its end: the template's; or the special token that begins the next message; or `eos_token`.
+        """Return the last turn's text with its end: the template's; or the special token that begins the next message;
+        or `eos_token`.
 
         Raises:
-            TemplateFault: the template opens a further turn after the last message, so that the end of the last turn cannot be told.
+            TemplateFault: the template opens a further turn after the last message, so that the end of the last turn
+                cannot be told.
         """
         turn = len(self) - 1
         tail = self._after(turn, self.told(turn)).rstrip()
@@ -128,10 +148,12 @@ class Turns:
         return text.rstrip() + mark if mark else text + eos_token
 
     def ending(self, turn: int, text: str) -> tuple[str, str]:
-        """Return the text of a turn that others follow with its end, and the text from there to the start of the next turn.
+        """Return the text of a turn that others follow with its end, and the text from there to the start of the next
+        turn.
 
-        A turn may end with a special token that begins the next message (`<|user|>`). It is part of the turn, because the policy generates
-        it and stops. White space after the end is not. A turn has no end if the template writes one only after the last turn.
+        A turn may end with a special token that begins the next message (`<|user|>`). It is part of the turn, because
+        the policy generates it and stops. White space after the end is not. A turn has no end if the template writes
+        one only after the last turn.
 
         Raises:
             TemplateFault: the end of the turn differs if others follow, and not only in its last special token.
@@ -149,7 +171,8 @@ class Turns:
         return text.rstrip().removesuffix(tail[len(kept) :]) + mark, following[len(kept) + len(mark) :]
 
     def check_context(self, turn: int, prompt: str, following: str) -> None:
-        """Check that the context of a turn stays as it is once others follow, and that the turn does not change what follows it.
+        """Check that the context of a turn stays as it is once others follow, and that the turn does not change what
+        follows it.
 
         Args:
             prompt: that of `spoken`.
@@ -175,7 +198,8 @@ class Turns:
             raise self._differs(turn)
 
     def _is_closed(self, tail: str) -> bool:
-        """Whether the text after a last turn, without white space at its end, ends the turn. The text after a tool call may only end that.
+        """Whether the text after a last turn, without white space at its end, ends the turn. The text after a tool call
+        may only end that.
 
         A template that writes no end after a plain answer writes none after a tool call either.
         """
@@ -186,7 +210,9 @@ class Turns:
         """Raise TemplateFault if the template opens a turn after the last message although none is asked for."""
         always = self.render(self._plain, True).startswith(self.render(self._plain, False).rstrip())
         if always and self._shares_end and not self._plain_following.startswith(self._plain_tail.rstrip()):
-            raise TemplateFault("the template opens a turn after the last message, so that the end of the last turn cannot be told")
+            raise TemplateFault(
+                "the template opens a turn after the last message, so that the end of the last turn cannot be told"
+            )
 
     @cached_property
     def _shares_end(self) -> bool:
@@ -212,7 +238,9 @@ class Turns:
         """Return the text after the last turn's word if a user or the called tools answer it."""
         turn = len(self) - 1
         calls = calls_of(self.messages[self.numbers[turn]])
-        answers = [{**ANSWERED, "tool_call_id": call.get("id"), "name": function_of(call).get("name")} for call in calls]
+        answers = [
+            {**ANSWERED, "tool_call_id": call.get("id"), "name": function_of(call).get("name")} for call in calls
+        ]
         return self._after(turn, self.render([*self._before(turn + 1, whole=False), *(answers or [ASKED])], True))
 
     def _header(self, turn: int) -> str:
@@ -221,7 +249,9 @@ class Turns:
         return prompt[len(self._shared(self.render(self._before(turn), False), prompt)) :]
 
     def _before(self, turn: int, whole: bool = True) -> list[Mapping[str, Any]]:
-        """Return the messages before a turn, each earlier turn replaced by its word; only up to the previous turn if not `whole`."""
+        """Return the messages before a turn, each earlier turn replaced by its word; only up to the previous turn if
+        not `whole`.
+        """
         if not whole:
             return self._probed[: self.numbers[turn - 1] + 1]
         return self._probed[: self.numbers[turn] if turn < len(self) else len(self._probed)]
@@ -267,7 +297,9 @@ class Turns:
         return text[: len(text) - len(begun)] + mark if mark else ""
 
     def _own_mark(self, text: str, following: Mapping[str, Any]) -> str:
-        """Return the special token that begins a text; "" if it begins the next message, whose text or role would follow it."""
+        """Return the special token that begins a text; "" if it begins the next message, whose text or role would
+        follow it.
+        """
         mark = self._leading_mark(text)
         rest = text[len(mark) :].lstrip()
         return "" if rest.startswith((str(following["content"]).strip(), str(following["role"]))) else mark
@@ -299,7 +331,8 @@ def is_learnt(message: Mapping[str, Any]) -> bool:
 
 
 def marked_pieces(text: str, first: int, spans: Sequence[tuple[int, int]]) -> list[str]:
-    """Split a turn's text into pieces that are not learnt and pieces that are, alternating, by the spans that the template marks.
+    """Split a turn's text into pieces that are not learnt and pieces that are, alternating, by the spans that the
+    template marks.
 
     The end of the turn is always learnt, because a policy that does not learn it never stops.
 
@@ -313,7 +346,9 @@ def marked_pieces(text: str, first: int, spans: Sequence[tuple[int, int]]) -> li
     end = first + len(text)
     inside = [(max(one, first) - first, min(other, end) - first) for one, other in spans if one < end and other > first]
     if not inside:
-        raise TemplateFault("the template's {% generation %} blocks mark nothing of an assistant's turn; give it `train: false`")
+        raise TemplateFault(
+            "the template's {% generation %} blocks mark nothing of an assistant's turn; give it `train: false`"
+        )
     inside[-1] = (inside[-1][0], len(text))
     pieces, at = [], 0
     for begun, ended in inside:

@@ -37,7 +37,9 @@ Change = Callable[[str], Mapping[str, Any]]
 
 
 class Unwritten:
-    """Finds what one template does not write. It remembers by kind of message whether a text is written, so that few are rendered again."""
+    """Finds what one template does not write. It remembers by kind of message whether a text is written, so that few
+    are rendered again.
+    """
 
     def __init__(self) -> None:
         self._written: dict[tuple[Any, ...], bool] = {}
@@ -54,11 +56,15 @@ class Unwritten:
         """
         last = messages[-1]
         for part, changed in _parts(last, whole=True):
-            if not self._is_written(last, part, text, lambda word, change=changed: learnt_text([*messages[:-1], change(word)])):
+            if not self._is_written(
+                last, part, text, lambda word, change=changed: learnt_text([*messages[:-1], change(word)])
+            ):
                 problem = f"the template does not write {part.name} of the assistant's message {len(messages)}"
                 raise TemplateFault(f"{problem}, so that it would not be learnt: {part.text[:60]!r}")
 
-    def in_context(self, messages: Messages, text: str, context_text: ContextText, learnt: Collection[int] = ()) -> list[str]:
+    def in_context(
+        self, messages: Messages, text: str, context_text: ContextText, learnt: Collection[int] = ()
+    ) -> list[str]:
         """Return what the template does not write of messages that are not learnt, without repetitions.
 
         Args:
@@ -66,7 +72,8 @@ class Unwritten:
             learnt: indices of messages to leave out.
 
         Raises:
-            TemplateFault: the template does not write the text of a user's message, without which the row has no meaning.
+            TemplateFault: the template does not write the text of a user's message, without which the row has no
+                meaning.
         """
         lost: dict[str, None] = {}
         for number, message in enumerate(messages):
@@ -80,11 +87,15 @@ class Unwritten:
                 if self._is_written(message, part, text, again, number == 0):
                     continue
                 if message["role"] == "user" and part.name != NAME:
-                    raise TemplateFault(f"the template does not write the text of the user's message {number + 1}: {part.text[:60]!r}")
+                    raise TemplateFault(
+                        f"the template does not write the text of the user's message {number + 1}: {part.text[:60]!r}"
+                    )
                 lost[NAME if part.name == NAME else _place(message, number)] = None
         return list(lost)
 
-    def _is_written(self, message: Mapping[str, Any], part: Part, text: str, again: Callable[[str], str], first: bool = False) -> bool:
+    def _is_written(
+        self, message: Mapping[str, Any], part: Part, text: str, again: Callable[[str], str], first: bool = False
+    ) -> bool:
         if len(part.text) >= SURE and (part.text in text or json.dumps(part.text, ensure_ascii=False)[1:-1] in text):
             return True
         calls = min(len(calls_of(message)), 2)
@@ -99,22 +110,30 @@ class Unwritten:
 
 
 def _parts(message: Mapping[str, Any], whole: bool) -> Iterator[tuple[Part, Change]]:
-    """Yield the parts of a message. Without `whole`, leave out thinking, which many templates drop from earlier turns on purpose.
+    """Yield the parts of a message. Without `whole`, leave out thinking, which many templates drop from earlier turns
+    on purpose.
 
-    The name of a message is a part only without `whole`: a policy never writes its own. The name in a tool's answer repeats the call's.
+    The name of a message is a part only without `whole`: a policy never writes its own. The name in a tool's answer
+    repeats the call's.
     """
     content = message["content"]
     pieces = TURN_TAGS.split(content) if message["role"] == "assistant" else [content]
     for piece in pieces if whole else pieces[-1:]:
         if text := piece.strip():
-            yield Part("the text" if piece == pieces[-1] else "the thinking", text), _replaced(message, "content", content, text)
+            yield (
+                Part("the text" if piece == pieces[-1] else "the thinking", text),
+                _replaced(message, "content", content, text),
+            )
     reasoning = message.get(REASONING[0])
     if whole and isinstance(reasoning, str) and reasoning.strip():
         yield Part("the thinking", reasoning.strip()), _replaced(message, REASONING[0], reasoning, reasoning.strip())
     if not whole and message["role"] != "tool" and isinstance(name := message.get("name"), str):
         yield Part(NAME, name), lambda word: {**message, "name": word}
     if calls := calls_of(message):
-        yield Part("a tool call", ""), lambda word: {**message, "tool_calls": [*calls[:-1], with_arguments(calls[-1], {"leaf": word})]}
+        yield (
+            Part("a tool call", ""),
+            lambda word: {**message, "tool_calls": [*calls[:-1], with_arguments(calls[-1], {"leaf": word})]},
+        )
 
 
 def _replaced(message: Mapping[str, Any], key: str, whole: str, text: str) -> Change:
@@ -124,7 +143,11 @@ def _replaced(message: Mapping[str, Any], key: str, whole: str, text: str) -> Ch
 
 def _place(message: Mapping[str, Any], number: int) -> str:
     if message["role"] == "assistant":
-        return "an earlier turn's text beside a tool call" if message.get("tool_calls") else "an earlier turn of the assistant"
+        return (
+            "an earlier turn's text beside a tool call"
+            if message.get("tool_calls")
+            else "an earlier turn of the assistant"
+        )
     if message["role"] == "system":
         return "a system message after the first message" if number else "the system message"
     return "a tool's answer"

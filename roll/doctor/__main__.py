@@ -1,4 +1,5 @@
-"""`python -m roll.doctor [--json]`: checks whether this machine can run roll, and shows a command that fixes each fault.
+"""`python -m roll.doctor [--json]`: checks whether this machine can run roll, and shows a command that fixes each
+fault.
 
 Exit status: 0 nothing is broken, 1 something is.
 """

@@ -37,20 +37,29 @@ def examine(facts: Facts) -> list[Finding]:
 def _python(facts: Facts) -> Iterator[Finding]:
     version = ".".join(map(str, facts.python))
     if facts.python < (3, 11):
-        yield Finding("Python", BROKEN, f"{version}; roll needs 3.11 or later", "install Python 3.11, then `make install`")
+        yield Finding(
+            "Python", BROKEN, f"{version}; roll needs 3.11 or later", "install Python 3.11, then `make install`"
+        )
     else:
         yield Finding("Python", OK, f"{version}, {facts.executable}")
 
 
 def _packages(facts: Facts) -> Iterator[Finding]:
     if not facts.required:
-        yield Finding("packages", BROKEN, "roll can be imported, but is not installed", "pip install -e . (or `make install`)")
+        yield Finding(
+            "packages", BROKEN, "roll can be imported, but is not installed", "pip install -e . (or `make install`)"
+        )
     deviating = 0
     for package, allowed in facts.required.items():
         there, tested = facts.installed.get(package), facts.locked.get(package)
         if there is None:
             deviating += 1
-            yield Finding(package, BROKEN, f"not installed; {allowed or 'any version'} is required", _pip(package, tested, allowed))
+            yield Finding(
+                package,
+                BROKEN,
+                f"not installed; {allowed or 'any version'} is required",
+                _pip(package, tested, allowed),
+            )
         elif not _allows(allowed, there):
             deviating += 1
             yield Finding(package, BROKEN, f"{there}; {allowed} is required", _pip(package, tested, allowed))
@@ -74,7 +83,9 @@ def _allows(allowed: str, there: str) -> bool:
 
 
 def _same(there: str, tested: str) -> bool:
-    """Return whether a version is the locked one. The build (`+cu130` of `2.13.0+cu130`) is only compared if the lock specifies one."""
+    """Return whether a version is the locked one. The build (`+cu130` of `2.13.0+cu130`) is only compared if the lock
+    specifies one.
+    """
     found = Version(there)
     return there == tested if "+" in tested else found.public == Version(tested).public
 
@@ -85,11 +96,15 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
         return
     for (name, total), count in Counter((gpu.name, gpu.total) for gpu in facts.gpus).items():
         yield Finding("GPUs", OK, f"{count} x {name}, {total / GIB:.0f} GiB each; driver {facts.driver}")
-    busy = [f"{number} ({gpu.used / GIB:.1f} GiB)" for number, gpu in enumerate(facts.gpus) if gpu.used > BUSY * gpu.total]
+    busy = [
+        f"{number} ({gpu.used / GIB:.1f} GiB)" for number, gpu in enumerate(facts.gpus) if gpu.used > BUSY * gpu.total
+    ]
     if busy:
         remedy = "see `nvidia-smi` for the processes; end them, or map the roles to other devices"
         yield Finding("GPU memory", WARNING, f"in use on {', '.join(busy)}", remedy)
-    if shares := [f"{number}: {gpu.utilisation}%" for number, gpu in enumerate(facts.gpus) if gpu.utilisation is not None]:
+    if shares := [
+        f"{number}: {gpu.utilisation}%" for number, gpu in enumerate(facts.gpus) if gpu.utilisation is not None
+    ]:
         yield Finding("GPU utilisation", OK, f"{', '.join(shares)} at this moment")
 
 
@@ -104,14 +119,28 @@ def _torch(facts: Facts) -> Iterator[Finding]:
     if isinstance(torch, str):
         yield Finding("torch", BROKEN, f"it cannot be imported: {torch}", "make install")
     elif facts.gpus and not torch["cuda"]:
-        yield Finding("torch", BROKEN, "it is built for the CPU, but this machine has GPUs", "requirements/install.sh gpu")
+        yield Finding(
+            "torch", BROKEN, "it is built for the CPU, but this machine has GPUs", "requirements/install.sh gpu"
+        )
     elif facts.gpus and not torch["cuda_available"]:
         remedy = f"install a driver that suits CUDA {torch['cuda']}, or a torch built for this driver"
-        yield Finding("torch", BROKEN, f"it is built for CUDA {torch['cuda']}, but finds no GPU; the driver is {facts.driver}", remedy)
+        yield Finding(
+            "torch",
+            BROKEN,
+            f"it is built for CUDA {torch['cuda']}, but finds no GPU; the driver is {facts.driver}",
+            remedy,
+        )
     elif facts.gpus:
-        yield Finding("torch", OK, f"CUDA {torch['cuda']}, NCCL {torch['nccl']}, compute capability {torch['capability']}")
+        yield Finding(
+            "torch", OK, f"CUDA {torch['cuda']}, NCCL {torch['nccl']}, compute capability {torch['capability']}"
+        )
     elif not torch["gloo"]:
-        yield Finding("torch", BROKEN, "it is built without gloo, the communication backend for the CPU", "requirements/install.sh cpu")
+        yield Finding(
+            "torch",
+            BROKEN,
+            "it is built without gloo, the communication backend for the CPU",
+            "requirements/install.sh cpu",
+        )
     else:
         yield Finding("torch", OK, "for the CPU, with gloo")
 
@@ -126,12 +155,21 @@ def _ops(facts: Facts) -> Iterator[Finding]:
     cuda = None if isinstance(facts.torch, str) else facts.torch["cuda"]
     if problem := _offload_problem(facts, missing, usable, cuda):
         toolkit = f"the CUDA toolkit {cuda} and " if facts.gpus else ""
-        remedy = f"install {toolkit}whichever is missing: `apt-get install g++`, `pip install ninja`; only cpuoffload presets need these"
+        remedy = (
+            f"install {toolkit}whichever is missing: `apt-get install g++`, `pip install ninja`; only "
+            f"cpuoffload "
+            f"presets need these"
+        )
         yield Finding("optimizer offload", WARNING, problem, remedy)
     if not facts.gpus:
         return
     if NVME_OP not in usable:
-        yield Finding("NVMe offload", WARNING, f"{NVME_OP} cannot be compiled", "apt-get install libaio-dev; only `device: nvme` needs it")
+        yield Finding(
+            "NVMe offload",
+            WARNING,
+            f"{NVME_OP} cannot be compiled",
+            "apt-get install libaio-dev; only `device: nvme` needs it",
+        )
     if facts.arch_list and (plain := re.sub(r"(\d)[a-z]\b", r"\1", facts.arch_list)) != facts.arch_list:
         found = f"TORCH_CUDA_ARCH_LIST={facts.arch_list}, which DeepSpeed cannot parse when it compiles an op"
         yield Finding("optimizer offload", WARNING, found, f"export TORCH_CUDA_ARCH_LIST='{plain}'")
@@ -154,11 +192,23 @@ def _links(facts: Facts) -> Iterator[Finding]:
         return
     slow = {pair: link for pair, link in facts.links.items() if not link.startswith("NV")}
     if not facts.links:
-        yield Finding("NVLink", WARNING, "`nvidia-smi topo -m` does not report how the GPUs are connected", "run it by hand")
+        yield Finding(
+            "NVLink", WARNING, "`nvidia-smi topo -m` does not report how the GPUs are connected", "run it by hand"
+        )
     elif slow:
         pairs = ", ".join(f"{one}-{other} {link}" for (one, other), link in sorted(slow.items())[:4])
-        remedy = "keep the ranks of a role, or of an engine, on GPUs that NVLink connects; `nvidia-smi topo -m` shows all connections"
-        yield Finding("NVLink", WARNING, f"{len(slow)} of {len(facts.links)} pairs of GPUs are not connected by it: {pairs}", remedy)
+        remedy = (
+            "keep the ranks of a role, or of an engine, on GPUs that NVLink connects; `nvidia-smi topo -m` "
+            "shows "
+            "all "
+            "connections"
+        )
+        yield Finding(
+            "NVLink",
+            WARNING,
+            f"{len(slow)} of {len(facts.links)} pairs of GPUs are not connected by it: {pairs}",
+            remedy,
+        )
     else:
         yield Finding("NVLink", OK, f"between all pairs of GPUs ({', '.join(sorted(set(facts.links.values())))})")
 
@@ -170,19 +220,31 @@ def _network(facts: Facts) -> Iterator[Finding]:
     if network.chosen is not None:
         if not _chosen(network):
             found = f"NCCL_SOCKET_IFNAME={network.chosen}, but the interfaces are {names}"
-            yield Finding("network", BROKEN, found, f"export NCCL_SOCKET_IFNAME={network.default or 'NAME'}, or unset it")
+            yield Finding(
+                "network", BROKEN, found, f"export NCCL_SOCKET_IFNAME={network.default or 'NAME'}, or unset it"
+            )
         else:
-            yield Finding("network", OK, f"NCCL_SOCKET_IFNAME={network.chosen} selects {', '.join(_chosen(network))}{fast}")
+            yield Finding(
+                "network", OK, f"NCCL_SOCKET_IFNAME={network.chosen} selects {', '.join(_chosen(network))}{fast}"
+            )
     elif len(network.interfaces) > 1 and not network.infiniband:
         name = network.default or "NAME"
-        remedy = f"for runs on several machines set `system_envs: {{NCCL_SOCKET_IFNAME: {name}}}`, and GLOO_SOCKET_IFNAME to the same"
-        yield Finding("network", WARNING, f"there are several interfaces, and NCCL chooses one of them: {names}", remedy)
+        remedy = (
+            f"for runs on several machines set `system_envs: {{NCCL_SOCKET_IFNAME: {name}}}`, and "
+            f"GLOO_SOCKET_IFNAME "
+            f"to the same"
+        )
+        yield Finding(
+            "network", WARNING, f"there are several interfaces, and NCCL chooses one of them: {names}", remedy
+        )
     else:
         yield Finding("network", OK, f"{names}{fast}")
 
 
 def _chosen(network: Network) -> list[str]:
-    """Return the interfaces that NCCL_SOCKET_IFNAME selects: by prefix, by whole name after `=`, or by exclusion after `^`."""
+    """Return the interfaces that NCCL_SOCKET_IFNAME selects: by prefix, by whole name after `=`, or by exclusion after
+    `^`.
+    """
     words = (network.chosen or "").lstrip("^=").split(",")
     whole = "=" in (network.chosen or "")[:2]
 
@@ -240,7 +302,11 @@ def _ray(facts: Facts) -> Iterator[Finding]:
     if facts.ray_address is None:
         yield Finding("Ray", OK, "RAY_ADDRESS is not set: a run starts Ray on this host")
     elif isinstance(facts.ray_nodes, str):
-        remedy = "run `ray start --address=HEAD:6379` here, set RAY_AUTH_MODE=token if the cluster requires a token, or unset RAY_ADDRESS"
+        remedy = (
+            "run `ray start --address=HEAD:6379` here, set RAY_AUTH_MODE=token if the cluster requires a token, "
+            "or "
+            "unset RAY_ADDRESS"
+        )
         yield Finding("Ray", BROKEN, f"the cluster at {facts.ray_address} cannot be joined: {facts.ray_nodes}", remedy)
     else:
         nodes = ", ".join(f"{node['address']} ({node['gpus']} GPUs)" for node in facts.ray_nodes)

@@ -46,7 +46,9 @@ class Gpu:
     used: int
     """Bytes in use by any process."""
     utilisation: int | None = None
-    """Percentage of the driver's last sampling period (at most a second) in which a kernel ran. None if the driver does not report it."""
+    """Percentage of the driver's last sampling period (at most a second) in which a kernel ran. None if the driver does
+    not report it.
+    """
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,9 @@ class Network:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a machine. If `torch`, `ops` or `ray_nodes` could not be determined, that field is a text with the reason."""
+    """Facts about a machine. If `torch`, `ops` or `ray_nodes` could not be determined, that field is a text with the
+    reason.
+    """
 
     python: tuple[int, int]
     executable: str

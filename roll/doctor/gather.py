@@ -38,7 +38,9 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def gather() -> Facts:
-    """Gather all facts. This takes some seconds, because torch, DeepSpeed and Ray are examined in separate processes."""
+    """Gather all facts. This takes some seconds, because torch, DeepSpeed and Ray are examined in separate
+    processes.
+    """
     driver, gpus = gpus_of(_output("nvidia-smi", GPU_QUERY, "--format=csv,noheader,nounits"))
     kind = "gpu" if gpus else "cpu"
     address = os.environ.get("RAY_ADDRESS")
@@ -79,13 +81,18 @@ def required(lines: list[str], kind: str) -> dict[str, str]:
 
 def locked(text: str) -> dict[str, str]:
     """Return the versions of a lock file by package."""
-    return {canonicalize_name(name): version for name, version in re.findall(r"^([A-Za-z][\w.-]*)==([^\s;]+)", text, re.MULTILINE)}
+    return {
+        canonicalize_name(name): version
+        for name, version in re.findall(r"^([A-Za-z][\w.-]*)==([^\s;]+)", text, re.MULTILINE)
+    }
 
 
 def links(text: str) -> dict[tuple[int, int], str]:
     """Return the connection of each pair of GPUs from the table of `nvidia-smi topo -m`."""
     rows = [line.split() for line in ESCAPE.sub("", text).splitlines()]
-    table = {int(row[0][3:]): row[1:] for row in rows if len(row) > 1 and re.fullmatch(r"GPU\d+", row[0]) and "X" in row}
+    table = {
+        int(row[0][3:]): row[1:] for row in rows if len(row) > 1 and re.fullmatch(r"GPU\d+", row[0]) and "X" in row
+    }
     return {(one, other): table[one][other] for one in table for other in table if one < other}
 
 
@@ -118,15 +125,27 @@ def _requires(package: str) -> list[str]:
 
 
 def of_extra(lines: list[str], extra: str) -> list[str]:
-    """Return the requirements of a package's extra on this machine. For example, `ray[default]` requires what `ray job submit` needs."""
-    found = [requirement for requirement in map(Requirement, lines) if requirement.marker and "extra" in str(requirement.marker)]
+    """Return the requirements of a package's extra on this machine. For example, `ray[default]` requires what `ray job
+    submit` needs.
+    """
+    found = [
+        requirement
+        for requirement in map(Requirement, lines)
+        if requirement.marker and "extra" in str(requirement.marker)
+    ]
     return [f"{one.name}{one.specifier}" for one in found if one.marker and one.marker.evaluate({"extra": extra})]
 
 
 def gpus_of(text: str) -> tuple[str | None, tuple[Gpu, ...]]:
-    """Return the driver's version and the GPUs from the output of `nvidia-smi` for `GPU_QUERY`. For other output, None and no GPUs."""
+    """Return the driver's version and the GPUs from the output of `nvidia-smi` for `GPU_QUERY`. For other output, None
+    and no GPUs.
+    """
     rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
-    gpus = tuple(Gpu(row[1], _mib(row[2]), _mib(row[3]), int(row[4]) if row[4].isdigit() else None) for row in rows if len(row) == 5)
+    gpus = tuple(
+        Gpu(row[1], _mib(row[2]), _mib(row[3]), int(row[4]) if row[4].isdigit() else None)
+        for row in rows
+        if len(row) == 5
+    )
     return (rows[0][0] if gpus else None), gpus
 
 
@@ -144,14 +163,16 @@ def _network() -> Network:
         if state.isup and name != "lo" and any(one.family == socket.AF_INET for one in addresses.get(name, ()))
     ]
     devices = sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else []
-    return Network(tuple(sorted(names)), default_interface(_read(ROUTE)), tuple(devices), os.environ.get("NCCL_SOCKET_IFNAME"))
+    return Network(
+        tuple(sorted(names)), default_interface(_read(ROUTE)), tuple(devices), os.environ.get("NCCL_SOCKET_IFNAME")
+    )
 
 
 def _installed() -> dict[str, str]:
     """Return the installed versions by package.
 
-    Of several versions of a package, the first is returned, because Python imports that one. Remains of an interrupted installation have
-    no name and are left out.
+    Of several versions of a package, the first is returned, because Python imports that one. Remains of an interrupted
+    installation have no name and are left out.
     """
     versions: dict[str, str] = {}
     for found in importlib.metadata.distributions():
@@ -171,8 +192,12 @@ def _folders() -> Iterator[Folder]:
     temporary = Path(os.environ.get("TMPDIR") or "/tmp")
     yield look("temporary files", temporary, temporary, "export TMPDIR=/another/folder, which must exist")
     yield look("models and data", models, existing(models), "export HF_HOME=/another/folder")
-    yield look(COMPILED_OPS, extension_cache(), existing(extension_cache()), "export TORCH_EXTENSIONS_DIR=/another/folder")
-    yield look("compiled kernels", kernels, existing(kernels), "correct the owner of ~/.cache, or export HOME=/another/folder")
+    yield look(
+        COMPILED_OPS, extension_cache(), existing(extension_cache()), "export TORCH_EXTENSIONS_DIR=/another/folder"
+    )
+    yield look(
+        "compiled kernels", kernels, existing(kernels), "correct the owner of ~/.cache, or export HOME=/another/folder"
+    )
     yield look("working directory", _here(), Path("."), "cd to another folder, or give an absolute output_dir")
 
 
@@ -189,7 +214,9 @@ def existing(path: Path) -> Path:
 
 
 def look(use: str, path: Path, folder: Path, remedy: str) -> Folder:
-    """Try to write a file in `folder`, and return the facts about it. The file is nameless, so that nothing can remain."""
+    """Try to write a file in `folder`, and return the facts about it. The file is nameless, so that nothing can
+    remain.
+    """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(1 << 16))
@@ -202,7 +229,8 @@ def look(use: str, path: Path, folder: Path, remedy: str) -> Folder:
 def _ray_nodes(address: str) -> Any:
     """Return the nodes of the cluster, or the reason why it cannot be joined.
 
-    The address is tried first, because Ray itself would try for half a minute to reach an address where nothing listens.
+    The address is tried first, because Ray itself would try for half a minute to reach an address where nothing
+    listens.
     """
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
@@ -233,7 +261,9 @@ def _output(*command: str) -> str:
 
 
 def _run(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str] | str:
-    """Run a program. Return its result, or text with the reason if it is absent, or was killed with its children after `seconds`."""
+    """Run a program. Return its result, or text with the reason if it is absent, or was killed with its children after
+    `seconds`.
+    """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": _programs()}
     try:
         process = subprocess.Popen(

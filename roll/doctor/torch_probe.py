@@ -1,4 +1,6 @@
-"""Prints torch's view of this machine as one line of JSON. It runs in a separate process, because a broken installation may crash it."""
+"""Prints torch's view of this machine as one line of JSON. It runs in a separate process, because a broken installation
+may crash it.
+"""
 
 from __future__ import annotations
 

@@ -63,7 +63,12 @@ class ActorInfer:
     """Whether a restarted engine must wait for a weight sync before it accepts requests."""
 
     def __init__(
-        self, group: WorkerGroup[GenerateStrategy], running: Running, rollout_seconds: float, sync_seconds: float, start_seconds: float
+        self,
+        group: WorkerGroup[GenerateStrategy],
+        running: Running,
+        rollout_seconds: float,
+        sync_seconds: float,
+        start_seconds: float,
     ) -> None:
         self._group, self._running = group, running
         self._rollout_seconds, self._sync_seconds = rollout_seconds, sync_seconds
@@ -77,7 +82,8 @@ class ActorInfer:
     async def generate(
         self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
-        """Yield the samples of one prompt as they finish. Samples wait in order of arrival until an engine has room for them.
+        """Yield the samples of one prompt as they finish. Samples wait in order of arrival until an engine has room for
+        them.
 
         Requests of one session go to the same engine, unless it is dead or full.
         """
@@ -118,7 +124,9 @@ class ActorInfer:
         while self._waiting:
             request = self._waiting[0]
             together = unbroken(request.waiting)
-            engine, count = self._running.place(len(together), self._homes.get(request.session) if request.session else None)
+            engine, count = self._running.place(
+                len(together), self._homes.get(request.session) if request.session else None
+            )
             if not count:
                 self.pool.tell()  # `waits` may have become true
                 return
@@ -133,7 +141,9 @@ class ActorInfer:
                 self._waiting.popleft()
 
     async def _run(self, share: _Share) -> None:
-        """Generate some samples of a request on an engine. If the engine dies, or is late once, queue the unfinished ones again."""
+        """Generate some samples of a request on an engine. If the engine dies, or is late once, queue the unfinished
+        ones again.
+        """
         try:
             await self._draw(share)
         except WorkerDied:
@@ -153,7 +163,9 @@ class ActorInfer:
         count, process = len(share.left), self.pool.process(engine)
         sampling = request.sampling if count == request.sampling.samples else replace(request.sampling, samples=count)
         seed = None if request.seed is None else request.seed + first
-        items = self._group.stream(engine, GenerateStrategy.generate, request.token_ids, sampling, seed, seconds=self._rollout_seconds)
+        items = self._group.stream(
+            engine, GenerateStrategy.generate, request.token_ids, sampling, seed, seconds=self._rollout_seconds
+        )
         try:
             async with aclosing(items):
                 async for ended in items:
@@ -168,7 +180,9 @@ class ActorInfer:
                         return
         except RollError as error:
             raise await self.pool.explained(engine, process, error) from error
-        raise RollError(f"{self._group.role} rank {engine} ended a request without {len(share.left)} of its {count} samples")
+        raise RollError(
+            f"{self._group.role} rank {engine} ended a request without {len(share.left)} of its {count} samples"
+        )
 
     def _requeue(self, share: _Share) -> None:
         """Queue the unfinished samples again."""
@@ -178,7 +192,9 @@ class ActorInfer:
         request.waiting = sorted({*request.waiting, *share.left})
 
     def _leave(self, share: _Share, task: asyncio.Task[None]) -> None:
-        """Free the room of the samples that a share did not finish. Also called if it was cancelled before it started."""
+        """Free the room of the samples that a share did not finish. Also called if it was cancelled before it
+        started.
+        """
         if share.left:
             self._running.leave(share.engine, len(share.left))
             self._place()
@@ -194,23 +210,31 @@ class ActorInfer:
 
     @property
     def progress(self) -> str:
-        """The numbers of finished and of requested responses since the engines were last idle, as text; empty while they are idle."""
+        """The numbers of finished and of requested responses since the engines were last idle, as text; empty while
+        they are idle.
+        """
         return f"{self._ended_samples} of {self._samples} responses" if self._open else ""
 
     @property
     def engines(self) -> list[SyncedEngine]:
         """Return the engines as targets of the weight sync."""
-        return [SyncedEngine(self.pool, self._group.role, number, self._sync_seconds) for number in range(len(self._group))]
+        return [
+            SyncedEngine(self.pool, self._group.role, number, self._sync_seconds) for number in range(len(self._group))
+        ]
 
     async def activity(self) -> list[EngineActivity]:
-        """Return the activity of each engine since the last call, zeros for a dead engine. Also adapt the limit of running samples."""
+        """Return the activity of each engine since the last call, zeros for a dead engine. Also adapt the limit of
+        running samples.
+        """
         activities = await self.pool.each(LOOK_SECONDS, GenerateStrategy.activity)
         self._running.heed(activities)
         self._place()
         return [activities.get(engine, EngineActivity(0.0, 0, 0)) for engine in range(len(self._group))]
 
     def metrics(self) -> Metrics:
-        """Return the numbers of serving engines, restarts and waiting samples, and the limit of running samples if there is one."""
+        """Return the numbers of serving engines, restarts and waiting samples, and the limit of running samples if
+        there is one.
+        """
         waiting = sum(len(request.waiting) for request in self._waiting)
         bounds = {} if self._running.limit is None else {"engine/max_running_samples": float(self._running.limit)}
         health = {"engine/healthy": float(len(self.pool.serving)), "engine/restarts": float(self.pool.restarts)}

@@ -3,19 +3,19 @@
     a call fails ──▶ the engine has died ──▶ DEAD, and a task replaces its process ──▶ STALE ──weight sync──▶ HEALTHY
                  └─▶ the engine is alive ──▶ the failure is raised
 
-An engine that dies twice of the same exception before it has answered any request is not restarted again, because a restart cannot help.
-A restart waits while a sync is in progress, and while other roles are on the engines' devices. All live engines are probed
-periodically.
+An engine that dies twice of the same exception before it has answered any request is not restarted again, because a
+restart cannot help. A restart waits while a sync is in progress, and while other roles are on the engines' devices. All
+live engines are probed periodically.
 
 The state machine of each engine. It uses no processes and no tasks, and its clock is passed in.
 
     HEALTHY ◀──▶ SUSPECT ──▶ DEAD ──▶ RESTARTING ──▶ STALE ──▶ HEALTHY
                               └──▶ RETIRED, after MOST_RESTARTS, or at once if a restart cannot help
 
-An engine that dies becomes DEAD from any state. An engine that misses the deadline of a request becomes SUSPECT, but still serves. After
-MOST_LATE late requests in a row it counts as dead; after an answered request it is HEALTHY again. A restarted engine is STALE, and gets
-no requests, until it has the policy's weights. A restart cannot help an engine that dies twice of the same exception before it has
-answered any request.
+An engine that dies becomes DEAD from any state. An engine that misses the deadline of a request becomes SUSPECT, but
+still serves. After MOST_LATE late requests in a row it counts as dead; after an answered request it is HEALTHY again. A
+restarted engine is STALE, and gets no requests, until it has the policy's weights. A restart cannot help an engine that
+dies twice of the same exception before it has answered any request.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class _Engine:
     exceptions: dict[str, str] = field(default_factory=dict)
     """The causes of its deaths by exceptions. Key: the exception without its numbers."""
     repeated: str | None = None
-    """The cause of the first of two deaths of the same exception, before it answered any request; None if there is none."""
+    """The cause of the first of two deaths of the same exception, before it answered any request; None if there is
+    none.
+    """
 
 
 class EngineHealth:
@@ -126,14 +128,17 @@ class EngineHealth:
         return found.late >= MOST_LATE
 
     def died(self, engine: int, exception: str | None = None, cause: str = "") -> bool:
-        """Note that the engine died, of this exception; None if it raised none. Return False if its death was already known.
+        """Note that the engine died, of this exception; None if it raised none. Return False if its death was already
+        known.
 
         `cause` is what a report says of the death, the exception included.
         """
         found = self._engines[engine]
         if found.state in (EngineState.DEAD, EngineState.RETIRED):
             return False
-        if found.state is not EngineState.RESTARTING:  # after a failed restart, the downtime still counts from the first death
+        if (
+            found.state is not EngineState.RESTARTING
+        ):  # after a failed restart, the downtime still counts from the first death
             found.died_at = self._clock()
         if exception is not None:
             alike = NUMBER.sub("#", exception)
@@ -150,7 +155,9 @@ class EngineHealth:
         found.state, found.restarts, found.late = EngineState.RESTARTING, found.restarts + 1, 0
 
     def loaded(self, engine: int) -> float:
-        """Note that the engine's new process is ready and waits for weights. Return the seconds since the engine's death."""
+        """Note that the engine's new process is ready and waits for weights. Return the seconds since the engine's
+        death.
+        """
         found = self._engines[engine]
         assert found.state is EngineState.RESTARTING, f"engine {engine} is {found.state}"
         found.state = EngineState.STALE
@@ -173,7 +180,11 @@ class EnginePool:
     """The engines of one role. For use in one event loop; must be closed before its group is stopped."""
 
     def __init__(
-        self, group: WorkerGroup[GenerateStrategy], start_seconds: float, takes_weights: bool, changed: Callable[[], None]
+        self,
+        group: WorkerGroup[GenerateStrategy],
+        start_seconds: float,
+        takes_weights: bool,
+        changed: Callable[[], None],
     ) -> None:
         """
         Args:
@@ -181,7 +192,12 @@ class EnginePool:
             takes_weights: whether a restarted engine must receive the policy's weights in a sync before it serves.
             changed: called when the state of an engine has changed or `failure` was set.
         """
-        self._group, self._start_seconds, self._takes_weights, self._changed = group, start_seconds, takes_weights, changed
+        self._group, self._start_seconds, self._takes_weights, self._changed = (
+            group,
+            start_seconds,
+            takes_weights,
+            changed,
+        )
         self._health = EngineHealth(len(group))
         self._restarting: dict[int, asyncio.Task[None]] = {}
         self._probing: asyncio.Task[None] | None = None
@@ -190,7 +206,9 @@ class EnginePool:
         self._in_sync = self._is_away = False
         self._news = asyncio.Event()
         self.failure: Exception | None = None
-        """The failure that ends the run: no engine will serve again, or a restart cannot help. None if there is no such failure."""
+        """The failure that ends the run: no engine will serve again, or a restart cannot help. None if there is no such
+        failure.
+        """
 
     @property
     def serving(self) -> list[int]:
@@ -269,7 +287,9 @@ class EnginePool:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> dict[int, R]:
-        """Call a method of every live engine. Return the results by engine, without engines that die during the call."""
+        """Call a method of every live engine. Return the results by engine, without engines that die during the
+        call.
+        """
         said: dict[int, R] = {}
 
         async def ask(engine: int) -> None:
@@ -282,7 +302,9 @@ class EnginePool:
         return said
 
     async def explained(self, engine: int, process: int, error: RollError) -> RollError:
-        """Return the failure of a call on an engine's process: `WorkerDied` if the engine has died, otherwise `error`. Report a death."""
+        """Return the failure of a call on an engine's process: `WorkerDied` if the engine has died, otherwise `error`.
+        Report a death.
+        """
         if process != self._health.restarts(engine):
             return WorkerDied(self._group.role, engine, str(error))
         if isinstance(error, WorkerDied):
@@ -306,7 +328,9 @@ class EnginePool:
             await together(self._probe(engine, process) for engine, process in self.present.items())
 
     async def _probe(self, engine: int, process: int) -> None:
-        """Report an engine as dead if its process is gone or it reports a fatal error. A late answer is ignored: the engine may be busy."""
+        """Report an engine as dead if its process is gone or it reports a fatal error. A late answer is ignored: the
+        engine may be busy.
+        """
         try:
             cause = await self._group.within(LOOK_SECONDS).one(engine, GenerateStrategy.cause_of_death)
         except WorkerFailed as error:
@@ -338,7 +362,9 @@ class EnginePool:
         self._tell_all()
 
     def _note_death(self, engine: int, cause: str, raised: bool = False) -> None:
-        """Note a death. `raised`: the cause is an exception already. A signal or a silence may be an accident, so it is none."""
+        """Note a death. `raised`: the cause is an exception already. A signal or a silence may be an accident, so it is
+        none.
+        """
         exception = cause if raised else None
         if root := root_cause(self._group.printed(engine)):
             exception, cause = root, f"{root}; {cause}"
@@ -346,13 +372,22 @@ class EnginePool:
         role, restarts = self._group.role, self._health.restarts(engine)
         if engine in self._health.hopeless:
             LOG.warning(
-                "%s rank %d died twice of the same exception before it answered any request, and is not restarted again: %s",
+                "%s rank %d died twice of the same exception before it answered any request, and is not "
+                "restarted "
+                "again: "
+                "%s",
                 role,
                 engine,
                 cause,
             )
         elif self._health.state(engine) is EngineState.RETIRED:
-            LOG.warning("%s rank %d died: %s. It was restarted %d times and is not restarted again", role, engine, cause, restarts)
+            LOG.warning(
+                "%s rank %d died: %s. It was restarted %d times and is not restarted again",
+                role,
+                engine,
+                cause,
+                restarts,
+            )
         else:
             LOG.warning("%s rank %d died: %s. It restarts (%d of %d)", role, engine, cause, restarts + 1, MOST_RESTARTS)
 
@@ -377,9 +412,15 @@ class EnginePool:
         self._tell_all()
 
     def _last_death(self, engine: int, cause: str) -> WorkerDied:
-        """Return the failure of a run whose engines are all retired. An exception against which no restart helps is named first."""
+        """Return the failure of a run whose engines are all retired. An exception against which no restart helps is
+        named first.
+        """
         for hopeless, first in self._health.hopeless.items():
-            said = f"on host {self._group.host(hopeless)}, it died twice of the same exception before it answered any request"
+            said = (
+                f"on host {self._group.host(hopeless)}, it died twice of the same exception before it answered "
+                f"any "
+                f"request"
+            )
             return WorkerDied(self._group.role, hopeless, f"{said}: {first}")
         said = f"it was restarted {MOST_RESTARTS} times, like all other engines, and died again"
         return WorkerDied(self._group.role, engine, f"{said}: {cause}")

@@ -9,10 +9,11 @@ from types import TracebackType
 
 
 class RequestGate(asyncio.Event):
-    """An event that is set while the engine may generate. A request waits for the event, and is in flight inside `with gate:`.
+    """An event that is set while the engine may generate. A request waits for the event, and is in flight inside `with
+    gate:`.
 
-    The engine is busy while the event is set and at least one request is in flight. A paused or offloaded engine is idle, even with
-    requests in flight.
+    The engine is busy while the event is set and at least one request is in flight. A paused or offloaded engine is
+    idle, even with requests in flight.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -39,7 +40,9 @@ class RequestGate(asyncio.Event):
         self._count()
         self.in_flight += 1
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._count()
         self.in_flight -= 1
 
@@ -50,7 +53,9 @@ class RequestGate(asyncio.Event):
         return busy
 
     def _count(self) -> None:
-        """Add the time since the last change of state to the busy time if the engine was busy. Call it before each change."""
+        """Add the time since the last change of state to the busy time if the engine was busy. Call it before each
+        change.
+        """
         now = self._clock()
         if self.in_flight and self.is_set():
             self._busy += now - self._changed

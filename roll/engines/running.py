@@ -1,10 +1,11 @@
-"""Chooses the engine for the next samples, and limits the running samples of each engine. It only counts, without a clock or tasks.
+"""Chooses the engine for the next samples, and limits the running samples of each engine. It only counts, without a
+clock or tasks.
 
     waiting samples, in order ──▶ the engine with the most room ──▶ when a sample ends, the next one may start
 
-The samples of a prompt go to one engine if it has room for all of them, so that they share a prefill. A turn of an episode goes to the
-engine that answered the previous turn, if that has room, and reuses its prefix. Samples that do not fit wait in the driver, where any
-engine can take them, and not in the queue of a busy engine.
+The samples of a prompt go to one engine if it has room for all of them, so that they share a prefill. A turn of an
+episode goes to the engine that answered the previous turn, if that has room, and reuses its prefix. Samples that do not
+fit wait in the driver, where any engine can take them, and not in the queue of a busy engine.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 from roll.backend import EngineActivity
 
 FULL = 0.9
-"""Smallest KV-cache use, from 0 to 1, at which a preemption counts as a lack of room. At a lower use, a weight update may be its cause."""
+"""Smallest KV-cache use, from 0 to 1, at which a preemption counts as a lack of room. At a lower use, a weight update
+may be its cause.
+"""
 SPARE = 0.6
 """KV-cache use, from 0 to 1, below which a limit that was reached is raised."""
 LOWERED, RAISED = 0.8, 1.25
@@ -24,7 +27,9 @@ LOWERED, RAISED = 0.8, 1.25
 
 @dataclass
 class RunningLimit:
-    """Limits the concurrent samples of an engine: first to the engine's own limit, then to the load that avoids preemptions."""
+    """Limits the concurrent samples of an engine: first to the engine's own limit, then to the load that avoids
+    preemptions.
+    """
 
     most: int
     """Largest value of the limit."""
@@ -35,7 +40,9 @@ class RunningLimit:
         self.samples = self.most
 
     def heed(self, activity: EngineActivity, most_running: int) -> None:
-        """Adapt the limit to the engine's activity in a step. `most_running` is the largest number of concurrent samples in it."""
+        """Adapt the limit to the engine's activity in a step. `most_running` is the largest number of concurrent
+        samples in it.
+        """
         if not self.adapts or activity.preemptions is None:
             return
         use = activity.kv_cache_use or 0.0
@@ -49,7 +56,8 @@ def running_limits(engines: int, most: int | None, engine_takes: int | None) -> 
     """Return the limit of each engine, or None if the engines are unlimited.
 
     Args:
-        most: constant limit for all engines together, at least one sample for each; None adapts the limits to the KV caches.
+        most: constant limit for all engines together, at least one sample for each; None adapts the limits to the KV
+            caches.
         engine_takes: largest number of concurrent samples of an engine; None if unlimited.
     """
     if most is not None:
@@ -69,19 +77,28 @@ class Running:
         self._most = [0] * engines
 
     def serve(self, engines: Sequence[int], suspect: Collection[int]) -> None:
-        """Allow only these engines from now on. A `suspect` engine is chosen only if it has more room than all others."""
+        """Allow only these engines from now on. A `suspect` engine is chosen only if it has more room than all
+        others.
+        """
         self._serving, self._suspect = list(engines), frozenset(suspect)
 
     def place(self, samples: int, home: int | None = None) -> tuple[int, int]:
-        """Choose an engine for samples of one prompt. Return it and the number of samples that it takes, 0 if no engine has room.
+        """Choose an engine for samples of one prompt. Return it and the number of samples that it takes, 0 if no engine
+        has room.
 
         Args:
-            home: engine whose cache has the prefix of the samples. It is preferred if it is not suspect and has room for all of them.
+            home: engine whose cache has the prefix of the samples. It is preferred if it is not suspect and has room
+                for all of them.
         """
         if not self._serving:
             return 0, 0
         engine = self._roomiest(samples)
-        if home is not None and home in self._serving and home not in self._suspect and self._room(home, samples) == samples:
+        if (
+            home is not None
+            and home in self._serving
+            and home not in self._suspect
+            and self._room(home, samples) == samples
+        ):
             engine = home
         taken = self._room(engine, samples)
         self._running[engine] += taken
@@ -89,7 +106,9 @@ class Running:
         return engine, taken
 
     def _roomiest(self, samples: int) -> int:
-        return max(self._serving, key=lambda one: (self._room(one, samples), one not in self._suspect, -self._running[one]))
+        return max(
+            self._serving, key=lambda one: (self._room(one, samples), one not in self._suspect, -self._running[one])
+        )
 
     def leave(self, engine: int, samples: int) -> None:
         """Record that `samples` samples of an engine have ended."""

@@ -1,6 +1,7 @@
 """The command line of `python -m roll.evaluate`.
 
-Exit status: 0 success; 2 the request, the model or the data cannot be used; 3 a part of the run failed; 130 interrupted.
+Exit status: 0 success; 2 the request, the model or the data cannot be used; 3 a part of the run failed; 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -73,33 +74,76 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         "python -m roll.evaluate",
         allow_abbrev=False,
-        description="Answer held-out prompts with a model, score the answers, and report accuracy, pass@k and avg@n, with intervals.",
+        description="Answer held-out prompts with a model, score the answers, and report accuracy, pass@k and avg@n, "
+        "with "
+        "intervals.",
     )
-    found.add_argument("subject", help="a run folder (uses its newest checkpoint), a checkpoint folder, a Hugging Face folder or a Hub id")
-    found.add_argument("overrides", nargs="*", metavar="key=value", help="configuration keys to set, such as rewards.math_rule.timeout=30")
-    rows = found.add_argument_group("rows (the run's validation sets, columns, template and rewards replace these defaults)")
-    rows.add_argument("--data", action="append", default=[], help="file, folder or Hub name with prompts; each --data is a separate set")
+    found.add_argument(
+        "subject",
+        help="a run folder (uses its newest checkpoint), a checkpoint folder, a Hugging Face folder or a Hub id",
+    )
+    found.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="configuration keys to set, such as rewards.math_rule.timeout=30",
+    )
+    rows = found.add_argument_group(
+        "rows (the run's validation sets, columns, template and rewards replace these defaults)"
+    )
+    rows.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        help="file, folder or Hub name with prompts; each --data is a separate set",
+    )
     rows.add_argument("--split", help="split to use if the source has several (default: train)")
     rows.add_argument("--reward", help="reward function that scores all rows: a name, or package.module:function")
-    rows.add_argument("--template", choices=("native", "chatml", "qwen2_5", "raw"), help="chat template (default: native)")
+    rows.add_argument(
+        "--template", choices=("native", "chatml", "qwen2_5", "raw"), help="chat template (default: native)"
+    )
     columns = rows.add_mutually_exclusive_group()
     columns.add_argument("--prompt", metavar="COLUMN", help="column that holds the prompt as text (default: prompt)")
     columns.add_argument("--messages", metavar="COLUMN", help="column that holds a list of {role, content}")
-    rows.add_argument("--ground-truth", metavar="COLUMN", help="column of the reference answer, or keys joined with dots that lead to it")
+    rows.add_argument(
+        "--ground-truth",
+        metavar="COLUMN",
+        help="column of the reference answer, or keys joined with dots that lead to it",
+    )
     rows.add_argument("--limit", type=positive, help="use only the first LIMIT prompts of each set (default: all)")
     sampling = found.add_argument_group("sampling (the run's validation settings replace these defaults)")
     sampling.add_argument("--samples", type=positive, help="number of responses to each prompt (default: 1)")
-    sampling.add_argument("--temperature", type=float, help="0 means greedy decoding (default: 0 for one sample, 1 for several)")
+    sampling.add_argument(
+        "--temperature", type=float, help="0 means greedy decoding (default: 0 for one sample, 1 for several)"
+    )
     sampling.add_argument("--top-p", type=float, help="probability mass of nucleus sampling (default: 1, all tokens)")
-    sampling.add_argument("--top-k", type=int, help="sample only from the k most probable tokens (default: -1, all tokens)")
-    sampling.add_argument("--max-new-tokens", type=positive, help="largest number of tokens of a response (default: 1024)")
+    sampling.add_argument(
+        "--top-k", type=int, help="sample only from the k most probable tokens (default: -1, all tokens)"
+    )
+    sampling.add_argument(
+        "--max-new-tokens", type=positive, help="largest number of tokens of a response (default: 1024)"
+    )
     sampling.add_argument("--seed", type=int, help="seed of the sampling (default: 42)")
     engine = found.add_argument_group("engine (the run's settings replace these defaults)")
-    engine.add_argument("--strategy", choices=("vllm", "hf_infer"), help="engine (default: vllm if it is installed, else hf_infer)")
-    engine.add_argument("--devices", type=devices, help="GPU numbers such as 0,1, or cpu (default: GPU 0 if there is one, else the CPU)")
-    engine.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="precision of weights (default: bf16 on a GPU, fp32 on the CPU)")
-    found.add_argument("--output", type=Path, help="folder for the results (default: RUN/evaluations/step_N, or output/evaluations/NAME)")
-    found.add_argument("--dry-run", action="store_true", help="check the request and print the plan; read no rows, start nothing")
+    engine.add_argument(
+        "--strategy", choices=("vllm", "hf_infer"), help="engine (default: vllm if it is installed, else hf_infer)"
+    )
+    engine.add_argument(
+        "--devices", type=devices, help="GPU numbers such as 0,1, or cpu (default: GPU 0 if there is one, else the CPU)"
+    )
+    engine.add_argument(
+        "--dtype",
+        choices=("bf16", "fp16", "fp32"),
+        help="precision of weights (default: bf16 on a GPU, fp32 on the CPU)",
+    )
+    found.add_argument(
+        "--output",
+        type=Path,
+        help="folder for the results (default: RUN/evaluations/step_N, or output/evaluations/NAME)",
+    )
+    found.add_argument(
+        "--dry-run", action="store_true", help="check the request and print the plan; read no rows, start nothing"
+    )
     return found
 
 

@@ -2,9 +2,9 @@
 
 Confidence intervals of an evaluation's estimates. Pure functions.
 
-The prompts are the sample, and the responses to one prompt are a cluster. So every estimate is a mean over prompts, with the standard
-error sqrt(sum (x_i - mean)^2) / N. This is the clustered standard error of Miller, arXiv 2411.00640, section 2.2, for clusters of equal
-size.
+The prompts are the sample, and the responses to one prompt are a cluster. So every estimate is a mean over prompts,
+with the standard error sqrt(sum (x_i - mean)^2) / N. This is the clustered standard error of Miller, arXiv 2411.00640,
+section 2.2, for clusters of equal size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,17 @@ from typing import Any
 from rich.table import Table
 
 from roll.rewards.passing import Bars
-from roll.runs.rlvr.validation import NO_BARS, bars_for, earned, judged_groups, pass_at_k, passes_of, sizes, unscored, validation_metrics
+from roll.runs.rlvr.validation import (
+    NO_BARS,
+    bars_for,
+    earned,
+    judged_groups,
+    pass_at_k,
+    passes_of,
+    sizes,
+    unscored,
+    validation_metrics,
+)
 from roll.tracking.base import group_record
 from roll.types import Metrics, RolloutGroup
 
@@ -46,10 +56,11 @@ def standard_error(values: Sequence[float]) -> float:
 def share(values: Sequence[float], samples: int) -> Estimate:
     """Return the mean of shares, with the Wilson score interval for the effective sample size.
 
-    The effective sample size is p (1 - p) / SE^2, where p is the mean and SE its standard error. With one response to each prompt it equals
-    the number of prompts N, and the interval is the ordinary Wilson interval (Wilson, 1927). It is never below N, because a share varies no
-    more than a single response, and never above the number of responses. If all responses are right, or all are wrong, it is N.
-    Source: Dean and Pagano, 2015, "Evaluating confidence interval methods for binomial proportions in clustered surveys".
+    The effective sample size is p (1 - p) / SE^2, where p is the mean and SE its standard error. With one response to
+    each prompt it equals the number of prompts N, and the interval is the ordinary Wilson interval (Wilson, 1927). It
+    is never below N, because a share varies no more than a single response, and never above the number of responses. If
+    all responses are right, or all are wrong, it is N. Source: Dean and Pagano, 2015, "Evaluating confidence interval
+    methods for binomial proportions in clustered surveys".
 
     Args:
         values: one value in [0, 1] for each prompt: a share of its responses, or a probability.
@@ -93,8 +104,9 @@ class SetResult:
     samples: int
     """Number of responses to each prompt."""
     estimates: Mapping[str, Estimate]
-    """By name: `accuracy` (the share of responses that pass), `pass@k` for k above 1, and `avg@n`, the mean reward. If no domain of the
-    set has an accuracy, `avg@n` alone. Empty if no response has a verdict."""
+    """By name: `accuracy` (the share of responses that pass), `pass@k` for k above 1, and `avg@n`, the mean reward. If
+    no domain of the set has an accuracy, `avg@n` alone. Empty if no response has a verdict.
+    """
     metrics: Metrics
     """Validation metrics of the set, named `val/<set>/...`."""
     unscored: int = 0
@@ -115,7 +127,9 @@ class EvaluationResult:
     """What needs attention: a set whose responses all reached the length limit, and rewards that failed."""
 
 
-def set_result(name: str, groups: Sequence[RolloutGroup], samples: int, bars: Mapping[str, Bars] = NO_BARS) -> SetResult:
+def set_result(
+    name: str, groups: Sequence[RolloutGroup], samples: int, bars: Mapping[str, Bars] = NO_BARS
+) -> SetResult:
     """Return the estimates and the metrics of one set.
 
     Args:
@@ -139,7 +153,8 @@ def set_result(name: str, groups: Sequence[RolloutGroup], samples: int, bars: Ma
 
 
 def sample_record(name: str, group: RolloutGroup, bars: Mapping[str, Bars] = NO_BARS) -> dict[str, Any]:
-    """Return the record of `samples.jsonl` for one prompt: the name of the set, the prompt, its responses, and the `row` of the data.
+    """Return the record of `samples.jsonl` for one prompt: the name of the set, the prompt, its responses, and the
+    `row` of the data.
 
     `passed` is null if the domain has no accuracy.
     """
@@ -165,13 +180,18 @@ def write_results(result: EvaluationResult, facts: Mapping[str, Any]) -> None:
 
 
 def result_table(result: EvaluationResult) -> Table:
-    """Return a table of the estimates for a terminal. If rewards gave no verdict on responses of a set, it says how many."""
+    """Return a table of the estimates for a terminal. If rewards gave no verdict on responses of a set, it says how
+    many.
+    """
     table = Table(box=None)
     lacks = any(one.unscored for one in result.sets.values())
     for column in ("set", "", "estimate", f"{CONFIDENCE:.0%} interval", *(["not scored"] if lacks else [])):
         table.add_column(column)
     for name, one in result.sets.items():
-        rows = [(what, f"{found.value:.4f}", f"{found.low:.4f} to {found.high:.4f}") for what, found in one.estimates.items()]
+        rows = [
+            (what, f"{found.value:.4f}", f"{found.low:.4f} to {found.high:.4f}")
+            for what, found in one.estimates.items()
+        ]
         lost = f"{one.unscored} of {one.prompts * one.samples}" if one.unscored else ""
         for place, row in enumerate(rows or [("no result", "", "")]):
             first = f"{name} ({one.prompts} x {one.samples})" if not place else ""

@@ -43,7 +43,8 @@ PARTS = 10
 
 
 def run(evaluation: Evaluation, life: Life) -> EvaluationResult:
-    """Answer every held-out prompt, score the answers, and write the results. `life` shows the stages until the first answers.
+    """Answer every held-out prompt, score the answers, and write the results. `life` shows the stages until the first
+    answers.
 
     Raises:
         BadInput: the data, the model, the rewards or the output folder cannot be used.
@@ -65,7 +66,10 @@ def run(evaluation: Evaluation, life: Life) -> EvaluationResult:
         asked = {name: min(len(rows), evaluation.request.limit or len(rows)) for name, rows in inputs.held_out.items()}
         responses = sum(count * _samples(config, name) for name, count in asked.items())
         progress = Progress(samples, asked, responses, inputs.bars, life)
-        _tell(f"{', '.join(f'{name}: {count} of {len(inputs.held_out[name])} prompts' for name, count in asked.items())} will be answered")
+        _tell(
+            f"{', '.join(f'{name}: {count} of {len(inputs.held_out[name])} prompts' for name, count in asked.items())} "
+            f"will be answered"
+        )
         _tell(f"a response passes if: {said(inputs.bars)}")
         _tell(f"starting {', '.join(f'{role.ranks} x {name} ({role.strategy})' for name, role in plan.roles.items())}")
         life.driver("starting Ray")
@@ -75,7 +79,9 @@ def run(evaluation: Evaluation, life: Life) -> EvaluationResult:
             groups = run_in_loop(partial(_answers, evaluation, config, inputs, session, interrupt, progress, life))
         _tell("all responses are scored; computing the results")
         sets = {name: set_result(name, found, _samples(config, name), inputs.bars) for name, found in groups.items()}
-        notices = StepNotices(inputs.watches).after(0, {name: value for one in sets.values() for name, value in one.metrics.items()})
+        notices = StepNotices(inputs.watches).after(
+            0, {name: value for one in sets.values() for name, value in one.metrics.items()}
+        )
         for notice in notices:
             LOG.warning("%s", notice.text)
     step = subject.trained.step if subject.trained else None
@@ -89,7 +95,8 @@ def _inputs(evaluation: Evaluation, config: RlvrConfig) -> HeldOutInputs:
     """Return the held-out prompts and the models of the rewards.
 
     Raises:
-        BadInput: see `prepare`. Faults of the data name the option of the command line instead of the configuration key.
+        BadInput: see `prepare`. Faults of the data name the option of the command line instead of the configuration
+            key.
     """
     try:
         return prepare(config)
@@ -117,7 +124,9 @@ async def _answers(
 class Progress:
     """Implements `Listener`: writes finished samples, and prints the progress and the failures of rewards."""
 
-    def __init__(self, samples: BinaryIO, prompts: Mapping[str, int], responses: int, bars: Mapping[str, Bars], life: Life) -> None:
+    def __init__(
+        self, samples: BinaryIO, prompts: Mapping[str, int], responses: int, bars: Mapping[str, Bars], life: Life
+    ) -> None:
         """
         Args:
             samples: file to write to.
@@ -178,7 +187,10 @@ def _samples(config: RlvrConfig, name: str) -> int:
 def _facts(evaluation: Evaluation) -> dict[str, Any]:
     trained = evaluation.subject.trained
     checkpoint = {"checkpoint": str(trained.source.checkpoint)} if trained else {}
-    return checkpoint | {"roll": roll.__version__, "config": redacted(evaluation.config.model_dump(mode="json", exclude_defaults=True))}
+    return checkpoint | {
+        "roll": roll.__version__,
+        "config": redacted(evaluation.config.model_dump(mode="json", exclude_defaults=True)),
+    }
 
 
 def _new_folder(folder: Path) -> Path:
@@ -188,17 +200,28 @@ def _new_folder(folder: Path) -> Path:
         ConfigError: the folder already holds results, or cannot be created.
     """
     if (folder / RESULTS_FILE).exists():
-        raise ConfigError([Fault("--output", f"'{folder}' already holds the results of an evaluation", "give another folder or remove it")])
+        raise ConfigError(
+            [
+                Fault(
+                    "--output",
+                    f"'{folder}' already holds the results of an evaluation",
+                    "give another folder or remove it",
+                )
+            ]
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError([Fault("--output", f"'{folder}' cannot be created: {error.strerror}", "give another folder")]) from None
+        raise ConfigError(
+            [Fault("--output", f"'{folder}' cannot be created: {error.strerror}", "give another folder")]
+        ) from None
     return folder
 
 
 @contextmanager
 def _weights(subject: Subject, folder: Path) -> Iterator[str]:
-    """Yield the folder or Hub id of the model to load. For a checkpoint it is a temporary folder with the exported weights.
+    """Yield the folder or Hub id of the model to load. For a checkpoint it is a temporary folder with the exported
+    weights.
 
     Raises:
         DataError: the exported weights cannot be written.
@@ -214,6 +237,12 @@ def _weights(subject: Subject, folder: Path) -> Iterator[str]:
             export(source.checkpoint, out, "hf" if source.model_args.lora_target is None else "merged")
         except OSError as error:
             raise DataError(
-                [Fault(str(out), f"the weights cannot be written: {error}", "free disk space, or set --output to another disk")]
+                [
+                    Fault(
+                        str(out),
+                        f"the weights cannot be written: {error}",
+                        "free disk space, or set --output to another disk",
+                    )
+                ]
             ) from error
         yield str(out.absolute())

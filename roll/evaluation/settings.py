@@ -1,4 +1,6 @@
-"""Builds and checks the configuration of an evaluation. It is the configuration of an RLVR run; the trained role is never started."""
+"""Builds and checks the configuration of an evaluation. It is the configuration of an RLVR run; the trained role is
+never started.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,15 @@ from roll.evaluation.subject import PLACE, Subject
 from roll.runs.rlvr.held_out import inference_plan
 
 KEPT = (
-    *("prompt_length", "response_length", "sequence_length", "seed", "time_sharing", "num_gpus_per_node", "gpu_memory_gib"),
+    *(
+        "prompt_length",
+        "response_length",
+        "sequence_length",
+        "seed",
+        "time_sharing",
+        "num_gpus_per_node",
+        "gpu_memory_gib",
+    ),
     *("system_envs", "deadlines", "max_running_samples"),
 )
 """Root keys that an evaluation copies from the configuration of its run."""
@@ -90,7 +100,11 @@ def as_asked(fault: Fault, request: Request) -> Fault:
         place = pattern.sub(said, place)
     if request.reward and place == f"rewards.{_domain(request.reward)}.reward":
         place = "--reward"
-    remedy = f"{fault.remedy}; {LENGTH} N sets response_length, and prompt_length=N sets prompt_length" if place == LENGTH else fault.remedy
+    remedy = (
+        f"{fault.remedy}; {LENGTH} N sets response_length, and prompt_length=N sets prompt_length"
+        if place == LENGTH
+        else fault.remedy
+    )
     return replace(fault, place=place, remedy=remedy)
 
 
@@ -115,10 +129,15 @@ def _settings(request: Request, subject: Subject) -> dict[str, Any]:
     sets = _sets(request, run)
     columns = next((one["data_args"] for one in sets.values() if "data_args" in one), None)
     rows = columns or (_columns(run).get("data_args") if run else None)
-    rewards = {_domain(request.reward): {"reward": request.reward}} if request.reward else _given(run).get("rewards", {})
+    rewards = (
+        {_domain(request.reward): {"reward": request.reward}} if request.reward else _given(run).get("rewards", {})
+    )
     environments = {} if request.reward else _given(run).get("environments", {})
     if not rewards and not environments:
-        remedy = "name the reward that scores the answers: math_rule, exact_match, ..., or your own as package.module:function"
+        remedy = (
+            "name the reward that scores the answers: math_rule, exact_match, ..., or your own as "
+            "package.module:function"
+        )
         raise ConfigError([Fault("--reward", "missing, and there is no run whose rewards could be used", remedy)])
     settings = kept | {
         "pipeline": "rlvr",
@@ -132,8 +151,13 @@ def _settings(request: Request, subject: Subject) -> dict[str, Any]:
         "rollout_batch_size": len(devices) if devices else 1,
         "adv_estimator": "reinforce",
         "actor_train": {
-            "model_args": {key: value for key, value in engine["model_args"].items() if key in ("dtype", "trust_remote_code")},
-            "strategy_args": {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 0}}},
+            "model_args": {
+                key: value for key, value in engine["model_args"].items() if key in ("dtype", "trust_remote_code")
+            },
+            "strategy_args": {
+                "strategy_name": "deepspeed_train",
+                "strategy_config": {"zero_optimization": {"stage": 0}},
+            },
         }
         | ({"device_mapping": devices} if devices else {})
         | ({"data_args": rows} if rows else {}),
@@ -155,7 +179,9 @@ def _domain(reward: str) -> str:
 
 
 def output_folder(request: Request, subject: Subject) -> Path:
-    """Return the folder for the results: the requested one, else one in the run folder, else one in `output/evaluations`."""
+    """Return the folder for the results: the requested one, else one in the run folder, else one in
+    `output/evaluations`.
+    """
     if request.output is not None:
         return request.output
     if subject.trained:
@@ -166,14 +192,22 @@ def output_folder(request: Request, subject: Subject) -> Path:
 def _engine(request: Request, run: Config | None) -> dict[str, Any]:
     """Return the block `actor_infer`."""
     own = _given(run).get("actor_infer", {}) if isinstance(run, RlvrConfig) else {}
-    role = {key: value for key, value in own.items() if key in ("strategy_args", "device_mapping", "world_size", "system_envs")}
+    role = {
+        key: value
+        for key, value in own.items()
+        if key in ("strategy_args", "device_mapping", "world_size", "system_envs")
+    }
     trained = own.get("model_args", {}) if own else _model_args(run)
     model = {key: value for key, value in trained.items() if key not in OWN_OF_LEARNER}
     devices = _devices(request, own, run)
     if devices != own.get("device_mapping"):
         role = {key: value for key, value in role.items() if key not in ("device_mapping", "world_size")}
         role |= {"device_mapping": devices} if devices else {}
-    if request.strategy and role.get("strategy_args", {}).get("strategy_name") != request.strategy or "strategy_args" not in role:
+    if (
+        request.strategy
+        and role.get("strategy_args", {}).get("strategy_name") != request.strategy
+        or "strategy_args" not in role
+    ):
         role["strategy_args"] = {"strategy_name": request.strategy or _usual_strategy()}
     if request.dtype or "dtype" not in model:
         model["dtype"] = request.dtype or ("bf16" if devices else "fp32")
@@ -181,7 +215,9 @@ def _engine(request: Request, run: Config | None) -> dict[str, Any]:
 
 
 def _devices(request: Request, own: Mapping[str, Any], run: Config | None) -> list[int] | None:
-    """Return the GPUs of the engine, or None for the CPU: the requested ones, else those of the run, else the first of this machine."""
+    """Return the GPUs of the engine, or None for the CPU: the requested ones, else those of the run, else the first of
+    this machine.
+    """
     if request.devices is not None:
         return list(request.devices) or None
     if own:
@@ -216,7 +252,11 @@ def _sets(request: Request, run: Config | None) -> dict[str, Any]:
         "max_new_tokens": request.max_new_tokens,
     }
     sampling = {key: value for key, value in asked.items() if value is not None}
-    usual = _plain(validation.generating_args) if validation else {"temperature": 0.0 if (request.samples or 1) == 1 else 1.0}
+    usual = (
+        _plain(validation.generating_args)
+        if validation
+        else {"temperature": 0.0 if (request.samples or 1) == 1 else 1.0}
+    )
     if request.data:
         columns = _columns(run)
         return {
@@ -234,7 +274,9 @@ def _sets(request: Request, run: Config | None) -> dict[str, Any]:
         found[name] = block | ({"rows": dict(one.rows)} if one.rows else {})
     if not found:
         problem = "missing, and the run has no validation sets" if run else "missing"
-        raise ConfigError([Fault("--data", problem, "give a file with held-out prompts, and a reward function with --reward")])
+        raise ConfigError(
+            [Fault("--data", problem, "give a file with held-out prompts, and a reward function with --reward")]
+        )
     return found
 
 
@@ -252,8 +294,21 @@ def _names(files: Sequence[str]) -> dict[str, str]:
 
 
 def _rows(request: Request, file: str, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the block `data_args` of one file: the columns and the template of the run, overridden by those of the request."""
-    keys = ("template", "chat_template_kwargs", "prompt", "input", "messages", "system", "ground_truth", "tag", "id", "split")
+    """Return the block `data_args` of one file: the columns and the template of the run, overridden by those of the
+    request.
+    """
+    keys = (
+        "template",
+        "chat_template_kwargs",
+        "prompt",
+        "input",
+        "messages",
+        "system",
+        "ground_truth",
+        "tag",
+        "id",
+        "split",
+    )
     block = {key: value for key, value in columns.items() if key in keys} | {"file_name": file}
     asked = {key: getattr(request, key) for key in ("template", "split", "prompt", "messages", "ground_truth")}
     if request.reward:
@@ -277,7 +332,9 @@ def _given(run: Config | None) -> dict[str, Any]:
 
 
 def _plain(block: BaseModel) -> dict[str, Any]:
-    """Return the keys of a block that differ from the defaults, as JSON values, without secrets, which a run's config.yaml hides."""
+    """Return the keys of a block that differ from the defaults, as JSON values, without secrets, which a run's
+    config.yaml hides.
+    """
     return _shown(block.model_dump(mode="json", exclude_defaults=True))
 
 

@@ -38,10 +38,12 @@ class Subject:
 
 
 def find_subject(text: str) -> Subject:
-    """Return the subject for a run folder (its newest complete checkpoint), a checkpoint folder, a Hugging Face folder or a Hub id.
+    """Return the subject for a run folder (its newest complete checkpoint), a checkpoint folder, a Hugging Face folder
+    or a Hub id.
 
     Raises:
-        ConfigError: the folder has no checkpoint, belongs to a reward model, or holds only an adapter; or its configuration is unreadable.
+        ConfigError: the folder has no checkpoint, belongs to a reward model, or holds only an adapter; or its
+            configuration is unreadable.
         CheckpointError: the checkpoint is incomplete or damaged.
     """
     path = Path(text)

@@ -1,6 +1,7 @@
 """`python -m roll.export CHECKPOINT_OR_RUN_FOLDER OUT [--format hf|peft|merged|fp32|universal]`.
 
-Exit status: 0 success, 2 the arguments or the run's configuration cannot be used, 3 the checkpoint is damaged or the export failed.
+Exit status: 0 success, 2 the arguments or the run's configuration cannot be used, 3 the checkpoint is damaged or the
+export failed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ from roll.errors import ConfigError, Fault, run_command
 
 FORMATS = ("hf", "peft", "merged", "fp32", "universal")
 HELP = (
-    "hf: all weights of a fully trained policy, in their training precision. peft: the adapter. merged: the base model with the "
-    "adapter merged in. fp32: all weights in fp32, with the adapter, if any, merged in. universal: a checkpoint that any number of ranks "
+    "hf: all weights of a fully trained policy, in their training precision. peft: the adapter. merged: the base "
+    "model "
+    "with "
+    "the "
+    "adapter merged in. fp32: all weights in fp32, with the adapter, if any, merged in. universal: a checkpoint "
+    "that "
+    "any "
+    "number "
+    "of "
+    "ranks "
     "can resume from. Default: peft for LoRA, else hf."
 )
 
@@ -25,13 +34,17 @@ HELP = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the export that the command line describes. Return the exit status."""
     arguments = parser().parse_args(argv)
-    return run_command(lambda: print(f"{export(arguments.checkpoint, arguments.out, arguments.format)}: {arguments.out}"))
+    return run_command(
+        lambda: print(f"{export(arguments.checkpoint, arguments.out, arguments.format)}: {arguments.out}")
+    )
 
 
 def parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     found = argparse.ArgumentParser("python -m roll.export", description="Convert a run's checkpoint for other tools.")
-    found.add_argument("checkpoint", type=Path, help="a run folder (uses its newest complete checkpoint), or a checkpoint folder")
+    found.add_argument(
+        "checkpoint", type=Path, help="a run folder (uses its newest complete checkpoint), or a checkpoint folder"
+    )
     found.add_argument("out", type=Path, help="folder to write, which must not exist yet")
     found.add_argument("--format", choices=FORMATS, help=HELP)
     return found
@@ -63,7 +76,9 @@ def export(path: Path, out: Path, wish: str | None) -> str:
         raise ConfigError([Fault("--format", f"'{form}', but {trained}", f"set it to one of: {', '.join(fitting)}")])
     if source.pipeline == "reward_model" and form != "universal":
         problem = f"'{form}', but the run did not train a language model"
-        raise ConfigError([Fault("--format", problem, "set it to universal; the reward model itself is in export/ of the run folder")])
+        raise ConfigError(
+            [Fault("--format", problem, "set it to universal; the reward model itself is in export/ of the run folder")]
+        )
     with _whole(out) as folder:
         if form == "universal":
             convert.write_universal(source, folder)

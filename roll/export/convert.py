@@ -27,18 +27,24 @@ LOG = logging.getLogger(__name__)
 
 
 def write_hf(source: CheckpointSource, out: Path, exact: bool) -> None:
-    """Write all weights of a fully trained policy as a Hugging Face folder. With `exact`, write the fp32 weights of the optimizer."""
+    """Write all weights of a fully trained policy as a Hugging Face folder. With `exact`, write the fp32 weights of the
+    optimizer.
+    """
     found = deepspeed_files.weights(source.checkpoint, as_held=not exact)
     model = _empty_model(source)
     view = WeightView(model)
-    buckets = ({name: _weight(found, name, source) for name in names} for names in plan_buckets(view.model_specs(), FILE_BYTES))
+    buckets = (
+        {name: _weight(found, name, source) for name in names} for names in plan_buckets(view.model_specs(), FILE_BYTES)
+    )
     if exact:
         model.config.dtype = torch.float32
     _write(source, out, buckets, model)
 
 
 def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
-    """Write the base model with the adapter merged in, as a weight sync does, as a Hugging Face folder. With `exact`, merge in fp32."""
+    """Write the base model with the adapter merged in, as a weight sync does, as a Hugging Face folder. With `exact`,
+    merge in fp32.
+    """
     base: Any = load_causal_model(source.model, source.model_args, packed=False)
     if exact:
         base.float()
@@ -49,7 +55,9 @@ def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
         if ".lora_" in name:
             parameter.data = _weight(found, name, source)
     view = WeightView(model)
-    buckets: Iterator[Mapping[str, Tensor]] = (view.model_tensors(names) for names in plan_buckets(view.model_specs(), FILE_BYTES))
+    buckets: Iterator[Mapping[str, Tensor]] = (
+        view.model_tensors(names) for names in plan_buckets(view.model_specs(), FILE_BYTES)
+    )
     _write(source, out, buckets, base)
 
 
@@ -57,7 +65,9 @@ def write_peft(source: CheckpointSource, out: Path) -> None:
     """Write the trained adapter as a PEFT folder."""
     model = add_lora(_empty_model(source), source.model_args, source.seed)
     found = deepspeed_files.weights(source.checkpoint, as_held=True)
-    names = {spec.name: spec.name.replace(".weight", f".{ADAPTER}.weight") for spec in WeightView(model).adapter_specs()}
+    names = {
+        spec.name: spec.name.replace(".weight", f".{ADAPTER}.weight") for spec in WeightView(model).adapter_specs()
+    }
     tensors = {name: _weight(found, own, source) for name, own in names.items()}
     tokenizer = _tokenizer(source)
     write_adapter_folder(out, tensors, model, tokenizer, response_ends(source, tokenizer))
@@ -73,7 +83,9 @@ def write_universal(source: CheckpointSource, out: Path) -> None:
 
 
 def _empty_model(source: CheckpointSource) -> PreTrainedModel:
-    """Build the model's modules on the meta device, without memory for weights. Raises DataError if its configuration cannot be read."""
+    """Build the model's modules on the meta device, without memory for weights. Raises DataError if its configuration
+    cannot be read.
+    """
     try:
         config = AutoConfig.from_pretrained(source.model, trust_remote_code=source.model_args.trust_remote_code)
     except (OSError, ValueError) as error:
@@ -90,13 +102,17 @@ def _empty_model(source: CheckpointSource) -> PreTrainedModel:
     return model
 
 
-def _write(source: CheckpointSource, out: Path, buckets: Iterator[Mapping[str, Tensor]], model: PreTrainedModel) -> None:
+def _write(
+    source: CheckpointSource, out: Path, buckets: Iterator[Mapping[str, Tensor]], model: PreTrainedModel
+) -> None:
     tokenizer = _tokenizer(source)
     write_model(out, buckets, model, tokenizer, response_ends(source, tokenizer))
 
 
 def response_ends(source: CheckpointSource, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return the tokens that end a response in the run's template; none if the template does not fit the tokenizer, which is logged."""
+    """Return the tokens that end a response in the run's template; none if the template does not fit the tokenizer,
+    which is logged.
+    """
     try:
         return ends_of(source.data_args, tokenizer).token_ids
     except ValueError as error:
@@ -110,5 +126,7 @@ def _tokenizer(source: CheckpointSource) -> PreTrainedTokenizerBase:
 
 def _weight(found: Mapping[str, Tensor], name: str, source: CheckpointSource) -> Tensor:
     if name not in found:
-        raise CheckpointError(f"{source.checkpoint} has no weights for {name}: it does not belong to the model '{source.model}'")
+        raise CheckpointError(
+            f"{source.checkpoint} has no weights for {name}: it does not belong to the model '{source.model}'"
+        )
     return found[name]

@@ -51,7 +51,9 @@ def find_source(path: Path) -> CheckpointSource:
         newest = store.newest_verified("export from a copy of the run folder, or from another run") if is_run else None
         if newest is None:
             remedy = "give a run folder (output_dir), or the folder of a checkpoint (output_dir/checkpoints/step_N)"
-            raise ConfigError([Fault("checkpoint", f"'{path}' is neither a run folder with checkpoints nor a checkpoint", remedy)])
+            raise ConfigError(
+                [Fault("checkpoint", f"'{path}' is neither a run folder with checkpoints nor a checkpoint", remedy)]
+            )
         checkpoint, run = newest, path
     config = read_run(run)
     _, role = learner(config)
@@ -60,7 +62,9 @@ def find_source(path: Path) -> CheckpointSource:
 
 
 def found_model(name: str, run: Path) -> str:
-    """Return the Hub id or the absolute folder of a model that the run named, perhaps relative to its own working directory."""
+    """Return the Hub id or the absolute folder of a model that the run named, perhaps relative to its own working
+    directory.
+    """
     folders = [*(Path(start.folder) for start in reversed(read_starts(run))), Path.cwd()]
     return next((str((folder / name).absolute()) for folder in folders if (folder / name).is_dir()), name)
 
@@ -72,9 +76,13 @@ def read_run(run: Path) -> Config:
         ConfigError: the configuration is missing or cannot be read.
     """
     if not (run / CONFIG).is_file():
-        raise ConfigError([Fault("checkpoint", f"there is no {run / CONFIG}", "give a checkpoint that is still in its run folder")])
+        raise ConfigError(
+            [Fault("checkpoint", f"there is no {run / CONFIG}", "give a checkpoint that is still in its run folder")]
+        )
     try:
         written = OmegaConf.load(run / CONFIG)
     except (OSError, YAMLError) as error:
-        raise ConfigError([Fault(str(run / CONFIG), f"cannot be read: {error}", "restore the file that the run wrote")]) from error
+        raise ConfigError(
+            [Fault(str(run / CONFIG), f"cannot be read: {error}", "restore the file that the run wrote")]
+        ) from error
     return load_config(written, (), imports=False)  # pyright: ignore[reportArgumentType]

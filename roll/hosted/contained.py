@@ -22,7 +22,9 @@ from roll.system.tree import LOOK_EVERY, TreeBounds, tree
 
 LOG = logging.getLogger(__name__)
 CANCEL_SECONDS = 5.0
-"""Time in seconds after a call's deadline in which a child may end the call itself. If it does not, its event loop is blocked."""
+"""Time in seconds after a call's deadline in which a child may end the call itself. If it does not, its event loop is
+blocked.
+"""
 RECEIVE_BYTES = 1 << 16
 LOOK_SECONDS = 0.01
 """Seconds between two checks of whether processes have exited."""
@@ -37,10 +39,14 @@ class ChildDied(Exception):
 
 
 class Child:
-    """A child process and the socket to it. The process leads its own session, and its child processes are killed with it."""
+    """A child process and the socket to it. The process leads its own session, and its child processes are killed with
+    it.
+    """
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
-        """Run `module` as `python -m module DESCRIPTOR PARENT`. `environment` is added to the environment of this process."""
+        """Run `module` as `python -m module DESCRIPTOR PARENT`. `environment` is added to the environment of this
+        process.
+        """
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         self._received = bytearray()
@@ -49,7 +55,8 @@ class Child:
         self._was_ended_here = False
         self._woken = False
         self._ready: asyncio.Future[None] | None = None
-        # -P: modules are found by the parent's sys.path, which is passed as PYTHONPATH, and not in the working directory.
+        # -P: modules are found by the parent's sys.path, which is passed as PYTHONPATH, and not in the working
+        # directory.
         command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(os.getpid())]
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         # One thread by default, because BLAS would start a thread for every core as soon as numpy is imported.
@@ -70,7 +77,8 @@ class Child:
             theirs.close()
 
     def alive(self) -> bool:
-        # The process is not reaped here. Until it is, no other process can get its id, so the id can be used to end its session.
+        # The process is not reaped here. Until it is, no other process can get its id, so the id can be used to end its
+        # session.
         if self._process.returncode is not None:
             return False
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
@@ -78,7 +86,9 @@ class Child:
     def is_stopped(self) -> bool:
         """Return whether the process was stopped by SIGSTOP."""
         with suppress(psutil.NoSuchProcess):
-            return self._process.returncode is None and psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
+            return (
+                self._process.returncode is None and psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
+            )
         return False
 
     def was_killed(self) -> bool:
@@ -97,8 +107,8 @@ class Child:
     async def receive(self, timeout: float, linger: float = 0.0) -> list[bytes]:
         """Wait for messages and return all that have arrived, in order. Return an empty list if `wake` is called.
 
-        If the call has to wait for the first message, it waits another `linger` seconds, so that others may arrive. Messages that reached
-        the socket within the timeout are returned even if this process reads the socket late.
+        If the call has to wait for the first message, it waits another `linger` seconds, so that others may arrive.
+        Messages that reached the socket within the timeout are returned even if this process reads the socket late.
 
         Raises:
             TimeoutError: no message arrived within `timeout` seconds.
@@ -134,20 +144,26 @@ class Child:
         self._socket.close()
 
     async def watch(self, name: str, bounds: TreeBounds) -> None:
-        """Kill the process if it exceeds a bound, and log that under `name`. `receive` then raises ChildDied with the reason."""
+        """Kill the process if it exceeds a bound, and log that under `name`. `receive` then raises ChildDied with the
+        reason.
+        """
         while self.alive():
             if why := self.end_beyond(bounds):
                 LOG.warning("%s: %s", name, why)
             await asyncio.sleep(LOOK_EVERY)
 
     def end_beyond(self, bounds: TreeBounds) -> str:
-        """Kill the process and return the reason if it exceeds a bound together with its child processes. Otherwise return ""."""
+        """Kill the process and return the reason if it exceeds a bound together with its child processes. Otherwise
+        return "".
+        """
         if why := bounds.exceeded(tree(self._process.pid)):
             self._cause = why
         return self.end_process() if self._cause else ""
 
     def end_process(self) -> str:
-        """Kill the process and its child processes, and reap it. Return the bound that it exceeded, or else how it ended."""
+        """Kill the process and its child processes, and reap it. Return the bound that it exceeded, or else how it
+        ended.
+        """
         if self._process.returncode is None:
             self._was_ended_here = self.alive()
             _end_groups_beneath(self._process.pid)
@@ -155,12 +171,17 @@ class Child:
         status = self._process.wait(KILL_SECONDS)
         if self._cause:
             return self._cause
-        return f"the process died of {signal.Signals(-status).name}" if status < 0 else f"the process ended itself with status {status}"
+        return (
+            f"the process died of {signal.Signals(-status).name}"
+            if status < 0
+            else f"the process ended itself with status {status}"
+        )
 
     async def _died(self) -> ChildDied:
         """Return the error after the child closed its end of the socket.
 
-        Wait for the exit of the process first, because the kernel closes the socket of a killed process slightly before it exits.
+        Wait for the exit of the process first, because the kernel closes the socket of a killed process slightly before
+        it exits.
         """
         for _ in range(EXIT_LOOKS):
             if not self.alive():
@@ -210,7 +231,9 @@ class Child:
 
 
 def _end_groups_beneath(pid: int) -> None:
-    """Kill the descendants of a process in other groups and sessions. Stop the process first, so that it cannot start more."""
+    """Kill the descendants of a process in other groups and sessions. Stop the process first, so that it cannot start
+    more.
+    """
     deadline = time.monotonic() + KILL_SECONDS
     with suppress(psutil.Error):
         process = psutil.Process(pid)

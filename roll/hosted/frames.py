@@ -1,7 +1,8 @@
 """Messages between a process and its child that runs user code. Each message is preceded by its length.
 
-The parent sends pickles. The child sends JSON, so that user code that writes to the socket cannot run code in the parent. Each call
-has a seal, which is a random number that cannot be guessed. An answer is accepted only once, and only with the seal of a call in flight.
+The parent sends pickles. The child sends JSON, so that user code that writes to the socket cannot run code in the
+parent. Each call has a seal, which is a random number that cannot be guessed. An answer is accepted only once, and only
+with the seal of a call in flight.
 """
 
 from __future__ import annotations

@@ -10,12 +10,19 @@ NOTE_CHARACTERS = 300
 TRACE_FRAMES, TRACE_CHARACTERS = 4, 2000
 """Largest number of frames and of characters in a trace."""
 PACKAGE = Path(__file__).parents[1]
-INSTALLED = tuple(f"{path}/" for path in (*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")), PACKAGE))
+INSTALLED = tuple(
+    f"{path}/"
+    for path in (*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")), PACKAGE)
+)
 
 
 def raised_where(error: BaseException, caller: str) -> str:
-    """Return the exception with file and line, in at most NOTE_CHARACTERS. `caller` is the file that called the user code."""
-    lines = traceback.format_exception_only(error)  # for a SyntaxError, an indented place comes first; notes follow the message
+    """Return the exception with file and line, in at most NOTE_CHARACTERS. `caller` is the file that called the user
+    code.
+    """
+    lines = traceback.format_exception_only(
+        error
+    )  # for a SyntaxError, an indented place comes first; notes follow the message
     said = next(line for line in lines if not line.startswith(" ")).strip()
     place = next(reversed(_own_frames(error, caller)), None)
     where = f" ({place.filename}, line {place.lineno})" if place else ""
@@ -25,7 +32,9 @@ def raised_where(error: BaseException, caller: str) -> str:
 
 
 def trace_of(error: BaseException, caller: str) -> str:
-    """Return the last frames of the user code and the exception, in at most TRACE_CHARACTERS. `caller` is as in `raised_where`."""
+    """Return the last frames of the user code and the exception, in at most TRACE_CHARACTERS. `caller` is as in
+    `raised_where`.
+    """
     said = "".join(traceback.format_exception_only(error)).rstrip()[:NOTE_CHARACTERS]
     frames = "".join(traceback.format_list(_own_frames(error, caller)[-TRACE_FRAMES:]))
     return frames[-(TRACE_CHARACTERS - len(said)) :] + said

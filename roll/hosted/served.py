@@ -13,9 +13,11 @@ from roll.system.orphans import adopt_orphans, die_with
 
 @contextmanager
 def served(descriptor: int, parent: int) -> Generator[tuple[socket.socket, BinaryIO]]:
-    """A context that yields the socket to the parent and a stream of the parent's messages. This process dies with its parent.
+    """A context that yields the socket to the parent and a stream of the parent's messages. This process dies with its
+    parent.
 
-    Processes that user code starts do not inherit the socket. If they become orphans, they become children of this process.
+    Processes that user code starts do not inherit the socket. If they become orphans, they become children of this
+    process.
     """
     die_with(parent)
     adopt_orphans()
@@ -26,5 +28,7 @@ def served(descriptor: int, parent: int) -> Generator[tuple[socket.socket, Binar
 
 
 def bound_memory(most_bytes: int) -> None:
-    """Limit the memory of this process and of each process that it starts. An allocation beyond the limit fails with an error."""
+    """Limit the memory of this process and of each process that it starts. An allocation beyond the limit fails with an
+    error.
+    """
     resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))

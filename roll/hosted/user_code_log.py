@@ -1,4 +1,5 @@
-"""Shared parts of workers that run user code. Their log is bounded, because user code may print any amount of text to it.
+"""Shared parts of workers that run user code. Their log is bounded, because user code may print any amount of text to
+it.
 
 Bounds the size of a log. If a log becomes too large, it is copied to one other file and emptied.
 """
@@ -13,9 +14,11 @@ from pathlib import Path
 
 
 def begin_anew(descriptor: int, most_bytes: int) -> bool:
-    """If the file of a descriptor has more than `most_bytes`, copy it to `<name>.1` and empty it. Return whether that was done.
+    """If the file of a descriptor has more than `most_bytes`, copy it to `<name>.1` and empty it. Return whether that
+    was done.
 
-    All writers must append to the file. Output between the copy and the truncation is lost. Pipes and terminals are not changed.
+    All writers must append to the file. Output between the copy and the truncation is lost. Pipes and terminals are not
+    changed.
     """
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_size <= most_bytes:
@@ -24,7 +27,10 @@ def begin_anew(descriptor: int, most_bytes: int) -> bool:
     if log.exists():
         shutil.copyfile(log, log.with_name(f"{log.name}.1"))
     os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"[the log exceeded {most_bytes} bytes; the previous {status.st_size} bytes are in {log.name}.1]\n".encode())
+    os.write(
+        descriptor,
+        f"[the log exceeded {most_bytes} bytes; the previous {status.st_size} bytes are in {log.name}.1]\n".encode(),
+    )
     return True
 
 
@@ -32,7 +38,9 @@ SLACK = 60.0
 """Time in seconds for sending a call to a worker and its result back."""
 LOG_DESCRIPTOR = 2
 LOG_BYTES = 100 << 20
-"""Largest size of a worker's log in bytes. The previous part, of about the same size, is kept in a second file next to it."""
+"""Largest size of a worker's log in bytes. The previous part, of about the same size, is kept in a second file next to
+it.
+"""
 LOOK_EVERY = 1.0
 """Seconds between two checks of the log's size."""
 

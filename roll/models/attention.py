@@ -1,9 +1,9 @@
 """Attention over packed sequences through transformers' attention interface.
 
-The caller passes `cu_seq_lens_q` and `max_length_q` to the model as keyword arguments. Tokens attend only within their own sequence.
-On CUDA, bf16 and fp16 use torch's variable-length FlashAttention. On the CPU, and in fp32, the packed row is unpacked into one padded row
-per sequence during the kernel call. With causal attention, right padding needs no mask, and the cost per sequence grows with the square of
-the longest sequence instead of the square of the micro-batch.
+The caller passes `cu_seq_lens_q` and `max_length_q` to the model as keyword arguments. Tokens attend only within their
+own sequence. On CUDA, bf16 and fp16 use torch's variable-length FlashAttention. On the CPU, and in fp32, the packed row
+is unpacked into one padded row per sequence during the kernel call. With causal attention, right padding needs no mask,
+and the cost per sequence grows with the square of the longest sequence instead of the square of the micro-batch.
 """
 
 from __future__ import annotations
@@ -55,11 +55,15 @@ def packed_attention(
     """
     if sliding_window is not None and max_length_q > sliding_window:
         problem = f"sequences of {max_length_q} tokens exceed the model's sliding window of {sliding_window}"
-        raise ValueError(f"{problem}: shorten prompt_length and response_length, or set model_args.attn_implementation to fa2")
+        raise ValueError(
+            f"{problem}: shorten prompt_length and response_length, or set model_args.attn_implementation to fa2"
+        )
     if query.is_cuda and query.dtype != torch.float32:
         q, k, v = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
         offsets, longest = cu_seq_lens_q, max_length_q
-        out = varlen_attn(q, k, v, offsets, offsets, longest, longest, scale=scaling, window_size=(-1, 0), enable_gqa=True)
+        out = varlen_attn(
+            q, k, v, offsets, offsets, longest, longest, scale=scaling, window_size=(-1, 0), enable_gqa=True
+        )
         assert isinstance(out, Tensor)
         return out[None], None
     rows, columns = positions(cu_seq_lens_q, query.shape[2])

@@ -1,7 +1,8 @@
 """Divergence from a teacher over the whole vocabulary, computed from hidden states as `head.py` computes log-probs.
 
-The logits of student and teacher are computed for a fixed number of tokens at a time, compared, and freed. The backward pass recomputes
-them. A teacher's output is sent and stored as hidden states [S, H] or as its top k tokens, never as logits [S, V].
+The logits of student and teacher are computed for a fixed number of tokens at a time, compared, and freed. The backward
+pass recomputes them. A teacher's output is sent and stored as hidden states [S, H] or as its top k tokens, never as
+logits [S, V].
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ from roll.models.head import add_product, logits_of
 from roll.models.teacher_top import TeacherTop, in_buckets
 
 Compare = Callable[[Tensor, Tensor], Tensor]
-"""Function from the student's fp32 logits [K, R] and the teacher's output for the same tokens [K, ...] to divergences [K], in nats."""
+"""Function from the student's fp32 logits [K, R] and the teacher's output for the same tokens [K, ...] to divergences
+[K], in nats.
+"""
 TENSORS = 8
 """Number of logit-sized tensors that a comparison keeps in memory. Log-probs need two."""
 
 
-def chunked_divergence(hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, measure: Divergence) -> Tensor:
-    """Return the divergences [S], in nats, between hidden @ weight.T and the teacher's logits. Differentiable in hidden and weight.
+def chunked_divergence(
+    hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, measure: Divergence
+) -> Tensor:
+    """Return the divergences [S], in nats, between hidden @ weight.T and the teacher's logits. Differentiable in hidden
+    and weight.
 
-    If one output matrix has more rows, because it is padded to a round number, both distributions are restricted to the rows that both
-    matrices have.
+    If one output matrix has more rows, because it is padded to a round number, both distributions are restricted to the
+    rows that both matrices have.
 
     Args:
         hidden: [S, H].
@@ -44,8 +50,11 @@ def chunked_divergence(hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, t
     return _ChunkedDivergence.apply(hidden, weight, teacher_hidden, compare, rows)
 
 
-def chunked_top_divergence(hidden: Tensor, weight: Tensor, encoded: Tensor, top: TeacherTop, measure: Divergence) -> Tensor:
-    """Return the divergences [S], in nats, over k + 1 categories: the teacher's top k tokens, and all other tokens together.
+def chunked_top_divergence(
+    hidden: Tensor, weight: Tensor, encoded: Tensor, top: TeacherTop, measure: Divergence
+) -> Tensor:
+    """Return the divergences [S], in nats, over k + 1 categories: the teacher's top k tokens, and all other tokens
+    together.
 
     Differentiable in hidden and weight.
 
@@ -68,7 +77,8 @@ class _ChunkedDivergence(torch.autograd.Function):
         out = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         for part in chunks(len(hidden), len(weight)):
             out[part] = compare(logits_of(hidden[part], weight[:rows]), teacher[part])
-        # Keep a reference to the weight instead of saving it, because ZeRO-3 gathers its storage again for the backward pass.
+        # Keep a reference to the weight instead of saving it, because ZeRO-3 gathers its storage again for the backward
+        # pass.
         ctx.weight, ctx.compare, ctx.rows = weight, compare, rows
         ctx.save_for_backward(hidden, teacher)
         return out
@@ -80,7 +90,9 @@ class _ChunkedDivergence(torch.autograd.Function):
         weight: Tensor = ctx.weight
         rows: int = ctx.rows
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if ctx.needs_input_grad[1] else None
+        grad_weight = (
+            torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if ctx.needs_input_grad[1] else None
+        )
         for part in chunks(len(hidden), len(weight)):
             student = logits_of(hidden[part], weight[:rows])
             with torch.enable_grad():

@@ -24,10 +24,12 @@ def write_model(
     tokenizer: PreTrainedTokenizerBase,
     ends: Sequence[int] = (),
 ) -> None:
-    """Write a Hugging Face model folder with one safetensors file per bucket, an index, the configuration and the tokenizer.
+    """Write a Hugging Face model folder with one safetensors file per bucket, an index, the configuration and the
+    tokenizer.
 
     Args:
-        ends: tokens that end a response, in addition to the model's own end of sequence. The folder's generation_config names them.
+        ends: tokens that end a response, in addition to the model's own end of sequence. The folder's generation_config
+            names them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     where: dict[str, str] = {}
@@ -39,8 +41,8 @@ def write_model(
         total += sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    # The text model of a multimodal model has no `architectures`, which engines need to find the model class. A reward model that started
-    # from a language model has those of the language model.
+    # The text model of a multimodal model has no `architectures`, which engines need to find the model class. A reward
+    # model that started from a language model has those of the language model.
     if not model.config.architectures or not model.can_generate():
         model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
@@ -49,8 +51,12 @@ def write_model(
     tokenizer.save_pretrained(folder)
 
 
-def write_generation_config(folder: Path, config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> None:
-    """Write the model's generation_config with further ends of sequence. Without a config and without ends, write nothing."""
+def write_generation_config(
+    folder: Path, config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]
+) -> None:
+    """Write the model's generation_config with further ends of sequence. Without a config and without ends, write
+    nothing.
+    """
     if config is None and not ends:
         return
     config = deepcopy(config) if config else GenerationConfig()
@@ -63,15 +69,24 @@ def write_generation_config(folder: Path, config: GenerationConfig | None, token
 
 
 def write_adapter_folder(
-    folder: Path, tensors: Mapping[str, Tensor], model: object, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int] = ()
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    model: object,
+    tokenizer: PreTrainedTokenizerBase,
+    ends: Sequence[int] = (),
 ) -> None:
-    """Write a PEFT adapter folder with the adapter's weights and configuration, the tokenizer, and the base model's generation_config.
+    """Write a PEFT adapter folder with the adapter's weights and configuration, the tokenizer, and the base model's
+    generation_config.
 
     Args:
         ends: see `write_model`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / "adapter_model.safetensors", metadata=FORMAT)
+    save_file(
+        {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
+        folder / "adapter_model.safetensors",
+        metadata=FORMAT,
+    )
     (folder / "adapter_config.json").write_text(adapter_config(model))
     assert isinstance(model, PeftModel)
     base = model.get_base_model()

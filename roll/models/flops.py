@@ -1,4 +1,6 @@
-"""Model FLOPs of training and peak FLOP/s of GPUs. Achieved FLOP/s divided by peak FLOP/s is the model FLOPs utilisation (MFU)."""
+"""Model FLOPs of training and peak FLOP/s of GPUs. Achieved FLOP/s divided by peak FLOP/s is the model FLOPs
+utilisation (MFU).
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,10 @@ def dense_bf16_peak(device_name: str) -> float | None:
 class TrainingFlops:
     """Model FLOPs of forward and backward passes over packed sequences.
 
-    For each token, a parameter costs two FLOPs in the forward pass and two for the gradient of its input. A trained parameter costs two
-    more for its own gradient. If all N parameters are trained, this is 6 N (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Attention
-    is added as in Chowdhery et al. 2022, arXiv:2204.02311, appendix B, but halved because it is causal. Recomputed activations do not
-    count, because model FLOPs exclude them.
+    For each token, a parameter costs two FLOPs in the forward pass and two for the gradient of its input. A trained
+    parameter costs two more for its own gradient. If all N parameters are trained, this is 6 N (Kaplan et al. 2020,
+    arXiv:2001.08361, section 2.1). Attention is added as in Chowdhery et al. 2022, arXiv:2204.02311, appendix B, but
+    halved because it is causal. Recomputed activations do not count, because model FLOPs exclude them.
     """
 
     parameters: int
@@ -51,5 +53,6 @@ class TrainingFlops:
         """Return the FLOPs of one forward and backward pass over sequences of the given lengths, [N] in tokens."""
         tokens = np.asarray(lengths, np.float64)
         products = (4 * self.parameters + 2 * self.trained) * tokens.sum()
-        # A causal mask leaves half of the pairs. The backward pass costs twice the forward pass, because both operands have a gradient.
+        # A causal mask leaves half of the pairs. The backward pass costs twice the forward pass, because both operands
+        # have a gradient.
         return float(products + 3 * self.attending * (tokens**2).sum() / 2)

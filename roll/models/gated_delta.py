@@ -1,8 +1,10 @@
-"""The gated delta rule over packed sequences (Yang et al., Gated Delta Networks, 2024), for the hybrid models of Qwen3.5.
+"""The gated delta rule over packed sequences (Yang et al., Gated Delta Networks, 2024), for the hybrid models of
+Qwen3.5.
 
-A gated-delta layer passes a state from token to token, and its convolution reads the preceding tokens. Both must be reset at the start of
-each sequence. The kernels of flash-linear-attention accept packed sequences, but only on GPUs and in 16-bit precision. Without the package,
-in fp32 or on the CPU, each sequence becomes a separate row in a call of transformers' chunked rule.
+A gated-delta layer passes a state from token to token, and its convolution reads the preceding tokens. Both must be
+reset at the start of each sequence. The kernels of flash-linear-attention accept packed sequences, but only on GPUs and
+in 16-bit precision. Without the package, in fp32 or on the CPU, each sequence becomes a separate row in a call of
+transformers' chunked rule.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ CHUNK = 64
 """Number of tokens in a chunk of transformers' rule. The rule pads the last chunk of a sequence with zeros."""
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(query, key [1, T, heads, K], value [1, T, heads, V], log decay, beta [1, T, heads], int32 offsets [N + 1]) -> [1, T, heads, V]."""
+"""(query, key [1, T, heads, K], value [1, T, heads, V], log decay, beta [1, T, heads], int32 offsets [N + 1]) -> [1, T,
+heads, V].
+"""
 Convolution = Callable[[Tensor, Tensor, str, Tensor], Tensor]
 """(row [1, T, C], weight [C, W], name of the activation, int32 offsets [N + 1]) -> [1, T, C]."""
 
@@ -50,11 +54,15 @@ def has_delta_layers(config: PreTrainedConfig) -> bool:
 
 def delta_layers(model: nn.Module) -> list[nn.Module]:
     """Return the gated-delta modules, in the order of the layers."""
-    return [mixer for layer in decoder_layers(model) if isinstance(mixer := getattr(layer, "linear_attn", None), nn.Module)]
+    return [
+        mixer for layer in decoder_layers(model) if isinstance(mixer := getattr(layer, "linear_attn", None), nn.Module)
+    ]
 
 
 def pack_delta_layers(model: PreTrainedModel) -> None:
-    """Make the gated-delta layers of a hybrid reset their state at the start of each packed sequence. Other models are not changed."""
+    """Make the gated-delta layers of a hybrid reset their state at the start of each packed sequence. Other models are
+    not changed.
+    """
     if not has_delta_layers(model.config):
         return
     for layer in delta_layers(model):
@@ -73,7 +81,8 @@ def as_forward(chosen: Callable[[Tensor], DeltaKernels]) -> Callable[..., Tensor
 def kernels(layer: nn.Module) -> Callable[[Tensor], DeltaKernels]:
     """Return a function that chooses kernels by the layer's input.
 
-    They are those of flash-linear-attention in 16 bits on a GPU, if the package is installed, and plain torch otherwise.
+    They are those of flash-linear-attention in 16 bits on a GPU, if the package is installed, and plain torch
+    otherwise.
     """
     rule = inspect.unwrap(import_module(type(layer).__module__).torch_chunk_gated_delta_rule)
     plain = uncompiled(partial(rule_by_chunks, rule), convolution_by_shifts)
@@ -87,8 +96,12 @@ def kernels(layer: nn.Module) -> Callable[[Tensor], DeltaKernels]:
 
 
 def uncompiled(rule: Rule, convolution: Convolution) -> DeltaKernels:
-    """Return kernels that are excluded from torch.compile, because they depend on sequence boundaries or are already compiled."""
-    return DeltaKernels(cast(Rule, torch.compiler.disable(rule)), cast(Convolution, torch.compiler.disable(convolution)))
+    """Return kernels that are excluded from torch.compile, because they depend on sequence boundaries or are already
+    compiled.
+    """
+    return DeltaKernels(
+        cast(Rule, torch.compiler.disable(rule)), cast(Convolution, torch.compiler.disable(convolution))
+    )
 
 
 def packed_delta(layer: Any, hidden: Tensor, offsets: Tensor, with_: DeltaKernels) -> Tensor:
@@ -119,11 +132,19 @@ def packed_delta(layer: Any, hidden: Tensor, offsets: Tensor, with_: DeltaKernel
 
 
 def rule_by_chunks(
-    rule: Callable[..., tuple[Tensor, Any]], query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, offsets: Tensor
+    rule: Callable[..., tuple[Tensor, Any]],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    offsets: Tensor,
 ) -> Tensor:
-    """Apply a rule without support for packing as a `Rule`. Each call processes all sequences with the same number of chunks, as rows.
+    """Apply a rule without support for packing as a `Rule`. Each call processes all sequences with the same number of
+    chunks, as rows.
 
-    A row is padded only to whole chunks, as the rule would do itself. Padding follows a row's last token, so it does not affect outputs.
+    A row is padded only to whole chunks, as the rule would do itself. Padding follows a row's last token, so it does
+    not affect outputs.
     """
     lengths = offsets.diff()
     chunks = (lengths + CHUNK - 1) // CHUNK
@@ -143,7 +164,8 @@ def rule_by_chunks(
 def convolution_by_shifts(row: Tensor, weight: Tensor, activation: str, offsets: Tensor) -> Tensor:
     """Compute a causal depthwise `Convolution`.
 
-    It is the fp32 weighted sum of a token's row and the W - 1 rows before it in its sequence, followed by the activation.
+    It is the fp32 weighted sum of a token's row and the W - 1 rows before it in its sequence, followed by the
+    activation.
     """
     tokens, width = row.shape[1], weight.shape[1]
     _, columns = positions(offsets, tokens)

@@ -1,10 +1,10 @@
 """Log-probs and entropy from hidden states, without a tensor of shape [tokens, vocabulary].
 
-Logits are computed in chunks of a fixed number of logits, reduced to a few numbers per token, and freed. The backward pass recomputes
-them, except for the last chunk, which is kept and processed first. So memory grows neither with the micro-batch nor with the vocabulary.
-Logits are accumulated and reduced in fp32 even if weights are bf16, because this precision determines how closely the trainer's log-probs
-match the engine's. On CUDA, the passes over the logits are compiled: the forward pass reads them twice, and the backward pass reads them
-once and writes bf16 once.
+Logits are computed in chunks of a fixed number of logits, reduced to a few numbers per token, and freed. The backward
+pass recomputes them, except for the last chunk, which is kept and processed first. So memory grows neither with the
+micro-batch nor with the vocabulary. Logits are accumulated and reduced in fp32 even if weights are bf16, because this
+precision determines how closely the trainer's log-probs match the engine's. On CUDA, the passes over the logits are
+compiled: the forward pass reads them twice, and the backward pass reads them once and writes bf16 once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from roll.config.plan.memory import head_tokens
 class LogProbHead(nn.Module):
     """Replaces a causal model's `lm_head` and shares its weight.
 
-    Because it is a module, calling it triggers ZeRO-3's hooks, which gather the sharded weight during the forward pass and again during
-    the backward pass.
+    Because it is a module, calling it triggers ZeRO-3's hooks, which gather the sharded weight during the forward pass
+    and again during the backward pass.
     """
 
     def __init__(self, lm_head: nn.Linear) -> None:
@@ -50,7 +50,8 @@ class LogProbHead(nn.Module):
             more: Another function of the hidden states and the weight, called while the weight is gathered.
 
         Returns:
-            With targets: log-probs fp32 [T] (natural log) and entropies fp32 [T] (nats), followed by the result of `more` if given.
+            With targets: log-probs fp32 [T] (natural log) and entropies fp32 [T] (nats), followed by the result of
+                `more` if given.
             Without targets: the result of `more` if given, otherwise logits [..., V] as `nn.Linear` returns them.
         """
         if targets is None:
@@ -59,8 +60,11 @@ class LogProbHead(nn.Module):
         return found if more is None else (*found, more(hidden, self.weight))
 
 
-def chunked_log_probs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return log softmax(hidden @ weight.T / temperature) at the targets, and the entropy of the softmax. Both are differentiable.
+def chunked_log_probs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return log softmax(hidden @ weight.T / temperature) at the targets, and the entropy of the softmax. Both are
+    differentiable.
 
     Args:
         hidden: [T, H].
@@ -93,7 +97,9 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def token_statistics(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the target's log-prob, the log partition function and the entropy, fp32 [T] each, for the logits fp32 [T, V] times `scale`."""
+    """Return the target's log-prob, the log partition function and the entropy, fp32 [T] each, for the logits fp32 [T,
+    V] times `scale`.
+    """
     scaled = logits * scale
     largest = scaled.amax(dim=-1, keepdim=True)
     shifted = scaled - largest
@@ -144,7 +150,9 @@ def _fused(function: Callable[..., Any], logits: Tensor, *rest: Any) -> Any:
 
 
 def _chunks(tokens: int, vocabulary: int) -> list[slice]:
-    """Return the chunks. An incomplete chunk comes first, so that the last chunk, whose logits are kept, is a full one."""
+    """Return the chunks. An incomplete chunk comes first, so that the last chunk, whose logits are kept, is a full
+    one.
+    """
     size = head_tokens(vocabulary)
     return [slice(max(0, end - size), end) for end in range(tokens % size or size, tokens + 1, size)]
 
@@ -159,9 +167,12 @@ class _ChunkedLogProbs(torch.autograd.Function):
         for part in _chunks(len(hidden), len(weight)):
             logits = None  # free them before the next chunk's logits are computed
             logits = logits_of(hidden[part], weight)
-            log_probs[part], log_z[part], entropy[part] = _fused(token_statistics, logits, targets[part], 1 / temperature)
+            log_probs[part], log_z[part], entropy[part] = _fused(
+                token_statistics, logits, targets[part], 1 / temperature
+            )
         ctx.last_logits = logits if any(ctx.needs_input_grad) else None
-        # Keep a reference to the weight instead of saving it, because ZeRO-3 gathers its storage again for the backward pass.
+        # Keep a reference to the weight instead of saving it, because ZeRO-3 gathers its storage again for the backward
+        # pass.
         ctx.weight = weight
         ctx.temperature = temperature
         ctx.save_for_backward(hidden, targets, log_z, entropy)
@@ -171,16 +182,28 @@ class _ChunkedLogProbs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(
+        ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, None, None]:
         hidden, targets, log_z, entropy = ctx.saved_tensors
         weight: Tensor = ctx.weight
         slopes = torch.zeros_like(log_z) if grad_log_probs is None else grad_log_probs
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if ctx.needs_input_grad[1] else None
+        grad_weight = (
+            torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if ctx.needs_input_grad[1] else None
+        )
         logits, ctx.last_logits = ctx.last_logits, None
         for part in reversed(_chunks(len(hidden), len(weight))):
             slopes_of_entropy = None if grad_entropy is None else grad_entropy[part]
-            given = (targets[part], log_z[part], entropy[part], slopes[part], slopes_of_entropy, 1 / ctx.temperature, weight.dtype)
+            given = (
+                targets[part],
+                log_z[part],
+                entropy[part],
+                slopes[part],
+                slopes_of_entropy,
+                1 / ctx.temperature,
+                weight.dtype,
+            )
             grad_logits = _fused(logit_gradient, logits_of(hidden[part], weight) if logits is None else logits, *given)
             logits = None
             torch.mm(grad_logits, weight, out=grad_hidden[part])

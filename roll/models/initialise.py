@@ -19,7 +19,8 @@ from roll.models.load import DTYPES, load_tokenizer, unreadable
 
 
 def initialise(source: str, out: Path, seed: int, dtype: str, trust_remote_code: bool = False) -> None:
-    """Write a model with random weights, initialised by its class, and its tokenizer. The folder appears only when it is complete.
+    """Write a model with random weights, initialised by its class, and its tokenizer. The folder appears only when it
+    is complete.
 
     Args:
         source: Folder or Hub name with a config.json and a tokenizer. Its weights are not read.
@@ -31,7 +32,9 @@ def initialise(source: str, out: Path, seed: int, dtype: str, trust_remote_code:
         DataError: the tokenizer cannot be read.
     """
     if out.exists():
-        raise ConfigError([Fault("OUT", f"'{out}' already exists", "give a folder that does not exist, or remove this one")])
+        raise ConfigError(
+            [Fault("OUT", f"'{out}' already exists", "give a folder that does not exist, or remove this one")]
+        )
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:

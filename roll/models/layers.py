@@ -22,9 +22,10 @@ def decoder_layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
 def prepare_checkpointing(causal: PreTrainedModel, is_lora: bool) -> None:
     """Enable activation checkpointing. `checkpoint_first` then sets the number of recomputed layers.
 
-    Uses the re-entrant form, because the other form checks that recomputed tensors have the same shapes as the saved ones. ZeRO-3
-    empties parameters after a forward pass, so the check fails (a known error of LoRA with ZeRO-3). The re-entrant form needs
-    an input with a gradient, so with LoRA, whose embedding is frozen, the inputs are made to require one.
+    Uses the re-entrant form, because the other form checks that recomputed tensors have the same shapes as the saved
+    ones. ZeRO-3 empties parameters after a forward pass, so the check fails (a known error of LoRA with ZeRO-3). The
+    re-entrant form needs an input with a gradient, so with LoRA, whose embedding is frozen, the inputs are made to
+    require one.
     """
     causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
     if is_lora:
@@ -52,19 +53,24 @@ def keep_inputs(causal: PreTrainedModel, hooks: Callable[[], AbstractContextMana
 
 
 def checkpoint_first(causal: PreTrainedModel, count: int) -> None:
-    """Recompute only the first `count` layers, because the backward pass uses and frees the activations of the last layers first."""
+    """Recompute only the first `count` layers, because the backward pass uses and frees the activations of the last
+    layers first.
+    """
     for number, layer in enumerate(decoder_layers(causal)):
         layer.gradient_checkpointing = number < count
 
 
 def compile_layers(causal: PreTrainedModel) -> None:
-    """Replace the layers' forward methods with compiled ones. All layers of a class share compiled code for any number of tokens.
+    """Replace the layers' forward methods with compiled ones. All layers of a class share compiled code for any number
+    of tokens.
 
-    Only the forward method is compiled. Hooks on the layer's call, such as checkpointing and ZeRO-3's parameter gathering, are not.
+    Only the forward method is compiled. Hooks on the layer's call, such as checkpointing and ZeRO-3's parameter
+    gathering, are not.
     """
     layers = decoder_layers(causal)
     for block in (block for layer in layers for block in layer.children()):
-        # PEFT's adapters of fused experts change the class of their module in each call, so dynamo would recompile it each time.
+        # PEFT's adapters of fused experts change the class of their module in each call, so dynamo would recompile it
+        # each time.
         if any(isinstance(module, ParamWrapper) for module in block.modules()):
             block.forward = torch.compiler.disable(block.forward)
     compiled = {kind: torch.compile(kind.forward, dynamic=True) for kind in {type(layer) for layer in layers}}

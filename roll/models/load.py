@@ -39,7 +39,13 @@ from roll.models.gated_delta import delta_layers, has_delta_layers, pack_delta_l
 from roll.models.head import LogProbHead
 from roll.models.sequence_parallel import ATTENTION, BY_LENGTH, Attention, TokenShare, gather, over_ranks
 
-LOGIT_KEYS = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+LOGIT_KEYS = (
+    "final_logit_softcapping",
+    "attn_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "lm_head_multiplier",
+)
 """Configuration keys of models that change the output logits or the attention logits after their matrix product."""
 NEUTRAL = (None, 1.0)
 """Values of these keys that change nothing."""
@@ -96,7 +102,11 @@ def register_flash() -> str:
         kernel = import_module("flash_attn").flash_attn_varlen_func
     except ImportError as error:
         problem = f"fa2, but the package flash-attn cannot be imported: {error}"
-        remedy = "install a build of flash-attn for this version of torch, or use auto, which selects torch's own packed kernel"
+        remedy = (
+            "install a build of flash-attn for this version of torch, or use auto, which selects torch's own "
+            "packed "
+            "kernel"
+        )
         raise ConfigError([Fault("model_args.attn_implementation", problem, remedy)]) from error
     AttentionInterface.register(FLASH, over_ranks(flash_attention(kernel)))
     return FLASH
@@ -124,7 +134,9 @@ def flash_attention(kernel: Callable[..., Tensor]) -> Attention:
         q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
         window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
         offsets, longest = cu_seq_lens_q, max_length_q
-        out = kernel(q, k, v, offsets, offsets, longest, longest, softmax_scale=scaling, causal=True, window_size=window)
+        out = kernel(
+            q, k, v, offsets, offsets, longest, longest, softmax_scale=scaling, causal=True, window_size=window
+        )
         return out[None], None
 
     return attend
@@ -172,16 +184,20 @@ class PackedInputs:
     temperature: float = 1.0
     """Divisor of the logits."""
     teacher_states: Tensor | None = None
-    """fp32 [S, H'], the teacher's output for the scored tokens, or only for those of this rank's share. None without a teacher."""
+    """fp32 [S, H'], the teacher's output for the scored tokens, or only for those of this rank's share. None without a
+    teacher.
+    """
     share: TokenShare | None = None
-    """The tokens that this rank runs through the layers, with sequence parallelism. T is then padded to a multiple of the number of ranks.
-    The padding is a separate sequence without scored tokens."""
+    """The tokens that this rank runs through the layers, with sequence parallelism. T is then padded to a multiple of
+    the number of ranks. The padding is a separate sequence without scored tokens.
+    """
 
 
 class PackedModel(nn.Module):
     """A causal transformer over packed sequences. Subclasses define the outputs.
 
-    The forward pass accepts `PackedInputs` and returns a tuple of tensors with one row per scored token. Scoring uses the first one.
+    The forward pass accepts `PackedInputs` and returns a tuple of tensors with one row per scored token. Scoring uses
+    the first one.
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
@@ -197,14 +213,23 @@ class PackedModel(nn.Module):
         return causal
 
     def hidden(self, inputs: PackedInputs) -> Tensor:
-        """Return the normalised states of the last layer, [T, H], or only those of the rank's share. State t depends on tokens up to t.
+        """Return the normalised states of the last layer, [T, H], or only those of the rank's share. State t depends on
+        tokens up to t.
 
         Raises:
             ValueError: a sequence is too long for packing; see `longest_packable`.
         """
         if self._longest is not None and inputs.max_length > self._longest:
-            problem = f"sequences of {inputs.max_length} tokens exceed {self._longest}, the longest that this model supports when packed"
-            raise ValueError(f"{problem}, because its rotary embedding depends on the length: shorten prompt_length and response_length")
+            problem = (
+                f"sequences of {inputs.max_length} tokens exceed {self._longest}, the longest that this model "
+                f"supports "
+                f"when "
+                f"packed"
+            )
+            raise ValueError(
+                f"{problem}, because its rotary embedding depends on the length: shorten prompt_length and "
+                f"response_length"
+            )
         mine = slice(None) if inputs.share is None else inputs.share.tokens
         return self.causal.base_model(
             input_ids=inputs.token_ids[mine][None],
@@ -217,10 +242,13 @@ class PackedModel(nn.Module):
             **({} if inputs.share is None else {"over": inputs.share.group}),
         ).last_hidden_state[0]
 
-    def of_scored(self, inputs: PackedInputs, back: int, compute: Callable[[Tensor, slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    def of_scored(
+        self, inputs: PackedInputs, back: int, compute: Callable[[Tensor, slice], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
         """Return the outputs of `compute`, [S] each, for the states `back` tokens before the scored tokens.
 
-        `compute` is called with states [K, H] and the slice of the scored tokens that they belong to: all, or those of this rank's share.
+        `compute` is called with states [K, H] and the slice of the scored tokens that they belong to: all, or those of
+        this rank's share.
         """
         share, hidden = inputs.share, self.hidden(inputs)
         # Unlike indexing, index_select does not sort the rows in its backward pass.
@@ -238,7 +266,9 @@ class PackedPolicy(PackedModel):
         """Return fp32 [S] log-probs and fp32 [S] entropies of the tokens at `inputs.scored`."""
         return self.scored(inputs)
 
-    def scored(self, inputs: PackedInputs, more: Callable[[Tensor, Tensor], Tensor] | None = None) -> tuple[Tensor, ...]:
+    def scored(
+        self, inputs: PackedInputs, more: Callable[[Tensor, Tensor], Tensor] | None = None
+    ) -> tuple[Tensor, ...]:
         """Return the outputs of `forward`, followed by the result of `more` if given.
 
         `more` is called with hidden states [S, H], or those of this rank's share, and the output matrix [V, H].
@@ -262,7 +292,8 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
 
 def check_readable(path: str) -> None:
-    """Read the headers of a local model's weight files, to find broken files before anything starts. Do nothing for a Hub name.
+    """Read the headers of a local model's weight files, to find broken files before anything starts. Do nothing for a
+    Hub name.
 
     Raises:
         DataError: a file is missing or cannot be read.
@@ -277,7 +308,11 @@ def check_readable(path: str) -> None:
             files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
         if not files and not list(folder.glob("*.bin")):
             problem = f"the model '{path}' cannot be read: it holds no weights (*.safetensors)"
-            remedy = f"give a folder with weights, or create random ones: python -m roll.models.initialise {path} OUT, and set pretrain=OUT"
+            remedy = (
+                f"give a folder with weights, or create random ones: python -m roll.models.initialise {path} "
+                f"OUT, "
+                f"and set pretrain=OUT"
+            )
             raise DataError([Fault("pretrain", problem, remedy)])
         for file in files:
             with safe_open(file, "pt"):
@@ -302,7 +337,8 @@ def load_causal_model(path: str, model_args: ModelConfig, packed: bool = True) -
 
 
 def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **more: Any) -> Any:
-    """Load a folder or Hub name with `kind.from_pretrained`, where `kind` is an Auto class. `more` are further arguments.
+    """Load a folder or Hub name with `kind.from_pretrained`, where `kind` is an Auto class. `more` are further
+    arguments.
 
     Raises the same errors as `load_causal_model`.
     """
@@ -320,7 +356,9 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
     except KeyError as error:
         if error.args != (implementation,):
             raise
-        raise DataError([unfit(path, OWN_ATTENTION)]) from error  # the model looks up attention implementations in its own table
+        raise DataError(
+            [unfit(path, OWN_ATTENTION)]
+        ) from error  # the model looks up attention implementations in its own table
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError([unreadable(path, "model", error)]) from error
     model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -348,8 +386,8 @@ def disable_dropout(model: nn.Module) -> None:
 def restore_frequencies(model: PreTrainedModel) -> None:
     """Restore the fp32 frequencies of rotary embeddings.
 
-    While ZeRO-3 shards a model during loading, DeepSpeed casts every tensor that the model creates to the model's precision. In bf16 a
-    frequency is off by up to 0.2%, and the angle of a token at position 600 by up to a radian.
+    While ZeRO-3 shards a model during loading, DeepSpeed casts every tensor that the model creates to the model's
+    precision. In bf16 a frequency is off by up to 0.2%, and the angle of a token at position 600 by up to a radian.
     """
     for module in model.modules():
         frequencies = getattr(module, "inv_freq", None)
@@ -359,7 +397,9 @@ def restore_frequencies(model: PreTrainedModel) -> None:
 
 
 def load_policy(path: str, model_args: ModelConfig, seed: int) -> PackedPolicy:
-    """Load the policy, with a new LoRA adapter if `lora_target` is set. Raises the same errors as `load_causal_model` and `add_lora`."""
+    """Load the policy, with a new LoRA adapter if `lora_target` is set. Raises the same errors as `load_causal_model`
+    and `add_lora`.
+    """
     model = load_causal_model(path, model_args)
     return PackedPolicy(add_lora(model, model_args, seed) if model_args.lora_target else model)
 
@@ -368,7 +408,8 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
     """Wrap the model in a PEFT LoRA adapter with the same initial values on every rank.
 
     Raises:
-        ConfigError: a name in `lora_target` matches no linear layer. PEFT alone would ignore it if another name matches.
+        ConfigError: a name in `lora_target` matches no linear layer. PEFT alone would ignore it if another name
+            matches.
     """
     assert model_args.lora_target is not None
     targets = [name.strip() for name in model_args.lora_target.split(",")]
@@ -377,7 +418,9 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
         if lost := [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in linear)]:
             known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
             problem = f"the model has no linear layer named {' or '.join(lost)} that can be adapted"
-            raise ConfigError([Fault("model_args.lora_target", problem, f"use all-linear, or names of this list: {known}")])
+            raise ConfigError(
+                [Fault("model_args.lora_target", problem, f"use all-linear, or names of this list: {known}")]
+            )
     set_seed(seed)
     return get_peft_model(
         model,
@@ -393,7 +436,9 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
 
 def unfit(path: str, why: str) -> Fault:
     """Return the fault of a model that does not support packed sequences."""
-    remedy = "use a model with standard attention layers and without changes to its logits, such as Qwen, Llama or Mistral"
+    remedy = (
+        "use a model with standard attention layers and without changes to its logits, such as Qwen, Llama or Mistral"
+    )
     return Fault("pretrain", f"the model '{path}' cannot be used: {why}", remedy)
 
 

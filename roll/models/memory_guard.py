@@ -1,7 +1,9 @@
-"""Checks whether the next micro-batch fits into GPU memory, with the same answer on every rank, and reports out-of-memory errors.
+"""Checks whether the next micro-batch fits into GPU memory, with the same answer on every rank, and reports
+out-of-memory errors.
 
-Forward and backward passes contain collectives, so a rank that fails inside one cannot rejoin the others. Therefore the ranks agree
-before each micro-batch. If it does not fit on some rank, all ranks halve the token budget and split the remaining micro-batches.
+Forward and backward passes contain collectives, so a rank that fails inside one cannot rejoin the others. Therefore the
+ranks agree before each micro-batch. If it does not fit on some rank, all ranks halve the token budget and split the
+remaining micro-batches.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ SHARD = "raise {role}.strategy_args.strategy_config.zero_optimization.stage or o
 OFFLOAD = "offload parameters with {role}.strategy_args.strategy_config.zero_optimization.offload_param"
 SMALLER_ENGINE = "lower gpu_memory_utilization of an engine that shares the device"
 TELLING = 1 / 8
-"""Smallest micro-batch from which to measure the memory per token, as a fraction of the token budget. Fixed costs dominate smaller ones."""
+"""Smallest micro-batch from which to measure the memory per token, as a fraction of the token budget. Fixed costs
+dominate smaller ones.
+"""
 
 
 class DeviceMemory(Protocol):
@@ -44,7 +48,9 @@ class DeviceMemory(Protocol):
         ...
 
     def used(self) -> int:
-        """Return the peak of allocated bytes since `begin`, minus the bytes allocated now, so that permanent allocations do not count."""
+        """Return the peak of allocated bytes since `begin`, minus the bytes allocated now, so that permanent
+        allocations do not count.
+        """
         ...
 
 
@@ -95,7 +101,9 @@ def alone(number: int) -> int:
 
 
 def over_hosts(world_size: int, seconds: float) -> Most:
-    """Return a `Most` that communicates through gloo on the CPU, so it does not wait for a GPU. `seconds` is its timeout."""
+    """Return a `Most` that communicates through gloo on the CPU, so it does not wait for a GPU. `seconds` is its
+    timeout.
+    """
     group = torch.distributed.new_group(list(range(world_size)), timeout=timedelta(seconds=seconds), backend="gloo")
 
     def most(number: int) -> int:
@@ -112,7 +120,9 @@ def tokens_of(micro_batch: MicroBatch) -> int:
 
 
 def within(micro_batches: Sequence[MicroBatch], token_budget: int) -> list[MicroBatch]:
-    """Split micro-batches to the token budget. A single example that exceeds the budget stays in its own micro-batch."""
+    """Split micro-batches to the token budget. A single example that exceeds the budget stays in its own
+    micro-batch.
+    """
     out: list[MicroBatch] = []
     for micro_batch in micro_batches:
         sequences = micro_batch.batch.sequences
@@ -121,7 +131,10 @@ def within(micro_batches: Sequence[MicroBatch], token_budget: int) -> list[Micro
             continue
         sequences_per_example = micro_batch.batch.sequences_per_example
         bins = packing.pack(
-            packing.example_lengths(sequences, sequences_per_example), range(micro_batch.batch.example_count), token_budget, 1
+            packing.example_lengths(sequences, sequences_per_example),
+            range(micro_batch.batch.example_count),
+            token_budget,
+            1,
         )
         out += [chosen(micro_batch, packing.members(examples, sequences_per_example)) for examples in bins]
     return out
@@ -147,14 +160,17 @@ class MemoryGuard:
     _learning: bool = field(default=True, init=False)
 
     def within_budget(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Split the micro-batches of an update to the current budget. Fillers make their number the same on every rank."""
+        """Split the micro-batches of an update to the current budget. Fillers make their number the same on every
+        rank.
+        """
         left = within(micro_batches, self.token_budget)
         return left + [chosen(micro_batches[0], ())] * (self.most(len(left)) - len(left))
 
     def admit(self, queue: Sequence[MicroBatch]) -> list[MicroBatch]:
         """Split the remaining micro-batches of an update until the first one fits on every rank.
 
-        All ranks pass and receive the same number of micro-batches. A micro-batch of a single example is tried even if it seems too large.
+        All ranks pass and receive the same number of micro-batches. A micro-batch of a single example is tried even if
+        it seems too large.
         """
         left = list(queue)
         while True:
@@ -164,16 +180,22 @@ class MemoryGuard:
             left = self.halve(left)
 
     def halve(self, queue: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Halve the budget for the rest of the run, and split the queue to it. Fillers make the queues of all ranks equally long."""
+        """Halve the budget for the rest of the run, and split the queue to it. Fillers make the queues of all ranks
+        equally long.
+        """
         self.token_budget = max(1, self.token_budget // 2)
         free = self.memory.available() / GIB
-        LOG.warning("too little memory (%.2f GiB free): max_tokens_per_microbatch is %d from now on", free, self.token_budget)
+        LOG.warning(
+            "too little memory (%.2f GiB free): max_tokens_per_microbatch is %d from now on", free, self.token_budget
+        )
         self.expect(self.need)
         return self.within_budget(queue)
 
     @contextmanager
     def measured(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """Measure the memory of the block, unless the measurement is complete, or the micro-batch is small or not the largest so far."""
+        """Measure the memory of the block, unless the measurement is complete, or the micro-batch is small or not the
+        largest so far.
+        """
         tokens = tokens_of(micro_batch)
         if not self._learning or tokens < max(self._largest, TELLING * self.token_budget):
             yield
@@ -187,7 +209,9 @@ class MemoryGuard:
         self._learning = not self._largest
 
     def expect(self, need: Need) -> None:
-        """Set the estimate and start a new measurement. Called when the sizes or the memory needs of micro-batches change."""
+        """Set the estimate and start a new measurement. Called when the sizes or the memory needs of micro-batches
+        change.
+        """
         self.need, self._largest, self._learning = need, 0, True
 
 
@@ -200,7 +224,8 @@ def told_of_memory(rank: Rank, doing: str, *remedies: str) -> Iterator[None]:
         remedies: Changes of configuration keys that may help, with `{role}` in place of the role's name.
 
     Raises:
-        DeviceMemoryError: the device ran out of memory. The message has the role, the rank, the device, the requested and the free memory,
+        DeviceMemoryError: the device ran out of memory. The message has the role, the rank, the device, the requested
+            and the free memory,
             and the remedies.
     """
     try:

@@ -1,9 +1,9 @@
 """Frees GPU memory temporarily: empties the storages of tensors, and later refills them in place.
 
-Storages are emptied but never replaced, so all tensors that share a storage have their values again afterwards: ZeRO's flat buffers and
-their views, optimizer states and parameters. PyTorch's FSDP frees gathered parameters in the same way. DeepSpeed's own `offload_states`
-replaces buffers instead. In DeepSpeed 0.19.8 it supports only ZeRO-1 to 3, under ZeRO-3 only its own FusedAdam, and no frozen parameters,
-such as the base model of a LoRA adapter.
+Storages are emptied but never replaced, so all tensors that share a storage have their values again afterwards: ZeRO's
+flat buffers and their views, optimizer states and parameters. PyTorch's FSDP frees gathered parameters in the same way.
+DeepSpeed's own `offload_states` replaces buffers instead. In DeepSpeed 0.19.8 it supports only ZeRO-1 to 3, under
+ZeRO-3 only its own FusedAdam, and no frozen parameters, such as the base model of a LoRA adapter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, UntypedStorage
 
 PIECE = 256 << 20
-"""Size of one host buffer, in bytes. PyTorch rounds pinned allocations up to a power of two, so small pieces limit the waste."""
+"""Size of one host buffer, in bytes. PyTorch rounds pinned allocations up to a power of two, so small pieces limit the
+waste.
+"""
 
 
 class Offload:
@@ -32,7 +34,9 @@ class Offload:
 
     @torch.no_grad()
     def offload(self, tensors: Iterable[Tensor]) -> None:
-        """Copy the storages of the tensors on the device to the host, and return their memory to the driver. Idempotent."""
+        """Copy the storages of the tensors on the device to the host, and return their memory to the driver.
+        Idempotent.
+        """
         if self._is_away:
             return
         self._wait()
@@ -67,7 +71,9 @@ class Offload:
         pieces = []
         for part in _flat(storage).split(PIECE):
             spare = self._spare[len(part)]
-            piece = spare.pop() if spare else torch.empty(len(part), dtype=torch.uint8, pin_memory=self._device == "cuda")
+            piece = (
+                spare.pop() if spare else torch.empty(len(part), dtype=torch.uint8, pin_memory=self._device == "cuda")
+            )
             pieces.append(piece.copy_(part, non_blocking=True))
         return pieces
 
@@ -78,7 +84,9 @@ class Offload:
 
 
 def storages(tensors: Iterable[Tensor], device: str) -> list[UntypedStorage]:
-    """Return each storage on the device once. Excludes storages of another process or a file, which cannot be emptied."""
+    """Return each storage on the device once. Excludes storages of another process or a file, which cannot be
+    emptied.
+    """
     found: dict[int, UntypedStorage] = {}
     for tensor in tensors:
         if tensor.device.type == device and tensor.layout == torch.strided:
@@ -89,7 +97,9 @@ def storages(tensors: Iterable[Tensor], device: str) -> list[UntypedStorage]:
 
 
 def tensors_in(*roots: Any) -> Iterator[Tensor]:
-    """Yield all tensors in nested containers, including their gradients and the tensors in their attributes, such as ZeRO's partitions."""
+    """Yield all tensors in nested containers, including their gradients and the tensors in their attributes, such as
+    ZeRO's partitions.
+    """
     seen: dict[int, Any] = {}
     waiting = list(roots)
     while waiting:

@@ -18,13 +18,16 @@ def packed_inputs(
     teacher_states: Floats | None = None,
     over: SequenceGroup | None = None,
 ) -> PackedInputs:
-    """Return the micro-batch as model inputs on `device`. The response mask must not contain the first token of a sequence.
+    """Return the micro-batch as model inputs on `device`. The response mask must not contain the first token of a
+    sequence.
 
     Args:
         teacher_states: [S, H'], the teacher's output for the response tokens.
         over: The ranks that split the tokens of the micro-batch, with sequence parallelism.
     """
-    assert not sequences.response_mask[sequences.offsets[:-1]].any(), "the first token of a sequence cannot be a response token"
+    assert not sequences.response_mask[sequences.offsets[:-1]].any(), (
+        "the first token of a sequence cannot be a response token"
+    )
     scored, share = np.flatnonzero(sequences.response_mask), None
     if over is not None:
         sequences = filled_up(sequences, over.size)

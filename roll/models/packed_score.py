@@ -20,9 +20,14 @@ Forward = Callable[[PackedInputs], tuple[Tensor, ...]]
 
 
 def score(
-    forward: Forward, micro_batches: Sequence[Sequences], temperature: float, rank: Rank, over: SequenceGroup | None = None
+    forward: Forward,
+    micro_batches: Sequence[Sequences],
+    temperature: float,
+    rank: Rank,
+    over: SequenceGroup | None = None,
 ) -> list[Floats]:
-    """Return the first output of `forward` for each micro-batch, as [T] with 0 outside the response mask. The caller disables gradients.
+    """Return the first output of `forward` for each micro-batch, as [T] with 0 outside the response mask. The caller
+    disables gradients.
 
     Args:
         over: The ranks that split the tokens of each micro-batch, with sequence parallelism.
@@ -31,13 +36,15 @@ def score(
         DeviceMemoryError: a micro-batch is too large for the device.
     """
     with told_of_memory(rank, "scoring", FEWER_TOKENS):
-        # Read results only after all micro-batches are queued, so that the device does not wait for the host between them.
+        # Read results only after all micro-batches are queued, so that the device does not wait for the host between
+        # them.
         scores = [forward(packed_inputs(part, rank.device, temperature, over=over))[0] for part in micro_batches]
     return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
 
 
 def states(forward: Forward, micro_batches: Sequence[Sequences], rank: Rank) -> list[Floats]:
-    """Return a teacher's output for the S response tokens of each micro-batch: hidden states [S, H], or its encoded top k.
+    """Return a teacher's output for the S response tokens of each micro-batch: hidden states [S, H], or its encoded top
+    k.
 
     Raises:
         DeviceMemoryError: a micro-batch is too large for the device.

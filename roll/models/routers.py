@@ -17,23 +17,28 @@ RECORDED = "router_logits"
 
 
 def router_modules(causal: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the routers by name. Empty for a dense model, and for a model family that does not declare its routers to transformers."""
+    """Return the routers by name. Empty for a dense model, and for a model family that does not declare its routers to
+    transformers.
+    """
     if (recorded := _recorded(causal)) is None:
         return {}
     return {name: module for name, module in causal.named_modules() if isinstance(module, recorded.target_class)}
 
 
 def _recorded(causal: PreTrainedModel) -> Any:
-    """Return transformers' `OutputRecorder` of router logits, or None. It holds the router class and the index of the logits."""
+    """Return transformers' `OutputRecorder` of router logits, or None. It holds the router class and the index of the
+    logits.
+    """
     found = (getattr(causal.base_model, "_can_record_outputs", None) or {}).get(RECORDED)
     return found if hasattr(found, "target_class") else None
 
 
 def balanced_routers(causal: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the routers to which `RouterLoss` applies, by name: those of model families for which transformers implements this loss.
+    """Return the routers to which `RouterLoss` applies, by name: those of model families for which transformers
+    implements this loss.
 
-    Excluded are DeepSeek and GLM, whose routers use sigmoids and a balancing bias, and a few families whose routers do not return the
-    logits as their first output.
+    Excluded are DeepSeek and GLM, whose routers use sigmoids and a balancing bias, and a few families whose routers do
+    not return the logits as their first output.
     """
     has_loss = hasattr(sys.modules[type(causal).__module__], "load_balancing_loss_func")
     found = router_modules(causal) if has_loss and getattr(_recorded(causal), "index", None) == 0 else {}
@@ -50,8 +55,8 @@ def expert_blocks(causal: PreTrainedModel) -> set[type[nn.Module]]:
 class WithGradientOf(torch.autograd.Function):
     """Returns a tensor unchanged and adds a scalar loss to the backward pass.
 
-    With activation checkpointing, the first forward pass of a layer runs without gradients, so a loss stored there could not be
-    differentiated later. Source: `MoEAuxLossAutoScaler` of Megatron-LM.
+    With activation checkpointing, the first forward pass of a layer runs without gradients, so a loss stored there
+    could not be differentiated later. Source: `MoEAuxLossAutoScaler` of Megatron-LM.
     """
 
     @staticmethod
@@ -73,7 +78,9 @@ class RouterLoss:
     """
 
     def __init__(self, routers: Mapping[str, nn.Module]) -> None:
-        """Add hooks to the routers. Each must have `top_k` and return logits [T, E], followed by the weights of the chosen experts."""
+        """Add hooks to the routers. Each must have `top_k` and return logits [T, E], followed by the weights of the
+        chosen experts.
+        """
         self._count = len(routers)
         self._weight: Tensor | None = None
         self._seen: list[tuple[Tensor, Tensor]] = []
@@ -81,7 +88,9 @@ class RouterLoss:
             router.register_forward_hook(self._ran)
 
     def begin(self, weight: Tensor | None) -> None:
-        """Start a micro-batch. The scalar `weight` scales its auxiliary loss. With None, the loss is measured but not added."""
+        """Start a micro-batch. The scalar `weight` scales its auxiliary loss. With None, the loss is measured but not
+        added.
+        """
         self._weight = weight
         self._seen.clear()
 

@@ -14,7 +14,9 @@ from roll.types import Bools, Ints
 
 
 class PackedScores(PackedValues):
-    """A model whose forward pass returns the score of each sequence. `inputs.scored` marks the last token of each sequence."""
+    """A model whose forward pass returns the score of each sequence. `inputs.scored` marks the last token of each
+    sequence.
+    """
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
         """Return fp32 [S] scores at `inputs.scored`."""
@@ -22,7 +24,9 @@ class PackedScores(PackedValues):
 
 
 def load_scores(path: str, model_args: ModelConfig, seed: int) -> PackedScores:
-    """Load a reward model for training. The head of a language model is new and starts at 0. See `load_values` for the errors."""
+    """Load a reward model for training. The head of a language model is new and starts at 0. See `load_values` for the
+    errors.
+    """
     scores = PackedScores(load_values(path, model_args, seed).model)
     scores.causal.config.pad_token_id = pad_token(path, model_args)
     return scores
@@ -32,7 +36,8 @@ def load_reward_model(path: str, model_args: ModelConfig) -> PackedScores:
     """Load a trained reward model.
 
     Raises:
-        DataError: the model is not a reward model, because it has no head or several labels; or see `load_causal_model`.
+        DataError: the model is not a reward model, because it has no head or several labels; or see
+            `load_causal_model`.
         ConfigError: see `load_causal_model`.
     """
     check_reward_model(path, model_args)
@@ -63,9 +68,11 @@ def pad_token(path: str, model_args: ModelConfig) -> int | None:
 
 
 def scored_token(token_ids: Ints, pad: int | None) -> Bools:
-    """Mark [T] the token at which transformers' sequence classification reads the score: the last token that is not padding.
+    """Mark [T] the token at which transformers' sequence classification reads the score: the last token that is not
+    padding.
 
-    If the padding token is also the end-of-sequence token, this is the token before the end. The first token is never marked.
+    If the padding token is also the end-of-sequence token, this is the token before the end. The first token is never
+    marked.
     """
     found = np.flatnonzero(token_ids != pad) if pad is not None else np.arange(len(token_ids))
     where = int(found[-1]) if len(found) else len(token_ids) - 1

@@ -1,8 +1,10 @@
-"""Sequence parallelism: splits the tokens of a packed row over the ranks of a replica (Jacobs et al., DeepSpeed-Ulysses, 2023).
+"""Sequence parallelism: splits the tokens of a packed row over the ranks of a replica (Jacobs et al.,
+DeepSpeed-Ulysses, 2023).
 
-Each of P ranks runs its share of the tokens through the layers. For attention, an all-to-all exchanges tokens for heads, so that each rank
-computes its share of the heads over the whole row. The outputs of the model's head are gathered, so that every rank computes the
-loss of the whole micro-batch. Each rank has the gradients from its own tokens, and their sum over the ranks is the full gradient.
+Each of P ranks runs its share of the tokens through the layers. For attention, an all-to-all exchanges tokens for
+heads, so that each rank computes its share of the heads over the whole row. The outputs of the model's head are
+gathered, so that every rank computes the loss of the whole micro-batch. Each rank has the gradients from its own
+tokens, and their sum over the ranks is the full gradient.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from transformers import PreTrainedConfig
 from roll.config.derived.model_shape import uneven_heads
 
 Attention = Callable[..., tuple[Tensor, None]]
-"""Attention function in transformers' interface: (module, query, key, value [1, heads, T, D], mask, keywords) -> [1, T, heads, D], None."""
+"""Attention function in transformers' interface: (module, query, key, value [1, heads, T, D], mask, keywords) -> [1, T,
+heads, D], None.
+"""
 ATTENTION = {"full_attention", "sliding_attention"}
 """Types of layers in which tokens interact only through attention."""
 BY_LENGTH = ("dynamic", "longrope")
@@ -66,7 +70,9 @@ class TokenShare:
         return slice(self.group.rank * self.width, (self.group.rank + 1) * self.width)
 
     def counts(self, back: int) -> list[int]:
-        """Return, for each rank, the number of scored tokens whose state is in its share. A token's state is `back` positions before it."""
+        """Return, for each rank, the number of scored tokens whose state is in its share. A token's state is `back`
+        positions before it.
+        """
         edges = np.arange(self.group.size + 1) * self.width
         return np.diff(np.searchsorted(self.scored - back, edges)).tolist()
 
@@ -87,13 +93,17 @@ def not_shared_out(config: PreTrainedConfig, size: int) -> str | None:
         return f"the model has layers of {', '.join(sorted(others))}, which pass states from token to token"
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     if (kind := rope.get("rope_type")) in BY_LENGTH:
-        return f"the model's rotary embedding ({kind}) depends on the longest position, which would differ between ranks"
+        return (
+            f"the model's rotary embedding ({kind}) depends on the longest position, which would differ between ranks"
+        )
     return None
 
 
 @torch.library.custom_op("roll::all_to_all", mutates_args=(), schema="(Tensor parts, str group) -> Tensor")
 def all_to_all(parts: Tensor, group: str) -> Tensor:
-    """Send part r of [P, ...] to rank r of the process group, and return the parts from all ranks. A custom op, for compiled layers."""
+    """Send part r of [P, ...] to rank r of the process group, and return the parts from all ranks. A custom op, for
+    compiled layers.
+    """
     received = torch.empty_like(parts)
     torch.distributed.all_to_all_single(received, parts, group=_named(group))
     return received
@@ -116,7 +126,9 @@ all_to_all.register_autograd(_send_back, setup_context=_remember)
 
 
 def over_ranks(kernel: Attention) -> Attention:
-    """Return the attention function with an additional keyword `over`: the ranks over which query, key and value tokens are split."""
+    """Return the attention function with an additional keyword `over`: the ranks over which query, key and value tokens
+    are split.
+    """
 
     def attend(
         module: nn.Module,
@@ -137,9 +149,11 @@ def over_ranks(kernel: Attention) -> Attention:
 
 
 def to_heads(query: Tensor, key: Tensor, value: Tensor, over: SequenceGroup) -> Sequence[Tensor]:
-    """Convert [1, heads, T / P, D] (all heads, this rank's tokens) to [1, heads / P, T, D] (this rank's heads, all tokens).
+    """Convert [1, heads, T / P, D] (all heads, this rank's tokens) to [1, heads / P, T, D] (this rank's heads, all
+    tokens).
 
-    If there are fewer key-value heads than ranks, they are copied, so that every rank has the key-value head of its query heads.
+    If there are fewer key-value heads than ranks, they are copied, so that every rank has the key-value head of its
+    query heads.
     """
     copies = max(1, over.size // key.shape[1])
     laid = [query, *(part.repeat_interleave(copies, dim=1) if copies > 1 else part for part in (key, value))]
@@ -150,13 +164,16 @@ def to_heads(query: Tensor, key: Tensor, value: Tensor, over: SequenceGroup) -> 
 
 
 def to_tokens(out: Tensor, over: SequenceGroup) -> Tensor:
-    """Convert attention outputs [1, T, heads / P, D] (this rank's heads, all tokens) to [1, T / P, heads, D] (all heads, its tokens)."""
+    """Convert attention outputs [1, T, heads / P, D] (this rank's heads, all tokens) to [1, T / P, heads, D] (all
+    heads, its tokens).
+    """
     shares = out[0].unflatten(0, (over.size, -1)).contiguous()
     return all_to_all(shares, over.name).transpose(0, 1).flatten(1, 2)[None]
 
 
 def gather(values: Sequence[Tensor], counts: Sequence[int], over: SequenceGroup) -> tuple[Tensor, ...]:
-    """Gather fp32 values [K] of each rank into [S] on every rank, where K is the rank's entry in `counts`. Differentiable.
+    """Gather fp32 values [K] of each rank into [S] on every rank, where K is the rank's entry in `counts`.
+    Differentiable.
 
     Every rank then computes the same loss, and receives the gradient of its own values.
     """
@@ -176,7 +193,10 @@ class _Gather(torch.autograd.Function):
             row[: len(part)] = part
         every = [torch.empty_like(mine) for _ in counts]
         torch.distributed.all_gather(every, mine, group=over.process_group)
-        return tuple(torch.cat([part[row, :count] for part, count in zip(every, counts, strict=True)]) for row in range(len(values)))
+        return tuple(
+            torch.cat([part[row, :count] for part, count in zip(every, counts, strict=True)])
+            for row in range(len(values))
+        )
 
     @staticmethod
     @once_differentiable

@@ -1,4 +1,6 @@
-"""The models of distillation: a teacher that returns its last hidden states or its top k tokens, and a student compared with it."""
+"""The models of distillation: a teacher that returns its last hidden states or its top k tokens, and a student compared
+with it.
+"""
 
 from __future__ import annotations
 
@@ -64,11 +66,15 @@ class PackedTopStudent(PackedPolicy):
         self.top, self.measure = top, measure
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor, ...]:
-        """Return the same outputs as `PackedStudent.forward`. `inputs.teacher_states` is the teacher's encoded top k."""
+        """Return the same outputs as `PackedStudent.forward`. `inputs.teacher_states` is the teacher's encoded top
+        k.
+        """
         encoded = inputs.teacher_states
         if encoded is None:
             return super().forward(inputs)
-        return self.scored(inputs, lambda hidden, weight: chunked_top_divergence(hidden, weight, encoded, self.top, self.measure))
+        return self.scored(
+            inputs, lambda hidden, weight: chunked_top_divergence(hidden, weight, encoded, self.top, self.measure)
+        )
 
 
 class PackedStudent(PackedPolicy):
@@ -81,7 +87,9 @@ class PackedStudent(PackedPolicy):
         self.measure = measure
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor, ...]:
-        """Return log-probs, entropies and divergences at `inputs.scored`, fp32 [S] each, in nats; no divergences without teacher states."""
+        """Return log-probs, entropies and divergences at `inputs.scored`, fp32 [S] each, in nats; no divergences
+        without teacher states.
+        """
         states = inputs.teacher_states
         if states is None:
             return super().forward(inputs)
@@ -100,11 +108,16 @@ def load_student(
 
     Raises the same errors as `load_policy` and `read_tensor`.
     """
-    return PackedStudent(load_policy(path, model_args, seed).model, read_tensor(teacher, names).to(DTYPES[dtype]), measure)
+    return PackedStudent(
+        load_policy(path, model_args, seed).model, read_tensor(teacher, names).to(DTYPES[dtype]), measure
+    )
 
 
-def student_loader(teacher: str, teacher_args: ModelConfig, measure: Divergence) -> Callable[[str, ModelConfig, int], PackedStudent]:
-    """Return `load_student` with its arguments about the teacher already bound, so that it can be sent to another process.
+def student_loader(
+    teacher: str, teacher_args: ModelConfig, measure: Divergence
+) -> Callable[[str, ModelConfig, int], PackedStudent]:
+    """Return `load_student` with its arguments about the teacher already bound, so that it can be sent to another
+    process.
 
     Raises:
         DataError: the teacher's configuration cannot be read.
@@ -113,7 +126,9 @@ def student_loader(teacher: str, teacher_args: ModelConfig, measure: Divergence)
     return partial(load_student, teacher=teacher, names=names, dtype=teacher_args.dtype, measure=measure)
 
 
-def load_top_student(path: str, model_args: ModelConfig, seed: int, top: TeacherTop, measure: Divergence) -> PackedTopStudent:
+def load_top_student(
+    path: str, model_args: ModelConfig, seed: int, top: TeacherTop, measure: Divergence
+) -> PackedTopStudent:
     """Load the policy. It needs no weights of the teacher. Raises the same errors as `load_policy`."""
     return PackedTopStudent(load_policy(path, model_args, seed).model, top, measure)
 
@@ -142,7 +157,8 @@ def output_rows(path: str, trust_remote_code: bool) -> int:
 
 
 def output_names(path: str, trust_remote_code: bool) -> list[str]:
-    """Return possible names of the output matrix in a model's weight files: its own name, and that of the embedding if they are tied.
+    """Return possible names of the output matrix in a model's weight files: its own name, and that of the embedding if
+    they are tied.
 
     Raises:
         DataError: the configuration cannot be read.
@@ -172,4 +188,6 @@ def read_tensor(path: str, names: Sequence[str]) -> Tensor:
             if name in tensors.keys():  # noqa: SIM118  safe_open does not support `in`
                 return tensors.get_tensor(name)
     problem = f"'{path}' has no safetensors file with the tensor {' or '.join(names)}"
-    raise DataError([Fault("teacher.model_args.model_name_or_path", problem, "save the model as safetensors with save_pretrained")])
+    raise DataError(
+        [Fault("teacher.model_args.model_name_or_path", problem, "save the model as safetensors with save_pretrained")]
+    )

@@ -1,10 +1,12 @@
-"""The top-k output of a teacher, which it can send instead of hidden states: its k most probable tokens, and all other tokens combined.
+"""The top-k output of a teacher, which it can send instead of hidden states: its k most probable tokens, and all other
+tokens combined.
 
-Both distributions are reduced to k + 1 categories: the top k tokens and the tail. By the data-processing inequality, the divergence of the
-reduced distributions is at most the full divergence. It grows with k, and equals the full divergence if k is the size of the vocabulary.
-KL(P || Q) loses the term P(tail) KL(P || Q given the tail), and KL(Q || P) loses Q(tail) KL(Q || P given the tail). In contrast,
-renormalising over the top k tokens, or ignoring the tail, would not penalise the probability that the student assigns to the tail.
-Source: SDPO, arXiv 2601.20802, and TA-OPD, arXiv 2608.14728.
+Both distributions are reduced to k + 1 categories: the top k tokens and the tail. By the data-processing inequality,
+the divergence of the reduced distributions is at most the full divergence. It grows with k, and equals the full
+divergence if k is the size of the vocabulary. KL(P || Q) loses the term P(tail) KL(P || Q given the tail), and KL(Q ||
+P) loses Q(tail) KL(Q || P given the tail). In contrast, renormalising over the top k tokens, or ignoring the tail,
+would not penalise the probability that the student assigns to the tail. Source: SDPO, arXiv 2601.20802, and TA-OPD,
+arXiv 2608.14728.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class TeacherTop:
     def encode(self, logits: Tensor) -> Tensor:
         """Encode logits [K, rows] as fp32 [K, width].
 
-        A row has the descending log-probs of the top k tokens, the log-prob of all other tokens together (if any), and the top k token ids.
+        A row has the descending log-probs of the top k tokens, the log-prob of all other tokens together (if any), and
+        the top k token ids.
         """
         log_probs = (logits / self.temperature).log_softmax(-1)
         token_ids = log_probs.topk(self.count).indices
@@ -54,8 +57,8 @@ class TeacherTop:
 def in_buckets(log_probs: Tensor, token_ids: Tensor) -> Tensor:
     """Reduce log-probs [K, V] to log-probs [K, k + 1] of the given tokens [K, k] and of all other tokens together.
 
-    If there are no other tokens, the result is [K, k]. The probabilities of the other tokens are summed, because 1 minus the rest
-    would be inaccurate for a small tail.
+    If there are no other tokens, the result is [K, k]. The probabilities of the other tokens are summed, because 1
+    minus the rest would be inaccurate for a small tail.
     """
     chosen = log_probs.gather(-1, token_ids)
     if token_ids.shape[-1] == log_probs.shape[-1]:

@@ -12,10 +12,12 @@ if TYPE_CHECKING:  # reward processes do not import transformers
 TAG = r"(?:[a-z]+[:_])?(?:think|thinking|thought|thoughts|reasoning)"
 THINKING_END = re.compile(
     rf"</{TAG}>|\[/THINK\]|◁/think▷|<channel\|>|<\|channel\|>final<\|message\|>"
-    r"|<\|/?end_of_thought\|>|<\|END_THINKING\|>|<\|inner_suffix\|>|<\|end_thinking\|>|<\|/think(?:ing)?\|>",
+    r"|<\|/?end_of_thought\|>|<\|END_THINKING\|>|<\|inner_suffix\|>|<\|end_thinking\|>|<\|/think(?:ing)?\|>"
 )
-"""Matches what ends the thinking: of Qwen3 and DeepSeek (`</think>`), Seed-OSS (`</seed:think>`), LongCat, EXAONE Deep (`</thought>`),
-open-r1's prompts (`</reasoning>`), Magistral, Kimi-VL, Gemma 4, gpt-oss, OpenThinker, Cohere and Apertus."""
+"""Matches what ends the thinking: of Qwen3 and DeepSeek (`</think>`), Seed-OSS (`</seed:think>`), LongCat, EXAONE Deep
+(`</thought>`), open-r1's prompts (`</reasoning>`), Magistral, Kimi-VL, Gemma 4, gpt-oss, OpenThinker, Cohere and
+Apertus.
+"""
 MARK = re.compile(
     rf"</?{TAG}>|\[/?THINK\]|◁/?think▷|<\|channel>|<channel\|>|<\|channel\|>|<\|message\|>|<\|(?:begin|end)_of_thought\|>"
     r"|<\|(?:START|END)_THINKING\|>|<\|inner_(?:pre|suf)fix\|>|<\|(?:start|end)_thinking\|>|<\|/?think(?:ing)?\|>"
@@ -26,8 +28,8 @@ MARK = re.compile(
 class ResponseTexts:
     """Decodes responses without special tokens, except those that mark the thinking.
 
-    In some tokenizers, such as Magistral's and gpt-oss's, these marks are special tokens. Without them, a reward could not tell the answer
-    from the thinking before it.
+    In some tokenizers, such as Magistral's and gpt-oss's, these marks are special tokens. Without them, a reward could
+    not tell the answer from the thinking before it.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -37,7 +37,9 @@ class PackedValues(PackedModel):
     """A model whose forward pass returns the value before each scored token."""
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
-        """Return the expected return before each token at `inputs.scored`, fp32 [S], from the hidden state of the preceding token."""
+        """Return the expected return before each token at `inputs.scored`, fp32 [S], from the hidden state of the
+        preceding token.
+        """
         return self.values(inputs, back=1)
 
     def values(self, inputs: PackedInputs, back: int) -> tuple[Tensor]:
@@ -51,8 +53,9 @@ class PackedValues(PackedModel):
 def load_value_model(path: str, model_args: ModelConfig, new_head: bool = True) -> PreTrainedModel:
     """Load the model with a `ValueHead`, as a transformers `...ForSequenceClassification` model with one label.
 
-    The head of a reward model is kept. A language model has no head, so a new one is created with a weight of 0: all values start at 0,
-    and the layers below learn from the second update on. If `new_head` is false, a model without a head is refused.
+    The head of a reward model is kept. A language model has no head, so a new one is created with a weight of 0: all
+    values start at 0, and the layers below learn from the second update on. If `new_head` is false, a model without a
+    head is refused.
 
     Raises:
         DataError: the model has no head and `new_head` is false; or see `load_causal_model`.
@@ -73,7 +76,8 @@ def load_value_model(path: str, model_args: ModelConfig, new_head: bool = True) 
 
 
 def with_one_label(path: str, model_args: ModelConfig) -> dict[str, Any]:
-    """Return arguments of `from_pretrained` for a classifier with one label. For a multimodal hybrid, they select its text model.
+    """Return arguments of `from_pretrained` for a classifier with one label. For a multimodal hybrid, they select its
+    text model.
 
     Raises:
         DataError: the configuration cannot be read.
@@ -91,7 +95,9 @@ def with_one_label(path: str, model_args: ModelConfig) -> dict[str, Any]:
 
 def no_reward_model(path: str, why: str) -> Fault:
     """Return the fault of a model that is not a reward model."""
-    remedy = "give a sequence classifier with one label: the export of `pipeline: reward_model`, or a model from the Hub"
+    remedy = (
+        "give a sequence classifier with one label: the export of `pipeline: reward_model`, or a model from the Hub"
+    )
     return Fault("model_args.model_name_or_path", f"'{path}' is not a reward model: {why}", remedy)
 
 

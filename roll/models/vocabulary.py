@@ -19,6 +19,11 @@ def check_same_vocabulary(ours: PreTrainedTokenizerBase, other: PreTrainedTokeni
     learner, compared = ours.get_vocab(), other.get_vocab()
     if learner == compared:
         return
-    different = sum(compared.get(token) != number for token, number in learner.items()) + len(compared.keys() - learner.keys())
-    problem = f"its vocabulary ({len(compared)} tokens) differs in {different} tokens from that of the trained model ({len(learner)})"
+    different = sum(compared.get(token) != number for token, number in learner.items()) + len(
+        compared.keys() - learner.keys()
+    )
+    problem = (
+        f"its vocabulary ({len(compared)} tokens) differs in {different} tokens from that of the trained model "
+        f"({len(learner)})"
+    )
     raise DataError([Fault(place, problem, "use a model of the same family, with the same tokenizer")])

@@ -18,7 +18,8 @@ ADAPTER = "default"
 
 
 class WeightView:
-    """A view of a model's names, parameters and tensors. The model may be sharded by ZeRO-3 and may have a LoRA adapter.
+    """A view of a model's names, parameters and tensors. The model may be sharded by ZeRO-3 and may have a LoRA
+    adapter.
 
     Specifications are available at any time. Tensors can be read only while their parameters are gathered.
     """
@@ -35,7 +36,11 @@ class WeightView:
                 # If several parameters of one module are adapted, as for fused experts, their wrappers are nested.
                 adapted = module.parameter_name if isinstance(module, ParamWrapper) else "weight"
                 self._layers[f"{name}.{adapted}".replace(".base_layer", "")] = module
-        self._adapter = {name.replace(f".{ADAPTER}.", "."): parameter for name, parameter in model.named_parameters() if ".lora_" in name}
+        self._adapter = {
+            name.replace(f".{ADAPTER}.", "."): parameter
+            for name, parameter in model.named_parameters()
+            if ".lora_" in name
+        }
 
     def model_specs(self) -> list[TensorSpec]:
         """Return the specifications of all tensors of the model, in the model's order."""
@@ -59,7 +64,9 @@ class WeightView:
         return [self._adapter[name] for name in names]
 
     def model_tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return the named tensors, merged as W + (alpha / r) B A for adapted layers. The parameters must be gathered."""
+        """Return the named tensors, merged as W + (alpha / r) B A for adapted layers. The parameters must be
+        gathered.
+        """
         return {name: self._merged(name) for name in names}
 
     def adapter_tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
@@ -80,12 +87,14 @@ class WeightView:
             return weight
         layer = self._layers[name]
         down, up = (part[ADAPTER].get_parameter("weight").detach().float() for part in (layer.lora_A, layer.lora_B))
-        # Merge in fp32 and round once, because merging in bf16 would lose most of a small adapter. PEFT's own merge also rounds the
-        # product B A.
+        # Merge in fp32 and round once, because merging in bf16 would lose most of a small adapter. PEFT's own merge
+        # also rounds the product B A.
         if weight.dim() == 3:
             assert isinstance(layer, ParamWrapper)
             change = layer.scaling[ADAPTER] * expert_changes(down, up, len(weight))
-            return (weight.float() + (change if layer._did_swap_in_out_features else change.transpose(1, 2))).to(weight.dtype)
+            return (weight.float() + (change if layer._did_swap_in_out_features else change.transpose(1, 2))).to(
+                weight.dtype
+            )
         left, right = (down.t(), up.t()) if layer.fan_in_fan_out else (up, down)
         return torch.addmm(weight.float(), left, right, alpha=layer.scaling[ADAPTER]).to(weight.dtype)
 

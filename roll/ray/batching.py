@@ -4,14 +4,15 @@
       calls of one event-loop iteration ───post───▶  a task for each call
       ◀──────────────── collect ── answers since the last collect
 
-A Ray call costs both processes about a millisecond of CPU time, more than all other work for a prompt. An answer therefore waits
-`LINGER` seconds for further answers, unless no other call is in flight or `MOST_BYTES` bytes of answers wait already. This limits a process
-to about 50 `collect` calls per second. A method that is an asynchronous generator answers with each item as it arrives.
+A Ray call costs both processes about a millisecond of CPU time, more than all other work for a prompt. An answer
+therefore waits `LINGER` seconds for further answers, unless no other call is in flight or `MOST_BYTES` bytes of answers
+wait already. This limits a process to about 50 `collect` calls per second. A method that is an asynchronous generator
+answers with each item as it arrives.
 
 Encodes the values of batched calls with pickle, and completions in a more compact form, because there are many of them.
 
-Token ids and log-probs of a completion are sent as bytes, and its versions as one number if all tokens have the same version. Decoded
-arrays are read-only, like arrays that Ray returns.
+Token ids and log-probs of a completion are sent as bytes, and its versions as one number if all tokens have the same
+version. Decoded arrays are read-only, like arrays that Ray returns.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ REASONS = {reason.value: reason for reason in FinishReason}
 
 
 def encoded(value: Any) -> bytes:
-    """Return the bytes from which `decoded` restores a value. If the value cannot be pickled, raise pickle's error, of any type."""
+    """Return the bytes from which `decoded` restores a value. If the value cannot be pickled, raise pickle's error, of
+    any type.
+    """
     stream = BytesIO()
     pickler = pickle.Pickler(stream, pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = {Completion: _taken_apart}
@@ -55,7 +58,9 @@ def _taken_apart(one: Completion) -> tuple[Any, ...]:
     return _put_together, (token_ids.tobytes(), log_probs, travels, one.finish_reason.value, one.text)
 
 
-def _put_together(token_ids: bytes, log_probs: bytes | None, versions: int | bytes, reason: str, text: str) -> Completion:
+def _put_together(
+    token_ids: bytes, log_probs: bytes | None, versions: int | bytes, reason: str, text: str
+) -> Completion:
     ids: Ints = np.frombuffer(token_ids, np.int32)
     kept: Floats | None = None if log_probs is None else np.frombuffer(log_probs, np.float32)
     if isinstance(versions, bytes):
@@ -69,7 +74,9 @@ def _put_together(token_ids: bytes, log_probs: bytes | None, versions: int | byt
 LINGER = 0.02
 """Time in seconds for which the first answer waits for others."""
 KNOWN = {"roll", "torch", "ray", *sys.stdlib_module_names}
-"""Packages whose exceptions are sent as objects. Importing vLLM to load one of its exceptions would block the driver for seconds."""
+"""Packages whose exceptions are sent as objects. Importing vLLM to load one of its exceptions would block the driver
+for seconds.
+"""
 MOST_BYTES = 8 << 20
 """Largest total size in bytes of the answers to one `collect`. The last answer may exceed it."""
 
@@ -112,7 +119,8 @@ class BatchedCaller:
         self._collecting: asyncio.Task[None] | None = None
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> asyncio.Future[Any]:
-        """Start a call and return a future of its result. The future raises `Failure`, or Ray's error if the process has died.
+        """Start a call and return a future of its result. The future raises `Failure`, or Ray's error if the process
+        has died.
 
         If the future is cancelled, the answer is dropped.
         """
@@ -122,7 +130,9 @@ class BatchedCaller:
         return future
 
     def stream(self, method: str, arguments: tuple[Any, ...]) -> Stream:
-        """Start an asynchronous generator and return the stream of its items. Items that arrive after `Stream.close` are dropped."""
+        """Start an asynchronous generator and return the stream of its items. Items that arrive after `Stream.close`
+        are dropped.
+        """
         number = self._send(method, arguments)
         stream = self._waiting[number] = Stream(lambda: self._waiting.pop(number, None))
         return stream
@@ -230,7 +240,9 @@ def _settle(future: asyncio.Future[Any], answer: bytes) -> None:
 class BatchedServer:
     """The process's side of batched calls. For use in one event loop."""
 
-    def __init__(self, method: Callable[[str], Callable[..., Coroutine[Any, Any, Any] | AsyncGenerator[Any, None]]]) -> None:
+    def __init__(
+        self, method: Callable[[str], Callable[..., Coroutine[Any, Any, Any] | AsyncGenerator[Any, None]]]
+    ) -> None:
         """`method` returns the method of a given name."""
         self._method = method
         self._tasks: set[asyncio.Task[None]] = set()

@@ -1,4 +1,5 @@
-"""Typed calls on the ranks of a group. Methods are passed as attributes of their protocol, so that arguments and results are type-checked.
+"""Typed calls on the ranks of a group. Methods are passed as attributes of their protocol, so that arguments and
+results are type-checked.
 
     await group.within(seconds).all(GenerateStrategy.load_bucket, bucket)
 
@@ -39,7 +40,9 @@ class Ranks(ABC, Generic[S]):
 
     @property
     def replicas(self) -> int:
-        """Number of replicas, over which work is distributed. Each has `replica_size` consecutive ranks, which do the same work."""
+        """Number of replicas, over which work is distributed. Each has `replica_size` consecutive ranks, which do the
+        same work.
+        """
         return len(self) // self.replica_size
 
     def within(self, seconds: float) -> Calls[S]:
@@ -53,7 +56,9 @@ class Ranks(ABC, Generic[S]):
 
     @property
     def paced(self) -> Ranks[S]:
-        """The same ranks, for calls of similar duration. A call that takes far longer than earlier ones fails before its deadline."""
+        """The same ranks, for calls of similar duration. A call that takes far longer than earlier ones fails before
+        its deadline.
+        """
         return self
 
 
@@ -84,16 +89,22 @@ class Calls(Generic[S]):
         return (await self._ranks.run(method.__name__, {rank: positional(method, arguments, named)}, self._seconds))[0]
 
     async def each(
-        self, method: Callable[[S, *Ts], Coroutine[Any, Any, R]] | Callable[[S, *Ts], R], arguments: Sequence[tuple[*Ts]]
+        self,
+        method: Callable[[S, *Ts], Coroutine[Any, Any, R]] | Callable[[S, *Ts], R],
+        arguments: Sequence[tuple[*Ts]],
     ) -> list[R]:
         """Call a method on every rank, each with its own arguments. Return the results in rank order."""
         by_rank = dict(zip(range(len(self._ranks)), arguments, strict=True))
         return await self._ranks.run(method.__name__, by_rank, self._seconds)
 
     async def each_replica(
-        self, method: Callable[[S, *Ts], Coroutine[Any, Any, R]] | Callable[[S, *Ts], R], arguments: Sequence[tuple[*Ts]]
+        self,
+        method: Callable[[S, *Ts], Coroutine[Any, Any, R]] | Callable[[S, *Ts], R],
+        arguments: Sequence[tuple[*Ts]],
     ) -> list[R]:
-        """Call a method on every rank with the arguments of its replica. Return the results of the first rank of each replica."""
+        """Call a method on every rank with the arguments of its replica. Return the results of the first rank of each
+        replica.
+        """
         size = self._ranks.replica_size
         return firsts(await self.each(method, to_ranks(arguments, size)), size)
 

@@ -1,9 +1,11 @@
 """Joins or starts the Ray cluster of a run, and removes all traces of it at the end.
 
-Restricts access to a Ray cluster that a run starts itself: only processes of this host with the cluster's token can use it.
+Restricts access to a Ray cluster that a run starts itself: only processes of this host with the cluster's token can use
+it.
 
-Any process that reaches Ray's ports can run code as the user. Ray 2.60 listens on every interface. If tokens are required, its default
-token is in a file below the home folder. All runs share this file, and every local user may read it.
+Any process that reaches Ray's ports can run code as the user. Ray 2.60 listens on every interface. If tokens are
+required, its default token is in a file below the home folder. All runs share this file, and every local user may read
+it.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ OF_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 @contextmanager
 def own_token(folder: Path) -> Iterator[None]:
-    """A context in which a Ray cluster that starts requires a token. The token is in a file in `folder`, which must be private.
+    """A context in which a Ray cluster that starts requires a token. The token is in a file in `folder`, which must be
+    private.
 
     The processes that Ray starts inherit variables with the path of the file, but not the token itself.
     """
@@ -63,7 +66,8 @@ def own_token(folder: Path) -> Iterator[None]:
 def _read_again() -> None:
     """Make Ray reread the variables, which it reads once at import.
 
-    The mode is read before the token, so that a thread of Ray that is still running does not look for a token that is gone.
+    The mode is read before the token, so that a thread of Ray that is still running does not look for a token that is
+    gone.
     """
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
@@ -93,14 +97,18 @@ HEADS = ("gcs_server", "raylet")
 LOOK_EVERY = 1.0
 """Seconds between two checks of these processes."""
 LOOKS_STOPPED = 12
-"""A process counts as stopped after this many consecutive checks that find it stopped. It is a count, not a time, because Ctrl-Z stops the
-checks together with the run.
+"""A process counts as stopped after this many consecutive checks that find it stopped. It is a count, not a time,
+because Ctrl-Z stops the checks together with the run.
 """
 RAY_FOLDER = "r"
-"""Subfolder of the run's temporary folder. Ray makes it readable by every user of the host; its parent folder is private."""
+"""Subfolder of the run's temporary folder. Ray makes it readable by every user of the host; its parent folder is
+private.
+"""
 LONGEST_SOCKET = 107
 """Largest number of characters in the path of a Unix socket on Linux."""
-LONGEST_TEMPORARY = LONGEST_SOCKET - len("/roll-1234567-abcdefgh/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+LONGEST_TEMPORARY = LONGEST_SOCKET - len(
+    "/roll-1234567-abcdefgh/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
+)
 """Largest number of characters in the path of the parent of a run's temporary folder."""
 
 
@@ -123,7 +131,8 @@ class ClusterSession:
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """A context that is cancelled if one of Ray's own processes dies or stays stopped. Stopped processes are killed.
+        """A context that is cancelled if one of Ray's own processes dies or stays stopped. Stopped processes are
+        killed.
 
         Without this, Ray would terminate the driver without any cleanup after the loss of its head.
 
@@ -134,7 +143,9 @@ class ClusterSession:
             yield
 
     async def _watch(self) -> None:
-        """Check Ray's processes in a thread, because a call to a stopped GCS blocks the event loop until the GCS is killed."""
+        """Check Ray's processes in a thread, because a call to a stopped GCS blocks the event loop until the GCS is
+        killed.
+        """
         left = threading.Event()
         with ThreadPoolExecutor(1, "ray-heads") as thread:
             try:
@@ -149,10 +160,14 @@ class ClusterSession:
                 stopped[head] = stopped[head] + 1 if is_stopped(head) else 0
                 if stopped[head] >= LOOKS_STOPPED:
                     head.kill()
-                    raise _head_lost(head, "was stopped (SIGSTOP)", "find out who sent it SIGSTOP; the same command resumes the run")
+                    raise _head_lost(
+                        head, "was stopped (SIGSTOP)", "find out who sent it SIGSTOP; the same command resumes the run"
+                    )
                 if not is_alive(head):
                     raise _head_lost(
-                        head, "died", "see its output in logs/ray; without output it was killed, perhaps because host memory ran out"
+                        head,
+                        "died",
+                        "see its output in logs/ray; without output it was killed, perhaps because host memory ran out",
                     )
 
 
@@ -173,7 +188,9 @@ def _head_lost(process: psutil.Process, how: str, remedy: str) -> ClusterUnavail
 
 
 @contextmanager
-def cluster(run_folder: Path, gpus: int, gpus_per_node: int, hide: Callable[[str], str] = str) -> Iterator[ClusterSession]:
+def cluster(
+    run_folder: Path, gpus: int, gpus_per_node: int, hide: Callable[[str], str] = str
+) -> Iterator[ClusterSession]:
     """Join the cluster at `RAY_ADDRESS`, as Ray itself does, or start one on this host if the variable is not set.
 
     `hide` removes secrets from Ray's logs, which contain the environment of its workers.
@@ -225,7 +242,9 @@ def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Proc
 
 @contextmanager
 def hangups_blocked() -> Iterator[None]:
-    """A context in which new processes block SIGHUP, so that they survive a closed terminal until the driver has written a checkpoint."""
+    """A context in which new processes block SIGHUP, so that they survive a closed terminal until the driver has
+    written a checkpoint.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
@@ -234,7 +253,9 @@ def hangups_blocked() -> Iterator[None]:
 
 
 def temporary() -> Path:
-    """Return the parent of a run's temporary folder: the system's temporary folder, or /tmp if socket paths there would be too long."""
+    """Return the parent of a run's temporary folder: the system's temporary folder, or /tmp if socket paths there would
+    be too long.
+    """
     system = Path(tempfile.gettempdir())
     return system if len(str(system)) <= LONGEST_TEMPORARY else Path("/tmp")  # noqa: S108
 
@@ -256,7 +277,8 @@ def start(scratch: Path, gpus: int) -> None:
                 object_store_memory=1 << 30,
                 _node_ip_address=address,
                 _temp_dir=str(scratch / RAY_FOLDER),
-                # By default, Ray's workers and their engines have a lower priority than all other processes of the host.
+                # By default, Ray's workers and their engines have a lower priority than all other processes of the
+                # host.
                 _system_config={"worker_niceness": 0},
             )
     except Exception as error:  # Ray's errors have no common base class here
@@ -273,9 +295,19 @@ def join() -> None:
     """
     address = os.environ["RAY_ADDRESS"]
     if "://" in address:
-        remedy = "set it to the address of the head, such as HEAD:6379, or submit the run to the cluster with `ray job submit`"
+        remedy = (
+            "set it to the address of the head, such as HEAD:6379, or submit the run to the cluster with `ray "
+            "job "
+            "submit`"
+        )
         raise ClusterUnavailable(
-            str(Fault("RAY_ADDRESS", f"'{address}' is the address of a Ray client server or dashboard, which a run cannot join", remedy))
+            str(
+                Fault(
+                    "RAY_ADDRESS",
+                    f"'{address}' is the address of a Ray client server or dashboard, which a run cannot join",
+                    remedy,
+                )
+            )
         )
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
@@ -300,7 +332,11 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
     counts = gpu_counts()
     nodes = -(-gpus // gpus_per_node)
     if not counts:
-        on_cpu = "to run on the CPU, leave device_mapping out of every role: ~actor_train.device_mapping ~actor_infer.device_mapping ..."
+        on_cpu = (
+            "to run on the CPU, leave device_mapping out of every role: ~actor_train.device_mapping "
+            "~actor_infer.device_mapping "
+            "..."
+        )
         where = "no node of the cluster" if os.environ.get("RAY_ADDRESS") else "this host"
         has = f"{where} has one that Ray sees" if where.startswith("no ") else f"Ray sees none on {where}"
         remedy = f"{on_cpu}; on a host with GPUs `python -m roll.doctor` shows why they are not visible"
@@ -308,14 +344,19 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
     if len(counts) < nodes or min(counts[:nodes]) < min(gpus, gpus_per_node):
         fault = Fault(
             "device_mapping",
-            f"asks for {gpus} GPUs on {nodes} node(s) of {gpus_per_node} each; the cluster's GPU nodes, by address, have {counts}",
+            f"asks for {gpus} GPUs on {nodes} node(s) of {gpus_per_node} each; the cluster's GPU nodes, by "
+            f"address, "
+            f"have "
+            f"{counts}",
             "map the roles to fewer devices, set num_gpus_per_node, or start Ray on more nodes and set RAY_ADDRESS",
         )
         raise ConfigError([fault])
 
 
 def keep_ray_logs(scratch: Path, logs: Path, hide: Callable[[str], str]) -> None:
-    """Copy Ray's logs. Ray may still be writing them, so a failure is only logged and does not hide why the run ended."""
+    """Copy Ray's logs. Ray may still be writing them, so a failure is only logged and does not hide why the run
+    ended.
+    """
 
     def copy(source: str, target: str) -> None:
         text = Path(source).read_text(encoding="utf-8", errors="replace")
@@ -325,7 +366,9 @@ def keep_ray_logs(scratch: Path, logs: Path, hide: Callable[[str], str]) -> None
         if source.parent.is_symlink():
             continue
         try:
-            shutil.copytree(source, logs / "ray", dirs_exist_ok=True, copy_function=copy, ignore=shutil.ignore_patterns("old"))
+            shutil.copytree(
+                source, logs / "ray", dirs_exist_ok=True, copy_function=copy, ignore=shutil.ignore_patterns("old")
+            )
         except OSError as error:  # includes shutil.Error
             LOG.warning("some of Ray's logs could not be copied to %s: %s", logs / "ray", error)
 

@@ -25,7 +25,8 @@ class ColocatedRole(Protocol):
     """The interface of a role that shares its devices."""
 
     async def offload(self, discard: bool) -> int | None:
-        """Free as much device memory as possible. With `discard`, the weights need not be kept: they will be sent again before their use.
+        """Free as much device memory as possible. With `discard`, the weights need not be kept: they will be sent again
+        before their use.
 
         Returns:
             Remaining bytes on the fullest device; None if the driver does not report them.
@@ -52,7 +53,9 @@ class DeviceSharing:
         """Bytes that stayed on the fullest device of each role at its last offload, if known."""
 
     async def enter(self, role: str, colocated: ColocatedRole) -> None:
-        """Register a role that has started and holds all its memory. If it takes turns, offload it, so that the next role can start."""
+        """Register a role that has started and holds all its memory. If it takes turns, offload it, so that the next
+        role can start.
+        """
         if role in self._shared:
             self._colocated[role], self._levels[role] = colocated, Level.WHOLE
             await self._offload(role, discard=True)
@@ -61,18 +64,22 @@ class DeviceSharing:
         """Onload roles to at least the given levels, after offloading the roles that share devices with them.
 
         Args:
-            discard: roles that need not keep their weights if they are offloaded now, because these will be sent again before their use.
+            discard: roles that need not keep their weights if they are offloaded now, because these will be sent again
+                before their use.
 
         Raises:
             WorkerFailed: a role could not be offloaded or onloaded, or was late.
         """
         coming = {role: level for role, level in needs.items() if self._levels.get(role, Level.WHOLE) < level}
         others = [role for role, level in self._levels.items() if level > Level.AWAY and role not in needs]
-        await together(self._offload(role, role in discard) for role in others if not coming.keys().isdisjoint(self._shared[role]))
+        await together(
+            self._offload(role, role in discard) for role in others if not coming.keys().isdisjoint(self._shared[role])
+        )
         await together(self._onload(role, level) for role, level in coming.items())
 
     async def make_room(self, starting: Collection[str], discard: Collection[str]) -> None:
-        """Make room for roles that are about to start: offload the roles that share devices with them, whatever their recorded level.
+        """Make room for roles that are about to start: offload the roles that share devices with them, whatever their
+        recorded level.
 
         `discard` is as in `bring`.
         """
@@ -96,7 +103,9 @@ class DeviceSharing:
 
 
 async def together(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Run all awaitables concurrently and return their results in order. The first failure cancels the others and is raised."""
+    """Run all awaitables concurrently and return their results in order. The first failure cancels the others and is
+    raised.
+    """
 
     async def wait_for(part: Awaitable[T]) -> T:
         return await part

@@ -15,7 +15,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.backend import Rank
 from roll.backend_settings import Settings
-from roll.errors import ECHO_SECONDS, BadInput, RollError, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate, WorkerWaited
+from roll.errors import (
+    ECHO_SECONDS,
+    BadInput,
+    RollError,
+    WorkerAbandoned,
+    WorkerDied,
+    WorkerFailed,
+    WorkerLate,
+    WorkerWaited,
+)
 from roll.ray.batching import Answers, BatchedCaller, Failure
 from roll.ray.calls import Ranks
 from roll.ray.engine_log import LONGEST_CAUSE
@@ -41,7 +50,9 @@ TIMEOUTS = ("timed out", "collective operation timeout")
 ECHOES = ("connection closed by peer", "connection reset by peer", "nccl", *TIMEOUTS)
 """Substrings (in lower case) of the error of a rank that failed because another rank had failed."""
 LOG_TAIL = 1 << 20
-"""Number of bytes at the end of a log that are searched for the message of NCCL's watchdog, or for the exception of vLLM's process."""
+"""Number of bytes at the end of a log that are searched for the message of NCCL's watchdog, or for the exception of
+vLLM's process.
+"""
 
 
 class WorkerGroup(Ranks[S]):
@@ -51,9 +62,17 @@ class WorkerGroup(Ranks[S]):
     """Name of rank 0's GPU after the start. None on the CPU, or if a child process uses the GPU."""
 
     def __init__(
-        self, role: str, placements: Sequence[WorkerPlacement], logs: Path, record: Path, blocking: bool, replica_size: int = 1
+        self,
+        role: str,
+        placements: Sequence[WorkerPlacement],
+        logs: Path,
+        record: Path,
+        blocking: bool,
+        replica_size: int = 1,
     ) -> None:
-        """Request the processes from Ray. `blocking`: the methods are no coroutines. Each rank's `Leftovers` file is beside `record`."""
+        """Request the processes from Ray. `blocking`: the methods are no coroutines. Each rank's `Leftovers` file is
+        beside `record`.
+        """
         self.role, self.replica_size = role, replica_size
         self._placements, self._logs = placements, [logs / f"{role}-{rank}.log" for rank in range(len(placements))]
         self._records = [record.with_stem(f"{record.stem}-{rank}") for rank in range(len(placements))]
@@ -77,7 +96,9 @@ class WorkerGroup(Ranks[S]):
         self._earlier[rank] = log.stat().st_size if log.is_file() else 0
         return self._kind.options(
             runtime_env={"env_vars": placement.environment},
-            scheduling_strategy=NodeAffinitySchedulingStrategy(placement.node_id, soft=False) if placement.node_id else "DEFAULT",
+            scheduling_strategy=NodeAffinitySchedulingStrategy(placement.node_id, soft=False)
+            if placement.node_id
+            else "DEFAULT",
         ).remote(str(log), placement.local_devices)
 
     async def start(self, settings: Settings[S], collective_timeout: float, seconds: float) -> None:
@@ -97,8 +118,9 @@ class WorkerGroup(Ranks[S]):
     async def replace(self, rank: int, seconds: float) -> None:
         """Kill one rank's process and its children, and build the same strategy in a new process at the same placement.
 
-        The old process may be dead, stopped or hanging; its unanswered calls fail. Use this only for strategies whose ranks are
-        independent: the new process does not rendezvous with other ranks, and objects that `beside` built in the old one are lost.
+        The old process may be dead, stopped or hanging; its unanswered calls fail. Use this only for strategies whose
+        ranks are independent: the new process does not rendezvous with other ranks, and objects that `beside` built in
+        the old one are lost.
 
         Raises:
             WorkerFailed, BadInput: as for `start`. The rank may then be replaced again.
@@ -153,7 +175,9 @@ class WorkerGroup(Ranks[S]):
         """Return the address of rank 0's host, and a port that is free there."""
         return (await self._gather([self._actors[0].free_address.remote()], "free_address", seconds))[0]
 
-    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float, place: int = 0) -> list[Any]:
+    async def run(
+        self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float, place: int = 0
+    ) -> list[Any]:
         """See `Ranks`. `place` is 0 for the strategy, or the number of an object that `beside` built."""
         refs = [self._actors[rank].call.remote(place, method, *given) for rank, given in arguments.items()]
         return await self._gather(refs, method, seconds, list(arguments))
@@ -208,7 +232,8 @@ class WorkerGroup(Ranks[S]):
     async def stream(
         self, rank: int, method: Callable[[S, *Ts], AsyncGenerator[R, None]], *arguments: *Ts, seconds: float
     ) -> AsyncGenerator[R, None]:
-        """Yield the items of an asynchronous generator of a rank's strategy as they arrive. The last one must arrive within `seconds`.
+        """Yield the items of an asynchronous generator of a rank's strategy as they arrive. The last one must arrive
+        within `seconds`.
 
         Calls and items are batched. Close the stream to drop the remaining items. Raises the same errors as `run`.
         """
@@ -234,27 +259,44 @@ class WorkerGroup(Ranks[S]):
             items.close()
 
     async def beside(self, make: Callable[[S, Rank], C], seconds: float) -> Beside[C]:
-        """Build an object from the strategy in every rank's process. It is called like the strategy, and closed before the strategy."""
+        """Build an object from the strategy in every rank's process. It is called like the strategy, and closed before
+        the strategy.
+        """
         places = await self._gather([actor.add.remote(make) for actor in self._actors], "start", seconds)
         return Beside(self, places[0])
 
-    async def _gather(self, refs: list[Any], method: str, seconds: float, ranks: Sequence[int] | None = None) -> list[Any]:
+    async def _gather(
+        self, refs: list[Any], method: str, seconds: float, ranks: Sequence[int] | None = None
+    ) -> list[Any]:
         waits = [asyncio.ensure_future(_result(ref)) for ref in refs]
         return await self.wait(waits, method, seconds, range(len(refs)) if ranks is None else ranks)
 
-    async def wait(self, waits: Sequence[asyncio.Future[Any]], method: str, seconds: float, ranks: Sequence[int]) -> list[Any]:
+    async def wait(
+        self, waits: Sequence[asyncio.Future[Any]], method: str, seconds: float, ranks: Sequence[int]
+    ) -> list[Any]:
         """Wait for calls of a method on some ranks, and return their results. Raise the same errors as `run`."""
         self._calls[method] += 1
         try:
             done, pending = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
             if pending and any(wait.exception() for wait in done):
                 await asyncio.wait(pending, timeout=ECHO_SECONDS)
-            failures = [(rank, wait.exception()) for rank, wait in zip(ranks, waits, strict=True) if wait.done() and wait.exception()]
+            failures = [
+                (rank, wait.exception())
+                for rank, wait in zip(ranks, waits, strict=True)
+                if wait.done() and wait.exception()
+            ]
             late = [rank for rank, wait in zip(ranks, waits, strict=True) if not wait.done()]
             names = ", ".join(map(str, late))
-            if failures and late and not self._killed and all(self._waited_in_vain(rank, error) for rank, error in failures):
+            if (
+                failures
+                and late
+                and not self._killed
+                and all(self._waited_in_vain(rank, error) for rank, error in failures)
+            ):
                 waiting = ", ".join(str(rank) for rank, _ in failures)
-                problem = f"{method}: rank(s) {names} did not join a collective operation in which rank(s) {waiting} waited"
+                problem = (
+                    f"{method}: rank(s) {names} did not join a collective operation in which rank(s) {waiting} waited"
+                )
                 raise WorkerLate(self.role, late[0], f"{problem} (logs/{self.role}-{late[0]}.log)", str(failures[0][1]))
             if failures:
                 raise self._failure(failures)
@@ -271,7 +313,9 @@ class WorkerGroup(Ranks[S]):
         return WorkerLate(self.role, ranks[0], f"{method} did not finish within {seconds:.0f} s on rank(s) {names}")
 
     def _waited_in_vain(self, rank: int, error: BaseException | None) -> bool:
-        """Return whether a rank failed because others did not join a collective. NCCL's watchdog gives that reason only in the log."""
+        """Return whether a rank failed because others did not join a collective. NCCL's watchdog gives that reason only
+        in the log.
+        """
         cause = _cause(error)
         said = str(cause)
         if isinstance(cause, RayActorError):
@@ -292,7 +336,9 @@ class WorkerGroup(Ranks[S]):
         if isinstance(cause, WorkerFailed):
             return cause
         died = isinstance(cause, RayActorError)
-        if died and self._batched is not None:  # an independent rank cannot have waited for others, whatever its log contains
+        if (
+            died and self._batched is not None
+        ):  # an independent rank cannot have waited for others, whatever its log contains
             kind = WorkerDied
         elif self._waited_in_vain(rank, cause):
             kind = WorkerWaited
@@ -315,14 +361,17 @@ class WorkerGroup(Ranks[S]):
 
     async def _most(self, method: str) -> int | None:
         """Return the largest answer of the ranks. Skip dead and late ranks; the next call that needs them fails."""
-        waits = [asyncio.ensure_future(_result(getattr(self._actors[rank], method).remote())) for rank in sorted(self._built)]
+        waits = [
+            asyncio.ensure_future(_result(getattr(self._actors[rank], method).remote())) for rank in sorted(self._built)
+        ]
         if waits:
             await asyncio.wait(waits, timeout=LOOK_SECONDS)
         said = [None if wait.cancel() or wait.exception() else wait.result() for wait in waits]
         return max((size for size in said if size is not None), default=None)
 
     async def stop(self, seconds: float) -> None:
-        """Close the strategies, kill their processes with all child processes, and remove their shared-memory files. Idempotent.
+        """Close the strategies, kill their processes with all child processes, and remove their shared-memory files.
+        Idempotent.
 
         If `seconds` is 0, kill the processes without closing the strategies.
         """
@@ -340,8 +389,12 @@ class WorkerGroup(Ranks[S]):
             await asyncio.gather(*(asyncio.to_thread(leftovers.remove, GRACE) for leftovers in self._leftovers))
 
     async def _close(self, seconds: float) -> None:
-        """Close the strategy of every rank that has one. Only log failures and delays, because the processes are killed afterwards."""
-        closing = {rank: asyncio.ensure_future(_result(self._actors[rank].close.remote())) for rank in sorted(self._built)}
+        """Close the strategy of every rank that has one. Only log failures and delays, because the processes are killed
+        afterwards.
+        """
+        closing = {
+            rank: asyncio.ensure_future(_result(self._actors[rank].close.remote())) for rank in sorted(self._built)
+        }
         if closing:
             await asyncio.wait(closing.values(), timeout=seconds)
         for rank, wait in closing.items():

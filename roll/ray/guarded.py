@@ -10,7 +10,9 @@ from typing import Any
 
 @asynccontextmanager
 async def guarded(watch: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """A context in which `watch` runs concurrently. If `watch` raises an error, the block is cancelled and that error is raised."""
+    """A context in which `watch` runs concurrently. If `watch` raises an error, the block is cancelled and that error
+    is raised.
+    """
     failure = None
     try:
         async with asyncio.TaskGroup() as both:

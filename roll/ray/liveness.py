@@ -1,8 +1,8 @@
 """Finds dead and stopped ranks that no caller has noticed, and fails calls that make no progress.
 
-Ray reports the death of a process only to its callers. It reports neither stopped processes (SIGSTOP) nor the death of a process that
-nobody calls. Therefore the kernel's state of every process of a role is checked on the process's own node. A process that stays stopped
-is killed, so that its calls fail at once and nothing of it remains.
+Ray reports the death of a process only to its callers. It reports neither stopped processes (SIGSTOP) nor the death of
+a process that nobody calls. Therefore the kernel's state of every process of a role is checked on the process's own
+node. A process that stays stopped is killed, so that its calls fail at once and nothing of it remains.
 """
 
 from __future__ import annotations
@@ -31,11 +31,15 @@ LOG = logging.getLogger(__name__)
 EVERY = 2.0
 """Seconds between two checks."""
 LOOKS = {Problem.GONE: 2, Problem.STOPPED: 6}
-"""Number of consecutive checks that must find a problem. It is a count, not a time: Ctrl-Z stops the checks together with the run."""
+"""Number of consecutive checks that must find a problem. It is a count, not a time: Ctrl-Z stops the checks together
+with the run.
+"""
 ANSWER_SECONDS = 10.0
 """Deadline in seconds for a node's report. A late node is queried again at the next check."""
 HEARD_SECONDS = 5.0
-"""Time in seconds after which a pending call on a dead process has failed, with an error that states how the process ended."""
+"""Time in seconds after which a pending call on a dead process has failed, with an error that states how the process
+ended.
+"""
 FLOOR_SECONDS = 600.0
 """Smallest limit in seconds for a call, however short previous calls were."""
 LONGEST_TIMES = 3.0
@@ -90,7 +94,8 @@ class Liveness:
     def watch(self, group: WatchedGroup, with_children: bool) -> None:
         """Check a group from now on, instead of the previous group of its role.
 
-        With `with_children`, a process also counts as stopped if one of its child processes is stopped, such as vLLM's engine.
+        With `with_children`, a process also counts as stopped if one of its child processes is stopped, such as vLLM's
+        engine.
         """
         self._groups[group.role] = (group, with_children)
 
@@ -161,8 +166,14 @@ class Liveness:
 
     async def _report(self, group: WatchedGroup, process: WorkerProcess, finding: Finding) -> WorkerDied:
         own = finding.pid == process.pid
-        what = f"its process {finding.pid}" if own else f"process {finding.pid}, a descendant of its process {process.pid},"
-        failure = WorkerDied(group.role, process.rank, f"{what} {finding.problem} (logs/{group.role}-{process.rank}.log)")
+        what = (
+            f"its process {finding.pid}"
+            if own
+            else f"process {finding.pid}, a descendant of its process {process.pid},"
+        )
+        failure = WorkerDied(
+            group.role, process.rank, f"{what} {finding.problem} (logs/{group.role}-{process.rank}.log)"
+        )
         LOG.warning("%s", failure)
         if finding.problem is Problem.STOPPED:
             group.report_stopped(process.rank, failure.cause)
@@ -175,7 +186,9 @@ class Liveness:
 
 
 class RayNodes:
-    """Implements `Nodes` and `Lookers`: checks the driver's node in a thread, and every other node by an actor there."""
+    """Implements `Nodes` and `Lookers`: checks the driver's node in a thread, and every other node by an actor
+    there.
+    """
 
     def __init__(self) -> None:
         self._probes: dict[str | None, Any] = {}
@@ -263,8 +276,8 @@ class CallTimes:
     def limit(self, method: str, deadline: float) -> float:
         """Return the seconds after which a call counts as stuck.
 
-        They are `LONGEST_TIMES` times the longest earlier call, at least `FLOOR_SECONDS`, and at most the deadline. The limit of a
-        method's first call, which may compile, is its deadline.
+        They are `LONGEST_TIMES` times the longest earlier call, at least `FLOOR_SECONDS`, and at most the deadline. The
+        limit of a method's first call, which may compile, is its deadline.
         """
         longest = self._longest.get(method)
         return deadline if longest is None else min(deadline, max(FLOOR_SECONDS, LONGEST_TIMES * longest))

@@ -47,7 +47,13 @@ def worker_placements(role: RolePlan, gpus_per_node: int, system_envs: Mapping[s
         environment = rank_environment(rank, role.ranks, on_cpu=not devices) | dict(system_envs)
         node = nodes[devices[0] // gpus_per_node] if devices else hosts[rank % len(hosts)]
         out.append(
-            WorkerPlacement(node, "cuda" if devices else "cpu", environment, devices, tuple(device % gpus_per_node for device in devices))
+            WorkerPlacement(
+                node,
+                "cuda" if devices else "cpu",
+                environment,
+                devices,
+                tuple(device % gpus_per_node for device in devices),
+            )
         )
     return out
 
@@ -65,7 +71,8 @@ def gpu_counts() -> list[int]:
 def cpu_nodes() -> list[str]:
     """Return the ids of all nodes for ranks on the CPU: the driver's node, then the others by address.
 
-    Ranks are assigned round-robin. The first ranks of all roles are thus on the driver's host, and can sync through its shared memory.
+    Ranks are assigned round-robin. The first ranks of all roles are thus on the driver's host, and can sync through its
+    shared memory.
     """
     own = ray.get_runtime_context().get_node_id()
     return [own, *(node["NodeID"] for node in _alive() if node["NodeID"] != own)]
@@ -83,14 +90,18 @@ def address_of(node_id: str | None) -> str:
 
 def _alive() -> list[Mapping[str, Any]]:
     """Return the live nodes, sorted by the numeric values of their addresses."""
-    return sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: int(ip_address(node["NodeManagerAddress"])))
+    return sorted(
+        (node for node in ray.nodes() if node["Alive"]), key=lambda node: int(ip_address(node["NodeManagerAddress"]))
+    )
 
 
 def rank_environment(rank: int, world_size: int, on_cpu: bool) -> dict[str, str]:
-    """Return a rank's environment variables for torch, DeepSpeed and vLLM. `LOCAL_RANK` is 0: a worker sees only its own devices."""
+    """Return a rank's environment variables for torch, DeepSpeed and vLLM. `LOCAL_RANK` is 0: a worker sees only its
+    own devices.
+    """
     environment = QUIET | {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
-    # By default torch would cache compiled kernels in the run's temporary folder, which is removed at the end. The next run should find
-    # the kernels.
+    # By default torch would cache compiled kernels in the run's temporary folder, which is removed at the end. The next
+    # run should find the kernels.
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(Path.home() / ".cache" / "roll" / "torchinductor")
     if not on_cpu:  # the process itself selects its devices, so Ray must not hide any
         return environment | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}

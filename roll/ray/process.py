@@ -1,4 +1,5 @@
-"""The Ray actors that host a role's strategy: each is one process, which builds the strategy and runs the calls of its facade.
+"""The Ray actors that host a role's strategy: each is one process, which builds the strategy and runs the calls of its
+facade.
 
 Recognises vLLM's reports of too little memory for the start of an engine, and suggests remedies.
 
@@ -44,7 +45,8 @@ class MemoryMonitor:
         self._most: int | None = None
 
     def held(self) -> int | None:
-        """Return the bytes held on the fullest device, or torch's memory in this process if the driver does not list the process.
+        """Return the bytes held on the fullest device, or torch's memory in this process if the driver does not list
+        the process.
 
         Return None on the CPU, and for an engine in a child process that the driver does not list.
         """
@@ -85,8 +87,14 @@ def device_name() -> str | None:
 
 
 def held_by(pids: Collection[int], devices: ByDevice) -> int | None:
-    """Return the bytes of these processes on the device where they hold the most. None if the driver lists none of them."""
-    sums = [sum(size for pid, size in processes.items() if pid in pids) for processes in devices if any(pid in pids for pid in processes)]
+    """Return the bytes of these processes on the device where they hold the most. None if the driver lists none of
+    them.
+    """
+    sums = [
+        sum(size for pid, size in processes.items() if pid in pids)
+        for processes in devices
+        if any(pid in pids for pid in processes)
+    ]
     return max(sums, default=None)
 
 
@@ -106,19 +114,26 @@ def nvml() -> ByDevice:
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         listed = [pynvml.nvmlDeviceGetComputeRunningProcesses(handle) for handle in handles]
-        return [{process.pid: process.usedGpuMemory for process in device if process.usedGpuMemory is not None} for device in listed]
+        return [
+            {process.pid: process.usedGpuMemory for process in device if process.usedGpuMemory is not None}
+            for device in listed
+        ]
     finally:
         pynvml.nvmlShutdown()
 
 
 # From `request_memory` in vllm/v1/worker/utils.py.
 FULL = re.compile(
-    r"Free memory on device \S+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than desired GPU memory utilization "
+    r"Free memory on device \S+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than desired GPU "
+    r"memory "
+    r"utilization "
     r"\((?P<share>[\d.]+), (?P<asked>[\d.]+) GiB\)"
 )
 # Both from `_check_enough_kv_cache_memory` in vllm/v1/core/kv_cache_utils.py.
 NO_CACHE = re.compile(r"No available memory for the cache blocks")
-SMALL_CACHE = re.compile(r"\((?P<asked>[\d.]+) GiB KV cache is needed, .*? the available KV cache memory \((?P<free>[\d.]+) GiB\)")
+SMALL_CACHE = re.compile(
+    r"\((?P<asked>[\d.]+) GiB KV cache is needed, .*? the available KV cache memory \((?P<free>[\d.]+) GiB\)"
+)
 # From torch's caching allocator, c10/cuda/CUDACachingAllocator.cpp.
 TORCH = re.compile(
     r"CUDA out of memory\. Tried to allocate (?P<asked>[\d.]+ \w+)\..*?"
@@ -127,23 +142,43 @@ TORCH = re.compile(
 
 SHARE = "actor_infer.strategy_args.strategy_config.gpu_memory_utilization"
 LOWER = f"lower {SHARE}, leave time_sharing on, or end other processes on the device"
-RAISE = f"raise {SHARE} (on the CPU kv_cache_gib), or lower prompt_length, response_length, max_num_batched_tokens or max_num_seqs"
+RAISE = (
+    f"raise {SHARE} (on the CPU kv_cache_gib), or lower prompt_length, response_length, max_num_batched_tokens "
+    f"or "
+    f"max_num_seqs"
+)
 
 
 def engine_shortage(devices: Sequence[int], text: str) -> str | None:
-    """Return a message with the device, the keys to change, and, if vLLM reports them, the requested and the free memory.
+    """Return a message with the device, the keys to change, and, if vLLM reports them, the requested and the free
+    memory.
 
-    Return None if memory was not the problem. `text` is the output of vLLM's engine process, because its exception is not passed on.
+    Return None if memory was not the problem. `text` is the output of vLLM's engine process, because its exception is
+    not passed on.
     """
-    where = f"device {devices[0]}" if len(devices) == 1 else f"devices {', '.join(map(str, devices))}" if devices else "its device"
+    where = (
+        f"device {devices[0]}"
+        if len(devices) == 1
+        else f"devices {', '.join(map(str, devices))}"
+        if devices
+        else "its device"
+    )
     if found := FULL.search(text):
         asked = f"it requested {found['asked']} GiB (gpu_memory_utilization {found['share']})"
-        return f"too little memory on {where} to start: {asked}, and {found['free']} of {found['total']} GiB were free; {LOWER}"
+        return (
+            f"too little memory on {where} to start: {asked}, and {found['free']} of {found['total']} GiB were "
+            f"free; "
+            f"{LOWER}"
+        )
     if found := SMALL_CACHE.search(text):
         asked = f"the longest sequence needs {found['asked']} GiB of KV cache, and {found['free']} GiB were left for it"
         return f"too little memory on {where} to start: {asked}; {RAISE}"
     if NO_CACHE.search(text):
-        return f"too little memory on {where} to start: the model used its whole share, and nothing was left for a KV cache; {RAISE}"
+        return (
+            f"too little memory on {where} to start: the model used its whole share, and nothing was left for a "
+            f"KV "
+            f"cache; {RAISE}"
+        )
     if found := TORCH.search(text):
         asked = f"it requested another {found['asked']}, and {found['free']} of {found['total']} were free"
         return f"too little memory on {where} to start: {asked}; {LOWER}"
@@ -151,7 +186,9 @@ def engine_shortage(devices: Sequence[int], text: str) -> str | None:
 
 
 MOST_CALLS = 1 << 20
-"""Largest number of concurrent calls in a process. There are never as many requests, so a pause or weight sync never waits for one."""
+"""Largest number of concurrent calls in a process. There are never as many requests, so a pause or weight sync never
+waits for one.
+"""
 
 IMPORTING = "loading libraries"
 """Stage that is shown until the strategy enters its first stage."""
@@ -272,7 +309,8 @@ class AsyncProcess:
 
 @contextmanager
 def _named_cause(rank: Rank, log: Path) -> Iterator[None]:
-    """Convert an error of an engine that lacked memory to `EngineShortage`, and name the exception that ended vLLM's own process.
+    """Convert an error of an engine that lacked memory to `EngineShortage`, and name the exception that ended vLLM's
+    own process.
 
     The log is searched too, for errors of child processes.
     """
@@ -294,7 +332,9 @@ def _named_cause(rank: Rank, log: Path) -> Iterator[None]:
 
 @contextmanager
 def _portable_errors() -> Iterator[None]:
-    """Replace an exception that cannot be sent to the driver by one with its text. Otherwise Ray would raise an unrelated error."""
+    """Replace an exception that cannot be sent to the driver by one with its text. Otherwise Ray would raise an
+    unrelated error.
+    """
     try:
         yield
     except Exception as error:
@@ -319,13 +359,17 @@ def _see(devices: Sequence[int]) -> None:
 
 
 def _use_own_temporary() -> None:
-    """Use the default temporary folder on hosts where the run's temporary folder does not exist, because compilers would fail there."""
+    """Use the default temporary folder on hosts where the run's temporary folder does not exist, because compilers
+    would fail there.
+    """
     if not os.path.isdir(os.environ.get("TMPDIR", "")):
         os.environ.pop("TMPDIR", None)
 
 
 def _find_programs() -> None:
-    """Prepend the interpreter's folder to PATH, as an activated environment would. DeepSpeed finds ninja there for compiling its ops."""
+    """Prepend the interpreter's folder to PATH, as an activated environment would. DeepSpeed finds ninja there for
+    compiling its ops.
+    """
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 

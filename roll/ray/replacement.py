@@ -1,4 +1,6 @@
-"""Calls on independent, stateless ranks. If a rank's process dies or hangs, the process is replaced and the call is repeated."""
+"""Calls on independent, stateless ranks. If a rank's process dies or hangs, the process is replaced and the call is
+repeated.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ HOUR = 3600.0
 class Replaced(Generic[S]):
     """The ranks of a group, for calls that may be repeated. For use in one event loop."""
 
-    def __init__(self, group: WorkerGroup[S], start_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, group: WorkerGroup[S], start_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """
         Args:
             start_seconds: deadline for each part of the start of a new process.
@@ -35,8 +39,11 @@ class Replaced(Generic[S]):
         self._replacements: defaultdict[int, int] = defaultdict(int)
         self._failures: defaultdict[int, deque[float]] = defaultdict(deque)
 
-    async def one(self, rank: int, seconds: float, method: Callable[[S, *Ts], Coroutine[Any, Any, R]], *arguments: *Ts) -> R:
-        """Call a method on one rank with a deadline. If its process dies or does not answer, repeat the call on a new process.
+    async def one(
+        self, rank: int, seconds: float, method: Callable[[S, *Ts], Coroutine[Any, Any, R]], *arguments: *Ts
+    ) -> R:
+        """Call a method on one rank with a deadline. If its process dies or does not answer, repeat the call on a new
+        process.
 
         Raises:
             WorkerFailed: the call raised an exception, or the rank failed more than MOST times within an hour.
@@ -55,7 +62,9 @@ class Replaced(Generic[S]):
             while self._replacements[rank] == which:
                 began = self._clock()
                 self._count(rank, failed)
-                LOG.warning("%s rank %d is replaced, and its unanswered calls are repeated: %s", failed.role, rank, failed.cause)
+                LOG.warning(
+                    "%s rank %d is replaced, and its unanswered calls are repeated: %s", failed.role, rank, failed.cause
+                )
                 try:
                     await self._group.replace(rank, self._start_seconds)
                 except (WorkerDied, WorkerLate) as error:

@@ -82,7 +82,9 @@ class RoleSigns:
         self._stages: dict[Path, str] = {}
 
     async def of(self, group: ObservedGroup, progress: str) -> Sign | None:
-        """Return a role's current activity, or None if its group is being ended. `progress` describes the progress of that activity."""
+        """Return a role's current activity, or None if its group is being ended. `progress` describes the progress of
+        that activity.
+        """
         states = group.states()
         if not states:
             return None

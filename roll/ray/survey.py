@@ -31,7 +31,14 @@ def main() -> None:
     found = ray.get([niceness.options(scheduling_strategy=place).remote() for place in there], timeout=SECONDS)
     ray.shutdown()
     places = [(node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))) for node in nodes]
-    print(json.dumps([{"address": host, "gpus": gpus, "niceness": nice} for (host, gpus), nice in zip(places, found, strict=True)]))
+    print(
+        json.dumps(
+            [
+                {"address": host, "gpus": gpus, "niceness": nice}
+                for (host, gpus), nice in zip(places, found, strict=True)
+            ]
+        )
+    )
 
 
 if __name__ == "__main__":

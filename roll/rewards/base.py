@@ -17,11 +17,12 @@ from roll.rewards.parts import RewardPart
 from roll.types import FP32_MAX, RewardOutcome, RewardResult
 
 RewardFunction = Callable[..., Any]
-"""Called as `reward(prompt: Prompt, response: str, row: Mapping[str, Any], **reward_args)`; returns a `RewardResult` or a number.
+"""Called as `reward(prompt: Prompt, response: str, row: Mapping[str, Any], **reward_args)`; returns a `RewardResult` or
+a number.
 
-If `rewards.<domain>.group` is true, the function receives all responses to a prompt instead of one, and returns a sequence with one result
-for each response. It may be a `def` or an `async def`. It may raise, hang or crash without harm to the run: it runs in a separate process
-(see process.py), and the outcome is recorded.
+If `rewards.<domain>.group` is true, the function receives all responses to a prompt instead of one, and returns a
+sequence with one result for each response. It may be a `def` or an `async def`. It may raise, hang or crash without
+harm to the run: it runs in a separate process (see process.py), and the outcome is recorded.
 """
 
 REWARDS: Registry[RewardFunction] = Registry("reward")
@@ -30,7 +31,8 @@ REWARDS: Registry[RewardFunction] = Registry("reward")
 def load_reward(name: str, place: str = "reward") -> RewardFunction:
     """Return the reward function called `name`.
 
-    A plain name refers to a function that `roll/rewards/<name>.py` registers. `package.module:function` refers to any other function.
+    A plain name refers to a function that `roll/rewards/<name>.py` registers. `package.module:function` refers to any
+    other function.
 
     Args:
         place: the configuration key that errors report.
@@ -46,10 +48,14 @@ def load_reward(name: str, place: str = "reward") -> RewardFunction:
     except ModuleNotFoundError as error:
         raise ConfigError([Fault(place, f"no reward is named '{name}': {error}", _remedy(name))]) from error
     except Exception as error:
-        raise ConfigError([Fault(place, f"'{name}' cannot be imported: {type(error).__name__}: {error}", "fix the module")]) from error
+        raise ConfigError(
+            [Fault(place, f"'{name}' cannot be imported: {type(error).__name__}: {error}", "fix the module")]
+        ) from error
     reward: RewardFunction | None = getattr(module, function_name, None) if function_name else REWARDS.get(name)
     if reward is None or not callable(reward):
-        raise ConfigError([Fault(place, f"no reward is named '{name}': {module.__name__} has no such function", _remedy(name))])
+        raise ConfigError(
+            [Fault(place, f"no reward is named '{name}': {module.__name__} has no such function", _remedy(name))]
+        )
     return reward
 
 
@@ -58,14 +64,21 @@ class RewardTraits:
     """Traits of a reward function, set by `declares` of `roll.algorithms.methods.base`."""
 
     needs_service: bool = False
-    """Whether the function calls a model or a server. If so, the check before the run skips it: the service may not be running yet."""
+    """Whether the function calls a model or a server. If so, the check before the run skips it: the service may not be
+    running yet.
+    """
     check_row: Callable[[Mapping[str, Any]], object] | None = None
-    """Raises ValueError if the reward cannot use a row, for example for want of a reference answer. It is called with every row before
-    the run, so it must be fast and must not call a service."""
+    """Raises ValueError if the reward cannot use a row, for example for want of a reference answer. It is called with
+    every row before the run, so it must be fast and must not call a service.
+    """
     passes_at: float | None = 1.0
-    """Smallest reward of a response that counts as passed. None for a reward that says nothing of right and wrong, such as a penalty."""
+    """Smallest reward of a response that counts as passed. None for a reward that says nothing of right and wrong, such
+    as a penalty.
+    """
     passes_by: str = ""
-    """Name of the part of the result that `passes_at` is compared with. Empty, or absent from a result: the reward itself."""
+    """Name of the part of the result that `passes_at` is compared with. Empty, or absent from a result: the reward
+    itself.
+    """
 
 
 def traits_of(reward: RewardFunction) -> RewardTraits:
@@ -76,11 +89,15 @@ def traits_of(reward: RewardFunction) -> RewardTraits:
 
 def is_finite(value: Any) -> bool:
     """Whether a value is a finite number that fp32 holds."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= FP32_MAX  # also false for nan
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= FP32_MAX
+    )  # also false for nan
 
 
 def row_check(reward: RewardFunction) -> RewardFunction:
-    """Return a reward function that only calls the `check_row` that `reward` declares. A row that it refuses is UNPARSABLE."""
+    """Return a reward function that only calls the `check_row` that `reward` declares. A row that it refuses is
+    UNPARSABLE.
+    """
     check = traits_of(reward).check_row
 
     def checked(prompt: Any, responses: Any, row: Mapping[str, Any], **reward_args: Any) -> Any:
@@ -105,12 +122,16 @@ def reward_of(part: RewardPart) -> RewardFunction:
     traits = traits_of(reward)
     if not (traits.passes_at is None or is_finite(traits.passes_at)) or not isinstance(traits.passes_by, str):
         problem = f"'{part.reward}' declares passes_at={traits.passes_at!r} and passes_by={traits.passes_by!r}"
-        raise ConfigError([Fault(f"{part.place}.reward", problem, "declare a finite number or None, and the name of a part")])
+        raise ConfigError(
+            [Fault(f"{part.place}.reward", problem, "declare a finite number or None, and the name of a part")]
+        )
     try:
         inspect.signature(reward).bind(None, [] if part.group else "", {}, **part.reward_args)
     except TypeError as error:
         takes = f"the function accepts {inspect.signature(reward)}"
-        raise ConfigError([Fault(f"{part.place}.reward_args", f"does not fit '{part.reward}': {error}", takes)]) from error
+        raise ConfigError(
+            [Fault(f"{part.place}.reward_args", f"does not fit '{part.reward}': {error}", takes)]
+        ) from error
     return reward
 
 

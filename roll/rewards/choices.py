@@ -1,6 +1,7 @@
 """Finds the letter of the choice in a response to a multiple-choice question. Pure functions.
 
-A choice is a letter that stands alone: not a letter of a word, and not one of several letters that are offered together.
+A choice is a letter that stands alone: not a letter of a word, and not one of several letters that are offered
+together.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CALLED = re.compile(
 )
 CHOSEN = re.compile(rf"(?i:\b(?:choose|chose|pick|select|go with)\b{KIND}){LETTER}")
 NAMED = re.compile(
-    rf"(?i:{NOUN}){LETTER}(?!{CLOSING}\s*(?i:is|are|was|seems|looks|would|could|can|and|or|fails|has|does)\b)",
+    rf"(?i:{NOUN}){LETTER}(?!{CLOSING}\s*(?i:is|are|was|seems|looks|would|could|can|and|or|fails|has|does)\b)"
 )
 OTHER = re.compile(
     r"[)*_\]}$\"'`]*\s*(?:,|/|&|\b(?i:or|and)\b)+\s*(?:(?i:or|and|option|choice)\s+)*"
@@ -34,7 +35,9 @@ OTHER = re.compile(
 
 
 def letter_of(text: str) -> str | None:
-    """Return the letter of an answer such as the content of a box: a letter, or a letter before its text, as in `B) because`."""
+    """Return the letter of an answer such as the content of a box: a letter, or a letter before its text, as in `B)
+    because`.
+    """
     plain = _plain(text)
     found = WHOLE.fullmatch(plain) or LED_BY.match(plain)
     return _only(plain, found) if found else None
@@ -43,8 +46,8 @@ def letter_of(text: str) -> str | None:
 def stated_letter(text: str) -> str | None:
     """Return the letter of the choice that a text states, or None if it states none, or several together.
 
-    The forms are tried in this order, and of each the last one counts: "answer is B" or "Answer: (B)"; "B is correct"; "I choose B"; the
-    last line, if it is a letter or begins with one, as in "B) because"; "option B".
+    The forms are tried in this order, and of each the last one counts: "answer is B" or "Answer: (B)"; "B is correct";
+    "I choose B"; the last line, if it is a letter or begins with one, as in "B) because"; "option B".
     """
     plain = _plain(text)
     for pattern in (STATED, CALLED, CHOSEN):

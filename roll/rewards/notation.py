@@ -1,6 +1,8 @@
-"""Rewrites an answer in the notation that math-verify reads: Unicode, groups of digits, decimals, mixed numbers, powers. Pure functions.
+"""Rewrites an answer in the notation that math-verify reads: Unicode, groups of digits, decimals, mixed numbers,
+powers. Pure functions.
 
-Each function keeps the value of the answer. What may have two meanings, such as `1,000` within brackets, is left as it is.
+Each function keeps the value of the answer. What may have two meanings, such as `1,000` within brackets, is left as it
+is.
 """
 
 from __future__ import annotations
@@ -14,10 +16,31 @@ from fractions import Fraction
 DASHES = "‐‑‒–—―−﹣－"
 SPACES = "\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 COMMANDS = (
-    "≠ \\ne · × \\times · ÷ \\div · ± \\pm · ∓ \\mp · ∞ \\infty · ≈ \\approx · ∪ \\cup · ∩ \\cap · ∈ \\in · ∅ \\emptyset · ∖ \\setminus · "
-    "⌊ \\lfloor · ⌋ \\rfloor · ⌈ \\lceil · ⌉ \\rceil · … \\ldots · α \\alpha · β \\beta · γ \\gamma · δ \\delta · ε \\epsilon · ζ \\zeta · "
-    "η \\eta · θ \\theta · ι \\iota · κ \\kappa · λ \\lambda · μ \\mu · ν \\nu · ξ \\xi · π \\pi · ρ \\rho · σ \\sigma · τ \\tau · "
-    "υ \\upsilon · φ \\phi · χ \\chi · ψ \\psi · ω \\omega · ℝ \\mathbb{R} · ℤ \\mathbb{Z} · ℕ \\mathbb{N} · ℚ \\mathbb{Q} · ℂ \\mathbb{C}"
+    "≠ \\ne · × \\times · ÷ \\div · ± \\pm · ∓ \\mp · ∞ \\infty · ≈ \\approx · ∪ \\cup · ∩ \\cap · ∈ \\in · ∅ "
+    "\\emptyset "
+    "· "
+    "∖ "
+    "\\setminus "
+    "· "
+    "⌊ \\lfloor · ⌋ \\rfloor · ⌈ \\lceil · ⌉ \\rceil · … \\ldots · α \\alpha · β \\beta · γ \\gamma · δ \\delta "
+    "· "
+    "ε "
+    "\\epsilon "
+    "· "
+    "ζ "
+    "\\zeta "
+    "· "
+    "η \\eta · θ \\theta · ι \\iota · κ \\kappa · λ \\lambda · μ \\mu · ν \\nu · ξ \\xi · π \\pi · ρ \\rho · σ "
+    "\\sigma "
+    "· "
+    "τ "
+    "\\tau "
+    "· "
+    "υ \\upsilon · φ \\phi · χ \\chi · ψ \\psi · ω \\omega · ℝ \\mathbb{R} · ℤ \\mathbb{Z} · ℕ \\mathbb{N} · ℚ "
+    "\\mathbb{Q} "
+    "· "
+    "ℂ "
+    "\\mathbb{C}"
 )
 SIGNS = {
     **dict.fromkeys(DASHES, "-"),
@@ -47,7 +70,8 @@ WIDE = re.compile("[\uff01-\uff5e\U0001d400-\U0001d7ff]")
 FULL_STOP = re.compile(r"(?<!\.)\.$")
 EMPHASIS = re.compile(r"(\*\*|__)((?:(?!\1).)+)\1", re.DOTALL)
 WRAPPED = re.compile(
-    r"(?<!\\)\$\$([^$]+)(?<!\\)\$\$|(?<!\\)\$([^$]+)(?<!\\)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]", re.DOTALL
+    r"(?<!\\)\$\$([^$]+)(?<!\\)\$\$|(?<!\\)\$([^$]+)(?<!\\)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]",
+    re.DOTALL,
 )
 STYLED = re.compile(
     r"\\(?:text(?:bf|it|rm|normal|color\{\w+\})?|math(?:rm|bf|sf|normal)|color\{\w+\}|mbox|boldsymbol|bm|underline|boxed|fbox)"
@@ -55,7 +79,9 @@ STYLED = re.compile(
 )
 LONG_GAP = re.compile(r"\s{2,}|(?:(?:(?<!\\)\\[,;:!]|~|\\quad)\s?){3,}")
 NO_MEANING = re.compile(r"\\color\{\w+\}|\\checkmark\b|\\(?:large|Large|huge)\b")
-LABEL = re.compile(r"\\text(?:bf|it|rm)?\{[^{}]*(?::|=|\bis:?)\s*\}|(?i:(?:the )?(?:final )?answer(?: is|:|=)+)|[A-Za-z][A-Za-z ]{2,}:")
+LABEL = re.compile(
+    r"\\text(?:bf|it|rm)?\{[^{}]*(?::|=|\bis:?)\s*\}|(?i:(?:the )?(?:final )?answer(?: is|:|=)+)|[A-Za-z][A-Za-z ]{2,}:"
+)
 SYNONYMS = {
     "\\varnothing": "\\emptyset",
     "\\lbrace": "\\{",
@@ -80,7 +106,9 @@ ENCLOSED = re.compile(r"[(\[]|\\[{l]|^\{")
 REPEATING = re.compile(
     r"(?<![\w.])([0-9]+)\.([0-9]*)(?:\\(?:overline|bar)\s*\{([0-9]+)\}|\(([0-9]+)\)|(\\dot\s*\{?[0-9]\}?(?:[0-9]*\\dot\s*\{?[0-9]\}?)?))"
 )
-ENDLESS = re.compile(r"(?<![\w.])([0-9]+)\.(?=[0-9]+\s*[.\\])([0-9]{0,30}?)([0-9]{1,30}?)(\3+)\s*(?:\.\.\.+|\\[lc]?dots\b)")
+ENDLESS = re.compile(
+    r"(?<![\w.])([0-9]+)\.(?=[0-9]+\s*[.\\])([0-9]{0,30}?)([0-9]{1,30}?)(\3+)\s*(?:\.\.\.+|\\[lc]?dots\b)"
+)
 SCIENTIFIC = re.compile(r"(?<![\w.\\])([0-9]+(?:\.[0-9]+)?)[eE]([+-]?[0-9]+)(?![\w.])")
 TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX*]\s*10\s*(?=\^|\*\*)")
 LARGE = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -107,7 +135,9 @@ def standard(answer: str) -> str:
 
 
 def in_text(text: str, rewrite: Callable[[str], str] = standard) -> str:
-    """Return a whole response with each of its marked formulas rewritten, and in the rest only the signs and mixed numbers."""
+    """Return a whole response with each of its marked formulas rewritten, and in the rest only the signs and mixed
+    numbers.
+    """
     pieces, begin = [], 0
     for formula in WRAPPED.finditer(text):
         pieces += [_plain(text[begin : formula.start()]), f"${rewrite(formula[formula.lastindex or 0])}$"]
@@ -128,16 +158,22 @@ def latin(text: str) -> str:
         return text
     text = OVERLINED.sub(lambda found: f"\\overline{{{re.sub('[^0-9]', '', found[0])}}}", text)
     text = DOTTED.sub(r"\\dot{\1}", text)
-    text = STACKED.sub(lambda found: "\\frac{{{}}}{{{}}}".format(*(unicodedata.normalize("NFKC", one) for one in found.groups())), text)
+    text = STACKED.sub(
+        lambda found: "\\frac{{{}}}{{{}}}".format(*(unicodedata.normalize("NFKC", one) for one in found.groups())), text
+    )
     text = SUPERSCRIPT.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}", text)
     text = SUBSCRIPT.sub(lambda found: f"_{{{unicodedata.normalize('NFKC', found[0])}}}", text)
-    text = VULGAR.sub(lambda found: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄")), text)
+    text = VULGAR.sub(
+        lambda found: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄")), text
+    )
     text = WIDE.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
     return "".join(SIGNS.get(sign, str(int(sign)) if sign.isdecimal() else sign) for sign in text)
 
 
 def bare(text: str) -> str:
-    """Return an answer without the marks around the whole of it (bold, dollars, boxes) and without a label such as `Answer:`."""
+    """Return an answer without the marks around the whole of it (bold, dollars, boxes) and without a label such as
+    `Answer:`.
+    """
     before = None
     while text != before:
         before = text
@@ -162,7 +198,9 @@ def ungrouped(text: str) -> str:
 
 
 def fractions_for_decimals(text: str) -> str:
-    """Return a text with a fraction for each repeating decimal: `0.1\\overline{6}`, `0.1(6)`, `0.1\\dot{6}` and `0.1666...`."""
+    """Return a text with a fraction for each repeating decimal: `0.1\\overline{6}`, `0.1(6)`, `0.1\\dot{6}` and
+    `0.1666...`.
+    """
 
     def marked(found: re.Match[str]) -> str:
         block = found[3] or found[4] or re.sub("[^0-9]", "", found[5])
@@ -184,7 +222,9 @@ def _fraction(whole: str, before: str, block: str) -> str:
 
 def powers(text: str) -> str:
     """Return a text with `1e-3`, `2**3`, `2^10`, `1.5 x 10^3` and `5 million` as LaTeX."""
-    text = SCIENTIFIC.sub(lambda found: f"{found[1]} \\times 10^{{{int(found[2])}}}", TIMES_TEN.sub(r" \\times 10", text))
+    text = SCIENTIFIC.sub(
+        lambda found: f"{found[1]} \\times 10^{{{int(found[2])}}}", TIMES_TEN.sub(r" \\times 10", text)
+    )
     text = LARGE_NUMBER.sub(_large, text)
     return POWER.sub(r"^{\1}", text.replace("**", "^"))
 
@@ -231,7 +271,9 @@ def _closing(text: str, begin: int) -> int | None:
 
 
 def range_of(answer: str) -> tuple[Decimal, Decimal] | None:
-    """Return the ends of an answer that is a range such as `3-5`. None for `5-3`, which is a difference, and for anything else."""
+    """Return the ends of an answer that is a range such as `3-5`. None for `5-3`, which is a difference, and for
+    anything else.
+    """
     found = RANGE.fullmatch(bare(latin(answer).strip())) if len(answer) <= LONGEST_RANGE else None
     if found is None:
         return None

@@ -21,7 +21,9 @@ class Bar:
 
     at: float
     names: tuple[str, ...] = ()
-    """Names of parts of the reward, or of metrics of the episode. The value is the first that exists, or else the reward."""
+    """Names of parts of the reward, or of metrics of the episode. The value is the first that exists, or else the
+    reward.
+    """
 
     def reached(self, episode: Episode) -> bool:
         """Return whether the episode's value is at least `at`."""
@@ -69,4 +71,6 @@ def bars_of_judge(pattern: AnswerPattern) -> Bars:
 
 def said(bars: Mapping[str, Bars]) -> str:
     """Return the bars of all domains as a text."""
-    return "; ".join(f"{domain}: {' and '.join(map(str, own)) if own else 'no accuracy'}" for domain, own in sorted(bars.items()))
+    return "; ".join(
+        f"{domain}: {' and '.join(map(str, own)) if own else 'no accuracy'}" for domain, own in sorted(bars.items())
+    )

@@ -39,7 +39,9 @@ class Cases:
     expected: tuple[str, ...]
     """Expected output for each input, stripped."""
     tests: tuple[tuple[str, str, str], ...]
-    """For the other kinds: code to put before the program, the test's code, and the name of the function to pass to `check`, or ''."""
+    """For the other kinds: code to put before the program, the test's code, and the name of the function to pass to
+    `check`, or ''.
+    """
     tolerance: float | None = None
     """Tolerance for the numbers of an output, of the row's column `tolerance`."""
 
@@ -47,9 +49,10 @@ class Cases:
 def program_of(text: str, block: Literal["first", "last"] = "first") -> str | None:
     """Return the program in a text, or None if there is none.
 
-    The program is one of the fenced blocks marked as Python, or of all blocks if no block names a language: `first` takes the first
-    one with `def `, or else the first one (ROLL's local rule); `last` takes the last one (the rule of ROLL's server). If there is no code
-    fence, it is the whole text, provided that it is short. Programs in other languages are ignored.
+    The program is one of the fenced blocks marked as Python, or of all blocks if no block names a language: `first`
+    takes the first one with `def `, or else the first one (ROLL's local rule); `last` takes the last one (the rule of
+    ROLL's server). If there is no code fence, it is the whole text, provided that it is short. Programs in other
+    languages are ignored.
     """
     found = fenced_blocks(text)
     python = [body for info, body in found if PYTHON.match(info)]
@@ -61,10 +64,12 @@ def program_of(text: str, block: Literal["first", "last"] = "first") -> str | No
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """Return (info text, body) of each fenced block. The indentation of a body's first line is removed from all of its lines.
+    """Return (info text, body) of each fenced block. The indentation of a body's first line is removed from all of its
+    lines.
 
-    A block ends at a line that is a fence or ends in one. If the lines before it are no Python, but those before a later such line are, the
-    block ends there: fences within a string end nothing. A block that never ends counts if it is Python.
+    A block ends at a line that is a fence or ends in one. If the lines before it are no Python, but those before a
+    later such line are, the block ends there: fences within a string end nothing. A block that never ends counts if it
+    is Python.
     """
     lines = text.replace("\r\n", "\n").split("\n")
     found, at = [], 0
@@ -81,7 +86,9 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
 
 def _body(lines: list[str], begin: int, fence: str) -> tuple[str | None, int]:
-    """Return (body of the block that begins at a line, the number of its last line). The body is None if the block never ends."""
+    """Return (body of the block that begins at a line, the number of its last line). The body is None if the block
+    never ends.
+    """
     ends = [number for number in range(begin, len(lines)) if _closes(lines[number], fence)][:MOST_CLOSINGS]
     bodies = [_aligned([*lines[begin:end], *_before_fence(lines[end], fence)]) for end in ends]
     for body, end in zip(bodies, ends, strict=True):
@@ -125,14 +132,17 @@ def same_output(output: str, expected: str, tolerance: float | None) -> bool:
     White space around the whole text and at the ends of lines makes no difference, nor does the kind of line end.
 
     Args:
-        tolerance: None compares lines as text. A number compares words that are numbers by value: they may differ by it, absolutely or
+        tolerance: None compares lines as text. A number compares words that are numbers by value: they may differ by
+            it, absolutely or
             relative to the expected number. Integers must be equal.
     """
     printed, wanted = _lines(output), _lines(expected)
     if printed == wanted or tolerance is None or len(printed) != len(wanted):
         return printed == wanted
     pairs = [(mine.split(), theirs.split()) for mine, theirs in zip(printed, wanted, strict=True)]
-    return all(len(mine) == len(theirs) and all(map(_near, mine, theirs, [tolerance] * len(mine))) for mine, theirs in pairs)
+    return all(
+        len(mine) == len(theirs) and all(map(_near, mine, theirs, [tolerance] * len(mine))) for mine, theirs in pairs
+    )
 
 
 def _lines(text: str) -> list[str]:
@@ -156,7 +166,9 @@ def passes(cases: Cases, number: int, outcome: Outcome, tolerance: float | None 
 
 
 def imported_packages(source: str) -> set[str]:
-    """Return the top-level packages that a source imports, except imports within a `try`, which may handle that they are missing."""
+    """Return the top-level packages that a source imports, except imports within a `try`, which may handle that they
+    are missing.
+    """
     try:
         waiting: list[ast.AST] = [ast.parse(source)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -188,7 +200,9 @@ def cases_of(row: Mapping[str, Any]) -> Cases:
         expected = tuple(_text(case, "expected_stdout", index).strip() for index, case in enumerate(listed))
         return _some(Cases(kind, inputs, expected, (), _tolerance(row)))
     if kind != "check_based":
-        codes = [case if isinstance(case, str) else _text(case, "assert_code", index) for index, case in enumerate(listed)]
+        codes = [
+            case if isinstance(case, str) else _text(case, "assert_code", index) for index, case in enumerate(listed)
+        ]
         for index, code in enumerate(codes):
             _parsed(code, f"case {index} of the row's 'test_cases'")
         tests = tuple(("", code, "") for code in codes)
@@ -200,12 +214,16 @@ def cases_of(row: Mapping[str, Any]) -> Cases:
     for index, case in enumerate(listed):
         named = case if isinstance(case, dict) else {"assert_code": case}
         entry = str(named.get("entry_point") or row.get("entry_point") or "")
-        checks += [(str(named.get("import_prefix") or ""), test, entry) for test in one_assert_each(_text(named, "assert_code", index))]
+        checks += [
+            (str(named.get("import_prefix") or ""), test, entry)
+            for test in one_assert_each(_text(named, "assert_code", index))
+        ]
     return _some(Cases(kind, (), (), tuple(checks)))
 
 
 def one_assert_each(check: str) -> list[str]:
-    """Return a copy of the code for each `assert` directly in its function `check`, with only that `assert`. Each copy is a test case.
+    """Return a copy of the code for each `assert` directly in its function `check`, with only that `assert`. Each copy
+    is a test case.
 
     Code with fewer than two of these `assert`s is returned unchanged, as the only case.
 
@@ -235,7 +253,8 @@ def job_of(cases: Cases, program: str) -> Job:
     source = f"{cases.tests[0][0]}\n{program}" if cases.tests[0][0] else program
     entry = _last_function(program) if kind == "check" else ""
     tests = tuple(
-        {"kind": kind, "code": code, "source": source, "entry": name or entry, "response": program} for _, code, name in cases.tests
+        {"kind": kind, "code": code, "source": source, "entry": name or entry, "response": program}
+        for _, code, name in cases.tests
     )
     return Job("" if kind == "text" else source, kind, (), tests)
 

@@ -58,9 +58,13 @@ TEXT = r"\\(?:text|textrm|textbf|mathrm|mbox|rm)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 EXPONENT = r"\^\s*\{?\s*-?[0-9]\s*\}?"
 IN_TEXT = re.compile(rf"(.*?)((?:{GAP}(?:\\cdot|/)?{GAP}{TEXT}(?:\s*{EXPONENT})?)+{GAP})", re.DOTALL)
 NAMED, ONLY = re.compile(TEXT), re.compile(rf"{GAP}{TEXT}{POWER}{GAP}")
-UNIT_FRACTION = re.compile(rf"(.*?){GAP}\\[dt]?frac\s*\{{\s*{TEXT}{POWER}\s*\}}\s*\{{\s*{TEXT}{POWER}\s*\}}{GAP}", re.DOTALL)
+UNIT_FRACTION = re.compile(
+    rf"(.*?){GAP}\\[dt]?frac\s*\{{\s*{TEXT}{POWER}\s*\}}\s*\{{\s*{TEXT}{POWER}\s*\}}{GAP}", re.DOTALL
+)
 BASE = re.compile(r"([0-9A-F]+)_\{?([0-9]+)\}?")
-DEGREES = re.compile(rf"(.*)\^\s*(?:\\circ|o|\{{\s*(?:\\circ|o)\s*\}}){GAP}(?:\\(?:text|mathrm)\{{\s*)?([CF]?)\s*\}}?{GAP}", re.DOTALL)
+DEGREES = re.compile(
+    rf"(.*)\^\s*(?:\\circ|o|\{{\s*(?:\\circ|o)\s*\}}){GAP}(?:\\(?:text|mathrm)\{{\s*)?([CF]?)\s*\}}?{GAP}", re.DOTALL
+)
 CURRENCY = re.compile(rf"(-?)(?:\\?\$|\\text\{{\s*\\?\$\s*\}}|([€£¥₹])){GAP}(.+)", re.DOTALL)
 IN_WORDS = re.compile(rf"(.*(?:[0-9)}}\]]|\\pi))({GAP})([A-Za-z]+(?:[\s/][A-Za-z]+){{0,3}}){POWER}\s*", re.DOTALL)
 PERCENT = re.compile(r"(.*[0-9)}])\s*(?:\\?%|percent(?:age)?|pct)", re.DOTALL)
@@ -96,7 +100,8 @@ class Quantity:
 
 
 def quantity(answer: str) -> Quantity:
-    """Return the value and the unit of an answer whose unit is marked: as text, as degrees, as a percentage or as a currency.
+    """Return the value and the unit of an answer whose unit is marked: as text, as degrees, as a percentage or as a
+    currency.
 
     The base of a numeral, such as the 2 of `101_2`, counts as a unit. The value of a percentage keeps its sign.
     """
@@ -123,7 +128,9 @@ def _in_text(answer: str) -> Quantity:
         return Quantity(answer)
     only = ONLY.fullmatch(found[2])
     unit = named(only[1], only[2]) if only else None
-    if unit is None and len(texts) == 1 and len(texts[0]) == 1 and texts[0] not in NAMES:  # a variable in upright letters
+    if (
+        unit is None and len(texts) == 1 and len(texts[0]) == 1 and texts[0] not in NAMES
+    ):  # a variable in upright letters
         return Quantity(answer)
     return Quantity(found[1].strip() + ("\\%" if unit == "percent" else ""), unit)
 
@@ -131,8 +138,8 @@ def _in_text(answer: str) -> Quantity:
 def in_words(answer: Quantity, is_reference: bool) -> Quantity:
     """Return a quantity without a unit in plain letters after its number, such as `5 cm` or `5 apples`.
 
-    Letters may also be variables. So a unit in a reference must stand apart and have several letters. In a response a single letter must
-    stand apart, after a decimal number.
+    Letters may also be variables. So a unit in a reference must stand apart and have several letters. In a response a
+    single letter must stand apart, after a decimal number.
     """
     found = IN_WORDS.fullmatch(answer.value)
     if answer.unit is not None or found is None or LIMITS.search(found[3].lower()):
@@ -149,7 +156,9 @@ def in_words(answer: Quantity, is_reference: bool) -> Quantity:
 
 
 def named(text: str, power: str | None = None) -> str | None:
-    """Return the unit that a text names, such as `km/h` for `kilometres per hour` and `cm^2` for `square centimetres`. None if unknown."""
+    """Return the unit that a text names, such as `km/h` for `kilometres per hour` and `cm^2` for `square centimetres`.
+    None if unknown.
+    """
     words = re.sub(r"\bper\b", "/", text.lower().replace("\\", "").strip(" .,"))
     squared = re.sub(r"^(?:square|sq\.?)\s+(\S+)", r"\1^2", words)
     cubed = re.sub(r"^(?:cubic|cu\.?)\s+(\S+)", r"\1^3", squared)

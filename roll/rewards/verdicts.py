@@ -17,11 +17,15 @@ from roll.types import FP32_MAX, RewardOutcome, RewardResult, TurnReward
 MOST_NOTE = 2000
 """Largest number of characters in a result's note. A longer note is truncated."""
 MOST_PARTS, MOST_PART_NAME = 64, 100
-"""Largest number of parts of a result, and of characters in a part's name. A result that exceeds one of them is CRASHED."""
+"""Largest number of parts of a result, and of characters in a part's name. A result that exceeds one of them is
+CRASHED.
+"""
 
 
 def verdict(returned: Any, response: str) -> RewardResult:
-    """Return the result of one response. The function must have returned a `RewardResult` or a number, else the result is CRASHED."""
+    """Return the result of one response. The function must have returned a `RewardResult` or a number, else the result
+    is CRASHED.
+    """
     if isinstance(returned, RewardResult):
         return _whole(returned, len(response))
     if not isinstance(returned, Real | np.bool_):
@@ -35,13 +39,15 @@ def verdict(returned: Any, response: str) -> RewardResult:
 def verdicts(returned: Any, responses: Sequence[str]) -> list[RewardResult]:
     """Return the results of a group.
 
-    The function must have returned a sequence with one `RewardResult` or number for each response. Otherwise all results, or the results
-    in place of invalid elements, are CRASHED.
+    The function must have returned a sequence with one `RewardResult` or number for each response. Otherwise all
+    results, or the results in place of invalid elements, are CRASHED.
     """
     try:
         several = list(returned)
     except TypeError:
-        problem = f"returned a {type(returned).__name__}, not a sequence with a result for each response: {_shown(returned)}"
+        problem = (
+            f"returned a {type(returned).__name__}, not a sequence with a result for each response: {_shown(returned)}"
+        )
         return [crashed(problem)] * len(responses)
     if len(several) != len(responses):
         return [crashed(f"returned {len(several)} results for {len(responses)} responses")] * len(responses)
@@ -49,7 +55,9 @@ def verdicts(returned: Any, responses: Sequence[str]) -> list[RewardResult]:
 
 
 def raised(error: BaseException, caller: str) -> RewardResult:
-    """Return a CRASHED result with the exception and its place in the user's code. `caller` is the file that called the function."""
+    """Return a CRASHED result with the exception and its place in the user's code. `caller` is the file that called the
+    function.
+    """
     return crashed(raised_where(error, caller), trace_of(error, caller))
 
 
@@ -97,7 +105,9 @@ def _shown(returned: Any) -> str:
 
 
 def _turns(turns: Sequence[TurnReward], characters: int) -> tuple[TurnReward, ...]:
-    checked = tuple(TurnReward(operator.index(turn.end), _number("its reward of a turn is", turn.value)) for turn in turns)
+    checked = tuple(
+        TurnReward(operator.index(turn.end), _number("its reward of a turn is", turn.value)) for turn in turns
+    )
     ends = [0, *(turn.end for turn in checked), characters + 1]
     if any(later <= earlier for earlier, later in pairwise(ends)):
         found = f"its turns end at {', '.join(map(str, ends[1:-1]))} of {characters} characters"

@@ -42,7 +42,9 @@ class Shaping:
     longest_wrong: int | None = None
     """Wrong responses (score at most 0) of at least this many tokens are left out of the loss."""
     difficulty: tuple[float, float] | None = None
-    """Exclusive bounds of the mean score of a group (`RewardResult.graded`). Groups outside them are left out of the loss."""
+    """Exclusive bounds of the mean score of a group (`RewardResult.graded`). Groups outside them are left out of the
+    loss.
+    """
     overlong: Overlong | None = None
     """Penalty for long responses."""
 
@@ -92,18 +94,26 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
     compared = [usable(group) for group in groups]
     kept = [(index, episode) for index, episodes in enumerate(compared) for episode in episodes]
     if not kept:
-        tried = [episode for group in groups for episode in (*group.episodes, *([group.baseline] if group.baseline else ()))]
+        tried = [
+            episode for group in groups for episode in (*group.episodes, *([group.baseline] if group.baseline else ()))
+        ]
         notes = {episode.reward.note for episode in tried if not has_verdict(episode)}
-        raise RollError(f"no response of this step could be scored; the rewards reported: {'; '.join(sorted(notes)[:3])}")
+        raise RollError(
+            f"no response of this step could be scored; the rewards reported: {'; '.join(sorted(notes)[:3])}"
+        )
     episodes = [episode for _, episode in kept]
     counts = np.array([len(episodes) for episodes in compared])
     means = _means([episode.reward.graded for episode in episodes], counts)
     trajectories = [trajectory for episode in episodes for trajectory in episode.trajectories]
     for trajectory in trajectories:
         first = trajectory.segments[0]
-        assert len(first.token_ids) and not first.sampled, "a trajectory must begin with given tokens: nothing predicts its first one"
+        assert len(first.token_ids) and not first.sampled, (
+            "a trajectory must begin with given tokens: nothing predicts its first one"
+        )
     segments = [segment for trajectory in trajectories for segment in trajectory.segments]
-    episode_of_sequence = np.repeat(np.arange(len(episodes), dtype=np.int32), [len(episode.trajectories) for episode in episodes])
+    episode_of_sequence = np.repeat(
+        np.arange(len(episodes), dtype=np.int32), [len(episode.trajectories) for episode in episodes]
+    )
     learns = [_learns(episode, means[index], shaping) for index, episode in kept]
     rewards = _shaped(episodes, shaping)
     baselines = [baseline for index, _ in kept if (baseline := groups[index].baseline) is not None]
@@ -123,7 +133,9 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
 
 
 def _means(scores: Sequence[float], counts: np.ndarray) -> list[float]:
-    """Return the mean score of each group, NaN for an empty group. `counts` holds the number of scores of each group."""
+    """Return the mean score of each group, NaN for an empty group. `counts` holds the number of scores of each
+    group.
+    """
     values, ends = np.array(scores, np.float64), np.cumsum(counts)
     bounds = zip((ends - counts).tolist(), ends.tolist(), strict=True)
     return [float(values[begin:end].sum()) / (end - begin) if end > begin else np.nan for begin, end in bounds]
@@ -158,7 +170,9 @@ def failure(group: RolloutGroup) -> str | None:
 
 def has_verdict(episode: Episode) -> bool:
     """Whether the episode's reward is a verdict on the policy."""
-    return episode.reward.outcome not in NO_VERDICT and not any(trajectory.stop in BROKEN_OFF for trajectory in episode.trajectories)
+    return episode.reward.outcome not in NO_VERDICT and not any(
+        trajectory.stop in BROKEN_OFF for trajectory in episode.trajectories
+    )
 
 
 def _shaped(episodes: Sequence[Episode], shaping: Shaping) -> Floats:
@@ -197,7 +211,9 @@ def _laid_end_to_end(trajectories: Sequence[Trajectory], segments: Sequence[Segm
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metrics:
-    """Return metrics of a step's episodes: rewards by domain, reward outcomes, lengths and staleness. No rewards without a verdict."""
+    """Return metrics of a step's episodes: rewards by domain, reward outcomes, lengths and staleness. No rewards
+    without a verdict.
+    """
     episodes = [episode for group in groups for episode in group.episodes]
     scored = [episode for episode in episodes if has_verdict(episode)]
     rewards = np.array([episode.reward.value for episode in scored])
@@ -219,7 +235,9 @@ def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metr
     for outcome in RewardOutcome:
         metrics[f"reward/{outcome.value}_fraction"] = outcomes[outcome] / len(episodes)
     for domain in sorted({group.prompt.domain for group in groups}):
-        results = [e.reward for group in groups if group.prompt.domain == domain for e in group.episodes if has_verdict(e)]
+        results = [
+            e.reward for group in groups if group.prompt.domain == domain for e in group.episodes if has_verdict(e)
+        ]
         if results:
             metrics[f"reward/{domain}/mean"] = float(np.mean([result.value for result in results]))
         for part in sorted({name for result in results for name in result.parts}):

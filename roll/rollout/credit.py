@@ -1,7 +1,7 @@
 """Credit assignment: turns a step's experience into the batch for the trainer.
 
-Apart from a small state, this is a pure function of the step. The state holds the adaptive KL coefficient and the running moments of
-the rewards, and is saved in checkpoints.
+Apart from a small state, this is a pure function of the step. The state holds the adaptive KL coefficient and the
+running moments of the rewards, and is saved in checkpoints.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Credit:
     """Name in `ADVANTAGES`, or `package.module:Name`."""
     normalisation: Normalisation
     kl_coef: float = 0.0
-    """Weight of the per-token KL to the reference, which is subtracted from the reward. If it adapts, this is the initial weight."""
+    """Weight of the per-token KL to the reference, which is subtracted from the reward. If it adapts, this is the
+    initial weight.
+    """
     kl_estimator: str = "k1"
     target_kl: float | None = None
     """Target KL, in nats per token, that `kl_coef` is adapted to reach. None keeps the weight constant."""
@@ -65,16 +67,23 @@ class CreditAssignment:
         self._state = CreditState(credit.kl_coef)
 
     def __call__(
-        self, step: Experience, ref_log_probs: Floats | None, proximal_log_probs: Floats | None = None, values: Floats | None = None
+        self,
+        step: Experience,
+        ref_log_probs: Floats | None,
+        proximal_log_probs: Floats | None = None,
+        values: Floats | None = None,
     ) -> tuple[TrainBatch, Metrics]:
         """Return the step's batch and its metrics.
 
         Args:
             ref_log_probs: [T], log-probs of the reference; None if no term uses them.
-            proximal_log_probs: [T], log-probs of the trainer's policy before the step's first update; None if they were not computed.
+            proximal_log_probs: [T], log-probs of the trainer's policy before the step's first update; None if they were
+                not computed.
             values: [T], values of the critic before its first update of the step; None without a critic.
         """
-        batch, self._state, metrics = train_batch(step, ref_log_probs, proximal_log_probs, self._credit, self._state, values)
+        batch, self._state, metrics = train_batch(
+            step, ref_log_probs, proximal_log_probs, self._credit, self._state, values
+        )
         return batch, metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,7 +127,16 @@ def train_batch(
             kl_coef = adapted_coefficient(state.kl_coef, mean, credit.target_kl, len(step.rewards), credit.kl_horizon)
     running = state.rewards.joined(_clipped(step.rewards, credit.normalisation))
     scores = Scores(
-        step.episodes, step.rewards, step.groups, penalties, step.lengths, step.baselines, running, step.turns, values, step.domains
+        step.episodes,
+        step.rewards,
+        step.groups,
+        penalties,
+        step.lengths,
+        step.baselines,
+        running,
+        step.turns,
+        values,
+        step.domains,
     )
     if step.turns is not None:
         metrics["response/turns_mean"] = len(step.turns.rewards) / len(step.rewards)
@@ -145,8 +163,8 @@ def train_batch(
 def value_metrics(values: Floats, returns: Floats) -> Metrics:
     """Return metrics of a critic's values before its update. Both arrays hold the S response tokens, [S].
 
-    The explained variance, 1 - Var(returns - values) / Var(returns), is 1 for a perfect critic, 0 for a constant one, and negative
-    for a critic worse than a constant. It is left out if all returns of the step are equal.
+    The explained variance, 1 - Var(returns - values) / Var(returns), is 1 for a perfect critic, 0 for a constant one,
+    and negative for a critic worse than a constant. It is left out if all returns of the step are equal.
     """
     if not len(values):
         return {}
@@ -157,7 +175,9 @@ def value_metrics(values: Floats, returns: Floats) -> Metrics:
 
 
 def sequence_weights(step: Experience, credit: Credit) -> Floats | None:
-    """Return loss weights [N] with a mean of 1 over the episodes in the loss; None if neither kind of weighting is on."""
+    """Return loss weights [N] with a mean of 1 over the episodes in the loss; None if neither kind of weighting is
+    on.
+    """
     if not (credit.weigh_difficulty or credit.weigh_length):
         return None
     weights = np.ones(len(step.rewards), np.float32)

@@ -20,7 +20,9 @@ T = TypeVar("T")
 class Generator(Protocol):
     """Samples responses to prompts from the current policy."""
 
-    def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
+    def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
         """Yield completions as they end, `sampling.samples` in all. A seed makes them reproducible."""
         ...
 
@@ -31,7 +33,8 @@ class Scorer(Protocol):
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
         """Return one result for each response, even if its reward function fails.
 
-        If the reward `compares` responses, pass all responses to the prompt in one call; otherwise pass any number of them.
+        If the reward `compares` responses, pass all responses to the prompt in one call; otherwise pass any number of
+        them.
         """
         ...
 
@@ -72,7 +75,9 @@ class SingleTurns:
     greedy_baseline: bool = False
     """Whether to sample one greedy response too, as the group's `baseline`."""
     locate: Locate | None = None
-    """Finds the token at which each turn ends, so that each turn becomes a segment. With None a response is one segment."""
+    """Finds the token at which each turn ends, so that each turn becomes a segment. With None a response is one
+    segment.
+    """
 
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
         """See `GroupSampler`. Several prompts may be sampled at the same time."""
@@ -101,7 +106,9 @@ def sampled_so(episodes: Sequence[Episode], sampling: Sampling) -> bool:
 
 
 class _Scored:
-    """Collects the responses to one prompt and their rewards, by sample number. Responses that end together are scored together."""
+    """Collects the responses to one prompt and their rewards, by sample number. Responses that end together are scored
+    together.
+    """
 
     def __init__(self, prompt: Prompt, scorer: Scorer) -> None:
         self._prompt, self._scorer, self._compares = prompt, scorer, scorer.compares(prompt)
@@ -122,7 +129,9 @@ class _Scored:
         self._scorings.append((numbers, asyncio.ensure_future(scoring)))
 
     async def group(self) -> tuple[list[Completion], Sequence[RewardResult]]:
-        """Return all completions and results in the order of their sample numbers. Call it once all completions have ended."""
+        """Return all completions and results in the order of their sample numbers. Call it once all completions have
+        ended.
+        """
         order = sorted(self._completions)
         if self._compares:
             self._score(order)
@@ -151,7 +160,9 @@ async def gathered(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def prompt_seed(seed: int, stream: int, prompt_id: int) -> int:
-    """Return a 31-bit seed for a prompt, independent of when and where it is sampled. `stream` separates training from validation."""
+    """Return a 31-bit seed for a prompt, independent of when and where it is sampled. `stream` separates training from
+    validation.
+    """
     return _derived(seed, stream, prompt_id)
 
 

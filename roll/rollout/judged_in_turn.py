@@ -13,7 +13,8 @@ from roll.types import Ints, NumberedCompletions, Prompt, RewardResult, Sampling
 class JudgedInTurn:
     """Implements `Generator` and `Scorer` by delegating to a given pair. For use from one asyncio event loop.
 
-    Domains whose judge models share devices are judged one after the other. Responses requested meanwhile are generated afterwards.
+    Domains whose judge models share devices are judged one after the other. Responses requested meanwhile are generated
+    afterwards.
     """
 
     def __init__(
@@ -25,7 +26,8 @@ class JudgedInTurn:
     ) -> None:
         """
         Args:
-            judging: for each domain with a judge model on shared devices, a function that loads the model onto them. Responses
+            judging: for each domain with a judge model on shared devices, a function that loads the model onto them.
+                Responses
                 of other domains are scored immediately.
             generation: loads the engines back onto the devices.
         """
@@ -35,7 +37,9 @@ class JudgedInTurn:
         self._domain: str | None = None
         """Domain whose judge model is on the devices; None while the engines may be on them."""
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
+    async def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
         """See `Generator`."""
         async with self._changes:
             await self._changes.wait_for(lambda: not self._scoring)

@@ -1,4 +1,6 @@
-"""Builds the record of an episode from the output of an engine, and arrays from the record's segments. Pure functions."""
+"""Builds the record of an episode from the output of an engine, and arrays from the record's segments. Pure
+functions.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from roll.types import Completion, Episode, FinishReason, Floats, Ints, Prompt, RewardResult, Segment, StopReason, Trajectory, VersionRun
+from roll.types import (
+    Completion,
+    Episode,
+    FinishReason,
+    Floats,
+    Ints,
+    Prompt,
+    RewardResult,
+    Segment,
+    StopReason,
+    Trajectory,
+    VersionRun,
+)
 
 STOPPED = {
     FinishReason.STOP: StopReason.COMPLETED,
@@ -47,7 +61,9 @@ def observed(prompt: Prompt, episodes: Sequence[Episode]) -> Prompt:
 
     An episode whose environment failed may lack the tokens, so the longest first segment of the episodes is taken.
     """
-    first = max((episode.trajectories[0].segments[0] for episode in episodes), key=lambda segment: len(segment.token_ids))
+    first = max(
+        (episode.trajectories[0].segments[0] for episode in episodes), key=lambda segment: len(segment.token_ids)
+    )
     return replace(prompt, token_ids=first.token_ids, text=first.text)
 
 
@@ -75,8 +91,12 @@ def token_versions(segments: Sequence[Segment]) -> Ints:
 
 def token_log_probs(segments: Sequence[Segment]) -> Floats:
     """Return [T], the log-probs of the sampled tokens of the concatenated segments; 0 for given tokens."""
-    unknown = np.zeros(max((len(segment.token_ids) for segment in segments if segment.log_probs is None), default=0), np.float32)
-    parts = [unknown[: len(segment.token_ids)] if segment.log_probs is None else segment.log_probs for segment in segments]
+    unknown = np.zeros(
+        max((len(segment.token_ids) for segment in segments if segment.log_probs is None), default=0), np.float32
+    )
+    parts = [
+        unknown[: len(segment.token_ids)] if segment.log_probs is None else segment.log_probs for segment in segments
+    ]
     return np.concatenate([unknown[:0], *parts], dtype=np.float32)
 
 
@@ -91,5 +111,13 @@ def cut(segment: Segment, tokens: Sequence[int], characters: Sequence[int]) -> l
     parts = []
     for begin, end, first, last in zip([0, *tokens[:-1]], tokens, [0, *characters[:-1]], characters, strict=True):
         log_probs = None if segment.log_probs is None else segment.log_probs[begin:end]
-        parts.append(Segment(segment.token_ids[begin:end], True, log_probs, version_runs(versions[begin:end]), segment.text[first:last]))
+        parts.append(
+            Segment(
+                segment.token_ids[begin:end],
+                True,
+                log_probs,
+                version_runs(versions[begin:end]),
+                segment.text[first:last],
+            )
+        )
     return parts

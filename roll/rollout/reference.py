@@ -1,7 +1,8 @@
-"""Reference log-probs of a step: computed in one call once the step has all its groups, or group by group as they finish.
+"""Reference log-probs of a step: computed in one call once the step has all its groups, or group by group as they
+finish.
 
-scheduler ──group finished──▶ ReferenceAhead.finished ──▶ reference computes one group at a time, while others are generated
-loop ──groups of the step──▶ ReferenceAhead.of ──▶ waits for the groups that are not computed yet
+scheduler ──group finished──▶ ReferenceAhead.finished ──▶ reference computes one group at a time, while others are
+generated loop ──groups of the step──▶ ReferenceAhead.of ──▶ waits for the groups that are not computed yet
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class ReferenceAhead:
         """`shaping` must be the one that the steps use."""
         self._log_probs, self._shaping = log_probs, shaping
         self._asked: dict[int, _Asked] = {}
-        self._turn = asyncio.Lock()  # one call at a time: a call that waits in the reference's queue would use up its deadline there
+        self._turn = (
+            asyncio.Lock()
+        )  # one call at a time: a call that waits in the reference's queue would use up its deadline there
 
     def finished(self, group: RolloutGroup) -> None:
         """See `StepReference`. Groups are computed in the order in which they finish."""

@@ -2,27 +2,27 @@
 
     sampler ──draw──▶ prompts in flight (at most (1 + async_generation_ratio) x batch) ──take──▶ loop
 
-With ratio 0, all groups of a step are drawn, finished and handed over before the trainer starts: synchronous training. With ratio r,
-r batches are still being generated while the trainer works. By default groups are handed over in the order in which they were drawn,
-so that a run is reproducible. With a wider window, groups that finish first are handed over first (`Window`), but no group waits longer
-than the window's age limit.
+With ratio 0, all groups of a step are drawn, finished and handed over before the trainer starts: synchronous training.
+With ratio r, r batches are still being generated while the trainer works. By default groups are handed over in the
+order in which they were drawn, so that a run is reproducible. With a wider window, groups that finish first are handed
+over first (`Window`), but no group waits longer than the window's age limit.
 
-No group is discarded, with two exceptions. A group is replaced by another if one of its environments failed. With dynamic sampling, groups
-that `keep` rejects, such as groups whose rewards are all equal, are replaced up to a limit.
+No group is discarded, with two exceptions. A group is replaced by another if one of its environments failed. With
+dynamic sampling, groups that `keep` rejects, such as groups whose rewards are all equal, are replaced up to a limit.
 
 Decides which of the groups in flight a take (one call of `RolloutScheduler.take`) may hand over. Works on counts alone.
 
     ordinals   0 1 2 3 | 4 5 6 7 | 8 9 ...       in the order in which prompts were drawn
                window of two batches |
 
-A take chooses among the ordinals of the window. The window moves on only when all of its groups have been handed over. With a window of
-one batch, groups are first in, first out. With a wider one, a take may leave slow groups to a later take, but none for longer than `limit`
-steps.
+A take chooses among the ordinals of the window. The window moves on only when all of its groups have been handed over.
+With a window of one batch, groups are first in, first out. With a wider one, a take may leave slow groups to a later
+take, but none for longer than `limit` steps.
 
 Saves finished groups that no step has used yet, so that a resumed run does not generate them again.
 
-The saved groups are part of a checkpoint: one safetensors file with the concatenated tokens and log-probs of all segments, and a JSON
-text with the structure of groups, episodes and segments.
+The saved groups are part of a checkpoint: one safetensors file with the concatenated tokens and log-probs of all
+segments, and a JSON text with the structure of groups, episodes and segments.
 """
 
 from __future__ import annotations
@@ -81,7 +81,11 @@ class StoredGroup:
             CheckpointError: the group belongs to another prompt.
         """
         if prompt.prompt_id != self.prompt_id:
-            found = f"the checkpoint holds a group of prompt {self.prompt_id}, but prompt {prompt.prompt_id} was drawn in its place"
+            found = (
+                f"the checkpoint holds a group of prompt {self.prompt_id}, but prompt {prompt.prompt_id} was "
+                f"drawn "
+                f"in its place"
+            )
             raise CheckpointError(f"{found}; resume from another checkpoint")
         return RolloutGroup(observed(prompt, self.episodes), self.episodes, self.baseline)
 
@@ -89,7 +93,8 @@ class StoredGroup:
 def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
     """Write groups to a file.
 
-    The key of a group is the position of its prompt in the order of drawing; 0 is the oldest prompt that no step has used yet.
+    The key of a group is the position of its prompt in the order of drawing; 0 is the oldest prompt that no step has
+    used yet.
     """
     tokens: list[Any] = [np.zeros(0, np.int32)]
     log_probs: list[Any] = [np.zeros(0, np.float32)]
@@ -103,7 +108,10 @@ def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
         return said | {"text": one.text, "calls": list(map(dict, one.calls))}
 
     def episode(one: Episode) -> dict[str, Any]:
-        paths = [{"segments": [segment(part) for part in path.segments], "stop": path.stop.value} for path in one.trajectories]
+        paths = [
+            {"segments": [segment(part) for part in path.segments], "stop": path.stop.value}
+            for path in one.trajectories
+        ]
         reward = one.reward
         turns = [[turn.end, turn.value] for turn in reward.turns]
         verdict = {"value": reward.value, "score": reward.score, "outcome": reward.outcome.value}
@@ -134,7 +142,9 @@ def read_groups(path: Path) -> dict[int, StoredGroup]:
     try:
         return _read(load_file(path))
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot read the finished groups: {error}; resume from another checkpoint") from error
+        raise CheckpointError(
+            f"{path}: cannot read the finished groups: {error}; resume from another checkpoint"
+        ) from error
 
 
 def _read(arrays: Mapping[str, Any]) -> dict[int, StoredGroup]:
@@ -147,9 +157,15 @@ def _read(arrays: Mapping[str, Any]) -> dict[int, StoredGroup]:
         return Segment(token_ids.next(length), said["sampled"], kept, versions, said["text"], said["calls"])
 
     def episode(said: dict[str, Any]) -> Episode:
-        paths = [Trajectory([segment(part) for part in path["segments"]], StopReason(path["stop"])) for path in said["trajectories"]]
+        paths = [
+            Trajectory([segment(part) for part in path["segments"]], StopReason(path["stop"]))
+            for path in said["trajectories"]
+        ]
         reward, turns = said["reward"], tuple(TurnReward(*turn) for turn in said["reward"]["turns"])
-        outcome, score = RewardOutcome(reward["outcome"]), reward.get("score")  # checkpoints of earlier versions have no score
+        outcome, score = (
+            RewardOutcome(reward["outcome"]),
+            reward.get("score"),
+        )  # checkpoints of earlier versions have no score
         result = RewardResult(reward["value"], outcome, reward["parts"], reward["note"], turns, score)
         return Episode(paths, result, said["turn_rewards"], said["turn_states"], said["metrics"])
 
@@ -224,7 +240,9 @@ class Window:
         self._drawn_at[ordinal] = self._step - steps
 
     def choice(self, wanted: int) -> Choice:
-        """Return the groups that a take of `wanted` groups may choose from. `Choice.count` is smaller if the window has fewer left."""
+        """Return the groups that a take of `wanted` groups may choose from. `Choice.count` is smaller if the window has
+        fewer left.
+        """
         assert self.head is not None, "nothing is in flight"
         while self.head >= self._begin + self._width:
             self._begin += self._width
@@ -248,7 +266,9 @@ class Window:
         return next(iter(self._drawn_at), None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as JSON-serialisable values. A resumed run draws from the head on, so ordinals are relative to it."""
+        """Return the state as JSON-serialisable values. A resumed run draws from the head on, so ordinals are relative
+        to it.
+        """
         head = self._next if self.head is None else self.head
         gone = [ordinal - head for ordinal in range(head, self._next) if ordinal not in self._drawn_at]
         return {"begin": self._begin - head, "gone": gone + [ordinal - head for ordinal in sorted(self._known_gone)]}
@@ -311,10 +331,12 @@ class RolloutScheduler:
             batch_size: number of groups of a step.
             seed: seed from which the seed of every prompt is derived; with None the engine chooses the seeds.
             window: number of groups from which `take` chooses, a multiple of `batch_size`; None means one batch.
-            most_batches: limit of dynamic sampling: groups that `keep` rejects are replaced until this many batches are drawn for
+            most_batches: limit of dynamic sampling: groups that `keep` rejects are replaced until this many batches are
+                drawn for
                 one step. None turns dynamic sampling off.
             keep: filter of dynamic sampling.
-            finished: called with each group as soon as it is finished and scored, before a step takes it. It is not called with a
+            finished: called with each group as soon as it is finished and scored, before a step takes it. It is not
+                called with a
                 group that will be replaced because one of its environments broke.
         """
         self._source, self._sampler = source, sampler
@@ -323,18 +345,22 @@ class RolloutScheduler:
         self._seed = seed
         self._most_batches, self._keep, self._finished_one = most_batches, keep, finished
         self._in_flight: dict[int, _InFlight] = {}  # by ordinal, the oldest first
-        self._stored: dict[int, StoredGroup] = {}  # by ordinal: groups from the checkpoint whose prompts are not drawn again yet
+        self._stored: dict[
+            int, StoredGroup
+        ] = {}  # by ordinal: groups from the checkpoint whose prompts are not drawn again yet
         self._metrics: Metrics = {}
         self._failed_groups = 0  # number in this step
 
     async def take(self) -> list[RolloutGroup]:
         """Return `batch_size` groups, finished and scored, the oldest first.
 
-        With dynamic sampling these are groups that `keep` accepts. If the limit of drawn batches is reached first, the step is filled
-        up with the oldest rejected groups. A group is replaced by another if one of its environments broke in every attempt.
+        With dynamic sampling these are groups that `keep` accepts. If the limit of drawn batches is reached first, the
+        step is filled up with the oldest rejected groups. A group is replaced by another if one of its environments
+        broke in every attempt.
 
         Raises:
-            RollError: sampling or scoring a prompt failed, or too many environments broke. `aclose` cancels the other groups.
+            RollError: sampling or scoring a prompt failed, or too many environments broke. `aclose` cancels the other
+                groups.
         """
         self._failed_groups = 0
         if self._most_batches is None:
@@ -351,19 +377,26 @@ class RolloutScheduler:
                 (kept if self._keep(group) else dropped).append(group)
         missing = self._batch_size - len(kept)
         if missing:
-            message = "dynamic_sampling kept %d of %d drawn groups, but a step has %d: it is filled up with the oldest dropped groups"
+            message = (
+                "dynamic_sampling kept %d of %d drawn groups, but a step has %d: it is filled up with the "
+                "oldest "
+                "dropped groups"
+            )
             LOG.warning(message, len(kept), len(kept) + len(dropped), self._batch_size)
         thrown_away = dropped[missing:]
         self._metrics = {
             "sampling/drawn_groups": float(len(kept) + len(dropped)),
             "sampling/dropped_groups": float(len(thrown_away)),
-            "sampling/dropped_tokens": float(sum(episode.length for group in thrown_away for episode in group.episodes)),
+            "sampling/dropped_tokens": float(
+                sum(episode.length for group in thrown_away for episode in group.episodes)
+            ),
         }
         self._window.next_step()
         return kept + dropped[:missing]
 
     def metrics(self) -> Metrics:
-        """Return metrics of the last step: with dynamic sampling, the numbers of drawn and dropped groups and of dropped tokens.
+        """Return metrics of the last step: with dynamic sampling, the numbers of drawn and dropped groups and of
+        dropped tokens.
 
         If environments failed, the number of groups that were replaced is included.
         """
@@ -382,7 +415,9 @@ class RolloutScheduler:
                 LOG.warning(broke, group.prompt.prompt_id, group.prompt.domain, why)
                 if self._failed_groups > MOST_FAILED * self._batch_size:
                     many = f"{self._failed_groups} groups of one step were discarded because their environments failed"
-                    raise RollError(f"{many}; the last one, of domain {group.prompt.domain}: {why}; fix this environment")
+                    raise RollError(
+                        f"{many}; the last one, of domain {group.prompt.domain}: {why}; fix this environment"
+                    )
         return groups
 
     async def _finished(self, count: int) -> list[RolloutGroup]:
@@ -397,7 +432,8 @@ class RolloutScheduler:
         return [groups[ordinal] for ordinal in sorted(groups)]
 
     async def _chosen(self, choice: Choice) -> list[int]:
-        """Wait until `choice.count` groups are finished, including all that are due. Return the ordinals of the groups to hand over.
+        """Wait until `choice.count` groups are finished, including all that are due. Return the ordinals of the groups
+        to hand over.
 
         They are those of the groups that are due and of the oldest other finished groups.
         """
@@ -426,7 +462,10 @@ class RolloutScheduler:
             self._in_flight[ordinal] = _InFlight(position, finished)
             return
         if stored:
-            LOG.warning("prompt %d is sampled again: its group in the checkpoint was sampled with other settings", prompt.prompt_id)
+            LOG.warning(
+                "prompt %d is sampled again: its group in the checkpoint was sampled with other settings",
+                prompt.prompt_id,
+            )
         seed = None if self._seed is None else prompt_seed(self._seed, TRAINING, prompt.prompt_id)
         self._in_flight[ordinal] = _InFlight(position, asyncio.create_task(self._sample(prompt, seed)))
 
@@ -439,7 +478,9 @@ class RolloutScheduler:
         return group
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position to resume from: the oldest prompt not handed over yet, and which of the later ones were handed over."""
+        """Return the position to resume from: the oldest prompt not handed over yet, and which of the later ones were
+        handed over.
+        """
         head = self._window.head
         source = self._source.state_dict() if head is None else self._in_flight[head].position
         return {**source, "window": self._window.state_dict()} if self._window.slack else source
@@ -455,9 +496,13 @@ class RolloutScheduler:
         """Write the groups that are finished but not handed over yet. If there are none, write no file."""
         head = self._window.head or 0
         tasks = {ordinal: flight.task for ordinal, flight in self._in_flight.items() if flight.task.done()}
-        finished = {ordinal: task.result() for ordinal, task in tasks.items() if not task.cancelled() and not task.exception()}
+        finished = {
+            ordinal: task.result() for ordinal, task in tasks.items() if not task.cancelled() and not task.exception()
+        }
         groups = {
-            ordinal - head: StoredGroup(group.prompt.prompt_id, self._window.age(ordinal), group.episodes, group.baseline)
+            ordinal - head: StoredGroup(
+                group.prompt.prompt_id, self._window.age(ordinal), group.episodes, group.baseline
+            )
             for ordinal, group in finished.items()
         }
         if groups:

@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from roll.rollout.record import given, sampled
-from roll.types import Completion, Episode, FinishReason, Ints, RewardOutcome, RewardResult, Segment, StopReason, Trajectory
+from roll.types import (
+    Completion,
+    Episode,
+    FinishReason,
+    Ints,
+    RewardOutcome,
+    RewardResult,
+    Segment,
+    StopReason,
+    Trajectory,
+)
 
 NOTHING_SAMPLED = Completion(np.zeros(0, np.int32), None, np.zeros(0, np.int32), FinishReason.ABORT, "")
 
@@ -17,8 +27,8 @@ NOTHING_SAMPLED = Completion(np.zeros(0, np.int32), None, np.zeros(0, np.int32),
 class Transcript:
     """The tokens of policy and environment in one sequence, exactly as the engine saw and sampled them.
 
-    If new messages cannot be appended to the sampled tokens, the context forks: the whole conversation is rendered again and starts
-    another trajectory.
+    If new messages cannot be appended to the sampled tokens, the context forks: the whole conversation is rendered
+    again and starts another trajectory.
     """
 
     def __init__(self, token_ids: Ints, text: str) -> None:
@@ -32,7 +42,9 @@ class Transcript:
         """Counters of the episode."""
 
     def act(self, completion: Completion, calls: Sequence[Mapping[str, Any]], state: str) -> None:
-        """Append the policy's turn, with the state of the environment before it. Its reward is 0 until `earn` adds to it."""
+        """Append the policy's turn, with the state of the environment before it. Its reward is 0 until `earn` adds to
+        it.
+        """
         self._paths[-1].append(sampled(completion, calls))
         self._earned.append(0.0)
         self._states.append(state)

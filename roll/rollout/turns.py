@@ -29,10 +29,11 @@ class TurnEnds:
         self._pieces: dict[int, str] = {}
 
     def __call__(self, response: Segment, ends: Sequence[int]) -> Ints:
-        """Return [K]: for each of the K text positions in `ends`, the smallest number of leading tokens whose text reaches it.
+        """Return [K]: for each of the K text positions in `ends`, the smallest number of leading tokens whose text
+        reaches it.
 
-        For the end of the text this is the number of all tokens, so that the end-of-sequence token, which has no text, belongs to the
-        last turn.
+        For the end of the text this is the number of all tokens, so that the end-of-sequence token, which has no text,
+        belongs to the last turn.
         """
         token_ids, text = response.token_ids.tolist(), response.text
         runs = self._runs(token_ids)
@@ -54,7 +55,9 @@ class TurnEnds:
         runs: list[tuple[list[int], str]] = []
         for is_broken, group in groupby(token_ids, lambda token_id: BROKEN in self._piece(token_id)):
             ids = list(group)
-            runs += [(ids, self._decode(ids))] if is_broken else [([token_id], self._piece(token_id)) for token_id in ids]
+            runs += (
+                [(ids, self._decode(ids))] if is_broken else [([token_id], self._piece(token_id)) for token_id in ids]
+            )
         return runs
 
     def _within(self, token_ids: list[int], text: str, end: int) -> int:
@@ -72,7 +75,8 @@ class TurnEnds:
 
 
 def divided(episode: Episode, locate: Locate) -> Episode:
-    """Return the episode with one segment for each turn of its response. If the reward names no turns, return it unchanged.
+    """Return the episode with one segment for each turn of its response. If the reward names no turns, return it
+    unchanged.
 
     Turns that end within the same token share a segment. Tokens after the last turn form another segment.
     """
@@ -96,7 +100,8 @@ def joined_turns(episodes: Sequence[Episode], rewards: Floats) -> Turns | None:
 
     Args:
         episodes: the E episodes.
-        rewards: [E], shaped rewards. The excess of an episode's reward over the sum of its turns' rewards is added to the last turn.
+        rewards: [E], shaped rewards. The excess of an episode's reward over the sum of its turns' rewards is added to
+            the last turn.
     """
     if all(not episode.turn_rewards and len(episode.sampled) == 1 for episode in episodes):
         return None
@@ -116,7 +121,9 @@ def joined_turns(episodes: Sequence[Episode], rewards: Floats) -> Turns | None:
 
 
 def _states(episodes: Sequence[Episode]) -> Ints | None:
-    """Return [K], a number for the state before each turn. Equal states get equal numbers; every unknown state gets a unique one."""
+    """Return [K], a number for the state before each turn. Equal states get equal numbers; every unknown state gets a
+    unique one.
+    """
     if not any(episode.turn_states for episode in episodes):
         return None
     numbers: dict[str | tuple[int, int], int] = {}

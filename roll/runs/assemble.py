@@ -1,4 +1,5 @@
-"""Runs an experiment from its checked configuration: checks models and data, opens the run folder, starts the roles and runs the loop.
+"""Runs an experiment from its checked configuration: checks models and data, opens the run folder, starts the roles and
+runs the loop.
 
 Decides whether a run restarts its trainer's side after the loss of a process, or ends.
 
@@ -69,8 +70,12 @@ async def tell_signs(roles: Roles, life: Life) -> None:
         if life.is_seen:
             groups = roles.all_groups
             life.own([process.pid for group in groups.values() for process in group.processes()])
-            signs = await asyncio.gather(*(asked.of(group, _progress(roles.facades.get(name))) for name, group in groups.items()))
-            life.driver("all roles are ready" if roles.are_running else "starting the roles", is_busy=not roles.are_running)
+            signs = await asyncio.gather(
+                *(asked.of(group, _progress(roles.facades.get(name))) for name, group in groups.items())
+            )
+            life.driver(
+                "all roles are ready" if roles.are_running else "starting the roles", is_busy=not roles.are_running
+            )
             life.show([sign for sign in signs if sign])
         await asyncio.sleep(TICK)
 
@@ -80,7 +85,9 @@ def _progress(facade: object) -> str:
 
 
 BACK_OFF_SECONDS = (5.0, 30.0, 120.0)
-"""Delays in seconds before the first, the second and each later restart within `RECENT_SECONDS`, because a fault may last for a while."""
+"""Delays in seconds before the first, the second and each later restart within `RECENT_SECONDS`, because a fault may
+last for a while.
+"""
 RECENT_SECONDS = 3600.0
 
 
@@ -97,19 +104,26 @@ class Restarts:
     def wait_after(self, failure: WorkerFailed, step: int | None) -> float:
         """Count a restart after a failure in `step`, and return the seconds to wait before it.
 
-        `step` is None if the failure happened while roles were being restarted. Then the lost process may be of any role.
+        `step` is None if the failure happened while roles were being restarted. Then the lost process may be of any
+        role.
 
         Raises:
-            WorkerFailed: the failure, because a restart would not help. Its process raised an exception (such as bad input or memory that
-                ran out), its role is not on the trainer's side, the same step failed before, or there were already `most` restarts.
+            WorkerFailed: the failure, because a restart would not help. Its process raised an exception (such as bad
+                input or memory that
+                ran out), its role is not on the trainer's side, the same step failed before, or there were already
+                    `most` restarts.
         """
-        is_loss = isinstance(failure, WorkerDied | WorkerLate | WorkerAbandoned) and (step is None or is_trainer_side(failure.role))
+        is_loss = isinstance(failure, WorkerDied | WorkerLate | WorkerAbandoned) and (
+            step is None or is_trainer_side(failure.role)
+        )
         if not is_loss or not self._most:
             raise failure
         if step is not None and step == self._failed_step:
             raise ended(failure, f"step {step} failed again after a restart")
         if self.count >= self._most:
-            raise ended(failure, f"the roles were already restarted {self.count} times, and max_restarts is {self._most}")
+            raise ended(
+                failure, f"the roles were already restarted {self.count} times, and max_restarts is {self._most}"
+            )
         self.count += 1
         if step is not None:
             self._failed_step = step
@@ -155,7 +169,8 @@ def run(config: Config, plan: Plan, life: Life) -> None:
         life.driver("checking model and data")
         prepared = prepare(config)
         checkpointer.agree(
-            resume_fingerprint.of_rows(config, prepared), "use the same files, columns, template, lengths and data_split as before"
+            resume_fingerprint.of_rows(config, prepared),
+            "use the same files, columns, template, lengths and data_split as before",
         )
         steps = last_step(config, plan, prepared)
         if _was_finished(config, checkpointer, steps, changed):
@@ -199,8 +214,13 @@ def _changed(config: Config, checkpointer: Checkpointer) -> list[Change]:
     """
     changed = checkpointer.changed
     if changed is None:
-        LOG.warning("%s has no record of its configuration, so that changed keys are not found", checkpointer.last and checkpointer.last[1])
-    faults = change_faults(changed or [], config, checkpointer.last and checkpointer.last[1], resume_fingerprint.guarded(config))
+        LOG.warning(
+            "%s has no record of its configuration, so that changed keys are not found",
+            checkpointer.last and checkpointer.last[1],
+        )
+    faults = change_faults(
+        changed or [], config, checkpointer.last and checkpointer.last[1], resume_fingerprint.guarded(config)
+    )
     checkpointer.agree(resume_fingerprint.of_keys(config), "set it to the checkpoint's value", faults)
     checkpointer.agree(resume_fingerprint.of_weights(config), "set it to the model that the adapter was trained on")
     return changed or []
@@ -212,9 +232,20 @@ def _was_finished(config: Config, checkpointer: Checkpointer, steps: int, change
     reached = checkpointer.resumed_step or 0
     if finished and any(one.is_of_experiment for one in changed):
         keys = ", ".join(one.key for one in changed if one.is_of_experiment)
-        print(f"{config.output_dir} has completed {reached} steps with other values of {keys}; raise max_steps to train with the new ones")
+        print(
+            f"{config.output_dir} has completed {reached} steps with other values of {keys}; raise max_steps to "
+            f"train "
+            f"with "
+            f"the "
+            f"new "
+            f"ones"
+        )
     elif finished and reached > steps:
-        print(f"{config.output_dir} has completed {reached} steps, more than max_steps, which is {steps}; nothing is trained")
+        print(
+            f"{config.output_dir} has completed {reached} steps, more than max_steps, which is {steps}; nothing "
+            f"is "
+            f"trained"
+        )
     elif finished:
         print(f"{config.exp_name} has already completed its {steps} steps; its run folder is {config.output_dir}")
     return finished
@@ -249,7 +280,9 @@ def prepare(config: Config) -> Prepared:
 
 
 def write_config(config: Config, folder: Path) -> None:
-    """Write the configuration to `config.yaml`, without secrets. Another one of an earlier start is kept as `config.start_N.yaml`."""
+    """Write the configuration to `config.yaml`, without secrets. Another one of an earlier start is kept as
+    `config.start_N.yaml`.
+    """
     path, text = folder / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(recorded(config)))
     if path.is_file() and path.read_text(encoding="utf-8") != text:
         names = (folder / f"config.start_{start}.yaml" for start in count(len(read_starts(folder))))
@@ -267,7 +300,9 @@ def _run_folder(config: Config) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError([Fault("output_dir", f"'{folder}' cannot be created: {error.strerror}", "choose another folder")]) from None
+        raise ConfigError(
+            [Fault("output_dir", f"'{folder}' cannot be created: {error.strerror}", "choose another folder")]
+        ) from None
     return folder
 
 
@@ -297,7 +332,9 @@ async def _run(
                     context = replace(context, tracker=reopen(step), restarts=restarts.count)
 
 
-async def _attempt(roles: Roles, loop: Loop, context: RunContext, interrupt: Interrupt, life: Life) -> WorkerFailed | None:
+async def _attempt(
+    roles: Roles, loop: Loop, context: RunContext, interrupt: Interrupt, life: Life
+) -> WorkerFailed | None:
     """Run the loop. Return the failure that ended it, or None if it completed.
 
     Raises:
@@ -322,7 +359,9 @@ def _tell_restart(lost: WorkerFailed, which: str, step: int | None) -> None:
 
 
 def _reopened(stack: ExitStack, config: Config, steps: int, life: Life, step: int | None) -> Tracking:
-    """Reopen the trackers to continue after `step`, or from the start if it is None. Remove the records of later steps."""
+    """Reopen the trackers to continue after `step`, or from the start if it is None. Remove the records of later
+    steps.
+    """
     return stack.enter_context(open_trackers(config, BEFORE_FIRST if step is None else step, steps, life))
 
 

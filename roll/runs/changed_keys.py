@@ -1,7 +1,7 @@
 """Compares a run's configuration with the one that wrote the checkpoint from which it resumes.
 
-A changed experiment in an old run folder would mix two experiments in one curve, so it goes on only if `resume_with_changes` says so. Keys
-that only say how a run is run may change at any time; they are reported.
+A changed experiment in an old run folder would mix two experiments in one curve, so it goes on only if
+`resume_with_changes` says so. Keys that only say how a run is run may change at any time; they are reported.
 """
 
 from __future__ import annotations
@@ -21,26 +21,83 @@ from roll.errors import Fault
 
 SWITCH = "resume_with_changes"
 RUN_ONLY = (
-    *("exp_name", "output_dir", "dry_run", "resume_from_checkpoint", SWITCH, "roll_defaults", "max_steps", "*.num_train_epochs"),
-    *("save_steps", "save_at_end", "keep_checkpoints", "eval_steps", "max_restarts", "track_with", "tracker_kwargs", "tracker_kwargs.*"),
-    *("num_gpus_per_node", "gpu_memory_gib", "time_sharing", "deadlines.*", "max_running_samples", "gateway", "gateway.*"),
+    *(
+        "exp_name",
+        "output_dir",
+        "dry_run",
+        "resume_from_checkpoint",
+        SWITCH,
+        "roll_defaults",
+        "max_steps",
+        "*.num_train_epochs",
+    ),
+    *(
+        "save_steps",
+        "save_at_end",
+        "keep_checkpoints",
+        "eval_steps",
+        "max_restarts",
+        "track_with",
+        "tracker_kwargs",
+        "tracker_kwargs.*",
+    ),
+    *(
+        "num_gpus_per_node",
+        "gpu_memory_gib",
+        "time_sharing",
+        "deadlines.*",
+        "max_running_samples",
+        "gateway",
+        "gateway.*",
+    ),
     *("system_envs", "system_envs.*", "*.system_envs", "*.system_envs.*", "*.device_mapping", "*.world_size"),
     *("*.max_tokens_per_microbatch", "*.infer_batch_size", "*.preprocessing_num_workers", "*.gradient_checkpointing"),
-    *("*.timeout", "*.step_timeout", "*.episode_timeout", "*.judge_timeout", "*.judge_retries", "*.judge_concurrency", "*.concurrency"),
+    *(
+        "*.timeout",
+        "*.step_timeout",
+        "*.episode_timeout",
+        "*.judge_timeout",
+        "*.judge_retries",
+        "*.judge_concurrency",
+        "*.concurrency",
+    ),
     *("*.sessions_per_process", "*.memory_gib", "*.strategy_config.zero_optimization.*"),
     *("*.strategy_config.aio", "*.strategy_config.aio.*"),
-    *("*.strategy_config.sequence_parallel_size", "*.strategy_config.steps_per_print", "*.strategy_config.wall_clock_breakdown"),
+    *(
+        "*.strategy_config.sequence_parallel_size",
+        "*.strategy_config.steps_per_print",
+        "*.strategy_config.wall_clock_breakdown",
+    ),
     *("*.strategy_config.gpu_memory_utilization", "*.strategy_config.kv_cache_gib", "*.strategy_config.max_num_seqs"),
-    *("*.strategy_config.max_num_batched_tokens", "*.strategy_config.enforce_eager", "*.strategy_config.enable_prefix_caching"),
-    *("*.strategy_config.block_size", "*.strategy_config.tensor_parallel_size", "*.strategy_config.disable_custom_all_reduce"),
+    *(
+        "*.strategy_config.max_num_batched_tokens",
+        "*.strategy_config.enforce_eager",
+        "*.strategy_config.enable_prefix_caching",
+    ),
+    *(
+        "*.strategy_config.block_size",
+        "*.strategy_config.tensor_parallel_size",
+        "*.strategy_config.disable_custom_all_reduce",
+    ),
     *("weight_sync.*", "updates_per_step", "*.per_device_train_batch_size", "*.gradient_accumulation_steps"),
 )
-"""Patterns of keys that say how a run is run, but not what it learns, except for rounding. A new key belongs to the experiment until it is
-listed here. The last three keys together say the number of sequences of an update, which the resume fingerprint guards."""
+"""Patterns of keys that say how a run is run, but not what it learns, except for rounding. A new key belongs to the
+experiment until it is listed here. The last three keys together say the number of sequences of an update, which the
+resume fingerprint guards.
+"""
 GIVEN = frozenset(
-    {"reward_args", "environment_args", "adv_estimator_args", "policy_loss_args", "preference_loss_args", "mismatch_correction_args"}
+    {
+        "reward_args",
+        "environment_args",
+        "adv_estimator_args",
+        "policy_loss_args",
+        "preference_loss_args",
+        "mismatch_correction_args",
+    }
 )
-"""Blocks of arguments of functions, which belong to the experiment whatever they are called: a `timeout` in them may decide a verdict."""
+"""Blocks of arguments of functions, which belong to the experiment whatever they are called: a `timeout` in them may
+decide a verdict.
+"""
 LONGEST = 100
 """Largest number of characters of a value in a message."""
 
@@ -57,7 +114,9 @@ class Change:
     @property
     def is_of_experiment(self) -> bool:
         """Whether the key belongs to the experiment, and not only to the way in which it is run."""
-        return not GIVEN.isdisjoint(self.key.split(".")) or not any(fnmatchcase(self.key, pattern) for pattern in RUN_ONLY)
+        return not GIVEN.isdisjoint(self.key.split(".")) or not any(
+            fnmatchcase(self.key, pattern) for pattern in RUN_ONLY
+        )
 
     def __str__(self) -> str:
         return f"{self.key}: {self.before} -> {self.now}"
@@ -85,8 +144,11 @@ def changes(before: Mapping[str, Any], config: Config) -> list[Change]:
     return found
 
 
-def change_faults(changed: Sequence[Change], config: Config, origin: object, guarded: Collection[str] = ()) -> list[Fault]:
-    """Return a fault that names every changed key if one belongs to the experiment and `resume_with_changes` is not set.
+def change_faults(
+    changed: Sequence[Change], config: Config, origin: object, guarded: Collection[str] = ()
+) -> list[Fault]:
+    """Return a fault that names every changed key if one belongs to the experiment and `resume_with_changes` is not
+    set.
 
     Args:
         origin: folder of the checkpoint.
@@ -96,7 +158,9 @@ def change_faults(changed: Sequence[Change], config: Config, origin: object, gua
         return []
     listed = "".join(f"\n      {one}{'' if one.is_of_experiment else ' (allowed)'}" for one in changed)
     problem = f"the configuration differs from the one that wrote {origin}:{listed}"
-    remedy = f"set the keys back; or continue with the new values: {SWITCH}=true; or start a new run: another output_dir"
+    remedy = (
+        f"set the keys back; or continue with the new values: {SWITCH}=true; or start a new run: another output_dir"
+    )
     return [Fault(SWITCH, problem, f"{remedy}, or resume_from_checkpoint=never")]
 
 

@@ -38,7 +38,9 @@ class Resumable(Protocol):
 
 
 class Unconsumed(Protocol):
-    """Holder of results for future steps. They are saved in checkpoints, so that a resumed run does not compute them again."""
+    """Holder of results for future steps. They are saved in checkpoints, so that a resumed run does not compute them
+    again.
+    """
 
     async def save(self, folder: Path) -> None:
         """Write the results, if there are any."""
@@ -54,7 +56,9 @@ class Trainer(Protocol):
 
     @property
     def save(self) -> Callable[[Path], Awaitable[None]]:
-        """Return the function that writes the training state to a folder, so that training continues exactly after `load`."""
+        """Return the function that writes the training state to a folder, so that training continues exactly after
+        `load`.
+        """
         ...
 
     @property
@@ -105,22 +109,28 @@ class Checkpointer:
 
     @property
     def changed(self) -> list[Change] | None:
-        """The keys whose values differ from those of the checkpoint's configuration. None if the checkpoint has no record of it."""
+        """The keys whose values differ from those of the checkpoint's configuration. None if the checkpoint has no
+        record of it.
+        """
         if self._folder is None or self._state is None:
             return []
         before = self._state.config or _config_beside(self._folder)
         return changes(before, self._config) if before else None
 
     def agree(self, fingerprint: Mapping[str, str], remedy: str, further: Sequence[Fault] = ()) -> None:
-        """Check that the run's fingerprint agrees with the one in its checkpoint (`LoopState.basis`), and store it in new checkpoints.
+        """Check that the run's fingerprint agrees with the one in its checkpoint (`LoopState.basis`), and store it in
+        new checkpoints.
 
         Raises:
-            ConfigError: values have changed, or there are `further` faults. The error lists each of the keys, with `remedy`.
+            ConfigError: values have changed, or there are `further` faults. The error lists each of the keys, with
+                `remedy`.
         """
         written = self._state.basis if self._state else {}
         remedy = f"{remedy}; or start a new run: resume_from_checkpoint=never, or another output_dir"
         changed = [place for place, value in fingerprint.items() if written.get(place, value) != value]
-        problems = {place: f"{fingerprint[place]}, but {self._folder} was written with {written[place]}" for place in changed}
+        problems = {
+            place: f"{fingerprint[place]}, but {self._folder} was written with {written[place]}" for place in changed
+        }
         if faults := [*(Fault(place, problem, remedy) for place, problem in problems.items()), *further]:
             raise ConfigError(faults)
         self._fingerprint |= fingerprint
@@ -134,7 +144,8 @@ class Checkpointer:
         last_step: int | None = None,
         epochs: Epochs | None = None,
     ) -> Position:
-        """Restore every part from the checkpoint and return its position. Without a checkpoint, return the start of the run.
+        """Restore every part from the checkpoint and return its position. Without a checkpoint, return the start of the
+        run.
 
         Offline pipelines pass `last_step` and `epochs`, because they may end before `max_steps`.
         """
@@ -189,7 +200,8 @@ class Checkpointer:
         spent = time.monotonic() - self._began + (self._state.seconds if self._state else 0.0)
         credit = {} if self._credit is None else self._credit.state_dict()
         if self._config.save_at_end and position.step >= self._last_step:
-            # Remove the export of an earlier, shorter run. Otherwise this run would look finished if it were killed before its own export.
+            # Remove the export of an earlier, shorter run. Otherwise this run would look finished if it were killed
+            # before its own export.
             shutil.rmtree(self._final, ignore_errors=True)
         state = LoopState(
             step=position.step,

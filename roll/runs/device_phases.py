@@ -4,20 +4,23 @@
     rollout, evaluate  actor_infer, whole                      actor_train, critic, reference
     judging            rewards.<domain>                        actor_infer, actor_train, critic, reference
     reference, teacher reference, or actor_train; teacher      actor_infer (discards its weights), actor_train, critic
-    values             critic                                  actor_infer (discards its weights), actor_train, reference
+    values             critic                                  actor_infer (discards its weights), actor_train,
+        reference
     train              critic, then actor_train; or both, if   actor_infer (discards its weights), reference
                        they share no device
     weight sync        actor_train, actor_infer's weights      critic, reference
     checkpoint         actor_train, then critic                actor_infer, reference
 
-SFT, reward-model training and distillation have `sft_train`, `reward_train` and `student` instead of actor_train. Offline pipelines have
-no engine, and evaluate held-out rows with the learner.
+SFT, reward-model training and distillation have `sft_train`, `reward_train` and `student` instead of actor_train.
+Offline pipelines have no engine, and evaluate held-out rows with the learner.
 
-A sync follows every train step before anything is generated. An engine that is offloaded for the reference, for values or for training
-therefore need not keep its weights. An engine that is offloaded for a checkpoint must keep them, because it generates next.
+A sync follows every train step before anything is generated. An engine that is offloaded for the reference, for values
+or for training therefore need not keep its weights. An engine that is offloaded for a checkpoint must keep them,
+because it generates next.
 
-With asynchronous generation on shared devices, generation stops while other roles use the devices, and continues after the sync. An
-engine that is offloaded freezes its unfinished responses. An engine that stays on its devices (`time_sharing: false`) is paused.
+With asynchronous generation on shared devices, generation stops while other roles use the devices, and continues after
+the sync. An engine that is offloaded freezes its unfinished responses. An engine that stays on its devices
+(`time_sharing: false`) is paused.
 """
 
 from __future__ import annotations
@@ -71,7 +74,9 @@ class DevicePhases:
         await self.bring({role: Level.WHOLE}, ())
 
     async def scoring(self, role: str) -> None:
-        """Prepare for log-probs, values or teacher states computed by `role`. A sync must precede the next generation."""
+        """Prepare for log-probs, values or teacher states computed by `role`. A sync must precede the next
+        generation.
+        """
         await self._pause_for(role)
         await self.bring({role: Level.WHOLE}, ("actor_infer",))
 

@@ -38,7 +38,9 @@ class Ending:
     def __enter__(self) -> Ending:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if isinstance(error, WorkerFailed):  # The worker's own traceback goes to the log; the terminal gets one line.
             LOG.info("%s\n%s", error, error.traceback)
         elif error is not None and not isinstance(error, RollError | KeyboardInterrupt | SystemExit):
@@ -60,7 +62,10 @@ class Ending:
             step, saved = self._checkpointer.last
             print(f"saved: {saved}; the same command continues after step {step}", flush=True)
         if self._checkpointer.exported is not None:
-            print(f"exported: {self._checkpointer.exported}\nload it:  {loading_call(self._checkpointer.exported)}", flush=True)
+            print(
+                f"exported: {self._checkpointer.exported}\nload it:  {loading_call(self._checkpointer.exported)}",
+                flush=True,
+            )
 
 
 def loading_call(export: Path) -> str:
@@ -97,7 +102,9 @@ def checkpoint_line(checkpointer: Checkpointer) -> str:
 
 
 def report(folder: Path) -> None:
-    """Write the report if any metrics were recorded, also after a failure. Errors are only logged, so that they do not hide the end."""
+    """Write the report if any metrics were recorded, also after a failure. Errors are only logged, so that they do not
+    hide the end.
+    """
     metrics = folder / METRICS_FILE
     if not metrics.is_file() or not metrics.stat().st_size:
         return

@@ -1,8 +1,9 @@
 """Handles Ctrl-C, SIGTERM and SIGHUP from the start of a run to its end.
 
 before the first step   a signal ends the run at once, because there is nothing to save
-during the steps        the first signal ends the run after the current step, with a checkpoint; a second one ends it at once
-during the shutdown     signals are ignored: ending processes, removing folders and closing records have deadlines of their own
+during the steps        the first signal ends the run after the current step, with a checkpoint; a second one ends it at
+once during the shutdown     signals are ignored: ending processes, removing folders and closing records have deadlines
+of their own
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from types import FrameType, TracebackType
 LOG = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_SECONDS = 1.0
-"""Period in seconds in which several signals count as one, because a terminal, a launcher and a batch system may each send one."""
+"""Period in seconds in which several signals count as one, because a terminal, a launcher and a batch system may each
+send one.
+"""
 
 
 class Interrupt:
@@ -34,7 +37,9 @@ class Interrupt:
         self._work: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
 
     def happened(self) -> bool:
-        """Return whether the run should end. Call it before each step. From the first call on, a signal waits for the end of the step."""
+        """Return whether the run should end. Call it before each step. From the first call on, a signal waits for the
+        end of the step.
+        """
         self._has_begun = True
         return self._happened
 
@@ -45,7 +50,9 @@ class Interrupt:
         self.take()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -92,7 +99,11 @@ class Interrupt:
         else:
             self._happened, self._first = True, now
             LOG.info("%s: the run ends after the current step", name)
-            print("\ninterrupted: the run ends after the current step; interrupt again to end it at once", file=sys.stderr, flush=True)
+            print(
+                "\ninterrupted: the run ends after the current step; interrupt again to end it at once",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _leave_terminals(self) -> None:
         """Discard output to a terminal that was closed, because a write error would hide how the run ends."""

@@ -50,4 +50,12 @@ def _refuse_shared_folders(jobs: Sequence[Job]) -> None:
     for (config, _), folder in zip(jobs, folders, strict=True):
         if folders.count(folder) > 1:
             problem = f"'{config.output_dir}' is the run folder of {folders.count(folder)} jobs of the sweep"
-            raise ConfigError([Fault("output_dir", problem, "interpolate the job's number: 'output_dir=./output/sweep_${hydra:job.num}'")])
+            raise ConfigError(
+                [
+                    Fault(
+                        "output_dir",
+                        problem,
+                        "interpolate the job's number: 'output_dir=./output/sweep_${hydra:job.num}'",
+                    )
+                ]
+            )

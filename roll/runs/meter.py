@@ -17,12 +17,15 @@ from roll.types import Metrics
 class Meter:
     """Times the parts of a step, and computes its metrics."""
 
-    def __init__(self, groups: Mapping[str, WorkerGroup], devices: int, resident: Mapping[str, int], restarts: int = 0) -> None:
+    def __init__(
+        self, groups: Mapping[str, WorkerGroup], devices: int, resident: Mapping[str, int], restarts: int = 0
+    ) -> None:
         """
         Args:
             groups: groups whose memory is measured, by role.
             devices: number of GPUs of the run, or of its worker processes on the CPU, for the throughput per device.
-            resident: bytes that stayed on a device when the role was last offloaded, by role. The mapping is read at every step.
+            resident: bytes that stayed on a device when the role was last offloaded, by role. The mapping is read at
+                every step.
             restarts: number of earlier restarts of the trainer's side in this run; see `Restarts`.
         """
         self._groups, self._devices, self._resident, self._restarts = groups, devices, resident, restarts

@@ -39,7 +39,9 @@ class AtLimit:
         """See `Watch`."""
         subject = f"every response of {self.held_out}" if self.held_out else "every response"
         ends = ", ".join(self.ends) or "nothing"
-        said = f"{subject} ended at the length limit of {self.sampling.max_new_tokens} tokens ({self.key}), none by itself"
+        said = (
+            f"{subject} ended at the length limit of {self.sampling.max_new_tokens} tokens ({self.key}), none by itself"
+        )
         return f"{said}. The engine stops at: {ends}. {self._cause()}"
 
     def _cause(self) -> str:
@@ -65,7 +67,11 @@ class ZeroAdvantages:
         others = other_terms(self.config)
         learns = f"; only {' and '.join(others)} changed the policy" if others else ", so the policy learnt nothing"
         failed = sum(metrics.get(f"reward/{outcome.value}_fraction", 0.0) for outcome in NO_VERDICT)
-        lost = f"{failed:.0%} of the responses have no reward, because it failed: see the notices about rewards. " if failed else ""
+        lost = (
+            f"{failed:.0%} of the responses have no reward, because it failed: see the notices about rewards. "
+            if failed
+            else ""
+        )
         return f"the advantages of all responses are 0{learns}. {lost}{self._cause(metrics)}"
 
     def _cause(self, metrics: Metrics) -> str:
@@ -73,28 +79,47 @@ class ZeroAdvantages:
         mean, std = metrics.get("reward/mean", 0.0), metrics.get("reward/std", 0.0)
         if metrics.get("response/masked_fraction") == 1:
             masks = [key for key in MASKS if getattr(config, key)]
-            return f"No response is in the loss: {' and '.join(masks) or 'the loss mask'} excluded all of them; loosen it"
-        if metrics.get("reward/equal_groups_fraction") == 1 and (estimator.traits.compares_groups or _has_group_mean(config)):
+            return (
+                f"No response is in the loss: {' and '.join(masks) or 'the loss mask'} excluded all of them; loosen it"
+            )
+        if metrics.get("reward/equal_groups_fraction") == 1 and (
+            estimator.traits.compares_groups or _has_group_mean(config)
+        ):
             return self._equal_groups(mean, metrics.get("sampling/dropped_groups", 0.0))
         if not std:
             remedy = f"check that the reward reads the answers ({SAMPLES}), or use prompts of another difficulty"
             return f"Every reward of the step is {mean:g}: {remedy}"
         if estimator.traits.needs_greedy:
-            return f"Each response got the reward of the greedy response to its prompt: raise the temperature; {SAMPLES}"
+            return (
+                f"Each response got the reward of the greedy response to its prompt: raise the temperature; {SAMPLES}"
+            )
         keys = [key for key in NORMS if key in estimator.keys or key not in NORM_KEYS]
         settings = ", ".join(f"{key}: {getattr(config, key)}" for key in keys if getattr(config, key))
         rewards = f"mean {mean:g}, standard deviation {std:g}"
-        return f"{estimator}, with {settings or 'its own formula alone'}, cancels the rewards ({rewards}): change them, or the estimator"
+        return (
+            f"{estimator}, with {settings or 'its own formula alone'}, cancels the rewards ({rewards}): change "
+            f"them, "
+            f"or the estimator"
+        )
 
     def _equal_groups(self, mean: float, dropped: float) -> str:
         config, size = self.config, self.config.num_return_sequences_in_group
         if size == 1:
-            return f"{config.adv_estimator} compares the responses to a prompt, and there is only one: raise num_return_sequences_in_group"
+            return (
+                f"{config.adv_estimator} compares the responses to a prompt, and there is only one: raise "
+                f"num_return_sequences_in_group"
+            )
         equal = (
-            f"{config.adv_estimator} compares the responses to a prompt, but all {size} got the same reward (mean of the step: {mean:g})"
+            f"{config.adv_estimator} compares the responses to a prompt, but all {size} got the same reward "
+            f"(mean "
+            f"of "
+            f"the step: {mean:g})"
         )
         filtered = f", and so did those of the {dropped:.0f} groups that the filter dropped" if dropped else ""
-        remedy = "use prompts that are neither too hard nor too easy, or raise the temperature or num_return_sequences_in_group"
+        remedy = (
+            "use prompts that are neither too hard nor too easy, or raise the temperature or "
+            "num_return_sequences_in_group"
+        )
         return f"{equal}{filtered}. Check that the reward reads the answers ({SAMPLES}), {remedy}"
 
 
@@ -117,7 +142,10 @@ def training_watches(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase, end
     generating = config.actor_infer.generating_args
     sampling = sampling_of(generating, config.response_length, samples=1, log_probs=False, end=end)
     key = "actor_infer.generating_args.max_new_tokens" if generating.max_new_tokens else "response_length"
-    return [AtLimit("response/at_limit_fraction", key, sampling, ends_as_texts(sampling, tokenizer)), ZeroAdvantages(config)]
+    return [
+        AtLimit("response/at_limit_fraction", key, sampling, ends_as_texts(sampling, tokenizer)),
+        ZeroAdvantages(config),
+    ]
 
 
 def held_out_watches(
@@ -132,14 +160,24 @@ def held_out_watches(
     places = config.validation.places() if config.validation else {}
     for name, one in (config.validation.named_sets() if config.validation else {}).items():
         sampling = sampling_of(one.generating_args, config.response_length, samples=1, log_probs=False, end=ends[name])
-        own = f"{places[name]}.generating_args.max_new_tokens" if one.generating_args.max_new_tokens else "response_length"
-        watches.append(AtLimit(f"val/{name}/at_limit_fraction", option or own, sampling, ends_as_texts(sampling, tokenizer), name))
+        own = (
+            f"{places[name]}.generating_args.max_new_tokens"
+            if one.generating_args.max_new_tokens
+            else "response_length"
+        )
+        watches.append(
+            AtLimit(f"val/{name}/at_limit_fraction", option or own, sampling, ends_as_texts(sampling, tokenizer), name)
+        )
     return watches
 
 
 def ends_as_texts(sampling: Sampling, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """Return all that ends a response, described for a person. Empty with `ignore_eos` and without stop strings."""
-    found = [f"'{tokenizer.eos_token}' (the model's end of sequence)"] if tokenizer.eos_token and not sampling.ignore_eos else []
+    found = (
+        [f"'{tokenizer.eos_token}' (the model's end of sequence)"]
+        if tokenizer.eos_token and not sampling.ignore_eos
+        else []
+    )
     for number in sampling.stop_token_ids:
         found.append(f"'{tokenizer.convert_ids_to_tokens(number)}' (token {number}, an end of a turn in the template)")
     found += [f"'{text}' (the template's end of a turn)" for text in sampling.end_texts]

@@ -1,7 +1,7 @@
 """Values that must not change when a run resumes.
 
-Some of them give the stored position its meaning: if they changed, rows would be skipped, repeated or reordered. The others identify
-state that checkpoints do not contain.
+Some of them give the stored position its meaning: if they changed, rows would be skipped, repeated or reordered. The
+others identify state that checkpoints do not contain.
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ from roll.runs.run_context import Prepared
 
 
 def of_keys(config: Config) -> dict[str, str]:
-    """Return the configured values that determine the rows, their order, their number per step, and the files of a checkpoint."""
+    """Return the configured values that determine the rows, their order, their number per step, and the files of a
+    checkpoint.
+    """
     name, role = learner(config)
     learnt = "pairs" if has_pairs(config) else "sequences"
     found = {"pipeline": config.pipeline, "seed": str(config.seed)}
     learners = {place: one for place, one in model_roles(config).items() if isinstance(one, LearnerConfig)}
-    found |= {f"{place}.training_args": f"{sequences_per_update(config, one)} {learnt} an update" for place, one in learners.items()}
+    found |= {
+        f"{place}.training_args": f"{sequences_per_update(config, one)} {learnt} an update"
+        for place, one in learners.items()
+    }
     # DeepSpeed puts the dtype into the file names of a checkpoint.
     found |= {f"{place}.model_args.dtype": f"'{one.model_args.dtype}'" for place, one in learners.items()}
     columns = role.data_args.model_dump(include=COLUMNS - {"id"}) if role.data_args else {}  # `id` only affects reports
@@ -32,7 +37,9 @@ def of_keys(config: Config) -> dict[str, str]:
     if isinstance(config, RlvrConfig):
         found["rollout_batch_size"] = str(config.rollout_batch_size)
         found["num_return_sequences_in_group"] = str(config.num_return_sequences_in_group)
-        found[f"{name}.data_args.domain_interleave_probs"] = str(role.data_args and role.data_args.domain_interleave_probs)
+        found[f"{name}.data_args.domain_interleave_probs"] = str(
+            role.data_args and role.data_args.domain_interleave_probs
+        )
     return found
 
 
@@ -46,7 +53,9 @@ SAMPLE = 1 << 16
 
 
 def of_weights(config: Config) -> dict[str, str]:
-    """Return the identity of an adapter's base model, which checkpoints do not contain. Without an adapter, return an empty dict."""
+    """Return the identity of an adapter's base model, which checkpoints do not contain. Without an adapter, return an
+    empty dict.
+    """
     name, role = learner(config)
     if role.model_args.lora_target is None:
         return {}
@@ -55,7 +64,9 @@ def of_weights(config: Config) -> dict[str, str]:
 
 
 def weights(model: str) -> str:
-    """Return text that identifies a model's weights: a digest of the files' names, sizes and middles, or the model's Hub name."""
+    """Return text that identifies a model's weights: a digest of the files' names, sizes and middles, or the model's
+    Hub name.
+    """
     if not Path(model).is_dir():
         return f"'{model}'"
     digest = sha256()

@@ -1,4 +1,6 @@
-"""Properties of a role's model, known before it is loaded: its location, vocabulary and shape, and the FLOPs of training."""
+"""Properties of a role's model, known before it is loaded: its location, vocabulary and shape, and the FLOPs of
+training.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from roll.models.vocabulary import check_same_vocabulary
 
 
 def model_path(config: ExperimentConfig, model_args: ModelConfig) -> str:
-    """Return the Hub name or the absolute folder of a role's model. It is absolute because workers may have another working directory."""
+    """Return the Hub name or the absolute folder of a role's model. It is absolute because workers may have another
+    working directory.
+    """
     name = model_args.model_name_or_path or config.pretrain
     return str(Path(name).absolute()) if Path(name).exists() else name
 
@@ -38,7 +42,9 @@ def check_same_tokens(config: Config, ours: ModelConfig, other: ModelConfig, rol
     check_same_vocabulary(learner, asked, f"{role}.model_args.model_name_or_path")
 
 
-def embedding_rows(config: Config | OfflineConfig, tokenizer: PreTrainedTokenizerBase, roles: Collection[RoleConfig]) -> int | None:
+def embedding_rows(
+    config: Config | OfflineConfig, tokenizer: PreTrainedTokenizerBase, roles: Collection[RoleConfig]
+) -> int | None:
     """Return the number of rows of the smallest embedding of these roles' models; None if no config.json states one.
 
     Raises:
@@ -47,20 +53,26 @@ def embedding_rows(config: Config | OfflineConfig, tokenizer: PreTrainedTokenize
     found = [rows for role in roles if (rows := _vocabulary(model_path(config, role.model_args))) is not None]
     end = tokenizer.eos_token_id
     if found and isinstance(end, int) and end >= min(found):
-        problem = f"its end-of-sequence token is {end}, but a model has embeddings only for the tokens 0 to {min(found) - 1}"
+        problem = (
+            f"its end-of-sequence token is {end}, but a model has embeddings only for the tokens 0 to {min(found) - 1}"
+        )
         raise DataError([Fault(f"the tokenizer of '{tokenizer.name_or_path}'", problem, EMBEDDING_REMEDY)])
     return min(found, default=None)
 
 
 def _vocabulary(model: str) -> int | None:
-    """Return the size of the vocabulary in the config.json of a model; None if there is none. A vision model has it in `text_config`."""
+    """Return the size of the vocabulary in the config.json of a model; None if there is none. A vision model has it in
+    `text_config`.
+    """
     file = config_file(model)
     if file is None or not file.is_file():
         return None
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError([Fault(str(file), f"cannot be read: {error}", "give a folder with an undamaged model")]) from error
+        raise DataError(
+            [Fault(str(file), f"cannot be read: {error}", "give a folder with an undamaged model")]
+        ) from error
     text = values.get("text_config") if isinstance(values, dict) else None
     size = (text if isinstance(text, dict) else values).get("vocab_size") if isinstance(values, dict) else None
     return size if isinstance(size, int) else None

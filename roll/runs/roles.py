@@ -58,8 +58,8 @@ S = TypeVar("S")
 class Roles:
     """Starts a run's worker groups, and ends them when the run ends for any reason.
 
-    Roles are first requested, and then started together by `start`. If a restarted loop requests a role again, the role keeps its
-    group unless that group was ended.
+    Roles are first requested, and then started together by `start`. If a restarted loop requests a role again, the role
+    keeps its group unless that group was ended.
     """
 
     def __init__(self, config: Config, plan: Plan, session: ClusterSession, stack: AsyncExitStack) -> None:
@@ -122,7 +122,9 @@ class Roles:
     def _learner(
         self, name: str, role: LearnerConfig, load: ModelLoader, steps: int, ends: tuple[int, ...] = ()
     ) -> tuple[WorkerGroup[TrainStrategy], TrainShape]:
-        """Request a group that is trained for `steps` steps. Return it, and how a step's sequences are split into updates."""
+        """Request a group that is trained for `steps` steps. Return it, and how a step's sequences are split into
+        updates.
+        """
         config = self._config
         strategy, path = role.strategy_args, model_path(config, role.model_args)
         model = model_shape(path)
@@ -153,7 +155,9 @@ class Roles:
         return self._group(name, role, settings, blocking=True), shape
 
     def actor_infer(self, config: RlvrConfig) -> ActorInfer:
-        """Request the group that generates. The facade is kept as long as the processes run, because it tracks their requests."""
+        """Request the group that generates. The facade is kept as long as the processes run, because it tracks their
+        requests.
+        """
         if known := self._colocated.get("actor_infer"):
             return cast(ActorInfer, known)
         settings = self._generating("actor_infer", config.actor_infer, longest_sequence(config))
@@ -166,7 +170,9 @@ class Roles:
         group = self._group("actor_infer", config.actor_infer, settings, blocking=False)
         may_run = running(len(group), settings, config.max_running_samples)
         limits = config.deadlines
-        actor_infer = self._colocated["actor_infer"] = ActorInfer(group, may_run, limits.rollout, limits.weight_sync, limits.start)
+        actor_infer = self._colocated["actor_infer"] = ActorInfer(
+            group, may_run, limits.rollout, limits.weight_sync, limits.start
+        )
         self._stack.push_async_callback(actor_infer.close)  # closed before the group
         return actor_infer
 
@@ -241,14 +247,21 @@ class Roles:
 
     def score(self, name: str, role: ReferenceConfig, temperature: float) -> Reference:
         """Request a group that computes log-probs of sequences with constant weights."""
-        group, limits = self._group(name, role, self._score_settings(role, PackedPolicy), blocking=True), self._config.deadlines
-        scorer = self._colocated[name] = Reference(group, self._token_budget(name), temperature, limits.train, limits.weight_sync)
+        group, limits = (
+            self._group(name, role, self._score_settings(role, PackedPolicy), blocking=True),
+            self._config.deadlines,
+        )
+        scorer = self._colocated[name] = Reference(
+            group, self._token_budget(name), temperature, limits.train, limits.weight_sync
+        )
         return scorer
 
     def _score_settings(self, role: ReferenceConfig, wrap: ModelWrapper) -> Settings[TeachStrategy]:
         path = model_path(self._config, role.model_args)
         if isinstance(role.strategy_args, DeepSpeedInferStrategyConfig):
-            return ShardedScoreSettings(path, role.model_args, role.strategy_args.strategy_config, wrap, self._config.deterministic)
+            return ShardedScoreSettings(
+                path, role.model_args, role.strategy_args.strategy_config, wrap, self._config.deterministic
+            )
         return HfScoreSettings(path, role.model_args, wrap, self._config.deterministic)
 
     async def end(self, name: str, seconds: float | None = None) -> None:
@@ -263,14 +276,20 @@ class Roles:
         await self._all.pop(name).stop(self._config.deadlines.shutdown if seconds is None else seconds)
 
     async def end_trainer_side(self) -> None:
-        """Kill the groups of the trainer's side, and any other group that is `unsettled` or has not finished starting."""
+        """Kill the groups of the trainer's side, and any other group that is `unsettled` or has not finished
+        starting.
+        """
         self.are_running = False
-        ending = [name for name in self._all if is_trainer_side(name) or name in self._unsettled or name not in self._started]
+        ending = [
+            name for name in self._all if is_trainer_side(name) or name in self._unsettled or name not in self._started
+        ]
         await asyncio.gather(*(self.end(name, seconds=0.0) for name in ending))
 
     @contextmanager
     def unsettled(self, name: str) -> Iterator[None]:
-        """A context in which the trainer changes a role's state. After a failure in it, the role must be restarted as well."""
+        """A context in which the trainer changes a role's state. After a failure in it, the role must be restarted as
+        well.
+        """
         self._unsettled.add(name)
         yield
         self._unsettled.discard(name)
@@ -296,10 +315,12 @@ class Roles:
     async def start(self) -> DeviceSharing:
         """Start every requested group that is not running. The first failure cancels the other starts.
 
-        Groups that share devices start one after the other, with engines first, because vLLM plans with the memory that is free
-        when it starts. Groups that take turns on the devices are offloaded before the next one starts.
+        Groups that share devices start one after the other, with engines first, because vLLM plans with the memory that
+        is free when it starts. Groups that take turns on the devices are offloaded before the next one starts.
         """
-        await self._sharing.make_room(self._starts, discard=("actor_infer",))  # its weights are synced before the next generation
+        await self._sharing.make_room(
+            self._starts, discard=("actor_infer",)
+        )  # its weights are synced before the next generation
         engines = [name for name, role in self._plan.roles.items() if role.strategy == "vllm"]
         waiting = lines(list(self._starts), neighbours(self._plan.roles), engines)
         tasks = [asyncio.ensure_future(self._start_line(line)) for line in waiting]
@@ -324,13 +345,17 @@ class Roles:
 
     def _group(self, name: str, role: RoleConfig, settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
         deepspeed = deepspeed_config(role)
-        for path in swap_paths(deepspeed).values() if deepspeed else ():  # called after the group's end: a killed rank leaves its files
+        for path in (
+            swap_paths(deepspeed).values() if deepspeed else ()
+        ):  # called after the group's end: a killed rank leaves its files
             self._stack.callback(remove_ownerless, path)
         group = self.groups[name] = self._known_group(name, role.system_envs, settings, blocking)
         self.liveness.watch(group, with_children=True)
         return group
 
-    def _known_group(self, name: str, system_envs: Mapping[str, str], settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
+    def _known_group(
+        self, name: str, system_envs: Mapping[str, str], settings: Settings[S], blocking: bool
+    ) -> WorkerGroup[S]:
         """Return the role's group if it exists, otherwise a new one for `start`."""
         if name in self._all:
             return self._all[name]
@@ -351,7 +376,9 @@ class Roles:
 
 
 def is_trainer_side(role: str) -> bool:
-    """Return whether a role is trained or serves training. The other roles are for generation, rewards and environments."""
+    """Return whether a role is trained or serves training. The other roles are for generation, rewards and
+    environments.
+    """
     return role != "actor_infer" and not role.startswith((PREFIX, ENVIRONMENTS))
 
 
@@ -375,7 +402,9 @@ def worker_environment(plan: Plan, config: ExperimentConfig, own: Mapping[str, s
 
 
 def aggregation(config: Config) -> str:
-    """Return the `loss_agg_mode` of a pipeline: configured for RLVR, by token for SFT and distillation, by sequence for comparisons."""
+    """Return the `loss_agg_mode` of a pipeline: configured for RLVR, by token for SFT and distillation, by sequence for
+    comparisons.
+    """
     if isinstance(config, RlvrConfig):
         return config.loss_agg_mode
     return "token-mean" if isinstance(config, SftConfig | DistillConfig) else "seq-mean-token-mean"

@@ -1,4 +1,6 @@
-"""Wires both ends of distillation: the teacher model that sends its output, and the student model that uses this output."""
+"""Wires both ends of distillation: the teacher model that sends its output, and the student model that uses this
+output.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from roll.runs.role_models import model_path
 
 @dataclass(frozen=True)
 class Teaching:
-    """Functions that build the student, which receives hidden states or a top-k distribution, and the teacher, which sends them."""
+    """Functions that build the student, which receives hidden states or a top-k distribution, and the teacher, which
+    sends them.
+    """
 
     load: ModelLoader
     """Loads the student."""
@@ -27,9 +31,11 @@ class Teaching:
 
 
 def teaching(config: DistillConfig | RlvrConfig, student: ModelConfig, teachers: Sequence[ModelConfig]) -> Teaching:
-    """Return the functions for top-k distributions with `distill_top_k`, otherwise for hidden states, which yield full distributions.
+    """Return the functions for top-k distributions with `distill_top_k`, otherwise for hidden states, which yield full
+    distributions.
 
-    Several teachers require `distill_top_k`. All of them send tensors of the same width, over the tokens that every model has.
+    Several teachers require `distill_top_k`. All of them send tensors of the same width, over the tokens that every
+    model has.
 
     Raises:
         DataError: the configuration of a model cannot be read.
@@ -38,6 +44,8 @@ def teaching(config: DistillConfig | RlvrConfig, student: ModelConfig, teachers:
     if config.distill_top_k is None:
         [teacher] = teachers
         return Teaching(student_loader(model_path(config, teacher), teacher, measure), PackedTeacher)
-    rows = min(output_rows(model_path(config, model_args), model_args.trust_remote_code) for model_args in (student, *teachers))
+    rows = min(
+        output_rows(model_path(config, model_args), model_args.trust_remote_code) for model_args in (student, *teachers)
+    )
     top = TeacherTop(min(config.distill_top_k, rows), rows, config.distill_temperature)
     return Teaching(partial(load_top_student, top=top, measure=measure), partial(PackedTopTeacher, top=top))

@@ -10,7 +10,9 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 LOOK_SECONDS = 0.1
-"""Interval in seconds at which a waiting thread wakes to handle signals, because a signal just before a wait does not interrupt it."""
+"""Interval in seconds at which a waiting thread wakes to handle signals, because a signal just before a wait does not
+interrupt it.
+"""
 
 
 def run_in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -27,7 +29,9 @@ def run_in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 class _Elsewhere(Generic[T]):
-    """Runs the work in its own thread. The calling thread waits; if it is the main thread, signal handlers run there."""
+    """Runs the work in its own thread. The calling thread waits; if it is the main thread, signal handlers run
+    there.
+    """
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._work = work

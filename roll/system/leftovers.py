@@ -20,14 +20,18 @@ class Leftovers:
     """The processes of some workers, their child processes, and the shared-memory files that they have open."""
 
     def __init__(self, record: Path) -> None:
-        """`record` is a file in which the shared-memory files are listed for a later run, in case this run is killed."""
+        """`record` is a file in which the shared-memory files are listed for a later run, in case this run is
+        killed.
+        """
         self._record = record
         self._processes: set[psutil.Process] = set()
         self._files: set[Path] = set()
         self._looks = threading.Lock()
 
     def look(self, pids: Sequence[int]) -> None:
-        """Record the current processes and files. Call it early and repeatedly: the files of a process cannot be found after its end."""
+        """Record the current processes and files. Call it early and repeatedly: the files of a process cannot be found
+        after its end.
+        """
         with self._looks:
             for pid in pids:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -35,7 +39,8 @@ class Leftovers:
                     if any(known.pid == pid and known != process for known in self._processes):
                         continue  # the known process has ended, and another one has got its id
                     self._processes |= {process, *process.children(recursive=True)}
-            # Files that are older than all of these processes, such as a model that a user keeps in memory, are not theirs.
+            # Files that are older than all of these processes, such as a model that a user keeps in memory, are not
+            # theirs.
             began = min((process.create_time() for process in self._processes), default=math.inf) - CLOCK_SLACK
             there = {facts.st_ino: file for file, facts in _shared_files() if facts.st_ctime >= began}
             for process in filter(psutil.Process.is_running, self._processes):
@@ -44,7 +49,9 @@ class Leftovers:
                 self._record.write_text("".join(f"{file}\n" for file in sorted(self._files)))
 
     def remove(self, seconds: float) -> None:
-        """Wait at most `seconds` for the processes to exit, kill the remaining ones with their child processes, and unlink all files."""
+        """Wait at most `seconds` for the processes to exit, kill the remaining ones with their child processes, and
+        unlink all files.
+        """
         _, alive = psutil.wait_procs(list(self._processes), timeout=seconds)
         family = set(alive)
         for process in alive:
@@ -66,7 +73,8 @@ def _shared_files() -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _mapped(pid: int) -> set[int]:
-    """Return the inodes of a process's shared-memory files. Names are not enough, because a semaphore is mapped under another name.
+    """Return the inodes of a process's shared-memory files. Names are not enough, because a semaphore is mapped under
+    another name.
 
     psutil's `memory_maps` is not used because it makes the kernel add up sizes, which takes 10 s per TiB.
     """

@@ -38,7 +38,9 @@ def locked(path: Path, seconds: float = 0.0) -> Iterator[None]:
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise
-        LOG.warning("%s: this file system has no locks, so two processes that use it at the same time go unnoticed", path)
+        LOG.warning(
+            "%s: this file system has no locks, so two processes that use it at the same time go unnoticed", path
+        )
     try:
         yield
     finally:
@@ -46,7 +48,9 @@ def locked(path: Path, seconds: float = 0.0) -> Iterator[None]:
 
 
 def take(file: BinaryIO) -> bool:
-    """Lock an open file until it is closed. Return False if another process holds the lock, or if the file system has no locks."""
+    """Lock an open file until it is closed. Return False if another process holds the lock, or if the file system has
+    no locks.
+    """
     try:
         return lock_descriptor(file.fileno(), blocking=False)
     except OSError as error:

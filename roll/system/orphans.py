@@ -20,7 +20,9 @@ LOOK_SECONDS = 0.05
 
 
 def die_with(parent: int) -> None:
-    """Make Linux send SIGKILL to this process when the thread that started it ends. This ends even a hanging process."""
+    """Make Linux send SIGKILL to this process when the thread that started it ends. This ends even a hanging
+    process.
+    """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before this call
         os._exit(1)
@@ -48,7 +50,9 @@ def forks_die_too() -> Iterator[None]:
         if is_within and forking == parent:  # not in grandchildren
             die_with(parent)
 
-    os.register_at_fork(before=note, after_in_child=bind)  # they cannot be unregistered, but do nothing outside the block
+    os.register_at_fork(
+        before=note, after_in_child=bind
+    )  # they cannot be unregistered, but do nothing outside the block
     try:
         yield
     finally:
@@ -61,7 +65,9 @@ def end_descendants() -> None:
     Processes that start meanwhile are killed as well. Return when no descendant is left, or after END_SECONDS.
     """
     deadline = time.monotonic() + END_SECONDS
-    while (left := [one for one in psutil.Process().children(recursive=True) if is_alive(one)]) and time.monotonic() < deadline:
+    while (
+        left := [one for one in psutil.Process().children(recursive=True) if is_alive(one)]
+    ) and time.monotonic() < deadline:
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -69,7 +75,9 @@ def end_descendants() -> None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process exists and is not a zombie. A killed process remains a zombie until its parent reaps it."""
+    """Return whether a process exists and is not a zombie. A killed process remains a zombie until its parent reaps
+    it.
+    """
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

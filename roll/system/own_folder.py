@@ -1,4 +1,6 @@
-"""Private folders of a process, which the process locks while it runs. Later processes remove the folders of dead processes."""
+"""Private folders of a process, which the process locks while it runs. Later processes remove the folders of dead
+processes.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,31 @@ from roll.system.locks import locked, take
 
 PREFIX = "roll-"
 LOCK = ".lock"
-"""Name of the file that the owner locks. A lock is used because a process id would be meaningless in another container."""
+"""Name of the file that the owner locks. A lock is used because a process id would be meaningless in another container.
+"""
 
 
 @contextmanager
 def own_folder(parent: Path | None) -> Iterator[Path]:
-    """A context with a new folder in `parent`, by default the system's temporary folder. The folder is removed at the end."""
+    """A context with a new folder in `parent`, by default the system's temporary folder. The folder is removed at the
+    end.
+    """
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
     try:
         new = folder / f"{LOCK}.new"
         with locked(new):
-            new.rename(folder / LOCK)  # the lock is held before it is visible, so that no other process can remove the folder in between
+            new.rename(
+                folder / LOCK
+            )  # the lock is held before it is visible, so that no other process can remove the folder in between
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def ownerless(parent: Path) -> Iterator[Path]:
-    """Yield the folders in `parent` whose process was killed. Each is locked for the caller until the next one is yielded."""
+    """Yield the folders in `parent` whose process was killed. Each is locked for the caller until the next one is
+    yielded.
+    """
     for file in parent.glob(f"{PREFIX}[0-9]*-*/{LOCK}"):
         with suppress(FileNotFoundError, PermissionError), file.open("rb") as lock:
             if take(lock):

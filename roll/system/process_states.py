@@ -67,7 +67,9 @@ def end_family(pid: int) -> None:
 
 
 def _ancestors(pid: int, processes: Mapping[int, _Process]) -> list[int]:
-    """Return the ancestors of a process, nearest first. Each is visited once, because reused process ids may form a cycle."""
+    """Return the ancestors of a process, nearest first. Each is visited once, because reused process ids may form a
+    cycle.
+    """
     found: list[int] = []
     while (process := processes.get(pid)) is not None and process.parent not in found:
         pid = process.parent
@@ -76,7 +78,9 @@ def _ancestors(pid: int, processes: Mapping[int, _Process]) -> list[int]:
 
 
 def _processes() -> dict[int, _Process]:
-    """Return all visible processes of this host by id. Each is read once; psutil's `children` would read all of them at every call."""
+    """Return all visible processes of this host by id. Each is read once; psutil's `children` would read all of them at
+    every call.
+    """
     found = {}
     for folder in PROC.iterdir():
         if folder.name.isdecimal():

@@ -70,7 +70,9 @@ def enter(stage: str) -> None:
 
 
 def look(pid: int | None, log: Path, begin: int) -> Look:
-    """Read a process's log from byte `begin` on, and query the kernel for the process and its children. Call it on the process's host."""
+    """Read a process's log from byte `begin` on, and query the kernel for the process and its children. Call it on the
+    process's host.
+    """
     stage, end = None, begin
     with suppress(OSError), log.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
@@ -86,11 +88,14 @@ def look(pid: int | None, log: Path, begin: int) -> Look:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float | None:
-    """Return the user and system time of processes and of their ended children. None if none of the processes exists."""
+    """Return the user and system time of processes and of their ended children. None if none of the processes
+    exists.
+    """
     ticks = list[int]()
     for pid in pids:
         with suppress(OSError, ValueError):  # the process has ended
-            # Split after the name, which may contain any characters. Fields 14 to 17 of the line are utime, stime, cutime and cstime.
+            # Split after the name, which may contain any characters. Fields 14 to 17 of the line are utime, stime,
+            # cutime and cstime.
             fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
             ticks.append(sum(map(int, fields[11:15])))
     return sum(ticks) / TICKS if ticks else None

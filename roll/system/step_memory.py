@@ -1,12 +1,12 @@
 """Tunes garbage collection and memory allocation for steps that create many small objects and some very large arrays.
 
-By default, Python collects garbage whenever it has created 700 more objects than it has freed, and examines all objects when a quarter
-of them is new. A step of 32,768 samples creates half a million objects, in addition to about as many from imports. Nearly all of them
-are in no reference cycle, and are freed without a collection.
+By default, Python collects garbage whenever it has created 700 more objects than it has freed, and examines all objects
+when a quarter of them is new. A step of 32,768 samples creates half a million objects, in addition to about as many
+from imports. Nearly all of them are in no reference cycle, and are freed without a collection.
 
-By default, the C library returns every large array to the system when it is freed, and requests new pages for the next one, which the
-system fills with zeros. This takes longer than most operations on a step's arrays. Each step needs about as much memory as the previous
-one, so freed memory is kept.
+By default, the C library returns every large array to the system when it is freed, and requests new pages for the next
+one, which the system fills with zeros. This takes longer than most operations on a step's arrays. Each step needs about
+as much memory as the previous one, so freed memory is kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def collect_rarely() -> None:
 
 @contextmanager
 def memory_of_steps() -> Iterator[None]:
-    """A context in which garbage is collected rarely and freed memory is kept. Only glibc keeps memory; other C libraries are unchanged."""
+    """A context in which garbage is collected rarely and freed memory is kept. Only glibc keeps memory; other C
+    libraries are unchanged.
+    """
     before = gc.get_threshold()
     collect_rarely()
     libc = ctypes.CDLL(None)

@@ -27,7 +27,9 @@ class TreeBounds:
         if len(pids) > self.processes:
             return f"the process and its descendants were {len(pids)} processes; max_processes is {self.processes}"
         if (held := resident_bytes(pids)) > self.memory_bytes:
-            return f"the process and its descendants held {held / GIB:.2f} GiB; memory_gib is {self.memory_bytes / GIB:g}"
+            return (
+                f"the process and its descendants held {held / GIB:.2f} GiB; memory_gib is {self.memory_bytes / GIB:g}"
+            )
         return ""
 
 
@@ -51,7 +53,9 @@ def _children(pid: int) -> list[int]:
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Return the total anonymous memory of processes in bytes. Pages that processes share after a fork count for each of them."""
+    """Return the total anonymous memory of processes in bytes. Pages that processes share after a fork count for each
+    of them.
+    """
     total = 0
     for pid in pids:
         try:

@@ -72,9 +72,10 @@ class Record(Tracker, Protocol):
 def group_record(step: int, group: RolloutGroup) -> dict[str, Any]:
     """Return a group's record in `samples.jsonl`. Lengths are in tokens.
 
-    `ground_truth` is the row's reference answer; None if it is missing or is neither a text nor a number. `text` and `length` describe the
-    sampled tokens. The record of an episode of several turns also has `trajectories`. Each of their segments has a role, a text and a
-    length. A segment of the policy also has its reward, its tool calls, and the environment's state before it, if there are any.
+    `ground_truth` is the row's reference answer; None if it is missing or is neither a text nor a number. `text` and
+    `length` describe the sampled tokens. The record of an episode of several turns also has `trajectories`. Each of
+    their segments has a role, a text and a length. A segment of the policy also has its reward, its tool calls, and the
+    environment's state before it, if there are any.
     """
     return {
         "step": step,
@@ -88,7 +89,9 @@ def group_record(step: int, group: RolloutGroup) -> dict[str, Any]:
 
 
 def sample_table(step: int, groups: Sequence[RolloutGroup]) -> tuple[list[str], list[list[Any]]]:
-    """Return the columns and the rows of a table for a tracking service: a row for each response of the first `GROUPS_PER_STEP` groups."""
+    """Return the columns and the rows of a table for a tracking service: a row for each response of the first
+    `GROUPS_PER_STEP` groups.
+    """
     rows = [
         [step, record["domain"], record["prompt"], response["text"], *(response[column] for column in COLUMNS[4:])]
         for record in (group_record(step, group) for group in groups[:GROUPS_PER_STEP])
@@ -141,11 +144,19 @@ def _trajectory_records(episode: Episode) -> list[dict[str, Any]]:
 
     def of(segment: Segment) -> dict[str, Any]:
         role = "assistant" if segment.sampled else "environment"
-        record: dict[str, Any] = {"role": role, "sampled": segment.sampled, "text": segment.text, "length": len(segment.token_ids)}
+        record: dict[str, Any] = {
+            "role": role,
+            "sampled": segment.sampled,
+            "text": segment.text,
+            "length": len(segment.token_ids),
+        }
         if segment.sampled:
             record |= {"reward": next(earned)} if episode.turn_rewards else {}
             record |= {"state": next(states)} if episode.turn_states else {}
             record |= {"calls": list(map(dict, segment.calls))} if segment.calls else {}
         return record
 
-    return [{"stop": str(path.stop), "segments": [of(segment) for segment in path.segments]} for path in episode.trajectories]
+    return [
+        {"stop": str(path.stop), "segments": [of(segment) for segment in path.segments]}
+        for path in episode.trajectories
+    ]

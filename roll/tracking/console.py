@@ -59,7 +59,9 @@ class Progress:
         losses = [metrics[name] for name in LOSSES if name in metrics]
         name, value = ("loss", losses[0]) if losses else ("reward", metrics.get("reward/mean"))
         measure, validation = _validation(metrics)
-        seconds = [metrics["time/step"]] if step and "time/step" in metrics else []  # step 0 is the state before the first step
+        seconds = (
+            [metrics["time/step"]] if step and "time/step" in metrics else []
+        )  # step 0 is the state before the first step
         return replace(
             self,
             step=step,
@@ -136,7 +138,9 @@ class LiveConsole:
     name = "console"
 
     def __init__(self, title: str, max_steps: int, life: Life, console: Console | None = None) -> None:
-        """The view replaces the panel of `life` at the first metrics, and shows the rows of `life` below its own lines."""
+        """The view replaces the panel of `life` at the first metrics, and shows the rows of `life` below its own
+        lines.
+        """
         self._title, self._life = title, life
         self._progress = Progress(max_steps)
         self._logged_at = time.monotonic()
@@ -155,7 +159,9 @@ class LiveConsole:
         pass
 
     def close(self) -> None:
-        """Leave the last state on the screen, without the stages of the roles, and release the cursor and the streams."""
+        """Leave the last state on the screen, without the stages of the roles, and release the cursor and the
+        streams.
+        """
         self._life.show([])
         self._live.stop()
 
@@ -164,7 +170,9 @@ class LiveConsole:
 
 
 def plain_line(progress: Progress) -> str:
-    """Return a line: `step 12/100  reward 0.61  val pass@1 0.55  2.3 s (rollout 1.2, train 0.8, sync 0.1)  1,234 tok/s  eta 3m20s`."""
+    """Return a line: `step 12/100  reward 0.61  val pass@1 0.55  2.3 s (rollout 1.2, train 0.8, sync 0.1)  1,234 tok/s
+    eta 3m20s`.
+    """
     metrics = progress.metrics or {}
     fields = [f"step {progress.step}/{progress.max_steps}"]
     if "epoch" in metrics:
@@ -184,7 +192,9 @@ def plain_line(progress: Progress) -> str:
 
 
 def live_view(title: str, progress: Progress, seconds_since: float) -> RenderableType:
-    """Return lines with the progress, the main metric and the speed. `seconds_since` is the time since the last metrics."""
+    """Return lines with the progress, the main metric and the speed. `seconds_since` is the time since the last
+    metrics.
+    """
     metrics = progress.metrics or {}
     first = Table.grid(padding=(0, 1))
     eta = "" if progress.eta_seconds is None else f"eta {duration(max(0.0, progress.eta_seconds - seconds_since))}"
@@ -196,7 +206,9 @@ def live_view(title: str, progress: Progress, seconds_since: float) -> Renderabl
     second.append(value, style="bold green")
     second.append(f"  {sparkline(progress.headlines, BAR)}", style="green")
     if progress.validation:
-        second.append(f"   {' '.join(filter(None, ('val', progress.measure)))} ").append(_sets(progress.validation), style="bold cyan")
+        second.append(f"   {' '.join(filter(None, ('val', progress.measure)))} ").append(
+            _sets(progress.validation), style="bold cyan"
+        )
         second.append(f" (step {progress.validated_at})", style="dim")
     third = Text(f"this step {duration(seconds_since)}", style="dim", no_wrap=True, overflow="ellipsis")
     if "time/step" in metrics:
@@ -222,7 +234,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 def time_split(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of each part of the step, by the part's short name. Parts that round to 0.0 s are left out."""
-    parts = {name.removeprefix("time/"): seconds for name, seconds in metrics.items() if name.startswith("time/") and name != "time/step"}
+    parts = {
+        name.removeprefix("time/"): seconds
+        for name, seconds in metrics.items()
+        if name.startswith("time/") and name != "time/step"
+    }
     return {SHORT.get(part, part): seconds for part, seconds in parts.items() if seconds >= 0.05}
 
 
@@ -242,9 +258,13 @@ def _is_unscored(metrics: Mapping[str, float]) -> bool:
 
 
 def _headline(progress: Progress) -> str:
-    """Return the main metric of the last step, with the shares of its responses without a verdict: `reward 0.61 (4% crashed)`."""
+    """Return the main metric of the last step, with the shares of its responses without a verdict: `reward 0.61 (4%
+    crashed)`.
+    """
     metrics = progress.metrics or {}
-    shares = {one.value.replace("_", " "): metrics.get(f"reward/{one.value}_fraction", 0.0) for one in sorted(NO_VERDICT)}
+    shares = {
+        one.value.replace("_", " "): metrics.get(f"reward/{one.value}_fraction", 0.0) for one in sorted(NO_VERDICT)
+    }
     without = ", ".join(f"{_percent(share)} {outcome}" for outcome, share in shares.items() if share)
     value = "none" if _is_unscored(metrics) else _number(progress.headlines[-1]) if progress.headlines else "…"
     return f"{progress.headline} {value}" + (f" ({without})" if without else "")
@@ -255,13 +275,18 @@ def _percent(share: float) -> str:
 
 
 def _validation(metrics: Metrics) -> tuple[str, dict[str, str]]:
-    """Return `pass@1`, `avg@n` or `loss`, with its value for each held-out set. Return "" and no values if `metrics` has none of them.
+    """Return `pass@1`, `avg@n` or `loss`, with its value for each held-out set. Return "" and no values if `metrics`
+    has none of them.
 
-    A set without an accuracy shows its `avg@n`, and says so if other sets have an accuracy. A value says which share of the responses
-    got no verdict, and is `none` if that is all of them.
+    A set without an accuracy shows its `avg@n`, and says so if other sets have an accuracy. A value says which share of
+    the responses got no verdict, and is `none` if that is all of them.
     """
     sets = headline_metrics(metrics)
-    measure = "pass@1" if any(name.endswith("/pass@1") for name in sets) else next((name.rpartition("/")[2] for name in sets), "")
+    measure = (
+        "pass@1"
+        if any(name.endswith("/pass@1") for name in sets)
+        else next((name.rpartition("/")[2] for name in sets), "")
+    )
     said = {}
     for name in sets:
         held_out, _, own = name.removeprefix("val/").rpartition("/")
@@ -282,7 +307,9 @@ def headline_metrics(names: Iterable[str]) -> list[str]:
     named = [name for name in names if name.startswith("val/")]
     first = [name for name in named if name.endswith(("/pass@1", "/loss"))]
     stated = {name.rpartition("/")[0] for name in first}
-    means = [name for name in named if name.rpartition("/")[2].startswith("avg@") and name.rpartition("/")[0] not in stated]
+    means = [
+        name for name in named if name.rpartition("/")[2].startswith("avg@") and name.rpartition("/")[0] not in stated
+    ]
     return [name for name in named if name in {*first, *means}]
 
 

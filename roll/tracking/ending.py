@@ -32,7 +32,9 @@ def write_end(folder: Path, end: RunEnd) -> None:
     """
     partial = folder / f".{END_FILE}.partial"
     try:
-        partial.write_text(json.dumps(asdict(end), indent=1, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
+        partial.write_text(
+            json.dumps(asdict(end), indent=1, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace"
+        )
         os.replace(partial, folder / END_FILE)
     finally:
         partial.unlink(missing_ok=True)

@@ -1,4 +1,6 @@
-"""Combines several trackers. A failure of the run's own record ends the training; a failure of another tracker does not."""
+"""Combines several trackers. A failure of the run's own record ends the training; a failure of another tracker does
+not.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ class Tracking:
     def __enter__(self) -> Tracking:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _tell_others(self, tell: Callable[[Tracker], None]) -> None:

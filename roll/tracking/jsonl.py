@@ -36,11 +36,14 @@ class JsonlTracker:
 
     name = "jsonl"
 
-    def __init__(self, folder: Path, resumed_from: int | None = None, groups_per_step: int = 4, groups_per_set: int = 8) -> None:
+    def __init__(
+        self, folder: Path, resumed_from: int | None = None, groups_per_step: int = 4, groups_per_set: int = 8
+    ) -> None:
         """Open the files in `folder`.
 
         Args:
-            resumed_from: step of the checkpoint that the run resumes from. Records of later steps are removed, because the run repeats
+            resumed_from: step of the checkpoint that the run resumes from. Records of later steps are removed, because
+                the run repeats
                 these steps. None begins new files; the files of an earlier run are kept as `<name>.previous`.
             groups_per_step: largest number of training groups to keep for each step.
             groups_per_set: largest number of groups to keep for each validation of a held-out set.
@@ -81,7 +84,9 @@ class JsonlTracker:
 def _sample_lines(first: dict[str, Any], step: int, groups: Sequence[RolloutGroup], most: int) -> bytes:
     """Return the lines of at most `most` groups. Each line also has the number of all responses of the step."""
     total = sum(len(group.episodes) for group in groups)
-    return b"".join(to_line({**first, **group_record(step, group), "responses_of_step": total}) for group in groups[:most])
+    return b"".join(
+        to_line({**first, **group_record(step, group), "responses_of_step": total}) for group in groups[:most]
+    )
 
 
 def to_line(record: dict[str, Any]) -> bytes:
@@ -94,7 +99,9 @@ def to_line(record: dict[str, Any]) -> bytes:
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the records of a file, and the number of unreadable lines. A killed process may leave an incomplete line."""
+    """Return the records of a file, and the number of unreadable lines. A killed process may leave an incomplete
+    line.
+    """
     records, unreadable = [], 0
     for _, record in _lines(path):
         if record is None:
@@ -180,7 +187,9 @@ def _append(file: FileIO, lines: bytes) -> None:
 
 
 def _continue(path: Path, resumed_from: int | None) -> FileIO:
-    if path.exists() and path.stat().st_size:  # an empty file is not a record of an earlier run, and must not replace one
+    if (
+        path.exists() and path.stat().st_size
+    ):  # an empty file is not a record of an earlier run, and must not replace one
         if resumed_from is None:
             os.replace(path, path.with_name(f"{path.name}.previous"))
         else:

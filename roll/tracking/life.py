@@ -1,9 +1,9 @@
 """Shows signs of life: the stage, progress and resource use of the driver and the roles.
 
-They are shown from the plan to the first step, and in a terminal until the end. A terminal shows a panel with one row for each role.
-Elsewhere a line is printed whenever a role enters a stage, and every few seconds for a role whose progress or resource use has changed
-since its last line. A role without a change gets no line, because elapsed time alone is not a sign of life. The driver's log has the same
-lines.
+They are shown from the plan to the first step, and in a terminal until the end. A terminal shows a panel with one row
+for each role. Elsewhere a line is printed whenever a role enters a stage, and every few seconds for a role whose
+progress or resource use has changed since its last line. A role without a change gets no line, because elapsed time
+alone is not a sign of life. The driver's log has the same lines.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class PlainSigns:
     def lines(self, signs: Sequence[Sign], now: float) -> list[str]:
         """Return the lines to print at the time `now`, in seconds.
 
-        They report every role that has entered a stage since its last line. If there is none and LINE_EVERY has passed, they report the
-        changed role whose last line is the oldest.
+        They report every role that has entered a stage since its last line. If there is none and LINE_EVERY has passed,
+        they report the changed role whose last line is the oldest.
         """
         due = [sign for sign in signs if sign.role not in self._told or self._told[sign.role][1].stage != sign.stage]
         if not due and now - self._last >= LINE_EVERY:
@@ -75,7 +75,9 @@ class Life:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._ended.set()
         self._thread.join()
         self.rest()
@@ -89,7 +91,9 @@ class Life:
     def show(self, signs: Sequence[Sign]) -> None:
         """Set the current signs of all roles. Roles that are missing have ended."""
         with self._lock:
-            self._signs = {name: sign for name, sign in self._signs.items() if name == DRIVER} | {sign.role: sign for sign in signs}
+            self._signs = {name: sign for name, sign in self._signs.items() if name == DRIVER} | {
+                sign.role: sign for sign in signs
+            }
             self._refresh()
 
     @property

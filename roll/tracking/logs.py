@@ -41,7 +41,9 @@ class RunLog:
     def __enter__(self) -> RunLog:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -57,7 +59,9 @@ class _Hiding(logging.Formatter):
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that reports only once if it cannot be written, for example because the disk is full. The run continues."""
+    """A log file that reports only once if it cannot be written, for example because the disk is full. The run
+    continues.
+    """
 
     _is_told = False
 
@@ -72,7 +76,9 @@ class _LogFile(logging.FileHandler):
 
 
 class _CurrentStderr(logging.StreamHandler[TextIO]):
-    """Writes to the current `sys.stderr`. The live view replaces that stream, so that messages appear above its lines."""
+    """Writes to the current `sys.stderr`. The live view replaces that stream, so that messages appear above its
+    lines.
+    """
 
     def __init__(self, level: int) -> None:
         logging.Handler.__init__(self, level)

@@ -15,19 +15,24 @@ FORBIDDEN = re.compile(r"[^\w\-. :/]")
 
 
 class MlflowTracker:
-    """Starts one MLflow run for each process, by default in the experiment `roll` on MLflow's default tracking server."""
+    """Starts one MLflow run for each process, by default in the experiment `roll` on MLflow's default tracking
+    server.
+    """
 
     name = "mlflow"
 
     def __init__(self, run: RunFacts, settings: Mapping[str, Any]) -> None:
-        """`settings`: `tracking_uri`, `experiment_name`, and further arguments of `mlflow.start_run` (`run_name`, `tags`, ...)."""
+        """`settings`: `tracking_uri`, `experiment_name`, and further arguments of `mlflow.start_run` (`run_name`,
+        `tags`, ...).
+        """
         self._mlflow = importlib.import_module("mlflow")
         arguments = {"run_name": run.exp_name} | dict(settings)
         if uri := arguments.pop("tracking_uri", None):
             self._mlflow.set_tracking_uri(uri)
         self._mlflow.set_experiment(arguments.pop("experiment_name", "roll"))
         self._run_id = self._mlflow.start_run(**arguments).info.run_id
-        # As a file, because MLflow truncates parameters after some thousand characters and accepts at most a hundred in one call.
+        # As a file, because MLflow truncates parameters after some thousand characters and accepts at most a hundred in
+        # one call.
         self._mlflow.log_dict(dict(run.config), "config.yaml", run_id=self._run_id)
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -43,5 +48,7 @@ class MlflowTracker:
 
 
 def metric_name(name: str) -> str:
-    """Return MLflow's name of a metric: `val/gsm8k/pass_at_1` for `val/gsm8k/pass@1`. Other forbidden characters become underscores."""
+    """Return MLflow's name of a metric: `val/gsm8k/pass_at_1` for `val/gsm8k/pass@1`. Other forbidden characters become
+    underscores.
+    """
     return FORBIDDEN.sub("_", name.replace("@", "_at_"))

@@ -1,4 +1,6 @@
-"""Notices: what a run says about a step that nobody would notice. Watches look at metrics; `Tracking` says what they find."""
+"""Notices: what a run says about a step that nobody would notice. Watches look at metrics; `Tracking` says what they
+find.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class Notice:
     text: str
     """What happened, the probable cause and the remedy."""
     in_a_row: int = 1
-    """Number of consecutive steps for which this has held, up to this one. Steps without the watched metric do not count."""
+    """Number of consecutive steps for which this has held, up to this one. Steps without the watched metric do not
+    count.
+    """
 
     @property
     def line(self) -> str:
@@ -48,8 +52,9 @@ class Watch(Protocol):
 class StepNotices:
     """Finds the notices of each step in turn.
 
-    A condition that holds is said, and then kept quiet until the number of the step reaches the next power of ten. So a condition that
-    holds from the first step on is said in steps 1, 10, 100 and so on, and one that begins in step 37 is said at once.
+    A condition that holds is said, and then kept quiet until the number of the step reaches the next power of ten. So a
+    condition that holds from the first step on is said in steps 1, 10, 100 and so on, and one that begins in step 37 is
+    said at once.
     """
 
     def __init__(self, watches: Sequence[Watch] = ()) -> None:

@@ -24,7 +24,9 @@ OPENERS: Mapping[str, Callable[[RunFacts, Settings], Tracker]] = {
 
 
 def open_named(names: Sequence[str], facts: RunFacts, settings: Mapping[str, Settings]) -> list[Tracker]:
-    """Open the trackers `names` and return them. The name `none` is skipped. `settings` are further arguments, by tracker."""
+    """Open the trackers `names` and return them. The name `none` is skipped. `settings` are further arguments, by
+    tracker.
+    """
     opened: list[Tracker] = []
     for name in names:
         if name == "none":

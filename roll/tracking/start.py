@@ -53,13 +53,17 @@ class RunStart:
     """The keys that differ from that checkpoint's configuration, as `key: before -> now`."""
 
 
-def write_start(folder: Path, hide: Callable[[str], str], after_step: int | None = None, changed: Sequence[str] = ()) -> None:
+def write_start(
+    folder: Path, hide: Callable[[str], str], after_step: int | None = None, changed: Sequence[str] = ()
+) -> None:
     """Append the start of this process to the file in `folder`. `hide` removes secrets from a text. See `RunStart`.
 
     Raises:
         OSError: the file cannot be written.
     """
-    line = json.dumps(asdict(replace(this_start(hide), after_step=after_step, changed=changed)), ensure_ascii=False) + "\n"
+    line = (
+        json.dumps(asdict(replace(this_start(hide), after_step=after_step, changed=changed)), ensure_ascii=False) + "\n"
+    )
     with (folder / STARTS_FILE).open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(line)
 
@@ -84,7 +88,9 @@ def this_start(hide: Callable[[str], str]) -> RunStart:
 
 
 def read_starts(folder: Path) -> list[RunStart]:
-    """Return the starts of a run in order. Unreadable lines are left out. Run folders of earlier versions have no starts."""
+    """Return the starts of a run in order. Unreadable lines are left out. Run folders of earlier versions have no
+    starts.
+    """
     path = folder / STARTS_FILE
     starts = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
@@ -98,8 +104,9 @@ def read_starts(folder: Path) -> list[RunStart]:
 def commit_of(folder: Path, tracked: str) -> str:
     """Return the commit of the repository that contains `folder`, with `-dirty` if tracked files differ from it.
 
-    Return an empty string if git is not installed, if there is no commit, or if the repository does not track the path `tracked` in the
-    folder. The last check is needed because a virtual environment may be inside an unrelated repository.
+    Return an empty string if git is not installed, if there is no commit, or if the repository does not track the path
+    `tracked` in the folder. The last check is needed because a virtual environment may be inside an unrelated
+    repository.
     """
     if not _git(folder, "ls-files", "--", tracked):
         return ""
@@ -117,7 +124,12 @@ def _git(folder: Path, *words: str) -> str:
 
 def _host() -> str:
     cores = len(os.sched_getaffinity(0))
-    parts = [socket.gethostname(), platform.platform(), f"{cores} cores", f"{psutil.virtual_memory().total / GIB:.0f} GiB"]
+    parts = [
+        socket.gethostname(),
+        platform.platform(),
+        f"{cores} cores",
+        f"{psutil.virtual_memory().total / GIB:.0f} GiB",
+    ]
     models = [_model(path) for path in sorted(GPUS.glob("*/information"))]
     return ", ".join([*parts, *(f"{models.count(model)} x {model}" for model in dict.fromkeys(models))])
 

@@ -16,18 +16,29 @@ class SwanLabTracker:
     name = "swanlab"
 
     def __init__(self, run: RunFacts, settings: Mapping[str, Any]) -> None:
-        """`settings` are further arguments of `swanlab.init` (`project`, `workspace`, `mode`, ...). Files go into the run folder."""
+        """`settings` are further arguments of `swanlab.init` (`project`, `workspace`, `mode`, ...). Files go into the
+        run folder.
+        """
         self._swanlab = importlib.import_module("swanlab")
         folder = run.folder / "swanlab"
         folder.mkdir(parents=True, exist_ok=True)
-        arguments = {"project": "roll", "name": run.exp_name, "group": run.exp_name, "config": dict(run.config), "log_dir": str(folder)}
+        arguments = {
+            "project": "roll",
+            "name": run.exp_name,
+            "group": run.exp_name,
+            "config": dict(run.config),
+            "log_dir": str(folder),
+        }
         self._run = self._swanlab.init(**(arguments | dict(settings)))
 
     def log(self, step: int, metrics: Metrics) -> None:
         self._run.log(dict(metrics), step=step)
 
     def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
-        self._run.log({"samples": [self._swanlab.Text(text, caption=caption) for caption, text in sample_lines(step, groups)]}, step=step)
+        self._run.log(
+            {"samples": [self._swanlab.Text(text, caption=caption) for caption, text in sample_lines(step, groups)]},
+            step=step,
+        )
 
     def close(self) -> None:
         self._run.finish()

@@ -19,10 +19,13 @@ class TensorBoardTracker:
     def __init__(self, run: RunFacts, settings: Mapping[str, Any]) -> None:
         """`settings` are further arguments of `SummaryWriter` (`log_dir`, `flush_secs`, ...).
 
-        TensorBoard hides the metrics that earlier processes logged for steps after the checkpoint; in a fresh start it hides all of them.
+        TensorBoard hides the metrics that earlier processes logged for steps after the checkpoint; in a fresh start it
+        hides all of them.
         """
         purge = 0 if run.resumed_step is None else run.resumed_step + 1
-        self._writer = SummaryWriter(**({"log_dir": str(run.folder / "tensorboard"), "purge_step": purge} | dict(settings)))
+        self._writer = SummaryWriter(
+            **({"log_dir": str(run.folder / "tensorboard"), "purge_step": purge} | dict(settings))
+        )
 
     def log(self, step: int, metrics: Metrics) -> None:
         for metric, value in metrics.items():

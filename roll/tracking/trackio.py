@@ -11,7 +11,9 @@ from roll.types import Metrics, RolloutGroup
 
 
 class TrackioTracker:
-    """Starts one Trackio run for each experiment, or continues it if the run is resumed. The table of samples needs pandas."""
+    """Starts one Trackio run for each experiment, or continues it if the run is resumed. The table of samples needs
+    pandas.
+    """
 
     name = "trackio"
 
@@ -19,7 +21,13 @@ class TrackioTracker:
         """`settings` are further arguments of `trackio.init` (`project`, `space_id`, ...)."""
         self._trackio = importlib.import_module("trackio")
         resume = "never" if run.resumed_step is None else "allow"
-        arguments = {"project": "roll", "name": run.exp_name, "config": dict(run.config), "resume": resume, "embed": False}
+        arguments = {
+            "project": "roll",
+            "name": run.exp_name,
+            "config": dict(run.config),
+            "resume": resume,
+            "embed": False,
+        }
         self._run = self._trackio.init(**(arguments | dict(settings)))
 
     def log(self, step: int, metrics: Metrics) -> None:

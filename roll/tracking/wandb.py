@@ -19,10 +19,18 @@ class WandbTracker:
     name = "wandb"
 
     def __init__(self, run: RunFacts, settings: Mapping[str, Any]) -> None:
-        """`settings` are further arguments of `wandb.init` (`project`, `entity`, `mode`, ...). W&B's files go into the run folder."""
+        """`settings` are further arguments of `wandb.init` (`project`, `entity`, `mode`, ...). W&B's files go into the
+        run folder.
+        """
         self._wandb = importlib.import_module("wandb")
         run.folder.mkdir(parents=True, exist_ok=True)
-        arguments = {"project": "roll", "name": run.exp_name, "group": run.exp_name, "config": dict(run.config), "dir": str(run.folder)}
+        arguments = {
+            "project": "roll",
+            "name": run.exp_name,
+            "group": run.exp_name,
+            "config": dict(run.config),
+            "dir": str(run.folder),
+        }
         known = run.folder / ID_FILE
         if run.resumed_step is not None and known.is_file():
             arguments |= {"id": known.read_text(encoding="utf-8"), "resume": "allow"}

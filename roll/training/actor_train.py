@@ -35,7 +35,9 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainShape:
-    """Settings that determine how a step's sequences are split into updates and forward passes, and how losses are computed."""
+    """Settings that determine how a step's sequences are split into updates and forward passes, and how losses are
+    computed.
+    """
 
     updates: int
     """Number of optimizer updates in one pass over a step's sequences."""
@@ -57,7 +59,12 @@ class Learner:
     """Facade of a group that is trained."""
 
     def __init__(
-        self, group: WorkerGroup[TrainStrategy], shape: TrainShape, train_seconds: float, sync_seconds: float, save_seconds: float
+        self,
+        group: WorkerGroup[TrainStrategy],
+        shape: TrainShape,
+        train_seconds: float,
+        sync_seconds: float,
+        save_seconds: float,
     ) -> None:
         self._group, self._shape = group, shape
         self._train_seconds, self._sync_seconds, self._save_seconds = train_seconds, sync_seconds, save_seconds
@@ -74,7 +81,9 @@ class Learner:
             for replica, micro_batches in enumerate(micro_batches_of(batch, update, len(replicas), shape)):
                 replicas[replica].append(micro_batches)
         arguments = [(updates, loss, shape.temperature, policy_version) for updates in replicas]
-        return merge(await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.train_step, arguments))
+        return merge(
+            await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.train_step, arguments)
+        )
 
     async def evaluate(self, batch: TrainBatch, loss: Loss) -> list[TrainResult]:
         """Return the loss's metrics on a held-out batch, one result for each replica. `merge` averages them."""
@@ -186,7 +195,9 @@ class ActorTrain(Learner):
         await self._sending.all(BucketSender.empty_buckets)
 
     async def send_adapter(self) -> Adapter:
-        """Gather the adapter from all ranks. It is written to a folder, or sent by value if any engine is on another host."""
+        """Gather the adapter from all ranks. It is written to a folder, or sent by value if any engine is on another
+        host.
+        """
         is_seen = self._group.is_here(0) and all(route.same_host for route in self._routes.to.values())
         folder = self._folder if is_seen else None
         return of_rank_0(await self._sending.all(BucketSender.write_adapter, folder))
@@ -214,30 +225,44 @@ def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
         WeightSyncError: the ranks gathered different weights.
     """
     if len({bucket.checksum for bucket in ranks}) > 1:
-        raise WeightSyncError(f"the trainer's ranks gathered different weights: {', '.join(bucket.checksum for bucket in ranks)}")
+        raise WeightSyncError(
+            f"the trainer's ranks gathered different weights: {', '.join(bucket.checksum for bucket in ranks)}"
+        )
     return replace(ranks[0], handles={gpu: handle for bucket in ranks for gpu, handle in bucket.handles.items()})
 
 
-def micro_batches_of(batch: TrainBatch, update: Sequence[int], replicas: int, shape: TrainShape) -> list[list[MicroBatch]]:
-    """Return the micro-batches of one update by replica. Examples are never split. Loss weights are computed before the split.
+def micro_batches_of(
+    batch: TrainBatch, update: Sequence[int], replicas: int, shape: TrainShape
+) -> list[list[MicroBatch]]:
+    """Return the micro-batches of one update by replica. Examples are never split. Loss weights are computed before the
+    split.
 
-    A step with fewer sequences than updates has updates without sequences. In these, all replicas run the filler (see `packing.take`).
+    A step with fewer sequences than updates has updates without sequences. In these, all replicas run the filler (see
+    `packing.take`).
     """
     chosen = packing.take(batch, update)
     if not len(update):
         return [[MicroBatch(chosen, np.zeros(len(chosen.sequences.token_ids), np.float32))] for _ in range(replicas)]
-    weights = loss_weights(chosen.sequences, shape.loss_agg_mode, shape.loss_scale, chosen.sequence_weights, chosen.episode_of_sequence)
-    split = packing.split(chosen.sequences.lengths, replicas, shape.token_budget, shape.attention_cost, chosen.sequences_per_example)
+    weights = loss_weights(
+        chosen.sequences, shape.loss_agg_mode, shape.loss_scale, chosen.sequence_weights, chosen.episode_of_sequence
+    )
+    split = packing.split(
+        chosen.sequences.lengths, replicas, shape.token_budget, shape.attention_cost, chosen.sequences_per_example
+    )
 
     def micro_batch(indices: Sequence[int]) -> MicroBatch:
         samples = tuple(update[index] for index in indices)
-        return MicroBatch(packing.take(chosen, indices), packing.select_tokens(weights, chosen.sequences, indices), samples)
+        return MicroBatch(
+            packing.take(chosen, indices), packing.select_tokens(weights, chosen.sequences, indices), samples
+        )
 
     return [[micro_batch(indices) for indices in forwards] for forwards in split.ranks]
 
 
 def merge(results: Sequence[TrainResult]) -> Metrics:
-    """Turn the replicas' sums into means: over all response tokens, or over the tokens, sequences or pairs that were counted."""
+    """Turn the replicas' sums into means: over all response tokens, or over the tokens, sequences or pairs that were
+    counted.
+    """
     metrics = dict(results[0].scalars)
     if tokens := sum(result.tokens for result in results):
         for name in {name for result in results for name in result.sums}:

@@ -17,10 +17,14 @@ class Critic(Learner):
     async def values(self, sequences: Sequences) -> Floats:
         """Return the critic's current values [T] before each response token, 0 for other tokens."""
         split, parts = share_out(sequences, self._group.replicas, self._shape.token_budget)
-        results = await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.values, [(part,) for part in parts])
+        results = await self._group.paced.within(self._train_seconds).each_replica(
+            TrainStrategy.values, [(part,) for part in parts]
+        )
         return gather_tokens(sequences, split, results)
 
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
         """See `Learner`. Fields that only the policy needs are not sent."""
-        own = replace(batch, behaviour_log_probs=None, ref_log_probs=None, proximal_log_probs=None, sequence_weights=None)
+        own = replace(
+            batch, behaviour_log_probs=None, ref_log_probs=None, proximal_log_probs=None, sequence_weights=None
+        )
         return await super().train_step(own, loss, policy_version)

@@ -20,7 +20,9 @@ def share_out(sequences: Sequences, replicas: int, token_budget: int) -> tuple[p
 
 
 def gather_tokens(sequences: Sequences, split: packing.Split, results: Sequence[Sequence[Floats]]) -> Floats:
-    """Return the results of all replicas and micro-batches as one array [T], in the order of `sequences`, without the filler's values."""
+    """Return the results of all replicas and micro-batches as one array [T], in the order of `sequences`, without the
+    filler's values.
+    """
     out = np.zeros(len(sequences.token_ids), np.float32)
     for forwards, values in zip(split.ranks, results, strict=True):
         for indices, part in zip(forwards, values, strict=True):
@@ -33,7 +35,12 @@ class Reference:
     """Facade of a group that computes log-probs under a model with constant weights."""
 
     def __init__(
-        self, group: WorkerGroup[ScoreStrategy], token_budget: int, temperature: float, seconds: float, move_seconds: float
+        self,
+        group: WorkerGroup[ScoreStrategy],
+        token_budget: int,
+        temperature: float,
+        seconds: float,
+        move_seconds: float,
     ) -> None:
         self._group, self._token_budget, self._temperature = group, token_budget, temperature
         self._seconds, self._move_seconds = seconds, move_seconds
@@ -58,15 +65,23 @@ class Reference:
 class Teacher(Reference):
     """Facade of a group with a teacher model for distillation."""
 
-    def __init__(self, group: WorkerGroup[TeachStrategy], token_budget: int, seconds: float, move_seconds: float) -> None:
+    def __init__(
+        self, group: WorkerGroup[TeachStrategy], token_budget: int, seconds: float, move_seconds: float
+    ) -> None:
         super().__init__(group, token_budget, 1.0, seconds, move_seconds)
         self._teachers = group
 
     async def states(self, sequences: Sequences) -> Floats:
-        """Return the teacher's outputs [S, W] for the S response tokens in order: hidden states, or another output of its wrapper."""
+        """Return the teacher's outputs [S, W] for the S response tokens in order: hidden states, or another output of
+        its wrapper.
+        """
         split, parts = share_out(sequences, self._teachers.replicas, self._token_budget)
-        results = await self._teachers.paced.within(self._seconds).each_replica(TeachStrategy.states, [(part,) for part in parts])
-        forwards = [pair for rank in zip(split.ranks, results, strict=True) for pair in zip(*rank, strict=True) if pair[0]]
+        results = await self._teachers.paced.within(self._seconds).each_replica(
+            TeachStrategy.states, [(part,) for part in parts]
+        )
+        forwards = [
+            pair for rank in zip(split.ranks, results, strict=True) for pair in zip(*rank, strict=True) if pair[0]
+        ]
         out = np.empty((int(sequences.response_mask.sum()), forwards[0][1].shape[1]), np.float32)
         for indices, values in forwards:
             out[packing.response_rows(sequences, indices)] = values

@@ -1,7 +1,7 @@
 """Buckets, the unit in which weights are sent: a few whole tensors of limited total size, with a checksum.
 
-On one host, a bucket is a safetensors file in shared memory. The header of the file contains names, dtypes and shapes. A separately sent
-`Bucket` repeats them, together with a checksum of all bytes, and the reader compares the two.
+On one host, a bucket is a safetensors file in shared memory. The header of the file contains names, dtypes and shapes.
+A separately sent `Bucket` repeats them, together with a checksum of all bytes, and the reader compares the two.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Adapter:
     """Content of PEFT's `adapter_config.json`."""
     weights: Bucket
     content: bytes | None = None
-    """Content of the file that `weights` describes, for hosts that cannot read it. None if all engines can read the file."""
+    """Content of the file that `weights` describes, for hosts that cannot read it. None if all engines can read the
+    file.
+    """
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
@@ -64,7 +66,9 @@ class Adapter:
 
 
 def plan_buckets(tensors: Sequence[TensorSpec], max_bytes: int) -> list[tuple[str, ...]]:
-    """Split the names of the tensors, in order, into buckets of at most `max_bytes`. A larger tensor gets its own bucket."""
+    """Split the names of the tensors, in order, into buckets of at most `max_bytes`. A larger tensor gets its own
+    bucket.
+    """
     buckets: list[list[str]] = []
     room = 0
     for tensor in tensors:
@@ -90,7 +94,9 @@ def write_bucket(path: Path, tensors: Mapping[str, Tensor]) -> Bucket:
 
 
 def write_adapter(folder: Path | None, config: str, tensors: Mapping[str, Tensor]) -> Adapter:
-    """Write an adapter as a PEFT folder. If `folder` is None, keep no files: the returned adapter carries their content."""
+    """Write an adapter as a PEFT folder. If `folder` is None, keep no files: the returned adapter carries their
+    content.
+    """
     if folder is None:
         with tempfile.TemporaryDirectory() as made:
             adapter = write_adapter(Path(made), config, tensors)
@@ -110,7 +116,9 @@ def read_bucket(bucket: Bucket) -> dict[str, Tensor]:
     found = {name: spec(name, tensor) for name, tensor in tensors.items()}
     for sent in bucket.tensors:
         if found.get(sent.name) != sent:
-            raise WeightSyncError(f"{sent.name} was sent as {sent.dtype}{list(sent.shape)} and arrived as {found.get(sent.name)}")
+            raise WeightSyncError(
+                f"{sent.name} was sent as {sent.dtype}{list(sent.shape)} and arrived as {found.get(sent.name)}"
+            )
     if extra := found.keys() - {sent.name for sent in bucket.tensors}:
         raise WeightSyncError(f"tensors arrived that were not sent: {', '.join(sorted(extra))}")
     return {sent.name: tensors[sent.name] for sent in bucket.tensors}
@@ -123,7 +131,9 @@ def verify(bucket: Bucket) -> None:
         WeightSyncError: the checksums differ, or the file does not exist.
     """
     if not os.path.exists(bucket.path):
-        raise WeightSyncError(f"the bucket {bucket.path} is gone; trainer and engine must share a host to sync through files")
+        raise WeightSyncError(
+            f"the bucket {bucket.path} is gone; trainer and engine must share a host to sync through files"
+        )
     if (found := _checksum(Path(bucket.path))) != bucket.checksum:
         raise WeightSyncError(f"the checksum of {bucket.path} is {found}, but {bucket.checksum} was sent")
 

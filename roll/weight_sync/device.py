@@ -1,7 +1,7 @@
 """Buckets in GPU memory: tensors in one flat buffer, which is shared with a process on the same GPU or broadcast.
 
-The trainer alternates between two buffers: while the engines read one, it gathers tensors into the other. An engine copies a shared
-buffer completely before it answers, so the trainer can then refill the buffer.
+The trainer alternates between two buffers: while the engines read one, it gathers tensors into the other. An engine
+copies a shared buffer completely before it answers, so the trainer can then refill the buffer.
 """
 
 from __future__ import annotations
@@ -63,15 +63,19 @@ def views(buffer: Tensor, tensors: Sequence[TensorSpec]) -> dict[str, Tensor]:
     """Return the tensors by name, as views of a flat uint8 buffer."""
     starts, _ = layout(tensors)
     return {
-        tensor.name: buffer[start : start + tensor.nbytes].view(getattr(torch, tensor.dtype.removeprefix("torch."))).view(tensor.shape)
+        tensor.name: buffer[start : start + tensor.nbytes]
+        .view(getattr(torch, tensor.dtype.removeprefix("torch.")))
+        .view(tensor.shape)
         for tensor, start in zip(tensors, starts, strict=True)
     }
 
 
 def fingerprint(buffer: Tensor) -> str:
-    """Return a checksum of the buffer: two sums modulo 2**64, of its 8-byte words, and of each word times its position, in hex.
+    """Return a checksum of the buffer: two sums modulo 2**64, of its 8-byte words, and of each word times its position,
+    in hex.
 
-    Like Fletcher's checksum (1982), the second sum detects reordered words. Both are computed on the buffer's device, at memory bandwidth.
+    Like Fletcher's checksum (1982), the second sum detects reordered words. Both are computed on the buffer's device,
+    at memory bandwidth.
 
     Args:
         buffer: uint8. Its length must be a multiple of 8.
@@ -100,7 +104,9 @@ class Broadcast:
             WeightSyncError: a member died, and the broadcast was cut off.
         """
         limit = timedelta(seconds=rendezvous.seconds)
-        store = dist.TCPStore(rendezvous.address, rendezvous.port, rendezvous.size, rank == 0, limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
+        store = dist.TCPStore(
+            rendezvous.address, rendezvous.port, rendezvous.size, rank == 0, limit, wait_for_workers=False
+        )  # pyright: ignore[reportPrivateImportUsage]
         meet(store, rank, rendezvous)
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
@@ -113,8 +119,8 @@ class Broadcast:
         self._watching = threading.Thread(target=self._watch, args=(rendezvous,), daemon=True)
         if rank == 0 and self._on_gpu:
             self._watching.start()
-        # NCCL's first collective blocks the host until all members take part, so run it now. During a sync it would deadlock: engines learn
-        # of a bucket only after the trainer has started to send it.
+        # NCCL's first collective blocks the host until all members take part, so run it now. During a sync it would
+        # deadlock: engines learn of a bucket only after the trainer has started to send it.
         self.start(torch.zeros(1, dtype=torch.uint8, device=device)).wait()
         if self._on_gpu:
             torch.cuda.current_stream().synchronize()
@@ -191,7 +197,8 @@ class DeviceSender:
     def fill(self, tensors: Mapping[str, Tensor], slot: int, shared: bool) -> DeviceBucket:
         """Copy tensors into a buffer, start to broadcast it if there is a group, and return its description.
 
-        Set `shared` only if an engine will open the buffer, because torch never frees a shared buffer that no process opens.
+        Set `shared` only if an engine will open the buffer, because torch never frees a shared buffer that no process
+        opens.
         """
         specs = tuple(spec(name, tensor) for name, tensor in tensors.items())
         buffer = self._free(slot, layout(specs)[1])
@@ -231,7 +238,9 @@ class DeviceSender:
 
 
 def share(buffer: Tensor) -> dict[str, bytes]:
-    """Return the IPC handle of a flat uint8 buffer, by the UUID of its GPU. Another process on this GPU can open the buffer with it."""
+    """Return the IPC handle of a flat uint8 buffer, by the UUID of its GPU. Another process on this GPU can open the
+    buffer with it.
+    """
     _, parts = reduce_tensor(buffer)
     return {gpu(buffer.device): pickle.dumps(parts)}
 
@@ -249,7 +258,9 @@ def open_shared(bucket: DeviceBucket, device: torch.device) -> Tensor:
     """
     handle = bucket.handles.get(gpu(device))
     if handle is None:
-        raise WeightSyncError(f"no rank of the trainer shares its weights on GPU {gpu(device)}, only on {', '.join(bucket.handles)}")
+        raise WeightSyncError(
+            f"no rank of the trainer shares its weights on GPU {gpu(device)}, only on {', '.join(bucket.handles)}"
+        )
     parts = list(pickle.loads(handle))
     parts[6] = device.index or 0  # the device index may differ between trainer and engine
     return rebuild_cuda_tensor(*parts)[: layout(bucket.tensors)[1]].clone()

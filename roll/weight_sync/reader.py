@@ -14,7 +14,9 @@ class BucketReader:
     """Reads the buckets sent to one worker of an engine."""
 
     def __init__(self, route: Route, rendezvous: Rendezvous | None, worker: int, device: torch.device) -> None:
-        """Open the route. On a broadcast route, wait for the other members. `worker` is the index of the device in its engine."""
+        """Open the route. On a broadcast route, wait for the other members. `worker` is the index of the device in its
+        engine.
+        """
         self._device, self._broadcast = device, None
         if route.transport is Transport.BROADCAST:
             assert rendezvous is not None

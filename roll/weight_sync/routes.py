@@ -64,7 +64,9 @@ def find_routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: C
 
 
 def routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collection[int]) -> dict[int, Route]:
-    """Return the route to each of the given engines, in order. An engine must share all or none of its devices with the trainer."""
+    """Return the route to each of the given engines, in order. An engine must share all or none of its devices with the
+    trainer.
+    """
     if infer.on_cpu:
         return dict.fromkeys(sorted(engines), Route(Transport.FILE, True))
     home = train.devices[0][0] // gpus_per_node if train.devices[0] else None
@@ -82,7 +84,12 @@ def routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collec
 
 def sharing_ranks(train: RolePlan, infer: RolePlan, engine_routes: Mapping[int, Route]) -> list[bool]:
     """Return, for each rank of the trainer, whether an engine opens its buffer."""
-    opened = {device for number, route in engine_routes.items() if route.transport is Transport.SHARED for device in infer.devices[number]}
+    opened = {
+        device
+        for number, route in engine_routes.items()
+        if route.transport is Transport.SHARED
+        for device in infer.devices[number]
+    }
     return [not opened.isdisjoint(devices) for devices in train.devices]
 
 

@@ -47,17 +47,24 @@ class BucketSender:
         return self._weights.tensors(adapter=False)
 
     def write_bucket(self, names: Sequence[str], path: Path) -> Bucket | None:
-        """Gather some of the model's tensors over all ranks. Rank 0 writes them to a file and describes it; the others return None."""
+        """Gather some of the model's tensors over all ranks. Rank 0 writes them to a file and describes it; the others
+        return None.
+        """
         with self._weights.gathered(names, adapter=False) as tensors:
             return write_bucket(path, tensors) if self._rank == 0 else None
 
     def write_adapter(self, folder: Path | None) -> Adapter | None:
-        """Gather the adapter and return it on rank 0: as a PEFT folder or, if `folder` is None, with its content. Others return None."""
-        with self._weights.gathered([tensor.name for tensor in self._weights.tensors(adapter=True)], adapter=True) as tensors:
+        """Gather the adapter and return it on rank 0: as a PEFT folder or, if `folder` is None, with its content.
+        Others return None.
+        """
+        with self._weights.gathered(
+            [tensor.name for tensor in self._weights.tensors(adapter=True)], adapter=True
+        ) as tensors:
             return write_adapter(folder, self._weights.adapter_config(), tensors) if self._rank == 0 else None
 
     def join_broadcast(self, rendezvous: Rendezvous | None) -> None:
-        """Leave the previous broadcast group, if any, and join a new one if `rendezvous` is given. Called on rank 0 only.
+        """Leave the previous broadcast group, if any, and join a new one if `rendezvous` is given. Called on rank 0
+        only.
 
         From then on, `fill_bucket` broadcasts its buckets to the new group.
         """
@@ -66,7 +73,8 @@ class BucketSender:
             self._buffers.join(rendezvous)
 
     def fill_bucket(self, names: Sequence[str], slot: int, shared: bool) -> DeviceBucket:
-        """Gather some of the model's tensors into this rank's buffer `slot`, and start to broadcast it if there is a group.
+        """Gather some of the model's tensors into this rank's buffer `slot`, and start to broadcast it if there is a
+        group.
 
         `shared` specifies whether an engine on this rank's device opens the buffer.
         """

@@ -3,12 +3,12 @@
     trainer   gather 0 | gather 1 | gather 2 | gather 3 |
     engines            | load 0   | load 1   | load 2   | load 3
 
-While the engines load one bucket, the trainer gathers the next. Two slots alternate, so the buckets never need more memory than two slots.
-The set of engines that take part may change between two syncs. Each change starts a new epoch, and the routes are opened again.
-Each wait has a deadline, which the group of the awaited workers enforces.
-An engine that dies during a sync, or misses a deadline, is left out of the rest of the sync. If it is a member of a broadcast, the
-broadcast is cut off, so that the trainer stops waiting for it. All participating engines are then replaced, because none of them has all
-weights.
+While the engines load one bucket, the trainer gathers the next. Two slots alternate, so the buckets never need more
+memory than two slots. The set of engines that take part may change between two syncs. Each change starts a new epoch,
+and the routes are opened again. Each wait has a deadline, which the group of the awaited workers enforces. An engine
+that dies during a sync, or misses a deadline, is left out of the rest of the sync. If it is a member of a broadcast,
+the broadcast is cut off, so that the trainer stops waiting for it. All participating engines are then replaced, because
+none of them has all weights.
 """
 
 from __future__ import annotations
@@ -106,7 +106,11 @@ class DidNotCome(WeightSyncError):
     """Some processes did not join a collective operation in which others were waiting."""
 
     def __init__(self, late: Sequence[str], waiting: Sequence[str]) -> None:
-        super().__init__(f"{', '.join(late)} did not join a collective operation of the weight sync in which {', '.join(waiting)} waited")
+        super().__init__(
+            f"{', '.join(late)} did not join a collective operation of the weight sync in which "
+            f"{', '.join(waiting)} "
+            f"waited"
+        )
         self.late = late
 
 
@@ -144,14 +148,18 @@ class WeightSync:
         """Version that each engine reported after its last sync. None before its first sync and during a sync."""
 
     def choose(self, engines: Mapping[int, int]) -> None:
-        """Set the engines that take part from the next sync on, each with the number of its restarts. Other engines are left alone."""
+        """Set the engines that take part from the next sync on, each with the number of its restarts. Other engines are
+        left alone.
+        """
         members = dict(sorted(engines.items()))
         assert members and members.keys() <= self.versions.keys(), f"unknown engines in {members}"
         if members != self._members:
             self._members, self.epoch = members, self.epoch + 1
 
     async def open_routes(self) -> None:
-        """Make trainer and engines prepare for their routes, once in each epoch. The members of a broadcast join their group here."""
+        """Make trainer and engines prepare for their routes, once in each epoch. The members of a broadcast join their
+        group here.
+        """
         if self._opened == self.epoch:
             return
         epoch, routes = self.epoch, self._find_routes(self._living)
@@ -162,7 +170,9 @@ class WeightSync:
             if routes.broadcast_size:
                 address, port = await self._sender.free_address()
                 rendezvous = self._rendezvous = Rendezvous(address, port, routes.broadcast_size, self._seconds)
-            opening = self._asked(lambda number, engine: engine.open_route(routes.to[number], rendezvous), rendezvous is not None)
+            opening = self._asked(
+                lambda number, engine: engine.open_route(routes.to[number], rendezvous), rendezvous is not None
+            )
             await together({TRAINER: self._sender.open_routes(routes, rendezvous)} | opening)
         self._opened = epoch
 
@@ -170,10 +180,12 @@ class WeightSync:
         """Send the trainer's current weights to every engine that takes part.
 
         Returns:
-            The numbers of the engines that now have the weights, without those that died during the sync; none if a broadcast was cut off.
+            The numbers of the engines that now have the weights, without those that died during the sync; none if a
+                broadcast was cut off.
 
         Raises:
-            WeightSyncError: the received data does not match what was sent, or an engine reports another version after the sync.
+            WeightSyncError: the received data does not match what was sent, or an engine reports another version after
+                the sync.
             WorkerLate: the trainer did not join a broadcast.
         """
         self._lost.clear()
@@ -198,11 +210,15 @@ class WeightSync:
         self.versions |= reported
         for number, version in reported.items():
             if version != policy_version:
-                raise WeightSyncError(f"{self._engines[number].name} is at policy version {version} after a sync to {policy_version}")
+                raise WeightSyncError(
+                    f"{self._engines[number].name} is at policy version {version} after a sync to {policy_version}"
+                )
         return list(reported)
 
     async def _give_up_broadcast(self, cause: str) -> None:
-        """Request the replacement of the engines, which are waiting or have only a part of the weights, and stop the trainer's wait."""
+        """Request the replacement of the engines, which are waiting or have only a part of the weights, and stop the
+        trainer's wait.
+        """
         LOG.warning("%s", cause)
         self._opened = -1
         for number in self._living:
@@ -224,14 +240,18 @@ class WeightSync:
         await together(self._asked(keep))
         return dict(sorted(answers.items()))
 
-    def _asked(self, ask: Callable[[int, Engine], Awaitable[None]], broadcasts: bool = False) -> dict[str, Awaitable[None]]:
+    def _asked(
+        self, ask: Callable[[int, Engine], Awaitable[None]], broadcasts: bool = False
+    ) -> dict[str, Awaitable[None]]:
         """Return the calls of `ask` for all participating engines that are alive, by name.
 
         `broadcasts` specifies whether the engines wait for each other in these calls.
         """
         return {self._engines[number].name: self._unless_it_dies(number, ask, broadcasts) for number in self._living}
 
-    async def _unless_it_dies(self, number: int, ask: Callable[[int, Engine], Awaitable[None]], broadcasts: bool) -> None:
+    async def _unless_it_dies(
+        self, number: int, ask: Callable[[int, Engine], Awaitable[None]], broadcasts: bool
+    ) -> None:
         try:
             await ask(number, self._engines[number])
         except (WorkerDied, WorkerLate) as error:
@@ -259,7 +279,9 @@ class WeightSync:
     def _loading(self, bucket: Bucket | DeviceBucket) -> dict[str, Awaitable[None]]:
         return self._asked(lambda _, engine: engine.load_bucket(bucket), self._rendezvous is not None)
 
-    async def _send_while_loading(self, names: Sequence[str], slot: int, sent: Bucket | DeviceBucket | None) -> Bucket | DeviceBucket:
+    async def _send_while_loading(
+        self, names: Sequence[str], slot: int, sent: Bucket | DeviceBucket | None
+    ) -> Bucket | DeviceBucket:
         """Send the next bucket while the engines load the previous one."""
         sending = asyncio.ensure_future(self._sender.send_bucket(names, slot))
         await together({TRAINER: sending} | (self._loading(sent) if sent else {}))
@@ -267,10 +289,11 @@ class WeightSync:
 
 
 async def together(work: Mapping[str, Awaitable[T]]) -> list[T]:
-    """Run all tasks concurrently, and return their results in order. The keys are the names of the processes that run them.
+    """Run all tasks concurrently, and return their results in order. The keys are the names of the processes that run
+    them.
 
-    After the first failure, the other tasks have `ECHO_SECONDS` to finish or fail, and are then cancelled. If several tasks fail, the
-    root cause is raised in preference to its consequences.
+    After the first failure, the other tasks have `ECHO_SECONDS` to finish or fail, and are then cancelled. If several
+    tasks fail, the root cause is raised in preference to its consequences.
 
     Raises:
         DidNotCome: some processes did not join a collective operation in which all failed processes waited.
@@ -286,7 +309,9 @@ async def together(work: Mapping[str, Awaitable[T]]) -> list[T]:
         late = [name for name, task in tasks.items() if not task.done()]
         if late and all(isinstance(error, WorkerWaited) for error in failures.values()):
             raise DidNotCome(late, list(failures)) from next(iter(failures.values()))
-        for error in [error for error in failures.values() if not isinstance(error, WorkerAbandoned)] or failures.values():
+        for error in [
+            error for error in failures.values() if not isinstance(error, WorkerAbandoned)
+        ] or failures.values():
             raise error
         return [task.result() for task in tasks.values()]
     finally:

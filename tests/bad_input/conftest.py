@@ -84,15 +84,18 @@ def compositions() -> dict[str, Composition]:
 
 @pytest.fixture
 def judged(folder: Path, compositions: dict[str, Composition]) -> Callable[..., str | None]:
-    """Return a function that applies overrides to an experiment and returns the message with its faults, or None if it has none.
+    """Return a function that applies overrides to an experiment and returns the message with its faults, or None if it
+    has none.
 
-    Hydra composes each experiment only once. Overrides have the form `key=value`, `+key=value` or `~key`; tests of any other argument
-    use `refused_by_command`.
+    Hydra composes each experiment only once. Overrides have the form `key=value`, `+key=value` or `~key`; tests of any
+    other argument use `refused_by_command`.
     """
 
     def judge(*overrides: str, name: str = "sound") -> str | None:
         file = folder / "exp" / f"{name}.yaml"
-        composed, passing = compositions.get(text := file.read_text()) or compositions.setdefault(text, composition(file))
+        composed, passing = compositions.get(text := file.read_text()) or compositions.setdefault(
+            text, composition(file)
+        )
         words = [word if word[0] in "+~" else f"++{word}" for word in overrides]
         parsed = OverridesParser.create().parse_overrides(words)
         changed = copy.deepcopy(composed)
@@ -124,13 +127,18 @@ def refused(judged: Callable[..., str | None]) -> Callable[..., str]:
 def composition(file: Path) -> Composition:
     """Return the experiment as composed by Hydra, and the root keys that only `${...}` expressions use."""
     found: list[Composition] = []
-    compose(["--config-path", str(file.parent), "--config-name", file.stem], lambda composed, passing: found.append((composed, passing)))
+    compose(
+        ["--config-path", str(file.parent), "--config-name", file.stem],
+        lambda composed, passing: found.append((composed, passing)),
+    )
     return found[0]
 
 
 @pytest.fixture
 def refused_by_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return a function that runs the command line in this process, asserts exit status 2, and returns what was printed to stderr."""
+    """Return a function that runs the command line in this process, asserts exit status 2, and returns what was printed
+    to stderr.
+    """
 
     def run(*overrides: str, name: str = "sound") -> str:
         status = main(["--config-path", str(folder / "exp"), "--config-name", name, *overrides])

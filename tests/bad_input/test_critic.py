@@ -23,11 +23,26 @@ CASES = [
     ([*GAE, "critic_warmup=2"], "critic_warmup", "2, but max_steps is 2", "below 2"),
     ([*GAE, "lambd=1.5"], "lambd", "1.5", "at most 1"),
     ([*GAE, "value_clip=0"], "value_clip", "0", "above 0"),
-    ([*GAE, "norm_std_type=batch"], "norm_std_type", "uses the critic's values as its baseline", "adv_estimator=reinforce"),
+    (
+        [*GAE, "norm_std_type=batch"],
+        "norm_std_type",
+        "uses the critic's values as its baseline",
+        "adv_estimator=reinforce",
+    ),
     ([*GAE, "critic.data_args2=x"], "critic.data_args2", "x", "known keys"),
-    ([*GAE, "critic.strategy_args.strategy_name=hf_infer"], "critic.strategy_args.strategy_name", '"hf_infer"', "'deepspeed_train'"),
+    (
+        [*GAE, "critic.strategy_args.strategy_name=hf_infer"],
+        "critic.strategy_args.strategy_name",
+        '"hf_infer"',
+        "'deepspeed_train'",
+    ),
     ([*GAE, "critic.model_args.lora_rank=4"], "critic.model_args.lora_rank", "4", "lora_target"),
-    ([*GAE, "critic.training_args.per_device_train_batch_size=3"], "critic.training_args.gradient_accumulation_steps", "updates of 3", "3"),
+    (
+        [*GAE, "critic.training_args.per_device_train_batch_size=3"],
+        "critic.training_args.gradient_accumulation_steps",
+        "updates of 3",
+        "3",
+    ),
     (
         [*GAE, "critic.training_args.warmup_steps=2", "critic.training_args.warmup_ratio=0.1"],
         "critic.training_args.warmup_ratio",
@@ -40,7 +55,12 @@ CASES = [
         "0.5",
         "max_grad_norm",
     ),
-    ([*GAE, "critic.model_args.model_name_or_path=./nowhere"], "critic.model_args.model_name_or_path", "./nowhere", "config.json"),
+    (
+        [*GAE, "critic.model_args.model_name_or_path=./nowhere"],
+        "critic.model_args.model_name_or_path",
+        "./nowhere",
+        "config.json",
+    ),
     (
         [*GAE, *GPUS, "actor_infer.device_mapping=[1]", "async_generation_ratio=1", "weight_sync.kv_cache=keep"],
         "weight_sync.kv_cache",
@@ -51,9 +71,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("overrides", "place", "value", "remedy"), CASES, ids=[" ".join(case[0]).replace(CRITIC, "critic") for case in CASES]
+    ("overrides", "place", "value", "remedy"),
+    CASES,
+    ids=[" ".join(case[0]).replace(CRITIC, "critic") for case in CASES],
 )
-def test_what_makes_no_sense_is_refused(refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str) -> None:
+def test_what_makes_no_sense_is_refused(
+    refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str
+) -> None:
     lines = refused(*overrides).split("\n  ")
     said = [index for index, line in enumerate(lines) if line.strip().startswith(f"{place}:")]
     assert said, lines
@@ -72,7 +96,13 @@ def plan_of(folder: Path, *overrides: str) -> Plan:
 
 
 def test_one_sample_a_prompt_is_enough_for_a_critic(folder: Path) -> None:
-    alone = ("num_return_sequences_in_group=1", "rollout_batch_size=8", "whiten_advantages=true", "gamma=0.99", "value_clip=0.2")
+    alone = (
+        "num_return_sequences_in_group=1",
+        "rollout_batch_size=8",
+        "whiten_advantages=true",
+        "gamma=0.99",
+        "value_clip=0.2",
+    )
     plan = plan_of(folder, *GAE, *alone)
     assert plan.roles["critic"].strategy == "deepspeed_train"
     assert plan.warnings == ()

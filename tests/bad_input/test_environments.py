@@ -17,8 +17,18 @@ TAG = "environments.calculator.tag_included=[sums]"
 CASES = [
     (["~rewards"], "rewards", "missing, and there are no environments", "each domain"),
     (["~actor_train.data_args"], "actor_train.data_args", "missing", "with the data file"),
-    (["~actor_train.data_args", NO_ROWS], "environments.calculator.rows", "missing, and so is actor_train.data_args", "a data file"),
-    ([WORLD, "+sequence_length=20"], "sequence_length", "20 is less than prompt_length + response_length = 24", "at least 24"),
+    (
+        ["~actor_train.data_args", NO_ROWS],
+        "environments.calculator.rows",
+        "missing, and so is actor_train.data_args",
+        "a data file",
+    ),
+    (
+        [WORLD, "+sequence_length=20"],
+        "sequence_length",
+        "20 is less than prompt_length + response_length = 24",
+        "at least 24",
+    ),
     ([WORLD, "+sequence_length=65"], "response_length", "up to 65 tokens, but 'model' has 64 positions", "within 64"),
     (
         [WORLD, "+sequence_length=60", "+actor_infer.strategy_args.strategy_config.max_model_len=50"],
@@ -26,17 +36,47 @@ CASES = [
         "50 is less than sequence_length = 60",
         "at least 60",
     ),
-    ([WORLD, "environments.calculator.step_timeout=700"], "environments.calculator.step_timeout", "more than episode_timeout", "lower it"),
-    ([WORLD, "environments.calculator.tools=[add]"], "environments.calculator.tools[0]", "'add'", "package.module:function"),
+    (
+        [WORLD, "environments.calculator.step_timeout=700"],
+        "environments.calculator.step_timeout",
+        "more than episode_timeout",
+        "lower it",
+    ),
+    (
+        [WORLD, "environments.calculator.tools=[add]"],
+        "environments.calculator.tools[0]",
+        "'add'",
+        "package.module:function",
+    ),
     (["+environments={sums: {tools: ['a:b'], rows: 4}}"], "environments.sums", "no rewards.sums", "add rewards.sums"),
-    ([WORLD, f"{AGENT}={{}}"], "environments.calculator.agent", "exactly one of command and function", "set either command or function"),
-    ([WORLD, f"{AGENT}={{function: play}}"], "environments.calculator.agent.function", "'play'", "package.module:function"),
+    (
+        [WORLD, f"{AGENT}={{}}"],
+        "environments.calculator.agent",
+        "exactly one of command and function",
+        "set either command or function",
+    ),
+    (
+        [WORLD, f"{AGENT}={{function: play}}"],
+        "environments.calculator.agent.function",
+        "'play'",
+        "package.module:function",
+    ),
     (
         [WORLD, f"{AGENT}={{command: ['true']}}", "environments.calculator.tools=['a:b']"],
         *("environments.calculator.tools", "an agent calls its tools itself", "remove it, or remove agent"),
     ),
-    (["+environments={sums: {agent: {command: ['true']}, rows: 4}}"], "environments.sums", "no rewards.sums", "add rewards.sums"),
-    ([WORLD, f"{MCP}=[{{command: [a], url: 'http://b'}}]"], "environments.calculator.mcp[0]", "exactly one", "set either command or url"),
+    (
+        ["+environments={sums: {agent: {command: ['true']}, rows: 4}}"],
+        "environments.sums",
+        "no rewards.sums",
+        "add rewards.sums",
+    ),
+    (
+        [WORLD, f"{MCP}=[{{command: [a], url: 'http://b'}}]"],
+        "environments.calculator.mcp[0]",
+        "exactly one",
+        "set either command or url",
+    ),
     ([WORLD, f"{MCP}=[{{url: 'b:8000'}}]"], "environments.calculator.mcp[0].url", "'b:8000'", "write http://"),
     (
         [WORLD, f"{MCP}=[{{command: [a], call_timeout: 10}}]"],
@@ -64,7 +104,12 @@ CASES = [
         "its own tasks",
     ),
     ([WORLD, "+validation={sets: {held: {}}}"], "validation.sets.held.data_args", "missing", "rows of environments"),
-    ([WORLD, SETS, "+validation.rows={calculator: 4}"], "validation.rows", "and so is validation.sets", "one of the sets"),
+    (
+        [WORLD, SETS, "+validation.rows={calculator: 4}"],
+        "validation.rows",
+        "and so is validation.sets",
+        "one of the sets",
+    ),
     (["+environments={a b: {}}"], "environments.a b", '"a b"', "a string of the form"),
 ]
 
@@ -93,4 +138,6 @@ def test_lengths_follow_from_the_episode(folder: Path, judged: Callable[..., str
     """max_model_len only has to hold the longest episode, and a micro-batch may be smaller than that."""
     engine = "+actor_infer.strategy_args.strategy_config.max_model_len"
     assert judged(WORLD, "+sequence_length=60", f"{engine}=60") is None
-    assert judged(WORLD, "+sequence_length=60", "+actor_train.max_tokens_per_microbatch=24") is None, "a sequence may exceed the budget"
+    assert judged(WORLD, "+sequence_length=60", "+actor_train.max_tokens_per_microbatch=24") is None, (
+        "a sequence may exceed the budget"
+    )

@@ -17,7 +17,12 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2
     [
         ([f"+{KEY}=0.001"], KEY, "0.001, but the model has no experts", "remove it"),
         ([f"+{KEY}=-1"], KEY, "-1", "at least 0"),
-        ([f"+{KEY}=0.001", "actor_train.model_args.dtype=fp16"], KEY, "dtype is fp16", "actor_train.model_args.dtype to bf16"),
+        (
+            [f"+{KEY}=0.001", "actor_train.model_args.dtype=fp16"],
+            KEY,
+            "dtype is fp16",
+            "actor_train.model_args.dtype to bf16",
+        ),
         (
             [f"+{KEY}=0", "+deepspeed_zero3.sequence_parallel_size=2", "+actor_train.world_size=2"],
             KEY,
@@ -26,7 +31,9 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2
         ),
     ],
 )
-def test_the_routers_loss(refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str) -> None:
+def test_the_routers_loss(
+    refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str
+) -> None:
     message = refused(*overrides)
     lines = message.split("\n  ")
     said = ["\n".join(lines[index : index + 2]) for index, line in enumerate(lines) if f"{place}:" in line]
@@ -44,7 +51,9 @@ def experts(tiny_model: Path, tmp_path: Path) -> Path:
 
 
 def test_adapters_that_the_engine_cannot_take(refused: Callable[..., str], experts: Path) -> None:
-    message = refused(f"pretrain={experts}", "+actor_train.model_args.lora_target='q_proj,v_proj'", "+weight_sync.lora=adapter")
+    message = refused(
+        f"pretrain={experts}", "+actor_train.model_args.lora_target='q_proj,v_proj'", "+weight_sync.lora=adapter"
+    )
     assert "weight_sync.lora: adapter, but on the CPU vLLM does not support adapters of a mixture of experts" in message
     assert "set it to merged" in message
 

@@ -1,4 +1,6 @@
-"""Files, names and packages that cannot be used are refused with place, value and remedy. A few cases run in a separate process."""
+"""Files, names and packages that cannot be used are refused with place, value and remedy. A few cases run in a separate
+process.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ FILES = [
     ("defaults:\n  - ../config/deepspeed_zero9@_here_\n  - _self_\n", "defaults", "deepspeed_zero9", "deepspeed_zero3"),
     ("exp_name: x\n", "actor_train", "missing", "add the key"),
     ("sft_train: {}\n", "pipeline", "sft_train", "add pipeline: sft"),
-    ("beta: 0.1\nactor_train: {}\n", "pipeline", "beta is set", "add pipeline: dpo; in rlvr, use kl_loss_coef; it is the weight of the KL"),
+    (
+        "beta: 0.1\nactor_train: {}\n",
+        "pipeline",
+        "beta is set",
+        "add pipeline: dpo; in rlvr, use kl_loss_coef; it is the weight of the KL",
+    ),
     ("exp_name: ${oc.env:ROLL_UNSET_VARIABLE}\n", "exp_name", "ROLL_UNSET_VARIABLE", "fix the expression"),
 ]
 MODELS = [
@@ -46,7 +53,9 @@ def test_a_bad_file_is_refused(
 
 
 @pytest.mark.parametrize(("content", "value", "remedy"), MODELS)
-def test_a_bad_model_config_is_refused(folder: Path, refused: Callable[..., str], content: bytes, value: str, remedy: str) -> None:
+def test_a_bad_model_config_is_refused(
+    folder: Path, refused: Callable[..., str], content: bytes, value: str, remedy: str
+) -> None:
     (folder / "model" / "config.json").write_bytes(content)
     message = refused()
     assert "pretrain: model/config.json" in message
@@ -55,7 +64,12 @@ def test_a_bad_model_config_is_refused(folder: Path, refused: Callable[..., str]
 
 
 PACKAGES = [
-    (["actor_train.model_args.attn_implementation=fa2"], "actor_train.model_args.attn_implementation", "flash-attn", "set the key to auto"),
+    (
+        ["actor_train.model_args.attn_implementation=fa2"],
+        "actor_train.model_args.attn_implementation",
+        "flash-attn",
+        "set the key to auto",
+    ),
     (["actor_train.model_args.liger=true"], "actor_train.model_args.liger", "liger-kernel", "remove the key"),
     (
         ["++reference={device_mapping:[0],strategy_args:{strategy_name:hf_infer},model_args:{liger:true}}"],
@@ -116,7 +130,13 @@ def test_a_process_ends_with_status_2_and_no_traceback(folder: Path, override: s
     command = [sys.executable, "-m", "roll.pipeline", "--config-path", "exp", "--config-name", "sound", override]
     package = str(Path(sys.modules["roll"].__path__[0]).parent)
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=limits.PROCESS, env={"PYTHONPATH": package, "PATH": ""}, check=False
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=limits.PROCESS,
+        env={"PYTHONPATH": package, "PATH": ""},
+        check=False,
     )
     assert done.returncode == 2, done.stderr
     assert place in done.stderr
@@ -143,7 +163,10 @@ def test_variables_of_deepspeeds_env_file_are_planned_or_refused(
 ) -> None:
     (folder / ".deepspeed_env").write_text("NCCL_DEBUG=WARN\n")
     assert main(["--config-path", "exp", "--config-name", "sound", "dry_run=true"]) == 0
-    assert "note: every worker gets NCCL_DEBUG from .deepspeed_env; system_envs takes precedence" in capsys.readouterr().out
+    assert (
+        "note: every worker gets NCCL_DEBUG from .deepspeed_env; system_envs takes precedence"
+        in capsys.readouterr().out
+    )
     (folder / ".deepspeed_env").write_text("NCCL_DEBUG\n")
     message = refused()
     assert ".deepspeed_env:1: 'NCCL_DEBUG' sets no variable" in message and "NCCL_IB_DISABLE=1" in message

@@ -1,4 +1,6 @@
-"""Attention heads for which vLLM has no kernel on the CPU: exit status 2 before anything starts, with place, value and remedy."""
+"""Attention heads for which vLLM has no kernel on the CPU: exit status 2 before anything starts, with place, value and
+remedy.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,22 @@ TINY: dict[str, int | str] = {
 LATENT: dict[str, int | str] = {"model_type": "deepseek_v3", "kv_lora_rank": 64, "num_attention_heads": 16}
 
 
-def test_heads_without_a_kernel_are_refused_before_the_start(refused: Callable[..., str], tiny_model: Path, tmp_path: Path) -> None:
+def test_heads_without_a_kernel_are_refused_before_the_start(
+    refused: Callable[..., str], tiny_model: Path, tmp_path: Path
+) -> None:
     for file in tiny_model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"head_dim": 16}))
     message = refused(f"pretrain={tmp_path}")
-    assert "actor_infer.strategy_args.strategy_name: vllm, but its attention on the CPU has no kernel for heads of size 16" in message
+    assert (
+        "actor_infer.strategy_args.strategy_name: vllm, but its attention on the CPU has no kernel for heads of size 16"
+        in message
+    )
     assert "use hf_infer, a GPU (device_mapping)" in message
-    assert "no kernel" not in refused(f"pretrain={tmp_path}", "actor_infer.strategy_args.strategy_name=hf_infer", "max_steps=0")
+    assert "no kernel" not in refused(
+        f"pretrain={tmp_path}", "actor_infer.strategy_args.strategy_name=hf_infer", "max_steps=0"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Hostile input is refused: deep nesting, aliases that multiply, bytes that are not text, and excessive numbers and paths."""
+"""Hostile input is refused: deep nesting, aliases that multiply, bytes that are not text, and excessive numbers and
+paths.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,20 @@ LONG, LONGER = "x" * 300, "x/" * 3000
 
 
 def doubling(first: str, block: Callable[[int], str]) -> str:
-    """Return YAML that begins with `first` and continues with ten blocks, each of which repeats the previous one nine times."""
+    """Return YAML that begins with `first` and continues with ten blocks, each of which repeats the previous one nine
+    times.
+    """
     return "\n".join([first, *(block(number) for number in range(1, 11))]) + "\n"
 
 
 FILES = {
     "deep list": ("a: " + "[" * 300 + "]" * 300 + "\n", "spoilt.yaml:1", "more than 50", "less deeply"),
-    "deep block": ("\n".join(" " * depth + f"a{depth}:" for depth in range(300)), "spoilt.yaml:51", "more than 50", "less deeply"),
+    "deep block": (
+        "\n".join(" " * depth + f"a{depth}:" for depth in range(300)),
+        "spoilt.yaml:51",
+        "more than 50",
+        "less deeply",
+    ),
     "list in itself": ("a: &a [*a]\n", "spoilt.yaml:1", "*a is inside &a", "write out the values"),
     "block in itself": ("a: &a {b: {c: *a}}\n", "spoilt.yaml:1", "*a is inside &a", "write out the values"),
     "aliases": (
@@ -30,7 +39,9 @@ FILES = {
         "repeat fewer",
     ),
     "merged aliases": (
-        doubling("a0: &a0 {x: 1}", lambda n: f"a{n}: &a{n} {{" + ", ".join(f"k{key}: *a{n - 1}" for key in range(9)) + "}"),
+        doubling(
+            "a0: &a0 {x: 1}", lambda n: f"a{n}: &a{n} {{" + ", ".join(f"k{key}: *a{n - 1}" for key in range(9)) + "}"
+        ),
         "spoilt.yaml:6",
         "more than 100,000 values",
         "repeat fewer",
@@ -42,17 +53,35 @@ FILES = {
         "reference less",
     ),
     "referenced blocks": (
-        EXPERIMENT + doubling("a0: {x: 1}", lambda n: f"a{n}: {{" + ", ".join(f"k{key}: '${{a{n - 1}}}'" for key in range(9)) + "}"),
+        EXPERIMENT
+        + doubling(
+            "a0: {x: 1}", lambda n: f"a{n}: {{" + ", ".join(f"k{key}: '${{a{n - 1}}}'" for key in range(9)) + "}"
+        ),
         "a7",
         "more than 10,000,000 characters",
         "reference less",
     ),
-    "references in a circle": (EXPERIMENT + "x: ${y}\ny: ${x}\n", "x", "Recursive interpolation detected", "fix the expression"),
-    "not UTF-8": (EXPERIMENT.encode() + b"# caf\xe9\n", "spoilt.yaml:31", "byte 0xe9 is not UTF-8", "save the file as UTF-8"),
+    "references in a circle": (
+        EXPERIMENT + "x: ${y}\ny: ${x}\n",
+        "x",
+        "Recursive interpolation detected",
+        "fix the expression",
+    ),
+    "not UTF-8": (
+        EXPERIMENT.encode() + b"# caf\xe9\n",
+        "spoilt.yaml:31",
+        "byte 0xe9 is not UTF-8",
+        "save the file as UTF-8",
+    ),
     "UTF-16": (EXPERIMENT.encode("utf-16"), "spoilt.yaml:1", "byte 0xff is not UTF-8", "save the file as UTF-8"),
     "half a pair": (EXPERIMENT + 'system_envs: {A: "\\ud800"}\n', "system_envs.A", "not UTF-8", "remove them"),
     "NUL": (EXPERIMENT + 'system_envs: {A: "\\0"}\n', "system_envs.A", "NUL", "remove them"),
-    "a whole number of 5000 digits": (EXPERIMENT + f"keep_checkpoints: {'9' * 5000}\n", "configuration", "4300 digits", "shorter"),
+    "a whole number of 5000 digits": (
+        EXPERIMENT + f"keep_checkpoints: {'9' * 5000}\n",
+        "configuration",
+        "4300 digits",
+        "shorter",
+    ),
 }
 WORDS = [
     ("pipeline=[a]", "pipeline", '["a"]', "use one of: rlvr"),
@@ -69,8 +98,18 @@ WORDS = [
     (f"exp_name={LONG}", "exp_name", "xxx...", "at most 128 characters"),
 ]
 VALUES = [
-    ("actor_train.data_args.file_name='~nobody-of-this-name/x.jsonl'", "actor_train.data_args.file_name", "~nobody", "create the file"),
-    ("actor_train.model_args.lora_rank=1000000000000000000", "actor_train.model_args.lora_rank", "1000000000000000000", "at most 16384"),
+    (
+        "actor_train.data_args.file_name='~nobody-of-this-name/x.jsonl'",
+        "actor_train.data_args.file_name",
+        "~nobody",
+        "create the file",
+    ),
+    (
+        "actor_train.model_args.lora_rank=1000000000000000000",
+        "actor_train.model_args.lora_rank",
+        "1000000000000000000",
+        "at most 16384",
+    ),
     ("seed=4600000000000000000", "seed", "4600000000000000000", "below 4294967296"),
     ("seed=4.6e18", "seed", "4.6e+18", "a whole number"),
     ("deadlines.weight_sync=1e-300", "deadlines.weight_sync", "1e-300", "at least 0.1"),
@@ -80,7 +119,12 @@ VALUES = [
     ("entropy_loss_coef=-1e300", "entropy_loss_coef", "-1e+300", "at least -1000000000000"),
     ("rewards.math_rule.world_size=2000000000", "rewards.math_rule.world_size", "2000000000", "at most 1024"),
     ("rewards.math_rule.timeout=1e-300", "rewards.math_rule.timeout", "1e-300", "at least 0.1"),
-    ("deepspeed_zero3.zero_optimization.reduce_bucket_size=1e300", "zero_optimization.reduce_bucket_size", "1e+300", "whole number"),
+    (
+        "deepspeed_zero3.zero_optimization.reduce_bucket_size=1e300",
+        "zero_optimization.reduce_bucket_size",
+        "1e+300",
+        "whole number",
+    ),
 ]
 DOMAINS = ["../escape", "a b", "a.b", "x" * 129, "é"]
 
@@ -114,14 +158,18 @@ def test_a_word_that_cannot_be_followed_is_refused(
 
 
 @pytest.mark.parametrize(("word", "place", "value", "remedy"), VALUES)
-def test_a_value_without_measure_is_refused(refused: Callable[..., str], word: str, place: str, value: str, remedy: str) -> None:
+def test_a_value_without_measure_is_refused(
+    refused: Callable[..., str], word: str, place: str, value: str, remedy: str
+) -> None:
     message = refused(word)
     assert f"{place}: " in message and value in message and remedy in message, message
 
 
 @pytest.mark.parametrize("name", DOMAINS)
 def test_a_domain_is_a_name(folder: Path, refused: Callable[..., str], name: str) -> None:
-    (folder / "exp" / "sound.yaml").write_text(EXPERIMENT.replace("  math_rule: {", f'  "{name}": {{reward: math_rule, '))
+    (folder / "exp" / "sound.yaml").write_text(
+        EXPERIMENT.replace("  math_rule: {", f'  "{name}": {{reward: math_rule, ')
+    )
     assert f"rewards.{name}: " in refused()
 
 
@@ -136,6 +184,8 @@ def test_a_sweep_without_end_is_refused(refused_by_command: Callable[..., str]) 
 
 
 def test_what_is_secret_stands_in_no_message(refused: Callable[..., str]) -> None:
-    said = refused("+wandb_api_key=abcdefgh", "++system_envs.OPENAI_API_KEY=[123456789]", "+a.mlflow=http://me:abcdefgh@host/x")
+    said = refused(
+        "+wandb_api_key=abcdefgh", "++system_envs.OPENAI_API_KEY=[123456789]", "+a.mlflow=http://me:abcdefgh@host/x"
+    )
     assert "wandb_api_key" in said and "system_envs.OPENAI_API_KEY" in said and "http://me:***@host/x" in said
     assert "abcdefgh" not in said and "123456789" not in said

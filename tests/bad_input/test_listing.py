@@ -9,7 +9,8 @@ from pathlib import Path
 def test_settings_of_a_strategy_that_is_not_taken_are_not_listed(refused: Callable[..., str]) -> None:
     megatron = "{tensor_model_parallel_size: 8, use_distributed_optimizer: true}"
     message = refused(
-        "~actor_train.strategy_args", f"+actor_train.strategy_args={{strategy_name: megatron_train, strategy_config: {megatron}}}"
+        "~actor_train.strategy_args",
+        f"+actor_train.strategy_args={{strategy_name: megatron_train, strategy_config: {megatron}}}",
     )
     assert message.startswith("1 fault in the configuration:\n  actor_train.strategy_args.strategy_name:")
 
@@ -20,7 +21,9 @@ def test_all_faults_are_listed_at_once(refused: Callable[..., str]) -> None:
     assert all(place in message for place in ("max_step:", "seed:", "actor_train.model_args.dtype:"))
 
 
-def test_a_key_of_another_pipeline_is_listed_beside_the_other_faults_of_an_rlvr_file(refused: Callable[..., str]) -> None:
+def test_a_key_of_another_pipeline_is_listed_beside_the_other_faults_of_an_rlvr_file(
+    refused: Callable[..., str],
+) -> None:
     message = refused("beta=0.1", "preference_loss=simpo", "max_step=3", "seed=-1")
     assert message.startswith("4 faults in the configuration:") and "add pipeline" not in message
     assert all(place in message for place in ("beta:", "preference_loss:", "max_step:", "seed:"))
@@ -31,11 +34,14 @@ def test_a_missing_pipeline_is_listed_beside_the_other_faults(folder: Path, refu
     (folder / "exp" / "rows.yaml").write_text("seed: -1\nsft_train: {}\nrewards: {}\n")
     message = refused(name="rows")
     assert all(
-        place in message for place in ("pipeline: missing, but sft_train is set", "seed: -1", "rewards: unknown", "pretrain: required")
+        place in message
+        for place in ("pipeline: missing, but sft_train is set", "seed: -1", "rewards: unknown", "pretrain: required")
     )
 
 
-def test_a_block_with_a_typing_error_in_its_name_is_not_taken_for_one_of_another_program(refused: Callable[..., str]) -> None:
+def test_a_block_with_a_typing_error_in_its_name_is_not_taken_for_one_of_another_program(
+    refused: Callable[..., str],
+) -> None:
     message = refused("actor_trian={training_args:{num_train_epochs:2}}")
     assert "did you mean 'actor_train'?" in message
 

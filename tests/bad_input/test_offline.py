@@ -30,7 +30,9 @@ response_length: 8
 """
 SFT = f"{HEAD}\npipeline: sft\nsft_train:{LEARNER.replace('COLUMNS', 'response: response')}"
 DPO = f"{HEAD}\npipeline: dpo\nactor_train:{LEARNER.replace('COLUMNS', 'chosen: chosen, rejected: rejected')}"
-SCORES = f"{HEAD}\npipeline: reward_model\nreward_train:{LEARNER.replace('COLUMNS', 'chosen: chosen, rejected: rejected')}"
+SCORES = (
+    f"{HEAD}\npipeline: reward_model\nreward_train:{LEARNER.replace('COLUMNS', 'chosen: chosen, rejected: rejected')}"
+)
 DISTILL = f"""{HEAD}
 pipeline: distill
 student:{LEARNER.replace("COLUMNS", "response: response")}
@@ -75,11 +77,21 @@ SFT_FAULTS = [
         "gone.jsonl",
         "correct the path",
     ),
-    (["~sft_train.data_args.response"], "sft_train.data_args.response", "missing", "set it to the column of the response"),
+    (
+        ["~sft_train.data_args.response"],
+        "sft_train.data_args.response",
+        "missing",
+        "set it to the column of the response",
+    ),
     (["sft_train.data_args.text=body"], "sft_train.data_args.prompt", "text is 'body'", "one of the two"),
     (["sft_train.data_args.chosen=a"], "sft_train.data_args.chosen", "'a'", "remove it"),
     (
-        ["~sft_train.data_args.response", "~sft_train.data_args.prompt", "+sft_train.data_args.text=body", "loss_on=response"],
+        [
+            "~sft_train.data_args.response",
+            "~sft_train.data_args.prompt",
+            "+sft_train.data_args.text=body",
+            "loss_on=response",
+        ],
         "loss_on",
         "which has no prompt",
         "set it to all",
@@ -98,24 +110,84 @@ DPO_FAULTS = [
         "remove",
     ),
     ([LORA, "preference_loss=ppo"], "preference_loss", '"ppo"', "'dpo', 'ipo'"),
-    ([LORA, "preference_loss=ipo", "label_smoothing=0.1"], "label_smoothing", "does not read it", "preference_loss=dpo"),
+    (
+        [LORA, "preference_loss=ipo", "label_smoothing=0.1"],
+        "label_smoothing",
+        "does not read it",
+        "preference_loss=dpo",
+    ),
     ([LORA, "label_smoothing=0.5"], "label_smoothing", "0.5", "below 0.5"),
     ([LORA, "simpo_gamma=1"], "simpo_gamma", "does not read it", "preference_loss=simpo"),
     ([LORA, "desirable_weight=2"], "desirable_weight", "does not read it", "preference_loss=kto"),
-    (["preference_loss=simpo", "reference_log_probs=precomputed"], "reference_log_probs", "uses no reference", "remove it"),
-    ([*KTO, *LABELLED, "reference_log_probs=precomputed"], "reference_log_probs", "other pairs in every step", "remove it"),
-    ([*KTO, *LABELLED, "actor_train.training_args.per_device_train_batch_size=1"], "actor_train.training_args", "1 row", "at least 2"),
+    (
+        ["preference_loss=simpo", "reference_log_probs=precomputed"],
+        "reference_log_probs",
+        "uses no reference",
+        "remove it",
+    ),
+    (
+        [*KTO, *LABELLED, "reference_log_probs=precomputed"],
+        "reference_log_probs",
+        "other pairs in every step",
+        "remove it",
+    ),
+    (
+        [*KTO, *LABELLED, "actor_train.training_args.per_device_train_batch_size=1"],
+        "actor_train.training_args",
+        "1 row",
+        "at least 2",
+    ),
     ([*KTO, "actor_train.data_args.response=response"], "actor_train.data_args.label", "missing", "true or false"),
-    ([LORA, "preference_loss=kto", *LABELLED], "actor_train.data_args.chosen", "this pipeline does not read such a column", "remove it"),
+    (
+        [LORA, "preference_loss=kto", *LABELLED],
+        "actor_train.data_args.chosen",
+        "this pipeline does not read such a column",
+        "remove it",
+    ),
     ([LORA, "~actor_train.data_args.rejected"], "actor_train.data_args.rejected", "missing", "the worse response"),
-    ([LORA, "actor_train.data_args.rejected=chosen"], "actor_train.data_args.rejected", "is also the column of chosen", "worse"),
-    ([LORA, "actor_train.data_args.margin=by"], "actor_train.data_args.margin", "no preference loss reads a margin", "remove it"),
-    ([LORA, "+added_preference_losses={stf: 1}"], "added_preference_losses", "'stf: 1' is not a loss on pairs", "ipo, dpo_norm"),
-    ([LORA, "+added_preference_losses={kto: 1}"], "added_preference_losses", "'kto: 1' is not a loss on pairs", "use some of"),
-    ([LORA, "+added_preference_losses={dpo: 1}"], "added_preference_losses", "is preference_loss itself", "use some of"),
+    (
+        [LORA, "actor_train.data_args.rejected=chosen"],
+        "actor_train.data_args.rejected",
+        "is also the column of chosen",
+        "worse",
+    ),
+    (
+        [LORA, "actor_train.data_args.margin=by"],
+        "actor_train.data_args.margin",
+        "no preference loss reads a margin",
+        "remove it",
+    ),
+    (
+        [LORA, "+added_preference_losses={stf: 1}"],
+        "added_preference_losses",
+        "'stf: 1' is not a loss on pairs",
+        "ipo, dpo_norm",
+    ),
+    (
+        [LORA, "+added_preference_losses={kto: 1}"],
+        "added_preference_losses",
+        "'kto: 1' is not a loss on pairs",
+        "use some of",
+    ),
+    (
+        [LORA, "+added_preference_losses={dpo: 1}"],
+        "added_preference_losses",
+        "is preference_loss itself",
+        "use some of",
+    ),
     ([LORA, "+added_preference_losses={sft: 0}"], "added_preference_losses.sft", "0", "above 0"),
-    ([*KTO, *LABELLED, "+added_preference_losses={sft: 1}"], "added_preference_losses", "single responses", "remove it"),
-    (["preference_loss=simpo", "+added_preference_losses={ipo: 1}"], "reference", "missing, but preference_loss ipo needs it", "add"),
+    (
+        [*KTO, *LABELLED, "+added_preference_losses={sft: 1}"],
+        "added_preference_losses",
+        "single responses",
+        "remove it",
+    ),
+    (
+        ["preference_loss=simpo", "+added_preference_losses={ipo: 1}"],
+        "reference",
+        "missing, but preference_loss ipo needs it",
+        "add",
+    ),
     ([LORA, "beta=0"], "beta", "0", "above 0"),
     ([LORA, "actor_infer={}"], "actor_infer", "unknown key", "this is a key of pipeline: rlvr"),
 ]
@@ -123,7 +195,12 @@ DPO_FAULTS = [
 
 SCORE_FAULTS = [
     (["~reward_train.data_args.chosen"], "reward_train.data_args.chosen", "missing", "the better response"),
-    (["reward_train.data_args.label=good"], "reward_train.data_args.label", "this pipeline does not read such a column", "remove it"),
+    (
+        ["reward_train.data_args.label=good"],
+        "reward_train.data_args.label",
+        "this pipeline does not read such a column",
+        "remove it",
+    ),
     (["beta=0.1"], "beta", "unknown key", "this is a key of pipeline: dpo"),
     (["eval_steps=1"], "eval_steps", "no held-out rows", "data_split"),
 ]
@@ -133,10 +210,30 @@ DISTILL_FAULTS = [
     (["divergence=kl"], "divergence", '"kl"', "'forward_kl', 'reverse_kl' or 'jsd'"),
     (["distill_loss_weight=0"], "distill_loss_weight", "learns nothing from the teacher", "pipeline: sft"),
     (["distill_temperature=0"], "distill_temperature", "0", "above 0"),
-    (["teacher.model_args.lora_target=all-linear"], "teacher.model_args.lora_target", "without an adapter", "remove it"),
-    (["teacher.model_args.model_name_or_path=model"], "teacher.model_args.model_name_or_path", "nothing to learn", "of another model"),
-    (["teacher.model_args.model_name_or_path=./gone"], "teacher.model_args.model_name_or_path", "there is no folder", "set it to a folder"),
-    (["teacher.strategy_args.strategy_name=vllm"], "teacher.strategy_args.strategy_name", "vllm", "'hf_infer', 'deepspeed_infer'"),
+    (
+        ["teacher.model_args.lora_target=all-linear"],
+        "teacher.model_args.lora_target",
+        "without an adapter",
+        "remove it",
+    ),
+    (
+        ["teacher.model_args.model_name_or_path=model"],
+        "teacher.model_args.model_name_or_path",
+        "nothing to learn",
+        "of another model",
+    ),
+    (
+        ["teacher.model_args.model_name_or_path=./gone"],
+        "teacher.model_args.model_name_or_path",
+        "there is no folder",
+        "set it to a folder",
+    ),
+    (
+        ["teacher.strategy_args.strategy_name=vllm"],
+        "teacher.strategy_args.strategy_name",
+        "vllm",
+        "'hf_infer', 'deepspeed_infer'",
+    ),
     (["~teacher"], "teacher", "missing", "add the key"),
 ]
 
@@ -157,7 +254,12 @@ def check(message: str, place: str, value: str, remedy: str) -> None:
 
 FAULTS = [
     (name, *fault)
-    for name, faults in (("sft", SFT_FAULTS), ("dpo", DPO_FAULTS), ("scores", SCORE_FAULTS), ("distill", DISTILL_FAULTS))
+    for name, faults in (
+        ("sft", SFT_FAULTS),
+        ("dpo", DPO_FAULTS),
+        ("scores", SCORE_FAULTS),
+        ("distill", DISTILL_FAULTS),
+    )
     for fault in faults
 ]
 

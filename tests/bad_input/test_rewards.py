@@ -1,4 +1,6 @@
-"""Reward settings that contradict each other, and reward functions that fail on the data, are refused before any role starts."""
+"""Reward settings that contradict each other, and reward functions that fail on the data, are refused before any role
+starts.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,36 @@ from roll.pipeline import main
 
 SUM = "rewards.math_rule.parts={right: {reward: math_rule}, same: {reward: exact_match}}"
 NORMALISED = "rewards.math_rule.normalise=group"
-ONE = ("num_return_sequences_in_group=1", "actor_train.training_args.per_device_train_batch_size=4", "adv_estimator=reinforce")
+ONE = (
+    "num_return_sequences_in_group=1",
+    "actor_train.training_args.per_device_train_batch_size=4",
+    "adv_estimator=reinforce",
+)
 FAULTS = [
-    ([SUM, "rewards.math_rule.reward=exact_match"], "rewards.math_rule.reward", "'exact_match', but", "move it into one of the parts"),
-    ([SUM, "rewards.math_rule.failed_value=-1.0"], "rewards.math_rule.failed_value", "-1.0, but", "move it into one of the parts"),
-    ([NORMALISED], "rewards.math_rule.normalise", "the reward has no parts", "adv_estimator normalises a single reward"),
-    (["rewards.math_rule.parts={rihgt: {}}"], "rewards.math_rule.parts.rihgt", "no reward function 'rihgt'", "math_rule"),
+    (
+        [SUM, "rewards.math_rule.reward=exact_match"],
+        "rewards.math_rule.reward",
+        "'exact_match', but",
+        "move it into one of the parts",
+    ),
+    (
+        [SUM, "rewards.math_rule.failed_value=-1.0"],
+        "rewards.math_rule.failed_value",
+        "-1.0, but",
+        "move it into one of the parts",
+    ),
+    (
+        [NORMALISED],
+        "rewards.math_rule.normalise",
+        "the reward has no parts",
+        "adv_estimator normalises a single reward",
+    ),
+    (
+        ["rewards.math_rule.parts={rihgt: {}}"],
+        "rewards.math_rule.parts.rihgt",
+        "no reward function 'rihgt'",
+        "math_rule",
+    ),
     (
         ["rewards.math_rule.parts={a: {reward: math_rul}}"],
         "rewards.math_rule.parts.a.reward",
@@ -41,17 +67,40 @@ FAULTS = [
     (["rewards.math_rule.memory_gib=0"], "rewards.math_rule.memory_gib", "0", "a number above 0"),
     (["rewards.math_rule.normalise=batch"], "rewards.math_rule.normalise", '"batch"', "'group'"),
     ([SUM, NORMALISED, *ONE], "rewards.math_rule.normalise", "num_return_sequences_in_group is 1", "set it to none"),
-    ([SUM, NORMALISED, "adv_estimator=remax"], "rewards.math_rule.normalise", "compares with a greedy response", "set it to none"),
-    ([SUM, NORMALISED, "difficulty_mask=true"], "rewards.math_rule.normalise", "difficulty_mask uses the mean", "set it to none"),
-    ([SUM, NORMALISED, "adv_estimator=maxrl"], "rewards.math_rule.normalise", "divides by the mean reward of a group", "set it to none"),
     (
-        [SUM, NORMALISED, "rewards.math_rule.query_filter_config={type: mean_filter, filter_args: {threshold_down: 0.1}}"],
+        [SUM, NORMALISED, "adv_estimator=remax"],
+        "rewards.math_rule.normalise",
+        "compares with a greedy response",
+        "set it to none",
+    ),
+    (
+        [SUM, NORMALISED, "difficulty_mask=true"],
+        "rewards.math_rule.normalise",
+        "difficulty_mask uses the mean",
+        "set it to none",
+    ),
+    (
+        [SUM, NORMALISED, "adv_estimator=maxrl"],
+        "rewards.math_rule.normalise",
+        "divides by the mean reward of a group",
+        "set it to none",
+    ),
+    (
+        [
+            SUM,
+            NORMALISED,
+            "rewards.math_rule.query_filter_config={type: mean_filter, filter_args: {threshold_down: 0.1}}",
+        ],
         "rewards.math_rule.query_filter_config",
         "the mean reward of every group would be 0",
         "use std_filter",
     ),
     (
-        [SUM, NORMALISED, "rewards.math_rule.query_filter_config={type: mean_filter, filter_args: {threshold_up: 0.0}}"],
+        [
+            SUM,
+            NORMALISED,
+            "rewards.math_rule.query_filter_config={type: mean_filter, filter_args: {threshold_up: 0.0}}",
+        ],
         "rewards.math_rule.query_filter_config",
         "the mean reward of every group would be 0",
         "use std_filter",
@@ -63,7 +112,10 @@ FAULTS = [
         "set it below 2",
     ),
     (
-        ["adv_estimator=maxrl", "rewards.math_rule.query_filter_config={type: mean_filter, filter_args: {threshold_up: 0.0}}"],
+        [
+            "adv_estimator=maxrl",
+            "rewards.math_rule.query_filter_config={type: mean_filter, filter_args: {threshold_up: 0.0}}",
+        ],
         "rewards.math_rule.query_filter_config.filter_args.threshold_up",
         "maxrl learns only if a group's mean is above 0",
         "raise it above 0",
@@ -83,7 +135,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "place", "value", "remedy"), FAULTS, ids=[" ".join(case[0])[-60:] for case in FAULTS])
+@pytest.mark.parametrize(
+    ("overrides", "place", "value", "remedy"), FAULTS, ids=[" ".join(case[0])[-60:] for case in FAULTS]
+)
 def test_keys_of_rewards_that_do_not_go_together(
     refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str
 ) -> None:
@@ -98,8 +152,16 @@ def test_keys_of_rewards_that_do_not_go_together(
         [SUM],
         [SUM, "rewards.math_rule.reward=null"],
         [SUM, NORMALISED],
-        [SUM, NORMALISED, "rewards.math_rule.query_filter_config={type: mean_filter, filter_args: {threshold_down: -0.5}}"],
-        [SUM, NORMALISED, "rewards.math_rule.query_filter_config={type: std_filter, filter_args: {std_threshold: 0.5}}"],
+        [
+            SUM,
+            NORMALISED,
+            "rewards.math_rule.query_filter_config={type: mean_filter, filter_args: {threshold_down: -0.5}}",
+        ],
+        [
+            SUM,
+            NORMALISED,
+            "rewards.math_rule.query_filter_config={type: std_filter, filter_args: {std_threshold: 0.5}}",
+        ],
         ["rewards.math_rule.parts={right_prefix: {}}", "adv_estimator=step_reinforce"],
     ],
 )
@@ -116,11 +178,18 @@ def right(prompt, response, row):
 @pytest.mark.parametrize(
     ("own", "heading", "problem"),
     [
-        (False, "1 fault in the data", "train.jsonl:1: 'math_rule' cannot use the row: the row has neither 'ground_truth' nor 'answer'"),
+        (
+            False,
+            "1 fault in the data",
+            "train.jsonl:1: 'math_rule' cannot use the row: the row has neither 'ground_truth' nor 'answer'",
+        ),
         (
             True,
             "1 fault in the configuration",
-            "rewards.math_rule.reward: 'own_rewards:right', called with an empty response to the first row of its domain, fails: "
+            "rewards.math_rule.reward: 'own_rewards:right', called with an empty response to the first row of "
+            "its "
+            "domain, "
+            "fails: "
             "KeyError: 'solution' ({}, line 3)",
         ),
     ],

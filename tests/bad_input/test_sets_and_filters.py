@@ -21,20 +21,45 @@ CASES = [
         "one of the sets",
     ),
     ([SETS, "+validation.name=a"], "validation.name", "and so is validation.sets", "one of the sets"),
-    ([SETS, "validation.sets.held.data_args.messages=m"], "validation.sets.held.data_args.prompt", "messages is 'm'", "one of the two"),
-    ([SETS, "+validation.sets.held.generating_args={max_new_tokens: 9}"], "validation.sets.held.generating_args.max_new_tokens", "9", "8"),
+    (
+        [SETS, "validation.sets.held.data_args.messages=m"],
+        "validation.sets.held.data_args.prompt",
+        "messages is 'm'",
+        "one of the two",
+    ),
+    (
+        [SETS, "+validation.sets.held.generating_args={max_new_tokens: 9}"],
+        "validation.sets.held.generating_args.max_new_tokens",
+        "9",
+        "8",
+    ),
     ([SETS, GREEDY], "validation.sets.held.generating_args.num_return_sequences", "2, but temperature is 0", "above 0"),
     ([SETS.replace("held", "a b")], "validation.sets.a b", '"a b"', "a string of the form"),
     ([f"{FILTER}.type=mean_filter"], BOUNDS, "has no bound", "threshold_down or threshold_up"),
-    ([f"{FILTER}.type=std_filter", f"{BOUNDS}.threshold_up=1"], f"{BOUNDS}.threshold_up", "1, but the type std_filter", "remove it"),
-    ([f"{FILTER}.type=no_filter", f"{BOUNDS}.std_threshold=0.5"], f"{BOUNDS}.std_threshold", "0.5, but the type no_filter", "remove it"),
+    (
+        [f"{FILTER}.type=std_filter", f"{BOUNDS}.threshold_up=1"],
+        f"{BOUNDS}.threshold_up",
+        "1, but the type std_filter",
+        "remove it",
+    ),
+    (
+        [f"{FILTER}.type=no_filter", f"{BOUNDS}.std_threshold=0.5"],
+        f"{BOUNDS}.std_threshold",
+        "0.5, but the type no_filter",
+        "remove it",
+    ),
     (
         [f"{FILTER}.type=mean_filter", f"{BOUNDS}.threshold_up=0.1", f"{BOUNDS}.threshold_down=0.9"],
         f"{BOUNDS}.threshold_down",
         "0.9 is not below threshold_up 0.1",
         "set it below threshold_up",
     ),
-    ([*ONE, f"{FILTER}.type=std_filter", f"{BOUNDS}.std_threshold=0"], FILTER, "num_return_sequences_in_group is 1", "at least 2"),
+    (
+        [*ONE, f"{FILTER}.type=std_filter", f"{BOUNDS}.std_threshold=0"],
+        FILTER,
+        "num_return_sequences_in_group is 1",
+        "at least 2",
+    ),
 ]
 
 

@@ -25,17 +25,34 @@ REFUSED = [
     (["policy_loss=pg", AHEAD], "async_generation_ratio", "pg uses no ratio", "mismatch_correction=tis"),
     (["rollout_window=10", AHEAD], "rollout_window", "10 is not divisible by rollout_batch_size 4", "8 or 12"),
     (["max_running_samples=1", APART], "max_running_samples", "1, but actor_infer has 2 engines", "at least 2"),
-    (["max_running_samples=8", *HF], "max_running_samples", "8, but hf_infer answers one prompt at a time", "use the strategy vllm"),
+    (
+        ["max_running_samples=8", *HF],
+        "max_running_samples",
+        "8, but hf_infer answers one prompt at a time",
+        "use the strategy vllm",
+    ),
     (["rollout_window=3"], "rollout_window", "3 is not divisible by rollout_batch_size 4", "use 4"),
     (["rollout_window=8"], "rollout_window", "a step generates only the 4 prompts", "async_generation_ratio above 0"),
-    ([*SHARED, AHEAD, *HF], "async_generation_ratio", "strategy hf_infer cannot pause in the middle of a response", "the strategy vllm"),
+    (
+        [*SHARED, AHEAD, *HF],
+        "async_generation_ratio",
+        "strategy hf_infer cannot pause in the middle of a response",
+        "the strategy vllm",
+    ),
     ([KEEP], "weight_sync.kv_cache", "async_generation_ratio is 0", "remove it"),
-    ([*SHARED, AHEAD, KEEP], "weight_sync.kv_cache", "actor_infer leaves its devices to actor_train", "time_sharing=false"),
+    (
+        [*SHARED, AHEAD, KEEP],
+        "weight_sync.kv_cache",
+        "actor_infer leaves its devices to actor_train",
+        "time_sharing=false",
+    ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "place", "value", "remedy"), REFUSED, ids=lambda case: " ".join(case) if isinstance(case, list) else ""
+    ("overrides", "place", "value", "remedy"),
+    REFUSED,
+    ids=lambda case: " ".join(case) if isinstance(case, list) else "",
 )
 def test_what_does_not_go_together_is_refused(
     refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str

@@ -1,4 +1,6 @@
-"""Unsupported combinations with tensor parallelism, and DeepSpeed's other parallelism blocks: exit status 2, place, value and remedy."""
+"""Unsupported combinations with tensor parallelism, and DeepSpeed's other parallelism blocks: exit status 2, place,
+value and remedy.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,36 @@ CASES = [
         "in bf16 DeepSpeed's stage 0",
         "use stage 1 or 2",
     ),
-    ([*SOUND, "actor_train.model_args.dtype=fp16"], f"{BLOCK}.autotp_size", "only tested with bf16 and fp32", "to bf16"),
-    ([*SOUND, "+actor_train.model_args.lora_target=all-linear"], f"{BLOCK}.autotp_size", "the adapters are lost", "LoRA with ZeRO-3"),
-    ([*SOUND, f"+{DEEPSPEED}.sequence_parallel_size=2"], f"{BLOCK}.autotp_size", "sequence_parallel_size is 2", "one of the two"),
-    ([*SOUND, "actor_train.world_size=3"], f"{BLOCK}.autotp_size", "2, but actor_train has 3 rank(s)", "give a divisor of the ranks"),
-    ([*SOUND, f"{DEEPSPEED}.tensor_parallel.autotp_size=3", "actor_train.world_size=3"], f"{BLOCK}.autotp_size", HEADS, "divisor"),
+    (
+        [*SOUND, "actor_train.model_args.dtype=fp16"],
+        f"{BLOCK}.autotp_size",
+        "only tested with bf16 and fp32",
+        "to bf16",
+    ),
+    (
+        [*SOUND, "+actor_train.model_args.lora_target=all-linear"],
+        f"{BLOCK}.autotp_size",
+        "the adapters are lost",
+        "LoRA with ZeRO-3",
+    ),
+    (
+        [*SOUND, f"+{DEEPSPEED}.sequence_parallel_size=2"],
+        f"{BLOCK}.autotp_size",
+        "sequence_parallel_size is 2",
+        "one of the two",
+    ),
+    (
+        [*SOUND, "actor_train.world_size=3"],
+        f"{BLOCK}.autotp_size",
+        "2, but actor_train has 3 rank(s)",
+        "give a divisor of the ranks",
+    ),
+    (
+        [*SOUND, f"{DEEPSPEED}.tensor_parallel.autotp_size=3", "actor_train.world_size=3"],
+        f"{BLOCK}.autotp_size",
+        HEADS,
+        "divisor",
+    ),
     ([*SOUND, f"{DEEPSPEED}.tensor_parallel.autotp_size=-2"], f"{BLOCK}.autotp_size", "-2", "at least 0"),
     (
         [*SOUND, f"+{DEEPSPEED}.tensor_parallel.preset_model=qwen2"],
@@ -39,10 +66,30 @@ CASES = [
         "transformers' tensor-parallel plan",
         "autotp_size and tp_overlap_comm",
     ),
-    ([*SOUND, f"+{DEEPSPEED}.tensor_parallel.vocab_parallel_lm_head=true"], f"{BLOCK}.vocab_parallel_lm_head", "whole matrix", "remove it"),
-    ([*SOUND, f"+{DEEPSPEED}.tensor_parallel.autotp_sise=2"], f"{BLOCK}.autotp_sise", "did you mean 'autotp_size'", "remove it"),
-    ([f"+{DEEPSPEED}.pipeline={{stages: 2}}"], "strategy_config.pipeline", "PipelineModule", "use ZeRO-3, tensor_parallel"),
-    ([f"+{DEEPSPEED}.expert_parallel={{enabled: true}}"], "strategy_config.expert_parallel", "finds no experts", "use ZeRO-3"),
+    (
+        [*SOUND, f"+{DEEPSPEED}.tensor_parallel.vocab_parallel_lm_head=true"],
+        f"{BLOCK}.vocab_parallel_lm_head",
+        "whole matrix",
+        "remove it",
+    ),
+    (
+        [*SOUND, f"+{DEEPSPEED}.tensor_parallel.autotp_sise=2"],
+        f"{BLOCK}.autotp_sise",
+        "did you mean 'autotp_size'",
+        "remove it",
+    ),
+    (
+        [f"+{DEEPSPEED}.pipeline={{stages: 2}}"],
+        "strategy_config.pipeline",
+        "PipelineModule",
+        "use ZeRO-3, tensor_parallel",
+    ),
+    (
+        [f"+{DEEPSPEED}.expert_parallel={{enabled: true}}"],
+        "strategy_config.expert_parallel",
+        "finds no experts",
+        "use ZeRO-3",
+    ),
     (
         [f"+{DEEPSPEED}.autotp_size=2"],
         "strategy_config.autotp_size",
@@ -52,8 +99,12 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "place", "value", "remedy"), CASES, ids=[" ".join(case[0])[-70:] for case in CASES])
-def test_a_combination_is_refused(refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str) -> None:
+@pytest.mark.parametrize(
+    ("overrides", "place", "value", "remedy"), CASES, ids=[" ".join(case[0])[-70:] for case in CASES]
+)
+def test_a_combination_is_refused(
+    refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str
+) -> None:
     message = refused(*overrides)
     faults = message.split("\n  ")
     said = [index for index, line in enumerate(faults) if f"{place}:" in line]

@@ -1,4 +1,6 @@
-"""Faults in the user's own estimators, losses and rewards (`package.module:Name`) are reported before anything starts."""
+"""Faults in the user's own estimators, losses and rewards (`package.module:Name`) are reported before anything
+starts.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,9 @@ PARTS = "{right: {reward: math_rule}, same: {reward: exact_match}}"
 
 
 def part(key: str, name: str, **arguments: Any) -> UserPart:
-    """Return the part under a method's key, such as `policy_loss`. Any other `key` stands for the reward of the domain math_rule."""
+    """Return the part under a method's key, such as `policy_loss`. Any other `key` stands for the reward of the domain
+    math_rule.
+    """
     if key in KINDS:
         return UserPart(name, (key,), (KINDS[key].arguments,), arguments, key)
     return UserPart(name, tuple(REWARD.split(".")), ("rewards", "math_rule", "reward_args"), arguments)
@@ -106,7 +110,12 @@ def part(key: str, name: str, **arguments: Any) -> UserPart:
 
 ESTIMATOR, LOSS = "adv_estimator", "policy_loss"
 CASES: list[tuple[UserPart, str, str, str]] = [
-    (part(ESTIMATOR, "my_methds:plain"), ESTIMATOR, "no module 'my_methds' (did you mean 'my_methods'?)", "working directory"),
+    (
+        part(ESTIMATOR, "my_methds:plain"),
+        ESTIMATOR,
+        "no module 'my_methds' (did you mean 'my_methods'?)",
+        "working directory",
+    ),
     (
         part(ESTIMATOR, "my_methods:plane"),
         ESTIMATOR,
@@ -133,8 +142,18 @@ CASES: list[tuple[UserPart, str, str, str]] = [
         "unknown key, with the value 2",
         "did you mean 'power'?",
     ),
-    (part(ESTIMATOR, "my_methods:plain", power="two"), "adv_estimator_args.power", '"two" is not allowed', "give a number"),
-    (part(ESTIMATOR, "my_methods:plain", side="left"), "adv_estimator_args.side", '"left" is not allowed', "'up' or 'down'"),
+    (
+        part(ESTIMATOR, "my_methods:plain", power="two"),
+        "adv_estimator_args.power",
+        '"two" is not allowed',
+        "give a number",
+    ),
+    (
+        part(ESTIMATOR, "my_methods:plain", side="left"),
+        "adv_estimator_args.side",
+        '"left" is not allowed',
+        "'up' or 'down'",
+    ),
     (
         part(LOSS, "my_methods:plain"),
         LOSS,
@@ -142,12 +161,32 @@ CASES: list[tuple[UserPart, str, str, str]] = [
         "__call__(self, tokens)",
     ),
     (part(LOSS, "my_methods:Thawed"), LOSS, "is not a frozen dataclass", "@dataclass(frozen=True)"),
-    (part(LOSS, "my_methods:Narrow"), LOSS, "has the signature (self), but is called with self, tokens", "__call__(self, tokens)"),
-    (part(LOSS, "my_methods:Bounded", bond=2), "policy_loss_args.bond", "unknown key, with the value 2", "did you mean 'bound'?"),
-    (part(LOSS, "my_methods:Bounded", halves=0.5), "policy_loss_args.halves", "0.5 is not allowed", "give a whole number"),
+    (
+        part(LOSS, "my_methods:Narrow"),
+        LOSS,
+        "has the signature (self), but is called with self, tokens",
+        "__call__(self, tokens)",
+    ),
+    (
+        part(LOSS, "my_methods:Bounded", bond=2),
+        "policy_loss_args.bond",
+        "unknown key, with the value 2",
+        "did you mean 'bound'?",
+    ),
+    (
+        part(LOSS, "my_methods:Bounded", halves=0.5),
+        "policy_loss_args.halves",
+        "0.5 is not allowed",
+        "give a whole number",
+    ),
     (part(LOSS, "my_methods:Bounded", halves=3), "policy_loss_args", "halves is odd", "use values that it accepts"),
     (part(LOSS, "broken:Loss"), LOSS, "ZeroDivisionError: division by zero (broken.py, line 1)", "fix the module"),
-    (part(LOSS, "lacking:Loss"), LOSS, "No module named 'nowhere_at_all'", "install the package that the module imports"),
+    (
+        part(LOSS, "lacking:Loss"),
+        LOSS,
+        "No module named 'nowhere_at_all'",
+        "install the package that the module imports",
+    ),
     (part(LOSS, "deadly:Loss"), LOSS, "with status 7: its last words", "fix the module"),
     (
         part("preference_loss", "my_methods:Bounded"),
@@ -170,7 +209,11 @@ CASES: list[tuple[UserPart, str, str, str]] = [
         "def by_name(prompt, responses, row",
     ),
     (
-        replace(part("reward", "my_methods:late", depth=1), arguments_place=("rewards", "d", "parts", "p", "reward_args"), concurrency=4),
+        replace(
+            part("reward", "my_methods:late", depth=1),
+            arguments_place=("rewards", "d", "parts", "p", "reward_args"),
+            concurrency=4,
+        ),
         "rewards.d.parts.p.reward_args.depth",
         "unknown key, with the value 1",
         "known keys of rewards.d.parts.p.reward_args: none",
@@ -181,12 +224,27 @@ CASES: list[tuple[UserPart, str, str, str]] = [
         '"no" is not allowed',
         "true or false",
     ),
-    (part("reward", "my_methods:reward", leats=1), f"{REWARD}_args.leats", "unknown key, with the value 1", "did you mean 'least'?"),
+    (
+        part("reward", "my_methods:reward", leats=1),
+        f"{REWARD}_args.leats",
+        "unknown key, with the value 1",
+        "did you mean 'least'?",
+    ),
     (part("reward", "my_methods:reward", least="low"), f"{REWARD}_args.least", '"low" is not allowed', "give a number"),
 ]
 COMMANDS = [
-    (["adv_estimator=my_methods.plain"], "adv_estimator", '"my_methods.plain" is not allowed', "or your own, as package.module:Name"),
-    (["+adv_estimator_args.power=2"], "adv_estimator_args", "adv_estimator grpo is built in, and it has no keys", "package.module:Name"),
+    (
+        ["adv_estimator=my_methods.plain"],
+        "adv_estimator",
+        '"my_methods.plain" is not allowed',
+        "or your own, as package.module:Name",
+    ),
+    (
+        ["+adv_estimator_args.power=2"],
+        "adv_estimator_args",
+        "adv_estimator grpo is built in, and it has no keys",
+        "package.module:Name",
+    ),
     (
         ["adv_estimator=my_methods:plain", "+adv_estimator_args.powr=2", "gamma=0.9"],
         "adv_estimator_args.powr",
@@ -195,12 +253,21 @@ COMMANDS = [
     ),
     (["adv_estimator=my_methods:plain", "gamma=0.9"], "gamma", "does not declare that it discounts", "reinforce"),
     (
-        ["adv_estimator=my_methods:over_the_mean", f"rewards.math_rule.parts={PARTS}", "rewards.math_rule.normalise=group"],
+        [
+            "adv_estimator=my_methods:over_the_mean",
+            f"rewards.math_rule.parts={PARTS}",
+            "rewards.math_rule.normalise=group",
+        ],
         "rewards.math_rule.normalise",
         "my_methods:over_the_mean divides by the mean reward of a group: every advantage would be 0",
         "set it to none",
     ),
-    (["adv_estimator=my_methods:compared", *ONE], "num_return_sequences_in_group", "my_methods:compared compares", "at least 2"),
+    (
+        ["adv_estimator=my_methods:compared", *ONE],
+        "num_return_sequences_in_group",
+        "my_methods:compared compares",
+        "at least 2",
+    ),
     (
         ["policy_loss=my_methods:Bounded", "behaviour_log_probs=trainer", "mismatch_correction=tis"],
         "mismatch_correction",
@@ -232,7 +299,9 @@ def write_modules(folder: Path) -> None:
     (folder / "my_methods.py").write_text(MODULE)
     (folder / "broken.py").write_text("1 / 0\n")
     (folder / "lacking.py").write_text("import nowhere_at_all\n")
-    (folder / "deadly.py").write_text("import os, sys\nsys.stderr.write('its last words')\nsys.stderr.flush()\nos._exit(7)\n")
+    (folder / "deadly.py").write_text(
+        "import os, sys\nsys.stderr.write('its last words')\nsys.stderr.flush()\nos._exit(7)\n"
+    )
     (folder / "hanging.py").write_text("import threading\nthreading.Event().wait()\n")
 
 
@@ -262,7 +331,9 @@ def test_what_is_wrong_with_code_of_the_users_is_said(looked: Sequence[Looked], 
     assert remedy in fault.remedy
 
 
-@pytest.mark.parametrize(("overrides", "place", "value", "remedy"), COMMANDS, ids=[" ".join(case[0])[:70] for case in COMMANDS])
+@pytest.mark.parametrize(
+    ("overrides", "place", "value", "remedy"), COMMANDS, ids=[" ".join(case[0])[:70] for case in COMMANDS]
+)
 def test_a_command_line_with_code_of_the_users_is_refused(
     refused: Callable[..., str], modules: Path, overrides: list[str], place: str, value: str, remedy: str
 ) -> None:

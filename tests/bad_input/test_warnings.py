@@ -25,25 +25,37 @@ WARNINGS = [
         ["+dynamic_sampling={}", "adv_estimator=remax"],
         "dynamic_sampling: drops groups whose rewards are all equal, but adv_estimator remax",
     ),
-    (["rollout_batch_size=256", f"{TRAINING}.per_device_train_batch_size=1"], "1 sequences make 512 updates of each step"),
+    (
+        ["rollout_batch_size=256", f"{TRAINING}.per_device_train_batch_size=1"],
+        "1 sequences make 512 updates of each step",
+    ),
     (
         [f"{TRAINING}.gradient_accumulation_steps=null", "actor_train.max_tokens_per_microbatch=64"],
         "per_device_train_batch_size: has no effect without gradient_accumulation_steps",
     ),
     ([*KL_IN_LOSS, "kl_loss_type=k1"], "kl_loss_type: as a loss, k1 has a gradient of zero on average"),
     (KL_IN_LOSS, "kl_loss_type: as a loss, k3 has the gradient of KL(reference || policy), which is off by 54%"),
-    ([*KL_IN_LOSS, "kl_loss_importance=false", TWO_UPDATES], "kl_loss_importance: false, but the policy that sampled differs"),
+    (
+        [*KL_IN_LOSS, "kl_loss_importance=false", TWO_UPDATES],
+        "kl_loss_importance: false, but the policy that sampled differs",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("overrides", "warning"), WARNINGS, ids=[" ".join(case[0])[:60] for case in WARNINGS])
-def test_the_plan_warns_and_goes_on(folder: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], warning: str) -> None:
+def test_the_plan_warns_and_goes_on(
+    folder: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], warning: str
+) -> None:
     assert main(["--config-path", "exp", "--config-name", "sound", "dry_run=true", *overrides]) == 0
     assert warning in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("more", [[TWO_UPDATES], ["kl_loss_importance=true"], ["kl_loss_type=k3+"], ["kl_loss_type=k2"]])
-def test_a_kl_with_its_own_gradient_needs_no_warning(folder: Path, capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+@pytest.mark.parametrize(
+    "more", [[TWO_UPDATES], ["kl_loss_importance=true"], ["kl_loss_type=k3+"], ["kl_loss_type=k2"]]
+)
+def test_a_kl_with_its_own_gradient_needs_no_warning(
+    folder: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
     assert main(["--config-path", "exp", "--config-name", "sound", "dry_run=true", *KL_IN_LOSS, *more]) == 0
     assert "kl_loss" not in capsys.readouterr().err
 

@@ -82,7 +82,9 @@ def expert_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def with_head(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the small model with the nonzero score head of a reward model, so that every layer has a gradient."""
+    """Return the folder of the small model with the nonzero score head of a reward model, so that every layer has a
+    gradient.
+    """
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -91,7 +93,9 @@ def with_head(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     for file in small_model.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     weights = load_file(small_model / "model.safetensors")
-    weights["score.weight"] = torch.randn(1, weights["model.norm.weight"].shape[0], generator=torch.Generator().manual_seed(3)) / 4
+    weights["score.weight"] = (
+        torch.randn(1, weights["model.norm.weight"].shape[0], generator=torch.Generator().manual_seed(3)) / 4
+    )
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -106,7 +110,9 @@ def sockets_of_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_kernels() -> Iterator[None]:
-    """Use the kernel cache of a run's workers, so that each kernel is compiled once for all tests and reused by the next `make test`."""
+    """Use the kernel cache of a run's workers, so that each kernel is compiled once for all tests and reused by the
+    next `make test`.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache" / "roll" / "torchinductor"))
         yield
@@ -117,7 +123,11 @@ def no_process_is_left() -> Iterator[None]:
     """Check that every process that a test module starts has ended when the module is done."""
     before = set(psutil.Process().children(recursive=True))
     yield
-    started = [process for process in psutil.Process().children(recursive=True) if process not in before and not lives_with_python(process)]
+    started = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process not in before and not lives_with_python(process)
+    ]
     _, left = psutil.wait_procs(started, timeout=limits.END)
     assert not left, f"still running: {left}"
 

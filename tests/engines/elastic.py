@@ -36,11 +36,16 @@ def continue_training(strategy: Any, case: Case, work: Work, folder: Path) -> Tr
     """Record the current weights, then make three updates."""
     saved = tensors_of(strategy, False, folder)
     adapter = tensors_of(strategy, True, folder) if case.lora else {}
-    curve = [strategy.train_step([update], LOSS, TEMPERATURE, VERSION + 1 + number) for number, update in enumerate(work.second)]
+    curve = [
+        strategy.train_step([update], LOSS, TEMPERATURE, VERSION + 1 + number)
+        for number, update in enumerate(work.second)
+    ]
     return Trained(saved, adapter, curve, tensors_of(strategy, False, folder))
 
 
-def train_and_save(rank: Rank, cases: Sequence[Case], model: Path, works: Sequence[Work], folder: Path) -> list[Trained]:
+def train_and_save(
+    rank: Rank, cases: Sequence[Case], model: Path, works: Sequence[Work], folder: Path
+) -> list[Trained]:
     """For each case, make one update, save a checkpoint and make three more updates."""
     out = []
     for case in cases:
@@ -53,7 +58,9 @@ def train_and_save(rank: Rank, cases: Sequence[Case], model: Path, works: Sequen
     return out
 
 
-def load_and_train(rank: Rank, cases: Sequence[Case], model: Path, works: Sequence[Work], folder: Path) -> list[tuple[Trained, str]]:
+def load_and_train(
+    rank: Rank, cases: Sequence[Case], model: Path, works: Sequence[Work], folder: Path
+) -> list[tuple[Trained, str]]:
     """For each case, build a trainer with another seed, resume from the universal checkpoint and make three updates.
 
     Also return the error that loading the original, unconverted checkpoint raises.

@@ -33,7 +33,9 @@ Result = TypeVar("Result")
 MAX_MODEL_LEN = 1024
 PROMPTS: list[Ints] = [np.array(ids, np.int32) for ids in ([5, 6, 7], [100], [40, 41, 42, 43, 44, 45, 46], [9, 9])]
 BUCKET_BYTES = 1 << 19
-MODEL_ARGS = ModelConfig.model_validate({"dtype": "fp32", "lora_target": "all-linear", "lora_rank": 4, "lora_alpha": 16.0})
+MODEL_ARGS = ModelConfig.model_validate(
+    {"dtype": "fp32", "lora_target": "all-linear", "lora_rank": 4, "lora_alpha": 16.0}
+)
 
 
 def policy(model: Path, seed: int | None = None) -> PackedPolicy:
@@ -73,7 +75,9 @@ def log_probs(current: PackedPolicy, prompt: Ints, completion: Completion, tempe
 
 @torch.no_grad()
 def continued(model: Path, before: PackedPolicy, after: PackedPolicy, ids: Ints, begin: int) -> Floats:
-    """Return the log-probs of `ids[begin:]` under `after`, [len(ids) - begin], with the KV cache of the earlier tokens from `before`."""
+    """Return the log-probs of `ids[begin:]` under `after`, [len(ids) - begin], with the KV cache of the earlier tokens
+    from `before`.
+    """
     plain = [load_causal_model(str(model), MODEL_ARGS, packed=False).eval() for _ in range(2)]
     for one, policy_of_it in zip(plain, (before, after), strict=True):
         one.load_state_dict(policy_of_it.causal.state_dict())
@@ -173,10 +177,13 @@ def update_during_generation(engine: Running, new: PackedPolicy, prompt: Ints) -
     engine.policy, engine.version = new, engine.version + 1
 
     async def run() -> list[Completion]:
-        answer = asyncio.create_task(whole(engine.engine.generate(prompt, Sampling(900, samples=4, ignore_eos=True), None)))
+        answer = asyncio.create_task(
+            whole(engine.engine.generate(prompt, Sampling(900, samples=4, ignore_eos=True), None))
+        )
         await asyncio.sleep(0)  # let the task send its request
         if not isinstance(engine.engine, HfGenerate):
-            # When this short request is done, the long one's samples have about 8 tokens each. `HfGenerate` runs one request at a time.
+            # When this short request is done, the long one's samples have about 8 tokens each. `HfGenerate` runs one
+            # request at a time.
             await whole(engine.engine.generate(PROMPTS[0], Sampling(8, ignore_eos=True), None))
             await engine.engine.pause()  # as if a trainer shared its devices; the update pauses it a second time
         await engine.update(buckets, engine.version)
@@ -185,11 +192,14 @@ def update_during_generation(engine: Running, new: PackedPolicy, prompt: Ints) -
     return engine.wait(run())
 
 
-def generate_across_an_update(engine: Running, small_model: Path, prompt: Ints, seed: int) -> tuple[PackedPolicy, list[Completion], Bools]:
+def generate_across_an_update(
+    engine: Running, small_model: Path, prompt: Ints, seed: int
+) -> tuple[PackedPolicy, list[Completion], Bools]:
     """Update the engine while it generates four samples.
 
     Returns:
-        The policy before the update, the samples, and a bool mask of the tokens that were sampled before the update, [samples, R].
+        The policy before the update, the samples, and a bool mask of the tokens that were sampled before the update,
+            [samples, R].
     """
     # This process may be delayed until generation has finished: retry until an update falls within a generation.
     for attempt in range(10):
@@ -201,8 +211,12 @@ def generate_across_an_update(engine: Running, small_model: Path, prompt: Ints, 
     return before, completions, old
 
 
-def activity_around_a_pause(engine: Running, prompt: Ints, sampling: Sampling) -> tuple[list[Completion], list[EngineActivity]]:
-    """Generate, pausing once. Record the activity: repeatedly until there are tokens, after the pause, before resuming, and at the end."""
+def activity_around_a_pause(
+    engine: Running, prompt: Ints, sampling: Sampling
+) -> tuple[list[Completion], list[EngineActivity]]:
+    """Generate, pausing once. Record the activity: repeatedly until there are tokens, after the pause, before resuming,
+    and at the end.
+    """
 
     async def run() -> tuple[list[Completion], list[EngineActivity]]:
         await engine.engine.activity()

@@ -1,4 +1,6 @@
-"""The update that DeepSpeed must reproduce, in plain PyTorch: transformers' logits, one process, float64, torch's AdamW."""
+"""The update that DeepSpeed must reproduce, in plain PyTorch: transformers' logits, one process, float64, torch's
+AdamW.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ from torch import Tensor, nn
 from roll.algorithms.losses import LossInputs
 from roll.models.load import add_lora, load_causal_model
 from roll.types import Sequences, TrainBatch
-from tests.engines.training import ADAM_EPSILON, LEARNING_RATE, LOSS, MAX_GRAD_NORM, SEED, TEMPERATURE, WEIGHT_DECAY, Case, model_args
+from tests.engines.training import (
+    ADAM_EPSILON,
+    LEARNING_RATE,
+    LOSS,
+    MAX_GRAD_NORM,
+    SEED,
+    TEMPERATURE,
+    WEIGHT_DECAY,
+    Case,
+    model_args,
+)
 
 TOTAL_UPDATES = 10
 
@@ -63,7 +75,10 @@ def plain_updates(folder: Path, lora: bool, batches: Sequence[TrainBatch]) -> li
         fields = (batch.advantages, batch.behaviour_log_probs, batch.ref_log_probs)
         lengths = torch.from_numpy(np.add.reduceat(mask, batch.sequences.offsets[:-1], dtype=np.int64))
         advantages, behaviour, ref = (torch.from_numpy(field[mask]).double() for field in fields if field is not None)
-        said = LOSS(*token_statistics(model, batch.sequences, TEMPERATURE), LossInputs(advantages, lengths, behaviour, ref_log_probs=ref))
+        said = LOSS(
+            *token_statistics(model, batch.sequences, TEMPERATURE),
+            LossInputs(advantages, lengths, behaviour, ref_log_probs=ref),
+        )
         optimizer.zero_grad()
         said.losses.mean().backward()
         norm = nn.utils.clip_grad_norm_(trains, MAX_GRAD_NORM)

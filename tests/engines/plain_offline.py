@@ -1,4 +1,6 @@
-"""The results that the offline pipelines must reproduce: transformers' logits in float64, torch's AdamW, and the papers' losses."""
+"""The results that the offline pipelines must reproduce: transformers' logits in float64, torch's AdamW, and the
+papers' losses.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from tests.engines.training import ADAM_EPSILON, Case, model_args
 LEARNING_RATE = 2e-3
 BETA, SMOOTHING, GAMMA = 0.5, 0.1, 0.3
 HEAT, MIX, SHARE = 1.5, 0.75, 0.3
-"""Distillation: the temperature, the weight of the divergence in the loss, and the teacher's weight in the mixture of `jsd`.
+"""Distillation: the temperature, the weight of the divergence in the loss, and the teacher's weight in the mixture of
+`jsd`.
 
 SHARE is also the weight of the likelihood in `dpo_norm_and_sft`.
 """
@@ -43,7 +46,10 @@ class Plain:
 
 def plain_policies(folder: Path, reference: Path) -> Plain:
     """Load a policy, and the frozen reference or teacher."""
-    load = [load_causal_model(str(path), model_args(Case(stage=0, lora=False)), packed=False).double() for path in (folder, reference)]
+    load = [
+        load_causal_model(str(path), model_args(Case(stage=0, lora=False)), packed=False).double()
+        for path in (folder, reference)
+    ]
     return Plain(load[0], load[1].requires_grad_(False))
 
 
@@ -74,7 +80,10 @@ def sft(plain: Plain, examples: Sequence[Example]) -> Tensor:
 
 def _pairs(plain: Plain, examples: Sequence[Example]) -> list[list[Tensor]]:
     """For each pair, return the log-probs of the chosen and the rejected response, then both under the reference."""
-    return [[plain.log_probs(sequence, ref) for ref in (False, True) for sequence in example.sequences] for example in examples]
+    return [
+        [plain.log_probs(sequence, ref) for ref in (False, True) for sequence in example.sequences]
+        for example in examples
+    ]
 
 
 def dpo(plain: Plain, examples: Sequence[Example]) -> Tensor:
@@ -84,11 +93,15 @@ def dpo(plain: Plain, examples: Sequence[Example]) -> Tensor:
 
 
 def dpo_norm_and_sft(plain: Plain, examples: Sequence[Example]) -> Tensor:
-    """Return DPO on per-token averages with label smoothing, plus SHARE times the chosen response's negative log-likelihood."""
+    """Return DPO on per-token averages with label smoothing, plus SHARE times the chosen response's negative
+    log-likelihood.
+    """
     pairs = _pairs(plain, examples)
     h = torch.stack([BETA * ((c - rc).mean() - (r - rr).mean()) for c, r, rc, rr in pairs])
     likelihood = torch.stack([c.mean() for c, _, _, _ in pairs])
-    return (-(1 - SMOOTHING) * torch.log(torch.sigmoid(h)) - SMOOTHING * torch.log(torch.sigmoid(-h)) - SHARE * likelihood).mean()
+    return (
+        -(1 - SMOOTHING) * torch.log(torch.sigmoid(h)) - SMOOTHING * torch.log(torch.sigmoid(-h)) - SHARE * likelihood
+    ).mean()
 
 
 def ipo(plain: Plain, examples: Sequence[Example]) -> Tensor:
@@ -113,7 +126,9 @@ def orpo(plain: Plain, examples: Sequence[Example]) -> Tensor:
 
 
 def kto(plain: Plain, examples: Sequence[Example]) -> Tensor:
-    """Return the KTO loss. Its KL term pairs each prompt with the response of the next example, and the last prompt with the first's."""
+    """Return the KTO loss. Its KL term pairs each prompt with the response of the next example, and the last prompt
+    with the first's.
+    """
     sequences = [example.sequences[0] for example in examples]
     with torch.no_grad():
         ratios = []
@@ -137,20 +152,31 @@ def bradley_terry(plain: Plain, examples: Sequence[Example]) -> Tensor:
     """Return the Bradley-Terry loss with the margin of each pair."""
     parts = []
     for example in examples:
-        scores = [plain.model(input_ids=torch.from_numpy(one.token_ids).long()[None]).logits[0, 0] for one in example.sequences]
+        scores = [
+            plain.model(input_ids=torch.from_numpy(one.token_ids).long()[None]).logits[0, 0]
+            for one in example.sequences
+        ]
         parts.append(-torch.log(torch.sigmoid(scores[0] - scores[1] - example.value)))
     return torch.stack(parts).mean()
 
 
 def distill(divergence: Callable[[Tensor, Tensor], Tensor]) -> LossOf:
-    """Return a loss that mixes a divergence of the teacher's P and the student's Q, each [R, V], with the negative log-likelihood."""
+    """Return a loss that mixes a divergence of the teacher's P and the student's Q, each [R, V], with the negative
+    log-likelihood.
+    """
 
     def loss_of(plain: Plain, examples: Sequence[Example]) -> Tensor:
         parts = []
         for example in examples:
             sequence = example.sequences[0]
-            ids, where = torch.from_numpy(sequence.token_ids).long(), torch.from_numpy(sequence.response_mask.nonzero()[0])
-            q, p = ((model(input_ids=ids[None]).logits[0, where - 1] / HEAT).softmax(-1) for model in (plain.model, plain.reference))
+            ids, where = (
+                torch.from_numpy(sequence.token_ids).long(),
+                torch.from_numpy(sequence.response_mask.nonzero()[0]),
+            )
+            q, p = (
+                (model(input_ids=ids[None]).logits[0, where - 1] / HEAT).softmax(-1)
+                for model in (plain.model, plain.reference)
+            )
             parts.append(MIX * divergence(p, q) - (1 - MIX) * plain.log_probs(sequence))
         return torch.cat(parts).mean()
 

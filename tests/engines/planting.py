@@ -1,4 +1,6 @@
-"""Code that `test_finite.py` runs on each rank: inject a non-finite value into an update, and compare checkpoints before and after."""
+"""Code that `test_finite.py` runs on each rank: inject a non-finite value into an update, and compare checkpoints
+before and after.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,19 @@ from tests.engines import training
 from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Updates
 
 PLANTS = ("loss", "infinite_loss", "gradient", "embedding")
-COUNTERS = ("skipped_steps", "global_steps", "global_samples", "micro_steps", "overflow", "loss_scaler", "dynamic_loss_scale", "cur_scale")
-"""Keys of DeepSpeed's checkpoints that a skipped update may change: counters of attempted steps, and the state of the loss scaler."""
+COUNTERS = (
+    "skipped_steps",
+    "global_steps",
+    "global_samples",
+    "micro_steps",
+    "overflow",
+    "loss_scaler",
+    "dynamic_loss_scale",
+    "cur_scale",
+)
+"""Keys of DeepSpeed's checkpoints that a skipped update may change: counters of attempted steps, and the state of the
+loss scaler.
+"""
 COUNTERS += ("last_overflow_iter", "cur_iter", "ds_config")
 
 
@@ -130,34 +143,52 @@ def with_selection(updates: Updates, number: int) -> Updates:
 
     def mark(index: int, micro_batch: MicroBatch) -> MicroBatch:
         mask = micro_batch.batch.sequences.response_mask
-        return dataclasses.replace(micro_batch, batch=dataclasses.replace(micro_batch.batch, token_selection=mask & (index == number)))
+        return dataclasses.replace(
+            micro_batch, batch=dataclasses.replace(micro_batch.batch, token_selection=mask & (index == number))
+        )
 
     return [[mark(index, micro_batch) for index, micro_batch in enumerate(update)] for update in updates]
 
 
 def differences(first: Path, second: Path) -> list[str]:
     """Return the entries, except for `COUNTERS`, in which two checkpoints are not bitwise equal."""
-    names = [sorted(str(file.relative_to(folder)) for file in folder.rglob("*_states.pt")) for folder in (first, second)]
+    names = [
+        sorted(str(file.relative_to(folder)) for file in folder.rglob("*_states.pt")) for folder in (first, second)
+    ]
     assert names[0] == names[1] and names[0]
     out: list[str] = []
     for name in names[0]:
-        out += _differ(name, *(torch.load(folder / name, weights_only=False, map_location="cpu") for folder in (first, second)))
+        out += _differ(
+            name, *(torch.load(folder / name, weights_only=False, map_location="cpu") for folder in (first, second))
+        )
     return out
 
 
 def _differ(place: str, first: Any, second: Any) -> list[str]:
     if isinstance(first, Tensor):
         same = first.dtype == second.dtype and first.shape == second.shape
-        return [] if same and torch.equal(first.flatten().view(torch.uint8), second.flatten().view(torch.uint8)) else [place]
+        return (
+            []
+            if same and torch.equal(first.flatten().view(torch.uint8), second.flatten().view(torch.uint8))
+            else [place]
+        )
     if isinstance(first, Mapping):
         if list(first) != list(second):
             return [f"{place}: keys"]
-        return [each for key in first if key not in COUNTERS for each in _differ(f"{place}/{key}", first[key], second[key])]
+        return [
+            each for key in first if key not in COUNTERS for each in _differ(f"{place}/{key}", first[key], second[key])
+        ]
     if isinstance(first, (list, tuple)):
         if len(first) != len(second):
             return [f"{place}: length"]
-        return [each for number, (a, b) in enumerate(zip(first, second, strict=True)) for each in _differ(f"{place}/{number}", a, b)]
-    return [] if not isinstance(first, (int, float, str, bool)) or first == second else [f"{place}: {first} and {second}"]
+        return [
+            each
+            for number, (a, b) in enumerate(zip(first, second, strict=True))
+            for each in _differ(f"{place}/{number}", a, b)
+        ]
+    return (
+        [] if not isinstance(first, (int, float, str, bool)) or first == second else [f"{place}: {first} and {second}"]
+    )
 
 
 class _Lines(logging.Handler):
@@ -172,8 +203,8 @@ class _Lines(logging.Handler):
 def plant_all(rank: Rank, plan: Plan, model: Path, work: Sequence[Updates], folder: Path) -> Faults:
     """Inject every fault, and compare with a run without faults.
 
-    The first run makes a good update, one update with each fault, and another good update. The second run makes the same two good updates
-    without any fault in between, and then updates with faults until it ends with an error.
+    The first run makes a good update, one update with each fault, and another good update. The second run makes the
+    same two good updates without any fault in between, and then updates with faults until it ends with an error.
     """
     good, other = ([update] for update in work[rank.rank])
     log, skips = _Lines(), {}
@@ -219,7 +250,9 @@ def plant_all(rank: Rank, plan: Plan, model: Path, work: Sequence[Updates], fold
     return Faults(skips, afterwards, moved, scales, [each.scalars["policy/lr"] for each in results], end)
 
 
-def plant_everywhere(rank: Rank, plans: Sequence[Plan], model: Path, work: Sequence[Updates], folder: Path) -> list[Faults]:
+def plant_everywhere(
+    rank: Rank, plans: Sequence[Plan], model: Path, work: Sequence[Updates], folder: Path
+) -> list[Faults]:
     """Run the plans one after another. `work[rank]` contains the updates of a rank."""
     from deepspeed.accelerator import get_accelerator
 

@@ -27,7 +27,9 @@ def free_port() -> int:
 
 
 def run_ranks(scenario: Scenario, world_size: int, folder: Path, *arguments: Any) -> list[Any]:
-    """Run `scenario(rank, *arguments)` on each rank and return the results by rank. No process is left on return or error."""
+    """Run `scenario(rank, *arguments)` on each rank and return the results by rank. No process is left on return or
+    error.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("spawn")
     port = free_port()
@@ -56,16 +58,28 @@ def _wait(processes: list[BaseProcess], folder: Path) -> None:
     def alive() -> list[int]:
         return [rank for rank, process in enumerate(processes) if process.is_alive()]
 
-    limits.until(lambda: not alive() or any(process.exitcode for process in processes), "all ranks have ended", limits.RUN, alive)
+    limits.until(
+        lambda: not alive() or any(process.exitcode for process in processes), "all ranks have ended", limits.RUN, alive
+    )
     for rank, process in enumerate(processes):
         if process.exitcode:
             file = folder / f"failure{rank}.txt"
-            raise RuntimeError(f"rank {rank} ended with {process.exitcode}:\n{file.read_text() if file.exists() else 'no traceback'}")
+            raise RuntimeError(
+                f"rank {rank} ended with {process.exitcode}:\n{file.read_text() if file.exists() else 'no traceback'}"
+            )
 
 
-def _on_rank(scenario: Scenario, rank: int, world_size: int, port: int, folder: Path, arguments: tuple[Any, ...]) -> None:
+def _on_rank(
+    scenario: Scenario, rank: int, world_size: int, port: int, folder: Path, arguments: tuple[Any, ...]
+) -> None:
     # The variables that the worker layer sets before it imports a strategy's module.
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": "0",
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",
+    }
     try:
         import torch
 
@@ -77,7 +91,8 @@ def _on_rank(scenario: Scenario, rank: int, world_size: int, port: int, folder: 
     except BaseException:
         (folder / f"failure{rank}.txt").write_text(traceback.format_exc())
         raise
-    # Exit at once, like a worker, which is killed after `close`: the gloo groups that DeepSpeed keeps may abort at interpreter shutdown.
+    # Exit at once, like a worker, which is killed after `close`: the gloo groups that DeepSpeed keeps may abort at
+    # interpreter shutdown.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -71,7 +71,13 @@ def served_ranks(role: str, world_size: int, replica_size: int = 1) -> Iterator[
 
 
 def _serve(pipe: Connection, role: str, number: int, world_size: int, port: int) -> None:
-    os.environ |= {"RANK": str(number), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    os.environ |= {
+        "RANK": str(number),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": "0",
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",
+    }
     import torch
 
     from roll.backend import Rank

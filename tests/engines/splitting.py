@@ -32,7 +32,9 @@ class Update:
     result: TrainResult
 
 
-def updates(rank: Rank, case: Case, model: Path, work: Work, load: ModelLoader = load_policy) -> dict[tuple[str, int], Update]:
+def updates(
+    rank: Rank, case: Case, model: Path, work: Work, load: ModelLoader = load_policy
+) -> dict[tuple[str, int], Update]:
     """Make one update for each piece of work. The learning rate is 0, so the model does not change."""
     from deepspeed.utils import safe_get_full_grad
 
@@ -60,7 +62,9 @@ def updates(rank: Rank, case: Case, model: Path, work: Work, load: ModelLoader =
     return out
 
 
-def gradients(rank: Rank, case: Case, model: Path, work: Work, load: ModelLoader = load_policy) -> dict[tuple[str, int], Tensor]:
+def gradients(
+    rank: Rank, case: Case, model: Path, work: Work, load: ModelLoader = load_policy
+) -> dict[tuple[str, int], Tensor]:
     """Return the complete gradient of each piece of work. The arguments are those of `updates`."""
     return {name: update.gradient for name, update in updates(rank, case, model, work, load).items()}
 
@@ -73,7 +77,9 @@ def updates_by_case(rank: Rank, cases: Sequence[Case], model: Path, work: Work) 
     return seen
 
 
-def gradients_by_case(rank: Rank, cases: Sequence[Case], model: Path, work: Work) -> list[dict[tuple[str, int], Tensor]]:
+def gradients_by_case(
+    rank: Rank, cases: Sequence[Case], model: Path, work: Work
+) -> list[dict[tuple[str, int], Tensor]]:
     """Call `gradients` for several cases in one process group."""
     by_case = updates_by_case(rank, cases, model, work)
     return [{name: update.gradient for name, update in seen.items()} for seen in by_case]

@@ -1,4 +1,6 @@
-"""vLLM's front end (the part in the worker process), with engine steps simulated by the test. Importing this module imports vLLM."""
+"""vLLM's front end (the part in the worker process), with engine steps simulated by the test. Importing this module
+imports vLLM.
+"""
 
 from __future__ import annotations
 
@@ -71,6 +73,8 @@ def scheduled(
     running: int, waiting: int = 0, deferred: int = 0, use: float = 0.0, lookups: PrefixCacheStats | None = None
 ) -> SchedulerStats:
     """Return the scheduler's statistics after an engine step."""
-    stats = SchedulerStats(num_running_reqs=running, num_waiting_reqs=waiting, num_skipped_waiting_reqs=deferred, kv_cache_usage=use)
+    stats = SchedulerStats(
+        num_running_reqs=running, num_waiting_reqs=waiting, num_skipped_waiting_reqs=deferred, kv_cache_usage=use
+    )
     stats.prefix_cache_stats = lookups or PrefixCacheStats()
     return stats

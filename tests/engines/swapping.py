@@ -19,8 +19,12 @@ def swap_folder(folder: Path) -> Path:
     return folder / "nvme"
 
 
-def train_or_resume(rank: Rank, cases: Sequence[Case], model: Path, works: Sequence[Work], folder: Path, resumes: bool) -> list[Trained]:
-    """For each case, make one update and save a checkpoint, or load that checkpoint if `resumes`; then make three more updates."""
+def train_or_resume(
+    rank: Rank, cases: Sequence[Case], model: Path, works: Sequence[Work], folder: Path, resumes: bool
+) -> list[Trained]:
+    """For each case, make one update and save a checkpoint, or load that checkpoint if `resumes`; then make three more
+    updates.
+    """
     place = {"device": "nvme", "nvme_path": str(swap_folder(folder)), "buffer_count": 5}
     zero = {"stage": 3, "offload_optimizer": place, "offload_param": place | {"buffer_size": 10**6}}
     out = []

@@ -34,7 +34,9 @@ def test_sums_of_bf16_gradients_are_exact_in_fp32(small_model: Path, tmp_path: P
     [micro_batches] = micro_batches_of(batch, range(COUNT), 1, shape)
     assert len(micro_batches) == COUNT
     loss = NegativeLogLikelihood()
-    work: Work = {("all", 0): (loss, [micro_batches])} | {("one", number): (loss, [[one]]) for number, one in enumerate(micro_batches)}
+    work: Work = {("all", 0): (loss, [micro_batches])} | {
+        ("one", number): (loss, [[one]]) for number, one in enumerate(micro_batches)
+    }
     [by_case] = run_ranks(gradients_by_case, 1, tmp_path, CASES, small_model, work)
     for case, seen in zip(CASES, by_case, strict=True):
         expected = torch.stack([seen["one", number] for number in range(COUNT)]).sum(0)

@@ -93,7 +93,9 @@ def start(cache: Path, log: Path, guarded: bool = True) -> BaseProcess:
 
 
 def load(cache: Path, log: Path) -> int | None:
-    """Load the op in another process, which compiles it if necessary. Return its exit status: 3 for a TimeoutError, None if it hung."""
+    """Load the op in another process, which compiles it if necessary. Return its exit status: 3 for a TimeoutError,
+    None if it hung.
+    """
     process = start(cache, log)
     process.join(limits.CALL)
     status = process.exitcode
@@ -147,7 +149,9 @@ def test_what_a_killed_process_left_is_cleared_once_its_compiler_has_ended(
         assert load(cache, log) == 3
         assert any(f"process {ninja} (" in log.read_text() for ninja in ninjas) and lock.exists()
         stages = [line for line in capfd.readouterr().out.splitlines() if line.startswith(MARK)]
-        assert stages[0] == f"{MARK}compiling {NAME}" and stages[1].startswith(f"{MARK}waiting to compile {NAME}: process ")
+        assert stages[0] == f"{MARK}compiling {NAME}" and stages[1].startswith(
+            f"{MARK}waiting to compile {NAME}: process "
+        )
     finally:
         for process in started:
             with suppress(psutil.NoSuchProcess):
@@ -159,7 +163,9 @@ def test_what_a_killed_process_left_is_cleared_once_its_compiler_has_ended(
 
 
 @pytest.mark.parametrize(("module", "strategy"), [(deepspeed_train, DeepSpeedTrain), (deepspeed_infer, DeepSpeedScore)])
-def test_a_strategy_compiles_in_turn_from_its_first_step_on(module: Any, strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strategy_compiles_in_turn_from_its_first_step_on(
+    module: Any, strategy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiles_by: list[Any] = []
 
     def join(rank: Rank) -> None:

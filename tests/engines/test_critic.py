@@ -1,4 +1,6 @@
-"""A critic on DeepSpeed: its updates equal AdamW's, each value belongs to the state before its token, and splits change no gradient."""
+"""A critic on DeepSpeed: its updates equal AdamW's, each value belongs to the state before its token, and splits change
+no gradient.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from roll.training.actor_train import TrainShape, merge, micro_batches_of
 from roll.types import Floats, TrainBatch
 from tests.engines.ranks import run_ranks
 from tests.engines.training import Case
-from tests.engines.valuing import LOSS, PlainCritic, Seen, Share, plain_loss, plain_updates, value_cases, value_gradients
+from tests.engines.valuing import (
+    LOSS,
+    PlainCritic,
+    Seen,
+    Share,
+    plain_loss,
+    plain_updates,
+    value_cases,
+    value_gradients,
+)
 from tests.tiers import collected, each
 
 CASES = [Case(1, False), Case(3, False), Case(3, True), Case(3, True, dtype="bf16")]
@@ -34,7 +45,8 @@ def batch() -> TrainBatch:
     """Return ten sequences with returns, and with values from before the step."""
     generator = np.random.default_rng(2)
     sequences = packing.concatenate(
-        [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS], [np.arange(length) >= 2 for length in LENGTHS]
+        [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS],
+        [np.arange(length) >= 2 for length in LENGTHS],
     )
     mask = sequences.response_mask
 
@@ -52,7 +64,9 @@ def batch() -> TrainBatch:
 
 
 def shares(batch: TrainBatch) -> list[Share]:
-    """Return the work of each rank: two updates, then the same two again. The checkpoint is saved after the first update."""
+    """Return the work of each rank: two updates, then the same two again. The checkpoint is saved after the first
+    update.
+    """
     shape = TrainShape(updates=2, epochs=1, token_budget=BUDGET, loss_agg_mode="token-mean", temperature=1.0)
     halves = [micro_batches_of(batch, half, RANKS, shape) for half in (range(5), range(5, 10))]
     scored = packing.split(LENGTHS, RANKS, BUDGET)
@@ -60,7 +74,11 @@ def shares(batch: TrainBatch) -> list[Share]:
     def share(rank: int) -> Share:
         first, second = halves[0][rank], halves[1][rank]
         assert len(first) > 1
-        return Share([first], [second, first, second], [packing.select(batch.sequences, indices) for indices in scored.ranks[rank]])
+        return Share(
+            [first],
+            [second, first, second],
+            [packing.select(batch.sequences, indices) for indices in scored.ranks[rank]],
+        )
 
     return [share(rank) for rank in range(RANKS)]
 
@@ -90,10 +108,15 @@ def gathered(batch: TrainBatch, by_rank: list[list[Floats]]) -> Floats:
 def test_its_updates_are_adamws(seen: dict[Case, list[Seen]], batch: TrainBatch, small_model: Path, case: Case) -> None:
     one, two = packing.take(batch, range(5)), packing.take(batch, range(5, 10))
     plain = plain_updates(small_model, case.lora, [one, two, one, two])
-    for got, (expected, _), tolerance in ((seen[case][0].first, plain[0], 1e-5), (seen[case][0].second, plain[3], 3e-5)):
+    for got, (expected, _), tolerance in (
+        (seen[case][0].first, plain[0], 1e-5),
+        (seen[case][0].second, plain[3], 3e-5),
+    ):
         assert got.keys() == expected.keys()
         for name, tensor in got.items():
-            torch.testing.assert_close(tensor, expected[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                tensor, expected[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+            )
     start = load_file(small_model / "model.safetensors")
     layer = "model.layers.0.mlp.down_proj.weight"
     # The head starts at 0, so the layers below it get no gradient in the first update.
@@ -111,7 +134,9 @@ def test_its_updates_are_adamws(seen: dict[Case, list[Seen]], batch: TrainBatch,
 def test_its_values_are_of_the_states_before_the_tokens(
     seen: dict[Case, list[Seen]], batch: TrainBatch, small_model: Path, case: Case
 ) -> None:
-    before, after = (gathered(batch, [getattr(rank, name) for rank in seen[case]]) for name in ("values_before", "values_after"))
+    before, after = (
+        gathered(batch, [getattr(rank, name) for rank in seen[case]]) for name in ("values_before", "values_after")
+    )
     assert not before.any()
     critic = PlainCritic(small_model, lora=False)
     named = dict(critic.model.named_parameters())
@@ -147,7 +172,9 @@ def test_no_split_changes_the_gradient(batch: TrainBatch, with_head: Path, tmp_p
         budgets = {packing.split(LENGTHS, ranks, budget).forwards: budget for budget in range(1, 200)}
         work = {}
         for count in MICRO_BATCHES:
-            shape = TrainShape(updates=1, epochs=1, token_budget=budgets[count], loss_agg_mode="token-mean", temperature=1.0)
+            shape = TrainShape(
+                updates=1, epochs=1, token_budget=budgets[count], loss_agg_mode="token-mean", temperature=1.0
+            )
             by_rank = micro_batches_of(batch, range(len(LENGTHS)), ranks, shape)
             assert [len(micro_batches) for micro_batches in by_rank] == [count] * ranks
             work["values", count] = (LOSS, by_rank)

@@ -1,4 +1,6 @@
-"""Reinforcement learning with a distillation term, on DeepSpeed: loss and gradient, for every split, match a plain float64 computation."""
+"""Reinforcement learning with a distillation term, on DeepSpeed: loss and gradient, for every split, match a plain
+float64 computation.
+"""
 
 from __future__ import annotations
 
@@ -55,21 +57,28 @@ class Expected:
 
 
 def make_batch(teacher: Path, scale: float) -> TrainBatch:
-    """Return ten sequences of random tokens with advantages, behaviour log-probs and the teacher's hidden states times `scale`."""
+    """Return ten sequences of random tokens with advantages, behaviour log-probs and the teacher's hidden states times
+    `scale`.
+    """
     generator = np.random.default_rng(1)
     sequences = packing.concatenate(
-        [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS], [np.arange(length) >= 2 for length in LENGTHS]
+        [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS],
+        [np.arange(length) >= 2 for length in LENGTHS],
     )
     mask = sequences.response_mask
     behaviour = np.where(mask, generator.normal(-5.8, 0.3, len(mask)), 0).astype(np.float32)
     advantages = np.where(mask, generator.normal(size=len(mask)), 0).astype(np.float32)
-    scorer = HfScore(HfScoreSettings(str(teacher), FP32, PackedTeacher), Rank("teacher", 0, 1, "", 0, "cpu", limits.START))
+    scorer = HfScore(
+        HfScoreSettings(str(teacher), FP32, PackedTeacher), Rank("teacher", 0, 1, "", 0, "cpu", limits.START)
+    )
     states = scorer.states([sequences])[0] * np.float32(scale)
     return TrainBatch(sequences, advantages, behaviour, np.zeros(len(mask), np.int32), teacher_states=states)
 
 
 def by_hand(kind: str, student: Path, teacher: Path, batch: TrainBatch, scale: float) -> Expected:
-    """Compute -A pi / mu + COEF * D(policy, teacher), averaged over the response tokens, with one forward pass per sequence."""
+    """Compute -A pi / mu + COEF * D(policy, teacher), averaged over the response tokens, with one forward pass per
+    sequence.
+    """
     models = [load_causal_model(str(folder), FP32, packed=False).double() for folder in (student, teacher)]
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
     sequences = batch.sequences
@@ -88,7 +97,9 @@ def by_hand(kind: str, student: Path, teacher: Path, batch: TrainBatch, scale: f
         apart = (q * (log_q - log_p)).sum(-1) if kind == "reverse_kl" else getattr(plain_offline, kind)(p, q)
     assert batch.behaviour_log_probs is not None
     mask = sequences.response_mask
-    old, advantages = (torch.from_numpy(values[mask]).double() for values in (batch.behaviour_log_probs, batch.advantages))
+    old, advantages = (
+        torch.from_numpy(values[mask]).double() for values in (batch.behaviour_log_probs, batch.advantages)
+    )
     policy = (-advantages * now / old.exp()).mean()
     (policy + COEF * apart.mean()).backward()
     gradient = torch.cat([value.grad.flatten() for value in models[0].parameters() if value.grad is not None])
@@ -111,10 +122,14 @@ def work(batches: Mapping[str, TrainBatch], ranks: int) -> Work:
 def test_an_update_beside_a_teacher_is_the_one_by_hand_in_every_split(
     kind: Any, stage: int, small_model: Path, small_tied_model: Path, tmp_path: Path
 ) -> None:
-    """One of the two teachers puts nearly all probability on one token, so that the reverse KL reaches thousands of nats."""
+    """One of the two teachers puts nearly all probability on one token, so that the reverse KL reaches thousands of
+    nats.
+    """
     scales = {"near": 1.0, "far": FAR}
     batches = {name: make_batch(small_tied_model, scale) for name, scale in scales.items()}
-    expected = {name: by_hand(kind, small_model, small_tied_model, batches[name], scale) for name, scale in scales.items()}
+    expected = {
+        name: by_hand(kind, small_model, small_tied_model, batches[name], scale) for name, scale in scales.items()
+    }
     load = student_loader(str(small_tied_model), FP32, Divergence(kind, SHARE, HEAT))
     for ranks in (1, 2):
         given = work(batches, ranks)

@@ -1,4 +1,6 @@
-"""An exported checkpoint equals the trained policy, and a run that resumes on another number of ranks continues the same training."""
+"""An exported checkpoint equals the trained policy, and a run that resumes on another number of ranks continues the
+same training.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ TOLERANCE = 2e-5
 
 @dataclass(frozen=True)
 class Worlds:
-    """Results of training without interruption and of resuming. Key: the original number of ranks. Value: by rank, then by case."""
+    """Results of training without interruption and of resuming. Key: the original number of ranks. Value: by rank, then
+    by case.
+    """
 
     folder: Path
     whole: dict[int, list[list[Trained]]]
@@ -55,9 +59,19 @@ def config_of(case: Case, model: Path) -> str:
     role = {
         "model_args": {"dtype": case.dtype, **adapter},
         "data_args": {"file_name": "none.jsonl", "prompt": "prompt", "response": "response"},
-        "strategy_args": {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": case.stage}}},
+        "strategy_args": {
+            "strategy_name": "deepspeed_train",
+            "strategy_config": {"zero_optimization": {"stage": case.stage}},
+        },
     }
-    run = {"pipeline": "sft", "exp_name": "run", "output_dir": "run", "pretrain": str(model), "max_steps": 1, "sft_train": role}
+    run = {
+        "pipeline": "sft",
+        "exp_name": "run",
+        "output_dir": "run",
+        "pretrain": str(model),
+        "max_steps": 1,
+        "sft_train": role,
+    }
     return yaml.safe_dump(run)
 
 
@@ -72,7 +86,9 @@ def worlds(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPa
         whole[ranks] = run_ranks(train_and_save, ranks, place, CASES, small_model, works[ranks], place)
         for case in CASES:
             checkpoint = checkpoint_of(place, case)
-            shutil.copytree(checkpoint / "deepspeed", checkpoint / "critic" / "deepspeed")  # a critic's states have their own folder
+            shutil.copytree(
+                checkpoint / "deepspeed", checkpoint / "critic" / "deepspeed"
+            )  # a critic's states have their own folder
             LoopState(1, 1, {"position": 3}, {}, 1.0).write(checkpoint)
             seal(checkpoint, 1, 1, [LOOP_FILE])
             (place / case.name / "config.yaml").write_text(config_of(case, small_model))
@@ -116,8 +132,12 @@ def stored(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-@pytest.mark.parametrize("number", [number for number, case in enumerate(CASES) if not case.lora], ids=lambda number: CASES[number].name)
-def test_deepspeeds_own_script_reads_a_checkpoint_as_its_users_run_it(worlds: Worlds, tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(
+    "number", [number for number, case in enumerate(CASES) if not case.lora], ids=lambda number: CASES[number].name
+)
+def test_deepspeeds_own_script_reads_a_checkpoint_as_its_users_run_it(
+    worlds: Worlds, tmp_path: Path, number: int
+) -> None:
     checkpoint = checkpoint_of(worlds.folder / "2", CASES[number])
     words = [sys.executable, "zero_to_fp32.py", ".", str(tmp_path / "out")]
     done = subprocess.run(words, cwd=checkpoint, capture_output=True, text=True, timeout=limits.PROCESS, check=False)
@@ -129,7 +149,9 @@ def test_deepspeeds_own_script_reads_a_checkpoint_as_its_users_run_it(worlds: Wo
 
 @each_way
 @each_case
-def test_exported_weights_are_the_trainers(worlds: Worlds, small_model: Path, tmp_path: Path, ranks: int, number: int) -> None:
+def test_exported_weights_are_the_trainers(
+    worlds: Worlds, small_model: Path, tmp_path: Path, ranks: int, number: int
+) -> None:
     case, trained = CASES[number], worlds.whole[ranks][0][number]
     run = worlds.folder / str(ranks) / case.name
     whole = tmp_path / "whole"
@@ -145,7 +167,9 @@ def test_exported_weights_are_the_trainers(worlds: Worlds, small_model: Path, tm
         assert_close(stored(tmp_path / "adapter"), trained.adapter, 0.0)
         base = AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32)
         merged = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).merge_and_unload()
-        difference = (merged(torch.arange(40, 56)[None]).logits - loaded.float()(torch.arange(40, 56)[None]).logits).abs().max()
+        difference = (
+            (merged(torch.arange(40, 56)[None]).logits - loaded.float()(torch.arange(40, 56)[None]).logits).abs().max()
+        )
         assert difference < (1e-4 if case.dtype == "fp32" else 0.1)
     else:
         assert_close({name: tensor.to(trained.saved[name].dtype) for name, tensor in exact.items()}, trained.saved, 0.0)

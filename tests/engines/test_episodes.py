@@ -1,4 +1,6 @@
-"""Training on multi-turn episodes with DeepSpeed: loss and gradient match plain PyTorch and depend on sampled tokens only."""
+"""Training on multi-turn episodes with DeepSpeed: loss and gradient match plain PyTorch and depend on sampled tokens
+only.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ CHECKS = {
     "turns": Check(PolicyLoss(Ppo(*CLIP)), "token-mean", Credit("step_reinforce", Normalisation(gamma=GAMMA))),
 }
 POISONED = "poisoned"
-"""The check `ppo`, with extreme values at tokens that were not sampled: reading them would change the loss and the gradient."""
+"""The check `ppo`, with extreme values at tokens that were not sampled: reading them would change the loss and the
+gradient.
+"""
 
 Expected = dict[tuple[bool, str], tuple[Tensor, float]]
 """The gradient and the mean of the token losses. Key: whether LoRA is used, and the name of the check."""
@@ -65,8 +69,12 @@ class Player:
     def ids(self, count: int) -> list[int]:
         return self._numbers.integers(0, 250, count).tolist()
 
-    def path(self, start: Sequence[Segment], lengths: Sequence[int], stop: StopReason = StopReason.COMPLETED) -> Trajectory:
-        """Return `start` followed by segments of these lengths, which alternate between the policy and the environment."""
+    def path(
+        self, start: Sequence[Segment], lengths: Sequence[int], stop: StopReason = StopReason.COMPLETED
+    ) -> Trajectory:
+        """Return `start` followed by segments of these lengths, which alternate between the policy and the
+        environment.
+        """
         segments = list(start)
         for number, length in enumerate(lengths):
             segments.append(observed(self.ids(length)) if number % 2 else sampled(self.ids(length)))
@@ -95,7 +103,9 @@ def unsampled(segments: Sequence[Segment]) -> list[Segment]:
 
 @pytest.fixture(scope="module")
 def groups(small_model: Path) -> list[RolloutGroup]:
-    """Return groups with episodes of one to three turns. One episode has two trajectories that share a prompt, a turn and its answer."""
+    """Return groups with episodes of one to three turns. One episode has two trajectories that share a prompt, a turn
+    and its answer.
+    """
     player = Player(load_causal_model(str(small_model), ModelConfig.model_validate({"dtype": "fp32"}), packed=False))
 
     def prompt(length: int) -> list[Segment]:
@@ -136,17 +146,23 @@ def advantages_by_hand(name: str, group: RolloutGroup) -> list[list[float]]:
     counts = [len([s for path in episode.trajectories for s in path.segments if s.sampled]) for episode in episodes]
     values = np.array([episode.reward.value for episode in episodes])
     if name != "turns":
-        return [[float(a)] * n for a, n in zip((values - values.mean()) / (values.std(ddof=1) + 1e-6), counts, strict=True)]
+        return [
+            [float(a)] * n for a, n in zip((values - values.mean()) / (values.std(ddof=1) + 1e-6), counts, strict=True)
+        ]
     out = []
     for episode, count in zip(episodes, counts, strict=True):
         earned = list(episode.turn_rewards) or [0.0] * count
         earned[-1] += episode.reward.value - sum(episode.turn_rewards)
-        out.append([sum(GAMMA ** (later - turn) * earned[later] for later in range(turn, count)) for turn in range(count)])
+        out.append(
+            [sum(GAMMA ** (later - turn) * earned[later] for later in range(turn, count)) for turn in range(count)]
+        )
     return out
 
 
 def by_hand(name: str, groups: Sequence[RolloutGroup], model: nn.Module) -> tuple[Tensor, float]:
-    """Return the update's loss in float64 and the mean of the token losses. Of unsampled tokens, only the ids are read."""
+    """Return the update's loss in float64 and the mean of the token losses. Of unsampled tokens, only the ids are
+    read.
+    """
     by_episode: list[list[Tensor]] = []
     for group in groups:
         for episode, advantages in zip(with_verdict(group), advantages_by_hand(name, group), strict=True):
@@ -203,7 +219,9 @@ def poisoned(batch: TrainBatch) -> TrainBatch:
 
 
 def work(groups: Sequence[RolloutGroup], ranks: int) -> Work:
-    """Return the updates: `ppo` with every possible number of micro-batches, the other checks with the fewest and the most."""
+    """Return the updates: `ppo` with every possible number of micro-batches, the other checks with the fewest and the
+    most.
+    """
     out = {}
     step = experience(groups, Shaping())
     lengths = step.sequences.lengths.tolist()
@@ -232,7 +250,9 @@ def check_all(given: Work, expected: Expected, cases: list[Case], ranks: int, mo
             assert said["policy/loss"] == pytest.approx(mean, rel=1e-5, abs=1e-6), f"{case.name}, {ranks} ranks, {key}"
 
 
-def test_only_sampled_tokens_are_learnt(groups: list[RolloutGroup], expected: Expected, small_model: Path, tmp_path: Path) -> None:
+def test_only_sampled_tokens_are_learnt(
+    groups: list[RolloutGroup], expected: Expected, small_model: Path, tmp_path: Path
+) -> None:
     few = {key: part for key, part in work(groups, 2).items() if key[1] in (1, 4)}
     assert {name for name, _ in few} == {*CHECKS, POISONED}
     check_all(few, expected, [QUICK], 2, small_model, tmp_path)

@@ -1,4 +1,6 @@
-"""A mixture of experts on two ranks that route tokens to different experts: ZeRO-3 trains like ZeRO-1 and like a single process."""
+"""A mixture of experts on two ranks that route tokens to different experts: ZeRO-3 trains like ZeRO-1 and like a single
+process.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ Seen = tuple[dict[str, Tensor], TrainResult, list[Floats]]
 
 @pytest.fixture(scope="module")
 def batch() -> TrainBatch:
-    """Return sequences that each repeat one token, so that a sequence uses few experts, and different sequences use different ones."""
+    """Return sequences that each repeat one token, so that a sequence uses few experts, and different sequences use
+    different ones.
+    """
     generator = np.random.default_rng(0)
     ids = [np.full(length, token, np.int32) for length, token in zip(LENGTHS, generator.permutation(250), strict=False)]
     sequences = packing.concatenate(ids, [np.arange(length) >= 2 for length in LENGTHS])
@@ -46,8 +50,12 @@ def parts(batch: TrainBatch, ranks: int) -> list[list[MicroBatch]]:
     return micro_batches_of(batch, range(len(LENGTHS)), ranks, TrainShape(len(LENGTHS), 1, 14, "token-mean", 1.0))
 
 
-def train(rank: Rank, case: Case, coefficient: float | None, model: Path, shares: Sequence[Sequence[MicroBatch]], folder: Path) -> Seen:
-    """Make two updates. Return the weights (on rank 0) and the result of the first, and the log-probs after the second."""
+def train(
+    rank: Rank, case: Case, coefficient: float | None, model: Path, shares: Sequence[Sequence[MicroBatch]], folder: Path
+) -> Seen:
+    """Make two updates. Return the weights (on rank 0) and the result of the first, and the log-probs after the
+    second.
+    """
     folder = folder / str(rank.rank)
     folder.mkdir(parents=True, exist_ok=True)
     chosen = settings(case, model, SEED)
@@ -73,7 +81,9 @@ def routed(model: PreTrainedModel, ids: np.ndarray) -> Tensor:
 
 
 def by_hand(folder: Path, batch: TrainBatch, shares: Sequence[Sequence[MicroBatch]]) -> tuple[dict[str, Tensor], float]:
-    """Make one update with cross-entropy and auxiliary loss, without packing. Return the weights and the auxiliary loss."""
+    """Make one update with cross-entropy and auxiliary loss, without packing. Return the weights and the auxiliary
+    loss.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     total, tokens = int(batch.sequences.response_mask.sum()), sum(LENGTHS)
     plain, auxiliary = torch.zeros(()), torch.zeros(())
@@ -83,7 +93,9 @@ def by_hand(folder: Path, batch: TrainBatch, shares: Sequence[Sequence[MicroBatc
         for start, end in zip(sequences.offsets[:-1], sequences.offsets[1:], strict=True):
             ids = sequences.token_ids[start:end]
             plain = plain + torch.nn.functional.cross_entropy(
-                model(torch.from_numpy(ids).long()[None]).logits[0, 1:-1], torch.from_numpy(ids[2:]).long(), reduction="sum"
+                model(torch.from_numpy(ids).long()[None]).logits[0, 1:-1],
+                torch.from_numpy(ids[2:]).long(),
+                reduction="sum",
             )
             logits.append(routed(model, ids))
         layers = [torch.as_tensor(load_balancing_loss_func((each,), 8, 2)) for each in torch.cat(logits, 1)]
@@ -125,7 +137,14 @@ def test_an_adapter_on_experts_and_routers_trains_alike_sharded_or_not(
     checkpointing: str, expert_model: Path, batch: TrainBatch, tmp_path: Path
 ) -> None:
     runs = [
-        run(ranks, Case(stage, True, checkpointing=checkpointing), 0.0, expert_model, batch, tmp_path / f"{ranks}-{stage}")
+        run(
+            ranks,
+            Case(stage, True, checkpointing=checkpointing),
+            0.0,
+            expert_model,
+            batch,
+            tmp_path / f"{ranks}-{stage}",
+        )
         for ranks, stage in ((1, 1), (2, 1), (2, 3))
     ]
     for other in runs[1:]:
@@ -145,7 +164,9 @@ def test_what_is_exported_is_what_was_trained(expert_model: Path, batch: TrainBa
         for part, field in zip(share, scored, strict=True):
             sequences = part.batch.sequences
             with torch.no_grad():
-                np.testing.assert_allclose(field, spread(packed(packed_inputs(sequences, "cpu"))[0], sequences), atol=1e-5)
+                np.testing.assert_allclose(
+                    field, spread(packed(packed_inputs(sequences, "cpu"))[0], sequences), atol=1e-5
+                )
                 for start, end in zip(sequences.offsets[:-1], sequences.offsets[1:], strict=True):
                     ids = torch.from_numpy(sequences.token_ids[start:end]).long()
                     alone = exported(ids[None]).logits[0, 1:-1].log_softmax(-1).gather(1, ids[2:, None])[:, 0]

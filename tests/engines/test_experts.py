@@ -42,9 +42,13 @@ def largest_difference(one: Running, before: PackedPolicy | None = None) -> floa
     for prompt, completions in zip(PROMPTS, one.generate(PROMPTS, Sampling(30, samples=4)), strict=True):
         for completion in completions:
             assert completion.policy_versions.tolist() == [one.version] * len(completion.token_ids)
-            worst = max(worst, np.abs(engine_log_probs(completion) - log_probs(one.policy, prompt, completion, 1.0)).max())
+            worst = max(
+                worst, np.abs(engine_log_probs(completion) - log_probs(one.policy, prompt, completion, 1.0)).max()
+            )
             if before is not None:
-                moved = max(moved, np.abs(engine_log_probs(completion) - log_probs(before, prompt, completion, 1.0)).max())
+                moved = max(
+                    moved, np.abs(engine_log_probs(completion) - log_probs(before, prompt, completion, 1.0)).max()
+                )
     assert before is None or moved > 0.1
     return worst
 

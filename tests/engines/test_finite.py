@@ -1,4 +1,6 @@
-"""An update whose loss or gradient is not finite changes no state on any ZeRO stage, and the log names the micro-batch and the rank."""
+"""An update whose loss or gradient is not finite changes no state on any ZeRO stage, and the log names the micro-batch
+and the rank.
+"""
 
 from __future__ import annotations
 
@@ -88,5 +90,7 @@ def test_the_schedule_waits_and_only_the_loss_scale_notices(runs: Runs, plan: Pl
 @each_plan
 def test_skips_in_a_row_end_the_run_with_the_first_culprit(runs: Runs, plan: Plan) -> None:
     for faults in runs[plan]:
-        assert faults.end.startswith("NonFiniteError: 2 updates in a row were skipped; the first because the gradient of ")
+        assert faults.end.startswith(
+            "NonFiniteError: 2 updates in a row were skipped; the first because the gradient of "
+        )
         assert faults.end.endswith("is not finite in micro-batch 1 of rank 1 (samples 7 of the step)")

@@ -1,4 +1,6 @@
-"""Contract test of `GenerateStrategy` for `VllmGenerate` and `HfGenerate`. Each engine starts once and serves many tests."""
+"""Contract test of `GenerateStrategy` for `VllmGenerate` and `HfGenerate`. Each engine starts once and serves many
+tests.
+"""
 
 from __future__ import annotations
 
@@ -51,21 +53,27 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=["vllm", "hf"])
-def engine(request: pytest.FixtureRequest, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def engine(
+    request: pytest.FixtureRequest, small_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     """Return an engine that receives all weights."""
     with running(request.param, small_model, tmp_path_factory.mktemp(request.param)) as one:
         yield one
 
 
 @pytest.fixture(scope="module", params=["vllm_lora", "hf_lora"])
-def adapter_engine(request: pytest.FixtureRequest, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def adapter_engine(
+    request: pytest.FixtureRequest, small_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     """Return an engine that receives adapters."""
     with running(request.param, small_model, tmp_path_factory.mktemp(request.param)) as one:
         yield one
 
 
 def assert_at_the_policy(one: Running, sampling: Sampling | None = None) -> float:
-    """Check that the engine's log-probs of its tokens equal the policy's. Return the mean over completions of their mean log-prob."""
+    """Check that the engine's log-probs of its tokens equal the policy's. Return the mean over completions of their
+    mean log-prob.
+    """
     sampling = sampling or Sampling(12, samples=3)
     means = []
     for prompt, completions in zip(PROMPTS, one.generate(PROMPTS, sampling), strict=True):
@@ -89,9 +97,13 @@ def test_log_probs_are_the_trainers(engine: Running, temperature: float) -> None
 
 
 def test_log_probs_that_are_not_asked_for_are_not_kept(engine: Running) -> None:
-    silent, told = (engine.generate(PROMPTS[:1], Sampling(20, samples=2, log_probs=keep), seed=1)[0] for keep in (False, True))
+    silent, told = (
+        engine.generate(PROMPTS[:1], Sampling(20, samples=2, log_probs=keep), seed=1)[0] for keep in (False, True)
+    )
     assert [completion.log_probs for completion in silent] == [None, None]
-    assert [completion.token_ids.tolist() for completion in silent] == [completion.token_ids.tolist() for completion in told]
+    assert [completion.token_ids.tolist() for completion in silent] == [
+        completion.token_ids.tolist() for completion in told
+    ]
 
 
 def test_text_is_the_tokens(engine: Running, small_model: Path) -> None:
@@ -216,7 +228,9 @@ def test_a_prefix_that_was_cached_belongs_to_the_old_weights(engine: Running, sm
     for seed in (6, 7):
         engine.push(policy(small_model, seed))
         for [completion] in engine.generate([prompt, prompt], Sampling(5)):
-            np.testing.assert_allclose(engine_log_probs(completion), log_probs(engine.policy, prompt, completion, 1.0), atol=1e-4)
+            np.testing.assert_allclose(
+                engine_log_probs(completion), log_probs(engine.policy, prompt, completion, 1.0), atol=1e-4
+            )
 
 
 def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_model: Path) -> None:
@@ -244,7 +258,9 @@ def test_an_engine_says_what_it_did(engine: Running) -> None:
     sampling = Sampling(40, samples=4)
     answers = engine.generate(PROMPTS, sampling)
     activity, idle = engine.wait(engine.engine.activity()), engine.wait(engine.engine.activity())
-    assert activity.generated_tokens == sum(len(completion.token_ids) for completions in answers for completion in completions)
+    assert activity.generated_tokens == sum(
+        len(completion.token_ids) for completions in answers for completion in completions
+    )
     # No prompt fills a KV cache block, so the prefix cache has no hits.
     assert activity.prefilled_tokens == sampling.samples * sum(map(len, PROMPTS))
     assert activity.busy_seconds > 0
@@ -270,7 +286,11 @@ def test_an_unfinished_answer_goes_on_with_the_keys_and_values_that_it_has(engin
     before, completions, old = generate_across_an_update(engine, small_model, PROMPTS[1], 40)
     for completion, count in zip(completions, old.sum(axis=1), strict=True):
         expected = continued(
-            small_model, before, engine.policy, np.concatenate([PROMPTS[1], completion.token_ids]), len(PROMPTS[1]) + count
+            small_model,
+            before,
+            engine.policy,
+            np.concatenate([PROMPTS[1], completion.token_ids]),
+            len(PROMPTS[1]) + count,
         )
         np.testing.assert_allclose(engine_log_probs(completion)[count:], expected, atol=1e-4)
         recomputed = log_probs(engine.policy, PROMPTS[1], completion, 1.0)[count:]
@@ -279,7 +299,9 @@ def test_an_unfinished_answer_goes_on_with_the_keys_and_values_that_it_has(engin
 
 
 @each("name", ["vllm_recomputing"], [])
-def test_an_unfinished_answer_is_computed_again_where_its_cache_goes(name: str, small_model: Path, tmp_path: Path) -> None:
+def test_an_unfinished_answer_is_computed_again_where_its_cache_goes(
+    name: str, small_model: Path, tmp_path: Path
+) -> None:
     with running(name, small_model, tmp_path) as engine:
         paused, after = pause_during_generation(engine)
         assert (after.preemptions, after.prefilled_tokens, after.tokens_in_flight) == (4, paused.tokens_in_flight, 0)
@@ -309,7 +331,9 @@ def test_weights_come_by_broadcast_where_files_do_not_reach(engine: Running, sma
     opening = asyncio.to_thread(sender.join, rendezvous)
 
     async def open_route() -> None:
-        await asyncio.gather(opening, engine.engine.open_route(Route(Transport.BROADCAST, same_host=False, first_rank=1), rendezvous))
+        await asyncio.gather(
+            opening, engine.engine.open_route(Route(Transport.BROADCAST, same_host=False, first_rank=1), rendezvous)
+        )
 
     engine.wait(open_route())
     for seed in (31, 32):
@@ -347,7 +371,8 @@ def test_a_broken_adapter_is_refused_and_the_one_before_stays(adapter_engine: Ru
     assert_at_the_policy(adapter_engine)
 
 
-# An engine that refused weights can only be closed, so each of the following two tests must be the last that uses its engine.
+# An engine that refused weights can only be closed, so each of the following two tests must be the last that uses its
+# engine.
 
 
 def test_a_broken_bucket_is_refused_and_named(engine: Running, small_model: Path) -> None:
@@ -359,7 +384,9 @@ def test_a_broken_bucket_is_refused_and_named(engine: Running, small_model: Path
 
 
 @each("name", ["vllm", "hf"], ["hf"])
-def test_tied_weights_are_the_engines_and_none_may_be_missing(name: str, small_tied_model: Path, tmp_path: Path) -> None:
+def test_tied_weights_are_the_engines_and_none_may_be_missing(
+    name: str, small_tied_model: Path, tmp_path: Path
+) -> None:
     with running(name, small_tied_model, tmp_path) as one:
         assert_at_the_policy(one)
         for seed in (1, 2):
@@ -369,5 +396,7 @@ def test_tied_weights_are_the_engines_and_none_may_be_missing(name: str, small_t
         buckets = one.buckets(WeightView(policy(small_tied_model, 3).model), left_out)
         with pytest.raises(WeightSyncError, match="3 parameters of the engine were not sent") as raised:
             one.wait(one.update(buckets, one.version + 1))
-        assert all(layer in str(raised.value) for layer in ("model.norm", "model.layers.1.self_attn", "model.layers.0.mlp"))
+        assert all(
+            layer in str(raised.value) for layer in ("model.norm", "model.layers.1.self_attn", "model.layers.0.mlp")
+        )
         assert one.wait(one.engine.policy_version()) == one.version

@@ -1,4 +1,6 @@
-"""A hybrid model with Qwen3.5's architecture in the trainer and in the `hf_infer` engine: updates, samples, sync, checkpoint."""
+"""A hybrid model with Qwen3.5's architecture in the trainer and in the `hf_infer` engine: updates, samples, sync,
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,17 @@ def engine(hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 
 def furthest(one: Running) -> float:
-    """Return the largest difference between the log-probs of the engine and of the trainer's packed forward, in nats per token."""
+    """Return the largest difference between the log-probs of the engine and of the trainer's packed forward, in nats
+    per token.
+    """
     prompts = [*PROMPTS, PROMPT]
     answers = one.generate(prompts, Sampling(12, samples=2, ignore_eos=True))
-    pairs = [(prompt, completion) for prompt, completions in zip(prompts, answers, strict=True) for completion in completions]
+    pairs = [
+        (prompt, completion) for prompt, completions in zip(prompts, answers, strict=True) for completion in completions
+    ]
     return max(
-        float(np.abs(engine_log_probs(completion) - log_probs(one.policy, prompt, completion, 1.0)).max()) for prompt, completion in pairs
+        float(np.abs(engine_log_probs(completion) - log_probs(one.policy, prompt, completion, 1.0)).max())
+        for prompt, completion in pairs
     )
 
 
@@ -79,7 +86,9 @@ def test_updates_over_packed_sequences_are_adamws_over_each_alone(
     for got, expected in ((outcomes[case].first, plain[0]), (outcomes[case].second, plain[3])):
         assert got.keys() == expected.weights.keys()
         for name, weight in expected.weights.items():
-            torch.testing.assert_close(got[name], weight, rtol=0, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                got[name], weight, rtol=0, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+            )
     if case.stage:  # DeepSpeed does not keep the gradient norm for fp32 without ZeRO
         assert outcomes[case].first_result.scalars["policy/grad_norm"] == pytest.approx(plain[0].grad_norm, rel=1e-3)
     assert outcomes[case].resumed.keys() == outcomes[case].second.keys()

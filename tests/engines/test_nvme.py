@@ -1,4 +1,6 @@
-"""A run with optimizer states and parameters on NVMe resumes bitwise identically, which DeepSpeed alone does not do. Needs libaio."""
+"""A run with optimizer states and parameters on NVMe resumes bitwise identically, which DeepSpeed alone does not do.
+Needs libaio.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ CASES = [Case(3, False), Case(3, True, dtype="bf16")]
 def test_a_resumed_run_goes_on_to_the_bit(batch: TrainBatch, small_model: Path, tmp_path: Path) -> None:  # noqa: F811
     swap_folder(tmp_path).mkdir()
     works = shares(batch, 2, whole=False)
-    whole, resumed = (run_ranks(train_or_resume, 2, tmp_path, CASES, small_model, works, tmp_path, resumes) for resumes in (False, True))
+    whole, resumed = (
+        run_ranks(train_or_resume, 2, tmp_path, CASES, small_model, works, tmp_path, resumes)
+        for resumes in (False, True)
+    )
     for number, case in enumerate(CASES):
         for update in range(3):
             expected, found = (merge([rank[number].curve[update] for rank in ranks]) for ranks in (whole, resumed))
@@ -34,7 +39,10 @@ def test_a_resumed_run_goes_on_to_the_bit(batch: TrainBatch, small_model: Path, 
                 assert found[metric] == expected[metric], f"{case.name}: {metric} of update {update}"
         assert_close(resumed[0][number].saved, whole[0][number].saved, 0.0)
         assert_close(resumed[0][number].weights, whole[0][number].weights, 0.0)
-        for convert in (lambda folder: weights(folder, as_held=True), lambda folder: to_universal(folder, tmp_path / "out")):
+        for convert in (
+            lambda folder: weights(folder, as_held=True),
+            lambda folder: to_universal(folder, tmp_path / "out"),
+        ):
             with pytest.raises(CheckpointError, match="on NVMe: resume the run"):
                 convert(checkpoint_of(tmp_path, case))
     assert not list(swap_folder(tmp_path).iterdir())

@@ -128,7 +128,9 @@ def ranks() -> Iterator[ServedRanks]:
 @pytest.fixture(scope="module")
 def reference(small_model: Path) -> Any:
     """Return a function that scores sequences with the initial model, in this process."""
-    scorer = HfScore(HfScoreSettings(str(small_model), FP32, PackedPolicy), Rank("reference", 0, 1, "", 0, "cpu", limits.START))
+    scorer = HfScore(
+        HfScoreSettings(str(small_model), FP32, PackedPolicy), Rank("reference", 0, 1, "", 0, "cpu", limits.START)
+    )
 
     async def ask(sequences: Sequences) -> Floats:
         return scorer.log_probs([sequences], 1.0)[0]
@@ -137,7 +139,14 @@ def reference(small_model: Path) -> Any:
 
 
 def trainer(group: ServedRanks, token_budget: int, mode: str) -> ActorTrain:
-    return ActorTrain(cast(WorkerGroup, group), TrainShape(1, 1, token_budget, mode, 1.0), Path(), limits.CALL, limits.CALL, limits.CALL)
+    return ActorTrain(
+        cast(WorkerGroup, group),
+        TrainShape(1, 1, token_budget, mode, 1.0),
+        Path(),
+        limits.CALL,
+        limits.CALL,
+        limits.CALL,
+    )
 
 
 def batches(given: Rows, make_batch: MakeBatch, actor_train: ActorTrain, other: Any = None) -> Batches:
@@ -156,7 +165,9 @@ async def learn(actor_train: ActorTrain, rows: Batches) -> list[Metrics]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_loss_of_every_update_is_the_one_by_hand(name: str, ranks: ServedRanks, reference: Any, small_model: Path) -> None:
+def test_the_loss_of_every_update_is_the_one_by_hand(
+    name: str, ranks: ServedRanks, reference: Any, small_model: Path
+) -> None:
     loss, stage, by_hand = CASES[name]
     given = rows(pairs=name not in ("sft", "kto"))
     expected = plain_losses(plain_policies(small_model, small_model), learnt_examples(given), by_hand)
@@ -175,7 +186,9 @@ def test_the_loss_of_every_update_is_the_one_by_hand(name: str, ranks: ServedRan
     said = asyncio.run(run())
     key = "sft/loss" if name == "sft" else "dpo/loss"
     assert [line[key] for line in said] == pytest.approx(expected, abs=1e-5)
-    assert [line[f"before/{key}"] for line in said] == pytest.approx(expected, abs=1e-5), "evaluation and update compute the same loss"
+    assert [line[f"before/{key}"] for line in said] == pytest.approx(expected, abs=1e-5), (
+        "evaluation and update compute the same loss"
+    )
     assert max(expected) - min(expected) > 1e-3, "the updates changed nothing"
 
 
@@ -199,13 +212,17 @@ def test_a_student_learns_from_its_teacher_as_by_hand(
     expected = plain_losses(plain_policies(small_model, small_tied_model), learnt_examples(given), by_hand)
     load = student_loader(str(small_tied_model), FP32, Divergence(kind, SHARE, HEAT))
     ranks.build(trainer_settings(small_model, stage, load))
-    scorer = HfScore(HfScoreSettings(str(small_tied_model), FP32, PackedTeacher), Rank("teacher", 0, 1, "", 0, "cpu", limits.START))
+    scorer = HfScore(
+        HfScoreSettings(str(small_tied_model), FP32, PackedTeacher), Rank("teacher", 0, 1, "", 0, "cpu", limits.START)
+    )
 
     async def ask(sequences: Sequences) -> Floats:
         return scorer.states([sequences])[0]
 
     student = trainer(ranks, 30, "token-mean")
-    said = asyncio.run(learn(student, batches(given, partial(wire_distill.make_batch, Distillation(MIX)), student, ask)))
+    said = asyncio.run(
+        learn(student, batches(given, partial(wire_distill.make_batch, Distillation(MIX)), student, ask))
+    )
     assert [line["distill/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
     assert [line["before/distill/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
     assert max(expected) - min(expected) > 1e-3, "the updates changed nothing"

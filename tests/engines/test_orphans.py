@@ -34,13 +34,19 @@ if __name__ == "__main__":
 def test_an_engine_does_not_outlive_a_worker_that_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "worker.py"
     file.write_text(PROGRAM)
-    done = subprocess.run([sys.executable, str(file)], stdout=subprocess.PIPE, text=True, timeout=limits.PROCESS, check=False)
+    done = subprocess.run(
+        [sys.executable, str(file)], stdout=subprocess.PIPE, text=True, timeout=limits.PROCESS, check=False
+    )
     assert done.returncode == -9
-    limits.until(lambda: not is_running(int(done.stdout.splitlines()[-1])), "the engine ends with its worker", limits.END)
+    limits.until(
+        lambda: not is_running(int(done.stdout.splitlines()[-1])), "the engine ends with its worker", limits.END
+    )
 
 
 def is_running(pid: int) -> bool:
-    """Return whether the process runs. A killed process remains as a zombie until it is reaped, and does not count as running."""
+    """Return whether the process runs. A killed process remains as a zombie until it is reaped, and does not count as
+    running.
+    """
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,6 @@
-"""Large position ids: a bf16 model under ZeRO-3 computes the same log-probs for them as the same model without sharding."""
+"""Large position ids: a bf16 model under ZeRO-3 computes the same log-probs for them as the same model without
+sharding.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.engines.training import SEED, TEMPERATURE, Case, trainer
 pytestmark = pytest.mark.full
 
 LENGTH = 700
-"""Sequence length in tokens. At these positions, rotary frequencies rounded to bf16 would give angles wrong by up to a radian."""
+"""Sequence length in tokens. At these positions, rotary frequencies rounded to bf16 would give angles wrong by up to a
+radian.
+"""
 
 
 def scored(rank: Rank, model: Path, sequences: Sequences) -> Floats:

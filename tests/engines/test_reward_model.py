@@ -1,4 +1,6 @@
-"""Contract test of `RewardStrategy` for `HfReward` and `VllmReward`: both return the score that transformers computes."""
+"""Contract test of `RewardStrategy` for `HfReward` and `VllmReward`: both return the score that transformers
+computes.
+"""
 
 from __future__ import annotations
 

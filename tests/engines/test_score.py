@@ -64,7 +64,9 @@ def gathered(sequences: Sequences, ranks: int, by_rank: list[list[Floats]]) -> F
 
 def test_hf_infer_scores_as_transformers_does(small_model: Path, sequences: Sequences, direct: Floats) -> None:
     rank = Rank("reference", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
-    strategy = HfScore(HfScoreSettings(str(small_model), ModelConfig.model_validate({"dtype": "fp32"}), PackedPolicy), rank)
+    strategy = HfScore(
+        HfScoreSettings(str(small_model), ModelConfig.model_validate({"dtype": "fp32"}), PackedPolicy), rank
+    )
     for parameter in strategy._policy.parameters():
         parameter.data = parameter.data.clone()  # no longer backed by the file, as on a device
     for _ in range(2):
@@ -77,7 +79,9 @@ def test_hf_infer_scores_as_transformers_does(small_model: Path, sequences: Sequ
     assert not gathered(sequences, 1, [scored])[~sequences.response_mask].any()
 
 
-def test_deepspeed_infer_scores_as_transformers_does(small_model: Path, sequences: Sequences, direct: Floats, tmp_path: Path) -> None:
+def test_deepspeed_infer_scores_as_transformers_does(
+    small_model: Path, sequences: Sequences, direct: Floats, tmp_path: Path
+) -> None:
     ranks = 2
     by_rank = run_ranks(score_sharded, ranks, tmp_path, small_model, parts(sequences, ranks), ZERO[3])
     np.testing.assert_allclose(gathered(sequences, ranks, by_rank), direct, atol=2e-5)

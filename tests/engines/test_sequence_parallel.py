@@ -1,4 +1,6 @@
-"""Sequence parallelism: two ranks that split the tokens of each micro-batch score and train like one rank with all tokens."""
+"""Sequence parallelism: two ranks that split the tokens of each micro-batch score and train like one rank with all
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def together() -> Iterator[ServedRanks]:
 
 
 def batch_for(name: str) -> TrainBatch:
-    """Return ten sequences of random tokens. For a reward model they form pairs, and the last token of each sequence is scored."""
+    """Return ten sequences of random tokens. For a reward model they form pairs, and the last token of each sequence is
+    scored.
+    """
     generator = np.random.default_rng(1)
     masks = [np.arange(length) >= (length - 1 if name == "reward_model" else 2) for length in LENGTHS]
     sequences = packing.concatenate([generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS], masks)
@@ -131,7 +135,9 @@ async def weights(group: ServedRanks, folder: Path) -> dict[str, Tensor]:
     """Return all weights as a weight sync sends them."""
     out: dict[str, Tensor] = {}
     for names in plan_buckets((await group.within(limits.CALL).all(TrainStrategy.tensors, adapter=False))[0], 1 << 19):
-        bucket = (await group.within(limits.CALL).all(BucketSender.write_bucket, names, folder / "bucket.safetensors"))[0]
+        bucket = (await group.within(limits.CALL).all(BucketSender.write_bucket, names, folder / "bucket.safetensors"))[
+            0
+        ]
         assert bucket is not None
         out |= {name: tensor.clone() for name, tensor in read_bucket(bucket).items()}
     return out
@@ -166,7 +172,11 @@ def test_two_ranks_that_share_tokens_out_do_as_one(
     moved = torch.cat([(one.after[key] - one.before[key]).flatten() for key in one.after])
     assert moved.norm() > 1e-2
     assert (
-        far(torch.cat([two.after[key].flatten() for key in one.after]), torch.cat([one.after[key].flatten() for key in one.after])) < 1e-6
+        far(
+            torch.cat([two.after[key].flatten() for key in one.after]),
+            torch.cat([one.after[key].flatten() for key in one.after]),
+        )
+        < 1e-6
     )
     assert far(torch.cat([(two.after[key] - two.before[key]).flatten() for key in one.after]), moved) < 1e-4
 

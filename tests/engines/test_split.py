@@ -42,7 +42,11 @@ STAGES = [Case(0, False), Case(1, False), Case(2, False), Case(2, True)]
 """Stages that reduce gradients at different times: after the last micro-batch (0, 1), or after each micro-batch (2)."""
 ON_STAGES = ("ppo", "gspo")
 
-OVER_TWO = [Case(1, False, sequence_parallel=2), Case(3, False, sequence_parallel=2), Case(3, True, sequence_parallel=2)]
+OVER_TWO = [
+    Case(1, False, sequence_parallel=2),
+    Case(3, False, sequence_parallel=2),
+    Case(3, True, sequence_parallel=2),
+]
 """Cases with sequence parallelism. The cut between the ranks falls inside sequences."""
 
 TIED = [Case(2, False), Case(3, False)]
@@ -56,7 +60,8 @@ def batch(small_model: Path) -> TrainBatch:
     """Return ten sequences. The behaviour, reference and proximal log-probs are the model's own plus a little noise."""
     generator = np.random.default_rng(1)
     sequences = packing.concatenate(
-        [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS], [np.arange(length) >= 2 for length in LENGTHS]
+        [generator.integers(0, 250, length).astype(np.int32) for length in LENGTHS],
+        [np.arange(length) >= 2 for length in LENGTHS],
     )
     mask = sequences.response_mask
     model = load_causal_model(str(small_model), ModelConfig.model_validate({"dtype": "fp32"}), packed=False)
@@ -78,7 +83,9 @@ def work(batch: TrainBatch, ranks: int, losses: Iterable[str], counts: Sequence[
         loss, mode = LOSSES[name]
         selected = replace(batch, token_selection=loss.token_selection(batch))
         for count in counts:
-            shape = TrainShape(updates=1, epochs=1, token_budget=budgets[count], loss_agg_mode=mode, temperature=TEMPERATURE)
+            shape = TrainShape(
+                updates=1, epochs=1, token_budget=budgets[count], loss_agg_mode=mode, temperature=TEMPERATURE
+            )
             by_rank = micro_batches_of(selected, range(len(LENGTHS)), ranks, shape)
             assert [len(micro_batches) for micro_batches in by_rank] == [count] * ranks
             out[name, count] = (loss, by_rank)
@@ -86,7 +93,9 @@ def work(batch: TrainBatch, ranks: int, losses: Iterable[str], counts: Sequence[
 
 
 @pytest.fixture(scope="module", params=tiered(CASES, CASES[1:]), ids=lambda case: case.name)
-def seen(request: pytest.FixtureRequest, batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Gradients:
+def seen(
+    request: pytest.FixtureRequest, batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Gradients:
     """Return gradients. Key: number of ranks, name of the loss, number of micro-batches per rank."""
     out: Gradients = {}
     for ranks in (1, 2):
@@ -107,7 +116,9 @@ def test_no_split_changes_the_gradient(seen: Gradients, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def by_stage(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, tuple[ByWork, ByWork]]:
+def by_stage(
+    batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Case, tuple[ByWork, ByWork]]:
     """Return for each case the gradients on one rank with one micro-batch, and the gradients on two ranks."""
     alone, together = work(batch, 1, ON_STAGES, counts=(1,)), work(batch, 2, ON_STAGES)
     [whole] = run_ranks(gradients_by_case, 1, tmp_path_factory.mktemp("alone"), STAGES, small_model, alone)
@@ -118,7 +129,9 @@ def by_stage(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.Temp
 @pytest.mark.full
 @pytest.mark.parametrize("name", ON_STAGES)
 @pytest.mark.parametrize("case", STAGES, ids=lambda case: case.name)
-def test_no_split_changes_the_gradient_on_other_stages(by_stage: dict[Case, tuple[ByWork, ByWork]], case: Case, name: str) -> None:
+def test_no_split_changes_the_gradient_on_other_stages(
+    by_stage: dict[Case, tuple[ByWork, ByWork]], case: Case, name: str
+) -> None:
     one, two = by_stage[case]
     whole = one[name, 1]
     assert whole.norm() > 1e-3
@@ -128,8 +141,12 @@ def test_no_split_changes_the_gradient_on_other_stages(by_stage: dict[Case, tupl
 
 
 @pytest.fixture(scope="module")
-def shared(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, tuple[ByWork, ByWork]]:
-    """Return for each case the gradients on one rank, and the gradients on two ranks that split the same micro-batches."""
+def shared(
+    batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Case, tuple[ByWork, ByWork]]:
+    """Return for each case the gradients on one rank, and the gradients on two ranks that split the same
+    micro-batches.
+    """
     given = work(batch, 1, LOSSES, counts=(1, 5))
     odd = [len(part.batch.sequences.token_ids) % 2 for _, by_rank in given.values() for part in by_rank[0]]
     assert any(odd)
@@ -143,7 +160,9 @@ def shared(batch: TrainBatch, small_model: Path, tmp_path_factory: pytest.TempPa
 @pytest.mark.full
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("case", OVER_TWO, ids=lambda case: case.name)
-def test_sharing_tokens_out_changes_no_gradient(shared: dict[Case, tuple[ByWork, ByWork]], case: Case, name: str) -> None:
+def test_sharing_tokens_out_changes_no_gradient(
+    shared: dict[Case, tuple[ByWork, ByWork]], case: Case, name: str
+) -> None:
     one, two = shared[case]
     for count in (1, 5):
         whole = one[name, count]
@@ -153,9 +172,13 @@ def test_sharing_tokens_out_changes_no_gradient(shared: dict[Case, tuple[ByWork,
 
 
 @pytest.mark.full
-def test_a_tied_matrix_has_the_gradient_of_both_its_uses(small_tied_model: Path, batch: TrainBatch, tmp_path: Path) -> None:
+def test_a_tied_matrix_has_the_gradient_of_both_its_uses(
+    small_tied_model: Path, batch: TrainBatch, tmp_path: Path
+) -> None:
     """Embedding and head are one tensor, and ZeRO shards it once."""
-    model = load_causal_model(str(small_tied_model), ModelConfig.model_validate({"dtype": "fp32"}), packed=False).double()
+    model = load_causal_model(
+        str(small_tied_model), ModelConfig.model_validate({"dtype": "fp32"}), packed=False
+    ).double()
     (-token_statistics(model, batch.sequences, TEMPERATURE)[0].mean()).backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
     shape = TrainShape(updates=1, epochs=1, token_budget=20, loss_agg_mode="token-mean", temperature=TEMPERATURE)

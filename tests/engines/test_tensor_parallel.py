@@ -1,4 +1,6 @@
-"""Tensor parallelism (DeepSpeed's AutoTP): ranks that split the linear layers train like one process with the whole model."""
+"""Tensor parallelism (DeepSpeed's AutoTP): ranks that split the linear layers train like one process with the whole
+model.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, GPT2Config, Phi3Config, PreTrainedConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    GPT2Config,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from roll.backend import Rank
 from roll.errors import CheckpointError, ConfigError
@@ -33,7 +43,10 @@ pytestmark = pytest.mark.full  # too long for `make test`; `.ci/run` runs it
 SHARED = 2
 """Ranks per replica."""
 INPUT = torch.arange(24.0).reshape(1, 3, 8)
-PLAIN, ZERO_2 = Case(0, False, tensor_parallel=SHARED), Case(2, False, tensor_parallel=SHARED, overlap=True, share_inputs=True)
+PLAIN, ZERO_2 = (
+    Case(0, False, tensor_parallel=SHARED),
+    Case(2, False, tensor_parallel=SHARED, overlap=True, share_inputs=True),
+)
 BF16 = Case(1, False, dtype="bf16", tensor_parallel=SHARED)
 COMPILED = Case(2, False, checkpointing="none", compiled=True, tensor_parallel=SHARED)
 EXACT = [(1, PLAIN), (1, COMPILED), (2, ZERO_2)]
@@ -64,10 +77,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model with the parts that AutoTP handles differently: biases of row- and column-parallel layers, and per-head norms."""
+    """Return a model with the parts that AutoTP handles differently: biases of row- and column-parallel layers, and
+    per-head norms.
+    """
     own = AutoConfig.from_pretrained(small_model).to_dict()
-    same = {name: own[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
-    config = Qwen3Config(**same, num_key_value_heads=2, head_dim=32, initializer_range=0.05, attention_bias=True, tie_word_embeddings=False)
+    same = {
+        name: own[name]
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    }
+    config = Qwen3Config(
+        **same,
+        num_key_value_heads=2,
+        head_dim=32,
+        initializer_range=0.05,
+        attention_bias=True,
+        tie_word_embeddings=False,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(6)
         made = Qwen3ForCausalLM(config)
@@ -118,7 +143,10 @@ def test_weights_are_those_of_one_process(outcomes: Runs, plain: list[PlainUpdat
 @each_exact_run
 def test_metrics_count_each_replica_once(outcomes: Runs, plain: list[PlainUpdate], replicas: int, case: Case) -> None:
     by_rank = outcomes[replicas, case]
-    assert all(outcome.first_result == by_rank[number // SHARED * SHARED].first_result for number, outcome in enumerate(by_rank))
+    assert all(
+        outcome.first_result == by_rank[number // SHARED * SHARED].first_result
+        for number, outcome in enumerate(by_rank)
+    )
     first = merge([outcome.first_result for outcome in by_rank[::SHARED]])
     for name, mean in plain[0].means.items():
         assert first[name] == pytest.approx(mean, rel=1e-4, abs=1e-5), name
@@ -137,9 +165,15 @@ def packed(rank: Rank, wait_on_host: bool) -> tuple[Tensor, Tensor]:
     """Return the part of an input that a rank keeps, and the input that it restores from all ranks' parts."""
     from roll.training.deepspeed import tensor as deepspeed_tensor
 
-    rendezvous = {"init_method": f"tcp://{rank.master_address}:{rank.master_port}", "rank": rank.rank, "world_size": rank.world_size}
+    rendezvous = {
+        "init_method": f"tcp://{rank.master_address}:{rank.master_port}",
+        "rank": rank.rank,
+        "world_size": rank.world_size,
+    }
     torch.distributed.init_process_group("gloo", **rendezvous)
-    with mock.patch.object(deepspeed_tensor.groups, "get_tensor_model_parallel_group", lambda: torch.distributed.group.WORLD):
+    with mock.patch.object(
+        deepspeed_tensor.groups, "get_tensor_model_parallel_group", lambda: torch.distributed.group.WORLD
+    ):
         hooks = deepspeed_tensor.shared_inputs(wait_on_host)
     kept = hooks.pack_hook(INPUT.clone())
     return kept[1][1] if wait_on_host else kept[1], hooks.unpack_hook(kept)
@@ -174,7 +208,10 @@ def test_log_probs_and_export_are_the_policys(
 ) -> None:
     by_rank = outcomes[replicas, case]
     export = folder / str(replicas) / case.name / "export"
-    exported = {name: parameter.detach() for name, parameter in load_causal_model(str(export), FP32, packed=False).named_parameters()}
+    exported = {
+        name: parameter.detach()
+        for name, parameter in load_causal_model(str(export), FP32, packed=False).named_parameters()
+    }
     assert_close(exported, by_rank[0].second, 0.0)
     scored = gathered(batch, replicas, [outcome.scored_after for outcome in by_rank[::SHARED]])
     direct = score(PackedPolicy(load_causal_model(str(export), FP32)), batch.sequences)
@@ -226,7 +263,10 @@ def test_a_checkpoint_of_another_sharing_is_refused(tmp_path: Path) -> None:
     [
         (Phi3Config(), "parts that DeepSpeed's AutoTP does not support: rowwise_split_input"),
         (GPT2Config(), "no plan for models of type gpt2"),
-        (Qwen3Config(num_attention_heads=8, num_key_value_heads=3), "8 attention and 3 key-value heads cannot be split over 2"),
+        (
+            Qwen3Config(num_attention_heads=8, num_key_value_heads=3),
+            "8 attention and 3 key-value heads cannot be split over 2",
+        ),
     ],
     ids=lambda value: getattr(value, "model_type", None),
 )

@@ -1,4 +1,6 @@
-"""Contract test of `TrainStrategy` for `DeepSpeedTrain`: every ZeRO stage, with and without LoRA, on one rank and on two."""
+"""Contract test of `TrainStrategy` for `DeepSpeedTrain`: every ZeRO stage, with and without LoRA, on one rank and on
+two.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,13 @@ COMPILED = [Case(3, True, checkpointing=count, compiled=True) for count in (1, "
 SHORT = [Case(3, True, short=True)]
 BF16 = [Case(stage, lora, dtype="bf16") for stage, lora in [(0, False), (1, True), (2, False), (3, False), (3, True)]]
 DROPOUT = [Case(3, True, dropout=0.2)]
-RUNS = [(1, case) for case in EXACT + WHOLE] + [(2, case) for case in EXACT + STORED + COMPILED + SHORT + BF16 + DROPOUT]
+RUNS = [(1, case) for case in EXACT + WHOLE] + [
+    (2, case) for case in EXACT + STORED + COMPILED + SHORT + BF16 + DROPOUT
+]
 QUICK_EXACT, QUICK_BF16 = [Case(0, False), Case(3, True)], BF16[-1:]
-QUICK = [(1, case) for case in QUICK_EXACT] + [(2, case) for case in [*QUICK_EXACT, Case(2, False), *SHORT, *QUICK_BF16]]
+QUICK = [(1, case) for case in QUICK_EXACT] + [
+    (2, case) for case in [*QUICK_EXACT, Case(2, False), *SHORT, *QUICK_BF16]
+]
 
 
 Runs = dict[tuple[int, Case], list[Outcome]]
@@ -86,7 +92,9 @@ def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance:
     assert got.keys() == expected.keys()
     assert got
     for name, tensor in got.items():
-        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            tensor, expected[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def moved(got: dict[str, Tensor], base: dict[str, Tensor]) -> float:
@@ -108,7 +116,9 @@ def test_two_epochs_of_two_updates_are_adamws(outcomes: Runs, plain: Plain, rank
 
 
 @each_exact_run
-def test_metrics_are_means_over_all_ranks_and_updates(outcomes: Runs, plain: Plain, batch: TrainBatch, ranks: int, case: Case) -> None:
+def test_metrics_are_means_over_all_ranks_and_updates(
+    outcomes: Runs, plain: Plain, batch: TrainBatch, ranks: int, case: Case
+) -> None:
     by_rank = outcomes[ranks, case]
     first = merge([outcome.first_result for outcome in by_rank])
     for name, mean in plain[case.lora][0].means.items():
@@ -153,7 +163,8 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened(outcomes: Runs, ranks:
 
 @each_run
 def test_a_trainer_that_left_in_between_goes_on_to_the_bit(outcomes: Runs, ranks: int, case: Case) -> None:
-    # On the CPU, parameters that DeepSpeed neither flattens nor copies are views of the model's file, which cannot be freed.
+    # On the CPU, parameters that DeepSpeed neither flattens nor copies are views of the model's file, which cannot be
+    # freed.
     in_files = case.stage == 0 and not case.lora and case.dtype == "fp32"
     for outcome in outcomes[ranks, case]:
         assert (outcome.bytes_here > 0, outcome.bytes_away) == (not in_files, 0)
@@ -183,7 +194,9 @@ def test_a_rank_without_a_sequence_runs_along(outcomes: Runs, case: Case) -> Non
 @pytest.mark.parametrize("case", SHORT, ids=identify)
 def test_too_little_memory_halves_the_budget_on_all_ranks_and_changes_nothing_else(outcomes: Runs, case: Case) -> None:
     halved, whole = outcomes[2, case], outcomes[2, dataclasses.replace(case, short=False)]
-    budgets = [[outcome.second_result.scalars["memory/actor_train/token_budget"] for outcome in run] for run in (halved, whole)]
+    budgets = [
+        [outcome.second_result.scalars["memory/actor_train/token_budget"] for outcome in run] for run in (halved, whole)
+    ]
     assert budgets[0][0] == budgets[0][1] < budgets[1][0] == budgets[1][1] == TOKEN_BUDGET
     assert_close(halved[0].second, whole[0].second, 5e-6)
 
@@ -278,5 +291,9 @@ def test_micro_batches_of_the_test_are_many_and_uneven(batch: TrainBatch) -> Non
     assert [len(micro_batch.batch) for micro_batch in shares(batch, 1, whole=True)[0].first[0]] == [4]
     alone = [work.single[0] for work in shares(batch, 2, whole=False)]
     assert {len(part) for part in alone} == {1}
-    fillers = [part[0].batch.sequences for part in alone if not isinstance(part[0], MicroBatch) or not part[0].loss_weights.any()]
+    fillers = [
+        part[0].batch.sequences
+        for part in alone
+        if not isinstance(part[0], MicroBatch) or not part[0].loss_weights.any()
+    ]
     assert fillers == [packing.FILLER]

@@ -1,4 +1,6 @@
-"""The counts that are taken from vLLM's statistics, with real vLLM objects. Each test imports vLLM itself, because the import is slow."""
+"""The counts that are taken from vLLM's statistics, with real vLLM objects. Each test imports vLLM itself, because the
+import is slow.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Training in bf16 and fp16 without ZeRO matches plain PyTorch, although DeepSpeed itself would not scale fp16's losses there."""
+"""Training in bf16 and fp16 without ZeRO matches plain PyTorch, although DeepSpeed itself would not scale fp16's losses
+there.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def curves(rank: Rank, folder: Path) -> list[tuple[float, int]]:
     with mock.patch.object(get_accelerator(), "is_fp16_supported", lambda: True):
         for cell in (*CELLS, REWARD):
             curve, skipped = trained(cell, folders, rank)
-            out.append((max(abs(mine - other) for mine, other in zip(curve, plain(cell, folders), strict=True)), skipped))
+            out.append(
+                (max(abs(mine - other) for mine, other in zip(curve, plain(cell, folders), strict=True)), skipped)
+            )
     torch.distributed.destroy_process_group()
     return out
 
@@ -44,7 +48,8 @@ def test_the_curves_are_those_of_plain_pytorch(tmp_path: Path) -> None:
     write_model(tmp_path / "model", seed=0)
     for said in run_ranks(curves, 2, tmp_path / "ranks", tmp_path):
         for cell, (difference, _) in zip((*CELLS, REWARD), said, strict=True):
-            # Without loss scaling, the losses in fp16 would be off by 2. An extra first step would change those of both dtypes by 0.05.
+            # Without loss scaling, the losses in fp16 would be off by 2. An extra first step would change those of both
+            # dtypes by 0.05.
             assert difference <= cell.tolerance, cell.name
         assert not any(skipped for _, skipped in said[: len(CELLS)])
         assert said[-1][1] > 0, "the first updates must overflow and be skipped until the loss scale fits"

@@ -1,4 +1,6 @@
-"""Code that the contract test of `TrainStrategy` runs on each rank: many trainers, one after another, in one process group."""
+"""Code that the contract test of `TrainStrategy` runs on each rank: many trainers, one after another, in one process
+group.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ TEMPERATURE = 0.8
 VERSION = 3
 """Version of the policy before the first update."""
 LEARNING_RATE = 1e-2
-# Adam's first update is LEARNING_RATE x g / (|g| + epsilon). With the usual epsilon of 1e-8, the fraction is +-1 even for mere noise.
+# Adam's first update is LEARNING_RATE x g / (|g| + epsilon). With the usual epsilon of 1e-8, the fraction is +-1 even
+# for mere noise.
 ADAM_EPSILON = 1e-3
 WEIGHT_DECAY = 0.1
 MAX_GRAD_NORM = 0.5
@@ -155,7 +158,9 @@ def settings(case: Case, model: Path, seed: int, load: ModelLoader = load_policy
                 "zero_optimization": ZERO[case.stage],
                 "sequence_parallel_size": case.sequence_parallel,
                 "tensor_parallel": {"autotp_size": case.tensor_parallel, "tp_overlap_comm": case.overlap},
-                "activation_checkpointing": dict.fromkeys(("partition_activations", "cpu_checkpointing"), case.share_inputs),
+                "activation_checkpointing": dict.fromkeys(
+                    ("partition_activations", "cpu_checkpointing"), case.share_inputs
+                ),
                 "data_types": {"grad_accum_dtype": "fp32"} if case.fp32_sums else None,
             }
         ),
@@ -210,12 +215,16 @@ def trainer_of(chosen: Any, rank: Rank) -> Iterator[Any]:
 
 
 def tensors_of(strategy: Any, adapter: bool, folder: Path) -> dict[str, Tensor]:
-    """Return the tensors that a weight sync sends: with `adapter` the adapter's, otherwise all, in buckets of 0.5 MiB."""
+    """Return the tensors that a weight sync sends: with `adapter` the adapter's, otherwise all, in buckets of 0.5
+    MiB.
+    """
     out: dict[str, Tensor] = {}
     sender = BucketSender(strategy, strategy._rank.rank, torch.device("cpu"))
     if adapter:
         written = sender.write_adapter(folder)
-        return {} if written is None else {name: tensor.clone() for name, tensor in read_bucket(written.weights).items()}
+        return (
+            {} if written is None else {name: tensor.clone() for name, tensor in read_bucket(written.weights).items()}
+        )
     for number, names in enumerate(plan_buckets(strategy.tensors(adapter), 1 << 19)):
         path = folder / f"bucket{number}.safetensors"
         if (bucket := sender.write_bucket(names, path)) is not None:
@@ -228,7 +237,9 @@ def tensors_of(strategy: Any, adapter: bool, folder: Path) -> dict[str, Tensor]:
 
 
 def held_bytes(strategy: Any) -> int:
-    """Return the bytes of parameters, their ZeRO partitions and optimizer states in host memory, without views of the model's file."""
+    """Return the bytes of parameters, their ZeRO partitions and optimizer states in host memory, without views of the
+    model's file.
+    """
     from roll.models.offload import storages, tensors_in
 
     held = tensors_in(list(strategy._model.parameters()), strategy._optimizer.state)
@@ -285,19 +296,25 @@ def _refusal(strategy: Any, folder: Path) -> str:
     return ""
 
 
-def train_cases(rank: Rank, cases: Sequence[Case], model: Path, works: dict[bool, Sequence[Work]], folder: Path) -> list[Outcome]:
+def train_cases(
+    rank: Rank, cases: Sequence[Case], model: Path, works: dict[bool, Sequence[Work]], folder: Path
+) -> list[Outcome]:
     """Run the cases one after another. `works[whole][rank]` is the share of a rank."""
     outcomes = [train_case(rank, case, model, works[case.whole][rank.rank], folder / case.name) for case in cases]
     torch.distributed.destroy_process_group()
     return outcomes
 
 
-def score_sharded(rank: Rank, model: Path, parts: Sequence[Sequence[Sequences]], stage_config: dict[str, Any]) -> list[Floats]:
+def score_sharded(
+    rank: Rank, model: Path, parts: Sequence[Sequence[Sequences]], stage_config: dict[str, Any]
+) -> list[Floats]:
     """Return the log-probs that `DeepSpeedScore` computes for this rank's micro-batches."""
     from roll.training.deepspeed.score import DeepSpeedScore
 
     config = DeepSpeedConfig.model_validate({"zero_optimization": stage_config})
-    strategy = DeepSpeedScore(ShardedScoreSettings(str(model), ModelConfig.model_validate({"dtype": "fp32"}), config, PackedPolicy), rank)
+    strategy = DeepSpeedScore(
+        ShardedScoreSettings(str(model), ModelConfig.model_validate({"dtype": "fp32"}), config, PackedPolicy), rank
+    )
     strategy.offload()
     partitions = [vars(parameter)["ds_tensor"] for parameter in strategy._policy.parameters()]
     assert not any(partition.untyped_storage().nbytes() for partition in partitions)

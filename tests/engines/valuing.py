@@ -1,4 +1,6 @@
-"""Code that the critic's test runs on each rank, and the same updates in plain PyTorch: float64, one process, torch's AdamW."""
+"""Code that the critic's test runs on each rank, and the same updates in plain PyTorch: float64, one process, torch's
+AdamW.
+"""
 
 from __future__ import annotations
 
@@ -115,9 +117,15 @@ class PlainCritic:
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights under the names of the whole model, with any adapter merged."""
-        model = self.model.merge_adapter() or self.model.get_base_model() if hasattr(self.model, "merge_adapter") else self.model
+        model = (
+            self.model.merge_adapter() or self.model.get_base_model()
+            if hasattr(self.model, "merge_adapter")
+            else self.model
+        )
         named = {
-            name.replace(".base_layer.", "."): p.detach().float().clone() for name, p in model.named_parameters() if ".lora_" not in name
+            name.replace(".base_layer.", "."): p.detach().float().clone()
+            for name, p in model.named_parameters()
+            if ".lora_" not in name
         }
         if hasattr(self.model, "unmerge_adapter"):
             self.model.unmerge_adapter()
@@ -135,7 +143,9 @@ def plain_loss(critic: PlainCritic, batch: TrainBatch) -> tuple[Tensor, Tensor]:
     return torch.maximum(free, clipped).mean() / 2, (clipped > free).double().mean()
 
 
-def plain_updates(folder: Path, lora: bool, batches: Sequence[TrainBatch]) -> list[tuple[dict[str, Tensor], Mapping[str, float]]]:
+def plain_updates(
+    folder: Path, lora: bool, batches: Sequence[TrainBatch]
+) -> list[tuple[dict[str, Tensor], Mapping[str, float]]]:
     """Return the weights and the metrics after each update. The loss is the mean over the update's response tokens."""
     critic = PlainCritic(folder, lora)
     groups = [

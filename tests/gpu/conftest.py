@@ -31,7 +31,9 @@ class Runs:
         keys = [f"{key}={value}" for key, value in {"output_dir": name, **overrides}.items()]
         places = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
         command = [sys.executable, "-m", "roll.pipeline", *experiment, *keys]
-        finished = subprocess.run(command, cwd=self.folder, env=os.environ | places, capture_output=True, text=True, timeout=limits.RUN)
+        finished = subprocess.run(
+            command, cwd=self.folder, env=os.environ | places, capture_output=True, text=True, timeout=limits.RUN
+        )
         assert finished.returncode == 0, f"{finished.stdout[-4000:]}\n{finished.stderr[-4000:]}"
         return [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
 
@@ -60,7 +62,9 @@ def need_devices(count: int) -> None:
 
 
 def write_qwen(folder: Path, **shape: Any) -> Path:
-    """Write a Qwen2 with random weights, tied embeddings, a vocabulary of 2,048 and a byte tokenizer. Return its folder."""
+    """Write a Qwen2 with random weights, tied embeddings, a vocabulary of 2,048 and a byte tokenizer. Return its
+    folder.
+    """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

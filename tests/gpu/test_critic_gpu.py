@@ -23,7 +23,9 @@ def critic_keys(model: Path, device: int) -> dict[str, Any]:
         "whiten_advantages": "true",
         "value_clip": 0.2,
         "critic.model_args": "{dtype: bf16, lora_target: all-linear, lora_rank: 8}",
-        "critic.training_args": "{learning_rate: 1.0e-3, per_device_train_batch_size: 64, gradient_accumulation_steps: 1}",
+        "critic.training_args": "{learning_rate: 1.0e-3, per_device_train_batch_size: 64, "
+        "gradient_accumulation_steps: "
+        "1}",
         "critic.strategy_args": "{strategy_name: deepspeed_train, strategy_config: {zero_optimization: {stage: 3}}}",
         "critic.device_mapping": f"[{device}]",
         "critic.max_tokens_per_microbatch": 4096,

@@ -1,4 +1,6 @@
-"""Engines and trainer ranks that die in a run on GPUs are replaced, and the run samples the same responses as an undisturbed one."""
+"""Engines and trainer ranks that die in a run on GPUs are replaced, and the run samples the same responses as an
+undisturbed one.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,19 @@ STEPS = 5
 TRIES = 3
 """Largest number of attempts to kill the engine during a broadcast, each at the expected time of the next broadcast."""
 AGREE = 0.9
-"""Minimum fraction of responses with the same text. Rounding depends on the batch size, and if it decides between the two best candidates
-for a token, the rest of the response changes. With other weights or seeds, almost no responses would be the same."""
+"""Minimum fraction of responses with the same text. Rounding depends on the batch size, and if it decides between the
+two best candidates for a token, the rest of the response changes. With other weights or seeds, almost no responses
+would be the same.
+"""
 BOUND = 1e-4
 """Upper bound of a step's mean absolute difference between the log-probs of trainer and engine, in fp32."""
-SHAPE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 32, "num_attention_heads": 8, "num_key_value_heads": 4}
+SHAPE = {
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
 """A model with about two hundred buckets of 1 MiB, so that a broadcast takes long enough for a kill to interrupt it."""
 ENGINE = "actor_infer.strategy_args.strategy_config"
 KEYS = {
@@ -53,19 +63,9 @@ KEYS = {
     f"{ENGINE}.enforce_eager": "true",
     f"{ENGINE}.engine_args": f"{{kv_cache_memory_bytes: {1 << 30}}}",
 }
-RESIDENT = {
-    "actor_train.device_mapping": "[0]",
-    "actor_infer.device_mapping": "[0]",
-}
-DISJOINT = {
-    "actor_train.device_mapping": "[0]",
-    "actor_infer.device_mapping": "[1]",
-}
-COLOCATED = {
-    "actor_train.device_mapping": "[0,1]",
-    "actor_infer.device_mapping": "[0,1]",
-    "time_sharing": "true",
-}
+RESIDENT = {"actor_train.device_mapping": "[0]", "actor_infer.device_mapping": "[0]"}
+DISJOINT = {"actor_train.device_mapping": "[0]", "actor_infer.device_mapping": "[1]"}
+COLOCATED = {"actor_train.device_mapping": "[0,1]", "actor_infer.device_mapping": "[0,1]", "time_sharing": "true"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ class Deaths:
         keys = {"output_dir": name, "pretrain": self.model} | KEYS | placement
         chosen = ("--config-dir", str(ROOT / "benchmarks" / "config"), "--config-name", "step_full")
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        return self.world.start(*chosen, *(f"{key}={value}" for key, value in keys.items()), environment={"PYTHONPATH": paths})
+        return self.world.start(
+            *chosen, *(f"{key}={value}" for key, value in keys.items()), environment={"PYTHONPATH": paths}
+        )
 
     def course(self, name: str) -> str:
         """Return the driver's log so far."""
@@ -88,16 +90,25 @@ class Deaths:
 
     def wait_for(self, name: str, process: subprocess.Popen[str], said: str, times: int) -> None:
         """Wait until the driver's log contains `said` at least `times` times, or the run has ended."""
-        limits.until(lambda: process.poll() is not None or self.course(name).count(said) >= times, f"the log of {name} contains {said!r}")
+        limits.until(
+            lambda: process.poll() is not None or self.course(name).count(said) >= times,
+            f"the log of {name} contains {said!r}",
+        )
 
     def responses(self, name: str) -> list[tuple[int, str, str]]:
         """Return step, prompt and text of each response in the run's samples.jsonl."""
         lines = (self.world.folder / name / "samples.jsonl").read_text().splitlines()
         samples = [json.loads(line) for line in lines]
-        return [(sample["step"], sample["prompt"], response["text"]) for sample in samples for response in sample["responses"]]
+        return [
+            (sample["step"], sample["prompt"], response["text"])
+            for sample in samples
+            for response in sample["responses"]
+        ]
 
     def check(self, name: str, outcome: Outcome, still: str) -> None:
-        """Check that the run took every step once, with synced engines, and with the prompts and most responses of the undisturbed run."""
+        """Check that the run took every step once, with synced engines, and with the prompts and most responses of the
+        undisturbed run.
+        """
         assert outcome.status == 0, outcome.output[-6000:]
         lines = self.world.metrics(name)
         assert [line["step"] for line in lines] == list(range(STEPS + 1))
@@ -108,7 +119,9 @@ class Deaths:
             pairs = [(one, other) for one, other in zip(expected, found, strict=True) if one[0] == step]
             assert sum(one == other for one, other in pairs) >= AGREE * len(pairs), f"step {step}"
         for before, after in zip(self.world.metrics(still)[1:], lines[1:], strict=True):
-            assert after["reward/mean"] == pytest.approx(before["reward/mean"], abs=before["reward/std"] * (1 - AGREE)), before["step"]
+            assert after["reward/mean"] == pytest.approx(
+                before["reward/mean"], abs=before["reward/std"] * (1 - AGREE)
+            ), before["step"]
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +139,9 @@ def still(deaths: Deaths) -> str:
     outcome = deaths.world.wait(deaths.start("still", DISJOINT if torch.cuda.device_count() > 1 else RESIDENT))
     assert outcome.status == 0, outcome.output[-6000:]
     lines = deaths.world.metrics("still")[1:]
-    assert abs(lines[-1]["policy/entropy"] - lines[0]["policy/entropy"]) > BOUND, "the policy must change for stale weights to be noticed"
+    assert abs(lines[-1]["policy/entropy"] - lines[0]["policy/entropy"]) > BOUND, (
+        "the policy must change for stale weights to be noticed"
+    )
     return "still"
 
 
@@ -145,9 +160,15 @@ def ended(deaths: Deaths) -> Callable[[str, subprocess.Popen[str]], Outcome]:
 
 @pytest.mark.parametrize(("devices", "placement"), [(1, RESIDENT), (2, DISJOINT)], ids=["resident", "disjoint"])
 def test_an_engine_is_killed_amid_generation(
-    deaths: Deaths, still: str, ended: Callable[[str, subprocess.Popen[str]], Outcome], devices: int, placement: dict[str, Any]
+    deaths: Deaths,
+    still: str,
+    ended: Callable[[str, subprocess.Popen[str]], Outcome],
+    devices: int,
+    placement: dict[str, Any],
 ) -> None:
-    """The replacement gets its weights from the same trainer: by CUDA IPC on the trainer's GPU, and by broadcast on another GPU."""
+    """The replacement gets its weights from the same trainer: by CUDA IPC on the trainer's GPU, and by broadcast on
+    another GPU.
+    """
     need_devices(devices)
     name = f"generation-{devices}"
     process = deaths.start(name, placement)
@@ -162,8 +183,12 @@ def test_an_engine_is_killed_amid_generation(
     assert [line["engine/restarts"] for line in deaths.world.metrics(name)[1:]] == [0, 1, 1, 1, 1]
 
 
-def test_an_engine_is_killed_amid_a_broadcast(deaths: Deaths, still: str, ended: Callable[[str, subprocess.Popen[str]], Outcome]) -> None:
-    """Steps take about equally long in both runs, so the undisturbed run predicts when the next broadcast is half done."""
+def test_an_engine_is_killed_amid_a_broadcast(
+    deaths: Deaths, still: str, ended: Callable[[str, subprocess.Popen[str]], Outcome]
+) -> None:
+    """Steps take about equally long in both runs, so the undisturbed run predicts when the next broadcast is half
+    done.
+    """
     need_devices(2)
     name = "broadcast"
     process = deaths.start(name, DISJOINT)

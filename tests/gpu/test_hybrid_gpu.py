@@ -20,10 +20,7 @@ from tests.gpu.conftest import PROMPT_TOKENS, PROMPTS, ROOT, Runs
 from tests.gpu.test_rlvr_gpu import KV_CACHE_BYTES, Case, check, overrides
 from tests.hybrids import write_hybrid
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(find_spec("fla") is None, reason="needs flash-linear-attention"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(find_spec("fla") is None, reason="needs flash-linear-attention")]
 LENGTHS = [5, 2, 64, 65, 130, 700, 3]
 
 
@@ -43,12 +40,18 @@ def whole(parts: list[Sequences]) -> Sequences:
     return concatenate([part.token_ids for part in parts], [part.response_mask for part in parts])
 
 
-def outcome(folder: Path, dtype: str, device: str, micro_batches: list[Sequences]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def outcome(
+    folder: Path, dtype: str, device: str, micro_batches: list[Sequences]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the log-probs, [S], and the gradients of their sum."""
     policy = load_policy(str(folder), ModelConfig.model_validate({"dtype": dtype}), seed=0).to(device)
     said = torch.cat([policy(packed_inputs(sequences, device))[0] for sequences in micro_batches])
     said.sum().backward()
-    grads = {name: parameter.grad.float().cpu() for name, parameter in policy.named_parameters() if parameter.grad is not None}
+    grads = {
+        name: parameter.grad.float().cpu()
+        for name, parameter in policy.named_parameters()
+        if parameter.grad is not None
+    }
     return said.detach().cpu(), grads
 
 

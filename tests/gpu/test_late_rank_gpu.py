@@ -21,7 +21,9 @@ from tests.gpu.conftest import need_devices
 
 pytestmark = pytest.mark.gpu
 COLLECTIVE = limits.END
-"""Timeout of the collective, in seconds. The call's deadline is longer: the watchdog writes its report before it ends the process."""
+"""Timeout of the collective, in seconds. The call's deadline is longer: the watchdog writes its report before it ends
+the process.
+"""
 
 
 class Meeting:
@@ -34,7 +36,9 @@ class Meeting:
         self._rank = rank
 
     def meet(self, late: int | None) -> float:
-        """All-reduce a one from each rank and return the sum. The rank `late` joins only after the collective's timeout."""
+        """All-reduce a one from each rank and return the sum. The rank `late` joins only after the collective's
+        timeout.
+        """
         if self._rank.rank == late:
             time.sleep(limits.RUN)
         total = torch.ones(1, device=self._rank.device)
@@ -58,7 +62,11 @@ async def wait_in_vain(folder: Path, devices: tuple[tuple[int, ...], ...]) -> Wo
     """Meet once with all ranks and once without the last rank. Return the error of the second meeting."""
     last = len(devices) - 1
     group: WorkerGroup[Meeting] = WorkerGroup(
-        "trainer", worker_placements(RolePlan("trainer", "none", devices), 8, {}), folder / "logs", folder / "held", blocking=True
+        "trainer",
+        worker_placements(RolePlan("trainer", "none", devices), 8, {}),
+        folder / "logs",
+        folder / "held",
+        blocking=True,
     )
     try:
         await group.start(MeetingSettings(), COLLECTIVE, limits.START)
@@ -74,5 +82,10 @@ def test_a_rank_that_stays_away_from_nccl_is_named(tmp_path: Path) -> None:
     need_devices(2)
     with cluster(tmp_path, gpus=2, gpus_per_node=8):
         failure = asyncio.run(wait_in_vain(tmp_path, ((0,), (1,))))
-    said = "trainer rank 1: meet: rank(s) 1 did not join a collective operation in which rank(s) 0 waited (logs/trainer-1.log)"
-    assert str(failure) == said, "the collective's timeout must end the wait: at the call's deadline, both ranks would be late"
+    said = (
+        "trainer rank 1: meet: rank(s) 1 did not join a collective operation in which rank(s) 0 waited "
+        "(logs/trainer-1.log)"
+    )
+    assert str(failure) == said, (
+        "the collective's timeout must end the wait: at the call's deadline, both ranks would be late"
+    )

@@ -43,14 +43,27 @@ def tiny(runs: Runs) -> Runs:
 
 def supervised(runs: Runs, name: str, experiment: str) -> None:
     """Run an SFT experiment on one rank instead of two, with the same number of sequences per update."""
-    keys = {"world_size": "null", "device_mapping": "[0]", "training_args.per_device_train_batch_size": 128, COMPILE: "false"}
-    runs.run(name, ("--config-name", f"tiny/{experiment}"), {f"sft_train.{key}": value for key, value in keys.items()} | {"eval_steps": 0})
+    keys = {
+        "world_size": "null",
+        "device_mapping": "[0]",
+        "training_args.per_device_train_batch_size": 128,
+        COMPILE: "false",
+    }
+    runs.run(
+        name,
+        ("--config-name", f"tiny/{experiment}"),
+        {f"sft_train.{key}": value for key, value in keys.items()} | {"eval_steps": 0},
+    )
 
 
-def rewarded(tiny: Runs, name: str, experiment: str, model: str, steps: int, keys: dict[str, Any]) -> list[dict[str, Any]]:
+def rewarded(
+    tiny: Runs, name: str, experiment: str, model: str, steps: int, keys: dict[str, Any]
+) -> list[dict[str, Any]]:
     """Make a run whose roles share one GPU, and return the metrics of its steps."""
     values: dict[str, Any] = {f"{role}.device_mapping": "[0]" for role in (*ROLES, "rewards.arithmetic")}
-    values |= {f"{role}.world_size": "null" for role in ROLES} | {f"{role}.{COMPILE}": "false" for role in ("actor_train", "reference")}
+    values |= {f"{role}.world_size": "null" for role in ROLES} | {
+        f"{role}.{COMPILE}": "false" for role in ("actor_train", "reference")
+    }
     values |= {f"actor_infer.strategy_args.strategy_config.{key}": value for key, value in ENGINE.items()}
     values |= {
         "weight_sync.lora": "merged",  # vLLM does not support fp32 adapters on a GPU
@@ -67,7 +80,12 @@ def rewarded(tiny: Runs, name: str, experiment: str, model: str, steps: int, key
 def responses(tiny: Runs, name: str, step: int) -> list[tuple[str, str, float]]:
     """Return prompt, response and reward of each sample of a step."""
     groups = [json.loads(line) for line in (tiny.folder / name / "samples.jsonl").read_text().splitlines()]
-    found = [(group["prompt"], one["text"], one["reward"]) for group in groups if group["step"] == step for one in group["responses"]]
+    found = [
+        (group["prompt"], one["text"], one["reward"])
+        for group in groups
+        if group["step"] == step
+        for one in group["responses"]
+    ]
     assert found
     return found
 
@@ -97,10 +115,17 @@ def classifier(tiny: Runs) -> Path:
 @pytest.mark.parametrize("strategy", ["hf_infer", "vllm"])
 def test_a_reward_model_takes_turns_with_the_engine(tiny: Runs, classifier: Path, strategy: str) -> None:
     settings = ", ".join(f"{key}: {value}" for key, value in ENGINE.items())
-    served = f"{{strategy_name: vllm, strategy_config: {{{settings}}}}}" if strategy == "vllm" else "{strategy_name: hf_infer}"
+    served = (
+        f"{{strategy_name: vllm, strategy_config: {{{settings}}}}}"
+        if strategy == "vllm"
+        else "{strategy_name: hf_infer}"
+    )
     keys = {"rewards.arithmetic.strategy_args": served}
     rewarded(tiny, f"preferred-{strategy}", "tiny_rlvr_reward_model", str(classifier), SCORED_STEPS, keys)
-    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(classifier), AutoTokenizer.from_pretrained(classifier)
+    model, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained(classifier),
+        AutoTokenizer.from_pretrained(classifier),
+    )
     for step in (1, SCORED_STEPS):
         for prompt, text, reward in responses(tiny, f"preferred-{strategy}", step)[:64]:
             tokens = tokenizer.encode(f"{prompt}{text}") + [tokenizer.eos_token_id]

@@ -1,4 +1,6 @@
-"""DPO with a separate reference model on the policy's GPU: time sharing changes the use of memory but not the result."""
+"""DPO with a separate reference model on the policy's GPU: time sharing changes the use of memory but not the
+result.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,18 @@ STEPS = 3
 def overrides(model: Path, problems: Path) -> dict[str, Any]:
     """Return overrides that run `tiny_dpo` on one GPU, training all parameters against a frozen copy of the model."""
     learner, reference = "actor_train", "reference"
-    keys: dict[str, Any] = {"pretrain": model, "max_steps": STEPS, "eval_steps": 2, "save_at_end": "false", "track_with": "none"}
+    keys: dict[str, Any] = {
+        "pretrain": model,
+        "max_steps": STEPS,
+        "eval_steps": 2,
+        "save_at_end": "false",
+        "track_with": "none",
+    }
     keys |= {f"{learner}.model_args.lora_target": "null"}
-    keys |= {f"{learner}.data_args.file_name": problems / "train.jsonl", f"{reference}.strategy_args.strategy_name": "hf_infer"}
+    keys |= {
+        f"{learner}.data_args.file_name": problems / "train.jsonl",
+        f"{reference}.strategy_args.strategy_name": "hf_infer",
+    }
     for role in (learner, reference):
         keys |= {f"{role}.device_mapping": "[0]", f"{role}.world_size": "null", f"{role}.model_args.dtype": "fp32"}
         keys |= {f"{role}.max_tokens_per_microbatch": 4096}
@@ -28,7 +39,12 @@ def overrides(model: Path, problems: Path) -> dict[str, Any]:
 
 def test_a_reference_on_the_policys_gpu_takes_turns_with_it(runs: Runs, models_by_dtype: dict[str, Path]) -> None:
     write_problems(runs.folder / "problems", seed=0)
-    experiment = ("--config-name", "tiny/tiny_dpo", "~actor_train.model_args.lora_rank", "~actor_train.model_args.lora_alpha")
+    experiment = (
+        "--config-name",
+        "tiny/tiny_dpo",
+        "~actor_train.model_args.lora_rank",
+        "~actor_train.model_args.lora_alpha",
+    )
     keys = overrides(models_by_dtype["fp32"], runs.folder / "problems")
     shared, apart = (runs.run(f"dpo-{way}", experiment, {**keys, "time_sharing": way}) for way in ("true", "false"))
     assert len(shared) == len(apart) == STEPS + 1

@@ -1,4 +1,6 @@
-"""Whole RLVR runs on GPUs: after every sync, the engine's log-probs equal the trainer's, on the same GPU and on different ones."""
+"""Whole RLVR runs on GPUs: after every sync, the engine's log-probs equal the trainer's, on the same GPU and on
+different ones.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,27 @@ class Case:
     config: str
     dtype: str
     bound: float
-    """Upper bound of a step's mean absolute difference between the log-probs of trainer and engine, in nats, and of |mean ratio - 1|."""
+    """Upper bound of a step's mean absolute difference between the log-probs of trainer and engine, in nats, and of
+    |mean ratio - 1|.
+    """
     keys: dict[str, Any]
 
 
 CASES = (
-    Case("adapter", "step_lora", "bf16", 0.02, {"weight_sync.lora": "adapter", "actor_train.training_args.learning_rate": 3e-3}),
-    Case("merged", "step_lora", "bf16", 0.02, {"weight_sync.lora": "merged", "actor_train.training_args.learning_rate": 3e-3}),
+    Case(
+        "adapter",
+        "step_lora",
+        "bf16",
+        0.02,
+        {"weight_sync.lora": "adapter", "actor_train.training_args.learning_rate": 3e-3},
+    ),
+    Case(
+        "merged",
+        "step_lora",
+        "bf16",
+        0.02,
+        {"weight_sync.lora": "merged", "actor_train.training_args.learning_rate": 3e-3},
+    ),
     Case("full", "step_full", "bf16", 0.02, {"actor_train.training_args.learning_rate": 5e-4}),
     Case("full_fp32", "step_full", "fp32", 1e-4, {"actor_train.training_args.learning_rate": 5e-4}),
 )
@@ -72,13 +88,15 @@ def check(lines: list[dict[str, Any]], case: Case) -> None:
         measured = case.dtype != "fp32" and dense_bf16_peak(torch.cuda.get_device_name()) is not None
         assert (0 < line["throughput/mfu"] < 1) if measured else "throughput/mfu" not in line
         assert 0 <= line["engine/idle_fraction"] < 1 and 0 < line["engine/kv_cache_use"] <= 1
-    # The policy moves so far that an engine with the initial weights, or one update behind, would differ by more than twice the bound:
-    # the k3 estimate of the KL is about half the mean square of the difference in log-probs.
+    # The policy moves so far that an engine with the initial weights, or one update behind, would differ by more than
+    # twice the bound: the k3 estimate of the KL is about half the mean square of the difference in log-probs.
     assert steps[0]["policy/kl_ref"] < steps[1]["policy/kl_ref"] < steps[2]["policy/kl_ref"]
     assert steps[1]["policy/kl_ref"] > (2 * case.bound) ** 2 / 2
 
 
-def run(case: Case, runs: Runs, models_by_dtype: dict[str, Path], place: str, devices: tuple[int | None, int | None]) -> None:
+def run(
+    case: Case, runs: Runs, models_by_dtype: dict[str, Path], place: str, devices: tuple[int | None, int | None]
+) -> None:
     """Make a run for the case and check its metrics."""
     experiment = ("--config-dir", str(ROOT / "benchmarks" / "config"), "--config-name", case.config)
     keys = overrides(case, models_by_dtype[case.dtype], *devices)

@@ -39,7 +39,9 @@ def train(rank: Rank, model: Path, stage: int, lora: bool, keys: dict[str, Any])
         str(model),
         ModelConfig.model_validate({"dtype": "bf16"} | adapter | keys),
         TrainingConfig.model_validate({"learning_rate": 1e-4}),
-        DeepSpeedConfig.model_validate({"zero_optimization": {"stage": stage} | BUCKETS, "sequence_parallel_size": rank.world_size}),
+        DeepSpeedConfig.model_validate(
+            {"zero_optimization": {"stage": stage} | BUCKETS, "sequence_parallel_size": rank.world_size}
+        ),
         max_grad_norm=1.0,
         total_updates=10,
         token_budget=BUDGET,

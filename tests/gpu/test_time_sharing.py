@@ -1,4 +1,6 @@
-"""Roles that take turns on one GPU: the memory that `offload` frees, the state that `onload` restores, and whole runs."""
+"""Roles that take turns on one GPU: the memory that `offload` frees, the state that `onload` restores, and whole
+runs.
+"""
 
 from __future__ import annotations
 
@@ -56,13 +58,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     It is large enough to distinguish freed from remaining memory, even if only an adapter trains.
     """
-    shape = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}
+    shape = {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    }
     return write_qwen(tmp_path_factory.mktemp("models") / "qwen", **shape)
 
 
 @pytest.fixture(scope="module")
 def rank() -> Iterator[Rank]:
-    """Yield a single rank on the GPU. All trainers use one process group, because DeepSpeed keeps the first one that it finds."""
+    """Yield a single rank on the GPU. All trainers use one process group, because DeepSpeed keeps the first one that it
+    finds.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
             patch.setenv(name, value)
@@ -90,7 +100,9 @@ def states(strategy: Any) -> list[Tensor]:
     return [values.cpu() for values in flat]
 
 
-@pytest.mark.parametrize("case", [Case(stage, lora, "bf16") for stage in range(4) for lora in (False, True)], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [Case(stage, lora, "bf16") for stage in range(4) for lora in (False, True)], ids=lambda case: case.name
+)
 def test_a_trainer_gives_its_memory_up_and_comes_back_to_the_bit(case: Case, model: Path, rank: Rank) -> None:
     before = torch.cuda.memory_allocated()
     update = micro_batches_of(batch(), range(4), 1, TrainShape(1, 1, 100, "token-mean", TEMPERATURE))[0]
@@ -115,7 +127,9 @@ def test_a_trainer_gives_its_memory_up_and_comes_back_to_the_bit(case: Case, mod
 
 @pytest.mark.parametrize("takes_turns", [True, False], ids=["shared", "alone"])
 def test_a_step_leaves_room_for_the_engines_weights(takes_turns: bool, model: Path, rank: Rank) -> None:
-    """The next sync onloads the engine's weights beside the trainer. A trainer alone on its GPU keeps torch's cache for the next step."""
+    """The next sync onloads the engine's weights beside the trainer. A trainer alone on its GPU keeps torch's cache for
+    the next step.
+    """
     update = micro_batches_of(batch(), range(4), 1, TrainShape(1, 1, 100, "token-mean", TEMPERATURE))[0]
     with trainer_of(replace(settings(Case(2, False, "bf16"), model, SEED), takes_turns=takes_turns), rank) as strategy:
         strategy.train_step([update], LOSS, TEMPERATURE, VERSION)
@@ -158,7 +172,8 @@ class Engine:
         arguments = ModelConfig.model_validate({"dtype": "bf16"})
         rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cuda", limits.START, (0,))
         self.strategy = VllmGenerate(
-            VllmSettings(str(model), arguments, settings, 256, adapter_rank, 0, takes_turns=True, keeps_kv_cache=False), rank
+            VllmSettings(str(model), arguments, settings, 256, adapter_rank, 0, takes_turns=True, keeps_kv_cache=False),
+            rank,
         )
         self._runner = runner
 
@@ -194,7 +209,9 @@ def used() -> int:
 
 def push(one: Engine, model: Path) -> None:
     """Send the model's own weights to the engine."""
-    view = WeightView(PackedPolicy(load_causal_model(str(model), ModelConfig.model_validate({"dtype": "bf16"})).cuda()).model)  # pyright: ignore[reportCallIssue]
+    view = WeightView(
+        PackedPolicy(load_causal_model(str(model), ModelConfig.model_validate({"dtype": "bf16"})).cuda()).model
+    )  # pyright: ignore[reportCallIssue]
     sender = DeviceSender(torch.device("cuda"))
 
     async def update() -> None:
@@ -226,7 +243,8 @@ def test_an_engine_sleeps_and_wakes_in_stages(engine: Engine, model: Path) -> No
     assert abs(used() - whole) < 256 * MIB
     assert engine.answers() == expected
 
-    # Offload as for a train step: an engine with adapters keeps its base weights; any other engine needs a sync afterwards.
+    # Offload as for a train step: an engine with adapters keeps its base weights; any other engine needs a sync
+    # afterwards.
     engine.wait(strategy.offload(discard=True))
     if takes_adapter:
         engine.wait(strategy.onload(whole=True))
@@ -243,11 +261,15 @@ def test_answers_are_frozen_while_an_engine_sleeps(engine: Engine, model: Path) 
     expected = engine.answers()
 
     async def across_a_step() -> Completion:
-        answer = asyncio.create_task(whole(strategy.generate(prompt, Sampling(200, temperature=0.0, ignore_eos=True), None)))
+        answer = asyncio.create_task(
+            whole(strategy.generate(prompt, Sampling(200, temperature=0.0, ignore_eos=True), None))
+        )
         # This request runs in the same batch. When its 8 tokens are done, the long request has about 8 tokens, too.
         await whole(strategy.generate(prompt[:5], Sampling(8, ignore_eos=True), None))
         await strategy.offload(discard=False)
-        waiting = asyncio.create_task(whole(strategy.generate(prompt, Sampling(24, temperature=0.0, ignore_eos=True), None)))
+        waiting = asyncio.create_task(
+            whole(strategy.generate(prompt, Sampling(24, temperature=0.0, ignore_eos=True), None))
+        )
         await strategy.onload(whole=False)
         await strategy.pause()
         await strategy.resume(7)
@@ -277,16 +299,30 @@ STAYS = ("resident", "partial_resident")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_in_which_all_roles_share_one_gpu(kind: str, model: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, str(TINY / "make_problems.py"), "problems"], cwd=tmp_path, check=True, timeout=limits.RUN)
+    subprocess.run(
+        [sys.executable, str(TINY / "make_problems.py"), "problems"], cwd=tmp_path, check=True, timeout=limits.RUN
+    )
     one_gpu = [f"{role}.device_mapping=[0]" for role in ("actor_train", "actor_infer", "reference")]
     on_the_cpu = [f"~{role}.world_size" for role in ("actor_train", "actor_infer", "reference")]
     bf16 = [f"{role}.model_args.dtype=bf16" for role in ("actor_train", "actor_infer", "reference")]
-    files = ["actor_train.data_args.file_name=problems/train.jsonl", "validation.data_args.file_name=problems/heldout.jsonl"]
+    files = [
+        "actor_train.data_args.file_name=problems/train.jsonl",
+        "validation.data_args.file_name=problems/heldout.jsonl",
+    ]
     small = ["rollout_batch_size=16", "updates_per_step=1", "rewards.arithmetic.world_size=1"]
     engine = ["actor_infer.strategy_args.strategy_config.gpu_memory_utilization=0.3"]
-    command = [sys.executable, "-m", "roll.pipeline", "--config-name", "tiny/tiny_rlvr_lora_zero3", f"pretrain={model}", "output_dir=run"]
+    command = [
+        sys.executable,
+        "-m",
+        "roll.pipeline",
+        "--config-name",
+        "tiny/tiny_rlvr_lora_zero3",
+        f"pretrain={model}",
+        "output_dir=run",
+    ]
     command += [*one_gpu, *on_the_cpu, *bf16, *files, *small, *engine, *KINDS[kind]]
-    # Validation, then a checkpoint, then a step: the engine is offloaded for the checkpoint, and then generates without a sync.
+    # Validation, then a checkpoint, then a step: the engine is offloaded for the checkpoint, and then generates without
+    # a sync.
     for steps in ("max_steps=3", "max_steps=4"):  # the second run resumes the first
         done = subprocess.run(
             [*command, steps, "eval_steps=1", "save_steps=1"],

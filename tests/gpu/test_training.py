@@ -42,7 +42,9 @@ def whole_formula(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tens
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("entropy_coef", [0.0, 0.1])
-def test_the_compiled_head_against_float64(dtype: torch.dtype, entropy_coef: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiled_head_against_float64(
+    dtype: torch.dtype, entropy_coef: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("roll.models.head.head_tokens", lambda vocabulary: 128)
     generator = torch.Generator("cuda").manual_seed(0)
     hidden = torch.randn(700, 256, device="cuda", generator=generator).to(dtype).requires_grad_()
@@ -51,7 +53,9 @@ def test_the_compiled_head_against_float64(dtype: torch.dtype, entropy_coef: flo
     direction = torch.randn(700, device="cuda", generator=generator)
     seen = []
     for log_probs, entropy in (chunked_log_probs(hidden, weight, targets, 0.8), whole_formula(hidden, weight, targets)):
-        objective = (log_probs * direction).sum() + (entropy_coef * (entropy * direction).sum() if entropy_coef else 0.0)
+        objective = (log_probs * direction).sum() + (
+            entropy_coef * (entropy * direction).sum() if entropy_coef else 0.0
+        )
         seen.append((log_probs, entropy, *torch.autograd.grad(objective, (hidden, weight))))
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     for mine, theirs in zip(*seen, strict=True):
@@ -91,11 +95,16 @@ def micro_batches(token_budget: int) -> tuple[list[MicroBatch], np.ndarray]:
     batch = TrainBatch(sequences, advantages, behaviour, np.zeros(len(mask), np.int32), None)
     weights = loss_weights(sequences, "token-mean")
     (forwards,) = packing.split(sequences.lengths, 1, token_budget).ranks
-    parts = [MicroBatch(packing.take(batch, indices), packing.select_tokens(weights, sequences, indices)) for indices in forwards]
+    parts = [
+        MicroBatch(packing.take(batch, indices), packing.select_tokens(weights, sequences, indices))
+        for indices in forwards
+    ]
     return parts, np.concatenate([packing.positions(sequences.offsets, indices) for indices in forwards])
 
 
-def train(model: Path, stage: int, lora: bool, token_budget: int, fraction: float | None, keys: dict[str, Any]) -> dict[str, Any]:
+def train(
+    model: Path, stage: int, lora: bool, token_budget: int, fraction: float | None, keys: dict[str, Any]
+) -> dict[str, Any]:
     """Score and make three updates, in this process. Return the results."""
     from roll.training.deepspeed.strategy import DeepSpeedTrain
 
@@ -200,7 +209,9 @@ def test_stage_recomputation_and_compilation_change_nothing(
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_too_little_memory_halves_the_budget_and_trains_the_same(model: Path, plain: dict[bool, dict[str, Any]], stage: int) -> None:
+def test_too_little_memory_halves_the_budget_and_trains_the_same(
+    model: Path, plain: dict[bool, dict[str, Any]], stage: int
+) -> None:
     keys = {"gradient_checkpointing": "none", "compile_layers": False}
     got = alone(model, stage, True, 16384, 0.3, keys)
     assert got["budgets"][0] < 16384

@@ -1,4 +1,6 @@
-"""Weight sync to vLLM on a GPU, by CUDA IPC and as an adapter, in bf16 and fp32: afterwards, the engine's log-probs are the policy's."""
+"""Weight sync to vLLM on a GPU, by CUDA IPC and as an adapter, in bf16 and fp32: afterwards, the engine's log-probs are
+the policy's.
+"""
 
 from __future__ import annotations
 
@@ -43,22 +45,34 @@ PROMPTS: list[Ints] = [np.arange(3, 3 + length, dtype=np.int32) for length in (4
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a Qwen2 whose heads are wide enough for FlashAttention."""
-    shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     return write_qwen(tmp_path_factory.mktemp("models") / "qwen", **shape)
 
 
 def model_args(dtype: str) -> ModelConfig:
-    return ModelConfig.model_validate({"dtype": dtype, "lora_target": "all-linear", "lora_rank": 16, "lora_alpha": 32.0})
+    return ModelConfig.model_validate(
+        {"dtype": dtype, "lora_target": "all-linear", "lora_rank": 16, "lora_alpha": 32.0}
+    )
 
 
 def policy(model: Path, dtype: str, seed: int, adapter: bool) -> PackedPolicy:
-    """Load the model with noise added to its weights, or, if `adapter`, with a LoRA adapter that changes its outputs."""
+    """Load the model with noise added to its weights, or, if `adapter`, with a LoRA adapter that changes its
+    outputs.
+    """
     arguments = model_args(dtype)
     causal = load_causal_model(str(model), arguments).cuda()  # pyright: ignore[reportCallIssue]
     generator = torch.Generator("cuda").manual_seed(seed)
     if not adapter:
         for parameter in causal.parameters():
-            parameter.data += (0.05 * torch.randn(parameter.shape, generator=generator, device="cuda")).to(parameter.dtype)
+            parameter.data += (0.05 * torch.randn(parameter.shape, generator=generator, device="cuda")).to(
+                parameter.dtype
+            )
         return PackedPolicy(causal).eval()
     adapted = add_lora(causal, arguments, seed).cuda()
     for name, parameter in adapted.named_parameters():
@@ -83,7 +97,9 @@ class Engine:
         return self.runner.run(bounded())
 
     def difference(self, current: PackedPolicy) -> float:
-        """Return the mean absolute difference between the engine's and the policy's log-probs of sampled tokens, in nats per token."""
+        """Return the mean absolute difference between the engine's and the policy's log-probs of sampled tokens, in
+        nats per token.
+        """
         sampling = Sampling(48, samples=4, ignore_eos=True)
 
         async def sample() -> list[list[Completion]]:
@@ -111,7 +127,14 @@ def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[Engine
     takes_adapter = kind == "adapter"
     strategy = VllmGenerate(
         VllmSettings(
-            str(model), model_args(dtype), settings, 512, 16 if takes_adapter else None, 0, takes_turns=False, keeps_kv_cache=False
+            str(model),
+            model_args(dtype),
+            settings,
+            512,
+            16 if takes_adapter else None,
+            0,
+            takes_turns=False,
+            keeps_kv_cache=False,
         ),
         rank,
     )

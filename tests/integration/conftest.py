@@ -25,7 +25,8 @@ SMALL = (
     "eval_steps=0",
     "actor_infer.generating_args.seeded=true",
     "rewards.arithmetic.world_size=1",
-    # Otherwise each vLLM process compiles the function that ranks sampled tokens. tests/engines/test_generate.py runs it compiled.
+    # Otherwise each vLLM process compiles the function that ranks sampled tokens. tests/engines/test_generate.py runs
+    # it compiled.
     "+actor_infer.system_envs={TORCHDYNAMO_DISABLE: '1'}",
     "validation.data_args.file_name=few.jsonl",
 )
@@ -80,7 +81,14 @@ class World:
 
     def rlvr(self, name: str, *overrides: str) -> tuple[str, ...]:
         """Return the arguments of a small RLVR run with the output folder `name`."""
-        return "--config-name", "tiny/tiny_rlvr_lora_zero3", f"output_dir={name}", "pretrain=warm/export", *SMALL, *overrides
+        return (
+            "--config-name",
+            "tiny/tiny_rlvr_lora_zero3",
+            f"output_dir={name}",
+            "pretrain=warm/export",
+            *SMALL,
+            *overrides,
+        )
 
     def descendants(self, run: subprocess.Popen[str], title: str) -> list[psutil.Process]:
         """Return the processes of a run whose command line begins with this title."""
@@ -91,7 +99,9 @@ class World:
         return found
 
     def working_rank(self, name: str, run: subprocess.Popen[str], role: str, rank: int) -> psutil.Process:
-        """Wait until a rank is executing a call, and return its process. It is identified by the log file that is its stdout."""
+        """Wait until a rank is executing a call, and return its process. It is identified by the log file that is its
+        stdout.
+        """
         log, found = self.folder / name / "logs" / f"{role}-{rank}.log", list[psutil.Process]()
 
         def works() -> bool:
@@ -105,7 +115,9 @@ class World:
         return found[0]
 
     def go_back(self, name: str, copy: str, last: int) -> None:
-        """Copy a finished run's folder to `copy`, but without the checkpoint `step_<last>` and the export, as if it had been killed."""
+        """Copy a finished run's folder to `copy`, but without the checkpoint `step_<last>` and the export, as if it had
+        been killed.
+        """
         shutil.copytree(self.folder / name, self.folder / copy)
         shutil.rmtree(self.folder / copy / "checkpoints" / f"step_{last}")
         shutil.rmtree(self.folder / copy / "export")
@@ -142,7 +154,9 @@ def engine_processes(driver: int) -> list[psutil.Process]:
         with suppress(psutil.Error):  # it has ended
             parent = child.parent() if "EngineCore" in child.name() else None
             # A process that vLLM's process has just forked still has its parent's name.
-            found += [parent] if parent is not None and "EngineCore" not in parent.name() and parent not in found else []
+            found += (
+                [parent] if parent is not None and "EngineCore" not in parent.name() and parent not in found else []
+            )
     return found
 
 
@@ -151,7 +165,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """Return the warmed-up tiny world. The warm-up is itself a run of the SFT pipeline."""
     folder = tmp_path_factory.mktemp("world")
     for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
-        subprocess.run([sys.executable, str(TINY / script), f"output/tiny/{name}"], cwd=folder, check=True, timeout=limits.PROCESS)
+        subprocess.run(
+            [sys.executable, str(TINY / script), f"output/tiny/{name}"], cwd=folder, check=True, timeout=limits.PROCESS
+        )
     heldout = (folder / "output/tiny/problems/heldout.jsonl").read_text().splitlines(keepends=True)
     (folder / "few.jsonl").write_text("".join(heldout[:FEW]))
     tiny_world = World(folder)
@@ -162,7 +178,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture
 def leaves_nothing() -> Iterator[Callable[[], None]]:
-    """Return a function that checks that no process, shared memory or temporary folder of the test is left on the machine."""
+    """Return a function that checks that no process, shared memory or temporary folder of the test is left on the
+    machine.
+    """
     before = _traces()
 
     def left() -> dict[str, set[str]]:
@@ -175,14 +193,18 @@ def leaves_nothing() -> Iterator[Callable[[], None]]:
 
 
 def _in_container(pid: int) -> bool:
-    """Return whether a process is in a different PID namespace. Such a process runs in a container and is not from a test."""
+    """Return whether a process is in a different PID namespace. Such a process runs in a container and is not from a
+    test.
+    """
     with suppress(OSError):
         return os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
     return False
 
 
 def _traces() -> dict[str, set[str]]:
-    """Return processes of Ray, vLLM, runs and rewards, files in shared memory, and temporary folders of runs and of Ray."""
+    """Return processes of Ray, vLLM, runs and rewards, files in shared memory, and temporary folders of runs and of
+    Ray.
+    """
     names = (
         "ray::",
         "raylet",
@@ -198,5 +220,11 @@ def _traces() -> dict[str, set[str]]:
         line = f"{process.info['name']} {' '.join(process.info['cmdline'] or ())}"
         if any(name in line for name in names) and not _in_container(process.info["pid"]):
             processes.add(f"{process.info['pid']} {line[:120]}")
-    temporary = {path.name for path in Path(os.environ.get("TMPDIR", "/tmp")).iterdir() if path.name.startswith(("roll-", "ray"))}
-    return {"processes": processes, "shared memory": {path.name for path in Path("/dev/shm").iterdir()}, "temporary": temporary}
+    temporary = {
+        path.name for path in Path(os.environ.get("TMPDIR", "/tmp")).iterdir() if path.name.startswith(("roll-", "ray"))
+    }
+    return {
+        "processes": processes,
+        "shared memory": {path.name for path in Path("/dev/shm").iterdir()},
+        "temporary": temporary,
+    }

@@ -1,4 +1,6 @@
-"""Episodes in environments with the real engines: the run trains on the tokens that the engine saw, and survives broken environments."""
+"""Episodes in environments with the real engines: the run trains on the tokens that the engine saw, and survives broken
+environments.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def test_an_agent_learns_from_the_tokens_that_the_engine_saw(world: World, leave
         assert line["policy/grad_norm"] > 0
     assert all("val/heldout/pass@1" in line for line in (steps[0], steps[2]))
     responses = [response for record in samples(world.folder / "agent") for response in record["responses"]]
-    several = [response["trajectories"][0] for response in responses if len(response["trajectories"][0]["segments"]) == 4]
+    several = [
+        response["trajectories"][0] for response in responses if len(response["trajectories"][0]["segments"]) == 4
+    ]
     assert several, "samples.jsonl has episodes with both turns"
     for path in several:
         roles = [segment["role"] for segment in path["segments"]]
@@ -103,7 +107,9 @@ def test_an_agent_learns_from_the_tokens_that_the_engine_saw(world: World, leave
 
 @pytest.mark.full
 def test_broken_environments_do_not_end_an_asynchronous_run(world: World, leaves_nothing: Callable[[], None]) -> None:
-    """Environments that raise, hang, exceed their memory or are killed: their groups are replaced, and none of them is scored."""
+    """Environments that raise, hang, exceed their memory or are killed: their groups are replaced, and none of them is
+    scored.
+    """
     rows = [json.loads(line) for line in (world.folder / "output/tiny/problems/train.jsonl").read_text().splitlines()]
     broken = [row for row in rows if row["prompt"][:3] in BROKEN][:8]
     sound = [row for row in rows if row["prompt"][:3] not in BROKEN][:56]
@@ -124,6 +130,8 @@ def test_broken_environments_do_not_end_an_asynchronous_run(world: World, leaves
     steps = world.metrics("troubled")
     assert [line["step"] for line in steps] == [0, 1, 2, 3, 4]
     assert sum(line.get("episode/failed_groups", 0) for line in steps) >= 1
-    assert all(line["reward/scored_fraction"] == 1 and line["episode/environment_failed_fraction"] == 0 for line in steps[1:])
+    assert all(
+        line["reward/scored_fraction"] == 1 and line["episode/environment_failed_fraction"] == 0 for line in steps[1:]
+    )
     asked = [record["prompt"] for record in samples(world.folder / "troubled")]
     assert asked and not any(text.removeprefix("<|im_start|>user\n").startswith(BROKEN) for text in asked)

@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.engines, pytest.mark.full]
 def test_a_notebook_trains_and_evaluates(world: World, leaves_nothing: Callable[[], None]) -> None:
     [block] = [block for block in blocks("docs/running.md") if block.option("file") == "my_training.py"]
     cell = f"import asyncio\n\nasync def cell():\n    exec({block.text!r}, {{}})\n\nasyncio.run(cell())\n"
-    done = subprocess.run([sys.executable, "-c", cell], cwd=world.folder, capture_output=True, text=True, timeout=limits.RUN, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", cell], cwd=world.folder, capture_output=True, text=True, timeout=limits.RUN, check=False
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     leaves_nothing()
     said = done.stdout.splitlines()

@@ -1,4 +1,6 @@
-"""Engines are killed during seeded runs with real vLLM: a synchronous run has the same metrics as one without a failure."""
+"""Engines are killed during seeded runs with real vLLM: a synchronous run has the same metrics as one without a
+failure.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,11 @@ def test_both_die_at_once_and_the_run_waits_for_one(
 
 @pytest.mark.parametrize(("arguments", "file"), [(TWO, "adapter_model.safetensors"), (WHOLE, "bucket1.safetensors")])
 def test_one_of_two_dies_amid_a_sync(
-    world: World, undisturbed: Callable[[Sequence[str]], str], leaves_nothing: Callable[[], None], arguments: Sequence[str], file: str
+    world: World,
+    undisturbed: Callable[[Sequence[str]], str],
+    leaves_nothing: Callable[[], None],
+    arguments: Sequence[str],
+    file: str,
 ) -> None:
     expected, name = undisturbed(arguments), f"amid_{file.split('.')[0]}"
     process = world.start(*world.rlvr(name, *arguments))
@@ -117,7 +123,9 @@ def test_asynchronous_training_goes_on(world: World, leaves_nothing: Callable[[]
     leaves_nothing()
 
 
-def test_an_engine_that_always_dies_ends_the_run_with_its_cause(world: World, leaves_nothing: Callable[[], None]) -> None:
+def test_an_engine_that_always_dies_ends_the_run_with_its_cause(
+    world: World, leaves_nothing: Callable[[], None]
+) -> None:
     process = world.start(*world.rlvr("hopeless", "max_steps=500"))
     world.wait_for_step("hopeless", 1, process)
     killed: set[int] = set()

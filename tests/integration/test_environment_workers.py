@@ -27,14 +27,18 @@ CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type":
 
 
 async def plays(folder: Path) -> None:
-    section = EnvironmentConfig.model_validate({"sessions_per_process": 2, "step_timeout": limits.CALL, "world_size": 2})
+    section = EnvironmentConfig.model_validate(
+        {"sessions_per_process": 2, "step_timeout": limits.CALL, "world_size": 2}
+    )
     places = worker_placements(RolePlan(ROLE, "none", ((), ())), 8, {})
     group: WorkerGroup[EnvironmentWorker] = WorkerGroup(ROLE, places, folder, folder / "held", blocking=False)
     try:
         await group.start(EnvironmentSettings("calculator", section, limits.START), limits.START, limits.START)
         environments = EnvironmentWorkers({"calculator": group}, {"calculator": section}, limits.START)
         sessions = [await environments.open("calculator", {"seed": seed}, 0) for seed in range(4)]
-        assert [session.observation.messages[0]["content"] for session in sessions] == [made(seed, 3, "+-*")[0] for seed in range(4)]
+        assert [session.observation.messages[0]["content"] for session in sessions] == [
+            made(seed, 3, "+-*")[0] for seed in range(4)
+        ]
         assert [session.malformed_calls for session in sessions] == ["answer"] * 4
         fifth = asyncio.ensure_future(environments.open("calculator", {"seed": 4}, 0))
         assert [(await session.step(CALL)).messages[0]["content"] for session in sessions] == ["42"] * 4
@@ -42,7 +46,9 @@ async def plays(folder: Path) -> None:
         os.kill(group._pids[0], signal.SIGKILL)
         answers = await asyncio.gather(*(session.step(CALL) for session in sessions), return_exceptions=True)
         failed = [isinstance(answer, EnvironmentFailed) for answer in answers]
-        assert failed == [True, False, True, False], "sessions alternate between workers, and those of the other worker continue"
+        assert failed == [True, False, True, False], (
+            "sessions alternate between workers, and those of the other worker continue"
+        )
         assert environments.metrics() == {
             "episode/crashed": 0.0,
             "episode/timed_out": 0.0,

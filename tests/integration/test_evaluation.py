@@ -1,4 +1,6 @@
-"""`python -m roll.evaluate` with the real engines, for a checkpoint and for runs. A run's last validation is the expected result."""
+"""`python -m roll.evaluate` with the real engines, for a checkpoint and for runs. A run's last validation is the
+expected result.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,24 @@ def evaluated(world: World, *arguments: str, folder: str) -> dict[str, Any]:
 
 
 def test_a_checkpoint_is_answered_by_transformers(world: World, leaves_nothing: Callable[[], None]) -> None:
-    asked = ("--data", "output/tiny/problems/heldout.jsonl", "--reward", "exact_match", "--samples", "4", "--limit", "24")
+    asked = (
+        "--data",
+        "output/tiny/problems/heldout.jsonl",
+        "--reward",
+        "exact_match",
+        "--samples",
+        "4",
+        "--limit",
+        "24",
+    )
     checkpoint = next((world.folder / "warm" / "checkpoints").glob("step_*"))
     found = evaluated(world, str(checkpoint), *asked, "--strategy", "hf_infer", "--output", "ours", folder="ours")
     estimates = found["sets"]["heldout"]["estimates"]
     lines = [json.loads(line) for line in (world.folder / "ours" / "samples.jsonl").read_text().splitlines()]
     assert sorted(line["prompt_id"] for line in lines) == list(range(24))
-    right = [[response["text"].strip() == line["row"]["ground_truth"] for response in line["responses"]] for line in lines]
+    right = [
+        [response["text"].strip() == line["row"]["ground_truth"] for response in line["responses"]] for line in lines
+    ]
     assert {len(one) for one in right} == {4}
     assert [[response["passed"] for response in line["responses"]] for line in lines] == right
     assert estimates["accuracy"]["value"] == pytest.approx(sum(map(sum, right)) / 96)
@@ -48,7 +61,9 @@ def test_a_checkpoint_is_answered_by_transformers(world: World, leaves_nothing: 
 
 @pytest.mark.full
 def test_a_run_is_as_good_as_its_last_validation_says(world: World, leaves_nothing: Callable[[], None]) -> None:
-    """Prompts, sampling, seeds and engine are the same. The evaluation merges the adapter, while the run applied it in the engine."""
+    """Prompts, sampling, seeds and engine are the same. The evaluation merges the adapter, while the run applied it in
+    the engine.
+    """
     outcome = world.run(*world.rlvr("judged", "max_steps=2", "eval_steps=2"))
     assert outcome.status == 0, outcome.output
     found = evaluated(world, "judged", folder="judged/evaluations/step_2")
@@ -71,5 +86,7 @@ def test_environments_of_a_run_are_evaluated(world: World, leaves_nothing: Calla
     lines = (world.folder / "player" / "evaluations" / "step_1" / "samples.jsonl").read_text().splitlines()
     assert len(lines) == 4
     paths = [response["trajectories"][0]["segments"] for line in lines for response in json.loads(line)["responses"]]
-    assert any([segment["role"] for segment in path[1:4]] == ["assistant", "environment", "assistant"] for path in paths)
+    assert any(
+        [segment["role"] for segment in path[1:4]] == ["assistant", "environment", "assistant"] for path in paths
+    )
     leaves_nothing()

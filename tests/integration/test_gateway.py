@@ -44,7 +44,10 @@ for turn in range(3):
 def agents(tmp_path_factory: pytest.TempPathFactory) -> World:
     """Return a world with the tiny agent model, after the warm-up that teaches the model to call the tool."""
     folder = tmp_path_factory.mktemp("agents")
-    for script, *given in (("make_model.py", "output/tiny/agent-model", "--agent"), ("make_conversations.py", "output/tiny/conversations")):
+    for script, *given in (
+        ("make_model.py", "output/tiny/agent-model", "--agent"),
+        ("make_conversations.py", "output/tiny/conversations"),
+    ):
         subprocess.run([sys.executable, str(TINY / script), *given], cwd=folder, check=True, timeout=limits.PROCESS)
     tiny_world = World(folder)
     outcome = tiny_world.run("--config-name", "tiny/tiny_agent_warm_up", "output_dir=warm")
@@ -57,9 +60,18 @@ def samples(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
-def test_an_agent_by_the_official_client_is_trained_on_what_the_engine_saw(agents: World, leaves_nothing: Callable[[], None]) -> None:
+def test_an_agent_by_the_official_client_is_trained_on_what_the_engine_saw(
+    agents: World, leaves_nothing: Callable[[], None]
+) -> None:
     outcome = agents.run(
-        *("--config-name", "tiny/tiny_agent", "output_dir=gateway", "pretrain=warm/export", "max_steps=2", "eval_steps=0"),
+        *(
+            "--config-name",
+            "tiny/tiny_agent",
+            "output_dir=gateway",
+            "pretrain=warm/export",
+            "max_steps=2",
+            "eval_steps=0",
+        ),
         *("rollout_batch_size=4", "num_return_sequences_in_group=8", "updates_per_step=1"),
         f"+environments.calculator.agent={{command: ['{sys.executable}', agent.py]}}",
         "environments.calculator.sessions_per_process=4",
@@ -73,7 +85,9 @@ def test_an_agent_by_the_official_client_is_trained_on_what_the_engine_saw(agent
         assert line["episode/forks"] == 0 and line["episode/turns_mean"] > 1 and line["episode/tool_calls"] > 0
         assert line["reward/scored_fraction"] == 1
     assert any(line["policy/grad_norm"] > 0 for line in steps)
-    assert sum(line.get("episode/failed_groups", 0) for line in steps) > 0, "groups of tasks for which the agent fails are replaced"
+    assert sum(line.get("episode/failed_groups", 0) for line in steps) > 0, (
+        "groups of tasks for which the agent fails are replaced"
+    )
     paths = [one["trajectories"] for record in samples(agents.folder / "gateway") for one in record["responses"]]
     assert paths and all(len(path) == 1 for path in paths)
     several = [path[0]["segments"] for path in paths if len(path[0]["segments"]) > 2]

@@ -136,7 +136,9 @@ class EngineSettings:
 @asynccontextmanager
 async def group_of_two(logs: Path, readable: bool = True, replica_size: int = 1) -> AsyncIterator[WorkerGroup[Worker]]:
     places = worker_placements(RolePlan("trainer", "none", ((), ())), 8, {"COLOUR": "blue"})
-    group: WorkerGroup[Worker] = WorkerGroup("trainer", places, logs, logs / "held", blocking=True, replica_size=replica_size)
+    group: WorkerGroup[Worker] = WorkerGroup(
+        "trainer", places, logs, logs / "held", blocking=True, replica_size=replica_size
+    )
     try:
         await group.start(WorkerSettings(readable), limits.START, limits.START)
         yield group
@@ -159,7 +161,9 @@ async def finds_what_is_stopped(logs: Path) -> None:
         async with watch.watched(lambda role: False):
             os.kill(stopped.pid, signal.SIGSTOP)
             limits.until(lambda: is_stopped(probe, stopped.pid), "the probe finds the stopped process", limits.CALL)
-            with pytest.raises(WorkerDied, match=rf"^trainer rank 0: its process {stopped.pid} is stopped \(SIGSTOP\) \(logs/trainer-0"):
+            with pytest.raises(
+                WorkerDied, match=rf"^trainer rank 0: its process {stopped.pid} is stopped \(SIGSTOP\) \(logs/trainer-0"
+            ):
                 await calls
         limits.until(lambda: not psutil.pid_exists(stopped.pid), "the stopped process is gone", limits.END)
         await probe.end_family.remote(waiting.pid)
@@ -167,7 +171,9 @@ async def finds_what_is_stopped(logs: Path) -> None:
 
 
 async def reads_no_earlier_log(logs: Path) -> None:
-    """The log of an earlier run contains a collective's timeout. In this run a rank is killed, which must be the reported cause."""
+    """The log of an earlier run contains a collective's timeout. In this run a rank is killed, which must be the
+    reported cause.
+    """
     (logs / "trainer-0.log").write_text("[gloo] Timed out waiting 1000ms for recv operation to complete\n")
     async with group_of_two(logs) as group:
         with pytest.raises(WorkerFailed, match="^trainer rank 0: the process died"):
@@ -175,13 +181,18 @@ async def reads_no_earlier_log(logs: Path) -> None:
 
 
 async def names_who_is_late(group: WorkerGroup[Worker], folder: Path) -> None:
-    """Check that the late rank is reported, and not the rank that waited for it. Once released, the late rank takes its next call."""
+    """Check that the late rank is reported, and not the rank that waited for it. Once released, the late rank takes its
+    next call.
+    """
     answered, late = (actor.call.remote(0, "wait", 1, folder / "slept") for actor in group._actors)
     await answered
     with pytest.raises(WorkerFailed, match=r"^trainer rank 1: wait did not finish within 1 s on rank\(s\) 1$"):
         await group._gather([answered, late], "wait", limits.EXPIRY)
     (folder / "slept").touch()
-    said = r"^trainer rank 1: meet: rank\(s\) 1 did not join a collective operation in which rank\(s\) 0 waited \(logs/trainer-1"
+    said = (
+        r"^trainer rank 1: meet: rank\(s\) 1 did not join a collective operation in which rank\(s\) 0 waited "
+        r"\(logs/trainer-1"
+    )
     with pytest.raises(WorkerFailed, match=said):
         await group.within(limits.CALL).all(Worker.meet, 1, folder / "met")
     (folder / "met").touch()
@@ -191,7 +202,9 @@ async def fails_where_calls_travel_together(group: WorkerGroup[Engine]) -> None:
     """Check that batched calls fail like single calls."""
     calls = group.batched.within(limits.CALL)
     answer = asyncio.ensure_future(calls.one(0, Engine.asked))
-    with pytest.raises(WorkerFailed, match=r"^engine rank 0: RuntimeError: Picky: a cause and its detail \(logs/engine-0.log\)$") as raised:
+    with pytest.raises(
+        WorkerFailed, match=r"^engine rank 0: RuntimeError: Picky: a cause and its detail \(logs/engine-0.log\)$"
+    ) as raised:
         await calls.one(0, Engine.fail)
     assert "in fail" in raised.value.traceback
     assert await answer >= 0
@@ -204,7 +217,9 @@ async def fails_where_calls_travel_together(group: WorkerGroup[Engine]) -> None:
 
 
 async def replaces_one_process(group: WorkerGroup[Engine], log: Path) -> None:
-    """Replace rank 0, which has died, and again after SIGSTOP and after SIGKILL. A call that waits on rank 1 is not affected."""
+    """Replace rank 0, which has died, and again after SIGSTOP and after SIGKILL. A call that waits on rank 1 is not
+    affected.
+    """
     calls = group.batched.within(limits.CALL)
     other = asyncio.ensure_future(calls.one(1, Engine.answer))
     await group.replace(0, limits.START)
@@ -219,7 +234,9 @@ async def replaces_one_process(group: WorkerGroup[Engine], log: Path) -> None:
         with pytest.raises(WorkerDied, match="^engine rank 0: the process died"):
             await waiting
         limits.until(
-            lambda pids=pids: not any(psutil.pid_exists(pid) for pid in pids), "the old process and its child are gone", limits.END
+            lambda pids=pids: not any(psutil.pid_exists(pid) for pid in pids),
+            "the old process and its child are gone",
+            limits.END,
         )
     while await calls.one(1, Engine.asked) < 1:
         await asyncio.sleep(limits.LOOK)
@@ -274,7 +291,10 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: 
         async with group_of_two(tmp_path / "logs", replica_size=2) as group:
             assert await group.within(limits.CALL).each_replica(Worker.replica, [()]) == [(0, 2)]
             assert await group.within(limits.CALL).each(Worker.replica, [(), ()]) == [(0, 2), (0, 2)]
-            pids = [int(pid) for pid in await group._gather([actor.pid.remote() for actor in group._actors], "pid", limits.CALL)]
+            pids = [
+                int(pid)
+                for pid in await group._gather([actor.pid.remote() for actor in group._actors], "pid", limits.CALL)
+            ]
             hanging = asyncio.ensure_future(group.within(limits.RUN).all(Worker.wait, 0, tmp_path / "never"))
             await asyncio.sleep(0)  # let the task make its calls
         hanging.cancel()
@@ -294,7 +314,9 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: 
     leaves_nothing()
 
 
-def test_a_temporary_folder_whose_name_is_too_long_for_sockets_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_folder_whose_name_is_too_long_for_sockets_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with cluster(tmp_path, gpus=0, gpus_per_node=8) as session:
         assert session.scratch.parent == Path("/tmp")

@@ -13,7 +13,9 @@ pytestmark = pytest.mark.engines
 
 
 @pytest.mark.full
-def test_every_kind_of_process_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_kind_of_process_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "host.json"
     monkeypatch.setattr("sys.argv", ["host.py", "--samples", "64,128", "--mean-length", "8", "--json", str(file)])
     assert host.main() == 0

@@ -1,4 +1,6 @@
-"""A hybrid model with Qwen3.5's architecture in whole runs: SFT, then RLVR with an adapter and the engine `hf_infer`."""
+"""A hybrid model with Qwen3.5's architecture in whole runs: SFT, then RLVR with an adapter and the engine
+`hf_infer`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from tests.integration.test_offline import held_out
 pytestmark = [pytest.mark.engines, pytest.mark.full]
 
 STEPS = 12
-FINE_TUNING = ("pretrain=hybrid", f"max_steps={STEPS}", f"save_steps={STEPS}", f"eval_steps={STEPS}", "data_split=[9,1,0]")
+FINE_TUNING = (
+    "pretrain=hybrid",
+    f"max_steps={STEPS}",
+    f"save_steps={STEPS}",
+    f"eval_steps={STEPS}",
+    "data_split=[9,1,0]",
+)
 ENGINE = ("~actor_infer.strategy_args.strategy_config", "actor_infer.strategy_args.strategy_name=hf_infer")
 LEARNING = ("max_steps=3", "save_steps=3", "num_return_sequences_in_group=4", "response_length=4", *SMALL, *ENGINE)
 
@@ -43,10 +51,13 @@ def test_a_hybrid_is_fine_tuned_and_then_learns_by_reward(world: World) -> None:
     export = world.folder / "hybrid_sft" / "export"
     assert loss(export, world) == pytest.approx(lines[-1]["val/validation/loss"], abs=1e-5)
 
-    outcome = world.run("--config-name", "tiny/tiny_rlvr_lora_zero3", "pretrain=hybrid_sft/export", *LEARNING, "output_dir=hybrid_rlvr")
+    outcome = world.run(
+        "--config-name", "tiny/tiny_rlvr_lora_zero3", "pretrain=hybrid_sft/export", *LEARNING, "output_dir=hybrid_rlvr"
+    )
     assert outcome.status == 0, outcome.output
     steps = world.metrics("hybrid_rlvr")[1:]
     assert len(steps) == 3
-    # The engine samples with cached states, while the trainer processes packed sequences. Steps 2 and 3 follow a weight sync.
+    # The engine samples with cached states, while the trainer processes packed sequences. Steps 2 and 3 follow a weight
+    # sync.
     assert max(step["mismatch/logprob_abs_diff_mean"] for step in steps) < 1e-5
     assert all(np.isfinite(step["policy/loss"]) and step["policy/skipped_updates"] == 0 for step in steps)

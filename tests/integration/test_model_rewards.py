@@ -1,4 +1,6 @@
-"""Training on the tiny task with rewards from a model: a judge behind a URL, a judge in its own engine, and a reward model."""
+"""Training on the tiny task with rewards from a model: a judge behind a URL, a judge in its own engine, and a reward
+model.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,14 @@ pytestmark = [pytest.mark.engines, pytest.mark.full]
 JUDGED_STEPS, SCORED_STEPS = 30, 40
 RISE = 0.1
 """Required rise of the fraction of right answers to the 256 held-out problems, with 4 samples each."""
-ANSWERS = "validation={data_args: {file_name: exact.jsonl, template: raw, prompt: prompt}, name: heldout, generating_args: {seeded: true}}"
-"""Held-out problems of a domain that a function scores, so that the validation does not depend on the model that gives the rewards."""
+ANSWERS = (
+    "validation={data_args: {file_name: exact.jsonl, template: raw, prompt: prompt}, name: heldout, "
+    "generating_args: "
+    "{seeded: true}}"
+)
+"""Held-out problems of a domain that a function scores, so that the validation does not depend on the model that gives
+the rewards.
+"""
 EXACT = "+rewards.exact={reward: exact_match}"
 
 
@@ -72,7 +80,13 @@ def prompt_file(world: World) -> Path:
 
 def asked_by_url(world: World, name: str, prompt_file: Path, url: str, *keys: str) -> tuple[str, ...]:
     """Return the arguments of a short run whose judge is behind a URL."""
-    judge = ("reward=llm_judge", "judge_model_type=api", "judge_model_name=equality", f"judge_prompt={prompt_file}", f"judge_api_url={url}")
+    judge = (
+        "reward=llm_judge",
+        "judge_model_type=api",
+        "judge_model_name=equality",
+        f"judge_prompt={prompt_file}",
+        f"judge_api_url={url}",
+    )
     keys = tuple(f"rewards.arithmetic.{key}" for key in (*judge, *keys))
     return world.rlvr(name, "max_steps=2", "save_at_end=false", "validation=null", *keys)
 
@@ -110,7 +124,9 @@ def test_a_judge_that_cannot_be_reached_ends_the_run_with_the_cause(world: World
 
 @pytest.fixture(scope="module")
 def judging(world: World) -> World:
-    """Return the world with a policy that is right about half the time, training data for judges, and held-out problems."""
+    """Return the world with a policy that is right about half the time, training data for judges, and held-out
+    problems.
+    """
     outcome = world.run("--config-name", "tiny/tiny_warm_up", "output_dir=taught")
     assert outcome.status == 0, outcome.output
     script = str(TINY / "make_judgements.py")
@@ -122,7 +138,9 @@ def judging(world: World) -> World:
 
 
 def train_policy(world: World, name: str, experiment: str, steps: int, *keys: str) -> None:
-    """Train the policy on a model's rewards. Validate it before and after training, by a reward function that needs no model."""
+    """Train the policy on a model's rewards. Validate it before and after training, by a reward function that needs no
+    model.
+    """
     outcome = world.run(
         *("--config-name", f"tiny/{experiment}", f"output_dir={name}", "pretrain=taught/export", "save_at_end=false"),
         *(f"max_steps={steps}", f"eval_steps={steps}", ANSWERS, EXACT, *keys),
@@ -138,9 +156,17 @@ def assert_learnt(world: World, name: str) -> None:
 def test_learnt_from_a_judge_in_an_engine_of_its_own(judging: World, leaves_nothing: Callable[[], None]) -> None:
     outcome = judging.run("--config-name", "tiny/tiny_judge", "output_dir=judge", "eval_steps=0")
     assert outcome.status == 0, outcome.output
-    train_policy(judging, "judged", "tiny_llm_judge", JUDGED_STEPS, "rewards.arithmetic.model_args.model_name_or_path=judge/export")
+    train_policy(
+        judging,
+        "judged",
+        "tiny_llm_judge",
+        JUDGED_STEPS,
+        "rewards.arithmetic.model_args.model_name_or_path=judge/export",
+    )
     verdicts = [
-        (one["text"] == total(group["prompt"]), one["reward"]) for group in samples(judging, "judged") for one in group["responses"]
+        (one["text"] == total(group["prompt"]), one["reward"])
+        for group in samples(judging, "judged")
+        for one in group["responses"]
     ]
     assert np.mean([reward == float(right) for right, reward in verdicts]) > 0.95
     assert_learnt(judging, "judged")
@@ -149,9 +175,18 @@ def test_learnt_from_a_judge_in_an_engine_of_its_own(judging: World, leaves_noth
 
 @pytest.fixture(scope="module")
 def reward_model(judging: World) -> Path:
-    """Return a reward model, trained on right and wrong sums to an accuracy of about 99%. With 96%, the policy would not learn."""
+    """Return a reward model, trained on right and wrong sums to an accuracy of about 99%. With 96%, the policy would
+    not learn.
+    """
     outcome = judging.run(
-        *("--config-name", "tiny/tiny_reward_model", "output_dir=preferring", "pretrain=taught/export", "max_steps=600", "eval_steps=0"),
+        *(
+            "--config-name",
+            "tiny/tiny_reward_model",
+            "output_dir=preferring",
+            "pretrain=taught/export",
+            "max_steps=600",
+            "eval_steps=0",
+        ),
         *("save_steps=0", "reward_train.data_args.file_name=output/tiny/judgements/pairs.jsonl"),
         "reward_train.training_args.learning_rate=5.0e-4",
     )
@@ -161,16 +196,25 @@ def reward_model(judging: World) -> Path:
 
 @pytest.mark.parametrize(
     ("strategy", "steps"),
-    [("{strategy_name: hf_infer}", SCORED_STEPS), ("{strategy_name: vllm, strategy_config: {enforce_eager: true, kv_cache_gib: 0.25}}", 2)],
+    [
+        ("{strategy_name: hf_infer}", SCORED_STEPS),
+        ("{strategy_name: vllm, strategy_config: {enforce_eager: true, kv_cache_gib: 0.25}}", 2),
+    ],
     ids=["hf_infer", "vllm"],
 )
 def test_learnt_from_a_reward_model(
     judging: World, reward_model: Path, strategy: str, steps: int, leaves_nothing: Callable[[], None]
 ) -> None:
     name = f"preferred-{steps}"
-    served = (f"rewards.arithmetic.model_args.model_name_or_path={reward_model}", f"rewards.arithmetic.strategy_args={strategy}")
+    served = (
+        f"rewards.arithmetic.model_args.model_name_or_path={reward_model}",
+        f"rewards.arithmetic.strategy_args={strategy}",
+    )
     train_policy(judging, name, "tiny_rlvr_reward_model", steps, *served)
-    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(reward_model), AutoTokenizer.from_pretrained(reward_model)
+    model, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained(reward_model),
+        AutoTokenizer.from_pretrained(reward_model),
+    )
     for group in samples(judging, name)[:8]:
         for one in group["responses"]:
             tokens = tokenizer.encode(f"{group['prompt']}{one['text']}") + [tokenizer.eos_token_id]

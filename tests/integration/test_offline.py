@@ -1,4 +1,6 @@
-"""Offline pipelines with the real engines: SFT, resumed DPO, and a reward model and a student whose exports transformers loads."""
+"""Offline pipelines with the real engines: SFT, resumed DPO, and a reward model and a student whose exports
+transformers loads.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.integration.conftest import World
 pytestmark = [pytest.mark.engines, pytest.mark.full]
 
 SHORT = ("pretrain=warm/export", "max_steps=4", "save_steps=2", "eval_steps=2", "data_split=[9,1,0]")
-REFERENCE = "++reference={model_args: {dtype: fp32}, strategy_args: {strategy_name: hf_infer}, max_tokens_per_microbatch: 4096}"
+REFERENCE = (
+    "++reference={model_args: {dtype: fp32}, strategy_args: {strategy_name: hf_infer}, max_tokens_per_microbatch: 4096}"
+)
 MEASURED = ("time/", "throughput/", "memory/")
 SEED = 42
 """Seed of the experiments."""
@@ -50,7 +54,11 @@ def test_a_deterministic_run_runs_and_is_repeated_to_the_bit(world: World) -> No
 
 def test_preferences_go_on_exactly_from_a_checkpoint(world: World) -> None:
     preferences = ("--config-name", "tiny/tiny_dpo", *SHORT, REFERENCE, "~actor_train.model_args.lora_target")
-    preferences += ("~actor_train.model_args.lora_rank", "~actor_train.model_args.lora_alpha", "reference_log_probs=precomputed")
+    preferences += (
+        "~actor_train.model_args.lora_rank",
+        "~actor_train.model_args.lora_alpha",
+        "reference_log_probs=precomputed",
+    )
     outcome = world.run(*preferences, "output_dir=dpo")
     assert outcome.status == 0, outcome.output
     whole = world.metrics("dpo")
@@ -58,7 +66,9 @@ def test_preferences_go_on_exactly_from_a_checkpoint(world: World) -> None:
     assert [line["step"] for line in whole if "val/validation/accuracy" in line] == [0, 2, 4]
     assert whole[-1]["val/validation/loss"] < whole[0]["val/validation/loss"]
     assert "time/reference" in whole[0], "the reference scored all rows before the first step"
-    assert not any("time/reference" in line or "memory/reference/peak_bytes" in line for line in whole[1:]), "and not later"
+    assert not any("time/reference" in line or "memory/reference/peak_bytes" in line for line in whole[1:]), (
+        "and not later"
+    )
     assert (world.folder / "dpo" / "export" / "model.safetensors.index.json").exists()
 
     process = world.start(*preferences, "output_dir=dpo_lost")
@@ -97,7 +107,9 @@ def test_transformers_gives_the_scores_that_the_reward_model_learnt(world: World
     assert outcome.status == 0, outcome.output
     last = world.metrics(name)[-1]
     pairs = held_out(world, "pairs", prompt="prompt", chosen="response", rejected="rejected")
-    chosen, rejected = (score(world.folder / name / "export", [pair[number].token_ids.tolist() for pair in pairs]) for number in (0, 1))
+    chosen, rejected = (
+        score(world.folder / name / "export", [pair[number].token_ids.tolist() for pair in pairs]) for number in (0, 1)
+    )
     loss = -torch.nn.functional.logsigmoid(chosen - rejected).mean()
     assert float(loss) == pytest.approx(last["val/validation/loss"], abs=1e-5)
     assert float((chosen > rejected).float().mean()) == pytest.approx(last["val/validation/accuracy"])
@@ -111,7 +123,10 @@ def test_a_student_comes_nearer_to_its_teacher(world: World) -> None:
     assert outcome.status == 0, outcome.output
     lines = world.metrics("student")
     assert lines[-1]["val/validation/divergence"] < lines[0]["val/validation/divergence"] - 0.1
-    models = [AutoModelForCausalLM.from_pretrained(world.folder / name / "export", dtype=torch.float32) for name in ("warm", "student")]
+    models = [
+        AutoModelForCausalLM.from_pretrained(world.folder / name / "export", dtype=torch.float32)
+        for name in ("warm", "student")
+    ]
     found = []
     for (sequence,) in held_out(world, "responses", prompt="prompt", response="response"):
         ids, where = torch.from_numpy(sequence.token_ids).long(), torch.from_numpy(sequence.response_mask.nonzero()[0])

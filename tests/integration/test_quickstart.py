@@ -1,4 +1,6 @@
-"""The quickstart's experiments on the CPU with a random model, from rows in the public layout to an evaluation and an export."""
+"""The quickstart's experiments on the CPU with a random model, from rows in the public layout to an evaluation and an
+export.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,21 @@ MODEL = "output/tiny/agent-model"
 
 def on_cpu(*roles: str) -> list[str]:
     """Return overrides that move roles from their GPUs to the CPU, with models in fp32."""
-    return [f"{role}.{key}" for role in roles for key in ("device_mapping=null", "world_size=1", "model_args.dtype=fp32")]
+    return [
+        f"{role}.{key}" for role in roles for key in ("device_mapping=null", "world_size=1", "model_args.dtype=fp32")
+    ]
 
 
 def ran(folder: Path, *words: str) -> str:
     """Run a command that must succeed, and return its output."""
     done = subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=limits.RUN, env=os.environ, check=False
+        [sys.executable, *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=limits.RUN,
+        env=os.environ,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -46,7 +56,9 @@ def ran(folder: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Return a folder with both data sets, prepared by `roll.data.prepare`, and a random model with a byte tokenizer."""
+    """Return a folder with both data sets, prepared by `roll.data.prepare`, and a random model with a byte
+    tokenizer.
+    """
     folder = tmp_path_factory.mktemp("quickstart")
     copies = {
         "gsm8k": write_gsm8k(folder / "copies" / "gsm8k", 400, 16),
@@ -72,30 +84,50 @@ def fine_tuned(world: World, name: str, *overrides: str) -> list[dict[str, float
 @pytest.fixture(scope="module")
 def solver(prepared: World) -> World:
     """Return the folder after `gsm8k_sft` has fine-tuned the random model."""
-    words = ("max_steps=150", "eval_steps=75", "sft_train.training_args.learning_rate=2e-3", "sft_train.training_args.num_train_epochs=10")
-    losses = [line["val/validation/loss"] for line in fine_tuned(prepared, "gsm8k_sft", *words) if "val/validation/loss" in line]
+    words = (
+        "max_steps=150",
+        "eval_steps=75",
+        "sft_train.training_args.learning_rate=2e-3",
+        "sft_train.training_args.num_train_epochs=10",
+    )
+    losses = [
+        line["val/validation/loss"]
+        for line in fine_tuned(prepared, "gsm8k_sft", *words)
+        if "val/validation/loss" in line
+    ]
     assert losses[-1] < losses[0] / 3, "the model must learn the common form of the solutions"
     return prepared
 
 
-def test_gsm8k_from_its_public_layout_to_an_evaluation_and_a_loaded_model(solver: World, leaves_nothing: Callable[[], None]) -> None:
+def test_gsm8k_from_its_public_layout_to_an_evaluation_and_a_loaded_model(
+    solver: World, leaves_nothing: Callable[[], None]
+) -> None:
     engine = "actor_infer.strategy_args.strategy_config"
     words = ["rollout_batch_size=8", "num_return_sequences_in_group=4"]
     words += [f"~{engine}.gpu_memory_utilization", f"+{engine}.kv_cache_gib=0.5", f"+{engine}.enforce_eager=true"]
-    words += [*SHORT, *on_cpu("actor_train", "actor_infer"), "actor_train.max_tokens_per_microbatch=4096", "rewards.math_rule.world_size=1"]
+    words += [
+        *SHORT,
+        *on_cpu("actor_train", "actor_infer"),
+        "actor_train.max_tokens_per_microbatch=4096",
+        "rewards.math_rule.world_size=1",
+    ]
     words += ["pretrain=gsm8k_sft/export", "output_dir=rlvr", "eval_steps=2"]
     outcome = solver.run("--config-name", "gsm8k_rlvr", *words, "max_steps=2")
     assert outcome.status == 0, outcome.output
     steps = solver.metrics("rlvr")
     assert [line["step"] for line in steps if "val/gsm8k/pass@1" in line] == [0, 2]
-    assert all(line["mismatch/logprob_abs_diff_mean"] < 1e-4 for line in steps[1:]), "the engine has the trainer's weights"
+    assert all(line["mismatch/logprob_abs_diff_mean"] < 1e-4 for line in steps[1:]), (
+        "the engine has the trainer's weights"
+    )
 
     printed = ran(solver.folder, "-m", "roll.evaluate", "rlvr", "--data", "data/gsm8k/test.jsonl")
     assert "accuracy" in printed
     results = solver.folder / "rlvr" / "evaluations" / "step_2"
     lines = [json.loads(line) for line in (results / "samples.jsonl").read_text().splitlines()]
     assert len(lines) == 16
-    boxes = [(re.findall(r"\\boxed\{(\d+)\}", line["responses"][0]["text"]), line["row"]["ground_truth"]) for line in lines]
+    boxes = [
+        (re.findall(r"\\boxed\{(\d+)\}", line["responses"][0]["text"]), line["row"]["ground_truth"]) for line in lines
+    ]
     assert sum(bool(found) for found, _ in boxes) >= 8, "the policy writes its answers in a box"
     right = [bool(found) and int(found[-1]) == int(truth) for found, truth in boxes]
     assert [line["responses"][0]["passed"] for line in lines] == right
@@ -125,6 +157,11 @@ def test_pairs_of_ultrafeedback_are_learnt(prepared: World, name: str) -> None:
 
 
 def test_a_student_learns_from_a_teacher_on_gsm8k(solver: World) -> None:
-    words = ("max_steps=8", "eval_steps=8", "student.training_args.learning_rate=2e-3", "teacher.max_tokens_per_microbatch=4096")
+    words = (
+        "max_steps=8",
+        "eval_steps=8",
+        "student.training_args.learning_rate=2e-3",
+        "teacher.max_tokens_per_microbatch=4096",
+    )
     steps = fine_tuned(solver, "gsm8k_distill", *words, "student.training_args.warmup_steps=0")
     assert steps[-1]["val/validation/divergence"] < steps[0]["val/validation/divergence"]

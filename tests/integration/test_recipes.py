@@ -1,4 +1,6 @@
-"""Recipes of examples/algorithms with the real engines: those with unusual rollouts, and those with state in their checkpoints."""
+"""Recipes of examples/algorithms with the real engines: those with unusual rollouts, and those with state in their
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ def test_dapo_draws_until_the_step_is_full(world: World) -> None:
 
 def test_a_policy_learns_the_distributions_of_its_teacher(world: World) -> None:
     """The student is the random model, and the teacher is the warmed-up model. A resumed run repeats the same steps."""
-    teacher = ("pretrain=output/tiny/model", "teacher.model_args.model_name_or_path=warm/export", "max_steps=4", "save_steps=2")
+    teacher = (
+        "pretrain=output/tiny/model",
+        "teacher.model_args.model_name_or_path=warm/export",
+        "max_steps=4",
+        "save_steps=2",
+    )
     outcome = world.run(*recipe("on_policy_distillation_full", "distilled"), *teacher)
     assert outcome.status == 0, outcome.output
     lines = world.metrics("distilled")[1:]
@@ -35,27 +42,45 @@ def test_a_policy_learns_the_distributions_of_its_teacher(world: World) -> None:
     world.go_back("distilled", "distilled_again", last=4)
     outcome = world.run(*recipe("on_policy_distillation_full", "distilled_again"), *teacher)
     assert outcome.status == 0, outcome.output
-    assert [line["distill/divergence"] for line in world.metrics("distilled_again")[1:]] == pytest.approx(apart, abs=1e-4)
+    assert [line["distill/divergence"] for line in world.metrics("distilled_again")[1:]] == pytest.approx(
+        apart, abs=1e-4
+    )
     for count, name in ((2, "coarse"), (64, "fine")):
-        outcome = world.run(*recipe("on_policy_distillation_full", name), *teacher[:2], "max_steps=1", f"distill_top_k={count}")
+        outcome = world.run(
+            *recipe("on_policy_distillation_full", name), *teacher[:2], "max_steps=1", f"distill_top_k={count}"
+        )
         assert outcome.status == 0, outcome.output
     coarse, fine = (world.metrics(name)[1]["distill/divergence"] for name in ("coarse", "fine"))
     assert 0 < coarse < fine < apart[0] + 1e-5
 
 
 def test_each_domain_learns_from_its_own_teacher(world: World) -> None:
-    """The teacher of arithmetic is the warmed-up model. That of the other domain is the initial policy, so its divergence starts at 0."""
+    """The teacher of arithmetic is the warmed-up model. That of the other domain is the initial policy, so its
+    divergence starts at 0.
+    """
     problems = (world.folder / "output/tiny/problems/train.jsonl").read_text().splitlines()
     for domains in (["arithmetic"], ["words"], ["arithmetic", "words"]):
         rows = [json.loads(line) | {"domain": domains[number % len(domains)]} for number, line in enumerate(problems)]
         (world.folder / f"{'_'.join(domains)}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    keys = "model_args: {model_name_or_path: %s, dtype: fp32}, strategy_args: {strategy_name: hf_infer}, max_tokens_per_microbatch: 4096"
+    keys = (
+        "model_args: {model_name_or_path: %s, dtype: fp32}, strategy_args: {strategy_name: hf_infer}, "
+        "max_tokens_per_microbatch: "
+        "4096"
+    )
     teachers = {"arithmetic": keys % "warm/export", "words": keys % "output/tiny/model"}
-    words = ["pretrain=output/tiny/model", "max_steps=1", "~teacher", "+distill_top_k=8", "+rewards.words.reward=no_reward"]
+    words = [
+        "pretrain=output/tiny/model",
+        "max_steps=1",
+        "~teacher",
+        "+distill_top_k=8",
+        "+rewards.words.reward=no_reward",
+    ]
     words += [f"+teachers.{name}={{domains: [{name}], {block}}}" for name, block in teachers.items()]
     apart = dict[str, float]()
     for rows in ("arithmetic", "words", "arithmetic_words"):
-        outcome = world.run(*recipe("on_policy_distillation_full", rows), *words, f"actor_train.data_args.file_name={rows}.jsonl")
+        outcome = world.run(
+            *recipe("on_policy_distillation_full", rows), *words, f"actor_train.data_args.file_name={rows}.jsonl"
+        )
         assert outcome.status == 0, outcome.output
         [line] = world.metrics(rows)[1:]
         apart[rows] = line["distill/divergence"]
@@ -75,10 +100,14 @@ def test_remax_compares_with_a_greedy_answer(world: World) -> None:
 def test_step_reinforce_pays_the_turns_of_a_response(world: World) -> None:
     outcome = world.run(*recipe("step_reinforce", "step_reinforce", "max_steps=2"))
     assert outcome.status == 0, outcome.output
-    samples = [json.loads(line) for line in (world.folder / "step_reinforce" / "samples.jsonl").read_text().splitlines()]
+    samples = [
+        json.loads(line) for line in (world.folder / "step_reinforce" / "samples.jsonl").read_text().splitlines()
+    ]
     responses = [response for sample in samples for response in sample["responses"]]
     for response in responses:
-        assert sum(value for _, value in response["turns"]) == pytest.approx(response["reward"] if response["turns"] else 0)
+        assert sum(value for _, value in response["turns"]) == pytest.approx(
+            response["reward"] if response["turns"] else 0
+        )
         assert [end for end, _ in response["turns"]] == list(range(1, len(response["turns"]) + 1))
     assert len({len(response["turns"]) for response in responses}) > 1
     for line in world.metrics("step_reinforce")[1:]:
@@ -97,7 +126,9 @@ def test_an_adapting_weight_and_running_moments_go_on_after_a_resume(world: Worl
     coefficients = [line["reward/kl_coef"] for line in whole[1:]]
     assert len(set(coefficients)) == 4
     assert [line["reward/kl_coef"] for line in split[1:]] == pytest.approx(coefficients, rel=1e-6)
-    assert [line["policy/loss"] for line in split[1:]] == pytest.approx([line["policy/loss"] for line in whole[1:]], abs=1e-5)
+    assert [line["policy/loss"] for line in split[1:]] == pytest.approx(
+        [line["policy/loss"] for line in whole[1:]], abs=1e-5
+    )
 
 
 def test_a_critic_learns_alone_at_first_and_goes_on_after_a_resume(world: World) -> None:
@@ -113,7 +144,9 @@ def test_a_critic_learns_alone_at_first_and_goes_on_after_a_resume(world: World)
     assert [any(name.startswith("policy/") for name in line) for line in whole[1:]] == [False, True, True]
     # The head starts at 0, so all values are 0 before the first update.
     assert [whole[1][f"critic/{name}"] for name in ("value_mean", "explained_variance")] == [0, 0]
-    assert all(line["critic/grad_norm"] > 0 and line["time/values"] > 0 and line["staleness/max"] == 0 for line in whole[1:])
+    assert all(
+        line["critic/grad_norm"] > 0 and line["time/values"] > 0 and line["staleness/max"] == 0 for line in whole[1:]
+    )
     assert whole[3]["critic/value_mean"] != 0
     for name in ("critic/loss", "critic/value_mean", "reward/mean"):
         assert [line[name] for line in split[1:]] == pytest.approx([line[name] for line in whole[1:]], abs=1e-5)

@@ -44,7 +44,9 @@ def test_a_run_says_the_first_failure_and_the_total(failing: World, leaves_nothi
     assert outcome.output.count("crashed on few.jsonl:") == 1
     assert 'table["ground_truth"] == response.strip()' in outcome.output
     assert "not scored)" in next(line for line in outcome.output.splitlines() if line.startswith("step 0/1"))
-    first, *_, total = [json.loads(line)["text"] for line in (failing.folder / "failing" / NOTICES_FILE).read_text().splitlines()]
+    first, *_, total = [
+        json.loads(line)["text"] for line in (failing.folder / "failing" / NOTICES_FILE).read_text().splitlines()
+    ]
     assert "KeyError: 'ground_truth'" in first and "gave no verdict on" in total
     assert "KeyError" in (failing.folder / "failing" / "report.html").read_text()
     leaves_nothing()
@@ -61,9 +63,31 @@ def test_a_step_without_any_reward_ends_the_run(failing: World, leaves_nothing: 
 
 
 def test_an_evaluation_says_stages_and_failures(failing: World, leaves_nothing: Callable[[], None]) -> None:
-    asked = ("warm/export", "--data", "few.jsonl", "--template", "raw", "--reward", "failing_reward:some", "--max-new-tokens", "8")
-    command = [sys.executable, "-m", "roll.evaluate", *asked, "--strategy", "hf_infer", "--output", "failed", "prompt_length=16"]
-    done = subprocess.run(command, cwd=failing.folder, capture_output=True, text=True, timeout=limits.RUN, env=os.environ)
+    asked = (
+        "warm/export",
+        "--data",
+        "few.jsonl",
+        "--template",
+        "raw",
+        "--reward",
+        "failing_reward:some",
+        "--max-new-tokens",
+        "8",
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "roll.evaluate",
+        *asked,
+        "--strategy",
+        "hf_infer",
+        "--output",
+        "failed",
+        "prompt_length=16",
+    ]
+    done = subprocess.run(
+        command, cwd=failing.folder, capture_output=True, text=True, timeout=limits.RUN, env=os.environ
+    )
     assert done.returncode == 0, done.stderr
     stages = (
         "loading libraries",
@@ -76,7 +100,9 @@ def test_an_evaluation_says_stages_and_failures(failing: World, leaves_nothing: 
     places = [done.stderr.find(stage) for stage in stages]
     assert -1 not in places and places == sorted(places)
     assert done.stderr.count("crashed on few.jsonl:") == 1
-    sevens = sum(json.loads(line)["prompt"][0] == "7" for line in (failing.folder / "few.jsonl").read_text().splitlines())
+    sevens = sum(
+        json.loads(line)["prompt"][0] == "7" for line in (failing.folder / "few.jsonl").read_text().splitlines()
+    )
     results = json.loads((failing.folder / "failed" / "evaluation.json").read_text())
     assert results["sets"]["few"]["unscored"] == sevens > 0
     assert f"{sevens} of 64" in done.stdout

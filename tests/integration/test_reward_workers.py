@@ -43,7 +43,10 @@ async def scores_all(folder: Path) -> None:
         await group.start(RewardSettings("maths", section, limits.START), limits.START, limits.START)
         rewards = Rewards({"maths": group}, {"maths": section}, limits.START)
         prompt = Prompt(0, np.zeros(1, np.int32), "", "maths", {"folder": str(folder)})
-        scoring = [asyncio.ensure_future(rewards.score(replace(prompt, prompt_id=number), ["slow", "a"])) for number in range(3)]
+        scoring = [
+            asyncio.ensure_future(rewards.score(replace(prompt, prompt_id=number), ["slow", "a"]))
+            for number in range(3)
+        ]
         await limits.comes_true((folder / "begun").exists, "a response is being scored")
         (folder / "killed").touch()
         for pid in list(group._pids.values()):

@@ -56,7 +56,11 @@ PROMISED = (
 )
 
 
-STAGES = {"driver": ("starting Ray", "all roles are ready"), "actor_train": ("ready",), "actor_infer": ("engine's process started",)}
+STAGES = {
+    "driver": ("starting Ray", "all roles are ready"),
+    "actor_train": ("ready",),
+    "actor_infer": ("engine's process started",),
+}
 """By role: stages that last for seconds even on a fast machine.
 
 A shorter stage, such as the first rollout, may end between two checks of the processes, and is then not shown.
@@ -99,7 +103,9 @@ def test_each_role_shows_its_stages_until_the_first_step(world: World, uninterru
     log = (world.folder / uninterrupted / "logs" / "driver.log").read_text()
     start = log[: log.index("step 1/6")]
     for role, stages in STAGES.items():
-        lines = [line.partition(f"{role}: ")[2] for line in start.splitlines() if f"roll.tracking.life: {role}: " in line]
+        lines = [
+            line.partition(f"{role}: ")[2] for line in start.splitlines() if f"roll.tracking.life: {role}: " in line
+        ]
         places = [next((place for place, line in enumerate(lines) if stage in line), None) for stage in stages]
         assert None not in places, (role, stages, lines)
         seconds = [float(line.partition(" s of CPU")[0].rpartition(" ")[2]) for line in lines if " s of CPU" in line]
@@ -129,7 +135,9 @@ def test_what_dies_in_a_run_changes_none_of_its_metrics(world: World, uninterrup
     world.wait_for_step("killed", 1, process)
     [engine] = engine_processes(process.pid)
     engine.kill()
-    saved = world.folder / "killed" / "checkpoints" / "step_2"  # the checkpoint is written after the metrics of the step
+    saved = (
+        world.folder / "killed" / "checkpoints" / "step_2"
+    )  # the checkpoint is written after the metrics of the step
     limits.until(saved.exists, "the checkpoint of step 2 is written")
     world.working_rank("killed", process, "actor_train", 1).kill()
     log = world.folder / "killed" / "logs" / "driver.log"
@@ -155,7 +163,10 @@ def test_the_only_engine_dies_amid_generation_and_the_run_goes_on(
     engine.kill()
     outcome = world.wait(process)
     assert outcome.status == 0, outcome.output
-    assert "actor_infer rank 0 died: the process died" in outcome.output and "actor_infer rank 0 is back after" in outcome.output
+    assert (
+        "actor_infer rank 0 died: the process died" in outcome.output
+        and "actor_infer rank 0 is back after" in outcome.output
+    )
     world.assert_same_steps("healed", uninterrupted)
     restarts = [line["engine/restarts"] for line in world.metrics("healed")]
     assert restarts[:2] == [0, 0] and restarts[-1] == 1
@@ -172,7 +183,9 @@ def test_a_rank_of_the_trainer_is_stopped_and_its_group_starts_anew(
     world.wait_for_step(run, 3, process)
     engines = world.descendants(process, "VLLM::EngineCore")
     world.working_rank(run, process, "actor_train", 1).send_signal(signal.SIGSTOP)
-    limits.until(lambda: "restart 1 of 3" in (world.folder / run / "logs" / "driver.log").read_text(), "the trainer restarts")
+    limits.until(
+        lambda: "restart 1 of 3" in (world.folder / run / "logs" / "driver.log").read_text(), "the trainer restarts"
+    )
     assert engines and world.descendants(process, "VLLM::EngineCore") == engines
     outcome = world.wait(process)
     assert outcome.status == 0, outcome.output
@@ -180,7 +193,9 @@ def test_a_rank_of_the_trainer_is_stopped_and_its_group_starts_anew(
     assert "actor_train rank 1: " in line and "is stopped (SIGSTOP)" in line, outcome.output
     assert "restart 1 of 3: the run continues from the checkpoint of step " in line
     step = int(line.rpartition(" ")[2])
-    assert step in (2, 4) and [line["run/restarts"] for line in world.metrics(run)] == [float(later > step) for later in range(7)]
+    assert step in (2, 4) and [line["run/restarts"] for line in world.metrics(run)] == [
+        float(later > step) for later in range(7)
+    ]
     world.assert_same_steps(run, uninterrupted)
     first, second = ((world.folder / name / "samples.jsonl").read_text() for name in (uninterrupted, run))
     assert first == second
@@ -205,7 +220,9 @@ def test_merged_adapter_in_bf16(world: World, leaves_nothing: Callable[[], None]
     leaves_nothing()
 
 
-def test_full_parameters_ahead_of_the_trainer_until_an_interrupt(world: World, leaves_nothing: Callable[[], None]) -> None:
+def test_full_parameters_ahead_of_the_trainer_until_an_interrupt(
+    world: World, leaves_nothing: Callable[[], None]
+) -> None:
     """All weights are sent in small buckets, rollouts run one step ahead, and the reference is sharded by ZeRO-3."""
     process = world.start(
         *world.rlvr(
@@ -229,14 +246,22 @@ def test_full_parameters_ahead_of_the_trainer_until_an_interrupt(world: World, l
     lines = world.metrics("full")[1:]
     assert lines[0]["staleness/max"] == 0
     assert max(line["staleness/max"] for line in lines) > 0
-    assert all(line["mismatch/logprob_abs_diff_mean"] < 1e-4 for line in lines if "mismatch/logprob_abs_diff_mean" in line)
+    assert all(
+        line["mismatch/logprob_abs_diff_mean"] < 1e-4 for line in lines if "mismatch/logprob_abs_diff_mean" in line
+    )
     checkpoint = world.folder / "full" / "checkpoints" / f"step_{lines[-1]['step']}"
     assert (checkpoint / "manifest.json").exists()
     end = json.loads((world.folder / "full" / "end.json").read_text())
     assert end["outcome"] == "interrupted" and end["checkpoint"].endswith(checkpoint.name), end
     log = (world.folder / "full" / "logs" / "driver.log").read_text()
     saved = f"checkpoint of step {lines[-1]['step']}: "
-    for course in ("the plan:", "actor_infer has started", "step 4/500", "SIGINT: the run ends after the current step", saved):
+    for course in (
+        "the plan:",
+        "actor_infer has started",
+        "step 4/500",
+        "SIGINT: the run ends after the current step",
+        saved,
+    ):
         assert course in log, course
     assert log.index(saved) < log.index("the run ended: interrupted")
     leaves_nothing()
@@ -269,11 +294,16 @@ def test_engine_that_cannot_start_ends_the_run_with_its_cause(world: World, leav
     outcome = world.run(*world.rlvr("unstartable", "max_steps=2", nonsense))
     assert outcome.status == 3, outcome.output
     assert "actor_infer rank 0" in outcome.last_line and "nonsense" in outcome.last_line, outcome.output
-    assert "no checkpoint was written when the run ended; there is no checkpoint, and the same command starts" in outcome.output
+    assert (
+        "no checkpoint was written when the run ended; there is no checkpoint, and the same command starts"
+        in outcome.output
+    )
     leaves_nothing()
 
 
-def test_bad_rows_are_reported_before_anything_starts(world: World, leaves_nothing: Callable[[], None], tmp_path: Path) -> None:
+def test_bad_rows_are_reported_before_anything_starts(
+    world: World, leaves_nothing: Callable[[], None], tmp_path: Path
+) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1+1=", "ground_truth": "2", "tag": "arithmetic"}\n{"question": "1+2="}\n')
     outcome = world.run(*world.rlvr("bad_rows", f"actor_train.data_args.file_name={rows}"))
@@ -283,7 +313,9 @@ def test_bad_rows_are_reported_before_anything_starts(world: World, leaves_nothi
 
 
 @pytest.mark.full
-def test_unreadable_model_is_reported_before_anything_starts(world: World, leaves_nothing: Callable[[], None], tmp_path: Path) -> None:
+def test_unreadable_model_is_reported_before_anything_starts(
+    world: World, leaves_nothing: Callable[[], None], tmp_path: Path
+) -> None:
     model = tmp_path / "model"
     model.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):

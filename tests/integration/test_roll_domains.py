@@ -1,4 +1,6 @@
-"""A tiny variant of `qwen2.5-7B-rlvr/rlvr_lora_zero3` on the CPU: its five domains, with rows in the format of ROLL's files."""
+"""A tiny variant of `qwen2.5-7B-rlvr/rlvr_lora_zero3` on the CPU: its five domains, with rows in the format of ROLL's
+files.
+"""
 
 from __future__ import annotations
 
@@ -54,19 +56,37 @@ def overrides(files: list[str]) -> list[str]:
     """Return overrides that make the example small enough for two cores. The domains are not changed."""
     listed = ",".join(files)
     keys = ["pretrain=warm/export", "output_dir=domains", "max_steps=2", "save_at_end=false", "eval_steps=1"]
-    keys += ["rollout_batch_size=12", "num_return_sequences_in_group=2", "prompt_length=24", "response_length=8", "track_with=[]"]
+    keys += [
+        "rollout_batch_size=12",
+        "num_return_sequences_in_group=2",
+        "prompt_length=24",
+        "response_length=8",
+        "track_with=[]",
+    ]
     keys += [f"actor_train.data_args={{file_name: [{listed}], template: raw, messages: messages}}"]
-    keys += ["validation.data_args={file_name: [roll_math.jsonl], template: raw, messages: messages}", "validation.generating_args={}"]
+    keys += [
+        "validation.data_args={file_name: [roll_math.jsonl], template: raw, messages: messages}",
+        "validation.generating_args={}",
+    ]
     for role in ("actor_train", "actor_infer", "reference"):
         keys += [f"{role}.device_mapping=null", f"{role}.model_args.dtype=fp32"]
     keys += ["actor_train.model_args.attn_implementation=sdpa", "reference.model_args.attn_implementation=sdpa"]
     keys += ["actor_train.world_size=2", "actor_train.training_args.gradient_accumulation_steps=12"]
-    engine = "strategy_args.strategy_config={enforce_eager: true, kv_cache_gib: 0.25, max_num_seqs: 64, max_model_len: 64, block_size: 32}"
+    engine = (
+        "strategy_args.strategy_config={enforce_eager: true, kv_cache_gib: 0.25, max_num_seqs: 64, "
+        "max_model_len: "
+        "64, block_size: 32}"
+    )
     keys += [f"actor_infer.{engine}", f"rewards.llm_judge.{engine}"]
-    keys += ["rewards.llm_judge.device_mapping=null", "rewards.llm_judge.model_args={model_name_or_path: warm/export, dtype: fp32}"]
+    keys += [
+        "rewards.llm_judge.device_mapping=null",
+        "rewards.llm_judge.model_args={model_name_or_path: warm/export, dtype: fp32}",
+    ]
     keys += ["rewards.llm_judge.judge_prompt=short.txt", "rewards.llm_judge.template=raw"]
     keys += ["rewards.llm_judge.generating_args={max_new_tokens: 4}"]
-    return keys + [f"rewards.{domain}.world_size=1" for domain in ("math_rule", "crossthinkqa", "ifeval", "code_sandbox")]
+    return keys + [
+        f"rewards.{domain}.world_size=1" for domain in ("math_rule", "crossthinkqa", "ifeval", "code_sandbox")
+    ]
 
 
 def test_the_domains_of_rolls_file_run_on_its_rows(world: World, files: list[str]) -> None:

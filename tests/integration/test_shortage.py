@@ -1,4 +1,6 @@
-"""An engine that lacks memory at its start: the user gets the error of the engine's process, with the keys to change."""
+"""An engine that lacks memory at its start: the user gets the error of the engine's process, with the keys to
+change.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from tests import limits
 pytestmark = [pytest.mark.engines, pytest.mark.full]
 
 
-def test_an_engine_without_room_for_one_sequence(tiny_model: Path, tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
+def test_an_engine_without_room_for_one_sequence(
+    tiny_model: Path, tmp_path: Path, leaves_nothing: Callable[[], None]
+) -> None:
     settings = VllmSettings(
         model_path=str(tiny_model),
         model_args=ModelConfig.model_validate({"dtype": "fp32"}),

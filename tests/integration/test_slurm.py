@@ -1,4 +1,6 @@
-"""The Slurm script with real Ray, on two nodes that are two addresses of this machine. Only Slurm's programs are replaced."""
+"""The Slurm script with real Ray, on two nodes that are two addresses of this machine. Only Slurm's programs are
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,21 @@ def job() -> Iterator[dict[str, str]]:
 def test_a_job_trains_on_its_nodes_and_leaves_them_as_they_were(
     world: World, job: dict[str, str], leaves_nothing: Callable[[], None]
 ) -> None:
-    words = ["bash", str(ROOT / "examples" / "slurm" / "rlvr.sbatch"), "tiny/tiny_warm_up", "output_dir=job", "max_steps=1000"]
+    words = [
+        "bash",
+        str(ROOT / "examples" / "slurm" / "rlvr.sbatch"),
+        "tiny/tiny_warm_up",
+        "output_dir=job",
+        "max_steps=1000",
+    ]
     process = subprocess.Popen(
-        words, cwd=world.folder, env=job, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        words,
+        cwd=world.folder,
+        env=job,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     try:
         world.wait_for_step("job", 1, process)

@@ -40,7 +40,9 @@ def two_nodes() -> Iterator[dict[str, str]]:
     port, dashboard = free_port(), free_port()
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     secret["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where a job finds `python`
-    secret["SPT_NOENV"] = "1"  # otherwise, setting a process title would overwrite the environment that other processes read
+    secret["SPT_NOENV"] = (
+        "1"  # otherwise, setting a process title would overwrite the environment that other processes read
+    )
     common = [RAY, "start", "--disable-usage-stats", "--num-cpus=1", "--num-gpus=0", "--object-store-memory=100000000"]
     before = set(psutil.process_iter())
     try:
@@ -48,11 +50,17 @@ def two_nodes() -> Iterator[dict[str, str]]:
         address = f"{ray.util.get_node_ip_address()}:{port}"
         second = [*common, f"--address={address}", f"--node-ip-address={SECOND}"]
         for words, own in ((head, {"TMPDIR": str(folder)}), (second, {"RAY_worker_niceness": "0"})):
-            done = subprocess.run(words, env=os.environ | secret | own, capture_output=True, text=True, timeout=limits.START, check=False)
+            done = subprocess.run(
+                words, env=os.environ | secret | own, capture_output=True, text=True, timeout=limits.START, check=False
+            )
             assert done.returncode == 0, done.stdout + done.stderr
         yield secret | {"RAY_ADDRESS": address, "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}"}
     finally:
-        ours = [process for process in psutil.process_iter() if process not in before and str(folder) in " ".join(command(process))]
+        ours = [
+            process
+            for process in psutil.process_iter()
+            if process not in before and str(folder) in " ".join(command(process))
+        ]
         for process in ours:
             process.terminate()
         _, left = psutil.wait_procs(ours, timeout=limits.END)
@@ -104,7 +112,9 @@ def test_a_run_joins_two_nodes_and_goes_on_on_one(world: World, two_nodes: dict[
 
 def test_the_doctor_hears_of_both_nodes(two_nodes: dict[str, str]) -> None:
     words = [sys.executable, "-m", "roll.ray.survey"]
-    done = subprocess.run(words, env=os.environ | two_nodes, capture_output=True, text=True, timeout=limits.START, check=True)
+    done = subprocess.run(
+        words, env=os.environ | two_nodes, capture_output=True, text=True, timeout=limits.START, check=True
+    )
     by_address = {node["address"]: node for node in json.loads(done.stdout.splitlines()[-1])}
     assert len(by_address) == 2
     assert by_address[SECOND] == {"address": SECOND, "gpus": 0, "niceness": 0}
@@ -115,10 +125,24 @@ def test_the_doctor_hears_of_both_nodes(two_nodes: dict[str, str]) -> None:
 def test_a_job_of_the_cluster_trains(world: World, two_nodes: dict[str, str]) -> None:
     job = world.folder / "job"
     shutil.copytree(world.folder / "output", job / "output")  # the whole folder is uploaded, so it must be small
-    words = [RAY, "job", "submit", "--working-dir", ".", "--", "python", "-m", "roll.pipeline", "--config-name", "tiny/tiny_warm_up"]
+    words = [
+        RAY,
+        "job",
+        "submit",
+        "--working-dir",
+        ".",
+        "--",
+        "python",
+        "-m",
+        "roll.pipeline",
+        "--config-name",
+        "tiny/tiny_warm_up",
+    ]
     own = (f"output_dir={world.folder / 'submitted'}", "max_steps=2")
     environment = os.environ | two_nodes
-    done = subprocess.run([*words, *own], cwd=job, env=environment, capture_output=True, text=True, timeout=limits.START, check=False)
+    done = subprocess.run(
+        [*words, *own], cwd=job, env=environment, capture_output=True, text=True, timeout=limits.START, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line["step"] for line in world.metrics("submitted")] == [1, 2]
     assert ranks() == []

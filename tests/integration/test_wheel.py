@@ -37,9 +37,21 @@ asyncio.run(notebook())
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the interpreter of a new environment with the wheel. All other packages come from the current environment."""
+    """Return the interpreter of a new environment with the wheel. All other packages come from the current
+    environment.
+    """
     folder = tmp_path_factory.mktemp("wheel")
-    build = ["pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(ROOT)]
+    build = [
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--wheel-dir",
+        str(folder),
+        str(ROOT),
+    ]
     subprocess.run([sys.executable, "-m", *build], check=True, timeout=limits.PROCESS)
     [wheel] = folder.glob("*.whl")
     venv.create(folder / "env", with_pip=False)
@@ -48,7 +60,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", *install], check=True, timeout=limits.PROCESS)
     # Python searches a folder from a .pth file last, and ignores the .pth files in it, such as the one of the checkout.
     found = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True, check=True
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     (Path(found.stdout.strip()) / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python
@@ -59,7 +74,14 @@ def run(python: Path, *arguments: str, folder: Path, given: str = "") -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment["PATH"] = f"{python.parent}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
-        arguments, cwd=folder, input=given, env=environment, capture_output=True, text=True, timeout=limits.RUN, check=False
+        arguments,
+        cwd=folder,
+        input=given,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=limits.RUN,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout

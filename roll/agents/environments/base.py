@@ -9,11 +9,15 @@ from typing import Any, Literal, Protocol
 from roll.registry import Registry
 
 Message = Mapping[str, Any]
-"""A message in OpenAI's format: `role`, `content` (text), `tool_calls`, `tool_call_id`, `name`. The arguments of calls are JSON text."""
+"""A message in OpenAI's format: `role`, `content` (text), `tool_calls`, `tool_call_id`, `name`. The arguments of calls
+are JSON text.
+"""
 TOOL_ERRORS = "tool_errors"
 MalformedCalls = Literal["answer", "end", "step"]
-"""Treatment of tool calls that cannot be parsed. `answer`: the model receives an error as the tool's answer, which counts as a turn. `end`:
-the episode ends. `step`: the environment receives the message, with the texts of these calls under `malformed`."""
+"""Treatment of tool calls that cannot be parsed. `answer`: the model receives an error as the tool's answer, which
+counts as a turn. `end`: the episode ends. `step`: the environment receives the message, with the texts of these calls
+under `malformed`.
+"""
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,9 @@ class Observation:
     tools: Sequence[Mapping[str, Any]] = ()
     """Schemas of the environment's tools in OpenAI's format: `{"type": "function", "function": {...}}`."""
     state: str | None = None
-    """Identifies the state of the environment: equal strings mean equal states. If None, the text of the messages identifies it."""
+    """Identifies the state of the environment: equal strings mean equal states. If None, the text of the messages
+    identifies it.
+    """
 
 
 @dataclass(frozen=True)
@@ -46,9 +52,10 @@ class Step:
 class Environment(Protocol):
     """The environment of one episode, created by `Class(**environment_args)`.
 
-    The methods may be `async def`. If `reset`, `step` and all tools of the domain are `async def`, episodes of a process run concurrently.
-    An environment may raise, hang or crash without harm to the run, because it runs in a separate process (see process.py). The class may
-    have an attribute `malformed_calls`, one of `MalformedCalls`; the default is "answer".
+    The methods may be `async def`. If `reset`, `step` and all tools of the domain are `async def`, episodes of a
+    process run concurrently. An environment may raise, hang or crash without harm to the run, because it runs in a
+    separate process (see process.py). The class may have an attribute `malformed_calls`, one of `MalformedCalls`; the
+    default is "answer".
     """
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:

@@ -53,7 +53,9 @@ class Calculator:
         """Answer the tool calls of the message. A message without calls is the final answer and ends the episode."""
         if calls := message.get("tool_calls"):
             answers = [self._tools.answer(call) for call in calls]
-            return Step([answer.message for answer in answers], metrics={TOOL_ERRORS: sum(answer.failed for answer in answers)})
+            return Step(
+                [answer.message for answer in answers], metrics={TOOL_ERRORS: sum(answer.failed for answer in answers)}
+            )
         return Step(reward=float(_is(str(message.get("content") or ""), self._answer)), done=True)
 
     def close(self) -> None:
@@ -63,7 +65,9 @@ class Calculator:
         question = next((row[name] for name in QUESTIONS if row.get(name) is not None), None)
         answer = next((row[name] for name in ANSWERS if row.get(name) is not None), None)
         if (question is None) != (answer is None):
-            raise ValueError(f"the row needs both a question and an answer, but has only the columns {', '.join(map(str, row))}")
+            raise ValueError(
+                f"the row needs both a question and an answer, but has only the columns {', '.join(map(str, row))}"
+            )
         return None if question is None else (str(question), str(answer))
 
 
@@ -92,7 +96,8 @@ MOST_CHARACTERS = 200
 
 
 def value_of(text: str) -> int:
-    """Compute an expression of whole numbers, which may have signs, with + - * and no brackets. Products are computed first.
+    """Compute an expression of whole numbers, which may have signs, with + - * and no brackets. Products are computed
+    first.
 
     Raises:
         ValueError: the text is not such an expression, or longer than MOST_CHARACTERS.
@@ -122,6 +127,8 @@ def _terms(written: str) -> list[str]:
 
 
 def _is(said: str, answer: str) -> bool:
-    """Return whether the last word is the answer. Commas, equals signs, and full stops and dollar signs around the word are ignored."""
+    """Return whether the last word is the answer. Commas, equals signs, and full stops and dollar signs around the word
+    are ignored.
+    """
     words = said.replace(",", "").replace("=", " ").split()
     return bool(words) and words[-1].strip("$.") == answer.strip()

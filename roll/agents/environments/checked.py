@@ -46,7 +46,9 @@ def step_of(returned: Any) -> Step:
         raise BadReturn(f"step returned a {type(returned).__name__}, not a Step")
     metrics = returned.metrics
     if not isinstance(metrics, Mapping) or len(metrics) > MOST_METRICS or any(not _is_name(name) for name in metrics):
-        raise BadReturn(f"the Step's metrics must map at most {MOST_METRICS} names of at most {MOST_NAME} characters to numbers")
+        raise BadReturn(
+            f"the Step's metrics must map at most {MOST_METRICS} names of at most {MOST_NAME} characters to numbers"
+        )
     counted = {str(name): _number(f"its metric '{name}'", value) for name, value in metrics.items()}
     reward = _number("its reward", returned.reward)
     if not isinstance(returned.done, bool):
@@ -63,12 +65,16 @@ def json_of(checked: Observation | Step) -> str:
 
 
 def observation_from(said: Any) -> Observation:
-    """Rebuild an observation from the decoded JSON of `json_of`, and check it again. Raise BadReturn or TypeError if it is invalid."""
+    """Rebuild an observation from the decoded JSON of `json_of`, and check it again. Raise BadReturn or TypeError if it
+    is invalid.
+    """
     return observation_of(Observation(**said))
 
 
 def step_from(said: Any) -> Step:
-    """Rebuild a step from the decoded JSON of `json_of`, and check it again. Raise BadReturn or TypeError if it is invalid."""
+    """Rebuild a step from the decoded JSON of `json_of`, and check it again. Raise BadReturn or TypeError if it is
+    invalid.
+    """
     return step_of(Step(**said))
 
 
@@ -84,7 +90,10 @@ def _message(message: Any) -> dict[str, Any]:
         text = content if isinstance(content, str | None) else text_of(content)
     except MessageFault as fault:
         raise BadReturn(f"the content of a message must be text, or a list of texts: it {fault}") from fault
-    return _plain("a message", {**message, "role": ROLE_OF[message["role"]], **({} if "content" not in message else {"content": text})})
+    return _plain(
+        "a message",
+        {**message, "role": ROLE_OF[message["role"]], **({} if "content" not in message else {"content": text})},
+    )
 
 
 def _tools(tools: Any) -> list[dict[str, Any]]:

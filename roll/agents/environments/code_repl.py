@@ -24,7 +24,10 @@ from roll.types import RewardResult
 SHOWN = 500
 """Largest number of characters of an input, an output or a test that the policy is shown."""
 INSTRUCTION = (
-    "Write a Python program in a fenced block (```python). It is run on {public} public test(s), and you are shown what happens. "
+    "Write a Python program in a fenced block (```python). It is run on {public} public test(s), and you are "
+    "shown "
+    "what "
+    "happens. "
     "When it passes them, or after {left} attempt(s), hidden tests judge it."
 )
 NO_PROGRAM = "There is no Python program in your message. Write one in a fenced block (```python)."
@@ -32,10 +35,11 @@ NO_PROGRAM = "There is no Python program in your message. Write one in a fenced 
 
 @ENVIRONMENTS.register("code_repl")
 class CodeRepl:
-    """A row's task and test cases, in the columns of the reward `code_sandbox`: `case_type`, `test_cases`, `test_case_function`.
+    """A row's task and test cases, in the columns of the reward `code_sandbox`: `case_type`, `test_cases`,
+    `test_case_function`.
 
-    The episode ends with the first attempt that passes the public cases, or with the last attempt. The hidden cases judge that attempt: the
-    reward is the share of them that pass. In `check_based` rows each `assert` is a case.
+    The episode ends with the first attempt that passes the public cases, or with the last attempt. The hidden cases
+    judge that attempt: the reward is the share of them that pass. In `check_based` rows each `assert` is a case.
     """
 
     malformed_calls = "step"
@@ -58,15 +62,18 @@ class CodeRepl:
             public_cases: number of public cases, the first ones of the row. All others are hidden.
             max_steps: number of attempts.
             sandboxed: if false, programs run without isolation, with the files and the network of this machine.
-            python: path of a Python interpreter whose packages programs may import. By default programs run with roll's own interpreter
+            python: path of a Python interpreter whose packages programs may import. By default programs run with roll's
+                own interpreter
                 and may import only the standard library.
             cpu_seconds: CPU time limit of each case.
-            wall_seconds: wall-clock limit of all public cases together, and again of all hidden ones. `step_timeout` must be more than
+            wall_seconds: wall-clock limit of all public cases together, and again of all hidden ones. `step_timeout`
+                must be more than
                 twice as long.
             memory_mib: limit of the program's address space.
             disk_mib: size of the program's /tmp.
             output_mib: limit of the output of each case.
-            column: column of the row that holds the task. The default is `messages`, or `prompt` if the row has no `messages`.
+            column: column of the row that holds the task. The default is `messages`, or `prompt` if the row has no
+                `messages`.
 
         Raises:
             ValueError: `public_cases` or `max_steps` is below 1.
@@ -90,7 +97,9 @@ class CodeRepl:
         return Observation(with_more(task_of(row, self._column), f"{task}\n\n{shown_cases(self._public)}"))
 
     async def step(self, message: Message) -> Step:
-        """Run the program in the message. Return its results on the public cases or, at the end of the episode, the reward."""
+        """Run the program in the message. Return its results on the public cases or, at the end of the episode, the
+        reward.
+        """
         self._steps += 1
         text = final_text(str(message.get("content") or ""))
         is_last = self._steps >= self._max_steps
@@ -101,7 +110,11 @@ class CodeRepl:
         if passed < self._public_count and not is_last:
             return self._asked_again(seen, is_last, {})
         judged = await asyncio.to_thread(self._judged, program)
-        counted = {"public_passed": passed / self._public_count, "attempts": float(self._steps), "success": float(judged.value == 1.0)}
+        counted = {
+            "public_passed": passed / self._public_count,
+            "attempts": float(self._steps),
+            "success": float(judged.value == 1.0),
+        }
         return Step(reward=judged.value, done=True, metrics=counted)
 
     def close(self) -> None:
@@ -143,7 +156,9 @@ def shown_cases(cases: Cases) -> str:
     """Return the description of the public cases for the first message."""
     if cases.expected:
         pairs = zip(cases.inputs, cases.expected, strict=True)
-        return "\n\n".join(f"Input:\n{_cut(_text(given))}\nExpected output:\n{_cut(expected)}" for given, expected in pairs)
+        return "\n\n".join(
+            f"Input:\n{_cut(_text(given))}\nExpected output:\n{_cut(expected)}" for given, expected in pairs
+        )
     return "\n\n".join(f"Test:\n{_cut(code)}" for _, code, _ in cases.tests)
 
 

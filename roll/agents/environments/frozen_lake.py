@@ -1,4 +1,6 @@
-"""FrozenLake: reach the goal without falling into a hole. The keys are those of ROLL v0.2.1, the dynamics those of Gymnasium."""
+"""FrozenLake: reach the goal without falling into a hole. The keys are those of ROLL v0.2.1, the dynamics those of
+Gymnasium.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,20 @@ from roll.agents.environments.written import GridWorld
 from roll.config.derived.environment_roles import MOST_STEPS
 
 ACTIONS = ("Left", "Down", "Right", "Up")
-"""Names of the actions, in the order of MOVES. On slippery ice, the chosen action and its two cyclic neighbours are equally likely."""
+"""Names of the actions, in the order of MOVES. On slippery ice, the chosen action and its two cyclic neighbours are
+equally likely.
+"""
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 PLAYER, ICE, HOLE, GOAL, FALLEN, ARRIVED = range(6)
 LOOKUP = {PLAYER: "P", ICE: "_", HOLE: "O", GOAL: "G", FALLEN: "X", ARRIVED: "√"}
-NAMES = {PLAYER: "player", ICE: "empty", HOLE: "hole", GOAL: "goal", FALLEN: "player in hole", ARRIVED: "player on goal"}
+NAMES = {
+    PLAYER: "player",
+    ICE: "empty",
+    HOLE: "hole",
+    GOAL: "goal",
+    FALLEN: "player in hole",
+    ARRIVED: "player on goal",
+}
 DRAWS = 2000
 """Largest number of maps to draw until one can be solved."""
 Cell = tuple[int, int]
@@ -70,7 +81,8 @@ def reached(lake: Lake) -> Iterator[Cell]:
 @ENVIRONMENTS.register("frozen_lake")
 @dataclass(kw_only=True, eq=False)
 class FrozenLake(GridWorld):
-    """A map drawn from the seed. The reward is 1 at the goal, and 0 in a hole and everywhere else. The drawn map is the state.
+    """A map drawn from the seed. The reward is 1 at the goal, and 0 in a hole and everywhere else. The drawn map is the
+    state.
 
     Raises:
         ValueError: a field has an invalid value.
@@ -85,13 +97,17 @@ class FrozenLake(GridWorld):
     p: float = 0.8
     """Probability that a cell is ice."""
     is_slippery: bool = True
-    """Whether the ice is slippery: a move goes in the chosen direction or to either side of it, each with probability 1/3."""
+    """Whether the ice is slippery: a move goes in the chosen direction or to either side of it, each with probability
+    1/3.
+    """
     max_steps: int = MOST_STEPS["frozen_lake"]
     format_penalty: float = -0.01
 
     def __post_init__(self) -> None:
         if not 2 <= self.size <= 64 or not 0 < self.p <= 1:
-            raise ValueError(f"size must be from 2 to 64, and p above 0 and at most 1; they are {self.size} and {self.p:g}")
+            raise ValueError(
+                f"size must be from 2 to 64, and p above 0 and at most 1; they are {self.size} and {self.p:g}"
+            )
         super().__post_init__()
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
@@ -106,7 +122,9 @@ class FrozenLake(GridWorld):
         self.player = self.lake.moved(before, (action + slip) % len(MOVES))
         is_solved = self.player == self.lake.goal
         is_over = is_solved or self.player in self.lake.holes
-        return self._counter.moved(ACTIONS[action], self.drawing(), float(is_solved), self.player != before, is_over, is_solved)
+        return self._counter.moved(
+            ACTIONS[action], self.drawing(), float(is_solved), self.player != before, is_over, is_solved
+        )
 
     def _task(self) -> str:
         slips = " The ice is slippery: you may move in another direction than you intend." if self.is_slippery else ""

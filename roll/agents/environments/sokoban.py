@@ -1,6 +1,8 @@
-"""Sokoban: push every box onto a target. The keys are those of ROLL v0.2.1, the rewards and symbols those of gym-sokoban.
+"""Sokoban: push every box onto a target. The keys are those of ROLL v0.2.1, the rewards and symbols those of
+gym-sokoban.
 
-Generates solvable Sokoban levels by playing backwards from the solved state. Deterministic for a given random generator.
+Generates solvable Sokoban levels by playing backwards from the solved state. Deterministic for a given random
+generator.
 """
 
 from __future__ import annotations
@@ -67,7 +69,10 @@ def drawn(rows: int, columns: int, boxes: int, depth: int, random: Random) -> Le
         found = max((played_back(solved, depth, random) for _ in range(PLAYS)), key=distance, default=solved)
         if distance(found):
             return found
-    raise ValueError(f"none of {ROOMS} random rooms of {rows} x {columns} suits {boxes} box(es); enlarge dim_room, or lower num_boxes")
+    raise ValueError(
+        f"none of {ROOMS} random rooms of {rows} x {columns} suits {boxes} box(es); enlarge dim_room, or lower "
+        f"num_boxes"
+    )
 
 
 def dug(rows: int, columns: int, random: Random) -> frozenset[Cell]:
@@ -101,7 +106,9 @@ def played_back(level: Level, depth: int, random: Random) -> Level:
 
 
 def distance(level: Level) -> int:
-    """Return the sum over the boxes of the distance to the nearest target, in moves, ignoring walls. 0 if any box is on a target."""
+    """Return the sum over the boxes of the distance to the nearest target, in moves, ignoring walls. 0 if any box is on
+    a target.
+    """
     if level.boxes & level.targets:
         return 0
     return sum(min(abs(box[0] - row) + abs(box[1] - column) for row, column in level.targets) for box in level.boxes)
@@ -121,7 +128,9 @@ NAMES = {
     PLAYER_ON_TARGET: "player on target",
 }
 STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
-"""Rewards: for each move; for each box pushed onto a target (negated for a box pushed off); and for the move that solves the puzzle."""
+"""Rewards: for each move; for each box pushed onto a target (negated for a box pushed off); and for the move that
+solves the puzzle.
+"""
 
 
 @ENVIRONMENTS.register("sokoban")
@@ -147,9 +156,17 @@ class Sokoban(GridWorld):
 
     def __post_init__(self) -> None:
         sizes = self.dim_room
-        if len(sizes) != 2 or not all(5 <= length <= 64 for length in sizes) or self.num_boxes < 1 or self.search_depth < 1:
+        if (
+            len(sizes) != 2
+            or not all(5 <= length <= 64 for length in sizes)
+            or self.num_boxes < 1
+            or self.search_depth < 1
+        ):
             problem = f"{list(sizes)}, {self.num_boxes} and {self.search_depth}"
-            raise ValueError(f"dim_room must be two numbers from 5 to 64, and num_boxes and search_depth at least 1; they are {problem}")
+            raise ValueError(
+                f"dim_room must be two numbers from 5 to 64, and num_boxes and search_depth at least 1; they are "
+                f"{problem}"
+            )
         super().__post_init__()
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:

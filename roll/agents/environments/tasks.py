@@ -12,7 +12,8 @@ from roll.data.messages import MessageFault, read_message
 
 
 def task_of(row: Mapping[str, Any], column: str | None = None) -> list[Message]:
-    """Return the messages that state the task. The column holds a list of messages, its JSON text, or the text of a user message.
+    """Return the messages that state the task. The column holds a list of messages, its JSON text, or the text of a
+    user message.
 
     Messages are returned in the form of `read_message`.
 
@@ -44,7 +45,8 @@ def _read(message: Mapping[str, Any], number: int) -> Message:
 def with_more(messages: list[Message], text: str) -> list[Message]:
     """Return the messages with a text appended.
 
-    If the last message is a user message, the text becomes part of it, because some chat templates reject two user messages in a row.
+    If the last message is a user message, the text becomes part of it, because some chat templates reject two user
+    messages in a row.
     """
     last = messages[-1]
     if last.get("role") != "user" or not isinstance(last.get("content"), str):

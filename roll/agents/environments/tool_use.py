@@ -21,7 +21,8 @@ class ToolUse:
     def __init__(self, column: str | None = None) -> None:
         """
         Args:
-            column: column of the row that holds the task. The default is `messages`, or `prompt` if the row has no `messages`.
+            column: column of the row that holds the task. The default is `messages`, or `prompt` if the row has no
+                `messages`.
         """
         self._column = column
 
@@ -30,7 +31,9 @@ class ToolUse:
         return Observation(task_of(row, self._column))
 
     async def step(self, message: Message) -> Step:
-        """End the episode. If the message calls tools that do not exist, report that to the policy and continue instead."""
+        """End the episode. If the message calls tools that do not exist, report that to the policy and continue
+        instead.
+        """
         calls = message.get("tool_calls") or ()
         answers = [
             {"role": "tool", "name": call["function"]["name"], "content": UNKNOWN.format(call["function"]["name"])}

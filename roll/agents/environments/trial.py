@@ -17,7 +17,10 @@ ProblemOf = Callable[[Observation], str]
 
 
 async def trial(
-    sections: Mapping[str, EnvironmentConfig], firsts: Mapping[str, Mapping[str, Any]], start_seconds: float, problem_of: ProblemOf
+    sections: Mapping[str, EnvironmentConfig],
+    firsts: Mapping[str, Mapping[str, Any]],
+    start_seconds: float,
+    problem_of: ProblemOf,
 ) -> list[Fault]:
     """Import the environment and the tools of every domain, and reset the environment on a row.
 
@@ -55,6 +58,10 @@ async def _domain(
         problem = f"{tried} fails: {failed}"
         columns = f"the row has the columns {', '.join(map(str, row or ()))}"
         late = f"make it faster, or raise {place}.step_timeout"
-        return [Fault(f"{place}.environment", problem, late if failed.reason == "timed_out" else f"fix the class; {columns}")]
+        return [
+            Fault(
+                f"{place}.environment", problem, late if failed.reason == "timed_out" else f"fix the class; {columns}"
+            )
+        ]
     finally:
         await process.close()

@@ -1,4 +1,5 @@
-"""The common parts of grid worlds, in which the policy writes its actions as text: keys, message templates and the action parser.
+"""The common parts of grid worlds, in which the policy writes its actions as text: keys, message templates and the
+action parser.
 
 The keys and placeholders are those of ROLL v0.2.1.
 """
@@ -41,19 +42,27 @@ class Templates:
         named = {field for _, field, _, _ in string.Formatter().parse(self.turn) if field is not None}
         if unknown := sorted(named - set(PLACEHOLDERS)):
             known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
-            raise ValueError(f"agent_template has the unknown placeholder {{{unknown[0]}}}; known placeholders: {known}")
+            raise ValueError(
+                f"agent_template has the unknown placeholder {{{unknown[0]}}}; known placeholders: {known}"
+            )
         if "max_response_length" in named and self.max_response_length is None:
-            raise ValueError("agent_template has {max_response_length}, but environment_args has no max_response_length")
+            raise ValueError(
+                "agent_template has {max_response_length}, but environment_args has no max_response_length"
+            )
         if self.max_steps < 1:
             raise ValueError(f"max_steps is {self.max_steps}; it must be at least 1")
 
     def first(self, state: str) -> Observation:
         """Return the observation that begins an episode: the system message, if any, and the first state."""
         begin: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
-        return Observation([*begin, {"role": "user", "content": f"{self.instruction}\n{self._turn(state, 0)}"}], state=state)
+        return Observation(
+            [*begin, {"role": "user", "content": f"{self.instruction}\n{self._turn(state, 0)}"}], state=state
+        )
 
     def answer(self, happened: str, state: str, steps: int) -> list[Message]:
-        """Return the environment's message after `steps` steps, in a list. `happened` describes the effect of the last step."""
+        """Return the environment's message after `steps` steps, in a list. `happened` describes the effect of the last
+        step.
+        """
         return [{"role": "user", "content": f"{happened}\n{self._turn(state, steps)}"}]
 
     def _turn(self, state: str, steps: int) -> str:
@@ -68,7 +77,8 @@ class ActionReader:
     def __init__(self, pattern: str, actions: Sequence[str]) -> None:
         """
         Args:
-            pattern: regular expression. The action is the last group that matched (of nested ones, the outer), or the whole match.
+            pattern: regular expression. The action is the last group that matched (of nested ones, the outer), or the
+                whole match.
             actions: names of the actions, which are matched without regard to case.
 
         Raises:
@@ -81,7 +91,9 @@ class ActionReader:
         self._actions = {action.lower(): number for number, action in enumerate(actions)}
 
     def __call__(self, text: str) -> int | None:
-        """Return the number of the action in the first match of the pattern. None if nothing matches, or the match is not an action."""
+        """Return the number of the action in the first match of the pattern. None if nothing matches, or the match is
+        not an action.
+        """
         found = self._pattern.search(text)
         if found is None:
             return None
@@ -96,7 +108,9 @@ class Counter:
         self._templates, self._penalty, self._steps = templates, format_penalty, 0
 
     def unreadable(self, state: str) -> Step:
-        """Return the step for a message without a readable action. The reward is `format_penalty`, and the state does not change."""
+        """Return the step for a message without a readable action. The reward is `format_penalty`, and the state does
+        not change.
+        """
         return self._step("Your action could not be read.", state, self._penalty, {"invalid_actions": 1.0})
 
     def moved(self, action: str, state: str, reward: float, has_effect: bool, is_over: bool, is_solved: bool) -> Step:
@@ -105,7 +119,9 @@ class Counter:
         counted = {"ineffective_actions": float(not has_effect), "success": float(is_solved)}
         return self._step(happened, state, reward, counted, is_over)
 
-    def _step(self, happened: str, state: str, reward: float, counted: Mapping[str, float], is_over: bool = False) -> Step:
+    def _step(
+        self, happened: str, state: str, reward: float, counted: Mapping[str, float], is_over: bool = False
+    ) -> Step:
         self._steps += 1
         is_over = is_over or self._steps >= self._templates.max_steps
         messages = () if is_over else self._templates.answer(happened, state, self._steps)
@@ -114,7 +130,8 @@ class Counter:
 
 @dataclass(kw_only=True, eq=False)
 class GridWorld(ABC):
-    """A world of cells that are drawn with symbols. Each message of the policy is one action. The fields are keys of `environment_args`.
+    """A world of cells that are drawn with symbols. Each message of the policy is one action. The fields are keys of
+    `environment_args`.
 
     Raises:
         ValueError: a field has an invalid value.
@@ -145,12 +162,16 @@ class GridWorld(ABC):
     agent_template: str = TURN
     """Template of each turn; may contain PLACEHOLDERS."""
     max_response_length: int | None = None
-    """Value of the placeholder `max_response_length`: the limit of a turn in tokens. It is only shown to the policy, not enforced."""
+    """Value of the placeholder `max_response_length`: the limit of a turn in tokens. It is only shown to the policy,
+    not enforced.
+    """
 
     def __post_init__(self) -> None:
         self._lookup = symbols(self.grid_lookup, self.usual_symbols)
         instruction = self._instruction() if self.env_instruction is None else self.env_instruction
-        self._templates = Templates(instruction, self.agent_system_template, self.agent_template, self.max_steps, self.max_response_length)
+        self._templates = Templates(
+            instruction, self.agent_system_template, self.agent_template, self.max_steps, self.max_response_length
+        )
         self._read = ActionReader(self.action_pattern, self.actions)
         self._counter = Counter(self._templates, self.format_penalty)
 
@@ -174,7 +195,8 @@ class GridWorld(ABC):
     def _instruction(self) -> str:
         return (
             f"{self._task()} The symbols mean: {legend(self._lookup, self.grid_vocab, self.names)}. "
-            f"Your available actions are: {', '.join(self.actions)}. Give one action in a turn, in the format <answer>Right</answer>."
+            f"Your available actions are: {', '.join(self.actions)}. Give one action in a turn, in the format "
+            f"<answer>Right</answer>."
         )
 
 

@@ -1,4 +1,6 @@
-"""Runs an agent as a process tree with limits on memory, processes and output, and cleans it up. The caller sets the deadline."""
+"""Runs an agent as a process tree with limits on memory, processes and output, and cleans it up. The caller sets the
+deadline.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +62,12 @@ def agent_environment(base_url: str, key: str, given: Mapping[str, str]) -> dict
     return variables | {name: ",".join(filter(None, (variables.get(name), host))) for name in NO_PROXY}
 
 
-async def run_agent(command: Sequence[str], row: Mapping[str, Any], environment: Mapping[str, str], bounds: TreeBounds) -> AgentEnd:
-    """Run a command until it ends, with the row as JSON on stdin. If it exceeds a limit or this is cancelled, its whole tree is killed."""
+async def run_agent(
+    command: Sequence[str], row: Mapping[str, Any], environment: Mapping[str, str], bounds: TreeBounds
+) -> AgentEnd:
+    """Run a command until it ends, with the row as JSON on stdin. If it exceeds a limit or this is cancelled, its whole
+    tree is killed.
+    """
     ends, alive = os.pipe()
     try:
         process = await _started(command, environment, bounds, ends)
@@ -115,7 +121,9 @@ async def _run(process: asyncio.subprocess.Process) -> AgentEnd:
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Wait for the supervisor, which kills all its processes once its pipe is closed. A cancelled caller waits as well."""
+    """Wait for the supervisor, which kills all its processes once its pipe is closed. A cancelled caller waits as
+    well.
+    """
     waiting = asyncio.create_task(_drained(process))
     cancelled: asyncio.CancelledError | None = None
     while not waiting.done():

@@ -9,8 +9,9 @@ from typing import Any
 from roll.errors import Fault
 
 Message = Mapping[str, Any]
-"""`role` and `content` (text). An assistant message may also have `tool_calls`, and a tool message has `tool_call_id`. The arguments of a
-call are a JSON object as text."""
+"""`role` and `content` (text). An assistant message may also have `tool_calls`, and a tool message has `tool_call_id`.
+The arguments of a call are a JSON object as text.
+"""
 
 
 class Refused(Exception):

@@ -1,4 +1,5 @@
-"""Runs an agent that is a function: `python -m roll.agents.gateway.call package.module:function`, with the row as JSON on stdin.
+"""Runs an agent that is a function: `python -m roll.agents.gateway.call package.module:function`, with the row as JSON
+on stdin.
 
 With `check` after the name it only checks whether the function can be called. A fault is printed to stdout.
 """
@@ -20,7 +21,9 @@ from roll.hosted.raised import raised_where
 
 
 def found(name: str) -> Callable[..., Any]:
-    """Import a function by name. Raises ValueError if it does not exist or does not accept row, base_url and api_key."""
+    """Import a function by name. Raises ValueError if it does not exist or does not accept row, base_url and
+    api_key.
+    """
     module_name, _, function_name = name.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), function_name, None)

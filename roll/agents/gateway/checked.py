@@ -10,11 +10,31 @@ from roll.data import messages
 
 IGNORED = frozenset(
     {
-        *("frequency_penalty", "metadata", "model", "presence_penalty", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort"),
-        *("safety_identifier", "seed", "service_tier", "store", "stream", "stream_options", "temperature", "top_p", "user", "verbosity"),
+        *(
+            "frequency_penalty",
+            "metadata",
+            "model",
+            "presence_penalty",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "reasoning_effort",
+        ),
+        *(
+            "safety_identifier",
+            "seed",
+            "service_tier",
+            "store",
+            "stream",
+            "stream_options",
+            "temperature",
+            "top_p",
+            "user",
+            "verbosity",
+        ),
     }
 )
-"""Keys that are accepted but do not change the answer. The sampling settings are those of the run's `generating_args`."""
+"""Keys that are accepted but do not change the answer. The sampling settings are those of the run's `generating_args`.
+"""
 NEUTRAL: Mapping[str, tuple[Sequence[Any], str]] = {
     "n": ((1,), "send one request for each answer, each with a different `seed` or `user`"),
     "logprobs": ((False,), "leave it out; the run keeps log-probs itself"),
@@ -30,7 +50,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_MESSAGES, MOST_TOOLS, MOST_STOPS = 4096, 1024, 16
 
 
-def check_keys(body: Mapping[str, Any], meant: frozenset[str], neutral: Mapping[str, tuple[Sequence[Any], str]]) -> None:
+def check_keys(
+    body: Mapping[str, Any], meant: frozenset[str], neutral: Mapping[str, tuple[Sequence[Any], str]]
+) -> None:
     """Raise Refused for an unknown key, or a value that requests an unsupported feature.
 
     Args:
@@ -70,12 +92,21 @@ def tool_of(given: Any, place: str) -> Mapping[str, Any]:
     """Return the schema of one tool. Raises Refused if it is invalid."""
     function = given.get("function") if isinstance(given, Mapping) and given.get("type") == "function" else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise refusal(place, f"{given!r:.80} is not a function", 'give {"type": "function", "function": {"name": ..., "parameters": ...}}')
-    return {"type": "function", "function": {key: function[key] for key in ("name", "description", "parameters") if key in function}}
+        raise refusal(
+            place,
+            f"{given!r:.80} is not a function",
+            'give {"type": "function", "function": {"name": ..., "parameters": ...}}',
+        )
+    return {
+        "type": "function",
+        "function": {key: function[key] for key in ("name", "description", "parameters") if key in function},
+    }
 
 
 def text_of(given: Any, place: str) -> str:
-    """Return the text of a message's content, which may be a string, null, or a list of text parts. Raises Refused for anything else."""
+    """Return the text of a message's content, which may be a string, null, or a list of text parts. Raises Refused for
+    anything else.
+    """
     if given is not None and not isinstance(given, str):
         listed(given, place, MOST_MESSAGES)
     try:
@@ -85,9 +116,13 @@ def text_of(given: Any, place: str) -> str:
 
 
 def call_of(identity: Any, name: Any, arguments: Any, place: str) -> dict[str, Any]:
-    """Return a tool call of an assistant message. Raises Refused if it is invalid or its arguments are not the JSON text of an object."""
+    """Return a tool call of an assistant message. Raises Refused if it is invalid or its arguments are not the JSON
+    text of an object.
+    """
     if not isinstance(arguments, str | None) or messages.object_of(arguments) is None:
-        raise refusal(f"{place}.arguments", f"{arguments!r:.80} is not the JSON text of an object", "send calls back unchanged")
+        raise refusal(
+            f"{place}.arguments", f"{arguments!r:.80} is not the JSON text of an object", "send calls back unchanged"
+        )
     if not isinstance(name, str) or not isinstance(identity, str):
         raise refusal(place, "the call has no id or no name", "send calls back unchanged")
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments or "{}"}}
@@ -111,7 +146,9 @@ def stops_of(given: Any, place: str) -> tuple[str, ...]:
     """Return the strings that end an answer. Raises Refused if they are invalid."""
     texts = [given] if isinstance(given, str) else listed(given, place, MOST_STOPS)
     if any(not isinstance(text, str) or not text for text in texts):
-        raise refusal(place, f"{given!r:.80} is neither a string nor a list of strings", "give one or more non-empty strings")
+        raise refusal(
+            place, f"{given!r:.80} is neither a string nor a list of strings", "give one or more non-empty strings"
+        )
     return tuple(texts)
 
 
@@ -156,5 +193,7 @@ def _calls(given: Any, place: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             raise refusal(f"{place}[{number}]", f"{call!r:.80} does not call a function", "send calls back unchanged")
-        found.append(call_of(call.get("id"), function.get("name"), function.get("arguments"), f"{place}[{number}].function"))
+        found.append(
+            call_of(call.get("id"), function.get("name"), function.get("arguments"), f"{place}[{number}].function")
+        )
     return found

@@ -1,4 +1,6 @@
-"""Episodes of external agents: an agent runs against the gateway, and then the environment scores the policy's last message."""
+"""Episodes of external agents: an agent runs against the gateway, and then the environment scores the policy's last
+message.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from functools import partial
 from typing import Any
 
 from roll.agents.environments.base import TOOL_ERRORS
-from roll.agents.episodes import ENVIRONMENT, Environments, EnvironmentSession, EpisodeLimits, SessionGenerator, attempted
+from roll.agents.episodes import (
+    ENVIRONMENT,
+    Environments,
+    EnvironmentSession,
+    EpisodeLimits,
+    SessionGenerator,
+    attempted,
+)
 from roll.agents.gateway.agent import AgentEnd, agent_environment, run_agent
 from roll.agents.gateway.server import Gateway
 from roll.agents.gateway.session import AgentSession, SessionBounds
@@ -85,10 +94,13 @@ class AgentEpisodes:
         finally:
             await environment.close()
 
-    async def _in_time(self, agent: Agent, session: AgentSession, key: str, prompt: Prompt, environment: EnvironmentSession) -> StopReason:
+    async def _in_time(
+        self, agent: Agent, session: AgentSession, key: str, prompt: Prompt, environment: EnvironmentSession
+    ) -> StopReason:
         """Run the agent. Return why the episode ends.
 
-        Raises EnvironmentFailed if the policy gave no answer, or if the agent failed although the session was still answering (see FULL).
+        Raises EnvironmentFailed if the policy gave no answer, or if the agent failed although the session was still
+        answering (see FULL).
         """
         first = environment.observation
         row = {**prompt.row, "messages": list(first.messages), "tools": list(first.tools)}
@@ -103,17 +115,24 @@ class AgentEpisodes:
         if end is not None and end.status != 0 and session.stop not in FULL:
             raise EnvironmentFailed(f"the agent ended with status {end.status}: {_said(end, session)}")
         if session.last is None:
-            why = "its first request was longer than sequence_length" if session.stop is StopReason.CONTEXT_FULL else "it sent no request"
+            why = (
+                "its first request was longer than sequence_length"
+                if session.stop is StopReason.CONTEXT_FULL
+                else "it sent no request"
+            )
             raise EnvironmentFailed(f"the policy gave the agent no answer, because {why}: {_said(end, session)}")
         return session.stop
 
 
 FULL = (StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.ABORTED)
-"""Reasons to stop after which a failing agent is not at fault, because the session did not answer the agent's last request in full."""
+"""Reasons to stop after which a failing agent is not at fault, because the session did not answer the agent's last
+request in full.
+"""
 
 
 async def _watched(run: Coroutine[Any, Any, AgentEnd], session: AgentSession) -> AgentEnd | None:
-    """Run an agent, and return how it ended. None if it was killed because it did not end after the policy's last answer.
+    """Run an agent, and return how it ended. None if it was killed because it did not end after the policy's last
+    answer.
 
     Raises:
         RollError: the engine failed.
@@ -132,7 +151,9 @@ async def _watched(run: Coroutine[Any, Any, AgentEnd], session: AgentSession) ->
 
 
 async def _judged(environment: EnvironmentSession, session: AgentSession) -> float:
-    """Pass the policy's last message to the environment, and return the reward. Raises EnvironmentFailed if the environment fails."""
+    """Pass the policy's last message to the environment, and return the reward. Raises EnvironmentFailed if the
+    environment fails.
+    """
     assert session.last is not None
     began = time.monotonic()
     step = await environment.step(session.last)

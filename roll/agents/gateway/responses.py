@@ -46,22 +46,33 @@ def read_response(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Messag
     check_order(messages, "input")
     if instructions := text_of(body.get("instructions"), "instructions"):
         messages = [{"role": "system", "content": instructions}, *messages]
-    tools = [_tool(one, f"tools[{number}]") for number, one in enumerate(listed(body.get("tools"), "tools", MOST_TOOLS))]
+    tools = [
+        _tool(one, f"tools[{number}]") for number, one in enumerate(listed(body.get("tools"), "tools", MOST_TOOLS))
+    ]
     return Asked(messages, tools, count_of(body.get("max_output_tokens"), "max_output_tokens"))
 
 
 def conversation_of(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]) -> list[Message]:
-    """Return the conversation of a request without its instructions: the messages up to `previous_response_id`, then those of the input.
+    """Return the conversation of a request without its instructions: the messages up to `previous_response_id`, then
+    those of the input.
 
     Raises Refused if a message is invalid, or if the session has no response with that id.
     """
     before: Sequence[Message] = ()
     if (previous := body.get("previous_response_id")) is not None:
         if not isinstance(previous, str) or previous not in earlier:
-            raise refusal("previous_response_id", f"{previous!r:.80} is not a response of this session", "send the whole input instead")
+            raise refusal(
+                "previous_response_id",
+                f"{previous!r:.80} is not a response of this session",
+                "send the whole input instead",
+            )
         before = earlier[previous]
     given = body.get("input")
-    new = [{"role": "user", "content": given}] if isinstance(given, str) else _messages(listed(given, "input", MOST_MESSAGES))
+    new = (
+        [{"role": "user", "content": given}]
+        if isinstance(given, str)
+        else _messages(listed(given, "input", MOST_MESSAGES))
+    )
     return [*before, *new]
 
 
@@ -71,7 +82,15 @@ def output_items(answer: Answer) -> list[dict[str, Any]]:
     calls = answer.message.get("tool_calls") or ()
     if answer.message["content"] or not calls:
         part = {"type": "output_text", "text": answer.message["content"], "annotations": [], "logprobs": []}
-        items.append({"id": f"msg_{answer.identity}", "type": "message", "status": _status(answer), "role": "assistant", "content": [part]})
+        items.append(
+            {
+                "id": f"msg_{answer.identity}",
+                "type": "message",
+                "status": _status(answer),
+                "role": "assistant",
+                "content": [part],
+            }
+        )
     for number, call in enumerate(calls):
         named = {"call_id": call["id"], "name": call["function"]["name"], "arguments": call["function"]["arguments"]}
         items.append({"id": f"fc_{answer.identity}_{number}", "type": "function_call", "status": "completed", **named})
@@ -104,7 +123,13 @@ def response_events(answer: Answer, model: str, body: Mapping[str, Any]) -> Iter
 
 
 def _events(answer: Answer, model: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    begun = {**_head(answer, model, body), "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    begun = {
+        **_head(answer, model, body),
+        "status": "in_progress",
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+    }
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
     for index, item in enumerate(output_items(answer)):
@@ -116,7 +141,11 @@ def _events(answer: Answer, model: str, body: Mapping[str, Any]) -> Iterator[dic
 def _message_events(index: int, item: Item) -> Iterator[dict[str, Any]]:
     [part] = item["content"]
     place = {"item_id": item["id"], "output_index": index, "content_index": 0}
-    yield {"type": "response.output_item.added", "output_index": index, "item": {**item, "status": "in_progress", "content": []}}
+    yield {
+        "type": "response.output_item.added",
+        "output_index": index,
+        "item": {**item, "status": "in_progress", "content": []},
+    }
     yield {"type": "response.content_part.added", **place, "part": {**part, "text": ""}}
     yield {"type": "response.output_text.delta", **place, "delta": part["text"], "logprobs": []}
     yield {"type": "response.output_text.done", **place, "text": part["text"], "logprobs": []}
@@ -126,14 +155,25 @@ def _message_events(index: int, item: Item) -> Iterator[dict[str, Any]]:
 
 def _call_events(index: int, item: Item) -> Iterator[dict[str, Any]]:
     place = {"item_id": item["id"], "output_index": index}
-    yield {"type": "response.output_item.added", "output_index": index, "item": {**item, "status": "in_progress", "arguments": ""}}
+    yield {
+        "type": "response.output_item.added",
+        "output_index": index,
+        "item": {**item, "status": "in_progress", "arguments": ""},
+    }
     yield {"type": "response.function_call_arguments.delta", **place, "delta": item["arguments"]}
-    yield {"type": "response.function_call_arguments.done", **place, "name": item["name"], "arguments": item["arguments"]}
+    yield {
+        "type": "response.function_call_arguments.done",
+        **place,
+        "name": item["name"],
+        "arguments": item["arguments"],
+    }
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
 def _messages(items: Sequence[Any]) -> list[Message]:
-    """Return the messages of input items. Tool calls join the assistant message before them, or else an empty one. Reasoning is dropped."""
+    """Return the messages of input items. Tool calls join the assistant message before them, or else an empty one.
+    Reasoning is dropped.
+    """
     messages: list[dict[str, Any]] = []
     for number, item in enumerate(items):
         place = f"input[{number}]"
@@ -149,23 +189,38 @@ def _messages(items: Sequence[Any]) -> list[Message]:
         elif kind == "function_call_output":
             if not isinstance(item.get("call_id"), str):
                 raise refusal(f"{place}.call_id", "missing", "give the id of the call that the item answers")
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": text_of(item.get("output"), f"{place}.output")})
+            messages.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": item["call_id"],
+                    "content": text_of(item.get("output"), f"{place}.output"),
+                }
+            )
         elif kind != "reasoning":
-            raise refusal(f"{place}.type", f"{kind!r:.80} is not supported", "give messages, function calls and their outputs")
+            raise refusal(
+                f"{place}.type", f"{kind!r:.80} is not supported", "give messages, function calls and their outputs"
+            )
     return list(messages)
 
 
 def _message(item: Item, place: str) -> dict[str, Any]:
     role = item.get("role")
     if role not in ROLES or role == "tool":
-        raise refusal(f"{place}.role", f"{role!r:.80} is not supported", "give one of system, developer, user, assistant")
-    return {"role": "system" if role == "developer" else role, "content": text_of(item.get("content"), f"{place}.content")}
+        raise refusal(
+            f"{place}.role", f"{role!r:.80} is not supported", "give one of system, developer, user, assistant"
+        )
+    return {
+        "role": "system" if role == "developer" else role,
+        "content": text_of(item.get("content"), f"{place}.content"),
+    }
 
 
 def _tool(given: Any, place: str) -> Mapping[str, Any]:
     """Return the schema of a function, which this API does not nest, in the format of chat completions."""
     if not isinstance(given, Mapping) or given.get("type") != "function":
-        raise refusal(place, f"{given!r:.80} is not a function", 'give {"type": "function", "name": ..., "parameters": ...}')
+        raise refusal(
+            place, f"{given!r:.80} is not a function", 'give {"type": "function", "name": ..., "parameters": ...}'
+        )
     return tool_of({"type": "function", "function": given}, place)
 
 

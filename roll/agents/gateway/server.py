@@ -1,7 +1,9 @@
-"""The gateway: an HTTP server through which external agents use the policy with OpenAI's chat completions or responses API.
+"""The gateway: an HTTP server through which external agents use the policy with OpenAI's chat completions or responses
+API.
 
-Each session has a key, which its agent sends as the bearer token; a request without a valid key is refused. The size of a request body, the
-time to send it, and the number of sessions are limited. A request has no deadline of its own; closing its session ends it.
+Each session has a key, which its agent sends as the bearer token; a request without a valid key is refused. The size of
+a request body, the time to send it, and the number of sessions are limited. A request has no deadline of its own;
+closing its session ends it.
 
 OpenAI's chat completions API: parses requests and builds responses. Pure functions.
 """
@@ -21,7 +23,16 @@ from typing import Any
 from aiohttp import web
 
 from roll.agents.gateway.asked import Answer, Asked, Message, Refused, refusal
-from roll.agents.gateway.checked import NEUTRAL, check_keys, check_order, count_of, flag_of, messages_of, stops_of, tools_of
+from roll.agents.gateway.checked import (
+    NEUTRAL,
+    check_keys,
+    check_order,
+    count_of,
+    flag_of,
+    messages_of,
+    stops_of,
+    tools_of,
+)
 from roll.agents.gateway.responses import conversation_of, read_response, response_body, response_events
 from roll.agents.gateway.session import AgentSession
 from roll.errors import ConfigError, Fault, RollError
@@ -36,12 +47,17 @@ def read_chat(body: Mapping[str, Any]) -> Asked:
     check_order(messages, "messages")
     counts = [count_of(body.get(key), key) for key in ("max_completion_tokens", "max_tokens")]
     return Asked(
-        messages, tools_of(body.get("tools"), "tools"), next((one for one in counts if one), None), stops_of(body.get("stop"), "stop")
+        messages,
+        tools_of(body.get("tools"), "tools"),
+        next((one for one in counts if one), None),
+        stops_of(body.get("stop"), "stop"),
     )
 
 
 def wants_usage(body: Mapping[str, Any]) -> bool:
-    """Return whether the request wants token counts at the end of the stream. Raises Refused if its options are invalid."""
+    """Return whether the request wants token counts at the end of the stream. Raises Refused if its options are
+    invalid.
+    """
     options = body.get("stream_options") or {}
     if not isinstance(options, Mapping):
         raise refusal("stream_options", f"{options!r:.80} is not an object", "leave it out")
@@ -145,7 +161,9 @@ class Gateway:
                 await web.TCPSite(runner, host, port).start()
             except OSError as error:
                 problem = f"cannot listen on {host}:{port}: {error.strerror or error}"
-                raise ConfigError([Fault("gateway", problem, "give an address of this machine, and port 0 for a free one")]) from error
+                raise ConfigError(
+                    [Fault("gateway", problem, "give an address of this machine, and port 0 for a free one")]
+                ) from error
             name = ANYWHERE.get(host, host)
             self.base_url = f"http://{f'[{name}]' if ':' in name else name}:{runner.addresses[0][1]}/v1"
             yield self
@@ -154,7 +172,9 @@ class Gateway:
 
     @asynccontextmanager
     async def serving(self, session: AgentSession) -> AsyncGenerator[str, None]:
-        """Answer the requests of a session within the `async with` block. Yields the session's key. Waits if too many sessions are open."""
+        """Answer the requests of a session within the `async with` block. Yields the session's key. Waits if too many
+        sessions are open.
+        """
         async with self._room:
             key = f"roll-{secrets.token_urlsafe(32)}"
             self._open[key] = _Open(session)
@@ -171,7 +191,9 @@ class Gateway:
         asking, model = opened.session.answer(asked, f"chat {digest}"), _model(body)
         if not is_stream:
             return web.json_response(chat_body(await asking, model))
-        return await _streamed(request, asking, lambda answer: [*map(_data, chat_chunks(answer, model, with_usage)), b"data: [DONE]\n\n"])
+        return await _streamed(
+            request, asking, lambda answer: [*map(_data, chat_chunks(answer, model, with_usage)), b"data: [DONE]\n\n"]
+        )
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         opened = self._of(request)
@@ -183,21 +205,27 @@ class Gateway:
         return await _streamed(request, asking, lambda answer: map(_event, response_events(answer, model, body)))
 
     async def _kept(self, opened: _Open, asked: Asked, identity: str, body: Mapping[str, Any]) -> Answer:
-        """Return the answer, and keep its conversation, so that another request can continue it by the response's id."""
+        """Return the answer, and keep its conversation, so that another request can continue it by the response's
+        id.
+        """
         answer = await opened.session.answer(asked, identity)
         opened.conversations[f"resp_{answer.identity}"] = [*conversation_of(body, opened.conversations), answer.message]
         return answer
 
     async def _models(self, request: web.Request) -> web.Response:
         self._of(request)
-        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "roll"}]})
+        return web.json_response(
+            {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "roll"}]}
+        )
 
     def _of(self, request: web.Request) -> _Open:
         """Return the session of a request. Raises Refused if its key is not that of an open session."""
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
         found = self._open.get(key.strip()) if kind.lower() == "bearer" else None
         if found is None:
-            fault = Fault("Authorization", "not the key of an open session", "send `Bearer` and the agent's OPENAI_API_KEY")
+            fault = Fault(
+                "Authorization", "not the key of an open session", "send `Bearer` and the agent's OPENAI_API_KEY"
+            )
             raise Refused(401, fault, "authentication_error")
         request[OPENED] = found
         return found
@@ -208,7 +236,9 @@ OPENED = web.RequestKey("opened", _Open)
 
 
 async def _body_of(request: web.Request) -> tuple[Mapping[str, Any], str]:
-    """Return (the body of a request, a digest that is equal for retries). Raises Refused if the body is late or not a JSON object."""
+    """Return (the body of a request, a digest that is equal for retries). Raises Refused if the body is late or not a
+    JSON object.
+    """
     try:
         async with asyncio.timeout(BODY_SECONDS):
             body = json.loads(await request.read())
@@ -222,7 +252,9 @@ async def _body_of(request: web.Request) -> tuple[Mapping[str, Any], str]:
     return body, hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
 
 
-async def _streamed(request: web.Request, asking: Awaitable[Answer], written: Callable[[Answer], Iterable[bytes]]) -> web.StreamResponse:
+async def _streamed(
+    request: web.Request, asking: Awaitable[Answer], written: Callable[[Answer], Iterable[bytes]]
+) -> web.StreamResponse:
     """Send the complete answer as server-sent events, with keep-alive comments before it."""
     task = asyncio.ensure_future(asking)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -242,7 +274,9 @@ async def _streamed(request: web.Request, asking: Awaitable[Answer], written: Ca
             await response.write(_data(_failure(error).body()))
         await response.write_eof()
     except ConnectionError:
-        LOG.debug("an agent closed the connection before it received its answer")  # the session keeps the answer for a retry
+        LOG.debug(
+            "an agent closed the connection before it received its answer"
+        )  # the session keeps the answer for a retry
     finally:
         if not task.done():
             task.cancel()
@@ -250,7 +284,9 @@ async def _streamed(request: web.Request, asking: Awaitable[Answer], written: Ca
 
 
 @web.middleware
-async def _plain_errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+async def _plain_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
     """Convert errors to responses in the error format of OpenAI's API."""
     try:
         return await handler(request)

@@ -2,10 +2,11 @@
 
 The token histories of a session: which answer a request continues, and the engine's input for the request.
 
-A request continues an earlier answer if its messages begin with the conversation up to and including that answer. The engine's input is
-then the tokens that the engine read and sampled for that answer, followed by the tokens of the new messages. The first request that
-continues an answer extends the answer's trajectory. A later one forks it: it starts a new trajectory with the same tokens, which count as
-given. A request that continues no answer is rendered from its messages, and starts a new trajectory.
+A request continues an earlier answer if its messages begin with the conversation up to and including that answer. The
+engine's input is then the tokens that the engine read and sampled for that answer, followed by the tokens of the new
+messages. The first request that continues an answer extends the answer's trajectory. A later one forks it: it starts a
+new trajectory with the same tokens, which count as given. A request that continues no answer is rendered from its
+messages, and starts a new trajectory.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class Histories:
         return [state for path in self._paths for state in path.states]
 
     def open(self, messages: Sequence[Message], inner: Sequence[Message], tools: Tools) -> Opening:
-        """Return the engine's input for a request. Until `lay` or `give_up`, no other request extends the same trajectory.
+        """Return the engine's input for a request. Until `lay` or `give_up`, no other request extends the same
+        trajectory.
 
         Args:
             messages: the request's messages as the agent sent them. The last one is not the assistant's.
@@ -131,7 +133,9 @@ class Histories:
         context = self._renderer.render(inner, tools)
         return Opening(context, context, digests[-1], _text(messages), None)
 
-    def lay(self, opening: Opening, completion: Completion, answer: Message, calls: Sequence[Mapping[str, Any]]) -> None:
+    def lay(
+        self, opening: Opening, completion: Completion, answer: Message, calls: Sequence[Mapping[str, Any]]
+    ) -> None:
         """Record the given and the sampled tokens of an answered request.
 
         Args:
@@ -145,7 +149,9 @@ class Histories:
         path.segments += [given(opening.given, self._renderer.text(opening.given)), sampled(completion, calls)]
         path.states.append(opening.state)
         laid = np.concatenate([segment.token_ids for segment in path.segments])
-        assert np.array_equal(laid[: len(laid) - len(completion.token_ids)], opening.context), "a trajectory is not the engine's input"
+        assert np.array_equal(laid[: len(laid) - len(completion.token_ids)], opening.context), (
+            "a trajectory is not the engine's input"
+        )
         digest = _next_digest(opening.digest, answer)
         self._answered.setdefault(digest, []).append(_Answered(path, opening.context, completion.token_ids))
 
@@ -171,11 +177,15 @@ def _next_digest(before: str, message: Message) -> str:
 
 
 def _compared(message: Message) -> dict[str, Any]:
-    """Return the parts of a message that identify it. They do not change if an agent drops the policy's reasoning, strips white space
-    around its text, or changes the ids of its calls."""
+    """Return the parts of a message that identify it. They do not change if an agent drops the policy's reasoning,
+    strips white space around its text, or changes the ids of its calls.
+    """
     if message["role"] != "assistant":
         return {key: message.get(key) for key in ("role", "content", "tool_call_id")}
-    calls = [[call["function"]["name"], json.loads(call["function"]["arguments"])] for call in message.get("tool_calls") or ()]
+    calls = [
+        [call["function"]["name"], json.loads(call["function"]["arguments"])]
+        for call in message.get("tool_calls") or ()
+    ]
     return {"role": "assistant", "content": message["content"].strip(), "calls": calls}
 
 
@@ -219,7 +229,13 @@ class AgentSession:
             seed: seed of the sampling. None leaves the random state to the engine.
             clock: returns the Unix time in seconds.
         """
-        self._generator, self._renderer, self._bounds, self._seed, self._clock = generator, renderer, bounds, seed, clock
+        self._generator, self._renderer, self._bounds, self._seed, self._clock = (
+            generator,
+            renderer,
+            bounds,
+            seed,
+            clock,
+        )
         stops = tuple(sorted({*sampling.stop_token_ids, *renderer.stop_token_ids}))
         self._sampling = replace(sampling, samples=1, stop_token_ids=stops)
         self._histories, self._engine_session = Histories(renderer), Session()
@@ -238,7 +254,8 @@ class AgentSession:
         """The last refusal; empty if there was none."""
 
     async def answer(self, asked: Asked, identity: str) -> Answer:
-        """Return the policy's answer. Requests with the same `identity` share one answer, even if the first caller stopped waiting.
+        """Return the policy's answer. Requests with the same `identity` share one answer, even if the first caller
+        stopped waiting.
 
         Raises:
             Refused: the session has ended, or the chat template cannot express the messages.
@@ -333,7 +350,9 @@ class AgentSession:
         return self._answer(message, finish_of(completion, message), len(opening.context), len(completion.token_ids))
 
     def _why(self, completion: Completion, most: int, room: int) -> StopReason:
-        """Return why the episode ends if this is its last answer. An answer cut at the agent's own `max_tokens` counts as complete."""
+        """Return why the episode ends if this is its last answer. An answer cut at the agent's own `max_tokens` counts
+        as complete.
+        """
         if completion.finish_reason is not FinishReason.LENGTH or most < min(room, self._sampling.max_new_tokens):
             return StopReason.COMPLETED
         return StopReason.LENGTH if room >= self._sampling.max_new_tokens else StopReason.CONTEXT_FULL
@@ -341,7 +360,8 @@ class AgentSession:
     def _full(self, stop: StopReason, prompt_tokens: int = 0) -> Answer:
         """Return an empty answer with the finish reason `length`.
 
-        After MAX_TURNS no more answers are possible. After CONTEXT_FULL they are, because a shorter conversation may follow.
+        After MAX_TURNS no more answers are possible. After CONTEXT_FULL they are, because a shorter conversation may
+        follow.
         """
         if stop is StopReason.MAX_TURNS:
             self._end(stop)
@@ -358,7 +378,9 @@ class AgentSession:
         return Answer(uuid.uuid4().hex, int(self._clock()), message, finish, prompt_tokens, completion_tokens)
 
     def _outward(self, parsed: Parsed, stop: Sequence[str]) -> Message:
-        """Return the message for the agent: calls have new ids, malformed calls become text, and the text ends before a stop string."""
+        """Return the message for the agent: calls have new ids, malformed calls become text, and the text ends before a
+        stop string.
+        """
         content = "\n".join(part for part in (parsed.message.get("content") or "", *parsed.malformed) if part)
         ends = [at for text in stop if (at := content.find(text)) >= 0]
         message: dict[str, Any] = {**parsed.message, "content": content[: min(ends, default=None)]}
@@ -377,7 +399,10 @@ class AgentSession:
         if "tool_call_id" in message:
             message = {**message, "tool_call_id": known.get(message["tool_call_id"], message["tool_call_id"])}
         if message.get("tool_calls"):
-            message = {**message, "tool_calls": [{**call, "id": known.get(call["id"], call["id"])} for call in message["tool_calls"]]}
+            message = {
+                **message,
+                "tool_calls": [{**call, "id": known.get(call["id"], call["id"])} for call in message["tool_calls"]],
+            }
         return message
 
 

@@ -1,7 +1,9 @@
-"""Runs one command: `python -m roll.agents.gateway.supervisor DESCRIPTOR MEMORY_BYTES PROCESSES COMMAND...`. agent.py starts and ends it.
+"""Runs one command: `python -m roll.agents.gateway.supervisor DESCRIPTOR MEMORY_BYTES PROCESSES COMMAND...`. agent.py
+starts and ends it.
 
-The command runs in a new session (setsid). It and all its descendants, in any process group, are killed when the command
-ends, when they exceed a limit, or when the other end of the descriptor is closed, which also happens when the run dies.
+The command runs in a new session (setsid). It and all its descendants, in any process group, are killed when the
+command ends, when they exceed a limit, or when the other end of the descriptor is closed, which also happens when the
+run dies.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def main(descriptor: int, bounds: TreeBounds, command: Sequence[str]) -> int:
     ended = os.pidfd_open(process.pid)
     exceeded = ""
     while not exceeded and not select.select([ended, descriptor], [], [], LOOK_EVERY)[0]:
-        exceeded = bounds.exceeded(tree(os.getpid())[1:])  # orphans become children of this process, so the tree includes them
+        exceeded = bounds.exceeded(
+            tree(os.getpid())[1:]
+        )  # orphans become children of this process, so the tree includes them
     end_descendants()
     status = process.wait()
     if exceeded:

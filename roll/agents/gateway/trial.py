@@ -23,7 +23,9 @@ def agent_faults(sections: Mapping[str, EnvironmentConfig], seconds: float) -> I
             continue
         place = f"environments.{domain}.agent"
         if section.agent.function is not None:
-            yield from _function(f"{place}.function", section.agent.function, {**own_environment(), **section.system_envs}, seconds)
+            yield from _function(
+                f"{place}.function", section.agent.function, {**own_environment(), **section.system_envs}, seconds
+            )
         else:
             yield from _command(f"{place}.command", command_for(section.agent), section.system_envs)
 
@@ -41,7 +43,13 @@ def _function(place: str, name: str, environment: Mapping[str, str], seconds: fl
     try:
         command = [*command_of(name), CHECK]
         done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         yield Fault(place, f"'{name}' was not imported after {seconds:g} s", "fix the module, or raise deadlines.start")
@@ -53,4 +61,8 @@ def _function(place: str, name: str, environment: Mapping[str, str], seconds: fl
 
 def _command(place: str, command: tuple[str, ...], environment: Mapping[str, str]) -> Iterator[Fault]:
     if shutil.which(command[0], path=environment.get("PATH")) is None:
-        yield Fault(place, f"'{command[0]}' is not found on this machine", "name a program that is on the PATH, or give its path")
+        yield Fault(
+            place,
+            f"'{command[0]}' is not found on this machine",
+            "name a program that is on the PATH, or give its path",
+        )

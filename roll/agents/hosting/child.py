@@ -1,4 +1,5 @@
-"""A process that holds environments: `python -m roll.agents.hosting.child DESCRIPTOR PARENT`. process.py starts, monitors and ends it.
+"""A process that holds environments: `python -m roll.agents.hosting.child DESCRIPTOR PARENT`. process.py starts,
+monitors and ends it.
 
     process.py                          child
       ── Assignment ──────────────────▶  imports the environment and the tools
@@ -6,9 +7,9 @@
       ── Call (reset, step, close) ───▶
       ◀── Reply ──                       one for each call, as soon as the call ends
 
-If `reset`, `step` and all tools are `async def`, calls run concurrently, and the child itself ends calls that exceed the deadline.
-Otherwise the parent sends one call at a time. That call runs outside an event loop if no method and no tool is `async def` and the domain
-has no MCP servers.
+If `reset`, `step` and all tools are `async def`, calls run concurrently, and the child itself ends calls that exceed
+the deadline. Otherwise the parent sends one call at a time. That call runs outside an event loop if no method and no
+tool is `async def` and the domain has no MCP servers.
 
 The socket is separate from stdout and stderr, so it never carries output that an environment prints.
 
@@ -70,20 +71,28 @@ class Hosted:
         self._environment, self._tools, self._servers = environment, tools, servers
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """Reset the environment. Return its observation with the domain's tools added. Raises BadReturn if the observation is invalid."""
+        """Reset the environment. Return its observation with the domain's tools added. Raises BadReturn if the
+        observation is invalid.
+        """
         if self._servers is not None:
             await self._servers.open()
         observation = observation_of(await _finished(self._environment.reset(row, seed)))
         schemas = [*observation.tools, *self._tools.schemas, *(self._servers.schemas if self._servers else ())]
         named = Counter(tool["function"]["name"] for tool in schemas)
         if taken := [name for name, count in named.items() if count > 1]:
-            raise BadReturn(f"two tools are named '{min(taken)}'; names must be unique among the environment's tools, `tools` and `mcp`")
+            raise BadReturn(
+                f"two tools are named '{min(taken)}'; names must be unique among the environment's tools, "
+                f"`tools` "
+                f"and "
+                f"`mcp`"
+            )
         return replace(observation, tools=schemas)
 
     async def step(self, message: Message) -> Step:
         """Return a step with the answers of the domain's tools, followed by the environment's messages.
 
-        Messages that call only tools of the domain do not reach the environment. Raises BadReturn if the environment's step is invalid.
+        Messages that call only tools of the domain do not reach the environment. Raises BadReturn if the environment's
+        step is invalid.
         """
         ours, others = calls_for(self._tools.names | (self._servers.names if self._servers else frozenset()), message)
         if not ours:
@@ -105,13 +114,22 @@ class Hosted:
                 await self._servers.close()
 
     async def _answers(self, calls: Sequence[Mapping[str, Any]]) -> list[Answered]:
-        """Make the calls: those of servers concurrently, those of functions one after another. Return the answers in order."""
+        """Make the calls: those of servers concurrently, those of functions one after another. Return the answers in
+        order.
+        """
         servers = self._servers
         if servers is None:
             return [await self._tools.answer_awaited(call) for call in calls]
-        asking = {number: servers.answer(call) for number, call in enumerate(calls) if call["function"]["name"] in servers.names}
+        asking = {
+            number: servers.answer(call)
+            for number, call in enumerate(calls)
+            if call["function"]["name"] in servers.names
+        }
         served = dict(zip(asking, await asyncio.gather(*asking.values()), strict=True))
-        return [served[number] if number in served else await self._tools.answer_awaited(call) for number, call in enumerate(calls)]
+        return [
+            served[number] if number in served else await self._tools.answer_awaited(call)
+            for number, call in enumerate(calls)
+        ]
 
 
 async def _finished(value: Any) -> Any:
@@ -133,7 +151,9 @@ class Sessions:
         if call.method == "reset":
             # Each environment gets its own copy, so that changes to its arguments do not affect the next one.
             environment_args = pickle.loads(pickle.dumps(self._assignment.environment_args))
-            hosted = self._hosted[call.session] = Hosted(self._loaded.make(**environment_args), self._loaded.tools, self._servers())
+            hosted = self._hosted[call.session] = Hosted(
+                self._loaded.make(**environment_args), self._loaded.tools, self._servers()
+            )
             return await hosted.reset(*call.given)
         if call.method == "step":
             return await self._hosted[call.session].step(*call.given)
@@ -212,7 +232,9 @@ async def _side_by_side(connection: socket.socket, assignment: Assignment, sessi
     while (call := await receive_next(reader)) is not None:
         task = asyncio.create_task(run(call, running.get(call.session)))
         running[call.session] = task
-        task.add_done_callback(lambda done, session=call.session: running.pop(session) if running.get(session) is done else None)
+        task.add_done_callback(
+            lambda done, session=call.session: running.pop(session) if running.get(session) is done else None
+        )
     os._exit(0)  # The parent is gone. A normal exit would wait for tasks that ignore cancellation.
 
 

@@ -36,7 +36,8 @@ def loaded(domain: str, environment: str, environment_args: Mapping[str, Any], t
     """Import the class and the tools of a domain.
 
     Raises:
-        ConfigError: a name is not found, a module cannot be imported, a tool is not valid, or the class does not accept its
+        ConfigError: a name is not found, a module cannot be imported, a tool is not valid, or the class does not accept
+            its
             `environment_args`, lacks a method of an environment, or has an invalid `malformed_calls`.
     """
     place = f"environments.{domain}"
@@ -45,15 +46,21 @@ def loaded(domain: str, environment: str, environment_args: Mapping[str, Any], t
         inspect.signature(make).bind(**environment_args)
     except TypeError as error:
         takes = f"the class accepts {inspect.signature(make)}"
-        raise ConfigError([Fault(f"{place}.environment_args", f"does not fit '{environment}': {error}", takes)]) from error
-    if faults := [fault for name in METHODS for fault in _method_faults(make, name, environment, f"{place}.environment")]:
+        raise ConfigError(
+            [Fault(f"{place}.environment_args", f"does not fit '{environment}': {error}", takes)]
+        ) from error
+    if faults := [
+        fault for name in METHODS for fault in _method_faults(make, name, environment, f"{place}.environment")
+    ]:
         raise ConfigError(faults)
     malformed_calls = getattr(make, "malformed_calls", "answer")
     if malformed_calls not in MALFORMED:
         problem = f"'{environment}' has malformed_calls {malformed_calls!r:.80}"
         raise ConfigError([Fault(f"{place}.environment", problem, f"set it to one of {', '.join(MALFORMED)}")])
     known = _tools(tools, f"{place}.tools")
-    side_by_side = inspect.iscoroutinefunction(make.reset) and inspect.iscoroutinefunction(make.step) and known.all_async
+    side_by_side = (
+        inspect.iscoroutinefunction(make.reset) and inspect.iscoroutinefunction(make.step) and known.all_async
+    )
     is_plain = not any(inspect.iscoroutinefunction(getattr(make, name)) for name in METHODS) and not known.any_async
     return Loaded(make, known, side_by_side, is_plain, malformed_calls)
 
@@ -89,7 +96,13 @@ def _method_faults(make: Any, name: str, environment: str, key: str) -> list[Fau
         inspect.signature(method).bind(None, *METHODS[name])
     except TypeError as error:
         given = {"reset": "(self, row, seed)", "step": "(self, message)", "close": "(self)"}[name]
-        return [Fault(key, f"'{environment}.{name}' cannot be called as {name}{given}: {error}", f"give it the parameters {given}")]
+        return [
+            Fault(
+                key,
+                f"'{environment}.{name}' cannot be called as {name}{given}: {error}",
+                f"give it the parameters {given}",
+            )
+        ]
     return []
 
 
@@ -98,13 +111,25 @@ def _tools(names: tuple[str, ...], key: str) -> Tools:
     for name in names:
         module_name, _, function_name = name.partition(":")
         if not function_name:
-            raise ConfigError([Fault(key, f"'{name}' is not the name of a tool", "name each tool as `package.module:function`")])
+            raise ConfigError(
+                [Fault(key, f"'{name}' is not the name of a tool", "name each tool as `package.module:function`")]
+            )
         module = _imported(module_name, name, key, "name each tool as `package.module:function`")
         function = getattr(module, function_name, None)
         if not callable(function):
-            raise ConfigError([Fault(key, f"'{name}' is not found: {module_name} has no such function", "name a function of the module")])
+            raise ConfigError(
+                [
+                    Fault(
+                        key,
+                        f"'{name}' is not found: {module_name} has no such function",
+                        "name a function of the module",
+                    )
+                ]
+            )
         functions.append(function)
     try:
         return Tools(functions)
     except ValueError as error:
-        raise ConfigError([Fault(key, str(error), "give every parameter a name and a type hint that JSON can express")]) from error
+        raise ConfigError(
+            [Fault(key, str(error), "give every parameter a name and a type hint that JSON can express")]
+        ) from error

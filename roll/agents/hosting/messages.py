@@ -40,7 +40,8 @@ class Assignment:
     tools: tuple[str, ...]
     mcp: tuple[McpServer, ...]
     step_timeout: float
-    """Deadline of each call in seconds. The parent enforces it for all calls, and the child too for asynchronous ones."""
+    """Deadline of each call in seconds. The parent enforces it for all calls, and the child too for asynchronous ones.
+    """
     memory_bytes: int
     """Largest number of bytes that the process may allocate."""
 
@@ -52,7 +53,9 @@ class Ready:
     faults: tuple[Fault, ...]
     """Faults of the configuration. If there are any, the process ends."""
     side_by_side: bool = False
-    """Whether calls run concurrently, and the child itself ends those that exceed the deadline. Otherwise it makes one call at a time."""
+    """Whether calls run concurrently, and the child itself ends those that exceed the deadline. Otherwise it makes one
+    call at a time.
+    """
     malformed_calls: MalformedCalls = "answer"
 
 

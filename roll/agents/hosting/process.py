@@ -1,12 +1,13 @@
 """Runs environments in a separate process that can be killed, so that they cannot hang, crash or block the run.
 
-The child process (child.py) holds the environments of many sessions. It makes one call at a time for plain environments, and concurrent
-calls for asynchronous ones. It is killed in three cases: a call exceeds its deadline and the child does not end it itself; the child and
-its descendants exceed their limit of memory or processes; or the child sends a message that is not the reply to a call in progress.
+The child process (child.py) holds the environments of many sessions. It makes one call at a time for plain
+environments, and concurrent calls for asynchronous ones. It is killed in three cases: a call exceeds its deadline and
+the child does not end it itself; the child and its descendants exceed their limit of memory or processes; or the child
+sends a message that is not the reply to a call in progress.
 
-All sessions of a child that dies or is killed fail. If a call timed out, its session fails with that cause, and the others fail with
-NeighbourFailed. Otherwise every call in progress fails with the cause, and the sessions without one fail with NeighbourFailed at their next
-call. The next session gets a new child.
+All sessions of a child that dies or is killed fail. If a call timed out, its session fails with that cause, and the
+others fail with NeighbourFailed. Otherwise every call in progress fails with the cause, and the sessions without one
+fail with NeighbourFailed at their next call. The next session gets a new child.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class EnvironmentProcess:
         """Start the child, so that an environment that cannot be loaded is reported before training.
 
         Raises:
-            ConfigError: the environment or a tool is not found or not valid, or the environment does not accept its arguments.
+            ConfigError: the environment or a tool is not found or not valid, or the environment does not accept its
+                arguments.
             EnvironmentProcessFailed: the child died or did not start in time.
         """
         return (await self._started()).ready
@@ -184,8 +186,8 @@ class EnvironmentProcess:
     def _lose(self, held: _Held, failed: EnvironmentFailed, culprit: int | None = None) -> None:
         """End a child and fail its calls in progress.
 
-        If `culprit` is the number of the call that caused the loss, the other calls fail with NeighbourFailed. If it is None, all fail
-        with the same error.
+        If `culprit` is the number of the call that caused the loss, the other calls fail with NeighbourFailed. If it is
+        None, all fail with the same error.
         """
         if held.lost:
             return
@@ -197,13 +199,19 @@ class EnvironmentProcess:
         self._burying.add(burying)
         burying.add_done_callback(self._burying.discard)
         if not self._closed:
-            LOG.warning("environments.%s: a process with %d sessions is lost: %s", self._domain, len(held.sessions), failed.why)
+            LOG.warning(
+                "environments.%s: a process with %d sessions is lost: %s", self._domain, len(held.sessions), failed.why
+            )
         several = f" ({len(held.pending)} calls were in progress)" if culprit is None and len(held.pending) > 1 else ""
         for number, pending in held.pending.items():
             if pending.done.done():
                 continue
             is_neighbour = culprit is not None and number != culprit
-            error = NeighbourFailed(f"its process was ended because of another environment in it: {failed.why}") if is_neighbour else failed
+            error = (
+                NeighbourFailed(f"its process was ended because of another environment in it: {failed.why}")
+                if is_neighbour
+                else failed
+            )
             pending.done.set_exception(EnvironmentFailed(f"{failed.why}{several}", failed.reason) if several else error)
 
     async def _started(self) -> _Held:
@@ -226,7 +234,9 @@ class EnvironmentProcess:
             except BaseException as error:
                 self._lose(held, EnvironmentFailed("its process did not start"))
                 if isinstance(error, TimeoutError):
-                    raise EnvironmentProcessFailed(f"the environment process was not ready after {self._start_seconds:g} s") from error
+                    raise EnvironmentProcessFailed(
+                        f"the environment process was not ready after {self._start_seconds:g} s"
+                    ) from error
                 if isinstance(error, ChildDied | Garbled):
                     raise EnvironmentProcessFailed(f"the environment process did not start: {error}") from error
                 raise
@@ -265,7 +275,11 @@ def _take(held: _Held, message: bytes) -> None:
 
 
 async def _to_its_end(call: Coroutine[Any, Any, R]) -> R:
-    """Await a call, but let it continue if the caller is cancelled: the child still works on it, and the next call must wait."""
+    """Await a call, but let it continue if the caller is cancelled: the child still works on it, and the next call must
+    wait.
+    """
     task = asyncio.ensure_future(call)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieve the exception: the caller may be gone
+    task.add_done_callback(
+        lambda done: done.cancelled() or done.exception()
+    )  # retrieve the exception: the caller may be gone
     return await asyncio.shield(task)

@@ -1,4 +1,6 @@
-"""A method selected by a configuration key: its name, its own keys, and its traits, which the configuration checks use."""
+"""A method selected by a configuration key: its name, its own keys, and its traits, which the configuration checks
+use.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def is_path(name: object) -> TypeGuard[str]:
 
 
 def declares(traits: object) -> Callable[[Entry], Entry]:
-    """Return a decorator that attaches `traits` to a reward, estimator, loss or correction, and is otherwise without effect."""
+    """Return a decorator that attaches `traits` to a reward, estimator, loss or correction, and is otherwise without
+    effect.
+    """
 
     def mark(entry: Entry) -> Entry:
         setattr(entry, DECLARED, traits)
@@ -43,7 +47,9 @@ def same_names(keys: Fields) -> Fields:
 
 @dataclass(frozen=True)
 class Method(Generic[Traits]):
-    """One estimator, loss or correction. Its implementation is registered under the same name in `roll/algorithms/`, or is user code."""
+    """One estimator, loss or correction. Its implementation is registered under the same name in `roll/algorithms/`, or
+    is user code.
+    """
 
     name: str
     traits: Traits

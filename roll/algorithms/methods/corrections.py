@@ -1,6 +1,7 @@
 """The corrections of `mismatch_correction`: their weights, rejections and usual bounds.
 
-`Correction` in `roll/algorithms/corrections.py` implements all built-in corrections. They differ only in these settings.
+`Correction` in `roll/algorithms/corrections.py` implements all built-in corrections. They differ only in these
+settings.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ Level = Literal["token", "sequence", "geometric"]
 
 @dataclass(frozen=True)
 class CorrectionTraits:
-    """Settings of a correction; see `Correction`. A bound of None means that the correction does not read the key of that bound."""
+    """Settings of a correction; see `Correction`. A bound of None means that the correction does not read the key of
+    that bound.
+    """
 
     weight: Level | None = None
     cap: float | None = None

@@ -20,7 +20,9 @@ class EstimatorTraits:
     normalises: bool = False
     """Whether it reads `norm_mean_type` and `norm_std_type`."""
     own_scope: Literal["group"] | None = None
-    """Scope of its built-in normalisation. `norm_mean_type` and `norm_std_type` may be set to this scope, without effect."""
+    """Scope of its built-in normalisation. `norm_mean_type` and `norm_std_type` may be set to this scope, without
+    effect.
+    """
     whitens: bool = False
     """Whether it whitens its advantages itself."""
     credits_tokens: bool = False
@@ -48,7 +50,9 @@ def _none(keys: Fields) -> Fields:
     return {}
 
 
-def _method(name: str, traits: EstimatorTraits, *own: str, fields: Callable[[Fields], Fields] = _none) -> Method[EstimatorTraits]:
+def _method(
+    name: str, traits: EstimatorTraits, *own: str, fields: Callable[[Fields], Fields] = _none
+) -> Method[EstimatorTraits]:
     """Return an estimator that reads the keys implied by its traits, and its own keys."""
     return Method(name, traits, (*["gamma"] * bool(traits.discounts), *NORM_KEYS * traits.normalises, *own), fields)
 
@@ -60,9 +64,16 @@ ESTIMATORS = table(
     _method("reinforce", EstimatorTraits(compares_groups=False, discounts="tokens", normalises=True)),
     _method(
         "step_reinforce",
-        EstimatorTraits(compares_groups=False, discounts="turns", normalises=True, credits_tokens=True, needs_turns=True),
+        EstimatorTraits(
+            compares_groups=False, discounts="turns", normalises=True, credits_tokens=True, needs_turns=True
+        ),
     ),
-    _method("gigpo", EstimatorTraits(own_scope="group", credits_tokens=True, needs_states=True), *GIGPO_KEYS, fields=same_names),
+    _method(
+        "gigpo",
+        EstimatorTraits(own_scope="group", credits_tokens=True, needs_states=True),
+        *GIGPO_KEYS,
+        fields=same_names,
+    ),
     _method("reinforce_plus_plus", EstimatorTraits(compares_groups=False, discounts="tokens", whitens=True)),
     _method("reinforce_plus_plus_baseline", EstimatorTraits(whitens=True)),
     _method("remax", EstimatorTraits(compares_groups=False, discounts="tokens", needs_greedy=True)),

@@ -1,4 +1,6 @@
-"""The configuration keys that select a method, their built-in methods, and the requirements for user-defined methods."""
+"""The configuration keys that select a method, their built-in methods, and the requirements for user-defined
+methods.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Kind:
     call: tuple[str, ...]
     """Names of the arguments with which the method is called."""
     base: str | None = None
-    """`module:Name` of the protocol from which a user-defined frozen dataclass derives. None: the user defines a function."""
+    """`module:Name` of the protocol from which a user-defined frozen dataclass derives. None: the user defines a
+    function.
+    """
 
     @property
     def arguments(self) -> str:
@@ -38,7 +42,14 @@ KINDS = {
     kind.key: kind
     for kind in (
         Kind("adv_estimator", "an advantage estimator", ESTIMATORS, EstimatorTraits(), ("scores", "norm")),
-        Kind("policy_loss", "a policy loss", POLICY_LOSSES, PolicyLossTraits(), ("tokens",), "roll.algorithms.objectives:Objective"),
+        Kind(
+            "policy_loss",
+            "a policy loss",
+            POLICY_LOSSES,
+            PolicyLossTraits(),
+            ("tokens",),
+            "roll.algorithms.objectives:Objective",
+        ),
         Kind(
             "preference_loss",
             "a preference loss",

@@ -20,7 +20,9 @@ class PolicyLossTraits:
     ratio: Literal["token", "sequence"] | None = "token"
     """Level of its probability ratio. None if it has no ratio."""
     carries_token_credit: bool = True
-    """Whether the gradient of a token uses the token's own advantage. Otherwise all tokens of a sequence share one gradient."""
+    """Whether the gradient of a token uses the token's own advantage. Otherwise all tokens of a sequence share one
+    gradient.
+    """
     selects_tokens: bool = False
     """Whether it selects tokens of the whole step by their log-probs before the first update."""
     acts_on_change: bool = False
@@ -70,6 +72,13 @@ POLICY_LOSSES = table(
     Method("sapo", PolicyLossTraits(), ("sapo_positive_temperature", "sapo_negative_temperature"), _sapo),
     Method("dppo", PolicyLossTraits(), ("dppo_divergence", "dppo_threshold"), _dppo),
     Method("topr", PolicyLossTraits(ratio="sequence"), ("topr_positive_weight", "topr_negative_weight"), _topr),
-    Method("clip_cov", PolicyLossTraits(selects_tokens=True), (*CLIP, "clip_cov_ratio", "clip_cov_low", "clip_cov_high"), _clip_cov),
-    Method("kl_cov", PolicyLossTraits(selects_tokens=True, acts_on_change=True), ("kl_cov_ratio", "kl_cov_coef"), _kl_cov),
+    Method(
+        "clip_cov",
+        PolicyLossTraits(selects_tokens=True),
+        (*CLIP, "clip_cov_ratio", "clip_cov_low", "clip_cov_high"),
+        _clip_cov,
+    ),
+    Method(
+        "kl_cov", PolicyLossTraits(selects_tokens=True, acts_on_change=True), ("kl_cov_ratio", "kl_cov_coef"), _kl_cov
+    ),
 )

@@ -18,7 +18,9 @@ class PreferenceTraits:
     rows: ClassVar[Literal["pairs", "labelled"]] = "pairs"
     """Kind of data rows on which it trains."""
     compares_rows: ClassVar[bool] = False
-    """Whether it compares the rows of an update, and needs reference log-probs of mismatched prompts and responses in every step."""
+    """Whether it compares the rows of an update, and needs reference log-probs of mismatched prompts and responses in
+    every step.
+    """
 
 
 @dataclass(frozen=True)

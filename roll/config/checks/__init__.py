@@ -1,1 +1,3 @@
-"""Checks that keys which the schema accepts individually also fit together. Imports none of the libraries that the keys configure."""
+"""Checks that keys which the schema accepts individually also fit together. Imports none of the libraries that the keys
+configure.
+"""

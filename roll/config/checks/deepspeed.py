@@ -10,7 +10,12 @@ from roll.config.checks.optimizers import optimizer_faults
 from roll.config.derived.batch import accumulates, sequences_per_update
 from roll.config.derived.placement import model_roles, ranks
 from roll.config.schema.deepspeed_keys import BLOCKS, block_faults
-from roll.config.schema.engine import DeepSpeedConfig, DeepSpeedInferStrategyConfig, DeepSpeedTrainStrategyConfig, ZeroOffloadConfig
+from roll.config.schema.engine import (
+    DeepSpeedConfig,
+    DeepSpeedInferStrategyConfig,
+    DeepSpeedTrainStrategyConfig,
+    ZeroOffloadConfig,
+)
 from roll.config.schema.kinds import PRECISION, SIZE
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -34,18 +39,26 @@ RECOMPUTING = [
 def deepspeed_config(role: RoleConfig) -> DeepSpeedConfig | None:
     """Return the role's DeepSpeed configuration, or None if it runs on another backend."""
     strategy = role.strategy_args
-    return strategy.strategy_config if isinstance(strategy, DeepSpeedTrainStrategyConfig | DeepSpeedInferStrategyConfig) else None
+    return (
+        strategy.strategy_config
+        if isinstance(strategy, DeepSpeedTrainStrategyConfig | DeepSpeedInferStrategyConfig)
+        else None
+    )
 
 
 def swap_paths(settings: DeepSpeedConfig) -> dict[str, Path]:
     """Return the `nvme_path` of each block that offloads to NVMe, by the name of the block."""
     zero = settings.zero_optimization
     offloads = {"offload_optimizer": zero.offload_optimizer, "offload_param": zero.offload_param}
-    return {key: Path(each.nvme_path) for key, each in offloads.items() if each and each.device == "nvme" and each.nvme_path}
+    return {
+        key: Path(each.nvme_path) for key, each in offloads.items() if each and each.device == "nvme" and each.nvme_path
+    }
 
 
 def deepspeed_faults(config: Config) -> list[Fault]:
-    """Return a fault for each contradiction in the roles' DeepSpeed configurations, or between one of them and another key."""
+    """Return a fault for each contradiction in the roles' DeepSpeed configurations, or between one of them and another
+    key.
+    """
     faults: list[Fault] = []
     for name, role in model_roles(config).items():
         settings, where = deepspeed_config(role), f"{name}.strategy_args.strategy_config"
@@ -66,7 +79,9 @@ def deepspeed_faults(config: Config) -> list[Fault]:
 
 def _blocks(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
     """Yield faults of keys and values in the blocks that the schema passes to DeepSpeed unchecked."""
-    given = {name: getattr(settings, name) for name in BLOCKS} | {"zero_optimization": settings.zero_optimization.model_extra}
+    given = {name: getattr(settings, name) for name in BLOCKS} | {
+        "zero_optimization": settings.zero_optimization.model_extra
+    }
     for name, block in given.items():
         yield from block_faults(f"{where}.{name}", block or {}, *BLOCKS[name])
 
@@ -80,7 +95,12 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
         problem = f"'{zero.offload_optimizer.device}', but stage 0 does not shard the optimizer states"
         yield Fault(f"{where}.offload_optimizer.device", problem, "use stage 1, 2 or 3, or remove offload_optimizer")
     if (zero.model_extra or {}).get("overlap_comm") is True and zero.stage < 2:
-        problem = f"true, but on stage {zero.stage} gradients are reduced once per update, when there is no computation to overlap with"
+        problem = (
+            f"true, but on stage {zero.stage} gradients are reduced once per update, when there is no "
+            f"computation "
+            f"to "
+            f"overlap with"
+        )
         yield Fault(f"{where}.overlap_comm", problem, "use stage 2 or 3, or remove this key")
     if (zero.model_extra or {}).get("compute_grad_norm") is False:
         problem = "false, but roll needs the norm to detect non-finite gradients"
@@ -90,14 +110,20 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
             yield from _offload(offload, f"{where}.{key}", zero.stage)
     if zero.offload_optimizer and zero.offload_optimizer.ratio not in (None, 1.0):
         ratio = zero.offload_optimizer.ratio
-        problem = f"{ratio}, but DeepSpeed does not apply the learning rate schedule to the part of the optimizer that stays on the GPU"
+        problem = (
+            f"{ratio}, but DeepSpeed does not apply the learning rate schedule to the part of the optimizer "
+            f"that "
+            f"stays on the GPU"
+        )
         yield Fault(f"{where}.offload_optimizer.ratio", problem, "remove it")
 
 
 def _offload(offload: ZeroOffloadConfig, where: str, stage: int) -> Iterator[Fault]:
     for key in OFFLOADS[where.rpartition(".")[2]]:
         if getattr(offload, key) is not None:
-            yield Fault(f"{where}.{key}", f"{getattr(offload, key)}, but DeepSpeed has no such key in this block", "remove it")
+            yield Fault(
+                f"{where}.{key}", f"{getattr(offload, key)}, but DeepSpeed has no such key in this block", "remove it"
+            )
     if offload.device != "nvme":
         return
     if not offload.nvme_path:
@@ -106,7 +132,9 @@ def _offload(offload: ZeroOffloadConfig, where: str, stage: int) -> Iterator[Fau
         problem = f"'{offload.nvme_path}' is relative, but workers run in another working directory"
         yield Fault(f"{where}.nvme_path", problem, "use an absolute path")
     if stage != 3:
-        yield Fault(f"{where}.device", f"'nvme', but stage {stage} does not swap to NVMe", "use stage 3, or set device to cpu")
+        yield Fault(
+            f"{where}.device", f"'nvme', but stage {stage} does not swap to NVMe", "use stage 3, or set device to cpu"
+        )
 
 
 def _plus_plus(settings: DeepSpeedConfig, where: str, role: RoleConfig) -> Iterator[Fault]:
@@ -114,12 +142,22 @@ def _plus_plus(settings: DeepSpeedConfig, where: str, role: RoleConfig) -> Itera
     count = ranks(role)
     for key in QUANTISED:
         if extra.get(key) is True and not role.device_mapping:
-            yield Fault(f"{where}.{key}", "true, but DeepSpeed quantises only on GPUs, and the role has no device_mapping", "remove it")
+            yield Fault(
+                f"{where}.{key}",
+                "true, but DeepSpeed quantises only on GPUs, and the role has no device_mapping",
+                "remove it",
+            )
         elif extra.get(key) is True and zero.stage != 3:
-            yield Fault(f"{where}.{key}", f"true, but stage {zero.stage} does not shard weights", "use stage 3, or remove this key")
+            yield Fault(
+                f"{where}.{key}",
+                f"true, but stage {zero.stage} does not shard weights",
+                "use stage 3, or remove this key",
+            )
     if extra.get("zero_quantized_gradients") is True and role.model_args.lora_target:
         problem = "true, but DeepSpeed 0.19 crashes with a misaligned address when it quantises an adapter's gradients"
-        yield Fault(f"{where}.zero_quantized_gradients", problem, "remove it, or train all parameters (without lora_target)")
+        yield Fault(
+            f"{where}.zero_quantized_gradients", problem, "remove it, or train all parameters (without lora_target)"
+        )
     size: Any = extra.get("zero_hpz_partition_size")
     if not SIZE.holds(size):
         return
@@ -127,7 +165,12 @@ def _plus_plus(settings: DeepSpeedConfig, where: str, role: RoleConfig) -> Itera
         problem = f"{size}, but stage {zero.stage} does not shard weights"
         yield Fault(f"{where}.zero_hpz_partition_size", problem, "use stage 3, or remove this key")
     elif count % size:
-        problem = f"{size} ranks would share a second copy of the weights, but the role's {count} rank(s) are not a multiple of {size}"
+        problem = (
+            f"{size} ranks would share a second copy of the weights, but the role's {count} rank(s) are not a "
+            f"multiple "
+            f"of "
+            f"{size}"
+        )
         yield Fault(f"{where}.zero_hpz_partition_size", problem, "set it to the number of the role's ranks on one host")
 
 
@@ -135,10 +178,16 @@ def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: RoleCon
     wish = f"{name}.model_args.gradient_checkpointing"
     for key, value in (settings.activation_checkpointing or {}).items():
         if key not in RECOMPUTING:
-            yield Fault(f"{where}.{key}", f"unknown key, with the value {value!r}{nearest(key, RECOMPUTING)}", "remove it")
+            yield Fault(
+                f"{where}.{key}", f"unknown key, with the value {value!r}{nearest(key, RECOMPUTING)}", "remove it"
+            )
         elif key not in (ON_HOST, PARTITIONS):
             if value:
-                problem = f"{value!r}, but torch recomputes the layers, so only {ON_HOST} and {PARTITIONS} have an effect in this block"
+                problem = (
+                    f"{value!r}, but torch recomputes the layers, so only {ON_HOST} and {PARTITIONS} have an "
+                    f"effect "
+                    f"in this block"
+                )
                 yield Fault(f"{where}.{key}", problem, f"remove it; {wish} sets which layers are recomputed")
         elif not isinstance(value, bool):
             yield Fault(f"{where}.{key}", f"{value!r} is not allowed", "set it to true or false")
@@ -146,8 +195,14 @@ def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: RoleCon
             problem = f"true, but {wish} is {role.model_args.gradient_checkpointing}"
             yield Fault(f"{where}.{key}", problem, f"remove it, or set {wish}=auto")
         elif value and key == PARTITIONS and settings.tensor_parallel_size == 1:
-            problem = "true, but tensor_parallel.autotp_size is 1, so no two ranks have the same activations to partition"
-            yield Fault(f"{where}.{key}", problem, f"remove it; to save GPU memory, {ON_HOST} keeps the inputs of layers in host memory")
+            problem = (
+                "true, but tensor_parallel.autotp_size is 1, so no two ranks have the same activations to partition"
+            )
+            yield Fault(
+                f"{where}.{key}",
+                problem,
+                f"remove it; to save GPU memory, {ON_HOST} keeps the inputs of layers in host memory",
+            )
 
 
 def _precision(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -162,9 +217,12 @@ def _precision(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfi
         problem = "false, but non-finite gradients must not reach the optimizer"
         yield Fault(f"{where}.bf16.check_grad_overflow", problem, "remove it")
     sums = (settings.data_types or {}).get("grad_accum_dtype")
-    # With fp32 sums stage 0 fails, and stage 1 uses a different optimizer, whose checkpoints cannot be exported in fp32.
+    # With fp32 sums stage 0 fails, and stage 1 uses a different optimizer, whose checkpoints cannot be exported in
+    # fp32.
     if PRECISION.holds(sums) and sums != dtype and (sums != "fp32" or settings.zero_optimization.stage < 2):
-        choice, further = ("", "") if dtype == "fp32" else (", or on stages 2 and 3 in fp32", ", or use stage 2 or 3 with fp32")
+        choice, further = (
+            ("", "") if dtype == "fp32" else (", or on stages 2 and 3 in fp32", ", or use stage 2 or 3 with fp32")
+        )
         problem = f"'{sums}', but {dtype} gradients are accumulated in {dtype}{choice}"
         yield Fault(f"{where}.data_types.grad_accum_dtype", problem, f"remove it{further}")
 
@@ -177,7 +235,11 @@ def _batch(settings: DeepSpeedConfig, where: str, name: str, role: LearnerConfig
         ("gradient_clipping", config.max_grad_norm, "max_grad_norm"),
     )
     if by_keys:
-        micro, accumulated, own = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps or 1, f"{name}.training_args"
+        micro, accumulated, own = (
+            arguments.per_device_train_batch_size,
+            arguments.gradient_accumulation_steps or 1,
+            f"{name}.training_args",
+        )
         same += (
             ("train_micro_batch_size_per_gpu", micro, f"{own}.per_device_train_batch_size"),
             ("gradient_accumulation_steps", accumulated, f"{own}.gradient_accumulation_steps"),

@@ -12,11 +12,15 @@ from roll.errors import Fault
 
 
 def determinism_faults(config: Config) -> Iterator[Fault]:
-    """Yield a fault for each role with compiled layers: they choose kernels by measured speed, so rounding may differ between runs."""
+    """Yield a fault for each role with compiled layers: they choose kernels by measured speed, so rounding may differ
+    between runs.
+    """
     for name, role in model_roles(config).items() if config.deterministic else ():
         wish = role.model_args.compile_layers
         if vllm_config(role) is None and (wish is True or wish == "auto" and role.device_mapping):
-            problem = f"{shown(wish)}, but deterministic is true, and compiled layers choose their kernels by measured speed"
+            problem = (
+                f"{shown(wish)}, but deterministic is true, and compiled layers choose their kernels by measured speed"
+            )
             yield Fault(f"{name}.model_args.compile_layers", problem, f"set {name}.model_args.compile_layers=false")
 
 
@@ -25,6 +29,12 @@ def determinism_warnings(config: RlvrConfig) -> Iterator[str]:
     if not config.deterministic:
         return
     if not config.actor_infer.generating_args.seeded:
-        yield "deterministic: the sampled responses still differ between runs; set actor_infer.generating_args.seeded=true"
+        yield (
+            "deterministic: the sampled responses still differ between runs; set "
+            "actor_infer.generating_args.seeded=true"
+        )
     if config.async_generation_ratio:
-        yield "deterministic: it depends on timing which version of the weights samples a token; set async_generation_ratio=0"
+        yield (
+            "deterministic: it depends on timing which version of the weights samples a token; set "
+            "async_generation_ratio=0"
+        )

@@ -20,10 +20,14 @@ def distillation_faults(config: DistillConfig) -> Iterator[Fault]:
         problem = "0, so the student learns nothing from the teacher"
         yield Fault("distill_loss_weight", problem, "set it above 0, or use pipeline: sft")
     yield from _teacher(config)
-    teacher, student = (role.model_args.model_name_or_path or config.pretrain for role in (config.teacher, config.student))
+    teacher, student = (
+        role.model_args.model_name_or_path or config.pretrain for role in (config.teacher, config.student)
+    )
     if teacher == student:
         problem = f"'{teacher}' is also the model that the student starts from, so there is nothing to learn"
-        yield Fault("teacher.model_args.model_name_or_path", problem, "set it to the folder or the Hub name of another model")
+        yield Fault(
+            "teacher.model_args.model_name_or_path", problem, "set it to the folder or the Hub name of another model"
+        )
 
 
 def on_policy_distillation_faults(config: RlvrConfig) -> Iterator[Fault]:
@@ -35,7 +39,9 @@ def on_policy_distillation_faults(config: RlvrConfig) -> Iterator[Fault]:
     for key in OWN:
         if key in config.model_fields_set:
             yield Fault(
-                key, f"{getattr(config, key)}, but there is no teacher", "add a teacher block (strategy_name: hf_infer), or remove it"
+                key,
+                f"{getattr(config, key)}, but there is no teacher",
+                "add a teacher block (strategy_name: hf_infer), or remove it",
             )
 
 
@@ -62,10 +68,18 @@ def _domains(config: RlvrConfig) -> Iterator[Fault]:
         for index, domain in enumerate(teacher.domains):
             place = f"{TEACHERS}{name}.domains[{index}]"
             if domain not in config.domains:
-                yield Fault(place, f"'{domain}' is not a domain of this run", f"use one of: {', '.join(config.domains)}")
+                yield Fault(
+                    place, f"'{domain}' is not a domain of this run", f"use one of: {', '.join(config.domains)}"
+                )
             elif domain in taught_by:
-                yield Fault(place, f"'{domain}' already has a teacher, {TEACHERS}{taught_by[domain]}", "list each domain once")
+                yield Fault(
+                    place, f"'{domain}' already has a teacher, {TEACHERS}{taught_by[domain]}", "list each domain once"
+                )
             taught_by.setdefault(domain, name)
     if untaught := [domain for domain in config.domains if domain not in taught_by]:
         problem = f"no teacher for the domain(s) {', '.join(untaught)}"
-        yield Fault("teachers", problem, "add them to a teacher's domains; a run distils on all of its domains or on none of them")
+        yield Fault(
+            "teachers",
+            problem,
+            "add them to a teacher's domains; a run distils on all of its domains or on none of them",
+        )

@@ -15,7 +15,11 @@ from roll.registry import nearest
 def environment_faults(config: RlvrConfig) -> Iterator[Fault]:
     """Yield faults of the keys of environments, and of keys that cannot be combined with environments."""
     if not config.rewards and not config.environments:
-        yield Fault("rewards", "missing, and there are no environments: nothing would be rewarded", "add the reward of each domain")
+        yield Fault(
+            "rewards",
+            "missing, and there are no environments: nothing would be rewarded",
+            "add the reward of each domain",
+        )
     yield from _lengths(config)
     yield from _rows(config)
     for domain, section in config.environments.items():
@@ -24,7 +28,11 @@ def environment_faults(config: RlvrConfig) -> Iterator[Fault]:
             problem = f"'{TOOL_USE}' returns no reward of its own, and there is no rewards.{domain}"
             yield Fault(f"{ENVIRONMENTS}{domain}", problem, f"add rewards.{domain}, which scores the policy's answers")
         if domain in config.rewards and config.rewards[domain].tag_included:
-            problem = f"set, but the rows of '{domain}' go to {ENVIRONMENTS}{domain}; this reward is only added to the environment's"
+            problem = (
+                f"set, but the rows of '{domain}' go to {ENVIRONMENTS}{domain}; this reward is only added to "
+                f"the "
+                f"environment's"
+            )
             yield Fault(f"rewards.{domain}.tag_included", problem, f"move it to {ENVIRONMENTS}{domain}.tag_included")
     if config.environments:
         yield from _other_keys(config)
@@ -41,8 +49,13 @@ def _rows(config: RlvrConfig) -> Iterator[Fault]:
     if config.actor_train.data_args is None and not own_tasks(config):
         where, problem = "actor_train.data_args", "missing"
         if config.environments:
-            where, problem = f"{ENVIRONMENTS}{next(iter(config.environments))}.rows", "missing, and so is actor_train.data_args"
-            yield Fault(where, problem, "set rows to the number of tasks that the environment generates, or add a data file")
+            where, problem = (
+                f"{ENVIRONMENTS}{next(iter(config.environments))}.rows",
+                "missing, and so is actor_train.data_args",
+            )
+            yield Fault(
+                where, problem, "set rows to the number of tasks that the environment generates, or add a data file"
+            )
         else:
             yield Fault(where, problem, "add it, with the data file of the prompts (file_name) and its columns")
     sets, places = (config.validation.named_sets(), config.validation.places()) if config.validation else ({}, {})
@@ -50,7 +63,11 @@ def _rows(config: RlvrConfig) -> Iterator[Fault]:
         for domain in one.rows:
             if domain not in config.environments:
                 problem = f"'{domain}' is not a domain of environments{nearest(domain, list(config.environments))}"
-                yield Fault(f"{places[name]}.rows.{domain}", problem, "use the name of an environment that generates its own tasks")
+                yield Fault(
+                    f"{places[name]}.rows.{domain}",
+                    problem,
+                    "use the name of an environment that generates its own tasks",
+                )
 
 
 def _domain(where: str, section: EnvironmentConfig) -> Iterator[Fault]:
@@ -63,9 +80,15 @@ def _domain(where: str, section: EnvironmentConfig) -> Iterator[Fault]:
     for place, server in enumerate(section.mcp):
         yield from _one_of(f"{where}.mcp[{place}]", {"command": server.command, "url": server.url})
         if server.url is not None and not server.url.startswith(("http://", "https://")):
-            yield Fault(f"{where}.mcp[{place}].url", f"'{server.url}' is not an HTTP address", "write http://host:port/mcp")
+            yield Fault(
+                f"{where}.mcp[{place}].url", f"'{server.url}' is not an HTTP address", "write http://host:port/mcp"
+            )
         if server.call_timeout >= section.step_timeout:
-            problem = f"{server.call_timeout:g} s is not below step_timeout, {section.step_timeout:g} s: a late call would end the episode"
+            problem = (
+                f"{server.call_timeout:g} s is not below step_timeout, {section.step_timeout:g} s: a late call "
+                f"would "
+                f"end the episode"
+            )
             yield Fault(f"{where}.mcp[{place}].call_timeout", problem, "lower it, or raise step_timeout")
     if section.agent is not None:
         yield from _agent(where, section, section.agent)
@@ -95,8 +118,12 @@ def _other_keys(config: RlvrConfig) -> Iterator[Fault]:
         problem = "set, but it counts the tokens of one response, and an episode in an environment has several turns"
         yield Fault("overlong_buffer", problem, "remove it; sequence_length and max_turns limit an episode")
     if in_turn := sorted(judged_in_turn(config)):
-        problem = f"{' and '.join(in_turn)} would take devices from engines that still have turns of an episode to generate"
-        yield Fault(f"{in_turn[0]}.device_mapping", problem, "give the model its own devices, or set time_sharing=false")
+        problem = (
+            f"{' and '.join(in_turn)} would take devices from engines that still have turns of an episode to generate"
+        )
+        yield Fault(
+            f"{in_turn[0]}.device_mapping", problem, "give the model its own devices, or set time_sharing=false"
+        )
 
 
 def environment_warnings(config: RlvrConfig) -> Iterator[str]:
@@ -110,5 +137,11 @@ def environment_warnings(config: RlvrConfig) -> Iterator[str]:
         environment = environment_of(domain, section)
         steps = section.environment_args.get("max_steps", MOST_STEPS[environment]) if environment in MOST_STEPS else 0
         if isinstance(steps, int) and section.max_turns < steps:
-            ends = f"episodes end after {section.max_turns} turns, but the environment promises the policy {steps} steps (max_steps)"
-            yield f"{ENVIRONMENTS}{domain}.max_turns: {ends}; set max_turns={steps}, or lower environment_args.max_steps"
+            ends = (
+                f"episodes end after {section.max_turns} turns, but the environment promises the policy {steps} "
+                f"steps "
+                f"(max_steps)"
+            )
+            yield (
+                f"{ENVIRONMENTS}{domain}.max_turns: {ends}; set max_turns={steps}, or lower environment_args.max_steps"
+            )

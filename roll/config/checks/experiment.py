@@ -71,14 +71,18 @@ def _experiment(config: Config) -> Iterator[Fault]:
             yield Fault(f"tracker_kwargs.{name}", f"'{name}' is not a tracker of this run", remedy)
     if isinstance(config, RlvrConfig) and config.eval_steps and config.validation is None:
         yield Fault(
-            "eval_steps", f"{config.eval_steps}, but there is no validation block", "add validation.data_args, or set eval_steps to 0"
+            "eval_steps",
+            f"{config.eval_steps}, but there is no validation block",
+            "add validation.data_args, or set eval_steps to 0",
         )
 
 
 def _learner(config: Config) -> Iterator[Fault]:
     name, role = learner(config)
     if role.data_args:
-        yield from column_faults(f"{name}.data_args", role.data_args, rows_of(config) if isinstance(config, OfflineConfig) else "prompts")
+        yield from column_faults(
+            f"{name}.data_args", role.data_args, rows_of(config) if isinstance(config, OfflineConfig) else "prompts"
+        )
     if isinstance(config, RlvrConfig) and config.validation:
         yield from _held_out(config.validation)
 
@@ -89,9 +93,15 @@ def _held_out(validation: ValidationConfig) -> Iterator[Fault]:
         if columns := sets[name].data_args:
             yield from column_faults(f"{place}.data_args", columns, "prompts")
         elif not sets[name].rows:
-            yield Fault(f"{place}.data_args", "missing", "add the data file of the set's prompts, or rows of environments")
+            yield Fault(
+                f"{place}.data_args", "missing", "add the data file of the set's prompts, or rows of environments"
+            )
     if not sets:
-        yield Fault("validation.data_args", "missing, and there are no validation.sets", "add the data file of one set, or several sets")
+        yield Fault(
+            "validation.data_args",
+            "missing, and there are no validation.sets",
+            "add the data file of one set, or several sets",
+        )
     if validation.sets and (validation.data_args or validation.rows or "name" in validation.model_fields_set):
         key = "data_args" if validation.data_args else "rows" if validation.rows else "name"
         problem = "set, and so is validation.sets, where each set has its own name and data_args"
@@ -106,7 +116,9 @@ def _window(config: RlvrConfig) -> Iterator[Fault]:
         multiples = f"{window // batch * batch} or {(window // batch + 1) * batch}" if window > batch else str(batch)
         yield Fault("rollout_window", f"{window} is not divisible by rollout_batch_size {batch}", f"use {multiples}")
     elif window > batch and not config.async_generation_ratio:
-        problem = f"{window}, but async_generation_ratio is 0: a step generates only the {batch} prompts that it trains on"
+        problem = (
+            f"{window}, but async_generation_ratio is 0: a step generates only the {batch} prompts that it trains on"
+        )
         yield Fault("rollout_window", problem, "set async_generation_ratio above 0, or remove this key")
 
 
@@ -115,9 +127,17 @@ def _running(config: RlvrConfig) -> Iterator[Fault]:
     if most is None:
         return
     if engine is None:
-        yield Fault("max_running_samples", f"{most}, but hf_infer answers one prompt at a time", "remove it, or use the strategy vllm")
+        yield Fault(
+            "max_running_samples",
+            f"{most}, but hf_infer answers one prompt at a time",
+            "remove it, or use the strategy vllm",
+        )
     elif most < (engines := ranks(config.actor_infer) // engine.tensor_parallel_size):
-        yield Fault("max_running_samples", f"{most}, but actor_infer has {engines} engines", f"set it to at least {engines}, or remove it")
+        yield Fault(
+            "max_running_samples",
+            f"{most}, but actor_infer has {engines} engines",
+            f"set it to at least {engines}, or remove it",
+        )
 
 
 def _warmup(name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -131,7 +151,11 @@ def _lora_keys(name: str, model: ModelConfig) -> Iterator[Fault]:
     for key in LORA_KEYS:
         if key in model.model_fields_set and "lora_target" not in model.model_fields_set:
             value = getattr(model, key)
-            yield Fault(f"{name}.model_args.{key}", f"{value}, but lora_target is not set", "set lora_target (all-linear), or remove it")
+            yield Fault(
+                f"{name}.model_args.{key}",
+                f"{value}, but lora_target is not set",
+                "set lora_target (all-linear), or remove it",
+            )
 
 
 def _kernels(name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -206,10 +230,18 @@ def _adapter(config: RlvrConfig) -> Iterator[Fault]:
         return
     if model.lora_rank > LARGEST_ENGINE_RANK:
         problem = f"{model.lora_rank} is more than vLLM's largest adapter rank {LARGEST_ENGINE_RANK}"
-        yield Fault("actor_train.model_args.lora_rank", problem, f"set it to at most {LARGEST_ENGINE_RANK}, or set weight_sync.lora=merged")
+        yield Fault(
+            "actor_train.model_args.lora_rank",
+            problem,
+            f"set it to at most {LARGEST_ENGINE_RANK}, or set weight_sync.lora=merged",
+        )
     if engine.load_format == "dummy":
         problem = "'dummy' loads no weights, and only the adapter is synchronised: the base model would stay random"
-        yield Fault("actor_infer.strategy_args.strategy_config.load_format", problem, "set it to auto, or set weight_sync.lora=merged")
+        yield Fault(
+            "actor_infer.strategy_args.strategy_config.load_format",
+            problem,
+            "set it to auto, or set weight_sync.lora=merged",
+        )
 
 
 def _rewards(config: RlvrConfig) -> Iterator[Fault]:
@@ -217,7 +249,9 @@ def _rewards(config: RlvrConfig) -> Iterator[Fault]:
     for where, name in named_rewards(config.rewards).items():
         if ":" not in name and name not in known:
             problem = f"there is no reward function '{name}'{nearest(name, known)}"
-            yield Fault(where, problem, f"set reward to one of: {', '.join(known)}; or to your own, as package.module:function")
+            yield Fault(
+                where, problem, f"set reward to one of: {', '.join(known)}; or to your own, as package.module:function"
+            )
     yield from sandbox_faults(config.rewards)
     for domain, reward in config.rewards.items():
         for key in ("reward", "reward_args", "group", "failed_value"):
@@ -249,7 +283,12 @@ def experiment_warnings(config: Config) -> list[str]:
     """Return warnings about keys without an effect."""
     if isinstance(config, OfflineConfig):
         return list(offline_warnings(config))
-    warnings = [*determinism_warnings(config), *loss_warnings(config), *credit_warnings(config), *environment_warnings(config)]
+    warnings = [
+        *determinism_warnings(config),
+        *loss_warnings(config),
+        *credit_warnings(config),
+        *environment_warnings(config),
+    ]
     if config.validation and not config.eval_steps:
         warnings.append("validation: given, but eval_steps is 0, so it never runs")
     if "num_train_epochs" in config.actor_train.training_args.model_fields_set:
@@ -262,7 +301,12 @@ def experiment_notes(config: Config) -> list[str]:
     if not isinstance(config, RlvrConfig) or not (config.reference and uses_reference(config)):
         return []
     if config.actor_train.model_args.lora_target and _is_start(config):
-        return ["reference: with LoRA, actor_train with its adapter off is the same policy; remove this block to free its memory"]
+        return [
+            "reference: with LoRA, actor_train with its adapter off is the same policy; remove this block to "
+            "free "
+            "its "
+            "memory"
+        ]
     return []
 
 

@@ -37,15 +37,26 @@ def _router_loss(name: str, role: LearnerConfig, shape: ModelShape | None) -> It
         problem = f"{coefficient:g}, but dtype is fp16, whose loss scale is not applied to the routers' loss"
         yield Fault(where, problem, f"set {name}.model_args.dtype to bf16, or remove this key")
     if (size := sequence_parallel(role)) > 1:
-        problem = f"{coefficient:g}, but sequence_parallel_size is {size}: each rank sees the routing of only a part of the tokens"
+        problem = (
+            f"{coefficient:g}, but sequence_parallel_size is {size}: each rank sees the routing of only a part "
+            f"of "
+            f"the tokens"
+        )
         yield Fault(where, problem, "set only one of the two")
 
 
 def _dropout(name: str, role: LearnerConfig, shape: ModelShape | None) -> Iterator[Fault]:
     given = role.model_args
     if shape and shape.experts and given.lora_target == "all-linear" and given.lora_dropout:
-        problem = f"{given.lora_dropout:g}, but lora_target all-linear adapts fused experts and routers, where PEFT has no dropout"
-        yield Fault(f"{name}.model_args.lora_dropout", problem, "set it to 0, or set lora_target to q_proj,k_proj,v_proj,o_proj")
+        problem = (
+            f"{given.lora_dropout:g}, but lora_target all-linear adapts fused experts and routers, where PEFT "
+            f"has "
+            f"no "
+            f"dropout"
+        )
+        yield Fault(
+            f"{name}.model_args.lora_dropout", problem, "set it to 0, or set lora_target to q_proj,k_proj,v_proj,o_proj"
+        )
 
 
 def _adapter(config: RlvrConfig, shape: ModelShape | None) -> Iterator[Fault]:
@@ -55,4 +66,8 @@ def _adapter(config: RlvrConfig, shape: ModelShape | None) -> Iterator[Fault]:
     if config.actor_infer.device_mapping is None:
         yield Fault(where, "adapter, but on the CPU vLLM does not support adapters of a mixture of experts", remedy)
     elif config.actor_train.model_args.lora_target == "all-linear":
-        yield Fault(where, "adapter, but vLLM cannot load adapters on fused experts, which lora_target all-linear creates", remedy)
+        yield Fault(
+            where,
+            "adapter, but vLLM cannot load adapters on fused experts, which lora_target all-linear creates",
+            remedy,
+        )

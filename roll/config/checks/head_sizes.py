@@ -1,4 +1,6 @@
-"""Checks the size of attention heads against vLLM's kernel on the CPU, which would otherwise fail at the first request."""
+"""Checks the size of attention heads against vLLM's kernel on the CPU, which would otherwise fail at the first
+request.
+"""
 
 from __future__ import annotations
 
@@ -25,5 +27,13 @@ def head_size_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterat
         if shape is None or not on_cpu or shape.latent_attention or shape.head_dim in CPU_HEADS:
             continue
         sizes = ", ".join(map(str, CPU_HEADS))
-        problem = f"vllm, but its attention on the CPU has no kernel for heads of size {shape.head_dim}; it has them for {sizes}"
-        yield Fault(f"{name}.strategy_args.strategy_name", problem, "use hf_infer, a GPU (device_mapping), or a model with other heads")
+        problem = (
+            f"vllm, but its attention on the CPU has no kernel for heads of size {shape.head_dim}; it has them "
+            f"for "
+            f"{sizes}"
+        )
+        yield Fault(
+            f"{name}.strategy_args.strategy_name",
+            problem,
+            "use hf_infer, a GPU (device_mapping), or a model with other heads",
+        )

@@ -1,4 +1,6 @@
-"""Checks hybrid models, whose gated-delta layers pass states from token to token, against the engines that generate with them."""
+"""Checks hybrid models, whose gated-delta layers pass states from token to token, against the engines that generate
+with them.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,19 @@ def hybrid_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[
             continue
         if engine.enable_prefix_caching:
             where = f"{name}.strategy_args.strategy_config.enable_prefix_caching"
-            problem = "true, but vLLM caches prefixes of a hybrid model only with chunked prefill, which it does not do on the CPU"
+            problem = (
+                "true, but vLLM caches prefixes of a hybrid model only with chunked prefill, which it does not "
+                "do on "
+                "the CPU"
+            )
             yield Fault(where, problem, "set it to false")
         if role.model_args.dtype != "bf16":
             problem = f"{role.model_args.dtype}, but on the CPU vLLM's kernel for the delta rule only supports bf16"
-            yield Fault(f"{name}.model_args.dtype", problem, f"set it to bf16, or {name}.strategy_args.strategy_name to hf_infer")
+            yield Fault(
+                f"{name}.model_args.dtype",
+                problem,
+                f"set it to bf16, or {name}.strategy_args.strategy_name to hf_infer",
+            )
         if name == "actor_infer" and isinstance(config, RlvrConfig) and sends_adapter(config):
             problem = "adapter, but on the CPU vLLM does not support adapters on gated-delta layers"
             yield Fault("weight_sync.lora", problem, "set it to merged")

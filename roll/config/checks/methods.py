@@ -10,7 +10,8 @@ from roll.errors import Fault
 
 
 def method_faults(config: Config) -> Iterator[Fault]:
-    """Yield a fault for each block of arguments (`policy_loss_args` and others) that is given although the method is built in.
+    """Yield a fault for each block of arguments (`policy_loss_args` and others) that is given although the method is
+    built in.
 
     A built-in method reads its keys from the root.
     """
@@ -19,4 +20,6 @@ def method_faults(config: Config) -> Iterator[Fault]:
         if method is not None and not method.is_users and getattr(config, kind.arguments):
             keys = f"its keys are at the root: {', '.join(method.keys)}" if method.keys else "it has no keys"
             problem = f"set, but {kind.key} {method} is built in, and {keys}"
-            yield Fault(kind.arguments, problem, f"remove it, or set {kind.key} to your own method, as package.module:Name")
+            yield Fault(
+                kind.arguments, problem, f"remove it, or set {kind.key} to your own method, as package.module:Name"
+            )

@@ -15,7 +15,15 @@ from roll.config.shipped import judge_templates
 from roll.errors import Fault
 from roll.registry import nearest
 
-SERVED = ("model_args", "strategy_args", "device_mapping", "template", "world_size", "max_tokens_per_microbatch", "infer_batch_size")
+SERVED = (
+    "model_args",
+    "strategy_args",
+    "device_mapping",
+    "template",
+    "world_size",
+    "max_tokens_per_microbatch",
+    "infer_batch_size",
+)
 READ = {
     "api": {"judge_model_type", "judge_prompt", "judge_pattern", "judge_max_score", "generating_args"}
     | {key for key in ModelRewardKeys.model_fields if key.startswith("judge_")},
@@ -23,7 +31,16 @@ READ = {
     "scorer": {*SERVED},
 }
 """By kind of reward model: the keys that it reads, apart from those that every reward reads."""
-OF_FUNCTIONS = ("reward_args", "timeout", "memory_gib", "max_processes", "world_size", "group", "concurrency", "normalise")
+OF_FUNCTIONS = (
+    "reward_args",
+    "timeout",
+    "memory_gib",
+    "max_processes",
+    "world_size",
+    "group",
+    "concurrency",
+    "normalise",
+)
 SPECIAL = {*ModelRewardKeys.model_fields, *OF_FUNCTIONS}
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -64,7 +81,11 @@ def _unread(where: str, reward: RewardConfig, source: str, name: str) -> Iterato
 
 def _judge(where: str, reward: RewardConfig) -> Iterator[Fault]:
     if reward.judge_model_type is None:
-        yield Fault(f"{where}.judge_model_type", "missing", "set it to inference (a model served in the run) or api (a model at a URL)")
+        yield Fault(
+            f"{where}.judge_model_type",
+            "missing",
+            "set it to inference (a model served in the run) or api (a model at a URL)",
+        )
     if reward.judge_pattern is not None:
         try:
             re.compile(reward.judge_pattern)
@@ -80,7 +101,9 @@ def _judge(where: str, reward: RewardConfig) -> Iterator[Fault]:
 
 def _served_keys(where: str, reward: RewardConfig, why: str) -> Iterator[Fault]:
     if reward.strategy_args is None:
-        yield Fault(f"{where}.strategy_args", f"missing, but {why}", "add strategy_args with strategy_name vllm or hf_infer")
+        yield Fault(
+            f"{where}.strategy_args", f"missing, but {why}", "add strategy_args with strategy_name vllm or hf_infer"
+        )
     if reward.model_args is None or reward.model_args.model_name_or_path is None:
         place = f"{where}.model_args.model_name_or_path"
         yield Fault(place, f"missing, but {why}", "set it to the model's folder or Hub name")
@@ -90,13 +113,20 @@ def _api(where: str, reward: RewardConfig) -> Iterator[Fault]:
     if reward.judge_model_name is None:
         yield Fault(f"{where}.judge_model_name", "missing", "set it to the model's name at judge_api_url")
     if reward.judge_api_url is None:
-        yield Fault(f"{where}.judge_api_url", "missing", "set it to the base URL of the API, for example http://localhost:8000/v1")
+        yield Fault(
+            f"{where}.judge_api_url",
+            "missing",
+            "set it to the base URL of the API, for example http://localhost:8000/v1",
+        )
     else:
         yield from _url(f"{where}.judge_api_url", reward.judge_api_url)
     key = reward.judge_api_key_env
     # The wrong value may be the secret key itself, so it is not shown.
     if key is not None and not VARIABLE.fullmatch(key):
-        remedy = "export the API key in an environment variable, and set this to the variable's name, for example JUDGE_API_KEY"
+        remedy = (
+            "export the API key in an environment variable, and set this to the variable's name, for example "
+            "JUDGE_API_KEY"
+        )
         yield Fault(f"{where}.judge_api_key_env", "the value is not the name of an environment variable", remedy)
 
 
@@ -105,10 +135,16 @@ def _url(place: str, url: str) -> Iterator[Fault]:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
-        yield Fault(place, f"'{url}' is not a URL", "set it to the base URL of the API, for example http://localhost:8000/v1")
+        yield Fault(
+            place, f"'{url}' is not a URL", "set it to the base URL of the API, for example http://localhost:8000/v1"
+        )
         return
     if parts.username or parts.password:
-        yield Fault(place, "the URL contains a user name or a password", "remove them; judge_api_key_env names a variable with the key")
+        yield Fault(
+            place,
+            "the URL contains a user name or a password",
+            "remove them; judge_api_key_env names a variable with the key",
+        )
     elif not usable:
         remedy = "set it to the base URL of the API, for example http://localhost:8000/v1"
         yield Fault(place, f"'{url}' is not an http or https URL", remedy)
@@ -116,7 +152,11 @@ def _url(place: str, url: str) -> Iterator[Fault]:
 
 def _role(name: str, role: ServedConfig) -> Iterator[Fault]:
     if role.model_args.lora_target:
-        yield Fault(f"{name}.model_args.lora_target", f"'{role.model_args.lora_target}', but the model is not trained", "remove it")
+        yield Fault(
+            f"{name}.model_args.lora_target",
+            f"'{role.model_args.lora_target}', but the model is not trained",
+            "remove it",
+        )
     engine = vllm_config(role)
     if engine and engine.load_format == "dummy":
         place = f"{name}.strategy_args.strategy_config.load_format"
@@ -133,10 +173,15 @@ def _turns(config: RlvrConfig) -> Iterator[Fault]:
     reasons += ["dynamic_sampling needs the scores to choose further prompts"] if config.dynamic_sampling else []
     for name in sorted(judged_in_turn(config)) if reasons else ():
         others = [other for other in devices if other != name and devices[name] & devices[other]]
-        problem = f"shared with {' and '.join(others)}, so it could only score once all responses of a step are generated"
+        problem = (
+            f"shared with {' and '.join(others)}, so it could only score once all responses of a step are generated"
+        )
         yield Fault(
             f"{name}.device_mapping",
             f"{problem}, but {' and '.join(reasons)}",
-            "give it devices of its own, set time_sharing=false so that all roles stay on the devices, or make the run synchronous "
+            "give it devices of its own, set time_sharing=false so that all roles stay on the devices, or make "
+            "the "
+            "run "
+            "synchronous "
             "without dynamic_sampling",
         )

@@ -37,8 +37,8 @@ def rows_of(config: OfflineConfig) -> Rows:
 def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault]:
     """Yield faults of the keys of a data set.
 
-    Faults are columns that are missing, that exclude each other or that only other pipelines read, a set without files, arguments of the
-    template that are truth values as text, and `domain_interleave_probs` without a share above 0.
+    Faults are columns that are missing, that exclude each other or that only other pipelines read, a set without files,
+    arguments of the template that are truth values as text, and `domain_interleave_probs` without a share above 0.
     """
     yield from _prompt_faults(where, columns, rows)
     for key in ("text", "chosen", "rejected", "margin", "label"):
@@ -50,11 +50,21 @@ def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault
         if not getattr(columns, key) and not in_messages and (rows != "responses" or columns.prompt):
             given = f", and prompt is '{columns.prompt}'" if columns.prompt else ""
             meaning = {"response": "the response", "label": "the label, true or false", "chosen": "the better response"}
-            yield Fault(f"{where}.{key}", f"missing{given}", f"set it to the column of {meaning.get(key, 'the worse response')}")
+            yield Fault(
+                f"{where}.{key}", f"missing{given}", f"set it to the column of {meaning.get(key, 'the worse response')}"
+            )
     if columns.chosen and columns.chosen == columns.rejected:
-        yield Fault(f"{where}.rejected", f"'{columns.rejected}' is also the column of chosen", "set it to the column of the worse response")
+        yield Fault(
+            f"{where}.rejected",
+            f"'{columns.rejected}' is also the column of chosen",
+            "set it to the column of the worse response",
+        )
     if columns.messages and columns.system:
-        yield Fault(f"{where}.system", f"'{columns.system}', but messages contain their own system message", "remove it, or use prompt")
+        yield Fault(
+            f"{where}.system",
+            f"'{columns.system}', but messages contain their own system message",
+            "remove it, or use prompt",
+        )
     if not columns.file_name:
         yield Fault(f"{where}.file_name", "[] names no file", "list at least one file")
     arguments = columns.chat_template_kwargs or {}
@@ -63,15 +73,23 @@ def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault
         yield Fault(f"{where}.chat_template_kwargs.{key}", problem, "write true or false without quotes")
     shares = columns.domain_interleave_probs
     if shares is not None and not any(shares.values()):
-        yield Fault(f"{where}.domain_interleave_probs", f"{shares} has no share above 0", "give at least one domain a share above 0")
+        yield Fault(
+            f"{where}.domain_interleave_probs",
+            f"{shares} has no share above 0",
+            "give at least one domain a share above 0",
+        )
 
 
 def _prompt_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault]:
     if columns.messages and columns.prompt:
-        yield Fault(f"{where}.prompt", f"'{columns.prompt}', and messages is '{columns.messages}'", "set only one of the two")
+        yield Fault(
+            f"{where}.prompt", f"'{columns.prompt}', and messages is '{columns.messages}'", "set only one of the two"
+        )
     if columns.input and not columns.prompt and not columns.text:
         yield Fault(
-            f"{where}.input", f"'{columns.input}', but prompt is not set", "set prompt to the column with the first part of the prompt"
+            f"{where}.input",
+            f"'{columns.input}', but prompt is not set",
+            "set prompt to the column with the first part of the prompt",
         )
     if columns.text and rows == "responses":
         for key in ("messages", "prompt", "input", "response", "system"):
@@ -86,7 +104,9 @@ def _prompt_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Faul
 
 
 def offline_faults(config: OfflineConfig) -> Iterator[Fault]:
-    """Yield a fault for each contradiction among the keys that these pipelines share, and among the keys of each pipeline."""
+    """Yield a fault for each contradiction among the keys that these pipelines share, and among the keys of each
+    pipeline.
+    """
     yield from _held_out(config)
     if isinstance(config, SftConfig):
         columns = config.sft_train.data_args
@@ -105,11 +125,21 @@ def _held_out(config: OfflineConfig) -> Iterator[Fault]:
     if given is not None:
         yield from column_faults("validation.data_args", given, rows_of(config))
     if shares is not None and not shares[0]:
-        yield Fault("data_split", f"{_listed(shares)} leaves nothing to train on", "give the first part a share, for example [9,1,0]")
+        yield Fault(
+            "data_split",
+            f"{_listed(shares)} leaves nothing to train on",
+            "give the first part a share, for example [9,1,0]",
+        )
     if shares is not None and given is not None:
-        yield Fault("validation.data_args", f"set together with data_split {_listed(shares)}", "set only one of the two")
+        yield Fault(
+            "validation.data_args", f"set together with data_split {_listed(shares)}", "set only one of the two"
+        )
     if shares is None and block is not None and given is None:
-        yield Fault("validation.data_args", "missing, and there is no data_split", "add the held-out rows, or set data_split=[9,1,0]")
+        yield Fault(
+            "validation.data_args",
+            "missing, and there is no data_split",
+            "add the held-out rows, or set data_split=[9,1,0]",
+        )
     if config.eval_steps and given is None and not (shares and shares[1]):
         problem = f"{config.eval_steps}, but there are no held-out rows"
         yield Fault("eval_steps", problem, "add validation.data_args or data_split=[9,1,0], or set eval_steps to 0")
@@ -130,8 +160,14 @@ def _preferences(config: DpoConfig) -> Iterator[Fault]:
     if asked and config.reference is None and not learning.model_args.lora_target:
         free = " or ".join(other.name for other in PREFERENCE_LOSSES.values() if not other.traits.needs_reference)
         names = [method.name for method in (loss, *added_losses(config)) if method.traits.needs_reference]
-        problem = f"missing, but preference_loss {names[0]} needs it (with LoRA, actor_train without its adapter would replace it)"
-        yield Fault("reference", problem, f"add a reference block (strategy_name: hf_infer), or set preference_loss={free}")
+        problem = (
+            f"missing, but preference_loss {names[0]} needs it (with LoRA, actor_train without its adapter "
+            f"would "
+            f"replace it)"
+        )
+        yield Fault(
+            "reference", problem, f"add a reference block (strategy_name: hf_infer), or set preference_loss={free}"
+        )
     if config.reference and config.reference.model_args.lora_target:
         problem = f"'{config.reference.model_args.lora_target}', but the reference is the model without an adapter"
         yield Fault("reference.model_args.lora_target", problem, "remove it")
@@ -140,13 +176,17 @@ def _preferences(config: DpoConfig) -> Iterator[Fault]:
         yield Fault("reference_log_probs", f"'precomputed', but preference_loss {loss} {why}", "remove it")
     if of_rows and sequences_per_update(config, learning) < 2:
         where = "actor_train.training_args.per_device_train_batch_size"
-        yield Fault(where, f"an update has 1 row, but {loss} compares the rows of an update", "use at least 2 rows per update")
+        yield Fault(
+            where, f"an update has 1 row, but {loss} compares the rows of an update", "use at least 2 rows per update"
+        )
 
 
 def _added(config: DpoConfig) -> Iterator[Fault]:
     """Yield faults of `added_preference_losses`."""
     loss = config.preference_loss
-    others = [method.name for method in PREFERENCE_LOSSES.values() if method.traits.rows == "pairs" and method is not loss]
+    others = [
+        method.name for method in PREFERENCE_LOSSES.values() if method.traits.rows == "pairs" and method is not loss
+    ]
     for name, weight in config.added_preference_losses.items():
         if name not in others:
             why = "is preference_loss itself" if name == loss.name else "is not a loss on pairs"

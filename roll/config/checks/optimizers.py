@@ -62,11 +62,21 @@ def _optimizer(name: str, role: LearnerConfig) -> Iterator[Fault]:
         problem = f"'muon' updates whole matrices, but stage {zero.stage} gives each rank a flat part of them"
         yield Fault(where, problem, "use adamw, or stage 0 if each device can hold the model and its optimizer states")
     elif chosen == "muon" and tensor_parallel(role) > 1:
-        yield Fault(where, "'muon' updates whole matrices, but tensor_parallel.autotp_size splits them", "use adamw, or remove autotp_size")
+        yield Fault(
+            where,
+            "'muon' updates whole matrices, but tensor_parallel.autotp_size splits them",
+            "use adamw, or remove autotp_size",
+        )
     if chosen == "adamw_8bit" and not role.device_mapping:
-        yield Fault(where, "'adamw_8bit' keeps its states on a GPU, but the role has no device_mapping", "use adamw, or give it GPUs")
+        yield Fault(
+            where,
+            "'adamw_8bit' keeps its states on a GPU, but the role has no device_mapping",
+            "use adamw, or give it GPUs",
+        )
     elif chosen == "adamw_8bit" and zero.offload_optimizer and zero.offload_optimizer.device != "none":
-        problem = f"'adamw_8bit' keeps its states on a GPU, but offload_optimizer.device is {zero.offload_optimizer.device}"
+        problem = (
+            f"'adamw_8bit' keeps its states on a GPU, but offload_optimizer.device is {zero.offload_optimizer.device}"
+        )
         yield Fault(where, problem, "use adamw, or remove offload_optimizer")
 
 
@@ -102,7 +112,8 @@ def _schedule(name: str, role: LearnerConfig) -> Iterator[Fault]:
 def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
     """Yield faults of a final learning rate and of a warm-up.
 
-    The final learning rate must be below the initial one, and apply to `lora_learning_rate` too. `constant` has no warm-up.
+    The final learning rate must be below the initial one, and apply to `lora_learning_rate` too. `constant` has no
+    warm-up.
     """
     arguments, where = role.training_args, f"{name}.training_args"
     kind, given, rate = arguments.lr_scheduler_type, arguments.lr_scheduler_kwargs, arguments.learning_rate
@@ -111,11 +122,25 @@ def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
     if isinstance(least, int | float) and key in SCHEDULES[kind]:
         if arguments.lora_learning_rate is not None and key == "min_lr":
             problem = (
-                f"{least:g}, but there is also a lora_learning_rate of {arguments.lora_learning_rate:g}, to which this bound does not apply"
+                f"{least:g}, but there is also a lora_learning_rate of {arguments.lora_learning_rate:g}, to "
+                f"which "
+                f"this bound does not apply"
             )
-            yield Fault(f"{where}.lr_scheduler_kwargs.min_lr", problem, "set min_lr_rate instead, which is a fraction of each")
+            yield Fault(
+                f"{where}.lr_scheduler_kwargs.min_lr", problem, "set min_lr_rate instead, which is a fraction of each"
+            )
         elif least >= rate:
-            yield Fault(f"{where}.lr_scheduler_kwargs.{key}", f"{least:g}, but learning_rate is {rate:g}", "set it below learning_rate")
+            yield Fault(
+                f"{where}.lr_scheduler_kwargs.{key}",
+                f"{least:g}, but learning_rate is {rate:g}",
+                "set it below learning_rate",
+            )
     if kind == "constant" and (arguments.warmup_steps or arguments.warmup_ratio):
-        warmup = f"warmup_steps is {arguments.warmup_steps}" if arguments.warmup_steps else f"warmup_ratio is {arguments.warmup_ratio:g}"
-        yield Fault(f"{where}.lr_scheduler_type", f"'constant', but {warmup}", "use constant_with_warmup, or remove the warm-up")
+        warmup = (
+            f"warmup_steps is {arguments.warmup_steps}"
+            if arguments.warmup_steps
+            else f"warmup_ratio is {arguments.warmup_ratio:g}"
+        )
+        yield Fault(
+            f"{where}.lr_scheduler_type", f"'constant', but {warmup}", "use constant_with_warmup, or remove the warm-up"
+        )

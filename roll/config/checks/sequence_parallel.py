@@ -22,13 +22,25 @@ def sequence_parallel_faults(config: Config, shapes: Mapping[str, ModelShape]) -
 
 
 def _faults(name: str, role: RoleConfig, shape: ModelShape | None) -> Iterator[Fault]:
-    where, strategy, size = f"{name}.strategy_args.strategy_config.sequence_parallel_size", role.strategy_args, sequence_parallel(role)
+    where, strategy, size = (
+        f"{name}.strategy_args.strategy_config.sequence_parallel_size",
+        role.strategy_args,
+        sequence_parallel(role),
+    )
     if isinstance(strategy, DeepSpeedInferStrategyConfig) and strategy.strategy_config.sequence_parallel_size > 1:
         given = strategy.strategy_config.sequence_parallel_size
-        yield Fault(where, f"{given}, but deepspeed_infer scores whole sequences on each rank", "remove it; only deepspeed_train has it")
+        yield Fault(
+            where,
+            f"{given}, but deepspeed_infer scores whole sequences on each rank",
+            "remove it; only deepspeed_train has it",
+        )
     yield from uneven_replicas(where, name, role, size)
     if shape and shape.delta and size > 1:
-        problem = f"{size}, but {shape.delta.layers} of the model's {shape.num_hidden_layers} layers pass states from token to token"
+        problem = (
+            f"{size}, but {shape.delta.layers} of the model's {shape.num_hidden_layers} layers pass states "
+            f"from "
+            f"token to token"
+        )
         remedy = "remove it; to save memory, lower max_tokens_per_microbatch, or set gradient_checkpointing to all"
         yield Fault(where, problem, remedy)
     elif shape and (why := uneven_heads(shape.num_attention_heads, shape.num_key_value_heads, size)):

@@ -44,16 +44,25 @@ def tensor_parallel_faults(config: Config, shapes: Mapping[str, ModelShape]) -> 
             where = f"{name}.strategy_args.strategy_config.tensor_parallel"
             faults += _keys(settings, where)
             if settings.tensor_parallel_size > 1:
-                faults += [*_combined(settings, where, name, role), *_shared_out(settings.tensor_parallel_size, where, shapes.get(name))]
+                faults += [
+                    *_combined(settings, where, name, role),
+                    *_shared_out(settings.tensor_parallel_size, where, shapes.get(name)),
+                ]
     return faults
 
 
 def uneven(shape: ModelShape | None, size: int) -> str | None:
-    """Return why a model's layers cannot be split evenly over `size` ranks, or None if they can or if the shape is unknown."""
+    """Return why a model's layers cannot be split evenly over `size` ranks, or None if they can or if the shape is
+    unknown.
+    """
     if shape is None:
         return None
     if shape.delta:
-        return f"{shape.delta.layers} of the model's {shape.num_hidden_layers} layers use the delta rule, which AutoTP cannot split"
+        return (
+            f"{shape.delta.layers} of the model's {shape.num_hidden_layers} layers use the delta rule, which "
+            f"AutoTP "
+            f"cannot split"
+        )
     if shape.num_key_value_heads % size or shape.num_attention_heads % size:
         heads = f"{shape.num_attention_heads} attention and {shape.num_key_value_heads} key-value heads"
         return f"the model's {heads} cannot be split over {size} ranks"
@@ -74,7 +83,9 @@ def _combined(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig
     size, stage, dtype = settings.tensor_parallel_size, settings.zero_optimization.stage, role.model_args.dtype
     where = f"{where}.autotp_size"
     if isinstance(role.strategy_args, DeepSpeedInferStrategyConfig):
-        yield Fault(where, f"{size}, but deepspeed_infer shards the model with ZeRO-3", "remove it; only deepspeed_train has it")
+        yield Fault(
+            where, f"{size}, but deepspeed_infer shards the model with ZeRO-3", "remove it; only deepspeed_train has it"
+        )
         return
     if stage == 3:
         problem = f"{size}, but transformers cannot load weights into a model that both ZeRO-3 and AutoTP shard"
@@ -83,18 +94,32 @@ def _combined(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig
         problem = f"{size}, but in bf16 DeepSpeed's stage 0 clips by the norm of only a part of the gradient"
         yield Fault(where, problem, "use stage 1 or 2")
     elif dtype == "fp16":
-        yield Fault(where, f"{size}, but AutoTP is only tested with bf16 and fp32", f"set {name}.model_args.dtype to bf16")
+        yield Fault(
+            where, f"{size}, but AutoTP is only tested with bf16 and fp32", f"set {name}.model_args.dtype to bf16"
+        )
     if role.model_args.lora_target:
         problem = f"{size}, but AutoTP replaces adapted layers by its own, so the adapters are lost"
-        remedy = f"remove it, or remove {name}.model_args.lora_target; if the model is too large for one rank, train LoRA with ZeRO-3"
+        remedy = (
+            f"remove it, or remove {name}.model_args.lora_target; if the model is too large for one rank, train "
+            f"LoRA "
+            f"with ZeRO-3"
+        )
         yield Fault(where, problem, remedy)
     if sequence_parallel(role) > 1:
-        problem = f"{size}, but sequence_parallel_size is {sequence_parallel(role)}, and both would use the same neighbouring ranks"
+        problem = (
+            f"{size}, but sequence_parallel_size is {sequence_parallel(role)}, and both would use the same "
+            f"neighbouring "
+            f"ranks"
+        )
         yield Fault(where, problem, "set only one of the two")
     yield from uneven_replicas(where, name, role, size)
 
 
 def _shared_out(size: int, where: str, shape: ModelShape | None) -> Iterator[Fault]:
     if why := uneven(shape, size):
-        remedy = "remove it: ZeRO-3 shards the weights of every layer" if shape and shape.delta else "set it to a divisor of all of them"
+        remedy = (
+            "remove it: ZeRO-3 shards the weights of every layer"
+            if shape and shape.delta
+            else "set it to a divisor of all of them"
+        )
         yield Fault(f"{where}.autotp_size", f"{size}, but {why}", remedy)

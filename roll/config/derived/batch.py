@@ -56,7 +56,9 @@ def longest_sequence(config: Config | OfflineConfig) -> int:
 
 def has_pairs(config: Config | OfflineConfig) -> bool:
     """Whether a row is a pair of sequences, which stay together in a micro-batch."""
-    return isinstance(config, RewardModelConfig) or (isinstance(config, DpoConfig) and config.preference_loss.traits.rows == "pairs")
+    return isinstance(config, RewardModelConfig) or (
+        isinstance(config, DpoConfig) and config.preference_loss.traits.rows == "pairs"
+    )
 
 
 def sequences_per_step(config: RlvrConfig) -> int:
@@ -72,14 +74,18 @@ def accumulates(role: LearnerConfig) -> bool:
 def sequences_per_update(config: Config, role: LearnerConfig) -> int:
     """Return the number of sequences of one update, or of pairs if the rows are pairs.
 
-    The role's own keys give `per_device_train_batch_size` x `gradient_accumulation_steps` x replicas, where ranks that share sequences form
-    a replica. In `rlvr` without `gradient_accumulation_steps` it is the sequences of a step divided by `updates_per_step`, for any number
-    of ranks.
+    The role's own keys give `per_device_train_batch_size` x `gradient_accumulation_steps` x replicas, where ranks that
+    share sequences form a replica. In `rlvr` without `gradient_accumulation_steps` it is the sequences of a step
+    divided by `updates_per_step`, for any number of ranks.
     """
     if isinstance(config, RlvrConfig) and not accumulates(role):
         return max(1, sequences_per_step(config) // config.updates_per_step)
     replicas = max(1, ranks(role) // replica_size(role))
-    return role.training_args.per_device_train_batch_size * (role.training_args.gradient_accumulation_steps or 1) * replicas
+    return (
+        role.training_args.per_device_train_batch_size
+        * (role.training_args.gradient_accumulation_steps or 1)
+        * replicas
+    )
 
 
 def plan_batch(config: Config) -> BatchPlan:
@@ -105,7 +111,10 @@ def batch_faults(config: Config) -> list[Fault]:
 def _update_faults(name: str, role: LearnerConfig, config: RlvrConfig) -> list[Fault]:
     if not accumulates(role):
         return _undivided(config)
-    where, accumulated = f"{name}.training_args.gradient_accumulation_steps", role.training_args.gradient_accumulation_steps or 1
+    where, accumulated = (
+        f"{name}.training_args.gradient_accumulation_steps",
+        role.training_args.gradient_accumulation_steps or 1,
+    )
     if name == "actor_train" and "updates_per_step" in config.model_fields_set:
         problem = f"{config.updates_per_step}, but {where}, which is {accumulated}, also says the size of an update"
         return [Fault("updates_per_step", problem, f"remove one of them: ~updates_per_step or ~{where}")]
@@ -116,7 +125,12 @@ def _update_faults(name: str, role: LearnerConfig, config: RlvrConfig) -> list[F
     if step % one_pass == 0:
         remedy = f"for one update per step, set it to {step // one_pass}; for more, to a divisor of that"
     else:
-        remedy = f"make rollout_batch_size x num_return_sequences_in_group a multiple of {one_pass} (batch per device x replicas)"
+        remedy = (
+            f"make rollout_batch_size x num_return_sequences_in_group a multiple of {one_pass} (batch per "
+            f"device "
+            f"x "
+            f"replicas)"
+        )
     return [Fault(where, problem, f"{remedy}; or use updates_per_step instead")]
 
 
@@ -134,7 +148,8 @@ def _undivided(config: RlvrConfig) -> list[Fault]:
 
 def _sequences(config: RlvrConfig) -> str:
     return (
-        f"{sequences_per_step(config)} sequences a step (rollout_batch_size {config.rollout_batch_size} x num_return_sequences_in_group "
+        f"{sequences_per_step(config)} sequences a step (rollout_batch_size {config.rollout_batch_size} x "
+        f"num_return_sequences_in_group "
         f"{config.num_return_sequences_in_group})"
     )
 
@@ -149,20 +164,33 @@ def batch_warnings(config: Config) -> Iterator[str]:
         update, where = sequences_per_update(config, role), f"{name}.training_args"
         if accumulates(role) and (updates := sequences_per_step(config) // update) > MANY_UPDATES:
             yield (
-                f"{where}: per_device_train_batch_size x gradient_accumulation_steps x replicas = {update} sequences make {updates} "
-                "updates of each step, the last ones far off policy; remove both keys for one update a step (updates_per_step)"
+                f"{where}: per_device_train_batch_size x gradient_accumulation_steps x replicas = {update} "
+                f"sequences "
+                f"make "
+                f"{updates} "
+                "updates of each step, the last ones far off policy; remove both keys for one update a step "
+                "(updates_per_step)"
             )
         unread = not accumulates(role) and role.max_tokens_per_microbatch is not None
         if unread and "per_device_train_batch_size" in role.training_args.model_fields_set:
             yield (
-                f"{where}.per_device_train_batch_size: has no effect without gradient_accumulation_steps: with updates_per_step "
-                f"{config.updates_per_step}, an update has {update} sequences, and max_tokens_per_microbatch bounds memory; remove it"
+                f"{where}.per_device_train_batch_size: has no effect without gradient_accumulation_steps: with "
+                f"updates_per_step "
+                f"{config.updates_per_step}, an update has {update} sequences, and max_tokens_per_microbatch "
+                f"bounds "
+                f"memory; "
+                f"remove "
+                f"it"
             )
 
 
 def _engine_faults(config: Config) -> list[Fault]:
     longest, faults = longest_sequence(config), []
-    said = "sequence_length" if isinstance(config, RlvrConfig) and config.sequence_length else "prompt_length + response_length"
+    said = (
+        "sequence_length"
+        if isinstance(config, RlvrConfig) and config.sequence_length
+        else "prompt_length + response_length"
+    )
     for name, role in model_roles(config).items():
         engine, where = vllm_config(role), f"{name}.strategy_args.strategy_config"
         if engine is None:
@@ -171,8 +199,15 @@ def _engine_faults(config: Config) -> list[Fault]:
             problem = f"{engine.max_model_len} is less than {said} = {longest}"
             faults.append(Fault(f"{where}.max_model_len", problem, f"give at least {longest}, or remove the key"))
         if engine.max_num_batched_tokens < engine.max_num_seqs:
-            problem = f"{engine.max_num_batched_tokens} is less than max_num_seqs {engine.max_num_seqs}; a step needs a token per sequence"
-            faults.append(Fault(f"{where}.max_num_batched_tokens", problem, f"give at least {engine.max_num_seqs}; 8192 is usual"))
+            problem = (
+                f"{engine.max_num_batched_tokens} is less than max_num_seqs {engine.max_num_seqs}; a step "
+                f"needs "
+                f"a "
+                f"token per sequence"
+            )
+            faults.append(
+                Fault(f"{where}.max_num_batched_tokens", problem, f"give at least {engine.max_num_seqs}; 8192 is usual")
+            )
     return faults
 
 
@@ -185,19 +220,31 @@ def _sampling_faults(config: RlvrConfig) -> list[Fault]:
         if sampling.max_new_tokens and sampling.max_new_tokens > config.response_length:
             problem = f"{sampling.max_new_tokens} is more than response_length {config.response_length}"
             faults.append(
-                Fault(f"{name}.generating_args.max_new_tokens", problem, f"give at most {config.response_length}, or remove the key")
+                Fault(
+                    f"{name}.generating_args.max_new_tokens",
+                    problem,
+                    f"give at most {config.response_length}, or remove the key",
+                )
             )
     for name, sampling in held_out.items():
         if sampling.temperature == 0 and (sampling.num_return_sequences or 1) > 1:
             problem = f"{sampling.num_return_sequences}, but temperature is 0 (greedy), so all of them would be equal"
-            faults.append(Fault(f"{name}.generating_args.num_return_sequences", problem, "remove it, or give a temperature above 0"))
+            faults.append(
+                Fault(
+                    f"{name}.generating_args.num_return_sequences", problem, "remove it, or give a temperature above 0"
+                )
+            )
     rollout = config.actor_infer.generating_args
     if rollout.num_return_sequences not in (None, samples):
         problem = f"{rollout.num_return_sequences}, but num_return_sequences_in_group is {samples}"
-        faults.append(Fault("actor_infer.generating_args.num_return_sequences", problem, "remove it, or make both values equal"))
+        faults.append(
+            Fault("actor_infer.generating_args.num_return_sequences", problem, "remove it, or make both values equal")
+        )
     if rollout.temperature == 0:
         problem = "0 is greedy, so that rollouts would not explore; the trainer also divides its logits by it"
-        faults.append(Fault("actor_infer.generating_args.temperature", problem, "give a temperature above 0; 1.0 is usual"))
+        faults.append(
+            Fault("actor_infer.generating_args.temperature", problem, "give a temperature above 0; 1.0 is usual")
+        )
     return faults
 
 
@@ -205,10 +252,16 @@ def _held_out_sampling(config: RlvrConfig) -> dict[str, GeneratingConfig]:
     """Return the sampling parameters of held-out prompts, by the path of the block above them."""
     if config.validation is None:
         return {}
-    own = {f"validation.sets.{name}": one.generating_args for name, one in config.validation.sets.items() if one.generating_args}
+    own = {
+        f"validation.sets.{name}": one.generating_args
+        for name, one in config.validation.sets.items()
+        if one.generating_args
+    }
     return {"validation": config.validation.generating_args} | own
 
 
 def age_limit(ratio: float, batches: int) -> int:
-    """Return the largest number of steps between drawing and using a group, for a `rollout_window` of `batches` batches."""
+    """Return the largest number of steps between drawing and using a group, for a `rollout_window` of `batches`
+    batches.
+    """
     return math.ceil(ratio) + batches - 1

@@ -21,4 +21,6 @@ def correction_of(config: RlvrConfig) -> CorrectionTraits | None:
     if not is_corrected(config):
         return None
     bounds = {"cap": config.mismatch_cap, "low": config.mismatch_low, "high": config.mismatch_high}
-    return replace(config.mismatch_correction.traits, **{name: bound for name, bound in bounds.items() if bound is not None})
+    return replace(
+        config.mismatch_correction.traits, **{name: bound for name, bound in bounds.items() if bound is not None}
+    )

@@ -25,7 +25,9 @@ def own_tasks(config: RlvrConfig) -> dict[str, int]:
 
 
 def environment_of(domain: str, section: EnvironmentConfig) -> str:
-    """Return the name of a domain's environment: the given one, else the domain's name, or `TOOL_USE` if it only has tools or an agent."""
+    """Return the name of a domain's environment: the given one, else the domain's name, or `TOOL_USE` if it only has
+    tools or an agent.
+    """
     if section.environment is not None:
         return section.environment
     has_tools = section.tools or section.mcp or section.agent

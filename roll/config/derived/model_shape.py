@@ -42,7 +42,9 @@ class Experts:
     """Whether `all-linear` of PEFT adapts the routed experts and the router."""
 
     def adapted(self, hidden: int) -> int:
-        """Return the number of parameters of a rank-1 `all-linear` adapter on one layer's experts (routed and shared), router and gate."""
+        """Return the number of parameters of a rank-1 `all-linear` adapter on one layer's experts (routed and shared),
+        router and gate.
+        """
         routed = self.count * (2 * (hidden + 2 * self.size) + self.size + hidden)
         shared = 3 * (hidden + self.shared_size) if self.shared_size else 0
         return (routed + hidden + self.count) * self.are_adapted + shared + (hidden + 1) * self.has_shared_gate
@@ -73,10 +75,17 @@ class DeltaLayers:
     def linears(self, hidden: int) -> dict[str, tuple[int, int]]:
         """Return the input and output width of each linear layer of one gated-delta layer, by name."""
         gates = {"in_proj_b": (hidden, self.value_heads), "in_proj_a": (hidden, self.value_heads)}
-        return {"in_proj_qkv": (hidden, self.mixed), "in_proj_z": (hidden, self.values), **gates, "out_proj": (self.values, hidden)}
+        return {
+            "in_proj_qkv": (hidden, self.mixed),
+            "in_proj_z": (hidden, self.values),
+            **gates,
+            "out_proj": (self.values, hidden),
+        }
 
     def parameters(self, hidden: int) -> int:
-        """Return the number of parameters of one gated-delta layer: linear layers, convolution, decay, time-step bias and norm."""
+        """Return the number of parameters of one gated-delta layer: linear layers, convolution, decay, time-step bias
+        and norm.
+        """
         linears = sum(rows * columns for rows, columns in self.linears(hidden).values())
         return linears + self.mixed * self.kernel + 2 * self.value_heads + self.value_dim
 
@@ -110,11 +119,15 @@ class ModelShape:
     gated_attention: bool = False
     """Whether the query projection also computes a gate that scales the output of attention."""
     latent_attention: bool = False
-    """Whether keys and values are compressed to a latent vector, as in DeepSeek-V2 and later. `head_dim` is then not used."""
+    """Whether keys and values are compressed to a latent vector, as in DeepSeek-V2 and later. `head_dim` is then not
+    used.
+    """
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Return the input and output width of each kind of linear layer, by name: attention, dense MLP and gated-delta layers."""
+        """Return the input and output width of each kind of linear layer, by name: attention, dense MLP and gated-delta
+        layers.
+        """
         hidden, inner = self.hidden_size, self.intermediate_size
         attention = self.attention_linears | ({} if self.delta is None else self.delta.linears(hidden))
         return attention | {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
@@ -122,9 +135,18 @@ class ModelShape:
     @property
     def attention_linears(self) -> dict[str, tuple[int, int]]:
         """Return the input and output width of each linear layer of attention, by name."""
-        hidden, query, key = self.hidden_size, self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        hidden, query, key = (
+            self.hidden_size,
+            self.num_attention_heads * self.head_dim,
+            self.num_key_value_heads * self.head_dim,
+        )
         queries = (2 if self.gated_attention else 1) * query
-        return {"q_proj": (hidden, queries), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
+        return {
+            "q_proj": (hidden, queries),
+            "k_proj": (hidden, key),
+            "v_proj": (hidden, key),
+            "o_proj": (query, hidden),
+        }
 
     @property
     def attention_layers(self) -> int:
@@ -139,12 +161,16 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Return the number of parameters. Exact for Llama, Qwen2, Qwen3, Qwen's mixtures of experts, and the text model of Qwen3.5."""
+        """Return the number of parameters. Exact for Llama, Qwen2, Qwen3, Qwen's mixtures of experts, and the text
+        model of Qwen3.5.
+        """
         return self._parameters(self.experts.count if self.experts else 0)
 
     @property
     def active_parameters(self) -> int:
-        """Return the number of parameters that the forward pass of a token uses, which includes only the experts of the token."""
+        """Return the number of parameters that the forward pass of a token uses, which includes only the experts of the
+        token.
+        """
         return self._parameters(self.experts.per_token if self.experts else 0)
 
     def _parameters(self, experts: int) -> int:
@@ -154,7 +180,9 @@ class ModelShape:
             attention += sum(self.attention_linears[name][1] for name in ("q_proj", "k_proj", "v_proj"))
         if self.qk_norm:
             attention += 2 * self.head_dim
-        mixers = self.attention_layers * attention + (self.delta.layers * self.delta.parameters(self.hidden_size) if self.delta else 0)
+        mixers = self.attention_layers * attention + (
+            self.delta.layers * self.delta.parameters(self.hidden_size) if self.delta else 0
+        )
         mlps = self.dense_layers * 3 * self.hidden_size * self.intermediate_size
         if self.experts:
             sparse = 3 * self.hidden_size * (experts * self.experts.size + self.experts.shared_size)
@@ -171,14 +199,18 @@ class ModelShape:
 
     @property
     def widest_mlp(self) -> int:
-        """Return the largest intermediate width of a layer's MLP: that of a dense layer, or the sum over the experts of a token."""
+        """Return the largest intermediate width of a layer's MLP: that of a dense layer, or the sum over the experts of
+        a token.
+        """
         sparse = self.experts.per_token * self.experts.size + self.experts.shared_size if self.experts else 0
         return max(sparse, self.intermediate_size if self.dense_layers else 0)
 
     @property
     def valuing_parameters(self) -> int:
         """Return the number of parameters of the model with a scalar head in place of the language-model head."""
-        return self.parameters - (0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size) + self.hidden_size
+        return (
+            self.parameters - (0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size) + self.hidden_size
+        )
 
     @property
     def attending_flops(self) -> int:
@@ -187,7 +219,9 @@ class ModelShape:
 
     @property
     def attention_cost(self) -> float:
-        """Return c in the cost of a causal sequence, length + c length². The unit is the cost of one token without attention."""
+        """Return c in the cost of a causal sequence, length + c length². The unit is the cost of one token without
+        attention.
+        """
         return self.attending_flops / 2 / (2 * self.active_parameters)
 
     def kv_bytes(self, width: int, ranks: int) -> int:
@@ -200,15 +234,24 @@ class ModelShape:
     def part(self, ranks: int) -> ModelShape:
         """Return the shape on one rank if `ranks` ranks shard the linear layers."""
         heads, keys, inner = self.num_attention_heads, self.num_key_value_heads, self.intermediate_size
-        experts = self.experts and replace(self.experts, size=self.experts.size // ranks, shared_size=self.experts.shared_size // ranks)
-        part = replace(self, num_attention_heads=heads // ranks, num_key_value_heads=keys // ranks, intermediate_size=inner // ranks)
+        experts = self.experts and replace(
+            self.experts, size=self.experts.size // ranks, shared_size=self.experts.shared_size // ranks
+        )
+        part = replace(
+            self,
+            num_attention_heads=heads // ranks,
+            num_key_value_heads=keys // ranks,
+            intermediate_size=inner // ranks,
+        )
         return replace(part, experts=experts)
 
     def adapter_parameters(self, lora_target: str, rank: int) -> int:
-        """Return the number of parameters of LoRA adapters on comma-separated modules or `all-linear`. Unknown names count as 0.
+        """Return the number of parameters of LoRA adapters on comma-separated modules or `all-linear`. Unknown names
+        count as 0.
 
-        As in PEFT, `all-linear` adapts experts and routers: all experts of a layer as one tensor, and gate and up together with twice the
-        rank. The number is exact if every layer has experts. PEFT does not adapt the MLPs of other layers, which are counted here.
+        As in PEFT, `all-linear` adapts experts and routers: all experts of a layer as one tensor, and gate and up
+        together with twice the rank. The number is exact if every layer has experts. PEFT does not adapt the MLPs of
+        other layers, which are counted here.
         """
         whole = lora_target == "all-linear"
         names = list(self.linears) if whole else [name.strip() for name in lora_target.split(",")]
@@ -226,7 +269,12 @@ def uneven_heads(heads: int, key_value_heads: int, ranks: int) -> str | None:
     if heads % ranks:
         return f"the model's {heads} attention heads cannot be split evenly over {ranks} ranks"
     if key_value_heads % ranks and ranks % key_value_heads:
-        return f"the model's {key_value_heads} key-value heads can be neither split evenly over {ranks} ranks nor replicated on them"
+        return (
+            f"the model's {key_value_heads} key-value heads can be neither split evenly over {ranks} ranks nor "
+            f"replicated "
+            f"on "
+            f"them"
+        )
     return None
 
 
@@ -276,9 +324,13 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
 
 
 def _delta(values: Mapping[str, Any]) -> DeltaLayers | None:
-    """Return the gated-delta layers in the values of a config.json, or None if there are none. Defaults are those of transformers."""
+    """Return the gated-delta layers in the values of a config.json, or None if there are none. Defaults are those of
+    transformers.
+    """
     layers, every = values["num_hidden_layers"], values.get("full_attention_interval") or 4
-    kinds = values.get("layer_types") or [LINEAR if (layer + 1) % every else "full_attention" for layer in range(layers)]
+    kinds = values.get("layer_types") or [
+        LINEAR if (layer + 1) % every else "full_attention" for layer in range(layers)
+    ]
     count = sum(kind == LINEAR for kind in kinds)
     heads = values.get("linear_num_key_heads", 16), values.get("linear_num_value_heads", 32)
     dims = values.get("linear_key_head_dim", 128), values.get("linear_value_head_dim", 128)
@@ -297,7 +349,15 @@ def _experts(values: Mapping[str, Any]) -> Experts | None:
     dense = {*(values.get("mlp_only_layers") or ()), *range(values.get("first_k_dense_replace") or 0)}
     sparse = sum((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
     gate = values.get("model_type") in ("qwen2_moe", "qwen3_5_moe_text")
-    return Experts(count, values.get("num_experts_per_tok") or 1, size, shared, sparse, gate, values.get("model_type") not in HYBRIDS)
+    return Experts(
+        count,
+        values.get("num_experts_per_tok") or 1,
+        size,
+        shared,
+        sparse,
+        gate,
+        values.get("model_type") not in HYBRIDS,
+    )
 
 
 def is_seeing_hybrid(model_type: object) -> bool:
@@ -306,7 +366,9 @@ def is_seeing_hybrid(model_type: object) -> bool:
 
 
 def config_file(model: str) -> Path | None:
-    """Return the config.json of a model folder, or of a Hub name in the local cache or the shipped shapes, or None if there is none."""
+    """Return the config.json of a model folder, or of a Hub name in the local cache or the shipped shapes, or None if
+    there is none.
+    """
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder / "config.json"

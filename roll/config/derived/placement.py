@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from roll.config.derived.reward_roles import PREFIX, reward_role, reward_roles
 from roll.config.derived.teachers import domain_teachers, teacher_roles
 from roll.config.schema.base import MOST_RANKS
-from roll.config.schema.engine import DeepSpeedInferStrategyConfig, DeepSpeedTrainStrategyConfig, VllmConfig, VllmStrategyConfig
+from roll.config.schema.engine import (
+    DeepSpeedInferStrategyConfig,
+    DeepSpeedTrainStrategyConfig,
+    VllmConfig,
+    VllmStrategyConfig,
+)
 from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -55,7 +60,9 @@ class RolePlan:
 
 
 def model_roles(config: Config | OfflineConfig) -> dict[str, RoleConfig]:
-    """Return the roles with a model, by name: in the order of the schema, then `teachers.<name>` and `rewards.<domain>`."""
+    """Return the roles with a model, by name: in the order of the schema, then `teachers.<name>` and
+    `rewards.<domain>`.
+    """
     roles = {name: role for name in type(config).model_fields if isinstance(role := getattr(config, name), RoleConfig)}
     return {**roles, **domain_teachers(config), **reward_roles(config)} if isinstance(config, RlvrConfig) else roles
 
@@ -66,9 +73,15 @@ def judging_roles(roles: Iterable[str]) -> list[str]:
 
 
 def judged_in_turn(config: RlvrConfig) -> frozenset[str]:
-    """Return the reward roles that take turns on devices with other roles. They score only after all responses are generated."""
+    """Return the reward roles that take turns on devices with other roles. They score only after all responses are
+    generated.
+    """
     devices = {name: set(role.device_mapping or ()) for name, role in model_roles(config).items()}
-    sharing = {name for name in judging_roles(devices) if any(devices[name] & devices[other] for other in devices if other != name)}
+    sharing = {
+        name
+        for name in judging_roles(devices)
+        if any(devices[name] & devices[other] for other in devices if other != name)
+    }
     return frozenset(sharing) if config.time_sharing else frozenset()
 
 
@@ -135,14 +148,19 @@ def neighbours(roles: Mapping[str, RolePlan]) -> dict[str, frozenset[str]]:
     return {
         name: others
         for name, role in roles.items()
-        if (others := frozenset(other for other in roles if other != name and role.all_devices & roles[other].all_devices))
+        if (
+            others := frozenset(
+                other for other in roles if other != name and role.all_devices & roles[other].all_devices
+            )
+        )
     }
 
 
 def turns(config: Config, roles: Mapping[str, RolePlan]) -> dict[str, frozenset[str]]:
     """Return, for each role that takes turns on its devices, the roles with which it takes turns.
 
-    Engines that generate ahead of training and share no device with a trained role are never idle, so they stay on their devices.
+    Engines that generate ahead of training and share no device with a trained role are never idle, so they stay on
+    their devices.
     """
     if not config.time_sharing:
         return {}
@@ -153,13 +171,15 @@ def turns(config: Config, roles: Mapping[str, RolePlan]) -> dict[str, frozenset[
 def interrupting(config: RlvrConfig) -> frozenset[str]:
     """Return the roles whose work pauses asynchronous generation.
 
-    If a trained role shares devices with the engines, these are all roles that share devices with them, otherwise none. Responses in
-    flight are paused, and continue after the weight sync.
+    If a trained role shares devices with the engines, these are all roles that share devices with them, otherwise none.
+    Responses in flight are paused, and continue after the weight sync.
     """
     if not config.async_generation_ratio:
         return frozenset()
     infer = set(config.actor_infer.device_mapping or ())
-    sharing = {name for name, role in model_roles(config).items() if infer & set(role.device_mapping or ())} - {"actor_infer"}
+    sharing = {name for name, role in model_roles(config).items() if infer & set(role.device_mapping or ())} - {
+        "actor_infer"
+    }
     return frozenset(sharing) if sharing & {"actor_train", "critic"} else frozenset()
 
 
@@ -178,7 +198,11 @@ def _drops_kv_cache(config: RlvrConfig) -> bool:
 def placement_faults(config: Config) -> list[Fault]:
     """Return faults of roles that cannot run on their devices or with their backend."""
     roles = model_roles(config)
-    faults = [fault for name, role in roles.items() for fault in (*_strategy_faults(name, role), *_device_faults(name, role, config))]
+    faults = [
+        fault
+        for name, role in roles.items()
+        for fault in (*_strategy_faults(name, role), *_device_faults(name, role, config))
+    ]
     if isinstance(config, RlvrConfig):
         faults += _sharing_faults(config) + sync_faults(config)
         functions = {name: reward for name, reward in config.rewards.items() if reward_role(name, reward) is None}
@@ -192,7 +216,13 @@ def _strategy_faults(name: str, role: RoleConfig) -> list[Fault]:
     if isinstance(strategy, DeepSpeedInferStrategyConfig) and strategy.strategy_config.zero_optimization.stage != 3:
         stage = strategy.strategy_config.zero_optimization.stage
         where = f"{name}.strategy_args.strategy_config.zero_optimization.stage"
-        return [Fault(where, f"stage {stage} shards no parameters, but deepspeed_infer requires that", "use stage 3, or hf_infer")]
+        return [
+            Fault(
+                where,
+                f"stage {stage} shards no parameters, but deepspeed_infer requires that",
+                "use stage 3, or hf_infer",
+            )
+        ]
     return []
 
 
@@ -202,7 +232,9 @@ def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
     wide = f"{name}.strategy_args.strategy_config.tensor_parallel_size"
     if mapping is None:
         faults = [_too_many(f"{name}.world_size", role.world_size)] if (role.world_size or 1) > MOST_RANKS else []
-        return faults + ([Fault(wide, f"{width}, but {name} runs on the CPU", "use 1, or give device_mapping")] if width > 1 else [])
+        return faults + (
+            [Fault(wide, f"{width}, but {name} runs on the CPU", "use 1, or give device_mapping")] if width > 1 else []
+        )
     if not mapping:
         return [Fault(where, "[] contains no device", "name devices, or remove the key to run on the CPU")]
     faults = []
@@ -222,7 +254,11 @@ def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
         nodes = sorted({device // config.num_gpus_per_node for device in engine_devices})
         if len(nodes) > 1:
             problem = f"the engine on devices {_listed(engine_devices)} is spread over nodes {_listed(nodes)}"
-            remedy = f"order the devices so that each group of {width} is on one node ({config.num_gpus_per_node} devices per node)"
+            remedy = (
+                f"order the devices so that each group of {width} is on one node ({config.num_gpus_per_node} "
+                f"devices "
+                f"per node)"
+            )
             faults.append(Fault(where, problem, remedy))
     return faults
 
@@ -236,7 +272,11 @@ def _sharing_faults(config: RlvrConfig) -> list[Fault]:
     stopped_for = sorted(interrupting(config))
     if stopped_for and not vllm_config(config.actor_infer):
         others, strategy = " and ".join(stopped_for), config.actor_infer.strategy_args.strategy_name
-        problem = f"{others} share devices with actor_infer, whose strategy {strategy} cannot pause in the middle of a response"
+        problem = (
+            f"{others} share devices with actor_infer, whose strategy {strategy} cannot pause in the middle of "
+            f"a "
+            f"response"
+        )
         remedy = "use the strategy vllm, give the roles separate devices, or set async_generation_ratio=0"
         return [Fault("async_generation_ratio", f"{config.async_generation_ratio:g}, but {problem}", remedy)]
     return _kv_cache_faults(config)
@@ -246,9 +286,20 @@ def _kv_cache_faults(config: RlvrConfig) -> list[Fault]:
     """Return faults of values of `weight_sync.kv_cache` that have no effect or are impossible."""
     wish, where = config.weight_sync.kv_cache, "weight_sync.kv_cache"
     if wish and not config.async_generation_ratio:
-        return [Fault(where, f"{wish}, but async_generation_ratio is 0, so that no response is unfinished at a weight sync", "remove it")]
+        return [
+            Fault(
+                where,
+                f"{wish}, but async_generation_ratio is 0, so that no response is unfinished at a weight sync",
+                "remove it",
+            )
+        ]
     if wish == "keep" and _drops_kv_cache(config):
-        problem = f"keep, but actor_infer leaves its devices to {' and '.join(sorted(interrupting(config)))}, and its KV cache is lost"
+        problem = (
+            f"keep, but actor_infer leaves its devices to {' and '.join(sorted(interrupting(config)))}, and "
+            f"its "
+            f"KV "
+            f"cache is lost"
+        )
         return [Fault(where, problem, "remove it, or set time_sharing=false so that all roles stay on their devices")]
     return []
 
@@ -265,11 +316,18 @@ def sync_faults(config: RlvrConfig) -> list[Fault]:
         return []
     if sends_adapter(config):
         return _adapter_faults(config)
-    astride = [each for each in place("actor_infer", config.actor_infer, 1).devices if 0 < len(train & set(each)) < len(each)]
+    astride = [
+        each for each in place("actor_infer", config.actor_infer, 1).devices if 0 < len(train & set(each)) < len(each)
+    ]
     return [
         Fault(
             "actor_infer.device_mapping",
-            f"the engine on devices {_listed(each)} shares {_listed(sorted(train & set(each)))} with actor_train, but not the others",
+            f"the engine on devices {_listed(each)} shares {_listed(sorted(train & set(each)))} with "
+            f"actor_train, "
+            f"but "
+            f"not "
+            f"the "
+            f"others",
             "give each engine only devices of actor_train, or none of them",
         )
         for each in astride
@@ -285,21 +343,37 @@ def _adapter_faults(config: RlvrConfig) -> list[Fault]:
 
 def placement_warnings(config: Config) -> list[str]:
     """Return warnings about placements that are valid, but perhaps not intended."""
-    warnings = [warning for name, role in model_roles(config).items() for warning in _apart(name, role, config.num_gpus_per_node)]
+    warnings = [
+        warning
+        for name, role in model_roles(config).items()
+        for warning in _apart(name, role, config.num_gpus_per_node)
+    ]
     if not isinstance(config, RlvrConfig):
         return warnings
     engine, infer = vllm_config(config.actor_infer), set(config.actor_infer.device_mapping or ())
-    others = {name: set(role.device_mapping or ()) & infer for name, role in model_roles(config).items() if name != "actor_infer"}
+    others = {
+        name: set(role.device_mapping or ()) & infer
+        for name, role in model_roles(config).items()
+        if name != "actor_infer"
+    }
     sharing = [name for name, shared in others.items() if shared]
     where = "actor_infer.strategy_args.strategy_config.gpu_memory_utilization"
     ahead = config.async_generation_ratio > 0 and not interrupting(config)
     stays = not config.time_sharing or ahead
     if engine and sharing and engine.gpu_memory_utilization > (0.85 if stays else 0.95):
-        usual = "0.6 is usual if the other roles stay" if stays else "they leave, but their CUDA contexts stay; 0.9 is usual"
-        warnings.append(f"{where}: {engine.gpu_memory_utilization:g} leaves little memory for {' and '.join(sharing)}; {usual}")
+        usual = (
+            "0.6 is usual if the other roles stay"
+            if stays
+            else "they leave, but their CUDA contexts stay; 0.9 is usual"
+        )
+        warnings.append(
+            f"{where}: {engine.gpu_memory_utilization:g} leaves little memory for {' and '.join(sharing)}; {usual}"
+        )
     for name in ("reference", *teacher_roles(config)):
         if name in sharing and ahead:
-            warnings.append(f"{name}.device_mapping: shared with actor_infer, which never pauses for it; both must fit at once")
+            warnings.append(
+                f"{name}.device_mapping: shared with actor_infer, which never pauses for it; both must fit at once"
+            )
     return warnings
 
 
@@ -309,7 +383,12 @@ def _apart(name: str, role: RoleConfig, per_node: int) -> Iterator[str]:
     for start in range(0, len(devices), size) if size > 1 else ():
         replica = devices[start : start + size]
         if len({device // per_node for device in replica}) > 1:
-            yield f"{name}.device_mapping: devices {_listed(replica)} are one replica on several nodes; they communicate a lot"
+            yield (
+                f"{name}.device_mapping: devices {_listed(replica)} are one replica on several nodes; they "
+                f"communicate "
+                f"a "
+                f"lot"
+            )
 
 
 def _too_many(where: str, size: int | None) -> Fault:

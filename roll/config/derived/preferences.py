@@ -11,7 +11,11 @@ from roll.config.schema.offline import DpoConfig
 
 def added_losses(config: DpoConfig) -> Mapping[Method[PreferenceTraits], float]:
     """Return the losses of `added_preference_losses` with their weights, without unknown names."""
-    return {PREFERENCE_LOSSES[name]: weight for name, weight in config.added_preference_losses.items() if name in PREFERENCE_LOSSES}
+    return {
+        PREFERENCE_LOSSES[name]: weight
+        for name, weight in config.added_preference_losses.items()
+        if name in PREFERENCE_LOSSES
+    }
 
 
 def compares(config: DpoConfig) -> bool:

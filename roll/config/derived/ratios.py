@@ -14,7 +14,9 @@ RatioSource = Literal["engine", "trainer", "on_policy"]
 
 
 def ratio_source(config: RlvrConfig) -> RatioSource:
-    """Return `behaviour_log_probs`. By default, it is `engine`, or `trainer` if the engine samples from a truncated distribution."""
+    """Return `behaviour_log_probs`. By default, it is `engine`, or `trainer` if the engine samples from a truncated
+    distribution.
+    """
     if config.behaviour_log_probs is not None:
         return config.behaviour_log_probs
     return "trainer" if truncations(config.actor_infer.generating_args) else "engine"
@@ -33,7 +35,8 @@ def weighs_kl(config: RlvrConfig) -> bool:
 
 
 WHOLE = {"top_p": 1, "top_k": -1, "repetition_penalty": 1}
-"""Sampling keys, with the values at which the engine samples from the whole distribution, as the trainer computes it."""
+"""Sampling keys, with the values at which the engine samples from the whole distribution, as the trainer computes it.
+"""
 
 
 def truncations(rollout: GeneratingConfig) -> dict[str, float]:

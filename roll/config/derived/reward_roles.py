@@ -1,4 +1,6 @@
-"""The rewards that are computed by models, and the roles that serve these models. Pure functions of the configuration."""
+"""The rewards that are computed by models, and the roles that serve these models. Pure functions of the
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from roll.config.schema.roles import JudgeConfig, RewardConfig, ScorerConfig, Se
 PREFIX = "rewards."
 """Prefix of the names of roles that serve the model of a domain."""
 TEMPLATE_TOKENS = 1024
-"""Tokens reserved in a judge's context for the template and the reference answer, in addition to question and response."""
+"""Tokens reserved in a judge's context for the template and the reference answer, in addition to question and response.
+"""
 
 
 def model_reward(domain: str, reward: RewardConfig) -> str | None:
@@ -23,7 +26,10 @@ def reward_role(domain: str, reward: RewardConfig) -> ServedConfig | None:
     kind = model_reward(domain, reward)
     if kind is None or reward.strategy_args is None or reward.judge_model_type == "api":
         return None
-    keys = {key: getattr(reward, key) for key in ("device_mapping", "max_tokens_per_microbatch", "infer_batch_size", "system_envs")}
+    keys = {
+        key: getattr(reward, key)
+        for key in ("device_mapping", "max_tokens_per_microbatch", "infer_batch_size", "system_envs")
+    }
     keys |= {"model_args": reward.model_args} if reward.model_args else {}
     # A resolved configuration contains world_size even if the devices determine the number of workers.
     keys |= {"world_size": reward.world_size} if reward.device_mapping is None or reward.world_size > 1 else {}
@@ -47,7 +53,9 @@ def judge_sampling(reward: RewardConfig) -> JudgeSamplingConfig:
 
 
 def judge_context(config: RlvrConfig, reward: RewardConfig, positions: int | None) -> int:
-    """Return the context length of a judge in tokens, for its prompt and its answer. It is at most `positions`, the limit of the model."""
+    """Return the context length of a judge in tokens, for its prompt and its answer. It is at most `positions`, the
+    limit of the model.
+    """
     judged = config.sequence_length or config.prompt_length + config.response_length
     room = judged + TEMPLATE_TOKENS + judge_sampling(reward).max_new_tokens
     return min(room, positions) if positions else room

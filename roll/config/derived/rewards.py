@@ -30,17 +30,25 @@ def named_rewards(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
 
 
 def sandbox_faults(rewards: Mapping[str, RewardConfig]) -> Iterator[Fault]:
-    """Yield faults of domains whose timeout is not above the time limit of their sandbox: a sleeping program would get no verdict."""
+    """Yield faults of domains whose timeout is not above the time limit of their sandbox: a sleeping program would get
+    no verdict.
+    """
     for domain, section in rewards.items():
         whole = {f"rewards.{domain}": (section.reward or domain, section.reward_args)}
-        parts = {f"rewards.{domain}.parts.{name}": (part.reward or name, part.reward_args) for name, part in section.parts.items()}
+        parts = {
+            f"rewards.{domain}.parts.{name}": (part.reward or name, part.reward_args)
+            for name, part in section.parts.items()
+        }
         for place, (name, arguments) in (parts or whole).items():
             seconds = arguments.get("wall_seconds", SANDBOX_WALL_SECONDS)
             if name == SANDBOX and isinstance(seconds, int | float) and section.timeout <= seconds:
                 problem = (
-                    f"{section.timeout:g} s, but programs may run for {seconds:g} s (wall_seconds): a sleeping program gets no verdict"
+                    f"{section.timeout:g} s, but programs may run for {seconds:g} s (wall_seconds): a sleeping "
+                    f"program gets no verdict"
                 )
-                remedy = f"raise it above that, for example to {seconds + 30:g}, or lower {place}.reward_args.wall_seconds"
+                remedy = (
+                    f"raise it above that, for example to {seconds + 30:g}, or lower {place}.reward_args.wall_seconds"
+                )
                 yield Fault(f"rewards.{domain}.timeout", problem, remedy)
 
 
@@ -52,4 +60,8 @@ def is_async(reward: Callable[..., Any]) -> bool:
 def only_side_by_side(domain: str, concurrency: int, rewards: Sequence[str]) -> Fault:
     """Return the fault of functions that are not `async` in a domain with a `concurrency` above 1."""
     problem = f"{concurrency}, but {', '.join(rewards)} is a plain function: one process makes one call of it at a time"
-    return Fault(f"rewards.{domain}.concurrency", problem, f"remove it and set world_size: {concurrency}, or make the function async def")
+    return Fault(
+        f"rewards.{domain}.concurrency",
+        problem,
+        f"remove it and set world_size: {concurrency}, or make the function async def",
+    )

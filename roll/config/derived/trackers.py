@@ -8,7 +8,13 @@ from importlib.util import find_spec
 from roll.config.schema.pipelines import Config
 from roll.errors import Fault
 
-PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "swanlab": "swanlab", "mlflow": "mlflow", "trackio": "trackio"}
+PACKAGES = {
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "swanlab": "swanlab",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+}
 """Package of each tracker, by the tracker's name. The names for pip and for `import` are equal."""
 TRACKERS = (*PACKAGES, "none")
 

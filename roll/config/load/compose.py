@@ -1,8 +1,9 @@
-"""Composes configurations from a command line. Hydra only composes, once for each job of a sweep; no job runs inside Hydra.
+"""Composes configurations from a command line. Hydra only composes, once for each job of a sweep; no job runs inside
+Hydra.
 
 `python -m roll.pipeline --config-name NAME key=value ...` looks NAME up among the shipped experiments, or in
-`--config-path`/`--config-dir`. `key=value` sets a key or adds it, so that unknown keys are reported by roll's own checks and not by Hydra.
-Hydra writes nothing: no run folder, no logs, no copy of the configuration.
+`--config-path`/`--config-dir`. `key=value` sets a key or adds it, so that unknown keys are reported by roll's own
+checks and not by Hydra. Hydra writes nothing: no run folder, no logs, no copy of the configuration.
 """
 
 from __future__ import annotations
@@ -38,7 +39,12 @@ from roll.config.roll_v2.keys import CRITIC_START, VARIABLES
 from roll.config.shipped import PRESETS, examples_folder, experiments, find_experiment, find_in, preset_names
 from roll.errors import ConfigError, Fault, RollError
 
-QUIET = ("hydra.job.name=roll.pipeline", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
+QUIET = (
+    "hydra.job.name=roll.pipeline",
+    "hydra.output_subdir=null",
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=none",
+)
 MOST_JOBS = 1000
 """Largest number of jobs in a sweep."""
 USAGE = f"""{PROGRAM} --config-name NAME [key=value ...]
@@ -88,7 +94,9 @@ def parse(argv: Sequence[str]) -> CommandLine:
         raise SystemExit(0)
     if given.config_name is None:
         if {"--help", "-h"} & set(flags):
-            Console().out(USAGE + "\n".join(f"  {name}" for name in experiments()), highlight=False)  # rich exits quietly under `| head`
+            Console().out(
+                USAGE + "\n".join(f"  {name}" for name in experiments()), highlight=False
+            )  # rich exits quietly under `| head`
             raise SystemExit(0)
         if "--hydra-help" not in flags:
             raise ConfigError([Fault("--config-name", "missing", f"use one of: {', '.join(experiments())}")])
@@ -108,7 +116,8 @@ def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) 
 
     Args:
         argv: The words after the program's name.
-        check: Called with the composed configuration and the root keys that only `${...}` uses: the names of presets, and the names
+        check: Called with the composed configuration and the root keys that only `${...}` uses: the names of presets,
+            and the names
             of ROLL's variables that the command line does not set. It must not run the job.
 
     Raises:
@@ -144,7 +153,9 @@ def _run_hydra(file: Path | None, words: Sequence[str], task: Callable[[DictConf
             raise
         cause = stop.__context__
         if not isinstance(cause, Exception):
-            raise ConfigError([Fault("command line", errors.getvalue().strip() or "Hydra stopped", "see --hydra-help")]) from None
+            raise ConfigError(
+                [Fault("command line", errors.getvalue().strip() or "Hydra stopped", "see --hydra-help")]
+            ) from None
         raise (_translated(cause) or cause) from None
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError) as cause:
         raise (_translated(cause) or ConfigError([Fault("command line", str(cause), "see --hydra-help")])) from None
@@ -156,7 +167,9 @@ def _run_hydra(file: Path | None, words: Sequence[str], task: Callable[[DictConf
 
 @contextlib.contextmanager
 def _hydra_warnings() -> Iterator[None]:
-    """Silence Hydra's warning about ROLL's files, whose defaults have no `_self_`. Hydra then appends `_self_`, as they expect."""
+    """Silence Hydra's warning about ROLL's files, whose defaults have no `_self_`. Hydra then appends `_self_`, as they
+    expect.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`", category=UserWarning)
         yield
@@ -213,7 +226,8 @@ def _refuse_long_sweeps(overrides: Sequence[Override]) -> None:
 def _add_or_override(word: str, folder: Path) -> str:
     """Return `key=value` as `++key=value`.
 
-    Overrides that set a key of Hydra, choose an option of a group, or already delete or add a key are returned unchanged.
+    Overrides that set a key of Hydra, choose an option of a group, or already delete or add a key are returned
+    unchanged.
     """
     override = _parsed(word)
     key = override.key_or_group
@@ -225,13 +239,17 @@ def _add_or_override(word: str, folder: Path) -> str:
 
 @contextlib.contextmanager
 def _files_checked() -> Iterator[None]:
-    """Within this context, check every file before Hydra loads it, because some files would crash Hydra. Hydra has no hook for this."""
+    """Within this context, check every file before Hydra loads it, because some files would crash Hydra. Hydra has no
+    hook for this.
+    """
     load = ConfigRepository.load_config
 
     def check_and_load(self: ConfigRepository, config_path: str) -> ConfigResult | None:
         source = self._find_object_source(config_path=config_path, object_type=ObjectType.CONFIG)
         if source is not None and source.scheme() == "file":
-            check_file(Path(source.path) / (config_path if config_path.endswith((".yaml", ".yml")) else f"{config_path}.yaml"))
+            check_file(
+                Path(source.path) / (config_path if config_path.endswith((".yaml", ".yml")) else f"{config_path}.yaml")
+            )
         return load(self, config_path)
 
     ConfigRepository.load_config = check_and_load
@@ -245,7 +263,8 @@ def _files_checked() -> Iterator[None]:
 def _overrides_checked() -> Iterator[None]:
     """Within this context, check overrides after Hydra has composed the files and before it applies the overrides.
 
-    Earlier, the interpolations are not known yet; later, the overrides have replaced some of them. Hydra has no hook for this.
+    Earlier, the interpolations are not known yet; later, the overrides have replaced some of them. Hydra has no hook
+    for this.
     """
     apply = ConfigLoaderImpl._apply_overrides_to_config
 
@@ -304,7 +323,11 @@ def _refuse_deleted_items(keys: Sequence[str], composed: DictConfig) -> None:
         if isinstance(node, list):
             where = ".".join(steps)
             faults.append(
-                Fault(f"~{key}", f"{where} is a list, and items of lists cannot be deleted", f"set the whole list: {where}=[...]")
+                Fault(
+                    f"~{key}",
+                    f"{where} is a list, and items of lists cannot be deleted",
+                    f"set the whole list: {where}=[...]",
+                )
             )
     if faults:
         raise ConfigError(faults)
@@ -317,12 +340,16 @@ def _translated(cause: Exception) -> RollError | None:
     if isinstance(cause, MarkedYAMLError):
         mark = cause.problem_mark or cause.context_mark
         place = f"{mark.name}:{mark.line + 1}" if mark else "YAML"
-        return ConfigError([Fault(place, f"this is not YAML: {cause.problem or cause.context}", "fix this line of the file")])
+        return ConfigError(
+            [Fault(place, f"this is not YAML: {cause.problem or cause.context}", "fix this line of the file")]
+        )
     if isinstance(cause, RecursionError):
         problem = "blocks, lists or references are nested too deeply, or refer to themselves"
         return ConfigError([Fault("configuration", problem, FLATTEN)])
     if isinstance(cause, ValueError) and "integer string conversion" in str(cause):
-        return ConfigError([Fault("configuration", f"a whole number is too long: {str(cause).split(';')[0]}", "write a shorter one")])
+        return ConfigError(
+            [Fault("configuration", f"a whole number is too long: {str(cause).split(';')[0]}", "write a shorter one")]
+        )
     if isinstance(cause, YAMLError):
         return ConfigError([Fault("YAML", f"the file cannot be read: {cause}", "fix the file")])
     if isinstance(cause, OmegaConfBaseException):
@@ -331,13 +358,22 @@ def _translated(cause: Exception) -> RollError | None:
         problem = " ".join(str(cause).split("Config search path")[0].split("Available options")[0].split())
         if foreign := missing_plugin(problem):
             return ConfigError([foreign])
-        remedy = f"correct the entry of `defaults`; presets are {', '.join(sorted(preset_names()))}, each as ../config/NAME@_here_; "
+        remedy = (
+            f"correct the entry of `defaults`; presets are {', '.join(sorted(preset_names()))}, each as "
+            f"../config/NAME@_here_; "
+        )
         remedy += "shipped experiments are ../FOLDER/NAME@_here_, and files in the same folder are NAME"
         return ConfigError([Fault("defaults", problem, remedy)])
     if isinstance(cause, HydraException):
         inner = f": {cause.__cause__}" if cause.__cause__ else ""
         problem = " ".join(f"{cause}{inner}".split("\n    full_key")[0].split())
         return ConfigError(
-            [Fault("command line or defaults", problem, "correct the override or the entry of `defaults`; see --info defaults")]
+            [
+                Fault(
+                    "command line or defaults",
+                    problem,
+                    "correct the override or the entry of `defaults`; see --info defaults",
+                )
+            ]
         )
     return None

@@ -1,4 +1,6 @@
-"""Environment variables of workers: from `system_envs`, and from `.deepspeed_env` in the folders where DeepSpeed's launcher looks."""
+"""Environment variables of workers: from `system_envs`, and from `.deepspeed_env` in the folders where DeepSpeed's
+launcher looks.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 
 
 def env_files() -> list[Path]:
-    """Return the possible paths of `.deepspeed_env`. The last, in the working directory, takes precedence over that in the home folder."""
+    """Return the possible paths of `.deepspeed_env`. The last, in the working directory, takes precedence over that in
+    the home folder.
+    """
     return [Path.home() / NAME, Path.cwd() / NAME]
 
 
@@ -51,7 +55,13 @@ def read_env_files(files: Sequence[Path]) -> tuple[dict[str, str], list[Fault]]:
             name, equals, value = line.removeprefix("export ").partition("=")
             name, where = name.strip(), f"{file}:{number}"
             if not equals or not name.isidentifier():
-                faults.append(Fault(where, f"'{line}' sets no variable", "write the line as NAME=VALUE, for example NCCL_IB_DISABLE=1"))
+                faults.append(
+                    Fault(
+                        where,
+                        f"'{line}' sets no variable",
+                        "write the line as NAME=VALUE, for example NCCL_IB_DISABLE=1",
+                    )
+                )
             elif name in PLACE:
                 faults.append(_of_its_place(where, name))
             else:
@@ -68,7 +78,9 @@ def environment_faults(config: Config) -> list[Fault]:
     """Return faults of variable names in `system_envs` that are invalid or must not be set in a configuration."""
     names = [(f"{where}.{name}", name) for where, variables in _sections(config).items() for name in variables]
     faults = [
-        Fault(where, f"'{name}' is not a valid variable name", "write NAME: value") for where, name in names if not name.isidentifier()
+        Fault(where, f"'{name}' is not a valid variable name", "write NAME: value")
+        for where, name in names
+        if not name.isidentifier()
     ]
     return faults + [_of_its_place(where, name) for where, name in names if name in PLACE]
 
@@ -97,9 +109,13 @@ def idle_variables(config: Config, file: Mapping[str, str], environment: Mapping
 
 
 def secrets_of(config: Config, variables: Mapping[str, str]) -> Secrets:
-    """Return the secrets that no file of the run may contain: from the configuration, from `variables`, and the API keys of judges."""
+    """Return the secrets that no file of the run may contain: from the configuration, from `variables`, and the API
+    keys of judges.
+    """
     rewards = config.rewards.values() if isinstance(config, RlvrConfig) else ()
-    judges = [{"api_key": os.environ.get(reward.judge_api_key_env, "")} for reward in rewards if reward.judge_api_key_env]
+    judges = [
+        {"api_key": os.environ.get(reward.judge_api_key_env, "")} for reward in rewards if reward.judge_api_key_env
+    ]
     return Secrets.of(config.model_dump(mode="json"), variables, judges)
 
 

@@ -41,13 +41,20 @@ PLUGINS = {
     "launcher": (
         "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
         "the jobs of a sweep run one after the other on the same devices, once all of them are checked",
-        "remove it; to run jobs in parallel, start one command for each, with its own output_dir (examples/slurm/rlvr.sbatch is an "
+        "remove it; to run jobs in parallel, start one command for each, with its own output_dir "
+        "(examples/slurm/rlvr.sbatch "
+        "is an "
         "example for Slurm)",
     ),
     "sweeper": (
         "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
-        "all jobs of a sweep are checked before the first one starts, so a sweeper cannot choose a job by the result of another",
-        "remove it, and list the values: --multirun KEY=A,B; for a search, start one command for each trial and read metrics.jsonl "
+        "all jobs of a sweep are checked before the first one starts, so a sweeper cannot choose a job by the "
+        "result "
+        "of "
+        "another",
+        "remove it, and list the values: --multirun KEY=A,B; for a search, start one command for each trial and "
+        "read "
+        "metrics.jsonl "
         "in its output_dir",
     ),
 }
@@ -55,7 +62,8 @@ PLUGINS = {
 
 
 def checked_flags(flags: Sequence[str]) -> list[str]:
-    """Return the flags for Hydra. `all` is added after a bare `--info`, because Hydra would otherwise read the next word as its value.
+    """Return the flags for Hydra. `all` is added after a bare `--info`, because Hydra would otherwise read the next
+    word as its value.
 
     Raises:
         ConfigError: a flag is unknown, or does not work here.
@@ -79,13 +87,17 @@ def launcher_fault(environment: Mapping[str, str], argv: Sequence[str]) -> Fault
         return None
     said = ", ".join(f"{name}={environment[name]}" for name in (*LAUNCHED, "WORLD_SIZE") if name in environment)
     problem = f"{said} are set: torchrun, accelerate launch or deepspeed started this process, one for each GPU"
-    remedy = f"start a single process, which starts the workers of all GPUs itself: {PROGRAM} {shlex.join(argv)}".rstrip()
+    remedy = (
+        f"start a single process, which starts the workers of all GPUs itself: {PROGRAM} {shlex.join(argv)}".rstrip()
+    )
     unset = f"if no launcher started this process, first run: unset {' '.join((*LAUNCHED, 'WORLD_SIZE'))}"
     return Fault("command line", problem, f"{remedy}\n    {unset}")
 
 
 def plugin_faults(hydra: Mapping[str, Mapping[str, object]]) -> Iterator[Fault]:
-    """Yield faults of launchers and sweepers other than Hydra's basic ones. `hydra` is Hydra's node of the composed configuration."""
+    """Yield faults of launchers and sweepers other than Hydra's basic ones. `hydra` is Hydra's node of the composed
+    configuration.
+    """
     for kind, (works, why, remedy) in PLUGINS.items():
         chosen = hydra[kind].get("_target_")
         if chosen != works:
@@ -93,7 +105,9 @@ def plugin_faults(hydra: Mapping[str, Mapping[str, object]]) -> Iterator[Fault]:
 
 
 def missing_plugin(problem: str) -> Fault | None:
-    """Return the fault of a plugin that Hydra does not find, or None if Hydra's message `problem` is about something else."""
+    """Return the fault of a plugin that Hydra does not find, or None if Hydra's message `problem` is about something
+    else.
+    """
     for kind, (_, why, remedy) in PLUGINS.items():
         if f"hydra/{kind}/" in problem:
             return Fault(f"hydra/{kind}", f"{problem}; and {why}", remedy)

@@ -1,8 +1,8 @@
 """Checks a configuration before OmegaConf processes it: UTF-8, nesting depth, and the size to which references expand.
 
-OmegaConf recurses into nested values and copies the target of every alias, so a few lines could use up all memory. Depth and size are
-therefore computed first, without recursion and copies: for a file from the events of the YAML parser, for the composed configuration from
-its unresolved text.
+OmegaConf recurses into nested values and copies the target of every alias, so a few lines could use up all memory.
+Depth and size are therefore computed first, without recursion and copies: for a file from the events of the YAML
+parser, for the composed configuration from its unresolved text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ MOST_CHARACTERS = 10_000_000
 """Largest number of characters in all strings below a root key, with `${...}` expanded."""
 REFERENCE = re.compile(r"\$\{([\w.@-]+)\}")
 UNUSABLE = re.compile("[\x00\ud800-\udfff]")
-"""Characters that are refused everywhere: NUL, and lone surrogates, by which Python represents bytes that are not UTF-8."""
+"""Characters that are refused everywhere: NUL, and lone surrogates, by which Python represents bytes that are not
+UTF-8.
+"""
 TOO_DEEP = f"blocks and lists are nested more than {DEEPEST} levels deep"
 FLATTEN = "nest blocks and lists less deeply"
 
@@ -78,7 +80,11 @@ def _structure_fault(file: Path, text: str) -> Fault | None:
         depth, place = len(within), f"{file}:{event.start_mark.line + 1}"
         if isinstance(event, yaml.AliasEvent):
             if any(event.anchor == block.anchor for block in within):
-                return Fault(place, f"*{event.anchor} is inside &{event.anchor}, which it repeats", "write out the values instead")
+                return Fault(
+                    place,
+                    f"*{event.anchor} is inside &{event.anchor}, which it repeats",
+                    "write out the values instead",
+                )
             repeated, below = anchors.get(event.anchor, (0, 0))
             values, depth = values + repeated, depth + below
         elif isinstance(event, yaml.CollectionStartEvent):
@@ -87,7 +93,9 @@ def _structure_fault(file: Path, text: str) -> Fault | None:
         elif isinstance(event, yaml.CollectionEndEvent):
             block = within.pop()
             depth = block.deepest
-            anchors |= {block.anchor: (values - block.values_before, block.deepest - len(within))} if block.anchor else {}
+            anchors |= (
+                {block.anchor: (values - block.values_before, block.deepest - len(within))} if block.anchor else {}
+            )
         elif isinstance(event, yaml.ScalarEvent):
             values += 1
             anchors |= {event.anchor: (1, 0)} if event.anchor else {}
@@ -95,7 +103,9 @@ def _structure_fault(file: Path, text: str) -> Fault | None:
             return Fault(place, TOO_DEEP, FLATTEN)
         if values > MOST_VALUES:
             return Fault(
-                place, f"more than {MOST_VALUES:,} values, including those that aliases repeat", "repeat fewer; put rows into data files"
+                place,
+                f"more than {MOST_VALUES:,} values, including those that aliases repeat",
+                "repeat fewer; put rows into data files",
             )
         if within:
             within[-1].deepest = max(within[-1].deepest, depth)
@@ -103,10 +113,14 @@ def _structure_fault(file: Path, text: str) -> Fault | None:
 
 
 def word_faults(words: Sequence[str]) -> Iterator[Fault]:
-    """Yield faults of the command line's words. Called before Hydra parses them, because its time is polynomial in the nesting depth."""
+    """Yield faults of the command line's words. Called before Hydra parses them, because its time is polynomial in the
+    nesting depth.
+    """
     for word in words:
         if UNUSABLE.search(word):
-            yield Fault("command line", f"'{UNUSABLE.sub('?', word)}' contains bytes that are not UTF-8", "write it in UTF-8")
+            yield Fault(
+                "command line", f"'{UNUSABLE.sub('?', word)}' contains bytes that are not UTF-8", "write it in UTF-8"
+            )
         elif word.partition("=")[0].count(".") >= DEEPEST or _depth(word) > DEEPEST:
             yield Fault("command line", f"'{word[:40]}...': {TOO_DEEP}", FLATTEN)
 
@@ -179,4 +193,8 @@ def _expansion_faults(raw: Any) -> list[Fault]:
 
     problem = f"with its ${{...}} references expanded, it has more than {MOST_CHARACTERS:,} characters"
     sizes = {str(key): size(value) for key, value in raw.items()} if isinstance(raw, Mapping) else {}
-    return [Fault(key, problem, "reference less text by ${...}") for key, characters in sizes.items() if characters > MOST_CHARACTERS][:1]
+    return [
+        Fault(key, problem, "reference less text by ${...}")
+        for key, characters in sizes.items()
+        if characters > MOST_CHARACTERS
+    ][:1]

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import (
+    InterpolationKeyError,
+    InterpolationResolutionError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 from pydantic import ValidationError
 
 from roll.config.load.limits import container_faults
@@ -30,8 +35,9 @@ ROLES = {"sft_train": "sft", "reward_train": "reward_model", "student": "distill
 OWN = {**ROLES, "beta": "dpo", "preference_loss": "dpo"}
 """Pipelines by root key, for files without `pipeline`."""
 RLVR = ("adv_estimator", "rewards", "num_return_sequences_in_group", "rollout_batch_size", "actor_infer")
-"""Root keys that decide for `rlvr` in a file without `pipeline`, even if it also has keys of another pipeline by mistake. They do not
-decide if the file has a role in `ROLES` and no `actor_train`."""
+"""Root keys that decide for `rlvr` in a file without `pipeline`, even if it also has keys of another pipeline by
+mistake. They do not decide if the file has a role in `ROLES` and no `actor_train`.
+"""
 
 
 class ConfigWarning(UserWarning):
@@ -65,14 +71,16 @@ def read_config(composed: DictConfig, passing: Collection[str] | None = None, im
 
     Args:
         composed: The configuration that Hydra composed from the files and the command line, without the `hydra` node.
-        passing: Root keys that only `${...}` uses, and that are dropped after it is resolved. Defaults to the names of the shipped presets.
+        passing: Root keys that only `${...}` uses, and that are dropped after it is resolved. Defaults to the names of
+            the shipped presets.
         imports: Whether to import the user's code (`package.module:Name`) in a separate process, and check it.
 
     Returns:
         The configuration, of the class that `pipeline` chooses (`RlvrConfig` by default), with all faults found.
 
     Raises:
-        ConfigError: the configuration cannot be resolved, its pipeline is unknown, or it is about images, video or diffusion models.
+        ConfigError: the configuration cannot be resolved, its pipeline is unknown, or it is about images, video or
+            diffusion models.
 
     Warns:
         ConfigWarning: a key of ROLL has another name or no meaning here, or behaves differently.
@@ -115,7 +123,9 @@ def resolution_fault(error: OmegaConfBaseException) -> Fault:
     place = str(error.full_key or error.key or "the configuration")
     message = str(error).split("\n    full_key")[0].strip()
     if isinstance(error, MissingMandatoryValue):
-        return Fault(place, "the required value ??? was never set", f"set it in the file, or as {place}=... on the command line")
+        return Fault(
+            place, "the required value ??? was never set", f"set it in the file, or as {place}=... on the command line"
+        )
     if isinstance(error, InterpolationKeyError):
         preset = next((name for name in preset_names() if f"'{name}'" in message), "deepspeed_zero3")
         remedy = f"define that key, or add the preset that defines it to `defaults`: ../config/{preset}@_here_"
@@ -129,7 +139,9 @@ def _infer_pipeline(done: Translation) -> None:
     """Set the pipeline that a file of ROLL means: there, the start script decides."""
     if "pipeline" not in done.values and (deciding := _deciding_key(done.values)):
         done.values["pipeline"] = OWN[deciding]
-        done.warnings.append(f"pipeline: missing, so it is {OWN[deciding]}, because {deciding} is set; set it explicitly")
+        done.warnings.append(
+            f"pipeline: missing, so it is {OWN[deciding]}, because {deciding} is set; set it explicitly"
+        )
 
 
 def _check(done: Translation, imports: bool) -> Loaded:
@@ -143,7 +155,9 @@ def _check(done: Translation, imports: bool) -> Loaded:
     if not isinstance(pipeline, str) or pipeline not in PIPELINES:
         known = ", ".join(PIPELINES)
         hint = nearest(str(pipeline), list(PIPELINES))
-        raise ConfigError([Fault("pipeline", f"there is no pipeline {shown(pipeline)}{hint}", f"use one of: {known}"), *faults])
+        raise ConfigError(
+            [Fault("pipeline", f"there is no pipeline {shown(pipeline)}{hint}", f"use one of: {known}"), *faults]
+        )
     schema = PIPELINES[pipeline]
     methods, wrong = look_into(values) if imports else ({}, [])
     faults = [*faults, *wrong]

@@ -26,7 +26,19 @@ from roll.config.schema.roles import RoleConfig, ServedConfig
 from roll.errors import Fault
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-KERNEL_FILES = ("proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "mqueue", "bpf", "pstore")
+KERNEL_FILES = (
+    "proc",
+    "sysfs",
+    "cgroup",
+    "cgroup2",
+    "devpts",
+    "debugfs",
+    "tracefs",
+    "securityfs",
+    "mqueue",
+    "bpf",
+    "pstore",
+)
 DATA_ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow")
 
 
@@ -36,7 +48,9 @@ class Found:
 
     faults: list[Fault] = field(default_factory=list)
     missing: list[Fault] = field(default_factory=list)
-    """Models, data, packages, and templates and API keys of judges that are not on this machine: warnings in a dry run, else faults."""
+    """Models, data, packages, and templates and API keys of judges that are not on this machine: warnings in a dry run,
+    else faults.
+    """
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
@@ -68,7 +82,9 @@ def look(config: Config) -> Found:
     found.faults += faults
     found.warnings += idle_variables(config, found.environment, os.environ)
     if found.environment:
-        found.notes.append(f"every worker gets {', '.join(found.environment)} from {NAME}; system_envs takes precedence over it")
+        found.notes.append(
+            f"every worker gets {', '.join(found.environment)} from {NAME}; system_envs takes precedence over it"
+        )
     return found
 
 
@@ -102,7 +118,10 @@ def _model(model: str, where: str, longest: int, found: Found) -> ModelShape | N
             remedy = "set it to a folder with a config.json, or to a Hub name such as Qwen/Qwen2.5-7B"
             found.missing.append(Fault(where, f"there is no folder '{model}'", remedy))
         else:
-            found.notes.append(f"{where}: '{model}' is read as a Hub name; it is not in the local cache, so its memory is not estimated")
+            found.notes.append(
+                f"{where}: '{model}' is read as a Hub name; it is not in the local cache, so its memory is not "
+                f"estimated"
+            )
         return None
     if not file.is_file():
         found.faults.append(Fault(where, f"'{model}' contains no config.json", "set it to the folder of a saved model"))
@@ -110,10 +129,14 @@ def _model(model: str, where: str, longest: int, found: Found) -> ModelShape | N
     try:
         shape = read_shape(file)
     except ValueError as error:
-        found.faults.append(Fault(where, f"{file} cannot be read: {error}", "save the model again, or use another folder"))
+        found.faults.append(
+            Fault(where, f"{file} cannot be read: {error}", "save the model again, or use another folder")
+        )
         return None
     if shape is None:
-        found.notes.append(f"{where}: roll cannot compute the size of '{model}' from its config.json, so its memory is not estimated")
+        found.notes.append(
+            f"{where}: roll cannot compute the size of '{model}' from its config.json, so its memory is not estimated"
+        )
     elif shape.max_position_embeddings and longest > shape.max_position_embeddings:
         problem = f"sequences have up to {longest} tokens, but '{model}' has {shape.max_position_embeddings} positions"
         remedy = f"keep prompt_length + response_length, and sequence_length, within {shape.max_position_embeddings}"
@@ -134,27 +157,43 @@ def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
         remedy = "install the package, or set the key to auto, which uses torch's own kernel for packed sequences"
         yield Fault(f"{name}.model_args.attn_implementation", problem, remedy)
     if loads_by_transformers and model.liger and find_spec("liger_kernel") is None:
-        yield Fault(f"{name}.model_args.liger", "true, but the package liger-kernel is not installed", "install it, or remove the key")
+        yield Fault(
+            f"{name}.model_args.liger",
+            "true, but the package liger-kernel is not installed",
+            "install it, or remove the key",
+        )
 
 
 def _engines_packages(name: str, role: RoleConfig, shape: ModelShape | None) -> Iterator[Fault]:
-    """Yield the fault of a missing package that vLLM imports for a hybrid model, even if only its text model is used."""
+    """Yield the fault of a missing package that vLLM imports for a hybrid model, even if only its text model is
+    used.
+    """
     if shape and shape.delta and vllm_config(role) and find_spec("torchvision") is None:
         problem = "vllm, but its code for Qwen3.5 needs the package torchvision, which is not installed"
-        yield Fault(f"{name}.strategy_args.strategy_name", problem, "install the torchvision build for this torch version, or use hf_infer")
+        yield Fault(
+            f"{name}.strategy_args.strategy_name",
+            problem,
+            "install the torchvision build for this torch version, or use hf_infer",
+        )
 
 
 def _without_delta_kernels(config: Config, shapes: Mapping[str, ModelShape]) -> list[str]:
-    """Return a note on the roles that run a hybrid model without kernels for packed sequences, or nothing if there are none."""
+    """Return a note on the roles that run a hybrid model without kernels for packed sequences, or nothing if there are
+    none.
+    """
     missing = find_spec("fla") is None
-    packed = [(name, role) for name, role in model_roles(config).items() if name in shapes and not generates(name, role)]
+    packed = [
+        (name, role) for name, role in model_roles(config).items() if name in shapes and not generates(name, role)
+    ]
     hybrids = [(name, role) for name, role in packed if shapes[name].delta and not vllm_config(role)]
     slow = [name for name, role in hybrids if missing or role.device_mapping is None or role.model_args.dtype == "fp32"]
     if not slow:
         return []
     how = "transformers runs the gated-delta layers without a kernel, with each packed sequence in a separate row"
     remedy = "install flash-linear-attention" if missing else "set device_mapping, and dtype bf16"
-    return [f"{', '.join(slow)}: {how}, which is slow; to use the kernel for packed sequences on GPUs in 16 bits, {remedy}"]
+    return [
+        f"{', '.join(slow)}: {how}, which is slow; to use the kernel for packed sequences on GPUs in 16 bits, {remedy}"
+    ]
 
 
 def _files(where: str, columns: DataConfig, found: Found) -> None:
@@ -165,9 +204,13 @@ def _files(where: str, columns: DataConfig, found: Found) -> None:
         place = where if alone else f"{where}[{index}]"
         if path.exists():
             if not os.access(path, os.R_OK):
-                found.faults.append(Fault(place, f"'{name}' cannot be read: permission denied", "change its permissions"))
+                found.faults.append(
+                    Fault(place, f"'{name}' cannot be read: permission denied", "change its permissions")
+                )
             elif path.is_file() and not name.endswith(DATA_ENDINGS):
-                found.faults.append(Fault(place, f"'{name}' is not a data file", f"use a file that ends in {', '.join(DATA_ENDINGS)}"))
+                found.faults.append(
+                    Fault(place, f"'{name}' is not a data file", f"use a file that ends in {', '.join(DATA_ENDINGS)}")
+                )
         elif name.endswith(DATA_ENDINGS) or _is_local(name) or not HUB_NAME.fullmatch(name):
             remedy = f"correct the path, or create the file; relative paths start at {Path.cwd()}"
             found.missing.append(Fault(place, f"there is no file '{name}'", remedy))
@@ -179,7 +222,9 @@ def _keys_of_judges(config: RlvrConfig) -> Iterator[Fault]:
         name = reward.judge_api_key_env
         if name and name.isidentifier() and not os.environ.get(name):
             problem = f"the environment variable {name} is not set"
-            yield Fault(f"rewards.{domain}.judge_api_key_env", problem, f"export {name}=... in the shell that starts the run")
+            yield Fault(
+                f"rewards.{domain}.judge_api_key_env", problem, f"export {name}=... in the shell that starts the run"
+            )
 
 
 def _templates_of_judges(config: RlvrConfig, found: Found) -> None:
@@ -188,10 +233,14 @@ def _templates_of_judges(config: RlvrConfig, found: Found) -> None:
         if name is None or not names_file(name):
             continue
         if not Path(name).is_file():
-            found.missing.append(Fault(place, f"there is no file '{name}'", "set it to a text file, or to the name of a template"))
+            found.missing.append(
+                Fault(place, f"there is no file '{name}'", "set it to a text file, or to the name of a template")
+            )
         elif "{response}" not in Path(name).read_text(encoding="utf-8", errors="replace"):
             problem = f"'{name}' does not contain {{response}}, so the judge would not see the response"
-            found.faults.append(Fault(place, problem, "add {response}, and {question} and {reference} if the judge needs them"))
+            found.faults.append(
+                Fault(place, problem, "add {response}, and {question} and {reference} if the judge needs them")
+            )
 
 
 def _run_folder(config: Config, found: Found) -> None:
@@ -200,12 +249,20 @@ def _run_folder(config: Config, found: Found) -> None:
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent
     if not config.output_dir.strip():
-        found.faults.append(Fault("output_dir", "'' names no folder", "set it to the run folder, for example ./output/my_run"))
+        found.faults.append(
+            Fault("output_dir", "'' names no folder", "set it to the run folder, for example ./output/my_run")
+        )
     elif kind := _kernel_folder(nearest):
-        problem = f"'{config.output_dir}' cannot be created: {nearest} is a file system of the kernel ({kind}), which stores no files"
+        problem = (
+            f"'{config.output_dir}' cannot be created: {nearest} is a file system of the kernel ({kind}), "
+            f"which "
+            f"stores no files"
+        )
         found.faults.append(Fault("output_dir", problem, "use another folder"))
     elif not nearest.is_dir():
-        found.faults.append(Fault("output_dir", f"'{config.output_dir}' is below {nearest}, which is a file", "use another folder"))
+        found.faults.append(
+            Fault("output_dir", f"'{config.output_dir}' is below {nearest}, which is a file", "use another folder")
+        )
     elif not os.access(nearest, os.W_OK | os.X_OK):
         problem = f"'{config.output_dir}' cannot be written: you have no write permission for {nearest}"
         found.faults.append(Fault("output_dir", problem, "use another folder"))
@@ -214,7 +271,10 @@ def _run_folder(config: Config, found: Found) -> None:
 def _kernel_folder(folder: Path) -> str | None:
     """Return the type of a folder's file system if it stores no files, as `proc` does; else None."""
     try:
-        mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()]
+        mounts = [
+            line.split()[1:3]
+            for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+        ]
     except OSError:
         return None
     above = [(mount, kind) for mount, kind in mounts if folder.resolve().is_relative_to(mount)]

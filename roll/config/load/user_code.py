@@ -81,18 +81,33 @@ def user_parts(values: Mapping[str, Any]) -> Iterator[UserPart]:
         block, place = _block(reward), ("rewards", str(domain))
         parts = _block(block.get("parts"))
         count = block.get("concurrency")
-        alone = _reward(str(domain), block, place, _texts(block.get("system_envs")), count if isinstance(count, int) and not parts else 1)
-        several = (_reward(str(name), _block(part), (*place, "parts", str(name)), alone.environment, 1) for name, part in parts.items())
+        alone = _reward(
+            str(domain),
+            block,
+            place,
+            _texts(block.get("system_envs")),
+            count if isinstance(count, int) and not parts else 1,
+        )
+        several = (
+            _reward(str(name), _block(part), (*place, "parts", str(name)), alone.environment, 1)
+            for name, part in parts.items()
+        )
         yield from (part for part in (alone, *several) if is_path(part.name))
 
 
-def _reward(name: str, block: Mapping[str, Any], place: tuple[str, ...], environment: dict[str, str], concurrency: int) -> UserPart:
-    """Return a reward as a part. Its name is a path if it is the user's, or if it is built-in and has arguments to check."""
+def _reward(
+    name: str, block: Mapping[str, Any], place: tuple[str, ...], environment: dict[str, str], concurrency: int
+) -> UserPart:
+    """Return a reward as a part. Its name is a path if it is the user's, or if it is built-in and has arguments to
+    check.
+    """
     named, arguments = block.get("reward") or name, _block(block.get("reward_args"))
     if arguments and named in known_rewards():
         named = f"roll.rewards.functions.{named}:{named}"
     key = (*place, "reward") if block.get("reward") else place
-    return UserPart(named, key, (*place, "reward_args"), arguments, None, environment, block.get("group") is True, concurrency)
+    return UserPart(
+        named, key, (*place, "reward_args"), arguments, None, environment, block.get("group") is True, concurrency
+    )
 
 
 def _block(value: Any) -> dict[str, Any]:
@@ -106,9 +121,11 @@ def _texts(value: Any) -> dict[str, str]:
 def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[Looked]:
     """Check the parts in a child process, and return the result of each.
 
-    If the child ends early or hangs, the part that it was importing has a fault, and a new child checks the remaining parts.
+    If the child ends early or hangs, the part that it was importing has a fault, and a new child checks the remaining
+    parts.
     """
-    # -P: a folder `roll` in the working directory, as in a clone of ROLL, must not hide this package, so that folder is searched last.
+    # -P: a folder `roll` in the working directory, as in a clone of ROLL, must not hide this package, so that folder is
+    # searched last.
     paths = os.pathsep.join([*(path or os.getcwd() for path in sys.path), os.getcwd()])
     command = [sys.executable, "-P", "-m", "roll.config.load.user_code_child", str(os.getpid())]
     process = subprocess.Popen(
@@ -123,7 +140,10 @@ def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[Looke
     )
     try:
         answers, errors = process.communicate(json.dumps([asdict(part) for part in parts]), IMPORT_SECONDS)
-        cause = f"ended the process that imported it, with status {process.returncode}: {errors.strip()[-300:] or 'no message'}"
+        cause = (
+            f"ended the process that imported it, with status {process.returncode}: "
+            f"{errors.strip()[-300:] or 'no message'}"
+        )
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         answers, _ = process.communicate(timeout=IMPORT_SECONDS)

@@ -1,4 +1,6 @@
-"""The child process of user_code.py, which imports the user's code: `python -m roll.config.load.user_code_child PARENT`."""
+"""The child process of user_code.py, which imports the user's code: `python -m roll.config.load.user_code_child
+PARENT`.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Refused(Exception):
 
 
 def main(parent: int) -> None:
-    """Read the parts from stdin, and write one line of JSON for each to stdout. Output of imported modules goes to stderr."""
+    """Read the parts from stdin, and write one line of JSON for each to stdout. Output of imported modules goes to
+    stderr.
+    """
     die_with(parent)
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
@@ -83,38 +87,60 @@ def _found(part: UserPart) -> Any:
             problem = f"'{part.name}', but there is no module '{error.name}'{nearest(error.name, here)}"
             remedy = "use package.module:Name of an installed package, or of a file in the working directory"
             raise Refused(part.place, problem, remedy) from error
-        raise Refused(part.place, f"'{part.name}' cannot be imported: {error}", "install the package that the module imports") from error
+        raise Refused(
+            part.place, f"'{part.name}' cannot be imported: {error}", "install the package that the module imports"
+        ) from error
     except BaseException as error:  # A module that calls sys.exit() must be a fault, too.
-        raise Refused(part.place, f"'{part.name}' cannot be imported: {_said(error, name)}", "fix the module") from error
+        raise Refused(
+            part.place, f"'{part.name}' cannot be imported: {_said(error, name)}", "fix the module"
+        ) from error
     if not hasattr(module, attribute):
         known = _own_names(module)
-        remedy = f"use one of the names that it defines: {', '.join(known)}" if known else "define it there; the module defines no name yet"
-        raise Refused(part.place, f"'{part.name}', but the module has no '{attribute}'{nearest(attribute, known)}", remedy)
+        remedy = (
+            f"use one of the names that it defines: {', '.join(known)}"
+            if known
+            else "define it there; the module defines no name yet"
+        )
+        raise Refused(
+            part.place, f"'{part.name}', but the module has no '{attribute}'{nearest(attribute, known)}", remedy
+        )
     return getattr(module, attribute)
 
 
 def _said(error: BaseException, module: str) -> str:
     """Return the error as one line, with its place in the user's file, if it has one."""
     frames = traceback.extract_tb(error.__traceback__)
-    last = next((frame for frame in reversed(frames) if "importlib" not in frame.filename and frame.filename != __file__), None)
+    last = next(
+        (frame for frame in reversed(frames) if "importlib" not in frame.filename and frame.filename != __file__), None
+    )
     where = f" ({os.path.basename(last.filename)}, line {last.lineno})" if last else ""
     return f"{type(error).__name__}: {error}{where}"
 
 
 def _own_names(module: ModuleType) -> list[str]:
-    return sorted(name for name, value in vars(module).items() if callable(value) and getattr(value, "__module__", None) == module.__name__)
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", None) == module.__name__
+    )
 
 
 def _keys_of_function(part: UserPart, kind: Kind | None, entry: Any) -> type[BaseModel]:
     noun, call = (kind.noun, kind.call) if kind else ("a reward", REWARD[part.group])
     form = f"def {part.name.partition(':')[2]}({', '.join(call)}, *, a_key: float = 1.0)"
     if not callable(entry) or (kind and inspect.isclass(entry)):
-        raise Refused(part.place, f"'{part.name}' is a {_type_of(entry)}, but {noun} is a function", f"write it as {form}")
+        raise Refused(
+            part.place, f"'{part.name}' is a {_type_of(entry)}, but {noun} is a function", f"write it as {form}"
+        )
     if kind and is_async(entry):
         raise Refused(part.place, f"'{part.name}' is asynchronous", "make it a plain function, without async")
     signature = inspect.signature(entry)
     _check_call(part, signature, call, f"write it as {form}")
-    positional = [name for name, one in signature.parameters.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    positional = [
+        name
+        for name, one in signature.parameters.items()
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
     own = [one for name, one in signature.parameters.items() if name not in positional[: len(call)]]
     return _keys(entry, own)
 
@@ -147,10 +173,15 @@ def _check_call(part: UserPart, signature: inspect.Signature, call: tuple[str, .
         missing = [
             name
             for name, one in signature.parameters.items()
-            if name not in bound.arguments and one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+            if name not in bound.arguments
+            and one.default is one.empty
+            and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
         ]
         if missing:
-            problem = f"'{part.name}' has the signature {signature}, but is called with {', '.join(call)}, without {', '.join(missing)}"
+            problem = (
+                f"'{part.name}' has the signature {signature}, but is called with {', '.join(call)}, without "
+                f"{', '.join(missing)}"
+            )
             raise Refused(part.place, problem, remedy)
 
 
@@ -193,13 +224,17 @@ def _traits(part: UserPart, kind: Kind, entry: Any) -> dict[str, Any]:
         TypeAdapter(wanted).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        problem = f"'{part.name}' declares {'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg'].lower()}"
+        problem = (
+            f"'{part.name}' declares {'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg'].lower()}"
+        )
         raise Refused(part.place, problem, f"fix the values that it declares in {wanted.__name__}") from error
     return values
 
 
 def _wrong_values(part: UserPart, keys: type[BaseModel]) -> Iterator[Fault]:
-    """Yield the faults of the part's arguments. They are checked within the blocks around them, so that the faults have full key paths."""
+    """Yield the faults of the part's arguments. They are checked within the blocks around them, so that the faults have
+    full key paths.
+    """
     block, *above = reversed(part.arguments_place)
     root, values = create_model("Block", **{block: (keys, ...)}), {block: part.arguments}  # type: ignore[call-overload]
     for name, blocks in zip(above[::2], above[1::2], strict=True):

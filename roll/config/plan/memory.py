@@ -1,10 +1,11 @@
 """Estimates memory from the model's shape, the arithmetic of ZeRO and the token budget. Pure functions.
 
-For Φ parameters, mixed precision needs 2Φ bytes of weights, 2Φ of gradients and 12Φ of optimizer states (an fp32 copy and two moments;
-Rajbhandari et al., ZeRO, 2020, section 3.1). fp32 needs 4Φ, 4Φ and also 12Φ, because DeepSpeed copies fp32 weights, too; on stage 0
-the optimizer states are 8Φ. Stage 1 shards the optimizer states over the ranks, stage 2 also the gradients, stage 3 also the weights. With
-LoRA, only the adapters have gradients and optimizer states. Activations follow Korthikanti et al., 2022, for fused attention. The sizes of
-DeepSpeed's buffers follow from its configuration (`deepspeed/runtime/zero/config.py`).
+For Φ parameters, mixed precision needs 2Φ bytes of weights, 2Φ of gradients and 12Φ of optimizer states (an fp32 copy
+and two moments; Rajbhandari et al., ZeRO, 2020, section 3.1). fp32 needs 4Φ, 4Φ and also 12Φ, because DeepSpeed copies
+fp32 weights, too; on stage 0 the optimizer states are 8Φ. Stage 1 shards the optimizer states over the ranks, stage 2
+also the gradients, stage 3 also the weights. With LoRA, only the adapters have gradients and optimizer states.
+Activations follow Korthikanti et al., 2022, for fused attention. The sizes of DeepSpeed's buffers follow from its
+configuration (`deepspeed/runtime/zero/config.py`).
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from roll.config.schema.roles import CriticConfig, LearnerConfig, RoleConfig, Sc
 from roll.system.sizes import GIB
 
 LOGITS = 2**29
-"""Largest number of logits that exist at a time: 2 GiB in fp32, and 1 GiB for their gradient in bf16. Each chunk of logits costs a read and
-a write of the head's gradient, and all chunks except one are computed twice."""
+"""Largest number of logits that exist at a time: 2 GiB in fp32, and 1 GiB for their gradient in bf16. Each chunk of
+logits costs a read and a write of the head's gradient, and all chunks except one are computed twice.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class RoleMemory:
     device: Mapping[str, int]
     """Bytes on the device by kind: weights, gradients, optimizer, buffers, activations, head, kv_cache."""
     host: int = 0
-    """Bytes of host memory of each rank: offloaded states, and the states kept there while other roles use its devices."""
+    """Bytes of host memory of each rank: offloaded states, and the states kept there while other roles use its devices.
+    """
     reserved_fraction: float | None = None
     """Fraction of the device that vLLM reserves for weights and KV cache together. None for other backends."""
 
@@ -42,7 +45,9 @@ class RoleMemory:
 
 
 def head_tokens(vocabulary: int) -> int:
-    """Return the number of tokens whose logits are computed at a time: a multiple of 128, so that the matrix product has whole tiles."""
+    """Return the number of tokens whose logits are computed at a time: a multiple of 128, so that the matrix product
+    has whole tiles.
+    """
     return max(128, LOGITS // vocabulary // 128 * 128)
 
 
@@ -65,19 +70,25 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
         return RoleMemory({"weights": weights, "kv_cache": least}, reserved_fraction=engine.gpu_memory_utilization)
     tokens = -(-max(plan.tokens_per_microbatch or 0, longest) // sequence_parallel(role))
     is_trained = isinstance(role, LearnerConfig) and not role.model_args.lora_target
-    head = {} if isinstance(role, CriticConfig | ScorerConfig) else {"head": head_bytes(shape, tokens, width, is_trained)}
+    head = (
+        {} if isinstance(role, CriticConfig | ScorerConfig) else {"head": head_bytes(shape, tokens, width, is_trained)}
+    )
     shape = shape.part(tensor_parallel(role))
     if isinstance(role, LearnerConfig):
         states, host = _training_states(plan, role, shape)
         recomputed = checkpointed_layers(role.model_args.gradient_checkpointing, shape.num_hidden_layers)
         compiled = compiles(role.model_args, on_gpu=not plan.on_cpu)
-        return RoleMemory(states | {"activations": activations(shape, tokens, width, recomputed, compiled)} | head, host)
+        return RoleMemory(
+            states | {"activations": activations(shape, tokens, width, recomputed, compiled)} | head, host
+        )
     layer = layer_activations(shape, tokens, width, compiles(role.model_args, on_gpu=not plan.on_cpu))
     settings = deepspeed_config(role)
     if settings is None:
         return RoleMemory({"weights": width * shape.parameters, "activations": layer} | head)
     buffers = width * gathered(settings.zero_optimization, shape, plan.ranks)
-    return RoleMemory({"weights": width * shape.parameters // plan.ranks, "buffers": buffers, "activations": layer} | head)
+    return RoleMemory(
+        {"weights": width * shape.parameters // plan.ranks, "buffers": buffers, "activations": layer} | head
+    )
 
 
 def _training_states(plan: RolePlan, role: LearnerConfig, shape: ModelShape) -> tuple[dict[str, int], int]:
@@ -110,7 +121,9 @@ def _training_states(plan: RolePlan, role: LearnerConfig, shape: ModelShape) -> 
 
 
 def secondary(zero: ZeroOptimizationConfig, held: int) -> int:
-    """Return the number of weights in a rank's shard of the secondary copy, which is sharded over the ranks of a host (ZeRO++, hpZ)."""
+    """Return the number of weights in a rank's shard of the secondary copy, which is sharded over the ranks of a host
+    (ZeRO++, hpZ).
+    """
     sharers = _or_its_own(zero, "zero_hpz_partition_size", 1)
     return held // sharers if sharers > 1 else 0
 
@@ -118,15 +131,17 @@ def secondary(zero: ZeroOptimizationConfig, held: int) -> int:
 def beside_offloaded(zero: ZeroOptimizationConfig, width: int) -> int:
     """Return the host memory in bytes per parameter that offloaded optimizer states need in addition to the states.
 
-    It holds the accumulated gradients, their fp32 copy for the update (unless the states are on NVMe), and below stage 3 the updated
-    weights before they are copied back.
+    It holds the accumulated gradients, their fp32 copy for the update (unless the states are on NVMe), and below stage
+    3 the updated weights before they are copied back.
     """
     swapped = zero.offload_optimizer is not None and zero.offload_optimizer.device == "nvme"
     return width * (1 if zero.stage == 3 else 2) + (0 if swapped else 4)
 
 
 def gathered(zero: ZeroOptimizationConfig, shape: ModelShape, ranks: int) -> int:
-    """Return the largest number of parameters that stage 3 gathers on a rank at a time: at least those of the embedding or the head."""
+    """Return the largest number of parameters that stage 3 gathers on a rank at a time: at least those of the embedding
+    or the head.
+    """
     if zero.stage < 3 or ranks == 1:
         return 0
     may = _or_its_own(zero, "stage3_max_live_parameters", 10**9)
@@ -134,10 +149,14 @@ def gathered(zero: ZeroOptimizationConfig, shape: ModelShape, ranks: int) -> int
 
 
 def bucketed(zero: ZeroOptimizationConfig) -> int:
-    """Return the number of gradients in reduction buckets. On stages 1 and 2 with `overlap_comm`, there are two buckets."""
+    """Return the number of gradients in reduction buckets. On stages 1 and 2 with `overlap_comm`, there are two
+    buckets.
+    """
     if zero.stage == 0 or not _or_its_own(zero, "contiguous_gradients", True):
         return 0
-    return _or_its_own(zero, "reduce_bucket_size", 5 * 10**8) * (2 if zero.stage < 3 and _or_its_own(zero, "overlap_comm", False) else 1)
+    return _or_its_own(zero, "reduce_bucket_size", 5 * 10**8) * (
+        2 if zero.stage < 3 and _or_its_own(zero, "overlap_comm", False) else 1
+    )
 
 
 def _or_its_own(zero: ZeroOptimizationConfig, key: str, default: int) -> int:
@@ -149,9 +168,10 @@ def _or_its_own(zero: ZeroOptimizationConfig, key: str, default: int) -> int:
 def layer_activations(shape: ModelShape, tokens: int, width: int, compiled: bool) -> int:
     """Return the bytes that one layer keeps for its backward pass.
 
-    A layer keeps its input, two norms, q, k, v, the attention output and its projection, and four tensors of the gated MLP: the gate and up
-    projections, the activation, and the input of the down projection. In a mixture of experts only the experts of a token count. A
-    compiled layer recomputes norms and the elementwise parts of the MLP. A hybrid model has two kinds of layers; the larger one counts.
+    A layer keeps its input, two norms, q, k, v, the attention output and its projection, and four tensors of the gated
+    MLP: the gate and up projections, the activation, and the input of the down projection. In a mixture of experts only
+    the experts of a token count. A compiled layer recomputes norms and the elementwise parts of the MLP. A hybrid model
+    has two kinds of layers; the larger one counts.
     """
     query, key = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
     mixer = max((3 if shape.gated_attention else 2) * query + 2 * key, delta_activations(shape))
@@ -163,8 +183,9 @@ def layer_activations(shape: ModelShape, tokens: int, width: int, compiled: bool
 def delta_activations(shape: ModelShape) -> int:
     """Return the number of values that a gated-delta mixer keeps for each token, or 0 if the model has no such mixer.
 
-    It keeps the queries, keys and values before and after the convolution, the queries and keys of every value head, the gate, the output
-    of the delta rule, the product of the two, and for each head one row of the triangular system of a chunk of 64 tokens.
+    It keeps the queries, keys and values before and after the convolution, the queries and keys of every value head,
+    the gate, the output of the delta rule, the product of the two, and for each head one row of the triangular system
+    of a chunk of 64 tokens.
     """
     if (delta := shape.delta) is None:
         return 0
@@ -172,7 +193,9 @@ def delta_activations(shape: ModelShape) -> int:
 
 
 def activations(shape: ModelShape, tokens: int, width: int, checkpointed: int, compiled: bool) -> int:
-    """Return the bytes of all activations. A checkpointed layer keeps only its input, and one such layer at a time is recomputed."""
+    """Return the bytes of all activations. A checkpointed layer keeps only its input, and one such layer at a time is
+    recomputed.
+    """
     layer = layer_activations(shape, tokens, width, compiled)
     kept = (shape.num_hidden_layers - checkpointed) * layer
     return kept + checkpointed * width * tokens * shape.hidden_size + (layer if checkpointed else 0)
@@ -202,15 +225,17 @@ def fewest_checkpointed(spare: int, layers: int, layer: int) -> int:
 
 
 def checkpointed_layers(wish: str | int, layers: int) -> int:
-    """Return the number of layers that `gradient_checkpointing` recomputes at the start. `auto` starts with all layers."""
+    """Return the number of layers that `gradient_checkpointing` recomputes at the start. `auto` starts with all
+    layers.
+    """
     return min(wish, layers) if isinstance(wish, int) else 0 if wish == "none" else layers
 
 
 def compiles(model_args: ModelConfig, on_gpu: bool) -> bool:
     """Return whether decoder layers are compiled.
 
-    `auto` does not compile with dropout, because a recomputed layer must repeat its dropout mask, which compiled code does not guarantee.
-    It does not compile with Liger either, which has its own fused kernels.
+    `auto` does not compile with dropout, because a recomputed layer must repeat its dropout mask, which compiled code
+    does not guarantee. It does not compile with Liger either, which has its own fused kernels.
     """
     wish = model_args.compile_layers
     return wish if isinstance(wish, bool) else on_gpu and model_args.lora_dropout == 0 and not model_args.liger

@@ -1,4 +1,6 @@
-"""The plan of a checked configuration: roles on devices, batch arithmetic, reference and memory. Only reads the file system."""
+"""The plan of a checked configuration: roles on devices, batch arithmetic, reference and memory. Only reads the file
+system.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,8 @@ class Plan:
 def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
     """Return the plan of a configuration, after all checks that the schema cannot make.
 
-    Missing models, data files, packages and kernels are faults. In a dry run they are only warnings, because the run may happen on another
-    machine.
+    Missing models, data files, packages and kernels are faults. In a dry run they are only warnings, because the run
+    may happen on another machine.
 
     Args:
         earlier: Faults that were found before. They are raised together with the faults found here.
@@ -70,7 +72,13 @@ def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
     Raises:
         ConfigError: the configuration has faults. The error lists all of them.
     """
-    faults = [*earlier, *placement_faults(config), *experiment_faults(config), *deepspeed_faults(config), *batch_faults(config)]
+    faults = [
+        *earlier,
+        *placement_faults(config),
+        *experiment_faults(config),
+        *deepspeed_faults(config),
+        *batch_faults(config),
+    ]
     found = look(config)
     faults += [
         *environment_faults(config),
@@ -102,7 +110,11 @@ def _plan(config: Config, found: Found, warnings: list[str]) -> Plan:
         for name, role in models.items()
         if name in found.shapes
     }
-    warnings += [_tight_budget(role, batch) for role in roles.values() if 0 < (role.tokens_per_microbatch or 0) < batch.longest_example]
+    warnings += [
+        _tight_budget(role, batch)
+        for role in roles.values()
+        if 0 < (role.tokens_per_microbatch or 0) < batch.longest_example
+    ]
     if isinstance(config, RlvrConfig):
         roles |= {
             name: RolePlan(name, "reward", ((),) * (reward.world_size if model_reward(domain, reward) is None else 1))

@@ -33,9 +33,13 @@ class Phase:
     """One phase of a step on a device."""
 
     name: str
-    """`generation`, `judging`, `training`, `weight sync`, or the name of the active role; `all at once` if no roles take turns."""
+    """`generation`, `judging`, `training`, `weight sync`, or the name of the active role; `all at once` if no roles
+    take turns.
+    """
     held: int
-    """Bytes in use. An engine counts only with its weights and the KV cache of one sequence, not with all memory that it reserves."""
+    """Bytes in use. An engine counts only with its weights and the KV cache of one sequence, not with all memory that
+    it reserves.
+    """
     reserved_fraction: float | None = None
     """Fraction of the device that an active engine reserves for weights and KV cache together."""
 
@@ -43,7 +47,8 @@ class Phase:
 def misfits(plan: Plan, gpu_memory: float) -> list[str]:
     """Return texts that name the phases that do not fit into a GPU. Only the first device with such phases is reported.
 
-    A phase with an engine does not fit if the fraction that the engine reserves is too small for its weights and one whole sequence.
+    A phase with an engine does not fit if the fraction that the engine reserves is too small for its weights and one
+    whole sequence.
 
     Args:
         gpu_memory: Memory of a GPU in bytes.
@@ -101,7 +106,10 @@ REFERENCE = {
 
 def show_plan(config: Config, plan: Plan, console: Console) -> None:
     """Print the roles, the batch arithmetic and the memory estimates of a plan."""
-    console.print(f"[bold]{config.exp_name}[/bold]: {steps_text(config)} of {config.pipeline}, into {config.output_dir}", highlight=False)
+    console.print(
+        f"[bold]{config.exp_name}[/bold]: {steps_text(config)} of {config.pipeline}, into {config.output_dir}",
+        highlight=False,
+    )
     console.print(_roles(plan))
     for line in (*arithmetic_lines(config, plan), *variant_lines(config)):
         console.print(line, highlight=False, markup=False)
@@ -116,7 +124,9 @@ def show_plan(config: Config, plan: Plan, console: Console) -> None:
 
 
 def steps_text(config: Config) -> str:
-    """Return the length of the run, in epochs if it follows the data: a plan does not read the rows, so the number of steps is unknown."""
+    """Return the length of the run, in epochs if it follows the data: a plan does not read the rows, so the number of
+    steps is unknown.
+    """
     if isinstance(config, RlvrConfig):
         return f"{config.max_steps} steps"
     epochs = row_learner(config)[1].training_args.num_train_epochs
@@ -174,7 +184,9 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
     lines = [f"Nodes: {plan.nodes} of {config.num_gpus_per_node} devices"] if plan.nodes else []
     if isinstance(config, RlvrConfig):
         samples = config.num_return_sequences_in_group
-        lines.append(f"A step: {batch.prompts_per_step} prompts x {samples} samples = {batch.sequences_per_step} sequences")
+        lines.append(
+            f"A step: {batch.prompts_per_step} prompts x {samples} samples = {batch.sequences_per_step} sequences"
+        )
         lines.append(f"Generation: {_generation(config)}")
         lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}")
     if isinstance(config, RlvrConfig):
@@ -194,16 +206,20 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
     if batch.longest_sequence == single:
         lines.append(f"Longest sequence: {config.prompt_length} + {config.response_length} = {single} tokens")
     else:
-        lines.append(f"Longest sequence: {batch.longest_sequence} tokens, of which at most {config.response_length} per turn")
+        lines.append(
+            f"Longest sequence: {batch.longest_sequence} tokens, of which at most {config.response_length} per turn"
+        )
     return lines
 
 
 def _episodes(config: RlvrConfig) -> list[str]:
     """Return a line for each environment, with its number of concurrent episodes."""
     return [
-        f"Environment {domain}: {environment_of(domain, section)}{', an agent through the gateway' if section.agent else ''}, "
+        f"Environment {domain}: "
+        f"{environment_of(domain, section)}{', an agent through the gateway' if section.agent else ''}, "
         f"at most {section.max_turns} turns"
-        f"{f', {section.rows} tasks of its own' if section.rows else ''}; {section.world_size * section.sessions_per_process} at a time"
+        f"{f', {section.rows} tasks of its own' if section.rows else ''}; "
+        f"{section.world_size * section.sessions_per_process} at a time"
         for domain, section in config.environments.items()
     ]
 
@@ -211,7 +227,10 @@ def _episodes(config: RlvrConfig) -> list[str]:
 def _judging(config: RlvrConfig) -> list[str]:
     """Return the lines on when reward models score the responses."""
     roles, in_turn = reward_roles(config), judged_in_turn(config)
-    when = {"as responses finish": sorted(set(roles) - in_turn), "once all responses of a step are generated": sorted(in_turn)}
+    when = {
+        "as responses finish": sorted(set(roles) - in_turn),
+        "once all responses of a step are generated": sorted(in_turn),
+    }
     return [f"Judging: {', '.join(names)}, {said}" for said, names in when.items() if names]
 
 
@@ -224,7 +243,11 @@ def _generation(config: RlvrConfig) -> str:
     if batches == 1:
         return ahead
     limit = age_limit(ratio, batches)
-    return f"{ahead}; a step trains on the first groups to finish in a window of {batches} batches; none is older than {limit} steps"
+    return (
+        f"{ahead}; a step trains on the first groups to finish in a window of {batches} batches; none is older "
+        f"than "
+        f"{limit} steps"
+    )
 
 
 def _updates(count: int) -> str:
@@ -239,7 +262,9 @@ def _memory(plan: Plan) -> Table:
         table.add_column(name, justify="right", overflow="fold")
     held = plan.memory.values()
     for kind in kinds:
-        table.add_row(kind.replace("_", " "), *(_gib(memory.device[kind]) if kind in memory.device else "-" for memory in held))
+        table.add_row(
+            kind.replace("_", " "), *(_gib(memory.device[kind]) if kind in memory.device else "-" for memory in held)
+        )
     table.add_row("sum", *(_gib(memory.device_total) for memory in held))
     if any(memory.reserved_fraction for memory in held):
         reserved = (f"{memory.reserved_fraction:.0%}" if memory.reserved_fraction else "-" for memory in held)
@@ -249,7 +274,9 @@ def _memory(plan: Plan) -> Table:
 
 
 def device_lines(plan: Plan) -> list[str]:
-    """Return a line for each group of devices with the same memory, with the memory in each phase if roles take turns."""
+    """Return a line for each group of devices with the same memory, with the memory in each phase if roles take
+    turns.
+    """
     groups: dict[tuple[Phase, ...], list[int]] = {}
     for device in plan.devices:
         groups.setdefault(tuple(phases(plan, device)), []).append(device)

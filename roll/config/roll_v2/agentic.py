@@ -17,28 +17,45 @@ from roll.errors import Fault
 MANAGERS = ("train_env_manager", "val_env_manager")
 DEFINITIONS, NORM = "custom_envs", "reward_normalization"
 AGENTIC: Mapping[str, str] = {
-    f"{DEFINITIONS}.<tag>": "read as `environments.<tag>` if a manager names it; `env_config` and the templates as `environment_args`",
-    f"{DEFINITIONS}.<tag>.env_type": "read as `environment`; only `frozen_lake` and `sokoban` exist here, any other needs "
+    f"{DEFINITIONS}.<tag>": "read as `environments.<tag>` if a manager names it; `env_config` and the templates as "
+    "`environment_args`",
+    f"{DEFINITIONS}.<tag>.env_type": "read as `environment`; only `frozen_lake` and `sokoban` exist here, any other "
+    "needs "
     "your own `environments.<tag>.environment`",
     f"{DEFINITIONS}.<tag>.env_manager_cls": "ignored if it is `TrajEnvManager`; any other is refused",
-    "train_env_manager.tags, num_groups_partition": "read as `environments.<tag>.rows`: the tag's number of groups times `max_steps`",
+    "train_env_manager.tags, num_groups_partition": "read as `environments.<tag>.rows`: the tag's number of groups "
+    "times "
+    "`max_steps`",
     "train_env_manager.group_size": "read as `num_return_sequences_in_group`",
     "train_env_manager.max_env_num_per_worker": "read as `environments.<tag>.sessions_per_process`",
-    "rollout_batch_size": "with `train_env_manager`, the number of episodes in ROLL and of groups here: divided by `group_size`",
+    "rollout_batch_size": "with `train_env_manager`, the number of episodes in ROLL and of groups here: divided by "
+    "`group_size`",
     "val_env_manager": "read as `validation.sets.<tag>`: `rows`, and `group_size` as samples",
-    "sequence_length": "kept if there are environments; `prompt_length`, if not given, is `sequence_length` - `response_length`",
+    "sequence_length": "kept if there are environments; `prompt_length`, if not given, is `sequence_length` - "
+    "`response_length`",
     f"{DEFINITIONS}.<tag>.max_tokens_per_step": "the largest one is read as `response_length`",
     f"{DEFINITIONS}.<tag>.max_steps": "read as `max_turns`",
-    NORM: "read as `adv_estimator`, `norm_mean_type` and `norm_std_type`; without it, `grpo` is `reinforce`; `asym_clip` is read as "
+    NORM: "read as `adv_estimator`, `norm_mean_type` and `norm_std_type`; without it, `grpo` is `reinforce`; "
+    "`asym_clip` "
+    "is "
+    "read "
+    "as "
     "`mean_std`, as in ROLL",
-    "train_env_manager.group_filter_cls, val_env_manager.group_filter_cls": "refused, unless it is ROLL's `GroupFilter`, which keeps every "
+    "train_env_manager.group_filter_cls, val_env_manager.group_filter_cls": "refused, unless it is ROLL's "
+    "`GroupFilter`, "
+    "which "
+    "keeps "
+    "every "
     "group; use `dynamic_sampling`",
-    "actor_infer.generating_args": "with managers, the sampling of training and validation; it replaces that of the managers",
-    f"{DEFINITIONS}.<tag>.env_config.format_penalty": "0 if not set; for `sokoban`, the penalty of a step, -0.1, is added",
+    "actor_infer.generating_args": "with managers, the sampling of training and validation; it replaces that of the "
+    "managers",
+    f"{DEFINITIONS}.<tag>.env_config.format_penalty": "0 if not set; for `sokoban`, the penalty of a step, -0.1, is "
+    "added",
     "adv_estimator: agentic_reinforce": "read as `step_reinforce`",
     "actor_train.data_args without file_name": "ignored; the tokenizer's own template is used",
 }
-"""Descriptions of the translation of the keys of agentic files, by key path. They are shown in docs/configuration.md."""
+"""Descriptions of the translation of the keys of agentic files, by key path. They are shown in docs/configuration.md.
+"""
 TYPES = ("frozen_lake", "sokoban")
 """Values of `env_type` that are names of environments here."""
 IDLE = {"frozen_lake": 0.0, "sokoban": -0.1}
@@ -51,14 +68,35 @@ NO_MEANING = {
 """Keys of an environment's definition that do not affect the result of training, with the reason."""
 DEFINED = ("env_type", "env_manager_cls", "env_config", "max_steps", "max_tokens_per_step")
 """Keys of an environment's definition that are read."""
-MANAGED = ("tags", "num_groups_partition", "group_size", "num_env_groups", "max_env_num_per_worker", "generating_args", "worker_cls")
+MANAGED = (
+    "tags",
+    "num_groups_partition",
+    "group_size",
+    "num_env_groups",
+    "max_env_num_per_worker",
+    "generating_args",
+    "worker_cls",
+)
 """Keys of a manager that are read."""
 UNMANAGED = {
     "format_penalty": "ROLL itself never reads it here; use env_config.format_penalty of the tag",
     "max_traj_per_env": "a group starts as soon as there is room; remove the key",
-    "group_size_redundancy": "ROLL starts so many more episodes of a group and takes those that finish first; here a group waits for all",
+    "group_size_redundancy": "ROLL starts so many more episodes of a group and takes those that finish first; here a "
+    "group "
+    "waits "
+    "for "
+    "all",
     **dict.fromkeys(
-        ("model_args", "data_args", "training_args", "strategy_args", "system_envs", "device_mapping", "num_gpus_per_worker", "world_size"),
+        (
+            "model_args",
+            "data_args",
+            "training_args",
+            "strategy_args",
+            "system_envs",
+            "device_mapping",
+            "num_gpus_per_worker",
+            "world_size",
+        ),
         "environments are no role of a model; use environments.<tag>",
     ),
 }
@@ -68,7 +106,9 @@ ALL_GROUPS = "roll.pipeline.agentic.agentic_pipeline.GroupFilter"
 OWN_MANAGER = "roll.pipeline.agentic.environment_worker.EnvironmentWorker"
 TEMPLATES = ("agent_system_template", "agent_template")
 METHODS = {"mean_std": ("mean", "std"), "asym_clip": ("mean", "std"), "mean": ("mean",), "identity": ()}
-"""Values of `reward_normalization.method`, with the statistics by which they normalise. ROLL v0.2.1 computes `mean_std` for `asym_clip`."""
+"""Values of `reward_normalization.method`, with the statistics by which they normalise. ROLL v0.2.1 computes `mean_std`
+for `asym_clip`.
+"""
 UNSCALED = ("global_scale_factor", "global_shift_value")
 """Keys of `reward_normalization` that ROLL v0.2.1 itself never reads."""
 NORMS = ("grouping", "method", "norm_mean_type", "norm_std_type")
@@ -96,11 +136,15 @@ class Agentic:
         definitions = self._block(DEFINITIONS)
         tags = list(dict.fromkeys([*_tags(train), *_tags(val)]))
         unnamed = [str(tag) for tag in definitions or {} if tag not in tags]
-        self.warnings += [f"{DEFINITIONS}.{tag}: ignored; no manager names this tag; add it to {MANAGERS[0]}.tags" for tag in unnamed]
+        self.warnings += [
+            f"{DEFINITIONS}.{tag}: ignored; no manager names this tag; add it to {MANAGERS[0]}.tags" for tag in unnamed
+        ]
         if train is None and val is None:
             return
         environments = {tag: self._environment(tag, (definitions or {}).get(tag)) for tag in tags}
-        self._values.setdefault("environments", {}).update({tag: one for tag, one in environments.items() if one is not None})
+        self._values.setdefault("environments", {}).update(
+            {tag: one for tag, one in environments.items() if one is not None}
+        )
         self._lengths(definitions or {}, tags)
         self._training(train or {})
         self._validation(val or {})
@@ -115,16 +159,29 @@ class Agentic:
         self.keys.append(name)
         if isinstance(block, dict):
             return block
-        self.faults.append(Fault(name, f"{shown(block)} is not a block of keys", "make it a block of keys, or remove it"))
+        self.faults.append(
+            Fault(name, f"{shown(block)} is not a block of keys", "make it a block of keys, or remove it")
+        )
         return None
 
     def _unmanaged(self, name: str, manager: Mapping[str, Any]) -> None:
-        """Report each key of a manager that is not read. A class or a proxy of the user's own is a fault: it decides what is trained on."""
-        proxy, given = manager.get("llm_proxy") or {}, {key: value for key, value in manager.items() if value is not None}
+        """Report each key of a manager that is not read. A class or a proxy of the user's own is a fault: it decides
+        what is trained on.
+        """
+        proxy, given = (
+            manager.get("llm_proxy") or {},
+            {key: value for key, value in manager.items() if value is not None},
+        )
         of_policy = isinstance(proxy, dict) and proxy.get("proxy_type", "policy") == "policy"
         own = {
-            "group_filter_cls": (given.get("group_filter_cls") == ALL_GROUPS, "use dynamic_sampling, which drops groups of equal rewards"),
-            "worker_cls": (given.get("worker_cls") == OWN_MANAGER, "write an environment or an agent; see docs/extending.md"),
+            "group_filter_cls": (
+                given.get("group_filter_cls") == ALL_GROUPS,
+                "use dynamic_sampling, which drops groups of equal rewards",
+            ),
+            "worker_cls": (
+                given.get("worker_cls") == OWN_MANAGER,
+                "write an environment or an agent; see docs/extending.md",
+            ),
             "llm_proxy": (of_policy, "episodes are always sampled from the policy"),
         }
         for key, value in given.items():
@@ -138,18 +195,27 @@ class Agentic:
             elif key in UNMANAGED:
                 self.warnings.append(f"{place}: {shown(value)} is ignored; {UNMANAGED[key]}")
             elif key not in MANAGED:
-                self.faults.append(Fault(place, f"{shown(value)} has no counterpart here", f"remove it where {name} is defined"))
+                self.faults.append(
+                    Fault(place, f"{shown(value)} has no counterpart here", f"remove it where {name} is defined")
+                )
 
     def _environment(self, tag: str, definition: Any) -> dict[str, Any] | None:
         where = f"{DEFINITIONS}.{tag}"
         if (own := self._values.get("environments", {}).get(tag)) is not None:
             return self._users(where, tag, own, definition)
         if not isinstance(definition, dict):
-            self.faults.append(Fault(where, "missing, but a manager names this tag", f"define it, or add environments.{tag}.environment"))
+            self.faults.append(
+                Fault(
+                    where, "missing, but a manager names this tag", f"define it, or add environments.{tag}.environment"
+                )
+            )
             return None
         kind, manager = definition.get("env_type"), str(definition.get("env_manager_cls") or WHOLE_EPISODES)
         if kind not in TYPES:
-            remedy = f"use {' or '.join(TYPES)}, or write your own and set environments.{tag}.environment=package.module:Class"
+            remedy = (
+                f"use {' or '.join(TYPES)}, or write your own and set "
+                f"environments.{tag}.environment=package.module:Class"
+            )
             self.faults.append(Fault(f"{where}.env_type", f"there is no environment {shown(kind)} here", remedy))
             return None
         if manager.rpartition(".")[2] != WHOLE_EPISODES:
@@ -173,7 +239,11 @@ class Agentic:
             if definition.get(key) is not None
         ]
         self.faults += [
-            Fault(f"{where}.{key}", f"{shown(definition[key])} has no counterpart here", f"remove it where {where} is defined")
+            Fault(
+                f"{where}.{key}",
+                f"{shown(definition[key])} has no counterpart here",
+                f"remove it where {where} is defined",
+            )
             for key in sorted(unknown)
         ]
         self.warnings.append(f"{where}: read as environments.{tag} with environment={kind}; use that instead")
@@ -184,22 +254,31 @@ class Agentic:
         if isinstance(own, dict) and isinstance(definition, dict):
             if (turns := definition.get("max_steps")) is not None:
                 own.setdefault("max_turns", turns)
-            self.warnings.append(f"{where}: ignored except for max_steps, because environments.{tag} replaces it; remove it")
+            self.warnings.append(
+                f"{where}: ignored except for max_steps, because environments.{tag} replaces it; remove it"
+            )
         return own
 
     def _penalised(self, where: str, kind: str, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `env_config` with the whole reward of an unreadable action: ROLL's penalty, 0 if not set, plus that of an idle step."""
+        """Return `env_config` with the whole reward of an unreadable action: ROLL's penalty, 0 if not set, plus that of
+        an idle step.
+        """
         penalty = own.get("format_penalty", 0.0)
         if not isinstance(penalty, int | float):
             return dict(own)
         paid = round(penalty + IDLE[kind], 9)
         if paid != own.get("format_penalty"):
-            said = f"{shown(own.get('format_penalty'))} is read as environment_args.format_penalty={paid:g}, which ROLL pays in all"
+            said = (
+                f"{shown(own.get('format_penalty'))} is read as environment_args.format_penalty={paid:g}, which "
+                f"ROLL "
+                f"pays in all"
+            )
             self.warnings.append(f"{where}.env_config.format_penalty: {said}; use that instead")
         return {**own, "format_penalty": paid}
 
     def _lengths(self, definitions: Mapping[str, Any], tags: list[str]) -> None:
-        """Set `response_length` to the limit of a turn, and `prompt_length` to the rest of `sequence_length`, unless they are given.
+        """Set `response_length` to the limit of a turn, and `prompt_length` to the rest of `sequence_length`, unless
+        they are given.
 
         `prompt_length` limits the first observation.
         """
@@ -210,18 +289,25 @@ class Agentic:
         steps = [value for value in found if isinstance(value, int)]
         if steps and "response_length" not in values:
             values["response_length"] = max(steps)
-            self.warnings.append(f"max_tokens_per_step: read as response_length={max(steps)}, the limit of each turn; use that instead")
+            self.warnings.append(
+                f"max_tokens_per_step: read as response_length={max(steps)}, the limit of each turn; use that instead"
+            )
         longest, turn = values.get("sequence_length"), values.get("response_length")
         if isinstance(longest, int) and isinstance(turn, int) and longest > turn and "prompt_length" not in values:
             values["prompt_length"] = longest - turn
             self.warnings.append(
-                f"prompt_length: missing, so it is sequence_length - response_length = {longest - turn}; set it explicitly"
+                f"prompt_length: missing, so it is sequence_length - response_length = {longest - turn}; set it "
+                f"explicitly"
             )
 
     def _training(self, train: Mapping[str, Any]) -> None:
         size = train.get("group_size", 1)
         if not isinstance(size, int) or size < 1:
-            self.faults.append(Fault("train_env_manager.group_size", f"{shown(size)} is not a number of episodes", "set it to 1 or more"))
+            self.faults.append(
+                Fault(
+                    "train_env_manager.group_size", f"{shown(size)} is not a number of episodes", "set it to 1 or more"
+                )
+            )
             return
         episodes = self._values.get("rollout_batch_size")
         if isinstance(episodes, int):
@@ -230,7 +316,9 @@ class Agentic:
                 self.faults.append(Fault("rollout_batch_size", problem, f"set it to a multiple of {size}"))
             self._values["rollout_batch_size"] = episodes // size
             said = f"{episodes} episodes in groups of {size} are read as rollout_batch_size={episodes // size}"
-            self.warnings.append(f"rollout_batch_size: {said} and num_return_sequences_in_group={size}; use that instead")
+            self.warnings.append(
+                f"rollout_batch_size: {said} and num_return_sequences_in_group={size}; use that instead"
+            )
         self._values.setdefault("num_return_sequences_in_group", size)
         steps = self._values.get("max_steps")
         for tag, groups in self._partition("train_env_manager", train):
@@ -243,7 +331,8 @@ class Agentic:
             self.warnings.append(f"train_env_manager: read as {targets}; use those instead")
         if train.get("num_env_groups") is not None:
             self.warnings.append(
-                f"train_env_manager.num_env_groups: {shown(train['num_env_groups'])} does not limit the running groups; "
+                f"train_env_manager.num_env_groups: {shown(train['num_env_groups'])} does not limit the running "
+                f"groups; "
                 "a group starts as soon as there is room, and max_running_samples limits the number of running episodes"
             )
 
@@ -257,7 +346,10 @@ class Agentic:
         if not sets:
             if val:
                 self.warnings.append(
-                    f"val_env_manager: {shown(dict(val))} is ignored; no tag has a group of tasks; add tags, or remove the block"
+                    f"val_env_manager: {shown(dict(val))} is ignored; no tag has a group of tasks; add tags, or "
+                    f"remove "
+                    f"the "
+                    f"block"
                 )
             return
         block = self._values.setdefault("validation", {})
@@ -265,7 +357,10 @@ class Agentic:
         samples = val.get("group_size", 1)
         block.setdefault("generating_args", {}).setdefault("num_return_sequences", samples)
         named = ", ".join(f"{tag} {one['rows'][tag]}" for tag, one in sets.items())
-        self.warnings.append(f"val_env_manager: read as validation.sets with these tasks: {named}, each {samples} times; use that instead")
+        self.warnings.append(
+            f"val_env_manager: read as validation.sets with these tasks: {named}, each {samples} times; use that "
+            f"instead"
+        )
 
     def _partition(self, name: str, manager: Mapping[str, Any]) -> list[tuple[str, int]]:
         """Return each tag that has groups, with their number. A single tag needs no partition: it has all groups."""
@@ -279,29 +374,47 @@ class Agentic:
         return [(tag, count) for tag, count in zip(tags, counts, strict=True) if isinstance(count, int) and count > 0]
 
     def _sampling(self, train: Mapping[str, Any], val: Mapping[str, Any]) -> None:
-        """Set the sampling of training and validation: by `actor_infer` for both if it has any, as in ROLL, else by each manager."""
+        """Set the sampling of training and validation: by `actor_infer` for both if it has any, as in ROLL, else by
+        each manager.
+        """
         infer = self._values.setdefault("actor_infer", {})
         if not isinstance(infer, dict):
             return
         common = infer.get("generating_args")
         for name, manager in zip(MANAGERS, (train, val), strict=True):
             if common and manager.get("generating_args") not in (None, common):
-                self.warnings.append(f"{name}.generating_args: ignored, because actor_infer.generating_args replaces it in ROLL; remove it")
+                self.warnings.append(
+                    f"{name}.generating_args: ignored, because actor_infer.generating_args replaces it in ROLL; "
+                    f"remove "
+                    f"it"
+                )
         if learnt := self._sampled("actor_infer" if common else MANAGERS[0], common or train.get("generating_args")):
             infer["generating_args"] = learnt
-        block, held_out = self._values.get("validation"), self._sampled(MANAGERS[1], common or val.get("generating_args"))
+        block, held_out = (
+            self._values.get("validation"),
+            self._sampled(MANAGERS[1], common or val.get("generating_args")),
+        )
         if isinstance(block, dict) and held_out:
             block["generating_args"] = {**held_out, **(block.get("generating_args") or {})}
             if common:
-                self.warnings.append("actor_infer.generating_args: used for validation too, as in ROLL; set validation.generating_args")
+                self.warnings.append(
+                    "actor_infer.generating_args: used for validation too, as in ROLL; set validation.generating_args"
+                )
 
     def _sampled(self, name: str, given: Any) -> dict[str, Any] | None:
-        """Return ROLL's sampling of episodes: without `num_return_sequences`, and with turns of at most `response_length` tokens."""
+        """Return ROLL's sampling of episodes: without `num_return_sequences`, and with turns of at most
+        `response_length` tokens.
+        """
         if not isinstance(given, dict):
             return None
         read, turn = dict(given), self._values.get("response_length")
         if (samples := read.pop("num_return_sequences", None)) is not None:
-            self._once(f"{name}.generating_args.num_return_sequences: {shown(samples)} is ignored; use group_size; remove the key")
+            self._once(
+                f"{name}.generating_args.num_return_sequences: {shown(samples)} is ignored; use group_size; "
+                f"remove "
+                f"the "
+                f"key"
+            )
         most = read.get("max_new_tokens")
         if isinstance(most, int) and isinstance(turn, int) and most > turn:
             read["max_new_tokens"] = turn
@@ -318,14 +431,24 @@ class Agentic:
         values = self._values
         if values.get("adv_estimator") == "agentic_reinforce":
             values["adv_estimator"] = "step_reinforce"
-            self.warnings.append("adv_estimator: agentic_reinforce is read as step_reinforce, which discounts per turn; use that instead")
+            self.warnings.append(
+                "adv_estimator: agentic_reinforce is read as step_reinforce, which discounts per turn; use that instead"
+            )
         given = values.pop(NORM, None) or {}
         if not isinstance(given, dict):
             return
         self.keys += [NORM] * bool(given)
-        self.warnings += [f"{NORM}.{key}: {shown(given[key])} is ignored; ROLL itself never reads it" for key in UNSCALED if key in given]
+        self.warnings += [
+            f"{NORM}.{key}: {shown(given[key])} is ignored; ROLL itself never reads it"
+            for key in UNSCALED
+            if key in given
+        ]
         self.faults += [
-            Fault(f"{NORM}.{key}", f"{shown(given[key])} has no counterpart here", f"remove it; known keys are {', '.join(NORMS)}")
+            Fault(
+                f"{NORM}.{key}",
+                f"{shown(given[key])} has no counterpart here",
+                f"remove it; known keys are {', '.join(NORMS)}",
+            )
             for key in given
             if key not in (*NORMS, *UNSCALED)
         ]
@@ -341,7 +464,9 @@ class Agentic:
             values["adv_estimator"] = COMPARES.get(own, "reinforce") if len(own) == len(told) else "reinforce"
         if values.get("adv_estimator") in ("reinforce", "step_reinforce"):
             values.update({key: value for key, value in told.items() if key not in values})
-        said = ", ".join(f"{key}={value}" for key, value in {"adv_estimator": values.get("adv_estimator"), **told}.items())
+        said = ", ".join(
+            f"{key}={value}" for key, value in {"adv_estimator": values.get("adv_estimator"), **told}.items()
+        )
         if given:
             self.warnings.append(f"{NORM}: {shown(dict(given))} is read as {said}; use that instead")
         elif estimator == "grpo":
@@ -349,7 +474,8 @@ class Agentic:
             self.warnings.append(f"{NORM}: {text}; for GRPO set grouping: traj_group_id and method: mean_std")
 
     def _scopes(self, given: Mapping[str, Any]) -> dict[str, str] | None:
-        """Return the scopes of the mean and the standard deviation by roll's keys, without those that are off; None after a fault.
+        """Return the scopes of the mean and the standard deviation by roll's keys, without those that are off; None
+        after a fault.
 
         ROLL's keys `norm_mean_type` and `norm_std_type` replace `method`, if they are set.
         """
@@ -357,7 +483,9 @@ class Agentic:
         if scope not in SCOPES or method not in METHODS:
             key, value = ("grouping", scope) if scope not in SCOPES else ("method", method)
             known = ", ".join(SCOPES if key == "grouping" else METHODS)
-            self.faults.append(Fault(f"{NORM}.{key}", f"{shown(value)} has no counterpart here", f"use one of: {known}"))
+            self.faults.append(
+                Fault(f"{NORM}.{key}", f"{shown(value)} has no counterpart here", f"use one of: {known}")
+            )
             return None
         found: dict[str, str] = {}
         for what in ("mean", "std"):
@@ -367,7 +495,9 @@ class Agentic:
             elif kind in ("batch", "group"):
                 found[key] = "batch" if kind == "batch" else SCOPES[scope]
             elif kind is not None:
-                self.faults.append(Fault(f"{NORM}.{key}", f"{shown(kind)} has no counterpart here", "use batch or group, or remove it"))
+                self.faults.append(
+                    Fault(f"{NORM}.{key}", f"{shown(kind)} has no counterpart here", "use batch or group, or remove it")
+                )
         return found
 
     def _gigpo(self, told: Mapping[str, str], own: tuple[str, ...]) -> None:
@@ -384,7 +514,12 @@ class Agentic:
         if isinstance(learner, dict) and isinstance(rows, dict) and "file_name" not in rows:
             del learner["data_args"]
             self.warnings.append(
-                f"actor_train.data_args: {shown(rows)} is ignored; it names no file, and the tokenizer's own template is used; remove it"
+                f"actor_train.data_args: {shown(rows)} is ignored; it names no file, and the tokenizer's own "
+                f"template "
+                f"is "
+                f"used; "
+                f"remove "
+                f"it"
             )
 
 

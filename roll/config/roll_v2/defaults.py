@@ -41,7 +41,9 @@ OWN_NUMBERS: Mapping[str, int] = {
     "<role>.training_args.per_device_train_batch_size": 8,
     "<role>.training_args.gradient_accumulation_steps": 1,
 }
-"""Defaults of ROLL that say how many responses and updates a step has. A file of ROLL keeps them, whatever `roll_defaults` says."""
+"""Defaults of ROLL that say how many responses and updates a step has. A file of ROLL keeps them, whatever
+`roll_defaults` says.
+"""
 
 Place = tuple[str, ...]
 
@@ -52,7 +54,9 @@ def is_of_roll(done: Translation) -> bool:
 
 
 def settle_defaults(done: Translation) -> None:
-    """Warn about defaults that differ if the file is one of ROLL's, or apply ROLL's defaults if `roll_defaults` is true."""
+    """Warn about defaults that differ if the file is one of ROLL's, or apply ROLL's defaults if `roll_defaults` is
+    true.
+    """
     takes = done.values.get(SWITCH) is True
     if not is_of_roll(done):
         return
@@ -65,8 +69,14 @@ def settle_defaults(done: Translation) -> None:
         for place, value in missing.items():
             _put(done.values, place, value)
     elif missing:
-        listed = ", ".join(f"{'.'.join(place)} {value} (here {_ours(done.values, place)})" for place, value in missing.items())
-        text = f"{SWITCH}: false, so keys that are not set have roll's defaults, but ROLL's defaults differ: {listed}; set these keys"
+        listed = ", ".join(
+            f"{'.'.join(place)} {value} (here {_ours(done.values, place)})" for place, value in missing.items()
+        )
+        text = (
+            f"{SWITCH}: false, so keys that are not set have roll's defaults, but ROLL's defaults differ: "
+            f"{listed}; "
+            f"set these keys"
+        )
         done.warnings.append(f"{text}, or set {SWITCH}: true to use ROLL's defaults")
     _dual_clip(done)
     _cispo(done, takes)
@@ -74,7 +84,9 @@ def settle_defaults(done: Translation) -> None:
 
 
 def _keep_numbers(done: Translation) -> None:
-    """Set the numbers of `OWN_NUMBERS` that a file of ROLL leaves out, and say so. With `updates_per_step`, an update's size is given."""
+    """Set the numbers of `OWN_NUMBERS` that a file of ROLL leaves out, and say so. With `updates_per_step`, an update's
+    size is given.
+    """
     by_updates = "updates_per_step" in done.values
     missing = {
         place: value
@@ -85,7 +97,9 @@ def _keep_numbers(done: Translation) -> None:
         _put(done.values, place, value)
     if missing:
         listed = ", ".join(f"{'.'.join(place)} {value}" for place, value in missing.items())
-        done.warnings.append(f"{listed}: the file does not set these keys, so they have ROLL's defaults; see the plan's updates a step")
+        done.warnings.append(
+            f"{listed}: the file does not set these keys, so they have ROLL's defaults; see the plan's updates a step"
+        )
 
 
 def _roll_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
@@ -133,7 +147,9 @@ def _dual_clip(done: Translation) -> None:
     clip = done.values.get("pg_clip", 0.2)
     if done.values.get("dual_clip_loss") is True and isinstance(clip, int | float):
         theirs = done.values["dual_clip_loss"] = round(1 + 2 * clip, 6)
-        done.warnings.append(f"dual_clip_loss: true is read as 1 + 2 x pg_clip = {theirs:g}, as in ROLL; set that number")
+        done.warnings.append(
+            f"dual_clip_loss: true is read as 1 + 2 x pg_clip = {theirs:g}, as in ROLL; set that number"
+        )
 
 
 def _cispo(done: Translation, takes: bool) -> None:
@@ -145,7 +161,10 @@ def _cispo(done: Translation, takes: bool) -> None:
             done.values.setdefault(key, CISPO_CLIP)
     elif not {"pg_clip_low", "pg_clip_high"} <= done.values.keys():
         clip = done.values.get("pg_clip", 0.2)
-        text = f"policy_loss: cispo clips at {CISPO_CLIP} on both sides in ROLL, whatever pg_clip is, but at pg_clip ({clip}) here"
+        text = (
+            f"policy_loss: cispo clips at {CISPO_CLIP} on both sides in ROLL, whatever pg_clip is, but at pg_clip "
+            f"({clip}) here"
+        )
         done.warnings.append(f"{text}; set pg_clip_low and pg_clip_high")
 
 
@@ -153,4 +172,6 @@ def _unused_kl(done: Translation) -> None:
     """Drop `init_kl_coef` if no term uses it. ROLL's files set it for metrics only."""
     if done.values.get("init_kl_coef") and done.values.get("add_token_level_kl", False) is False:
         value = done.values.pop("init_kl_coef")
-        done.warnings.append(f"init_kl_coef: {value} is ignored; without add_token_level_kl the reward has no KL term, in ROLL as well")
+        done.warnings.append(
+            f"init_kl_coef: {value} is ignored; without add_token_level_kl the reward has no KL term, in ROLL as well"
+        )

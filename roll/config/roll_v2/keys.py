@@ -1,4 +1,5 @@
-"""Keys of ROLL's files that have another name or no meaning here. Each key that is ignored or renamed causes one warning.
+"""Keys of ROLL's files that have another name or no meaning here. Each key that is ignored or renamed causes one
+warning.
 
 In a key path, `*` stands for any one name, and `<role>` for every role: `<role>.worker_cls`.
 """
@@ -14,8 +15,21 @@ CRITIC_START = "reward_pretrain"
 """Root key for the model of rewards, where a critic without a model of its own starts."""
 VARIABLES = (
     *("lora_target", "lora_rank", "lora_alpha", "lora_dropout", "pg_variant", CRITIC_START),
-    *("custom_env", "env_manager_cls", "max_tokens_per_step", "max_actions_per_traj", "agent_system_template", "agent_template"),
-    *("action_pattern", "think_action_pattern", "all_response_pattern", "sokoban_format_penalty", "frozen_format_penalty"),
+    *(
+        "custom_env",
+        "env_manager_cls",
+        "max_tokens_per_step",
+        "max_actions_per_traj",
+        "agent_system_template",
+        "agent_template",
+    ),
+    *(
+        "action_pattern",
+        "think_action_pattern",
+        "all_response_pattern",
+        "sokoban_format_penalty",
+        "frozen_format_penalty",
+    ),
     *("single_prompt_agent_system_template", "single_prompt_agent_template"),
     *("gem_games", "gem_math", "gem_qa", "gem_rg", "gem_code", "default_history_length"),
 )
@@ -44,10 +58,12 @@ IGNORED = {
     "track_name": DEAD,
     "rpc_timeout": "use deadlines",
     "model_download_type": "a model is a folder or a name on the Hugging Face Hub; remove the key",
-    "reward_pretrain": "no role uses it; set rewards.<domain>.model_args.model_name_or_path for a judge or a reward model",
+    "reward_pretrain": "no role uses it; set rewards.<domain>.model_args.model_name_or_path for a judge or a reward "
+    "model",
     "reward_filter": DEAD,
     "group_filter": DEAD,
-    "batch_adjust_mode": "each episode is trained on once: none is copied, removed or drawn to fill an update; remove the key",
+    "batch_adjust_mode": "each episode is trained on once: none is copied, removed or drawn to fill an update; remove "
+    "the key",
     "partial_gpu_mode": "device_mapping alone decides which roles share GPUs; remove the key",
     "is_offload_optimizer_states_in_train_step": "use zero_optimization: {offload_optimizer: {device: cpu}}",
     "env_monitor": "use environments.<domain>.step_timeout and episode_timeout",
@@ -73,7 +89,8 @@ IGNORED = {
     "val_batch_size": "validation uses all held-out rows; remove the key",
     "train_batch_size": "use per_device_train_batch_size and gradient_accumulation_steps",
     "max_running_requests": "use actor_infer.strategy_args.strategy_config.max_num_seqs",
-    "generate_opt_level": "each response is always a separate request, scored as soon as it is complete; remove the key",
+    "generate_opt_level": "each response is always a separate request, scored as soon as it is complete; remove the "
+    "key",
     "use_additional_prompts": BEYOND,
     "is_use_additional_prompts": BEYOND,
     "max_additional_running_prompts": BEYOND,
@@ -108,9 +125,12 @@ IGNORED = {
     "actor_infer.generating_args.do_sample": SAMPLED,
     "actor_infer.generating_args.length_penalty": SAMPLED,
     "actor_infer.generating_args.logprobs": "use behaviour_log_probs",
-    "actor_infer.strategy_args.strategy_config.sleep_level": "engines that share GPUs take turns with other roles; use time_sharing",
+    "actor_infer.strategy_args.strategy_config.sleep_level": "engines that share GPUs take turns with other roles; "
+    "use "
+    "time_sharing",
     "actor_infer.strategy_args.strategy_config.VLLM_USE_V1": "vLLM has one engine; remove the key",
-    "actor_train.max_tokens_per_microbatch_in_infer": "max_tokens_per_microbatch applies to both training and log-probs",
+    "actor_train.max_tokens_per_microbatch_in_infer": "max_tokens_per_microbatch applies to both training and "
+    "log-probs",
     "reference.data_args": PROMPTS,
     "reference.generating_args": "the reference generates nothing",
     "reference.training_args": "the reference is not trained",
@@ -134,7 +154,10 @@ IGNORED = {
     "<role>.eval_steps": "use the root key eval_steps",
     "<role>.offload_nccl": "NCCL buffers are never offloaded; remove the key",
     "<role>.model_args.model_type": "the model's config.json specifies its type; remove the key",
-    "<role>.model_args.gradient_checkpointing_use_reentrant": "roll chooses the implementation of recomputation; remove the key",
+    "<role>.model_args.gradient_checkpointing_use_reentrant": "roll chooses the implementation of recomputation; "
+    "remove "
+    "the "
+    "key",
     "<role>.model_args.num_labels": "a value head or score head always has one output; remove the key",
     "<role>.model_args.device_map": "each rank has its own device; remove the key",
     "<role>.training_args.save_hf_model": "a run exports its model at the end; see save_at_end",
@@ -143,16 +166,22 @@ IGNORED = {
     "<role>.data_args.interleave_probs": "use domain_interleave_probs",
     "<role>.data_args.cache_path": "tokenised rows are cached in the folder HF_DATASETS_CACHE; remove the key",
     "<role>.data_args.eval_file_name": "use validation.data_args.file_name",
-    "<role>.strategy_args.strategy_config.checkpoint": "checkpoints are verified by roll's own manifest; remove the key",
+    "<role>.strategy_args.strategy_config.checkpoint": "checkpoints are verified by roll's own manifest; remove the "
+    "key",
 }
 """Keys that do not affect the result of training, with replacements, by key path."""
 
-LOGIN = "log in before the run (`wandb login`, `swanlab login`), or set the key in an environment variable, so that no file contains it"
+LOGIN = (
+    "log in before the run (`wandb login`, `swanlab login`), or set the key in an environment variable, so that "
+    "no "
+    "file contains it"
+)
 ON_POLICY = "for on-policy distillation use pipeline: rlvr with a teacher; see docs/post_training.md"
 REFUSED = {
     "train_infer_correction": "use mismatch_correction, mismatch_cap, mismatch_low and mismatch_high",
     "whiten_rewards": "use norm_mean_type=batch and norm_std_type=batch",
-    "rl_loss_coef": "the policy term always has the weight 1; use kl_loss_coef and entropy_loss_coef for the other terms",
+    "rl_loss_coef": "the policy term always has the weight 1; use kl_loss_coef and entropy_loss_coef for the other "
+    "terms",
     "cispo_epsilon_low": "use pg_clip_low",
     "cispo_epsilon_high": "use pg_clip_high",
     "tis_upper_bound": "use mismatch_correction=tis and mismatch_cap",
@@ -180,13 +209,20 @@ REFUSED = {
     "tracker_kwargs.*.login_kwargs": LOGIN,
     "<role>.ratio_type": "use policy_loss",
     "<role>.router_replay": "training computes the routing of experts again",
-    "<role>.model_args.adapter_name_or_path": "merge the adapter into the model, and set model_name_or_path to the merged model's folder",
-    "<role>.model_args.additional_target": "list every module in lora_target; with an adapter, no module is trained as a whole",
+    "<role>.model_args.adapter_name_or_path": "merge the adapter into the model, and set model_name_or_path to the "
+    "merged "
+    "model's "
+    "folder",
+    "<role>.model_args.additional_target": "list every module in lora_target; with an adapter, no module is trained "
+    "as "
+    "a whole",
     "<role>.model_args.moe_aux_loss_coef": "use training_args.router_aux_loss_coef for the loss of the routers",
     "<role>.model_args.model_config_kwargs": "change the model's config.json",
     "<role>.model_args.freeze_module_prefix": "use lora_target to train a part of the model",
 }
-"""Keys that affect the result of training, so that ignoring them would be wrong: they are faults. With replacements, by key path."""
+"""Keys that affect the result of training, so that ignoring them would be wrong: they are faults. With replacements, by
+key path.
+"""
 HOLDS = {
     "ratio_type": "token",
     "whiten_rewards": False,
@@ -236,7 +272,10 @@ MEANINGS: dict[str, dict[Any, Any]] = {
 values have no counterpart."""
 
 DIFFERS = {
-    ("actor_train.pg_variant", "topr"): "ROLL separates good responses from bad ones by a reward above 0, and tapers each token's ratio; "
+    (
+        "actor_train.pg_variant",
+        "topr",
+    ): "ROLL separates good responses from bad ones by a reward above 0, and tapers each token's ratio; "
     "roll separates them by the sign of the advantage, and uses the ratio of the whole response",
     ("ipo", True): "ROLL compares sums over the tokens of a response, and roll compares means: choose a new beta",
 }
@@ -273,8 +312,13 @@ OWN_WORKERS = {
         *("agentic.environment_worker.EnvironmentWorker",),
     )
 }
-"""Classes of ROLL's roles that have counterparts in roll. Any other `worker_cls` is the user's, with a loss or a rollout of its own."""
-BY_VARIANT = {"roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker", "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"}
+"""Classes of ROLL's roles that have counterparts in roll. Any other `worker_cls` is the user's, with a loss or a
+rollout of its own.
+"""
+BY_VARIANT = {
+    "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker",
+    "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker",
+}
 """Classes whose loss `pg_variant` chooses. All others have PPO's."""
 
 REWARD_CLASSES = {
@@ -285,4 +329,6 @@ REWARD_CLASSES = {
     "CodeSandboxRewardWorker": "code_sandbox",
     "LLMJudgeRewardWorker": "llm_judge",
 }
-"""Class name at the end of `rewards.*.worker_cls` to the name of the reward function, for classes with a counterpart in roll."""
+"""Class name at the end of `rewards.*.worker_cls` to the name of the reward function, for classes with a counterpart in
+roll.
+"""

@@ -34,18 +34,24 @@ def settle_meanings(done: Translation) -> None:
 
 
 def _by_domain(done: Translation) -> None:
-    """Read the scope `batch` as `domain` if there are several: ROLL normalises and whitens each domain of a step separately."""
+    """Read the scope `batch` as `domain` if there are several: ROLL normalises and whitens each domain of a step
+    separately.
+    """
     values = done.values
     if not isinstance(rewards := values.get("rewards"), dict) or len(rewards) < 2:
         return
     for key in NORM_KEYS:
         if values.get(key) == "batch":
             values[key] = "domain"
-            done.warnings.append(f"{key}: 'batch' is read as domain, because ROLL normalises each domain separately; use that instead")
+            done.warnings.append(
+                f"{key}: 'batch' is read as domain, because ROLL normalises each domain separately; use that instead"
+            )
     if values.get("whiten_advantages") is True:
         values["whiten_advantages"] = "domain"
         done.warnings.append(
-            "whiten_advantages: true is read as domain, because ROLL whitens each reward domain separately; use that instead"
+            "whiten_advantages: true is read as domain, because ROLL whitens each reward domain separately; use "
+            "that "
+            "instead"
         )
 
 
@@ -75,10 +81,20 @@ def _late_clip(done: Translation) -> None:
     if estimator in CLIP_NORMALISED:
         if scopes or estimator == "grpo" or values.get("add_token_level_kl"):
             values["reward_clip_on"] = "normalised"
-            said = "clips rewards after their normalisation and the KL penalty in ROLL, so reward_clip_on is normalised; set it explicitly"
+            said = (
+                "clips rewards after their normalisation and the KL penalty in ROLL, so reward_clip_on is "
+                "normalised; "
+                "set "
+                "it "
+                "explicitly"
+            )
             done.warnings.append(f"reward_clip: {clip} {said}")
     else:
-        text = f"reward_clip: {clip} clips the raw rewards here, but in ROLL the rewards that adv_estimator {estimator} normalised"
+        text = (
+            f"reward_clip: {clip} clips the raw rewards here, but in ROLL the rewards that adv_estimator "
+            f"{estimator} "
+            f"normalised"
+        )
         done.warnings.append(f"{text}; adapt the value")
 
 
@@ -89,17 +105,27 @@ def _clip_range(done: Translation) -> None:
     for key in ("pg_clip_low", "pg_clip_high"):
         if key in done.values:
             value = done.values.pop(key)
-            said = f"{shown(value)} is ignored, because ROLL reads it only with {IS_RANGE}: true; add that, or remove the key"
+            said = (
+                f"{shown(value)} is ignored, because ROLL reads it only with {IS_RANGE}: true; add that, or "
+                f"remove "
+                f"the key"
+            )
             done.warnings.append(f"{key}: {said}")
 
 
 def _updates_of_megatron(values: dict[str, Any]) -> Iterator[str]:
-    """Yield, for each role trained by Megatron on several GPUs for one replica, the size of ROLL's update: with DeepSpeed it would grow."""
+    """Yield, for each role trained by Megatron on several GPUs for one replica, the size of ROLL's update: with
+    DeepSpeed it would grow.
+    """
     for role in TRAINED:
         block = values.get(role)
         strategy = block.get("strategy_args") if isinstance(block, dict) else None
         sizes = strategy.get("strategy_config") if isinstance(strategy, dict) else None
-        if not isinstance(block, dict) or not isinstance(strategy, dict) or strategy.get("strategy_name") != "megatron_train":
+        if (
+            not isinstance(block, dict)
+            or not isinstance(strategy, dict)
+            or strategy.get("strategy_name") != "megatron_train"
+        ):
             continue
         given = [sizes[key] for key in MODEL_PARALLEL if isinstance(sizes, dict) and isinstance(sizes.get(key), int)]
         arguments, devices = block.get("training_args") or {}, _count(block.get("device_mapping"))
@@ -107,13 +133,22 @@ def _updates_of_megatron(values: dict[str, Any]) -> Iterator[str]:
             accumulated = arguments.get("gradient_accumulation_steps", 1)
             rows = [arguments.get("per_device_train_batch_size", 8), accumulated, devices // shared]
             if all(isinstance(number, int) for number in rows):
-                text = f"{accumulated} makes updates of {prod(rows)} sequences in ROLL, where {shared} GPUs share one replica"
+                text = (
+                    f"{accumulated} makes updates of {prod(rows)} sequences in ROLL, where {shared} GPUs share "
+                    f"one "
+                    f"replica"
+                )
                 text = f"{text}; with DeepSpeed they would have {prod(rows[:2]) * devices}"
-                yield f"{role}.training_args.gradient_accumulation_steps: {text}; divide it by {shared}, or set updates_per_step"
+                yield (
+                    f"{role}.training_args.gradient_accumulation_steps: {text}; divide it by {shared}, or set "
+                    f"updates_per_step"
+                )
 
 
 def _count(devices: Any) -> int:
-    """Return the number of devices of a `device_mapping`, 0 if there is none. Another place reports one that cannot be read."""
+    """Return the number of devices of a `device_mapping`, 0 if there is none. Another place reports one that cannot be
+    read.
+    """
     try:
         return len(parse_devices(devices)) if isinstance(devices, str) else len(devices or ())
     except (ValueError, TypeError):
@@ -156,16 +191,37 @@ def _differences(values: dict[str, Any], agentic: bool) -> Iterator[str]:
         text = "gae takes 0 as the value after a response; ROLL takes the critic's values of the padding there"
         yield f"adv_estimator: {text}, and they change the advantages of all tokens"
     if values.get("norm_std_type") == "group" and values.get("norm_mean_type") != "group":
-        rolls = "in ROLL, rewards of a group that are all equal become 0" if agentic else "ROLL itself cannot compute this pair of scopes"
-        yield f"norm_std_type: group without norm_mean_type: group leaves rewards of a group that are all equal undivided here; {rolls}"
+        rolls = (
+            "in ROLL, rewards of a group that are all equal become 0"
+            if agentic
+            else "ROLL itself cannot compute this pair of scopes"
+        )
+        yield (
+            f"norm_std_type: group without norm_mean_type: group leaves rewards of a group that are all equal "
+            f"undivided "
+            f"here; "
+            f"{rolls}"
+        )
     if not agentic:
-        yield f"prompt_length: prompts of at most {SHORTEST_PROMPT} tokens are trained on here; ROLL drops them; remove such rows"
+        yield (
+            f"prompt_length: prompts of at most {SHORTEST_PROMPT} tokens are trained on here; ROLL drops them; "
+            f"remove "
+            f"such "
+            f"rows"
+        )
     if values.get("max_len_mask"):
         text = "true leaves out truncated responses here, but in ROLL also those that end exactly at response_length"
         yield f"max_len_mask: {text}; raise response_length by 1 if that matters"
     if values.get("error_max_len_clip"):
-        text = "true leaves out long responses with a score of at most 0; ROLL also leaves out every score other than 0 and 1"
+        text = (
+            "true leaves out long responses with a score of at most 0; ROLL also leaves out every score other "
+            "than "
+            "0 "
+            "and 1"
+        )
         yield f"error_max_len_clip: {text}; use rewards that score 0 or 1"
     if values.get("difficulty_loss_weight"):
-        text = "true measures the difficulty from the group's scores here; ROLL reads the column `difficulty` of the rows"
+        text = (
+            "true measures the difficulty from the group's scores here; ROLL reads the column `difficulty` of the rows"
+        )
         yield f"difficulty_loss_weight: {text}; remove the key if the column matters"

@@ -25,14 +25,20 @@ OF_MODELS = {
 }
 """Keys of a domain that a function does not read, with the reason. They are ignored with a warning."""
 NEUTRAL = {"infer_batch_size": 1}
-"""Values with which these keys are ignored without a warning; null if not listed. A resolved configuration of ROLL contains every key."""
+"""Values with which these keys are ignored without a warning; null if not listed. A resolved configuration of ROLL
+contains every key.
+"""
 AS_A_ROLE = ("model_args", "generating_args", "strategy_args", "device_mapping", "infer_batch_size")
 """Keys that a domain with a model has in common with a role."""
 STAND_IN = "actor_infer"
 """Role under whose name `AS_A_ROLE` is translated."""
 PROMPTS = {"Qwen2.5-7B-Instruct-RLVR-prompt": "same_answer"}
 """Shipped templates by ROLL's `judge_prompt`."""
-KEY = "export it in an environment variable of the shell that starts the run, and set judge_api_key_env to the variable's name"
+KEY = (
+    "export it in an environment variable of the shell that starts the run, and set judge_api_key_env to the "
+    "variable's "
+    "name"
+)
 
 Translated = Callable[[dict[str, Any]], tuple[dict[str, Any], list[str], list[Fault]]]
 """`translate` for a part of a configuration: its values, warnings and faults."""
@@ -53,7 +59,10 @@ def translate_model_rewards(rewards: Any, translated: Translated) -> tuple[list[
             values, said, wrong = translated({STAND_IN: role})
             block |= values[STAND_IN]
             warnings += [text.replace(STAND_IN, where) for text in said]
-            faults += [Fault(*(part.replace(STAND_IN, where) for part in (fault.place, fault.problem, fault.remedy))) for fault in wrong]
+            faults += [
+                Fault(*(part.replace(STAND_IN, where) for part in (fault.place, fault.problem, fault.remedy)))
+                for fault in wrong
+            ]
         else:
             for key in [key for key in OF_MODELS if key in block and block[key] != NEUTRAL.get(key)]:
                 value = "the key" if key == "judge_api_key" else shown(block[key])
@@ -75,7 +84,9 @@ def _template(where: str, block: dict[str, Any]) -> list[str]:
     given = block.pop("data_args", None)
     if not isinstance(given, Mapping):
         return []
-    warnings = [f"{where}.data_args.{key}: ignored; a reward has no rows of its own" for key in given if key != "template"]
+    warnings = [
+        f"{where}.data_args.{key}: ignored; a reward has no rows of its own" for key in given if key != "template"
+    ]
     if "template" in given:
         template = "native" if given["template"] == "qwen3" else given["template"]
         block.setdefault("template", template)
@@ -86,4 +97,10 @@ def _template(where: str, block: dict[str, Any]) -> list[str]:
 def _key(where: str, block: dict[str, Any]) -> list[Fault]:
     if block.pop("judge_api_key", None) is None:
         return []
-    return [Fault(f"{where}.judge_api_key", "the configuration contains the API key itself, and is written to the run folder", KEY)]
+    return [
+        Fault(
+            f"{where}.judge_api_key",
+            "the configuration contains the API key itself, and is written to the run folder",
+            KEY,
+        )
+    ]

@@ -23,7 +23,8 @@ def picture_faults(values: Mapping[str, Any]) -> list[Fault]:
     """Return a fault for each key, class, template or strategy that is about images, video or diffusion models."""
     found = [*_keys((), values), *_blocks(values)]
     return [
-        Fault(dotted(place), f"{shown(value)}: roll does not support images, video or diffusion models", REMEDY) for place, value in found
+        Fault(dotted(place), f"{shown(value)}: roll does not support images, video or diffusion models", REMEDY)
+        for place, value in found
     ]
 
 

@@ -15,7 +15,8 @@ SANDBOX = "sandbox"
 SANDBOXED = "programs run on this machine in a sandbox, unlike in ROLL; remove the key"
 MEANT = {
     USE_LOCAL: "ignored; `code_sandbox` runs programs on this machine in a sandbox, or on a server",
-    CODE_URL: f"read as `reward_args.{SANDBOX}` of `code_sandbox`, unless `{USE_LOCAL}` is true; ignored for other rewards",
+    CODE_URL: f"read as `reward_args.{SANDBOX}` of `code_sandbox`, unless `{USE_LOCAL}` is true; ignored for other "
+    f"rewards",
     REWARD_TYPE: f"read as `reward_args.{REWARD_TYPE}` of `crossthinkqa`; ignored for other rewards",
     LENGTH: f"read as `reward_args.{LENGTH}` of `crossthinkqa`, unless it is 0; ignored for other rewards",
 }
@@ -58,7 +59,9 @@ def translate_reward_functions(rewards: Any) -> list[str]:
 
 
 def judge_as_roll(reward: str, block: dict[str, Any]) -> list[str]:
-    """Add to a domain the arguments with which its reward judges as ROLL does, unless they are set. Return what to warn of."""
+    """Add to a domain the arguments with which its reward judges as ROLL does, unless they are set. Return what to warn
+    of.
+    """
     is_remote = bool(block.get(CODE_URL)) and not block.get(USE_LOCAL)
     meanings = {
         "code_sandbox": {"pays": "all", "tolerance": 1e-5, "block": "last" if is_remote else "first"},
@@ -68,7 +71,9 @@ def judge_as_roll(reward: str, block: dict[str, Any]) -> list[str]:
         return []
     added = {key: value for key, value in meanings[reward].items() if key not in arguments}
     arguments |= added
-    said = [f"reward_args.{key}: not set, so it is {value}, as in ROLL; set it explicitly" for key, value in added.items()]
+    said = [
+        f"reward_args.{key}: not set, so it is {value}, as in ROLL; set it explicitly" for key, value in added.items()
+    ]
     pays = [f"{CODE_URL}: ROLL pays -1 for a program that fails on a server, roll pays 0"]
     return said + pays * (is_remote and reward == "code_sandbox")
 

@@ -1,4 +1,6 @@
-"""Translates a plain configuration with ROLL's keys to roll's schema. Pure: returns a new mapping, warnings and faults."""
+"""Translates a plain configuration with ROLL's keys to roll's schema. Pure: returns a new mapping, warnings and
+faults.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ LENGTHS = ("prompt_length", "response_length")
 TRAINED = ("actor_train", "critic", "sft_train", "student")
 """Roles whose weights ROLL trains."""
 OWN_LOSS = "if it changes the loss, write that as policy_loss: package.module:Name; see docs/extending.md"
-OWN_ROLE = "roll generates responses and log-probs itself; put what it changes into a reward or an environment; see docs/extending.md"
+OWN_ROLE = (
+    "roll generates responses and log-probs itself; put what it changes into a reward or an environment; see "
+    "docs/extending.md"
+)
 ROLLS_REWARDS = "roll.pipeline."
 """Start of the module paths of ROLL's own reward classes. A class elsewhere is the user's own, whatever its name."""
 INSTRUCTIONS, REPETITION = "ifeval", "repetition_penalty"
@@ -66,7 +71,9 @@ class Translation:
     roll_keys: list[str] = field(default_factory=list)
     """Patterns of the keys in the file that exist in ROLL but not in roll."""
     is_whole: bool = True
-    """False if a value that others depend on could not be translated, so that further checks would report faults that do not exist."""
+    """False if a value that others depend on could not be translated, so that further checks would report faults that
+    do not exist.
+    """
 
 
 def translate(plain: dict[str, Any], references: str) -> Translation:
@@ -105,7 +112,9 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
     return done
 
 
-def _matches(values: Any, pattern: Sequence[str], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+def _matches(
+    values: Any, pattern: Sequence[str], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """Yield the key paths that match a pattern, each with the block that contains its last key."""
     if not isinstance(values, dict):
         return
@@ -141,7 +150,9 @@ def _sequence_length(done: Translation) -> None:
         return
     prompt, response = (done.values.get(key) for key in LENGTHS)
     if not missing or not isinstance(value, int):
-        difference = f"; ROLL limits both together to {shown(value)}, roll to {prompt} + {response}" if not missing else ""
+        difference = (
+            f"; ROLL limits both together to {shown(value)}, roll to {prompt} + {response}" if not missing else ""
+        )
         said = f"{shown(value)} is ignored without environments; use prompt_length and response_length{difference}"
         done.warnings.append(f"sequence_length: {said}")
         return
@@ -149,7 +160,11 @@ def _sequence_length(done: Translation) -> None:
     rest = value - given if value > given else value
     done.values |= dict.fromkeys(missing, rest)
     said = " and ".join(f"{key}={rest}" for key in missing)
-    total = f"; ROLL truncates the whole row to {value} tokens, so set two lengths with this sum" if not given else "; use that instead"
+    total = (
+        f"; ROLL truncates the whole row to {value} tokens, so set two lengths with this sum"
+        if not given
+        else "; use that instead"
+    )
     done.warnings.append(f"sequence_length: {shown(value)} is read as {said}{total}")
 
 
@@ -174,9 +189,13 @@ def _read_as(done: Translation) -> None:
             if meanings is None:
                 _say(done, place, value, target, value)
             elif not isinstance(value, str | bool) or value not in meanings:
-                done.faults.append(Fault(dotted(place), f"{shown(value)} has no counterpart here", f"remove it and set {target}"))
+                done.faults.append(
+                    Fault(dotted(place), f"{shown(value)} has no counterpart here", f"remove it and set {target}")
+                )
             elif meanings[value] is None:
-                done.warnings.append(f"{dotted(place)}: {shown(value)} is what roll always does; remove the key (it is {target} here)")
+                done.warnings.append(
+                    f"{dotted(place)}: {shown(value)} is what roll always does; remove the key (it is {target} here)"
+                )
             else:
                 _say(done, place, value, target, meanings[value], DIFFERS.get((pattern, value), ""))
 
@@ -202,7 +221,9 @@ def _say(done: Translation, place: tuple[str, ...], value: Any, target: str, mea
         done.faults.append(Fault(dotted(place), problem, f"remove it; {target} replaces it here"))
     else:
         difference = f"; {differs}" if differs else ""
-        done.warnings.append(f"{dotted(place)}: {shown(value)} is read as {target}={meaning}; use that instead{difference}")
+        done.warnings.append(
+            f"{dotted(place)}: {shown(value)} is read as {target}={meaning}; use that instead{difference}"
+        )
 
 
 def _values(done: Translation) -> None:
@@ -211,7 +232,9 @@ def _values(done: Translation) -> None:
             old = block[place[-1]]
             if isinstance(old, str | bool | None) and old in translations:
                 block[place[-1]] = translations[old]
-                done.warnings.append(f"{dotted(place)}: {shown(old)} is read as {translations[old] or 'null'}; use that instead")
+                done.warnings.append(
+                    f"{dotted(place)}: {shown(old)} is read as {translations[old] or 'null'}; use that instead"
+                )
 
 
 def _held_out_columns(done: Translation) -> None:
@@ -225,7 +248,9 @@ def _held_out_columns(done: Translation) -> None:
         if any(key in COLUMNS for key in taken) and not any(key in held_out for key in COLUMNS):
             held_out.update(taken)
             said = ", ".join(f"{key}: {value}" for key, value in taken.items())
-            done.warnings.append(f"{place}: names no columns, so those of {name}.data_args are used ({said}); set them explicitly")
+            done.warnings.append(
+                f"{place}: names no columns, so those of {name}.data_args are used ({said}); set them explicitly"
+            )
 
 
 def _held_out_rows(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -258,17 +283,23 @@ def _global_template(done: Translation) -> None:
 
 
 def _unread_by_variant(done: Translation) -> None:
-    """Drop root keys that ROLL's files set for every variant of the policy loss, if the chosen variant does not read them."""
+    """Drop root keys that ROLL's files set for every variant of the policy loss, if the chosen variant does not read
+    them.
+    """
     for place, block in _matches(done.values, ("actor_train", "pg_variant")):
         variant = block[place[-1]]
         for key in UNREAD.get(variant, ()) if isinstance(variant, str) else ():
             if key in done.values:
                 value = done.values.pop(key)
-                done.warnings.append(f"{key}: {shown(value)} is ignored; pg_variant {variant} does not read it; remove the key")
+                done.warnings.append(
+                    f"{key}: {shown(value)} is ignored; pg_variant {variant} does not read it; remove the key"
+                )
 
 
 def _worker_classes(done: Translation) -> None:
-    """Drop the classes of roles that roll has counterparts for. Any other class is a fault: roll would train with another loss."""
+    """Drop the classes of roles that roll has counterparts for. Any other class is a fault: roll would train with
+    another loss.
+    """
     for place, block in _matches(done.values, (ROLE, "worker_cls")):
         role, given = place[0], str(block.pop("worker_cls"))
         done.roll_keys.append("<role>.worker_cls")
@@ -281,7 +312,12 @@ def _worker_classes(done: Translation) -> None:
         if role == "actor_train" and given in OWN_WORKERS - BY_VARIANT and block.get("pg_variant") not in (None, "ppo"):
             variant = block.pop("pg_variant")
             done.warnings.append(
-                f"actor_train.pg_variant: {shown(variant)} is ignored; ROLL reads it only with an ActorPGWorker, so the loss is PPO's; "
+                f"actor_train.pg_variant: {shown(variant)} is ignored; ROLL reads it only with an ActorPGWorker, "
+                f"so "
+                f"the "
+                f"loss "
+                f"is "
+                f"PPO's; "
                 "set policy_loss"
             )
         if role == "actor_train" and given in BY_VARIANT:
@@ -297,7 +333,9 @@ def _critic_start(done: Translation) -> None:
         done.roll_keys.append(CRITIC_START)
         del done.values[CRITIC_START]
         target = f"critic.model_args.model_name_or_path={start}"
-        done.warnings.append(f"{CRITIC_START}: {shown(start)} is read as {target}, where ROLL's critic starts; use that instead")
+        done.warnings.append(
+            f"{CRITIC_START}: {shown(start)} is read as {target}, where ROLL's critic starts; use that instead"
+        )
 
 
 def _clip_range(done: Translation) -> None:
@@ -306,7 +344,9 @@ def _clip_range(done: Translation) -> None:
         return
     done.roll_keys.append("use_pg_clip_range")
     if done.values.pop("use_pg_clip_range"):
-        done.warnings.append("use_pg_clip_range: true is what roll always does if pg_clip_low and pg_clip_high are set; remove the key")
+        done.warnings.append(
+            "use_pg_clip_range: true is what roll always does if pg_clip_low and pg_clip_high are set; remove the key"
+        )
         return
     dropped = [key for key in ("pg_clip_low", "pg_clip_high") if done.values.pop(key, None) is not None]
     said = f"so {' and '.join(dropped)} are ignored; remove them and this key" if dropped else "remove the key"
@@ -323,23 +363,31 @@ def _top_k(done: Translation) -> None:
         differs = "roll merges all other tokens into one, ROLL leaves them out"
         _say(done, ("logits_topk",), value, "distill_top_k", value, differs)
     else:
-        done.warnings.append(f"logits_topk: {shown(value)} is ignored; the whole vocabulary is compared; remove the key")
+        done.warnings.append(
+            f"logits_topk: {shown(value)} is ignored; the whole vocabulary is compared; remove the key"
+        )
 
 
 def _ulysses(done: Translation) -> None:
-    """Read `model_args.ulysses_size` as DeepSpeed's `sequence_parallel_size`. Drop it from roles that only score or generate."""
+    """Read `model_args.ulysses_size` as DeepSpeed's `sequence_parallel_size`. Drop it from roles that only score or
+    generate.
+    """
     for place, block in _matches(done.values, (ROLE, "model_args", "ulysses_size")):
         value, strategy = block.pop(place[-1]), done.values[place[0]].get("strategy_args")
         if isinstance(strategy, dict) and strategy.get("strategy_name") == "deepspeed_train":
             _say(done, place, value, f"{place[0]}.strategy_args.strategy_config.sequence_parallel_size", value)
         else:
-            done.warnings.append(f"{dotted(place)}: {shown(value)} is ignored; only deepspeed_train has sequence parallelism")
+            done.warnings.append(
+                f"{dotted(place)}: {shown(value)} is ignored; only deepspeed_train has sequence parallelism"
+            )
 
 
 def _backend_timeout(done: Translation) -> None:
     """Read the longest `backend_timeout`, in minutes, as `deadlines.collective`, in seconds, unless that is set."""
     found = [(place, block.pop(place[-1])) for place, block in _matches(done.values, (ROLE, "backend_timeout"))]
-    minutes = [value for _, value in found if isinstance(value, int | float) and not isinstance(value, bool) and value > 0]
+    minutes = [
+        value for _, value in found if isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    ]
     deadlines = done.values.setdefault("deadlines", {}) if minutes else None
     seconds = deadlines.setdefault("collective", 60 * max(minutes)) if isinstance(deadlines, dict) else None
     for place, value in found:
@@ -347,7 +395,11 @@ def _backend_timeout(done: Translation) -> None:
             said = f"deadlines.collective={shown(seconds)} (in seconds, for all roles); set it there"
             done.warnings.append(f"{dotted(place)}: {shown(value)} min is replaced by {said}")
         else:
-            done.faults.append(Fault(dotted(place), f"{shown(value)} is not a number of minutes", "use deadlines.collective, in seconds"))
+            done.faults.append(
+                Fault(
+                    dotted(place), f"{shown(value)} is not a number of minutes", "use deadlines.collective, in seconds"
+                )
+            )
 
 
 def _rewards(done: Translation) -> None:
@@ -359,12 +411,19 @@ def _rewards(done: Translation) -> None:
         name = REWARD_CLASSES.get(class_name) if module.startswith(ROLLS_REWARDS) else None
         if "reward" in block:
             done.warnings.append(
-                f"{dotted(place)}: {shown(class_path)} is ignored; the key `reward` chooses the reward function of this domain"
+                f"{dotted(place)}: {shown(class_path)} is ignored; the key `reward` chooses the reward function "
+                f"of "
+                f"this "
+                f"domain"
             )
         elif name:
             if name == INSTRUCTIONS and "parts" not in block and "reward_args" not in block:
                 block["parts"] = {INSTRUCTIONS: {}, REPETITION: {}}
-                said = f"read as the parts {INSTRUCTIONS} and {REPETITION}, which ROLL adds to each verdict; use parts instead"
+                said = (
+                    f"read as the parts {INSTRUCTIONS} and {REPETITION}, which ROLL adds to each verdict; use "
+                    f"parts "
+                    f"instead"
+                )
                 done.warnings.append(f"{dotted(place)}: {said}")
                 continue
             if name != place[1]:
@@ -373,11 +432,16 @@ def _rewards(done: Translation) -> None:
             done.warnings += [f"{dotted(place[:-1])}.{said}" for said in judge_as_roll(name, block)]
             if name == SANDBOX and "timeout" not in block:
                 block["timeout"] = SANDBOX_TIMEOUT
-                done.warnings.append(f"{dotted(place[:-1])}.timeout: not set, so it is {SANDBOX_TIMEOUT:g} s; set it explicitly")
+                done.warnings.append(
+                    f"{dotted(place[:-1])}.timeout: not set, so it is {SANDBOX_TIMEOUT:g} s; set it explicitly"
+                )
         else:
             domain = dotted(place[:-1])
             known = ", ".join([*known_rewards(), *MODEL_REWARDS])
-            remedy = f"set {domain}.reward to {known} or to your own package.module:function, or remove the domain: ~{domain}"
+            remedy = (
+                f"set {domain}.reward to {known} or to your own package.module:function, or remove the domain: "
+                f"~{domain}"
+            )
             done.faults.append(Fault(dotted(place), f"{shown(class_path)} has no counterpart here", remedy))
             done.is_whole = False
 
@@ -397,7 +461,12 @@ def _model_rewards(done: Translation) -> None:
 def _tracker_kwargs(done: Translation) -> None:
     """Move the tracker's arguments into a block with the tracker's name. ROLL has them in `tracker_kwargs` directly."""
     tracker, arguments = done.values.get("track_with", "tensorboard"), done.values.get("tracker_kwargs")
-    if not isinstance(tracker, str) or not isinstance(arguments, dict) or not arguments or any(name in TRACKERS for name in arguments):
+    if (
+        not isinstance(tracker, str)
+        or not isinstance(arguments, dict)
+        or not arguments
+        or any(name in TRACKERS for name in arguments)
+    ):
         return
     done.values["tracker_kwargs"] = {} if tracker == "none" else {tracker: arguments}
     read = f"read as tracker_kwargs.{tracker}; put the arguments under the tracker's name"
@@ -406,7 +475,9 @@ def _tracker_kwargs(done: Translation) -> None:
 
 
 def _strategies(done: Translation) -> None:
-    """Read `strategy_config: ~` of hf_infer and vllm as the defaults, and `dtype` in `strategy_config` as the role's `model_args.dtype`."""
+    """Read `strategy_config: ~` of hf_infer and vllm as the defaults, and `dtype` in `strategy_config` as the role's
+    `model_args.dtype`.
+    """
     for _, block in _matches(done.values, (ROLE, "strategy_args", "strategy_config")):
         if block["strategy_config"] is None and block.get("strategy_name") in ("hf_infer", "vllm"):
             del block["strategy_config"]
@@ -424,7 +495,9 @@ def _devices(done: Translation) -> None:
         try:
             block["device_mapping"] = parse_devices(text)
         except ValueError as error:
-            done.faults.append(Fault(dotted(place), f"{shown(text)} is not a list of devices: {error}", f"write {FORMS}"))
+            done.faults.append(
+                Fault(dotted(place), f"{shown(text)} is not a list of devices: {error}", f"write {FORMS}")
+            )
             block["device_mapping"] = None
             done.is_whole = False
 

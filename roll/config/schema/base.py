@@ -17,7 +17,9 @@ LARGEST_SIZE = 10**15
 MOST_RANKS = 1024
 """Upper bound of the workers of a role and of the devices of a run. A larger number is probably a typing error."""
 LONGEST_PATH, LONGEST_PART = 2048, 255
-"""Largest length in bytes of a path, and of one name in it. Linux allows 4095 bytes, and a run appends names of files to `output_dir`."""
+"""Largest length in bytes of a path, and of one name in it. Linux allows 4095 bytes, and a run appends names of files
+to `output_dir`.
+"""
 LONGEST_NAME = 128
 NAME = r"^[A-Za-z0-9_-]+$"
 """Pattern of names that become part of the names of files, processes and metrics."""

@@ -1,4 +1,6 @@
-"""Keys of the configuration of DeepSpeed 0.19: those that are passed on, and those that are refused, with the reason."""
+"""Keys of the configuration of DeepSpeed 0.19: those that are passed on, and those that are refused, with the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,16 @@ from roll.config.schema.kinds import BLOCK, COUNT, FLAG, NUMBER, PRECISION, SIZE
 from roll.errors import Fault
 from roll.registry import nearest
 
-STAGES = "DeepSpeed reads it only for a PipelineModule (a list of layers); for a transformers model it ignores it and trains without stages"
-EXPERTS = "DeepSpeed's AutoEP finds no experts in models as roll loads them: it ignores the block, and every rank keeps all experts"
+STAGES = (
+    "DeepSpeed reads it only for a PipelineModule (a list of layers); for a transformers model it ignores it "
+    "and "
+    "trains without stages"
+)
+EXPERTS = (
+    "DeepSpeed's AutoEP finds no experts in models as roll loads them: it ignores the block, and every rank "
+    "keeps "
+    "all experts"
+)
 OTHER_PROGRAM = "it is a key of Accelerate, which roll does not use"
 TENSORS = "use tensor_parallel: {autotp_size: ...}"
 SHARD = "use ZeRO-3, tensor_parallel or sequence_parallel_size"
@@ -23,7 +33,10 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "expert_parallel": (EXPERTS, SHARD),
     "autotp_size": ("it belongs in the block tensor_parallel", TENSORS),
     "tensor_parallel_size": ("that is vLLM's key", TENSORS),
-    "optimizer": ("the role creates its optimizer", "use training_args.optimizer, learning_rate, weight_decay, adam_beta1, ..."),
+    "optimizer": (
+        "the role creates its optimizer",
+        "use training_args.optimizer, learning_rate, weight_decay, adam_beta1, ...",
+    ),
     "scheduler": ("the role creates its schedule", "use training_args.lr_scheduler_type and warmup_steps"),
     "tensorboard": TRACKERS,
     "wandb": TRACKERS,
@@ -48,7 +61,10 @@ REFUSED: Mapping[str, tuple[str, str]] = {
             "disable_allgather",
             "seq_parallel_communication_data_type",
         ),
-        ("it is not passed on to DeepSpeed, because roll has not been tested with it", "docs/deepspeed.md lists the supported keys"),
+        (
+            "it is not passed on to DeepSpeed, because roll has not been tested with it",
+            "docs/deepspeed.md lists the supported keys",
+        ),
     ),
     "amp": ("model_args.dtype sets the precision", "set model_args.dtype to fp16 or bf16"),
     "torch_autocast": ("model_args.dtype sets the precision", "set model_args.dtype to fp16 or bf16"),
@@ -64,9 +80,18 @@ REFUSED: Mapping[str, tuple[str, str]] = {
 }
 """Refused keys at the top level, with reason and remedy."""
 
-OLD_OFFLOAD = ("DeepSpeed has removed it", "use offload_optimizer: {device: cpu, pin_memory: true}, and offload_param likewise")
-OLD_SHARDS = ("DeepSpeed 0.19 has removed it", "zero_hpz_partition_size keeps a second copy of the weights on each host")
-FP32_MASTER = ("master weights and optimizer states are fp32 here", "to save their memory, offload them or shard them over more ranks")
+OLD_OFFLOAD = (
+    "DeepSpeed has removed it",
+    "use offload_optimizer: {device: cpu, pin_memory: true}, and offload_param likewise",
+)
+OLD_SHARDS = (
+    "DeepSpeed 0.19 has removed it",
+    "zero_hpz_partition_size keeps a second copy of the weights on each host",
+)
+FP32_MASTER = (
+    "master weights and optimizer states are fp32 here",
+    "to save their memory, offload them or shard them over more ranks",
+)
 ZERO_REFUSED: Mapping[str, tuple[str, str]] = {
     "cpu_offload": OLD_OFFLOAD,
     "cpu_offload_param": OLD_OFFLOAD,
@@ -75,10 +100,19 @@ ZERO_REFUSED: Mapping[str, tuple[str, str]] = {
     "mics_hierarchical_params_gather": OLD_SHARDS,
     "zeropp_loco_param": ("DeepSpeed 0.19 has removed it", "zero_quantized_gradients works without it"),
     "legacy_stage1": ("DeepSpeed has removed this implementation of stage 1", "stage: 1 uses its successor"),
-    "elastic_checkpoint": ("a checkpoint moves to another number of ranks in the universal format", "see `python -m roll.export`"),
+    "elastic_checkpoint": (
+        "a checkpoint moves to another number of ranks in the universal format",
+        "see `python -m roll.export`",
+    ),
     "zenflow": ("it requires its own optimizer", "use offload_optimizer"),
-    "save_muon_momentum_buffer_in_memory": ("it belongs to DeepSpeed's Muon", "training_args.optimizer: muon uses torch's Muon"),
-    "stage3_module_granularity_threshold": ("the first backward pass failed with it in tests", "use leaf_module, which lists the modules"),
+    "save_muon_momentum_buffer_in_memory": (
+        "it belongs to DeepSpeed's Muon",
+        "training_args.optimizer: muon uses torch's Muon",
+    ),
+    "stage3_module_granularity_threshold": (
+        "the first backward pass failed with it in tests",
+        "use leaf_module, which lists the modules",
+    ),
     "zero3_init_flag": SHARDS_AT_LOAD,
     "zero3_init": SHARDS_AT_LOAD,
 }
@@ -103,7 +137,10 @@ ZERO: Mapping[str, Kind] = dict.fromkeys(
 ) | {"reduce_bucket_size": SIZE, "zero_hpz_partition_size": SIZE, "leaf_module": BLOCK}  # fmt: skip
 """Keys of `zero_optimization` that are not in the schema (`deepspeed/runtime/zero/config.py`), with their kinds."""
 BF16: Mapping[str, Kind] = {"enabled": FLAG, "immediate_grad_update": FLAG, "check_grad_overflow": FLAG}
-BF16_REFUSED: Mapping[str, tuple[str, str]] = {"bf16_master_weights_and_grads": FP32_MASTER, "bf16_optimizer_states": FP32_MASTER}
+BF16_REFUSED: Mapping[str, tuple[str, str]] = {
+    "bf16_master_weights_and_grads": FP32_MASTER,
+    "bf16_optimizer_states": FP32_MASTER,
+}
 FP16: Mapping[str, Kind] = {
     "enabled": FLAG,
     "loss_scale": NUMBER,
@@ -157,4 +194,8 @@ def block_faults(
             remedy = "correct the name, or remove the key" if near else f"known keys of this block: {', '.join(kinds)}"
             yield Fault(f"{where}.{key}", f"unknown key, with the value {said}{near}", remedy)
         elif value != "auto" and not kinds[key].holds(value):
-            yield Fault(f"{where}.{key}", f"{said} is not allowed", f"give {kinds[key].said}, or auto for DeepSpeed's own choice")
+            yield Fault(
+                f"{where}.{key}",
+                f"{said} is not allowed",
+                f"give {kinds[key].said}, or auto for DeepSpeed's own choice",
+            )

@@ -23,18 +23,32 @@ from roll.config.schema.base import (
 class ZeroOffloadConfig(StrictConfig):
     """DeepSpeed's offload of optimizer states or of parameters."""
 
-    device: Literal["none", "cpu", "nvme"] = Field("none", description="Where the states are kept; `none` keeps them on the GPU.")
+    device: Literal["none", "cpu", "nvme"] = Field(
+        "none", description="Where the states are kept; `none` keeps them on the GPU."
+    )
     pin_memory: bool = Field(False, description="Use pinned (page-locked) host memory, which makes transfers faster.")
     nvme_path: PathText | None = Field(None, description="Folder on the NVMe device, for `device: nvme`.")
-    buffer_count: PositiveInt | None = Field(None, description="Number of swap buffers; DeepSpeed's default if not given.")
-    buffer_size: Large | None = Field(
-        None, description="`offload_param`: size of a swap buffer in elements, at least a rank's shard of the largest tensor."
+    buffer_count: PositiveInt | None = Field(
+        None, description="Number of swap buffers; DeepSpeed's default if not given."
     )
-    max_in_cpu: Large | None = Field(None, description="`offload_param` to NVMe: number of elements that stay in host memory.")
-    pipeline_read: bool | None = Field(None, description="`offload_optimizer` to NVMe: overlap reading the next states with the update.")
-    pipeline_write: bool | None = Field(None, description="`offload_optimizer` to NVMe: overlap writing the last states with the update.")
+    buffer_size: Large | None = Field(
+        None,
+        description="`offload_param`: size of a swap buffer in elements, at least a rank's shard of the largest "
+        "tensor.",
+    )
+    max_in_cpu: Large | None = Field(
+        None, description="`offload_param` to NVMe: number of elements that stay in host memory."
+    )
+    pipeline_read: bool | None = Field(
+        None, description="`offload_optimizer` to NVMe: overlap reading the next states with the update."
+    )
+    pipeline_write: bool | None = Field(
+        None, description="`offload_optimizer` to NVMe: overlap writing the last states with the update."
+    )
     fast_init: bool | None = Field(None, description="`offload_optimizer` to NVMe: initialise the states faster.")
-    ratio: Fraction | None = Field(None, description="Fraction of the optimizer updates that run on the CPU. Only 1 is accepted.")
+    ratio: Fraction | None = Field(
+        None, description="Fraction of the optimizer updates that run on the CPU. Only 1 is accepted."
+    )
 
 
 class ZeroOptimizationConfig(StrictConfig):
@@ -46,10 +60,15 @@ class ZeroOptimizationConfig(StrictConfig):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     stage: Literal[0, 1, 2, 3] = Field(
-        description="What is sharded over the ranks. 0: nothing; 1: optimizer states; 2: also gradients; 3: also parameters."
+        description="What is sharded over the ranks. 0: nothing; 1: optimizer states; 2: also gradients; 3: also "
+        "parameters."
     )
-    offload_optimizer: ZeroOffloadConfig | None = Field(None, description="Keep optimizer states in host memory or on NVMe.")
-    offload_param: ZeroOffloadConfig | None = Field(None, description="Keep parameters in host memory or on NVMe; needs stage 3.")
+    offload_optimizer: ZeroOffloadConfig | None = Field(
+        None, description="Keep optimizer states in host memory or on NVMe."
+    )
+    offload_param: ZeroOffloadConfig | None = Field(
+        None, description="Keep parameters in host memory or on NVMe; needs stage 3."
+    )
 
 
 class TensorParallelConfig(StrictConfig):
@@ -62,10 +81,14 @@ class TensorParallelConfig(StrictConfig):
 
     autotp_size: NonNegativeInt = Field(
         le=MOST_RANKS,
-        description="`deepspeed_train`: number of consecutive ranks that form a replica and shard the model's linear layers; 0 and 1 "
+        description="`deepspeed_train`: number of consecutive ranks that form a replica and shard the model's linear "
+        "layers; "
+        "0 and 1 "
         "shard nothing. See docs/deepspeed.md for its requirements.",
     )
-    tp_overlap_comm: bool = Field(False, description="Overlap the all-reduce of gradients over the replica with the backward pass.")
+    tp_overlap_comm: bool = Field(
+        False, description="Overlap the all-reduce of gradients over the replica with the backward pass."
+    )
 
 
 class DeepSpeedConfig(StrictConfig):
@@ -75,37 +98,58 @@ class DeepSpeedConfig(StrictConfig):
     """
 
     zero_optimization: ZeroOptimizationConfig = Field(description="Settings of ZeRO.")
-    bf16: dict[str, Any] | None = Field(None, description="DeepSpeed's block of this name. Must agree with `model_args.dtype`.")
+    bf16: dict[str, Any] | None = Field(
+        None, description="DeepSpeed's block of this name. Must agree with `model_args.dtype`."
+    )
     fp16: dict[str, Any] | None = Field(
         None, description="DeepSpeed's block of this name, for the loss scale. Must agree with `model_args.dtype`."
     )
-    gradient_clipping: NonNegativeFloat | Literal["auto"] | None = Field(None, description="Must agree with `max_grad_norm` if given.")
+    gradient_clipping: NonNegativeFloat | Literal["auto"] | None = Field(
+        None, description="Must agree with `max_grad_norm` if given."
+    )
     train_micro_batch_size_per_gpu: PositiveInt | Literal["auto"] | None = Field(
         None, description="Must agree with `per_device_train_batch_size` if given."
     )
-    gradient_accumulation_steps: PositiveInt | Literal["auto"] | None = Field(None, description="Must agree with `training_args` if given.")
+    gradient_accumulation_steps: PositiveInt | Literal["auto"] | None = Field(
+        None, description="Must agree with `training_args` if given."
+    )
     train_batch_size: PositiveInt | Literal["auto"] | None = Field(
         None, description="Must agree with the plan's batch arithmetic if given."
     )
     steps_per_print: PositiveInt | None = Field(None, description="Steps between progress lines of DeepSpeed.")
     wall_clock_breakdown: bool = Field(False, description="Log the timers of DeepSpeed.")
-    communication_data_type: Literal["fp32", "fp16", "bf16"] | None = Field(None, description="Data type in which gradients are reduced.")
+    communication_data_type: Literal["fp32", "fp16", "bf16"] | None = Field(
+        None, description="Data type in which gradients are reduced."
+    )
     data_types: dict[str, Any] | None = Field(
-        None, description="DeepSpeed's block of this name: `grad_accum_dtype`, the data type in which gradients accumulate."
+        None,
+        description="DeepSpeed's block of this name: `grad_accum_dtype`, the data type in which gradients accumulate.",
     )
     activation_checkpointing: dict[str, Any] | None = Field(
         None,
-        description="DeepSpeed's block of this name. Its key `cpu_checkpointing` keeps the inputs of recomputed layers in host memory.",
+        description="DeepSpeed's block of this name. Its key `cpu_checkpointing` keeps the inputs of recomputed "
+        "layers "
+        "in "
+        "host memory.",
     )
     aio: dict[str, Any] | None = Field(None, description="DeepSpeed's block for asynchronous I/O, for offload to NVMe.")
     tensor_parallel: TensorParallelConfig | None = Field(None, description="Settings of tensor parallelism (AutoTP).")
-    zero_allow_untested_optimizer: Literal[True] | None = Field(None, description="Always `true`, because roll creates the optimizer.")
+    zero_allow_untested_optimizer: Literal[True] | None = Field(
+        None, description="Always `true`, because roll creates the optimizer."
+    )
     sequence_parallel_size: Ranks = Field(
         1,
-        description="`deepspeed_train`: number of consecutive ranks that form a replica and split the tokens and activations of each "
-        "micro-batch (DeepSpeed-Ulysses). `max_tokens_per_microbatch` and `per_device_train_batch_size` then count per replica.",
+        description="`deepspeed_train`: number of consecutive ranks that form a replica and split the tokens and "
+        "activations "
+        "of each "
+        "micro-batch (DeepSpeed-Ulysses). `max_tokens_per_microbatch` and `per_device_train_batch_size` then "
+        "count "
+        "per "
+        "replica.",
     )
-    zero_force_ds_cpu_optimizer: Literal[False] | None = Field(None, description="Always `false`, because roll creates the optimizer.")
+    zero_force_ds_cpu_optimizer: Literal[False] | None = Field(
+        None, description="Always `false`, because roll creates the optimizer."
+    )
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -121,29 +165,50 @@ class VllmConfig(StrictConfig):
 
     tensor_parallel_size: Ranks = Field(1, description="Number of GPUs per engine, over which its layers are sharded.")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.9, description="Fraction of a GPU's memory that the engine may use. Lower it if other roles stay on the same GPU."
+        0.9,
+        description="Fraction of a GPU's memory that the engine may use. Lower it if other roles stay on the same GPU.",
     )
     kv_cache_gib: PositiveFloat = Field(1.0, description="Memory for the KV cache in GiB, on the CPU only.")
     max_model_len: PositiveInt | None = Field(
         None,
-        description="Largest context length in tokens: prompt and response, or episode. If not given, the largest that the run can need.",
+        description="Largest context length in tokens: prompt and response, or episode. If not given, the largest "
+        "that "
+        "the "
+        "run can need.",
     )
-    max_num_seqs: PositiveInt = Field(512, description="Largest number of sequences that one engine generates concurrently.")
+    max_num_seqs: PositiveInt = Field(
+        512, description="Largest number of sequences that one engine generates concurrently."
+    )
     max_num_batched_tokens: PositiveInt = Field(
         8192,
-        description="Largest number of tokens in one engine step. On the CPU at least `max_model_len`, because prefill is not "
+        description="Largest number of tokens in one engine step. On the CPU at least `max_model_len`, because "
+        "prefill "
+        "is "
+        "not "
         "chunked there.",
     )
-    block_size: PositiveInt | None = Field(None, description="Number of tokens per KV-cache block; vLLM's default if not given.")
-    enforce_eager: bool = Field(False, description="Do not compile the model or capture CUDA graphs: starts faster, generates more slowly.")
+    block_size: PositiveInt | None = Field(
+        None, description="Number of tokens per KV-cache block; vLLM's default if not given."
+    )
+    enforce_eager: bool = Field(
+        False, description="Do not compile the model or capture CUDA graphs: starts faster, generates more slowly."
+    )
     enable_prefix_caching: bool = Field(
-        True, description="Share the KV cache of common prefixes, such as the prompt of a group and earlier turns of an episode."
+        True,
+        description="Share the KV cache of common prefixes, such as the prompt of a group and earlier turns of an "
+        "episode.",
     )
     load_format: Literal["auto", "dummy", "safetensors"] = Field(
-        "auto", description="How the engine loads its initial weights. `dummy` skips this; the first weight sync then sets them."
+        "auto",
+        description="How the engine loads its initial weights. `dummy` skips this; the first weight sync then sets "
+        "them.",
     )
-    disable_custom_all_reduce: bool = Field(False, description="Use NCCL's all-reduce in tensor parallelism instead of vLLM's own.")
-    engine_args: dict[str, Any] = Field(default_factory=dict, description="Additional arguments of vLLM's `AsyncEngineArgs`.")
+    disable_custom_all_reduce: bool = Field(
+        False, description="Use NCCL's all-reduce in tensor parallelism instead of vLLM's own."
+    )
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict, description="Additional arguments of vLLM's `AsyncEngineArgs`."
+    )
 
 
 class HfConfig(StrictConfig):
@@ -163,7 +228,9 @@ class DeepSpeedInferStrategyConfig(StrictConfig):
     strategy_name: Literal["deepspeed_infer"] = Field(
         description="Compute log-probs with a model sharded by ZeRO-3, for models too large for one GPU."
     )
-    strategy_config: DeepSpeedConfig = Field(description="DeepSpeed's configuration, with stage 3; usually `${deepspeed_zero3}`.")
+    strategy_config: DeepSpeedConfig = Field(
+        description="DeepSpeed's configuration, with stage 3; usually `${deepspeed_zero3}`."
+    )
 
 
 class HfInferStrategyConfig(StrictConfig):
@@ -179,7 +246,9 @@ class VllmStrategyConfig(StrictConfig):
     """Generation with vLLM."""
 
     strategy_name: Literal["vllm"] = Field(description="Generate with vLLM.")
-    strategy_config: VllmConfig = Field(default_factory=lambda: VllmConfig.model_validate({}), description="Settings of the engine.")
+    strategy_config: VllmConfig = Field(
+        default_factory=lambda: VllmConfig.model_validate({}), description="Settings of the engine."
+    )
 
 
 StrategyConfig = Annotated[

@@ -19,11 +19,16 @@ class AgentConfig(StrictConfig):
 
     command: tuple[str, ...] | None = Field(
         None,
-        description="The command and its arguments. It gets `OPENAI_BASE_URL` and `OPENAI_API_KEY` as environment variables, and the row "
+        description="The command and its arguments. It gets `OPENAI_BASE_URL` and `OPENAI_API_KEY` as environment "
+        "variables, "
+        "and the row "
         "as JSON on stdin.",
     )
     function: str | None = Field(
-        None, description="`package.module:function`, called as `function(row=..., base_url=..., api_key=...)` in a separate process."
+        None,
+        description="`package.module:function`, called as `function(row=..., base_url=..., api_key=...)` in a "
+        "separate "
+        "process.",
     )
 
 
@@ -37,7 +42,9 @@ class McpServerConfig(StrictConfig):
         None, description="Command of a server that uses stdin and stdout. It is started for each episode."
     )
     url: str | None = Field(None, description="URL of a server that uses streamable HTTP.")
-    call_timeout: Seconds = Field(5.0, description="Timeout of one tool call, in seconds. The model then gets an error as the result.")
+    call_timeout: Seconds = Field(
+        5.0, description="Timeout of one tool call, in seconds. The model then gets an error as the result."
+    )
 
 
 class GatewayConfig(StrictConfig):
@@ -49,7 +56,9 @@ class GatewayConfig(StrictConfig):
     host: str = Field("127.0.0.1", description="Address to listen on. The default is reachable from this machine only.")
     port: int = Field(0, ge=0, le=LAST_PORT, description="Port to listen on; 0 chooses a free one.")
     body_mib: PositiveInt = Field(64, le=4096, description="Largest request body, in MiB.")
-    sessions: PositiveInt = Field(4096, le=1 << 20, description="Largest number of concurrent agent episodes; further ones wait.")
+    sessions: PositiveInt = Field(
+        4096, le=1 << 20, description="Largest number of concurrent agent episodes; further ones wait."
+    )
 
 
 class EnvironmentConfig(StrictConfig):
@@ -60,45 +69,74 @@ class EnvironmentConfig(StrictConfig):
 
     environment: str | None = Field(
         None,
-        description="Name of the environment, or `package.module:Class`. If not given: the name of the domain, or `tool_use` if no "
+        description="Name of the environment, or `package.module:Class`. If not given: the name of the domain, or "
+        "`tool_use` "
+        "if no "
         "environment has that name and the domain has `tools`, `mcp` or an `agent`.",
     )
-    environment_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment class.")
+    environment_args: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of the environment class."
+    )
     tools: tuple[str, ...] = Field(
         (), description="Additional tools for the policy, each a Python function given as `package.module:function`."
     )
-    mcp: tuple[McpServerConfig, ...] = Field((), description="MCP servers (Model Context Protocol) whose tools the policy may call.")
+    mcp: tuple[McpServerConfig, ...] = Field(
+        (), description="MCP servers (Model Context Protocol) whose tools the policy may call."
+    )
     agent: AgentConfig | None = Field(
-        None, description="An external agent that runs the episode instead of the built-in loop over turns; see docs/agents.md."
+        None,
+        description="An external agent that runs the episode instead of the built-in loop over turns; see "
+        "docs/agents.md.",
     )
     rows: PositiveInt | None = Field(
-        None, le=1 << 24, description="Number of tasks that the environment generates, each from a seed. No data file is then needed."
+        None,
+        le=1 << 24,
+        description="Number of tasks that the environment generates, each from a seed. No data file is then needed.",
     )
     tag_included: tuple[str, ...] | None = Field(
-        None, description="Values of the `tag` column whose rows belong to this domain; the name of the domain if not given."
+        None,
+        description="Values of the `tag` column whose rows belong to this domain; the name of the domain if not given.",
     )
     max_turns: PositiveInt = Field(8, le=4096, description="Largest number of turns of the policy in an episode.")
     world_size: Ranks = Field(1, description="Number of worker processes.")
     sessions_per_process: PositiveInt = Field(
-        16, le=65536, description="Number of concurrent episodes per process. Methods that are not `async` are called one at a time."
+        16,
+        le=65536,
+        description="Number of concurrent episodes per process. Methods that are not `async` are called one at a time.",
     )
     step_timeout: Seconds = Field(10.0, description="Timeout of one call of the environment, in seconds.")
     episode_timeout: Seconds = Field(
         600.0,
-        description="Timeout of an episode from its first observation, generation included, in seconds. A late episode is not trained on.",
+        description="Timeout of an episode from its first observation, generation included, in seconds. A late "
+        "episode "
+        "is "
+        "not trained on.",
     )
     memory_gib: PositiveFloat = Field(
-        8.0, le=65536, description="Memory limit in GiB of an environment process, alone and together with its child processes."
+        8.0,
+        le=65536,
+        description="Memory limit in GiB of an environment process, alone and together with its child processes.",
     )
     max_processes: PositiveInt = Field(
-        256, le=65536, description="Largest number of processes of an environment process: itself and all its descendants."
+        256,
+        le=65536,
+        description="Largest number of processes of an environment process: itself and all its descendants.",
     )
     attempts: PositiveInt = Field(
-        2, le=100, description="Number of attempts at an episode if its environment fails. After the last one, its group is replaced."
+        2,
+        le=100,
+        description="Number of attempts at an episode if its environment fails. After the last one, its group is "
+        "replaced.",
     )
     passes_at: Number | None = Field(
         None,
-        description="Reward of an episode from which it passes, for `pass@k`. If not given: the environment's metric `success` is 1, or "
+        description="Reward of an episode from which it passes, for `pass@k`. If not given: the environment's metric "
+        "`success` "
+        "is "
+        "1, "
+        "or "
         "without this metric, the reward is at least 1.",
     )
-    system_envs: dict[str, VariableText] = Field(default_factory=dict, description="Environment variables of the worker processes.")
+    system_envs: dict[str, VariableText] = Field(
+        default_factory=dict, description="Environment variables of the worker processes."
+    )

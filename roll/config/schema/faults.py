@@ -58,7 +58,11 @@ def schema_faults(error: ValidationError, root: type[BaseModel], values: Mapping
     for detail in error.errors(include_url=False):
         details.setdefault(_place(detail, values), []).append(detail)
     # In a union (a string or a list of strings), the error with the longer path is more precise.
-    whole = [place for place in details if not any(len(other) > len(place) and other[: len(place)] == place for other in details)]
+    whole = [
+        place
+        for place in details
+        if not any(len(other) > len(place) and other[: len(place)] == place for other in details)
+    ]
     # If the strategy itself is refused, its settings belong to another program, and their errors are not reported.
     foreign = {(*place[:-1], "strategy_config") for place in whole if place[-1:] == (DISCRIMINATOR,)}
     whole = [place for place in whole if not any(place[: len(block)] == block for block in foreign)]
@@ -79,10 +83,11 @@ def without_unknown(values: Mapping[str, Any], error: ValidationError) -> dict[s
 
 
 def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], values: Mapping[str, Any]) -> Fault:
-    """Return the fault of an unknown key. The remedy is the nearest key in the block, or the block where the key belongs.
+    """Return the fault of an unknown key. The remedy is the nearest key in the block, or the block where the key
+    belongs.
 
-    If the block contains settings of a strategy other than the chosen one, return one fault for the whole block instead, equal for all
-    of its keys.
+    If the block contains settings of a strategy other than the chosen one, return one fault for the whole block
+    instead, equal for all of its keys.
     """
     foreign = _foreign_block(place, root, values)
     if foreign:
@@ -93,11 +98,17 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
         why, instead = REFUSED[name]
         return Fault(dotted(place), f"{shown(value)}, but {why}", f"remove it; {instead}")
     if section is DeepSpeedConfig and name in MEGATRON_KEYS:
-        return Fault(dotted(place), f"{shown(value)}: this is a key of Megatron, but the block is for DeepSpeed", MEGATRON_KEYS[name])
+        return Fault(
+            dotted(place),
+            f"{shown(value)}: this is a key of Megatron, but the block is for DeepSpeed",
+            MEGATRON_KEYS[name],
+        )
     known = sorted(section.model_fields) if section else []
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     elsewhere = _elsewhere(place, root, values)
-    owners = [pipeline for pipeline, schema in PIPELINES.items() if name in schema.model_fields] if section is root else []
+    owners = (
+        [pipeline for pipeline, schema in PIPELINES.items() if name in schema.model_fields] if section is root else []
+    )
     is_roll = name not in PROGRAMS and bool(owners or close)
     translated = (None if is_roll else counterparts_of_block(name, value, root)) or counterpart_of(name, root)
     if translated and section not in (DeepSpeedConfig, VllmConfig):
@@ -129,17 +140,26 @@ def _elsewhere(place: Sequence[str | int], root: type[BaseModel], values: Mappin
 
 
 def _foreign_block(place: Sequence[str | int], root: type[BaseModel], values: Mapping[str, Any]) -> Fault | None:
-    """Return a fault if `strategy_name` was overridden, but `strategy_config` still holds keys of the file's strategy, else None."""
+    """Return a fault if `strategy_name` was overridden, but `strategy_config` still holds keys of the file's strategy,
+    else None.
+    """
     role = section_at(root, place[:1], values) if len(place) == 4 and place[2] == "strategy_config" else None
     if role is None:
         return None
     strategy_args = values[str(place[0])][place[1]]
     for strategy, _ in sections(role.model_fields["strategy_args"].annotation):
-        if any(place[3] in settings.model_fields for settings, _ in sections(strategy.model_fields["strategy_config"].annotation)):
+        if any(
+            place[3] in settings.model_fields
+            for settings, _ in sections(strategy.model_fields["strategy_config"].annotation)
+        ):
             (owner,) = get_args(strategy.model_fields[DISCRIMINATOR].annotation)
             keys, chosen = ", ".join(strategy_args["strategy_config"]), strategy_args[DISCRIMINATOR]
             problem = f"holds settings of {owner} ({keys}), but {DISCRIMINATOR} is {chosen}"
-            return Fault(dotted(place[:-1]), problem, f"remove the block, which belongs to another strategy: ~{dotted(place[:-1])}")
+            return Fault(
+                dotted(place[:-1]),
+                problem,
+                f"remove the block, which belongs to another strategy: ~{dotted(place[:-1])}",
+            )
     return None
 
 
@@ -154,7 +174,11 @@ def unread_keys(config: BaseModel, choice: str, own: Mapping[str, Sequence[str]]
     for key, readers in own.items():
         value = getattr(config, key)
         if key in config.model_fields_set and value is not None and chosen not in readers:
-            yield Fault(key, f"{value:g}, but {choice} {chosen} does not read it", f"remove it, or set {choice}={' or '.join(readers)}")
+            yield Fault(
+                key,
+                f"{value:g}, but {choice} {chosen} does not read it",
+                f"remove it, or set {choice}={' or '.join(readers)}",
+            )
 
 
 def shown(value: Any) -> str:
@@ -170,7 +194,9 @@ def shown_at(place: Sequence[str | int], value: Any) -> str:
 
 
 def _place(detail: ErrorDetails, values: Any) -> tuple[str | int, ...]:
-    """Return pydantic's location without the tags of unions: only steps that exist in `values`, and the name of a missing key."""
+    """Return pydantic's location without the tags of unions: only steps that exist in `values`, and the name of a
+    missing key.
+    """
     place: list[str | int] = []
     last = len(detail["loc"]) - 1
     for index, step in enumerate(detail["loc"]):
@@ -189,7 +215,9 @@ def _steps(values: Any) -> Iterable[str | int]:
     return range(len(values)) if isinstance(values, list) else ()
 
 
-def _fault(place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: type[BaseModel], values: Mapping[str, Any]) -> Fault:
+def _fault(
+    place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: type[BaseModel], values: Mapping[str, Any]
+) -> Fault:
     detail, kind = details[0], details[0]["type"]
     value = shown_at(place, detail["input"])
     if kind == "extra_forbidden":
@@ -232,7 +260,12 @@ def _as_preset(named: str, place: str) -> str:
     if not named.endswith((".json", ".yaml", ".yml")):
         return f"${{{named}}} with the preset of this name in `defaults`"
     name = PurePath(named).stem
-    return f"save the file as {name}.yaml (JSON is valid YAML) in the folder of the experiment, and add `- {name}@{place}` to `defaults`"
+    return (
+        f"save the file as {name}.yaml (JSON is valid YAML) in the folder of the experiment, and add `- "
+        f"{name}@{place}` "
+        f"to "
+        f"`defaults`"
+    )
 
 
 def _strategies(place: tuple[str | int, ...], root: type[BaseModel], values: Mapping[str, Any]) -> str:

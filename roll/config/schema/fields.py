@@ -37,7 +37,9 @@ def members(annotation: object) -> tuple[object, ...]:
 
 
 def sections(annotation: object) -> tuple[tuple[type[BaseModel], bool], ...]:
-    """Return the blocks in a type. Each comes with a flag that is true if the block is a value of a mapping (`dict[str, Block]`)."""
+    """Return the blocks in a type. Each comes with a flag that is true if the block is a value of a mapping (`dict[str,
+    Block]`).
+    """
     found: list[tuple[type[BaseModel], bool]] = []
     for part in members(annotation):
         if isinstance(part, type) and issubclass(part, BaseModel):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-TRAINS = "use deepspeed_train, with strategy_config: ${deepspeed_zero3} and ../config/deepspeed_zero3@_here_ in `defaults`"
-SCORES = "use hf_infer, or deepspeed_infer with strategy_config: ${deepspeed_zero3} for a model that does not fit on one GPU"
+TRAINS = (
+    "use deepspeed_train, with strategy_config: ${deepspeed_zero3} and ../config/deepspeed_zero3@_here_ in `defaults`"
+)
+SCORES = (
+    "use hf_infer, or deepspeed_infer with strategy_config: ${deepspeed_zero3} for a model that does not fit on one GPU"
+)
 STRATEGIES: Mapping[str, tuple[str, str]] = {
     "megatron_train": ("Megatron", TRAINS),
     "megatron_infer": ("Megatron", SCORES),

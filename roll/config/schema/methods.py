@@ -19,7 +19,8 @@ NO_METHOD = "no_method"
 class Named:
     """Annotation of a `Method` in `Annotated`: the methods that the key may name.
 
-    The validation context maps keys to the user's own methods and their traits. A user's method that is not in it gets default traits.
+    The validation context maps keys to the user's own methods and their traits. A user's method that is not in it gets
+    default traits.
     """
 
     kind: Kind

@@ -24,33 +24,47 @@ from roll.config.schema.base import (
 class ModelConfig(StrictConfig):
     """The model of a role."""
 
-    model_name_or_path: PathText | None = Field(None, description="Folder or Hub name of the model; `pretrain` if not given.")
+    model_name_or_path: PathText | None = Field(
+        None, description="Folder or Hub name of the model; `pretrain` if not given."
+    )
     dtype: Literal["bf16", "fp16", "fp32"] = Field("bf16", description="Data type of weights and activations.")
     attn_implementation: Literal["auto", "sdpa", "eager", "fa2"] = Field(
         "auto",
-        description="Attention kernel. `auto` is torch's variable-length kernel for packed sequences; `fa2` needs the package "
+        description="Attention kernel. `auto` is torch's variable-length kernel for packed sequences; `fa2` needs the "
+        "package "
         "`flash-attn`.",
     )
     gradient_checkpointing: Literal["auto", "all", "none"] | NonNegativeInt = Field(
         "auto",
-        description="Decoder layers that recompute their activations in the backward pass: `all`, `none`, or a number n for the first n. "
+        description="Decoder layers that recompute their activations in the backward pass: `all`, `none`, or a number "
+        "n for "
+        "the first n. "
         "`auto`: on the CPU all; on a GPU as many as memory requires, which is measured in the first updates.",
     )
     compile_layers: Literal["auto"] | bool = Field(
         "auto",
-        description="Compile the decoder layers with torch.compile. `auto`: on a GPU, unless `lora_dropout` or `liger` is used.",
+        description="Compile the decoder layers with torch.compile. `auto`: on a GPU, unless `lora_dropout` or "
+        "`liger` "
+        "is "
+        "used.",
     )
     liger: bool = Field(
-        False, description="Use Liger's fused RMSNorm, SwiGLU and rotary embedding. Needs a GPU and the package `liger-kernel`."
+        False,
+        description="Use Liger's fused RMSNorm, SwiGLU and rotary embedding. Needs a GPU and the package "
+        "`liger-kernel`.",
     )
     lora_target: str | None = Field(
         None,
-        description="Modules that get a LoRA adapter, comma-separated (`q_proj,v_proj`), or `all-linear`. If not given, all parameters are "
+        description="Modules that get a LoRA adapter, comma-separated (`q_proj,v_proj`), or `all-linear`. If not "
+        "given, "
+        "all "
+        "parameters are "
         "trained.",
     )
     lora_rank: Annotated[int, Field(gt=0, le=16384)] = Field(8, description="Rank of the LoRA adapters.")
     lora_alpha: PositiveFloat | None = Field(
-        None, description="The output of the adapters is scaled by `lora_alpha / lora_rank`; 2 x `lora_rank` if not given."
+        None,
+        description="The output of the adapters is scaled by `lora_alpha / lora_rank`; 2 x `lora_rank` if not given.",
     )
     lora_dropout: BelowOne = Field(0.0, description="Dropout probability on the input of the adapters in training.")
     trust_remote_code: bool = Field(False, description="Allow Python code from the model repository to run.")
@@ -59,9 +73,9 @@ class ModelConfig(StrictConfig):
 class TrainingConfig(StrictConfig):
     """Optimizer, learning-rate schedule and batch size."""
 
-    optimizer: Literal["adamw", "adamw_8bit", "lion", "adagrad", "muon", "onebit_adam", "zero_one_adam", "onebit_lamb"] = Field(
-        "adamw", description="Optimizer; docs/deepspeed.md lists the requirements of each."
-    )
+    optimizer: Literal[
+        "adamw", "adamw_8bit", "lion", "adagrad", "muon", "onebit_adam", "zero_one_adam", "onebit_lamb"
+    ] = Field("adamw", description="Optimizer; docs/deepspeed.md lists the requirements of each.")
     learning_rate: NonNegativeFloat = Field(1e-6, description="Peak learning rate.")
     lora_learning_rate: NonNegativeFloat | None = Field(
         None, description="Learning rate of the LoRA adapters; `learning_rate` if not given."
@@ -81,92 +95,152 @@ class TrainingConfig(StrictConfig):
         "greedy",
     ] = Field(
         "linear",
-        description="Learning-rate schedule after the warm-up, as named in transformers. The last two need a metric and are refused.",
+        description="Learning-rate schedule after the warm-up, as named in transformers. The last two need a metric "
+        "and "
+        "are "
+        "refused.",
     )
     lr_scheduler_kwargs: dict[str, float | int | str] = Field(
         default_factory=dict, description="Additional arguments of the schedule in transformers: `{min_lr: 1e-7}`."
     )
     warmup_steps: NonNegativeInt = Field(0, description="Number of optimizer updates of linear warm-up.")
     warmup_ratio: Fraction = Field(0.0, description="Warm-up as a fraction of all updates, instead of `warmup_steps`.")
-    weight_decay: NonNegativeFloat = Field(0.0, description="Weight decay of matrices. Norms, biases and other vectors are not decayed.")
-    adam_beta1: BelowOne = Field(0.9, description="Decay rate of the first moment. With `lion`: weight of the momentum in the update.")
-    adam_beta2: BelowOne = Field(0.999, description="Decay rate of the second moment. With `lion`: decay rate of the momentum.")
-    adam_epsilon: PositiveFloat = Field(1e-8, description="Added to the square root of the second moment, for numerical stability.")
+    weight_decay: NonNegativeFloat = Field(
+        0.0, description="Weight decay of matrices. Norms, biases and other vectors are not decayed."
+    )
+    adam_beta1: BelowOne = Field(
+        0.9, description="Decay rate of the first moment. With `lion`: weight of the momentum in the update."
+    )
+    adam_beta2: BelowOne = Field(
+        0.999, description="Decay rate of the second moment. With `lion`: decay rate of the momentum."
+    )
+    adam_epsilon: PositiveFloat = Field(
+        1e-8, description="Added to the square root of the second moment, for numerical stability."
+    )
     per_device_train_batch_size: PositiveInt = Field(
         1,
-        description="Sequences of one optimizer update = this x `gradient_accumulation_steps` x ranks. Ranks that share sequences "
-        "(`sequence_parallel_size`, `autotp_size`) count as one. Without `max_tokens_per_microbatch`, a forward pass has at most as many "
-        "tokens as this number of the longest sequences. In `rlvr` without `gradient_accumulation_steps` this is its only effect: "
+        description="Sequences of one optimizer update = this x `gradient_accumulation_steps` x ranks. Ranks that "
+        "share "
+        "sequences "
+        "(`sequence_parallel_size`, `autotp_size`) count as one. Without `max_tokens_per_microbatch`, a forward "
+        "pass "
+        "has "
+        "at "
+        "most "
+        "as "
+        "many "
+        "tokens as this number of the longest sequences. In `rlvr` without `gradient_accumulation_steps` this is "
+        "its "
+        "only "
+        "effect: "
         "`updates_per_step` says the size of an update.",
     )
     gradient_accumulation_steps: PositiveInt | None = Field(
-        None, description="See `per_device_train_batch_size`. If not given: 1, but in `rlvr` `updates_per_step` says the size of an update."
+        None,
+        description="See `per_device_train_batch_size`. If not given: 1, but in `rlvr` `updates_per_step` says the "
+        "size "
+        "of "
+        "an update.",
     )
     max_consecutive_skips: NonNegativeInt = Field(
-        10, description="End the run after this many consecutive updates were skipped because of a NaN or infinity; 0 never ends it."
+        10,
+        description="End the run after this many consecutive updates were skipped because of a NaN or infinity; 0 "
+        "never "
+        "ends "
+        "it.",
     )
     router_aux_loss_coef: NonNegativeFloat | None = Field(
         None,
-        description="Mixture of experts: weight of the routers' load-balancing loss, which is added to the loss. 0 only reports the "
+        description="Mixture of experts: weight of the routers' load-balancing loss, which is added to the loss. 0 "
+        "only "
+        "reports the "
         "metrics `router/aux_loss` and `router/load_max`. If not given, neither is computed.",
     )
     num_train_epochs: PositiveInt = Field(
-        1, description="Number of passes over the rows, after which the run ends, unless `max_steps` ends it earlier. Not used in RLVR."
+        1,
+        description="Number of passes over the rows, after which the run ends, unless `max_steps` ends it earlier. "
+        "Not "
+        "used "
+        "in RLVR.",
     )
 
 
 def truths_as_text(arguments: Mapping[str, Any]) -> list[str]:
-    """Return the arguments of a chat template that are the text of a truth value. Jinja takes every text but "" as true, also "false"."""
-    return [key for key, value in arguments.items() if isinstance(value, str) and value.strip().lower() in ("true", "false")]
+    """Return the arguments of a chat template that are the text of a truth value. Jinja takes every text but "" as
+    true, also "false".
+    """
+    return [
+        key for key, value in arguments.items() if isinstance(value, str) and value.strip().lower() in ("true", "false")
+    ]
 
 
 class DataConfig(StrictConfig):
     """Data: the source of the rows and the meaning of their columns."""
 
     file_name: PathText | tuple[PathText, ...] = Field(
-        description="JSON, JSONL, CSV, Parquet or Arrow files, folders of them, or Hub names; relative to the working directory."
+        description="JSON, JSONL, CSV, Parquet or Arrow files, folders of them, or Hub names; relative to the working "
+        "directory."
     )
     split: str = Field("train", description="Split to read if a source has several.")
     template: Literal["native", "chatml", "qwen2_5", "raw"] = Field(
-        "native", description="Chat template: `native` (the tokenizer's own), `chatml`, `qwen2_5`, or `raw` (no template)."
+        "native",
+        description="Chat template: `native` (the tokenizer's own), `chatml`, `qwen2_5`, or `raw` (no template).",
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
         None,
-        description="Arguments of the chat template for every row, such as `{enable_thinking: false}`; those of a row take precedence. "
+        description="Arguments of the chat template for every row, such as `{enable_thinking: false}`; those of a row "
+        "take "
+        "precedence. "
         "Held-out rows with the same `template` have those of the training rows by default.",
     )
-    messages: str | None = Field(None, description="Column with a list of `{role, content}`. Give either this or `prompt`.")
+    messages: str | None = Field(
+        None, description="Column with a list of `{role, content}`. Give either this or `prompt`."
+    )
     prompt: str | None = Field(None, description="Column with the prompt as text.")
     input: str | None = Field(
         None,
-        description="With `prompt`: column with more text of the prompt. If it is not empty, it follows `prompt` on a new line.",
+        description="With `prompt`: column with more text of the prompt. If it is not empty, it follows `prompt` on a "
+        "new "
+        "line.",
     )
     ground_truth: str = Field(
         "ground_truth",
         min_length=1,
-        description="Column with the reference answer. Keys joined with dots reach into a column: `reward_model.ground_truth`. Rewards "
+        description="Column with the reference answer. Keys joined with dots reach into a column: "
+        "`reward_model.ground_truth`. Rewards "
         "read the value as `ground_truth`. If this key is set, every row must have a value there.",
     )
     response: str | None = Field(None, description="With `prompt`: column with the response to train on.")
     text: str | None = Field(
-        None, description="`sft`: column with raw text, instead of `messages` or `prompt`. All its tokens are trained on."
+        None,
+        description="`sft`: column with raw text, instead of `messages` or `prompt`. All its tokens are trained on.",
     )
-    chosen: str | None = Field(None, description="Pairs: column with the preferred response, a string or a list of messages.")
+    chosen: str | None = Field(
+        None, description="Pairs: column with the preferred response, a string or a list of messages."
+    )
     rejected: str | None = Field(None, description="Pairs: column with the other response, in the same form.")
     margin: str | None = Field(
         None, description="`reward_model`: column with the margin by which the preferred response should score higher."
     )
-    label: str | None = Field(None, description="`kto`: column that is true for desirable and false for undesirable responses.")
+    label: str | None = Field(
+        None, description="`kto`: column that is true for desirable and false for undesirable responses."
+    )
     system: str | None = Field(None, description="Text of a system message to put before `prompt`.")
-    tag: str = Field("tag", description="Column whose value assigns a row to a domain; see `tag_included` of the domains.")
+    tag: str = Field(
+        "tag", description="Column whose value assigns a row to a domain; see `tag_included` of the domains."
+    )
     id: str | None = Field(None, description="Column with an identifier of the row, for reports.")
     domain_interleave_probs: dict[str, NonNegativeFloat] | None = Field(
-        None, description="Weight of each domain in the sampling of prompts; proportional to its number of rows if not given."
+        None,
+        description="Weight of each domain in the sampling of prompts; proportional to its number of rows if not "
+        "given.",
     )
     preprocessing_num_workers: Ranks = Field(1, description="Number of processes that tokenise the rows.")
 
     def rendered_as(self, trained: DataConfig | None) -> DataConfig:
-        """Return these held-out rows with the template's arguments of the training rows, unless they have their own or another template."""
+        """Return these held-out rows with the template's arguments of the training rows, unless they have their own or
+        another template.
+        """
         if trained is None or self.template != trained.template or self.chat_template_kwargs is not None:
             return self
         return self.model_copy(update={"chat_template_kwargs": trained.chat_template_kwargs})
@@ -175,18 +249,32 @@ class DataConfig(StrictConfig):
 class GeneratingConfig(StrictConfig):
     """Sampling parameters of responses."""
 
-    max_new_tokens: PositiveInt | None = Field(None, description="Largest number of tokens to generate; `response_length` if not given.")
+    max_new_tokens: PositiveInt | None = Field(
+        None, description="Largest number of tokens to generate; `response_length` if not given."
+    )
     temperature: NonNegativeFloat = Field(1.0, description="Softmax temperature; 0 is greedy decoding.")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="Nucleus sampling: sample from the smallest set of tokens with this total probability. 1 disables it."
+        1.0,
+        description="Nucleus sampling: sample from the smallest set of tokens with this total probability. 1 disables "
+        "it.",
     )
-    top_k: int = Field(-1, ge=-1, le=LARGEST_COUNT, description="Sample from the k most probable tokens; -1 or 0 keeps all.")
-    repetition_penalty: PositiveFloat = Field(1.0, description="Values above 1 discourage tokens that occurred before; 1 disables it.")
+    top_k: int = Field(
+        -1, ge=-1, le=LARGEST_COUNT, description="Sample from the k most probable tokens; -1 or 0 keeps all."
+    )
+    repetition_penalty: PositiveFloat = Field(
+        1.0, description="Values above 1 discourage tokens that occurred before; 1 disables it."
+    )
     num_return_sequences: PositiveInt | None = Field(
-        None, description="Responses per prompt. If not given: `num_return_sequences_in_group` in training, 1 in validation."
+        None,
+        description="Responses per prompt. If not given: `num_return_sequences_in_group` in training, 1 in validation.",
     )
     stop_strings: tuple[str, ...] = Field((), description="Strings that end a response when they are generated.")
     seeded: bool = Field(
-        False, description="Sample each prompt with its own random seed, so that a run can be repeated and resumed exactly. Slower on GPUs."
+        False,
+        description="Sample each prompt with its own random seed, so that a run can be repeated and resumed exactly. "
+        "Slower "
+        "on GPUs.",
     )
-    ignore_eos: bool = Field(False, description="Ignore end-of-sequence tokens and generate up to the limit, for benchmarks.")
+    ignore_eos: bool = Field(
+        False, description="Ignore end-of-sequence tokens and generate up to the limit, for benchmarks."
+    )

@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from roll.config.schema.base import NonNegativeFloat, NonNegativeInt, PathText, PositiveFloat, PositiveInt, Seconds, StrictConfig
+from roll.config.schema.base import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PathText,
+    PositiveFloat,
+    PositiveInt,
+    Seconds,
+    StrictConfig,
+)
 from roll.config.schema.engine import HfInferStrategyConfig, VllmStrategyConfig
 from roll.config.schema.model import GeneratingConfig, ModelConfig
 
@@ -21,18 +29,24 @@ class JudgeSamplingConfig(GeneratingConfig):
 
     max_new_tokens: PositiveInt = Field(512, description="Longest answer of the judge in tokens.")
     temperature: NonNegativeFloat = Field(0.0, description="Softmax temperature; 0 is greedy decoding.")
-    num_return_sequences: PositiveInt = Field(1, description="Number of answers per response. The reward is the mean of their verdicts.")
+    num_return_sequences: PositiveInt = Field(
+        1, description="Number of answers per response. The reward is the mean of their verdicts."
+    )
 
 
 class ModelRewardKeys(StrictConfig):
     """Keys of a domain whose reward is `llm_judge` or `reward_model`."""
 
-    model_args: ModelConfig | None = Field(None, description="`llm_judge`, `reward_model`: the model that this run serves.")
+    model_args: ModelConfig | None = Field(
+        None, description="`llm_judge`, `reward_model`: the model that this run serves."
+    )
     strategy_args: ServingStrategy | None = Field(None, description="The backend that serves the model.")
     device_mapping: tuple[NonNegativeInt, ...] | None = Field(
         None, description="GPUs of the model, as for a role. If not given, it runs on the CPU in `world_size` workers."
     )
-    generating_args: JudgeSamplingConfig | None = Field(None, description="`llm_judge`: sampling parameters of the judge's answers.")
+    generating_args: JudgeSamplingConfig | None = Field(
+        None, description="`llm_judge`: sampling parameters of the judge's answers."
+    )
     template: Literal["native", "chatml", "qwen2_5", "raw"] = Field(
         "native", description="Chat template of a model that this run serves; see `template` of `data_args`."
     )
@@ -43,33 +57,53 @@ class ModelRewardKeys(StrictConfig):
         1, description="`reward_model` with `hf_infer`: batch size in the default of `max_tokens_per_microbatch`."
     )
     judge_model_type: Literal["inference", "api"] | None = Field(
-        None, description="`llm_judge`, required: a model that this run serves (`inference`), or one behind a URL (`api`)."
+        None,
+        description="`llm_judge`, required: a model that this run serves (`inference`), or one behind a URL (`api`).",
     )
     judge_prompt: PathText | None = Field(
         None,
-        description="Prompt of the judge: `same_answer`, `score`, or a text file with `{question}`, `{response}` and `{reference}`. "
+        description="Prompt of the judge: `same_answer`, `score`, or a text file with `{question}`, `{response}` and "
+        "`{reference}`. "
         "`score` if not given.",
     )
     judge_pattern: str | None = Field(
         None,
-        description="Regular expression for the verdict. The group of its last match in the answer is a number, yes or no; without a "
-        'group, a match is 1 and no match 0. If not given: `Score: x` out of 10 if `judge_prompt` is `score`, otherwise the word "yes".',
+        description="Regular expression for the verdict. The group of its last match in the answer is a number, yes "
+        "or "
+        "no; "
+        "without a "
+        "group, a match is 1 and no match 0. If not given: `Score: x` out of 10 if `judge_prompt` is `score`, "
+        "otherwise "
+        "the "
+        "word "
+        '"yes".',
     )
     judge_max_score: PositiveFloat | None = Field(
         None,
-        description="Largest score: the number is divided by it, and a number above it or below 0 is no verdict. If not given: 10 for "
+        description="Largest score: the number is divided by it, and a number above it or below 0 is no verdict. If "
+        "not "
+        "given: 10 for "
         "`Score: x`; otherwise the number is the reward.",
     )
     judge_api_url: str | None = Field(
-        None, description="`api`: base URL of an OpenAI-compatible API (`https://host/v1`), or the full URL of its chat completions."
+        None,
+        description="`api`: base URL of an OpenAI-compatible API (`https://host/v1`), or the full URL of its chat "
+        "completions.",
     )
     judge_model_name: str | None = Field(None, description="`api`: name of the model in the API.")
-    judge_api_key_env: str | None = Field(None, description="`api`: environment variable with the API key; no key is sent if not given.")
+    judge_api_key_env: str | None = Field(
+        None, description="`api`: environment variable with the API key; no key is sent if not given."
+    )
     judge_timeout: Seconds = Field(60.0, description="`api`: timeout of one request, in seconds.")
-    judge_retries: NonNegativeInt = Field(5, le=1000, description="`api`: number of retries of a request that failed temporarily.")
+    judge_retries: NonNegativeInt = Field(
+        5, le=1000, description="`api`: number of retries of a request that failed temporarily."
+    )
     judge_concurrency: PositiveInt = Field(32, le=65536, description="`api`: number of concurrent requests.")
     judge_max_calls: PositiveInt | None = Field(
         None,
-        description="`api`: budget of requests, retries included; further responses get no verdict. The count restarts if the run resumes "
+        description="`api`: budget of requests, retries included; further responses get no verdict. The count "
+        "restarts "
+        "if "
+        "the run resumes "
         "or the calling process is replaced.",
     )

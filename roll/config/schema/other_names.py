@@ -30,7 +30,11 @@ class Counterpart:
 
 
 MODEL, TRAINING, ROWS = f"{LEARNER}.model_args", f"{LEARNER}.training_args", f"{LEARNER}.data_args"
-BACKEND, BUDGET, ENGINE = f"{LEARNER}.strategy_args.strategy_config", f"{LEARNER}.max_tokens_per_microbatch", "actor_infer.strategy_args"
+BACKEND, BUDGET, ENGINE = (
+    f"{LEARNER}.strategy_args.strategy_config",
+    f"{LEARNER}.max_tokens_per_microbatch",
+    "actor_infer.strategy_args",
+)
 DEVICES = f"{LEARNER}.device_mapping"
 
 PRETRAIN = Counterpart("pretrain")
@@ -38,7 +42,9 @@ FILES = Counterpart(f"{ROWS}.file_name", "files, folders or Hub names")
 HELD_OUT = Counterpart("validation.data_args.file_name")
 LENGTHS = Counterpart("prompt_length", "and response_length: their sum is the longest sequence")
 RESPONSE = Counterpart("response_length")
-ACCUMULATED = Counterpart(f"{TRAINING}.gradient_accumulation_steps", "sequences of an update = per_device_train_batch_size x this x ranks")
+ACCUMULATED = Counterpart(
+    f"{TRAINING}.gradient_accumulation_steps", "sequences of an update = per_device_train_batch_size x this x ranks"
+)
 SAMPLES = Counterpart("num_return_sequences_in_group")
 EPOCHS = Counterpart(f"{TRAINING}.num_train_epochs", "max_steps also ends the run; rlvr reads only max_steps")
 STEPS = Counterpart("max_steps")
@@ -46,16 +52,30 @@ RATE = Counterpart(f"{TRAINING}.learning_rate")
 CRITIC_RATE = Counterpart("critic.training_args.learning_rate")
 SCHEDULE = Counterpart(f"{TRAINING}.lr_scheduler_type")
 NORM = Counterpart("max_grad_norm")
-DTYPE = Counterpart(f"{MODEL}.dtype", "bfloat16 is bf16, float16 is fp16, float32 and no are fp32; set it for every role")
-RECOMPUTED = Counterpart(
-    f"{MODEL}.gradient_checkpointing", "true is all, false is none; auto, the default, recomputes as many layers as memory requires"
+DTYPE = Counterpart(
+    f"{MODEL}.dtype", "bfloat16 is bf16, float16 is fp16, float32 and no are fp32; set it for every role"
 )
-FLASH = Counterpart(f"{MODEL}.attn_implementation", "auto, the default, is torch's FlashAttention; fa2 is that of the package flash-attn")
+RECOMPUTED = Counterpart(
+    f"{MODEL}.gradient_checkpointing",
+    "true is all, false is none; auto, the default, recomputes as many layers as memory requires",
+)
+FLASH = Counterpart(
+    f"{MODEL}.attn_implementation",
+    "auto, the default, is torch's FlashAttention; fa2 is that of the package flash-attn",
+)
 RANK = Counterpart(f"{MODEL}.lora_rank")
-TARGET = Counterpart(f"{MODEL}.lora_target", "all-linear, or comma-separated names of modules; only the adapter is then trained")
-QUANTISED = Counterpart(BACKEND, "roll does not quantise weights; ${deepspeed_zero3_offload_all} keeps them in host memory")
-PRESET = Counterpart(BACKEND, "${deepspeed_zero3}, with `- ../config/deepspeed_zero3@_here_` in `defaults`; set it for each role")
-OFFLOADED = Counterpart(f"{BACKEND}.zero_optimization", "offload_optimizer: {device: cpu}, or the preset ${deepspeed_zero3_cpuoffload}")
+TARGET = Counterpart(
+    f"{MODEL}.lora_target", "all-linear, or comma-separated names of modules; only the adapter is then trained"
+)
+QUANTISED = Counterpart(
+    BACKEND, "roll does not quantise weights; ${deepspeed_zero3_offload_all} keeps them in host memory"
+)
+PRESET = Counterpart(
+    BACKEND, "${deepspeed_zero3}, with `- ../config/deepspeed_zero3@_here_` in `defaults`; set it for each role"
+)
+OFFLOADED = Counterpart(
+    f"{BACKEND}.zero_optimization", "offload_optimizer: {device: cpu}, or the preset ${deepspeed_zero3_cpuoffload}"
+)
 TRACKERS = Counterpart("track_with", "one name, or a list: tensorboard, wandb, swanlab, mlflow, trackio, none")
 RUN_NAME = Counterpart("exp_name")
 OUTPUT = Counterpart("output_dir")
@@ -64,8 +84,13 @@ SAVED = Counterpart("save_steps", "a number of steps; 0 saves only at the end")
 KEPT = Counterpart("keep_checkpoints")
 RESUMED = Counterpart("resume_from_checkpoint", "auto, never, or the folder of a checkpoint")
 VALIDATED = Counterpart("eval_steps", "a number of steps; 0 never validates")
-GPUS = Counterpart(DEVICES, "the GPUs of the role, for example list(range(0,8)); set it for each role: a role without it runs on the CPU")
-NODES = Counterpart(DEVICES, "it counts over all nodes, num_gpus_per_node on each; docs/clusters.md describes how to connect the nodes")
+GPUS = Counterpart(
+    DEVICES,
+    "the GPUs of the role, for example list(range(0,8)); set it for each role: a role without it runs on the CPU",
+)
+NODES = Counterpart(
+    DEVICES, "it counts over all nodes, num_gpus_per_node on each; docs/clusters.md describes how to connect the nodes"
+)
 JOINED = Counterpart(None, "remove it: Ray connects the nodes; docs/clusters.md describes how")
 IN_TURNS = Counterpart("time_sharing", "roles with the same GPUs in device_mapping take turns on them")
 VLLM = Counterpart(f"{ENGINE}.strategy_name", "vllm")
@@ -85,11 +110,17 @@ ALWAYS = Counterpart(None, "remove it: roll always does this")
 LOADED = Counterpart(None, "remove it: rows are tokenised once, before the run")
 UNCUT = Counterpart("response_length", "and prompt_length: longer rows are dropped and counted, not truncated")
 UNDROPPED = Counterpart(
-    f"{MODEL}.lora_dropout", "with lora_target; without LoRA there is no dropout, so that log-probs do not change between passes"
+    f"{MODEL}.lora_dropout",
+    "with lora_target; without LoRA there is no dropout, so that log-probs do not change between passes",
 )
 END_TOKEN = Counterpart(
     None,
-    "copy the model, set eos_token in its tokenizer_config.json and eos_token_id in its generation_config.json; set pretrain to the copy",
+    "copy the model, set eos_token in its tokenizer_config.json and eos_token_id in its generation_config.json; "
+    "set "
+    "pretrain "
+    "to "
+    "the "
+    "copy",
 )
 SEQUENCES = Counterpart(f"{BACKEND}.sequence_parallel_size")
 LEARNT = Counterpart("loss_on", "response, assistant or all")
@@ -173,7 +204,7 @@ OTHER_NAMES: Mapping[str, Counterpart] = {
     "vllm_max_model_len": Counterpart(f"{ENGINE}.strategy_config.max_model_len"),
     "stop": Counterpart("actor_infer.generating_args.stop_strings"),
     # the algorithm
-    **dict.fromkeys(("advantage_estimator", "algorithm"), Counterpart("adv_estimator", "grpo, reinforce, gae, rloo, ...")),
+    **dict.fromkeys(("advantage_estimator", "algorithm"), Counterpart("adv_estimator", "grpo, reinforce, gae, rloo, " "...")),
     "loss_type": Counterpart("policy_loss", "loss_agg_mode sets the reduction over tokens; in dpo, use preference_loss"),
     **dict.fromkeys(("epsilon", "cliprange", "clip_ratio", "eps_clip"), CLIP),
     **dict.fromkeys(("epsilon_low", "clip_ratio_low", "eps_clip_low"), CLIP_LOW),
@@ -184,7 +215,7 @@ OTHER_NAMES: Mapping[str, Counterpart] = {
     "use_kl_in_reward": Counterpart("add_token_level_kl", "init_kl_coef is its weight"),
     **dict.fromkeys(("entropy_coeff", "ent_coef", "entropy_coef"), ENTROPY),
     **dict.fromkeys(("lam", "gae_lambda"), Counterpart("lambd")),
-    "scale_rewards": Counterpart("norm_std_type", "true and group are group, batch is batch; for false and none, remove it"),
+    "scale_rewards": Counterpart("norm_std_type", "true and group are group, batch is batch; for false and none, " "remove " "it"),
     "mask_truncated_completions": TRUNCATED,
     **dict.fromkeys(("reward_funcs", "reward_fn", "custom_reward_function", "remote_rm_url"), REWARDS),
     **dict.fromkeys(("filter_groups", "dynamic_filtering"), REPLACED),
@@ -202,13 +233,17 @@ OTHER_NAMES: Mapping[str, Counterpart] = {
     ),
     **dict.fromkeys(("do_train", "save_safetensors", "save_hf_ckpt", "save_hf_format"), ALWAYS),
     "push_to_hub": Counterpart(None, "remove it; after the run, use: hf upload NAME output_dir/export"),
-    "load_best_model_at_end": Counterpart("keep_checkpoints", "`python -m roll.export` exports the checkpoint that you choose"),
+    "load_best_model_at_end": Counterpart("keep_checkpoints", "`python -m roll.export` exports the checkpoint that " "you " "choose"),
 }  # fmt: skip
 """Counterparts in roll, by the name in the other program."""
 
 OTHER_NAMES_IN_RLVR: Mapping[str, Counterpart] = {
-    "beta": Counterpart("kl_loss_coef", "it is the weight of the KL, with use_kl_loss: true; beta is a key of pipeline: dpo"),
-    **dict.fromkeys(EPOCH_NAMES, Counterpart("max_steps", "one pass over the rows takes about rows / rollout_batch_size steps")),
+    "beta": Counterpart(
+        "kl_loss_coef", "it is the weight of the KL, with use_kl_loss: true; beta is a key of pipeline: dpo"
+    ),
+    **dict.fromkeys(
+        EPOCH_NAMES, Counterpart("max_steps", "one pass over the rows takes about rows / rollout_batch_size steps")
+    ),
 }
 """Counterparts in `pipeline: rlvr` that differ from those in the other pipelines, or that exist only there."""
 

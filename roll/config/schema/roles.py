@@ -37,33 +37,50 @@ SET_NAME = r"^[A-Za-z0-9_.-]+$"
 class RoleConfig(StrictConfig):
     """A role: a group of Ray actors that do one job on a set of devices."""
 
-    model_args: ModelConfig = Field(default_factory=lambda: ModelConfig.model_validate({}), description="The model of the role.")
+    model_args: ModelConfig = Field(
+        default_factory=lambda: ModelConfig.model_validate({}), description="The model of the role."
+    )
     strategy_args: StrategyConfig = Field(description="The backend that runs the model, and its settings.")
     device_mapping: tuple[NonNegativeInt, ...] | None = Field(
         None,
-        description="GPUs of the role, numbered across all nodes: a list, or `list(range(0,16))`. If not given, the role runs on the CPU.",
+        description="GPUs of the role, numbered across all nodes: a list, or `list(range(0,16))`. If not given, the "
+        "role "
+        "runs on the CPU.",
     )
-    world_size: PositiveInt | None = Field(None, description="Number of workers of a role that runs on the CPU; 1 if not given.")
+    world_size: PositiveInt | None = Field(
+        None, description="Number of workers of a role that runs on the CPU; 1 if not given."
+    )
     max_tokens_per_microbatch: PositiveInt | None = Field(
         None,
-        description="Token budget of one micro-batch, into which sequences are packed. Lower it if memory runs out. If not given: "
-        "the batch size of the role times the length of the longest row, which is `prompt_length + response_length`, twice that for pairs, "
+        description="Token budget of one micro-batch, into which sequences are packed. Lower it if memory runs out. "
+        "If "
+        "not "
+        "given: "
+        "the batch size of the role times the length of the longest row, which is `prompt_length + "
+        "response_length`, "
+        "twice "
+        "that for pairs, "
         "or `sequence_length` with environments.",
     )
     infer_batch_size: PositiveInt = Field(
-        1, description="Batch size in the default of `max_tokens_per_microbatch`, for roles that only compute log-probs."
+        1,
+        description="Batch size in the default of `max_tokens_per_microbatch`, for roles that only compute log-probs.",
     )
     system_envs: dict[str, VariableText] = Field(
-        default_factory=dict, description="Environment variables of the role's processes, in addition to those of all workers."
+        default_factory=dict,
+        description="Environment variables of the role's processes, in addition to those of all workers.",
     )
 
 
 class LearnerConfig(RoleConfig):
     """A model in training."""
 
-    strategy_args: DeepSpeedTrainStrategyConfig = Field(description="The backend that trains the model, and its settings.")
+    strategy_args: DeepSpeedTrainStrategyConfig = Field(
+        description="The backend that trains the model, and its settings."
+    )
     training_args: TrainingConfig = Field(
-        default_factory=lambda: TrainingConfig.model_validate({}), description="Optimizer, learning-rate schedule and batch size."
+        default_factory=lambda: TrainingConfig.model_validate({}),
+        description="Optimizer, learning-rate schedule and batch size.",
     )
 
 
@@ -105,9 +122,9 @@ class ReferenceConfig(RoleConfig):
     The model is frozen and only computes log-probs or hidden states.
     """
 
-    strategy_args: Annotated[HfInferStrategyConfig | DeepSpeedInferStrategyConfig, Field(discriminator="strategy_name")] = Field(
-        description="The backend that runs the model, and its settings."
-    )
+    strategy_args: Annotated[
+        HfInferStrategyConfig | DeepSpeedInferStrategyConfig, Field(discriminator="strategy_name")
+    ] = Field(description="The backend that runs the model, and its settings.")
 
 
 class DomainTeacherConfig(ReferenceConfig):
@@ -119,8 +136,12 @@ class DomainTeacherConfig(ReferenceConfig):
 class FilterBoundsConfig(StrictConfig):
     """The bounds of a filter of groups."""
 
-    threshold_down: Number | None = Field(None, description="`mean_filter`: replace a group if its mean reward is at most this.")
-    threshold_up: Number | None = Field(None, description="`mean_filter`: replace a group if its mean reward is at least this.")
+    threshold_down: Number | None = Field(
+        None, description="`mean_filter`: replace a group if its mean reward is at most this."
+    )
+    threshold_up: Number | None = Field(
+        None, description="`mean_filter`: replace a group if its mean reward is at least this."
+    )
     std_threshold: Number | None = Field(
         None, description="`std_filter`: replace a group if the standard deviation of its rewards is at most this."
     )
@@ -134,7 +155,9 @@ class QueryFilterConfig(StrictConfig):
 
     type: Literal["no_filter", "mean_filter", "std_filter"] = Field(
         "no_filter",
-        description="Filter by the mean or the standard deviation of a group's rewards. `no_filter` keeps every group of the domain.",
+        description="Filter by the mean or the standard deviation of a group's rewards. `no_filter` keeps every group "
+        "of the "
+        "domain.",
     )
     filter_args: FilterBoundsConfig = Field(
         default_factory=lambda: FilterBoundsConfig.model_validate({}), description="Bounds of the filter."
@@ -163,11 +186,17 @@ class RewardPartConfig(StrictConfig):
 
     reward: str | None = Field(None, description="Name of the reward function; the name of the part if not given.")
     reward_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
-    group: bool = Field(False, description="Call the function once per prompt with all its responses, instead of once per response.")
+    group: bool = Field(
+        False, description="Call the function once per prompt with all its responses, instead of once per response."
+    )
     weight: Number = Field(1.0, description="Weight of the part in the sum.")
     failed_value: Number = Field(0.0, description="Value of the part for a response in which it finds no answer.")
     passes_at: Number | None = Field(
-        None, description="Value of the part, before its weight, from which a response passes; what the function declares if not given."
+        None,
+        description="Value of the part, before its weight, from which a response passes; what the function declares "
+        "if "
+        "not "
+        "given.",
     )
 
 
@@ -179,24 +208,37 @@ class RewardConfig(ModelRewardKeys):
 
     reward: str | None = Field(None, description="Name of the reward function; the name of the domain if not given.")
     reward_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
-    group: bool = Field(False, description="Call the function once per prompt with all its responses, instead of once per response.")
+    group: bool = Field(
+        False, description="Call the function once per prompt with all its responses, instead of once per response."
+    )
     parts: dict[Name, RewardPartConfig] = Field(
-        default_factory=dict, description="Several reward functions by name, instead of `reward`. The reward is their weighted sum."
+        default_factory=dict,
+        description="Several reward functions by name, instead of `reward`. The reward is their weighted sum.",
     )
     normalise: Literal["none", "group"] = Field(
         "none",
-        description="`group` normalises each part to mean 0 and standard deviation 1 within the group before the sum; only with `parts`.",
+        description="`group` normalises each part to mean 0 and standard deviation 1 within the group before the sum; "
+        "only "
+        "with `parts`.",
     )
     tag_included: tuple[str, ...] | None = Field(
-        None, description="Values of the `tag` column whose rows belong to this domain; the name of the domain if not given."
+        None,
+        description="Values of the `tag` column whose rows belong to this domain; the name of the domain if not given.",
     )
-    world_size: Ranks = Field(1, description="Number of worker processes, or of engines if the reward is a model on the CPU.")
-    concurrency: PositiveInt = Field(1, le=65536, description="Number of concurrent calls of an `async def` reward in one process.")
+    world_size: Ranks = Field(
+        1, description="Number of worker processes, or of engines if the reward is a model on the CPU."
+    )
+    concurrency: PositiveInt = Field(
+        1, le=65536, description="Number of concurrent calls of an `async def` reward in one process."
+    )
     timeout: Seconds = Field(10.0, description="Timeout of one call of a reward function, in seconds.")
     memory_gib: PositiveFloat = Field(
         8.0,
         le=65536,
-        description="Memory limit in GiB of a reward process, alone and together with its child processes. A call that needs more gets no "
+        description="Memory limit in GiB of a reward process, alone and together with its child processes. A call "
+        "that "
+        "needs "
+        "more gets no "
         "verdict.",
     )
     max_processes: PositiveInt = Field(
@@ -204,17 +246,28 @@ class RewardConfig(ModelRewardKeys):
     )
     failed_value: Number = Field(
         0.0,
-        description="Reward of a response in which no answer is found. A response whose reward crashed, timed out or was unavailable is "
+        description="Reward of a response in which no answer is found. A response whose reward crashed, timed out or "
+        "was "
+        "unavailable is "
         "not trained on.",
     )
     passes_at: Number | None = Field(
         None,
-        description="Reward from which a response passes, for `pass@k` and accuracy. If not given: what each reward declares, and 1 for a "
+        description="Reward from which a response passes, for `pass@k` and accuracy. If not given: what each reward "
+        "declares, "
+        "and "
+        "1 "
+        "for "
+        "a "
         "function of your own that declares nothing.",
     )
-    system_envs: dict[str, VariableText] = Field(default_factory=dict, description="Environment variables of the worker processes.")
+    system_envs: dict[str, VariableText] = Field(
+        default_factory=dict, description="Environment variables of the worker processes."
+    )
     query_filter_config: QueryFilterConfig | None = Field(
-        None, description="Filter that selects which groups of this domain are replaced; `dynamic_sampling` decides if not given."
+        None,
+        description="Filter that selects which groups of this domain are replaced; `dynamic_sampling` decides if not "
+        "given.",
     )
 
 
@@ -224,7 +277,9 @@ class ValidationSetConfig(StrictConfig):
     data_args: DataConfig | None = Field(None, description="The prompts of the set.")
     rows: dict[Name, PositiveInt] = Field(
         default_factory=dict,
-        description="Number of tasks per domain, for environments that make their own tasks. Their seeds differ from the training seeds.",
+        description="Number of tasks per domain, for environments that make their own tasks. Their seeds differ from "
+        "the "
+        "training seeds.",
     )
     generating_args: GeneratingConfig | None = Field(
         None, description="Sampling parameters of this set; `validation.generating_args` if not given."
@@ -248,20 +303,28 @@ class ValidationConfig(StrictConfig):
 
     data_args: DataConfig | None = Field(None, description="The held-out prompts of a single set.")
     rows: dict[Name, PositiveInt] = Field(
-        default_factory=dict, description="Number of tasks per domain of a single set, for environments that make their own tasks."
+        default_factory=dict,
+        description="Number of tasks per domain of a single set, for environments that make their own tasks.",
     )
     generating_args: GeneratingConfig = Field(
         default_factory=lambda: GeneratingConfig.model_validate({}), description="Sampling parameters in validation."
     )
-    name: str = Field("validation", pattern=SET_NAME, description="Name of a single set in the metrics: `val/<name>/pass@1`.")
+    name: str = Field(
+        "validation", pattern=SET_NAME, description="Name of a single set in the metrics: `val/<name>/pass@1`."
+    )
     sets: dict[Annotated[str, Field(pattern=SET_NAME)], ValidationSetConfig] = Field(
         default_factory=dict, description="Several sets by name, instead of `data_args`, `rows` and `name`."
     )
 
     def named_sets(self) -> dict[str, HeldOut]:
         """Return the prompts and sampling parameters of each validation set, by name."""
-        alone = {self.name: HeldOut(self.data_args, self.rows, self.generating_args)} if self.data_args or self.rows else {}
-        several = {name: HeldOut(one.data_args, one.rows, one.generating_args or self.generating_args) for name, one in self.sets.items()}
+        alone = (
+            {self.name: HeldOut(self.data_args, self.rows, self.generating_args)} if self.data_args or self.rows else {}
+        )
+        several = {
+            name: HeldOut(one.data_args, one.rows, one.generating_args or self.generating_args)
+            for name, one in self.sets.items()
+        }
         return alone | several
 
     def places(self) -> dict[str, str]:
@@ -276,12 +339,17 @@ class DeadlinesConfig(StrictConfig):
     """
 
     start: Seconds = Field(900.0, description="Start of a role: its processes, imports, model and engine.")
-    rollout: Seconds = Field(3600.0, description="Generating all responses to one prompt, including the wait for an engine.")
+    rollout: Seconds = Field(
+        3600.0, description="Generating all responses to one prompt, including the wait for an engine."
+    )
     train: Seconds = Field(3600.0, description="One training step, or one forward pass for log-probs.")
     collective: Seconds | None = Field(
-        None, description="One collective operation (NCCL, gloo) between the ranks of a role; half of `train` if not given."
+        None,
+        description="One collective operation (NCCL, gloo) between the ranks of a role; half of `train` if not given.",
     )
-    weight_sync: Seconds = Field(300.0, description="Each bucket of a weight sync, and each move of a role onto or off its GPUs.")
+    weight_sync: Seconds = Field(
+        300.0, description="Each bucket of a weight sync, and each move of a role onto or off its GPUs."
+    )
     checkpoint: Seconds = Field(1800.0, description="Writing or reading a checkpoint.")
     shutdown: Seconds = Field(30.0, description="Orderly shutdown of a role, after which its processes are killed.")
 
@@ -289,46 +357,68 @@ class DeadlinesConfig(StrictConfig):
 class ExperimentConfig(StrictConfig):
     """Keys that all pipelines share."""
 
-    exp_name: str = Field(description="Name of the run, for trackers and reports.", pattern=SET_NAME, max_length=LONGEST_NAME)
+    exp_name: str = Field(
+        description="Name of the run, for trackers and reports.", pattern=SET_NAME, max_length=LONGEST_NAME
+    )
     seed: Seed = Field(42, description="Random seed: order of prompts, sampling of tokens and LoRA initialisation.")
     deterministic: bool = Field(
         False,
-        description="Use torch's deterministic algorithms in the processes that train or score, so that equal inputs give bitwise equal "
+        description="Use torch's deterministic algorithms in the processes that train or score, so that equal inputs "
+        "give "
+        "bitwise equal "
         "results. The run ends with an error at an operation without a deterministic algorithm.",
     )
     output_dir: PathText = Field(
-        description="The run folder, used exactly as given. Metrics, checkpoints and the exported model are written here."
+        description="The run folder, used exactly as given. Metrics, checkpoints and the exported model are written "
+        "here."
     )
-    pretrain: PathText = Field(description="Folder or Hub name of the model to start from, for all roles whose `model_args` name no model.")
+    pretrain: PathText = Field(
+        description="Folder or Hub name of the model to start from, for all roles whose `model_args` name no model."
+    )
     roll_defaults: bool = Field(
-        False, description="Use the defaults of ROLL v0.2.1 for keys that are not given, except `reward_clip` and `ipo`."
+        False,
+        description="Use the defaults of ROLL v0.2.1 for keys that are not given, except `reward_clip` and `ipo`.",
     )
     dry_run: bool = Field(False, description="Check the configuration, print the plan and exit.")
     save_at_end: bool = Field(
-        True, description="Write a checkpoint and export the model at the end of the run. `false` writes neither, for benchmarks."
+        True,
+        description="Write a checkpoint and export the model at the end of the run. `false` writes neither, for "
+        "benchmarks.",
     )
     keep_checkpoints: PositiveInt = Field(
         2, description="Number of checkpoints to keep. Older ones are deleted once a newer one is complete."
     )
     max_restarts: NonNegativeInt = Field(
         3,
-        description="Largest number of restarts from the last checkpoint in one run, after a process of a trained role, a reference or a "
+        description="Largest number of restarts from the last checkpoint in one run, after a process of a trained "
+        "role, "
+        "a "
+        "reference or a "
         "teacher died, was stopped or made no progress. 0 ends the run at the first such loss.",
     )
     eval_steps: NonNegativeInt = Field(
-        0, description="Steps between validations, which also run before the first and after the last step; 0 disables them."
+        0,
+        description="Steps between validations, which also run before the first and after the last step; 0 disables "
+        "them.",
     )
     resume_from_checkpoint: PathText = Field(
-        "auto", description="Checkpoint to start from: `auto` (newest complete one in `output_dir`), `never`, or a checkpoint folder."
+        "auto",
+        description="Checkpoint to start from: `auto` (newest complete one in `output_dir`), `never`, or a checkpoint "
+        "folder.",
     )
     resume_with_changes: bool = Field(
         False,
-        description="Resume although keys of the experiment differ from those of the checkpoint. Without it, such a run is refused with a "
-        "list of the changed keys. Keys that only say how a run is run, such as devices and timeouts, may always change.",
+        description="Resume although keys of the experiment differ from those of the checkpoint. Without it, such a "
+        "run "
+        "is "
+        "refused with a "
+        "list of the changed keys. Keys that only say how a run is run, such as devices and timeouts, may always "
+        "change.",
     )
     track_with: str | tuple[str, ...] = Field(
         "tensorboard",
-        description="Tracker, or list of trackers, in addition to `metrics.jsonl`: `tensorboard`, `wandb`, `swanlab`, `mlflow`, "
+        description="Tracker, or list of trackers, in addition to `metrics.jsonl`: `tensorboard`, `wandb`, `swanlab`, "
+        "`mlflow`, "
         "`trackio`, or `none`.",
     )
     tracker_kwargs: dict[str, dict[str, Any]] = Field(
@@ -342,13 +432,21 @@ class ExperimentConfig(StrictConfig):
     )
     time_sharing: bool = Field(
         True,
-        description="Roles on the same GPUs take turns: each moves to host memory when another needs its GPU memory. `false` keeps all of "
+        description="Roles on the same GPUs take turns: each moves to host memory when another needs its GPU memory. "
+        "`false` "
+        "keeps all of "
         "them in GPU memory, which is faster if they fit.",
     )
     prompt_length: PositiveInt = Field(
         1024, description="Longest prompt in tokens. Rows with a longer prompt are dropped, and their number is logged."
     )
-    response_length: PositiveInt = Field(1024, description="Longest response in tokens, or longest turn in an environment.")
+    response_length: PositiveInt = Field(
+        1024, description="Longest response in tokens, or longest turn in an environment."
+    )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradient clipping: largest global norm of the gradients.")
-    system_envs: dict[str, VariableText] = Field(default_factory=dict, description="Environment variables of all workers.")
-    deadlines: DeadlinesConfig = Field(default_factory=lambda: DeadlinesConfig.model_validate({}), description="Timeouts of all waits.")
+    system_envs: dict[str, VariableText] = Field(
+        default_factory=dict, description="Environment variables of all workers."
+    )
+    deadlines: DeadlinesConfig = Field(
+        default_factory=lambda: DeadlinesConfig.model_validate({}), description="Timeouts of all waits."
+    )

@@ -1,4 +1,6 @@
-"""Removes secrets from a configuration and from texts: values of keys that are named like secrets, and passwords in URLs."""
+"""Removes secrets from a configuration and from texts: values of keys that are named like secrets, and passwords in
+URLs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def is_secret(key: object) -> bool:
 
 
 def redacted(tree: Any) -> Any:
-    """Return a copy of a tree of blocks, lists and values without its secrets. Numbers are kept, such as numbers of tokens."""
+    """Return a copy of a tree of blocks, lists and values without its secrets. Numbers are kept, such as numbers of
+    tokens.
+    """
     if isinstance(tree, Mapping):
         return {key: HIDDEN if value and _hides(key, value) else redacted(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -58,7 +62,9 @@ class Secrets:
 
 def _secrets(tree: Any) -> Iterator[str]:
     yield from (url["password"] for url in PASSWORD.finditer(tree if isinstance(tree, str) else ""))
-    for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list | tuple) else ():
+    for key, value in (
+        tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list | tuple) else ()
+    ):
         if _hides(key, value):
             yield from [value] if isinstance(value, str) else (text for text in value.values() if isinstance(text, str))
         else:

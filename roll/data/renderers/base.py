@@ -14,7 +14,9 @@ class Parsed:
     """A parsed turn of the policy."""
 
     message: Mapping[str, Any]
-    """Message for `Environment.step`: role, content, `tool_calls` with arguments as JSON text, and `reasoning_content` if there is any."""
+    """Message for `Environment.step`: role, content, `tool_calls` with arguments as JSON text, and `reasoning_content`
+    if there is any.
+    """
     malformed: Sequence[str] = ()
     """Texts of the tool calls that could not be parsed."""
 
@@ -29,14 +31,18 @@ class ChatRenderer(Protocol):
         """Return the tokens of a whole conversation, with an assistant turn opened at the end.
 
         Raises:
-            TemplateFault: the format cannot express the messages, or `tools` are given although tool calls in this format cannot be parsed.
+            TemplateFault: the format cannot express the messages, or `tools` are given although tool calls in this
+                format cannot be parsed.
         """
         ...
 
-    def bridge(self, before: Ints, sampled: Ints, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Ints | None:
+    def bridge(
+        self, before: Ints, sampled: Ints, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> Ints | None:
         """Return the tokens that continue `before` and `sampled`; None if there is no safe continuation.
 
-        They consist of the end of the sampled turn (if `sampled` lacks it), the `messages`, and the start of the next assistant turn.
+        They consist of the end of the sampled turn (if `sampled` lacks it), the `messages`, and the start of the next
+        assistant turn.
         """
         ...
 

@@ -1,12 +1,13 @@
 """Renders and continues conversations with any chat template that allows it.
 
-Nothing is known about the template except the text it produces. To find the bridge, the tokens that continue a sampled turn, a probe
-conversation is rendered in which the assistant's message is a word that occurs nowhere else. The bridge is the text after that word, up to
-and including the start of the next assistant turn. It is safe if the template renders earlier messages in the same way when others follow,
-and ends a turn with a special token:
+Nothing is known about the template except the text it produces. To find the bridge, the tokens that continue a sampled
+turn, a probe conversation is rendered in which the assistant's message is a word that occurs nowhere else. The bridge
+is the text after that word, up to and including the start of the next assistant turn. It is safe if the template
+renders earlier messages in the same way when others follow, and ends a turn with a special token:
 
     <|im_start|>user\\nprobe<|im_end|>\\n<|im_start|>assistant\\nprobe<|im_end|>\\n<|im_start|>user\\nnew<|im_end|>\\n<|im_start|>assistant\\n
-                                                                  └─────────────────────── bridge ───────────────────────────┘
+                                                                  └─────────────────────── bridge
+                                                                      ───────────────────────────┘
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class TemplateRenderer:
         """See `ChatRenderer`.
 
         Raises:
-            TemplateFault: the template rejects the messages, there are tools and the template's tool calls cannot be parsed, or there is a
+            TemplateFault: the template rejects the messages, there are tools and the template's tool calls cannot be
+                parsed, or there is a
                 system message and the template moves it when others follow.
         """
         if tools and self.no_calls:
@@ -90,7 +92,9 @@ class TemplateRenderer:
         return ints(ids[1:] if closed else ids)
 
     def parse(self, sampled: Ints, tools: Tools) -> Parsed:
-        """See `ChatRenderer`. A tag that is a special token counts only if the token itself was sampled, not the same text."""
+        """See `ChatRenderer`. A tag that is a special token counts only if the token itself was sampled, not the same
+        text.
+        """
         said = sampled[:-1] if len(sampled) and int(sampled[-1]) in self.stop_token_ids else sampled
         guard = guard_for([self._encoder.decode(said)])
         written = read_turn(self._encoder.decode_guarded(said, guard), self._thinks)
@@ -105,7 +109,10 @@ class TemplateRenderer:
         message: dict[str, Any] = {"role": "assistant", "content": written.content.replace(guard, "")}
         if written.reasoning is not None:
             message["reasoning_content"] = written.reasoning.replace(guard, "")
-        return Parsed({**message, "tool_calls": calls} if calls else message, [text.replace(guard, "") for text in written.malformed])
+        return Parsed(
+            {**message, "tool_calls": calls} if calls else message,
+            [text.replace(guard, "") for text in written.malformed],
+        )
 
     def text(self, token_ids: Ints) -> str:
         """See `ChatRenderer`."""
@@ -115,7 +122,8 @@ class TemplateRenderer:
         """Check that a conversation can be continued.
 
         Raises:
-            TemplateFault: there is no safe bridge over a user's message, or the encoder's tokens differ from the tokenizer's.
+            TemplateFault: there is no safe bridge over a user's message, or the encoder's tokens differ from the
+                tokenizer's.
         """
         self._following([ASKED], ())
         whole = self._render_text([ASKED, {"role": "assistant", "content": PROBE}, ASKED], (), True)
@@ -124,14 +132,18 @@ class TemplateRenderer:
         self._encoder.check(whole)
 
     def _following(self, messages: Messages, tools: Tools) -> tuple[Ending, str, str]:
-        """Return the end of the previous turn, the text from its last token to the start of the next turn, and that text's guard."""
+        """Return the end of the previous turn, the text from its last token to the start of the next turn, and that
+        text's guard.
+        """
         guard, guarded = self._encoder.guarded_messages(messages)
         history = _history(guarded)
         ended = self._render_text(history, tools, False)
         whole = self._render_text([*history, *guarded], tools, True)
         if not whole.startswith(ended):
             example = "for example because it drops the thinking of earlier turns"
-            raise TemplateFault(f"it renders a turn of the assistant differently once other messages follow it, {example}")
+            raise TemplateFault(
+                f"it renders a turn of the assistant differently once other messages follow it, {example}"
+            )
         ending = self._endings.get("tool_calls" in history[-1])
         if ending is None:
             raise TemplateFault(self.no_calls)
@@ -146,14 +158,20 @@ class TemplateRenderer:
         raise TemplateFault("it ends a turn of the assistant without a special token")
 
     def _moving(self) -> str | None:
-        """Return why a conversation with a system message cannot be continued; None if it can, or if the template rejects it."""
+        """Return why a conversation with a system message cannot be continued; None if it can, or if the template
+        rejects it.
+        """
         begun = [SYSTEM, ASKED]
         try:
             later = self._render_text([*begun, {"role": "assistant", "content": PROBE}, ASKED], (), True)
             follows = later.startswith(self._render_text(begun, (), True))
         except TemplateFault:
             return None
-        return None if follows else "its chat template moves the system message when others follow: put its text into the user's message"
+        return (
+            None
+            if follows
+            else "its chat template moves the system message when others follow: put its text into the user's message"
+        )
 
     def _unreadable(self) -> str | None:
         """Return why the tool calls that the template renders cannot be parsed again; None if they can."""
@@ -165,7 +183,9 @@ class TemplateRenderer:
 
 
 def _history(messages: Messages) -> list[Mapping[str, Any]]:
-    """Return a conversation that `messages` can follow. It has a tool call for each tool answer at the beginning of `messages`."""
+    """Return a conversation that `messages` can follow. It has a tool call for each tool answer at the beginning of
+    `messages`.
+    """
     answers: list[Mapping[str, Any]] = []
     for message in messages:
         if message["role"] != "tool":

@@ -75,8 +75,15 @@ def _one_call(text: str) -> tuple[Mapping[str, Any] | None, str, str]:
 
 
 def is_call(found: Any) -> bool:
-    """Whether a JSON value is a tool call: an object with a `name` and an object `arguments`, all in text that UTF-8 can encode."""
-    if not (isinstance(found, dict) and isinstance(found.get("name"), str) and found["name"] and isinstance(found.get("arguments"), dict)):
+    """Whether a JSON value is a tool call: an object with a `name` and an object `arguments`, all in text that UTF-8
+    can encode.
+    """
+    if not (
+        isinstance(found, dict)
+        and isinstance(found.get("name"), str)
+        and found["name"]
+        and isinstance(found.get("arguments"), dict)
+    ):
         return False
     try:
         json.dumps(found, ensure_ascii=False).encode()

@@ -1,8 +1,8 @@
 """Tokenises rendered text so that no text of a message becomes a special token.
 
-A chat template writes special tokens as text, which the tokenizer converts to tokens. A message of a user, a tool or an environment may
-contain the same text. `guarded` breaks such text with a guard: a character that occurs nowhere else. `Encoder.encode` converts only
-unbroken text to special tokens, and removes the guard from the rest.
+A chat template writes special tokens as text, which the tokenizer converts to tokens. A message of a user, a tool or an
+environment may contain the same text. `guarded` breaks such text with a guard: a character that occurs nowhere else.
+`Encoder.encode` converts only unbroken text to special tokens, and removes the guard from the rest.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class Encoder:
                 backend = self._first if first and not number else self._later
                 found = backend.encode(plain, add_special_tokens=False).ids
                 if not self._forbidden.isdisjoint(found):
-                    raise TemplateFault(f"the tokenizer converts a part of the plain text {plain[:80]!r} to a special token")
+                    raise TemplateFault(
+                        f"the tokenizer converts a part of the plain text {plain[:80]!r} to a special token"
+                    )
                 ids += found
             if number < len(marks):
                 ids.append(self._added[marks[number]])
@@ -84,16 +86,22 @@ class Encoder:
     def check(self, text: str) -> None:
         """Raise TemplateFault if the tokens of `encode` differ from the tokenizer's own for this text."""
         if self._whole.encode(text, add_special_tokens=False).ids != self.encode(text):
-            raise TemplateFault(f"its tokenizer tokenises {text!r} differently if plain text and special tokens are encoded separately")
+            raise TemplateFault(
+                f"its tokenizer tokenises {text!r} differently if plain text and special tokens are encoded separately"
+            )
 
     def decode(self, token_ids: Ints | Sequence[int]) -> str:
         """Return the text of tokens, including special ones."""
-        text = self._tokenizer.decode([int(one) for one in token_ids], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = self._tokenizer.decode(
+            [int(one) for one in token_ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
         assert isinstance(text, str)
         return text
 
     def decode_guarded(self, token_ids: Ints | Sequence[int], guard: str) -> str:
-        """Return the text of tokens. Text that looks like a special token but is not that token is broken with `guard`."""
+        """Return the text of tokens. Text that looks like a special token but is not that token is broken with
+        `guard`.
+        """
         special = {number: mark for mark, number in self.marks.items()}
         parts: list[str] = []
         run: list[int] = []
@@ -120,7 +128,9 @@ class Encoder:
         return guard, [self.guarded_message(message, guard) for message in messages]
 
     def guarded_message(self, message: Mapping[str, Any], guard: str) -> dict[str, Any]:
-        """Return the message with all its texts guarded. A message of the assistant is returned unchanged: its text is the policy's own."""
+        """Return the message with all its texts guarded. A message of the assistant is returned unchanged: its text is
+        the policy's own.
+        """
         if message["role"] == "assistant":
             return dict(message)
         return {key: value if key == "role" else self._guarded_value(value, guard) for key, value in message.items()}
@@ -156,21 +166,27 @@ def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _plain(backend: Tokenizer, added: Mapping[str, int], first: bool) -> Tokenizer:
-    """Return a copy of the tokenizer without added tokens. `first` is whether it encodes the beginning of a sequence."""
+    """Return a copy of the tokenizer without added tokens. `first` is whether it encodes the beginning of a
+    sequence.
+    """
     description = json.loads(backend.to_str())
     description["added_tokens"] = []
     description["post_processor"] = description["truncation"] = description["padding"] = None
     vocabulary = description["model"].get("vocab")
     if isinstance(vocabulary, dict):
         kept = description["model"].get("unk_token")
-        description["model"]["vocab"] = {text: number for text, number in vocabulary.items() if text not in added or text == kept}
+        description["model"]["vocab"] = {
+            text: number for text, number in vocabulary.items() if text not in added or text == kept
+        }
     if not first:
         _not_first(description["pre_tokenizer"])
     return Tokenizer.from_str(json.dumps(description))
 
 
 def _not_first(step: dict[str, Any] | None) -> None:
-    """Change a pre-tokenizer in place so that it does not prepend SentencePiece's space, which belongs at the start of a sequence only."""
+    """Change a pre-tokenizer in place so that it does not prepend SentencePiece's space, which belongs at the start of
+    a sequence only.
+    """
     for inner in (step or {}).get("pretokenizers", ()):
         _not_first(inner)
     if step and step.get("prepend_scheme") == "first":

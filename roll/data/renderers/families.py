@@ -15,7 +15,11 @@ from roll.data.renderers.encoding import Encoder
 from roll.data.renderers.templates import template_text, turns_renderer
 from roll.errors import BadInput, Fault
 
-REMEDY = "set data_args.template to chatml or qwen2_5 (the tokenizer must have <|im_start|> and <|im_end|>), or use another model"
+REMEDY = (
+    "set data_args.template to chatml or qwen2_5 (the tokenizer must have <|im_start|> and <|im_end|>), or use "
+    "another "
+    "model"
+)
 
 
 def chat_renderer(
@@ -31,7 +35,9 @@ def chat_renderer(
     Raises:
         BadInput: a conversation in this format cannot be continued from its tokens.
     """
-    from roll.data.renderers.library import family_renderer  # imported here, because the library takes a second to import
+    from roll.data.renderers.library import (
+        family_renderer,
+    )  # imported here, because the library takes a second to import
 
     try:
         eos = tokenizer.eos_token_id
@@ -43,6 +49,8 @@ def chat_renderer(
         renderer = TemplateRenderer(encoder, render, eos if isinstance(eos, int) else None)
         renderer.check()
     except ValueError as error:
-        problem = f"the model '{model_path}' cannot play episodes of several turns with the template '{template}': {error}"
+        problem = (
+            f"the model '{model_path}' cannot play episodes of several turns with the template '{template}': {error}"
+        )
         raise BadInput([Fault("environments", problem, REMEDY)]) from error
     return renderer

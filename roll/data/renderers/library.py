@@ -1,7 +1,8 @@
 """Renderer for the model families that the library `renderers` supports.
 
-The library reimplements published chat templates. It is used only if some trial conversations give the same tokens with the library and
-with the model's own template. The template renders whole conversations; the library continues conversations and parses turns.
+The library reimplements published chat templates. It is used only if some trial conversations give the same tokens with
+the library and with the model's own template. The template renders whole conversations; the library continues
+conversations and parses turns.
 """
 
 from __future__ import annotations
@@ -49,7 +50,17 @@ FAMILIES: Mapping[str, Sequence[str]] = {
 """Names of the library's candidate renderers by `model_type` of config.json."""
 FURTHER: Mapping[str, Sequence[Mapping[str, Any]]] = {"llama-3": ({}, {"date_string": time.strftime("%d %b %Y")})}
 """Alternative arguments of some renderers, tried in turn. Llama 3.2's template writes the date."""
-REFUSALS = (AssertionError, AttributeError, ImportError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError, ValueError)
+REFUSALS = (
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 """Errors of the library if the tokenizer lacks a token that it needs, or if a message is not supported."""
 SAID: Mapping[str, Any] = {"role": "assistant", "content": PROBE}
 ANSWER: Mapping[str, Any] = {"role": "tool", "content": "Fed.", "tool_call_id": "call00000", "name": TOOL}
@@ -79,7 +90,9 @@ class FamilyRenderer:
         new: list[Any] = [template_message(self._encoder.guarded_message(message, GUARD)) for message in messages]
         known = [*before.tolist(), *sampled.tolist()]
         try:
-            found = self._library.bridge_to_next_turn(known[: len(before)], known[len(before) :], new, tools=_plain(tools))
+            found = self._library.bridge_to_next_turn(
+                known[: len(before)], known[len(before) :], new, tools=_plain(tools)
+            )
         except REFUSALS:
             return None
         if found is None or found.token_ids[: len(known)] != known:
@@ -98,14 +111,19 @@ class FamilyRenderer:
             for number, (call, read) in enumerate(readable)
             if read is not None
         ]
-        return Parsed({**message, "tool_calls": calls} if calls else message, [call.raw for call, read in readable if read is None])
+        return Parsed(
+            {**message, "tool_calls": calls} if calls else message,
+            [call.raw for call, read in readable if read is None],
+        )
 
     def text(self, token_ids: Ints) -> str:
         """See `ChatRenderer`."""
         return self._encoder.decode(token_ids)
 
     def follows(self) -> bool:
-        """Whether library and template render the trials to the same tokens, and the library can parse the template's tool calls."""
+        """Whether library and template render the trials to the same tokens, and the library can parse the template's
+        tool calls.
+        """
         agreed = 0
         for messages, tools in TRIALS:
             try:
@@ -124,13 +142,21 @@ class FamilyRenderer:
 
     def _reads_calls(self) -> bool:
         try:
-            opened, turn = self._render_text([ASKED], TOOLS, True), self._render_text([ASKED, calling([CALL])], TOOLS, False)
+            opened, turn = (
+                self._render_text([ASKED], TOOLS, True),
+                self._render_text([ASKED, calling([CALL])], TOOLS, False),
+            )
         except TemplateFault:
             return True
         if not turn.startswith(opened):
             return True
-        calls = self.parse(ints(self._encoder.encode(turn[len(opened) :], first=False)), TOOLS).message.get("tool_calls") or ()
-        return [{**call["function"], "arguments": json.loads(call["function"]["arguments"])} for call in calls] == [CALL]
+        calls = (
+            self.parse(ints(self._encoder.encode(turn[len(opened) :], first=False)), TOOLS).message.get("tool_calls")
+            or ()
+        )
+        return [{**call["function"], "arguments": json.loads(call["function"]["arguments"])} for call in calls] == [
+            CALL
+        ]
 
 
 class _Tokens:
@@ -169,7 +195,9 @@ def _candidates(tokens: _Tokens, model_type: str) -> Iterator[Renderer]:
     for name in FAMILIES.get(model_type, ()):
         for further in FURTHER.get(name, ({},)):
             try:
-                config = TypeAdapter(RendererConfig).validate_python({"name": name, "thinking_retention": "all", **further})
+                config = TypeAdapter(RendererConfig).validate_python(
+                    {"name": name, "thinking_retention": "all", **further}
+                )
                 yield create_renderer(tokens, config)
             except REFUSALS:
                 continue

@@ -27,12 +27,17 @@ TOOLS: Tools = [
 
 
 def calling(calls: Sequence[Mapping[str, Any]], answers: Messages = ()) -> dict[str, Any]:
-    """Return an assistant's message with the given tool calls, with the ids and names in `answers`, if they have any."""
+    """Return an assistant's message with the given tool calls, with the ids and names in `answers`, if they have
+    any.
+    """
     named = [
         {
             "id": (answers[number].get("tool_call_id") if number < len(answers) else None) or f"call{number:05d}",
             "type": "function",
-            "function": {**call, "name": (answers[number].get("name") if number < len(answers) else None) or call["name"]},
+            "function": {
+                **call,
+                "name": (answers[number].get("name") if number < len(answers) else None) or call["name"],
+            },
         }
         for number, call in enumerate(calls)
     ]

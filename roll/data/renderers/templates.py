@@ -62,7 +62,8 @@ class RenderTurns(Protocol):
 
 
 def template_text(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
-    """Return the Jinja source of `template`. If the tokenizer has several templates by name, return all of them concatenated.
+    """Return the Jinja source of `template`. If the tokenizer has several templates by name, return all of them
+    concatenated.
 
     Raises:
         ValueError: there is no such template, or it has no source.
@@ -76,14 +77,17 @@ def template_text(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
     return NativeTemplate(tokenizer).source
 
 
-def turns_renderer(tokenizer: PreTrainedTokenizerBase, template: str, further: Mapping[str, Any] = NOTHING) -> RenderTurns:
+def turns_renderer(
+    tokenizer: PreTrainedTokenizerBase, template: str, further: Mapping[str, Any] = NOTHING
+) -> RenderTurns:
     """Return the function that renders messages with `template`.
 
     Args:
         further: additional arguments of the tokenizer's own chat template.
 
     Raises:
-        ValueError: see `template_text`; or the tokenizer lacks a mark of the template, or the template does not read an argument.
+        ValueError: see `template_text`; or the tokenizer lacks a mark of the template, or the template does not read an
+            argument.
     """
     check_marks(template, tokenizer)
     chosen, source = OWN.get(template), template_text(tokenizer, template)

@@ -28,7 +28,9 @@ class _Request:
 
 
 class HfReward:
-    """Implements `RewardStrategy`. Requests that arrive during a forward pass are processed together in the next pass."""
+    """Implements `RewardStrategy`. Requests that arrive during a forward pass are processed together in the next
+    pass.
+    """
 
     def __init__(self, settings: HfRewardSettings, rank: Rank) -> None:
         self._settings, self._rank = settings, rank
@@ -62,7 +64,9 @@ class HfReward:
         except BaseException as error:
             for request in requests:
                 if not request.scores.done():
-                    request.scores.set_exception(error if isinstance(error, Exception) else RuntimeError("the forward pass was cancelled"))
+                    request.scores.set_exception(
+                        error if isinstance(error, Exception) else RuntimeError("the forward pass was cancelled")
+                    )
                     request.scores.exception()  # mark it as retrieved, because its caller may no longer wait for it
             raise
         for request in requests:
@@ -73,8 +77,12 @@ class HfReward:
     @torch.no_grad()
     def _score(self, sequences: Sequence[Ints]) -> list[float]:
         with told_of_memory(self._rank, "scoring", FEWER_TOKENS):
-            # Read results only after all micro-batches are queued, so that the device does not wait for the host between them.
-            parts = [self._model(packed_inputs(part, self._rank.device))[0] for part in packed(sequences, self._settings.token_budget)]
+            # Read results only after all micro-batches are queued, so that the device does not wait for the host
+            # between them.
+            parts = [
+                self._model(packed_inputs(part, self._rank.device))[0]
+                for part in packed(sequences, self._settings.token_budget)
+            ]
             return [score for part in parts for score in part.float().tolist()]
 
     async def offload(self) -> None:
@@ -95,7 +103,9 @@ class HfReward:
 
 
 def packed(sequences: Sequence[Ints], token_budget: int) -> Iterator[Sequences]:
-    """Yield micro-batches of at most `token_budget` tokens. A longer sequence gets its own. Each sequence's last token is in the mask."""
+    """Yield micro-batches of at most `token_budget` tokens. A longer sequence gets its own. Each sequence's last token
+    is in the mask.
+    """
     part: list[Ints] = []
     for sequence in sequences:
         if part and sum(map(len, part)) + len(sequence) > token_budget:

@@ -1,8 +1,8 @@
 """Settings of the strategies of transformers.
 
-The driver creates settings and sends them to a worker, which calls `build`. Importing this module imports no backend. Only `build` imports
-the strategy, in the process that runs it. Functions and classes in settings are pickled by name, so they must be defined at the top level
-of a module.
+The driver creates settings and sends them to a worker, which calls `build`. Importing this module imports no backend.
+Only `build` imports the strategy, in the process that runs it. Functions and classes in settings are pickled by name,
+so they must be defined at the top level of a module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Strategies that run transformers on one device: scoring of given sequences, and generation on machines without vLLM."""
+"""Strategies that run transformers on one device: scoring of given sequences, and generation on machines without
+vLLM.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ class HfGenerate:
         self._base.generation_config = GenerationConfig()
         self._model = self._base
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> AsyncGenerator[NumberedCompletions, None]:
+    async def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
         """See `GenerateStrategy`. All samples of a call are yielded together and share one seed."""
         async with self._generates:
             with self._gate:
@@ -127,14 +131,18 @@ class HfGenerate:
         )
 
     def _ends(self, sampling: Sampling) -> list[int]:
-        """Return the tokens that end a response. With `ignore_eos` they are only those that the request names, as in vLLM."""
+        """Return the tokens that end a response. With `ignore_eos` they are only those that the request names, as in
+        vLLM.
+        """
         return sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._model_ends)})
 
     def _end(self, token_ids: Ints, sampling: Sampling) -> tuple[int, FinishReason]:
         """Return the length of a response and why it ended. Later end-of-sequence tokens are padding of the batch."""
 
         def has_stop_string(count: int) -> bool:
-            return any(stop in self._tokenizer.decode(token_ids[:count]) for stop in (*sampling.stop, *sampling.end_texts))
+            return any(
+                stop in self._tokenizer.decode(token_ids[:count]) for stop in (*sampling.stop, *sampling.end_texts)
+            )
 
         ends, padding = self._ends(sampling), self._tokenizer.eos_token_id or 0
         for where in np.flatnonzero(np.isin(token_ids, [*ends, padding])):
@@ -174,7 +182,9 @@ class HfGenerate:
         """See `GenerateStrategy`."""
         missing, self._missing = self._missing, None
         if missing:
-            raise WeightSyncError(f"{len(missing)} parameters of the engine were not sent: {', '.join(sorted(missing)[:5])}")
+            raise WeightSyncError(
+                f"{len(missing)} parameters of the engine were not sent: {', '.join(sorted(missing)[:5])}"
+            )
         self._version = policy_version
         if self._generates.locked():
             self._generates.release()
@@ -194,9 +204,13 @@ class HfGenerate:
         return None
 
     async def offload(self, discard: bool) -> None:
-        """See `GenerateStrategy`. Keeps all weights even with `discard`, because a sync detects missing weights only at its end."""
+        """See `GenerateStrategy`. Keeps all weights even with `discard`, because a sync detects missing weights only at
+        its end.
+        """
         async with self._generates:
-            await asyncio.to_thread(self._offload.offload, tensors_in([*self._model.parameters(), *self._model.buffers()]))
+            await asyncio.to_thread(
+                self._offload.offload, tensors_in([*self._model.parameters(), *self._model.buffers()])
+            )
 
     async def onload(self, whole: bool) -> None:
         """See `GenerateStrategy`."""
@@ -210,7 +224,9 @@ class HfGenerate:
 
 
 def model_ends(config: GenerationConfig | None, eos_token_id: Any) -> list[int]:
-    """Return the tokens that end a sequence of the model: the tokenizer's, and those of its generation_config, one or several."""
+    """Return the tokens that end a sequence of the model: the tokenizer's, and those of its generation_config, one or
+    several.
+    """
     own = config.eos_token_id if config else None
     several = own if isinstance(own, list) else [own]
     return sorted({number for number in [eos_token_id, *several] if number is not None})

@@ -32,7 +32,8 @@ def engine_arguments(settings: VllmSettings | VllmRewardSettings, device: str) -
         arguments["block_size"] = engine.block_size
     if device == "cpu":
         arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * 2**30)
-        # vLLM 0.32 rewinds the generator of a seeded sample if its prompt spans two engine steps, which crashes the engine on the CPU.
+        # vLLM 0.32 rewinds the generator of a seeded sample if its prompt spans two engine steps, which crashes the
+        # engine on the CPU.
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(engine.max_num_batched_tokens, settings.max_model_len)
     else:
@@ -42,6 +43,8 @@ def engine_arguments(settings: VllmSettings | VllmRewardSettings, device: str) -
 
 
 def whole_products(settings: VllmSettings | VllmRewardSettings) -> None:
-    """With fp32 models, stop Triton's attention kernels from rounding operands to tf32. Must be called before an engine starts."""
+    """With fp32 models, stop Triton's attention kernels from rounding operands to tf32. Must be called before an engine
+    starts.
+    """
     if settings.model_args.dtype == "fp32":
         os.environ["TRITON_F32_DEFAULT"] = "ieee"

@@ -53,7 +53,9 @@ class StageHandler(logging.Handler):
 
 
 def tell_stages() -> None:
-    """Start to report the stages of this process. Idempotent. vLLM's own output does not change, because its handler has its own level."""
+    """Start to report the stages of this process. Idempotent. vLLM's own output does not change, because its handler
+    has its own level.
+    """
     for name in LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(handler, StageHandler) for handler in logger.handlers):
@@ -102,12 +104,19 @@ class BucketArrived(WeightTransferUpdateInfo):
     def bucket(self) -> Bucket | DeviceBucket:
         """Return the bucket that these values describe."""
         specs = tuple(TensorSpec(name, dtype, tuple(shape), nbytes) for name, dtype, shape, nbytes in self.tensors)
-        return DeviceBucket(specs, self.checksum, self.handles) if self.path is None else Bucket(self.path, specs, self.checksum)
+        return (
+            DeviceBucket(specs, self.checksum, self.handles)
+            if self.path is None
+            else Bucket(self.path, specs, self.checksum)
+        )
 
 
 def route_as_plain(route: Route, rendezvous: Rendezvous | None) -> dict[str, Any]:
     """Return the route and the rendezvous as arguments of `RouteOpened`."""
-    return {"route": asdict(route) | {"transport": route.transport.value}, "rendezvous": None if rendezvous is None else asdict(rendezvous)}
+    return {
+        "route": asdict(route) | {"transport": route.transport.value},
+        "rendezvous": None if rendezvous is None else asdict(rendezvous),
+    }
 
 
 def bucket_as_plain(bucket: Bucket | DeviceBucket) -> dict[str, Any]:
@@ -124,7 +133,10 @@ def bucket_as_plain(bucket: Bucket | DeviceBucket) -> dict[str, Any]:
 
 def text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename the tensors of a text model to their names in the weight files of the multimodal model."""
-    return {name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: tensors[name] for name in tensors}
+    return {
+        name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: tensors[name]
+        for name in tensors
+    }
 
 
 class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
@@ -157,7 +169,8 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         """Load one bucket. Unlike the base class, do not synchronise the device, which fails on the CPU.
 
         Raises:
-            SystemExit: the GPU failed. vLLM would only return the error and keep running with a CUDA context that may be broken. An engine
+            SystemExit: the GPU failed. vLLM would only return the error and keep running with a CUDA context that may
+                be broken. An engine
                 that ends is replaced.
         """
         try:
@@ -180,7 +193,8 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         return is_seeing_hybrid(self.model_config.hf_config.model_type)
 
     def finish_weight_update(self) -> None:
-        """Convert the loaded layers to their final form, and check that every parameter was received, including all parts of fused ones.
+        """Convert the loaded layers to their final form, and check that every parameter was received, including all
+        parts of fused ones.
 
         Raises:
             WeightSyncError: some parameters were not sent.
@@ -193,19 +207,27 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         for method, kernel in self._expert_kernels:
             method.moe_kernel = method.moe_kernel or kernel
         if missing:
-            raise WeightSyncError(f"{len(missing)} parameters of the engine were not sent: {', '.join(sorted(missing)[:5])}")
+            raise WeightSyncError(
+                f"{len(missing)} parameters of the engine were not sent: {', '.join(sorted(missing)[:5])}"
+            )
 
     def _half_loaded(self) -> list[str]:
         """Return the fused layers, such as the one for q, k and v, that received only some of their tensors."""
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
         fused = getattr(self.model, "packed_modules_mapping", {})
-        layers = [(name, get_layerwise_info(layer)) for name, layer in self.model.named_modules() if name.rpartition(".")[2] in fused]
+        layers = [
+            (name, get_layerwise_info(layer))
+            for name, layer in self.model.named_modules()
+            if name.rpartition(".")[2] in fused
+        ]
         # vLLM finalises a complete layer at once and resets its counts.
         return [name for name, info in layers if 0 < info.load_numel < (info.load_numel_total or 0)]
 
     def _finish_tied_heads(self) -> None:
-        """Process heads that share the embedding's weight. No tensor is sent for them, but on the CPU they have a packed copy to update."""
+        """Process heads that share the embedding's weight. No tensor is sent for them, but on the CPU they have a
+        packed copy to update.
+        """
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         for name, layer in self.model.named_modules():
@@ -213,10 +235,11 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
                 layer.quant_method.process_weights_after_loading(layer)
 
     def _take_expert_kernels(self) -> list[tuple[Any, Any]]:
-        """Remove the kernels from the methods of fused experts, and return pairs of method and kernel. On a GPU, do nothing.
+        """Remove the kernels from the methods of fused experts, and return pairs of method and kernel. On a GPU, do
+        nothing.
 
-        On the CPU, a method packs its experts only when it creates its kernel. vLLM 0.32 keeps the kernel during an update, so it would
-        leave the new weights unpacked.
+        On the CPU, a method packs its experts only when it creates its kernel. vLLM 0.32 keeps the kernel during an
+        update, so it would leave the new weights unpacked.
         """
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 

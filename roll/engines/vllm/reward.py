@@ -1,4 +1,6 @@
-"""Runs a reward model in vLLM: a sequence classifier behind `AsyncLLM.encode`. ARCHITECTURE.md, section 5, lists the names of vLLM used."""
+"""Runs a reward model in vLLM: a sequence classifier behind `AsyncLLM.encode`. ARCHITECTURE.md, section 5, lists the
+names of vLLM used.
+"""
 
 from __future__ import annotations
 

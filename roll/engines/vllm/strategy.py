@@ -1,14 +1,15 @@
 """Generates with vLLM: one `AsyncLLM` with continuous batching, which returns the log-probs of sampled tokens.
 
-This module uses `AsyncLLM` with its pause, resume and sleep methods, LoRA requests that reload in place, and vLLM's weight-transfer API
-with roll's own backend (`weight_sync.vllm_plugin`). docs/ARCHITECTURE.md, section 5, lists every name of vLLM used here; tests compare
-them with vLLM's source.
+This module uses `AsyncLLM` with its pause, resume and sleep methods, LoRA requests that reload in place, and vLLM's
+weight-transfer API with roll's own backend (`weight_sync.vllm_plugin`). docs/ARCHITECTURE.md, section 5, lists every
+name of vLLM used here; tests compare them with vLLM's source.
 
 Sums up the activity of a vLLM engine from the engine's own statistics.
 
-vLLM passes these statistics to its stat loggers after each engine step, on the same event loop that sends requests and returns outputs. The
-logger here must therefore be cheap: it only adds a few numbers, and stores nothing per request or token. It replaces vLLM's default logger,
-the Prometheus logger, which updates a histogram for each token. docs/ARCHITECTURE.md, section 5, lists every name of vLLM used here.
+vLLM passes these statistics to its stat loggers after each engine step, on the same event loop that sends requests and
+returns outputs. The logger here must therefore be cheap: it only adds a few numbers, and stores nothing per request or
+token. It replaces vLLM's default logger, the Prometheus logger, which updates a histogram for each token.
+docs/ARCHITECTURE.md, section 5, lists every name of vLLM used here.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class StepCounts:
             self._preemptions += iteration.num_preempted_reqs
 
     def take(self, busy_seconds: float, tokens_in_flight: int) -> EngineActivity:
-        """Return the activity since the last call, together with the given values. The numbers of requests are means over engine steps."""
+        """Return the activity since the last call, together with the given values. The numbers of requests are means
+        over engine steps.
+        """
         activity = EngineActivity(
             busy_seconds=busy_seconds,
             generated_tokens=self._generated,
@@ -90,7 +93,9 @@ class StepCounts:
 
 
 def logger_into(counts: StepCounts) -> type[PrometheusStatLogger]:
-    """Return the class of a stat logger that only adds each engine step to `counts`. vLLM creates the instance itself."""
+    """Return the class of a stat logger that only adds each engine step to `counts`. vLLM creates the instance
+    itself.
+    """
 
     class CountingLogger(PrometheusStatLogger):
         def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int] | None = None) -> None:
@@ -154,7 +159,8 @@ class VllmGenerate:
         arguments = engine_arguments(settings, self._rank.device) | {
             # Otherwise the model's own generation_config would change the sampling.
             "generation_config": "vllm",
-            # Return log-probs under the distribution that was sampled from, after the temperature, as the trainer computes them.
+            # Return log-probs under the distribution that was sampled from, after the temperature, as the trainer
+            # computes them.
             "logprobs_mode": "processed_logprobs",
             "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
         }
@@ -166,13 +172,18 @@ class VllmGenerate:
         whole_products(settings)
         enter("starting the engine's process")
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[logger_into(self._counts)])
-        # vLLM's statistics read an environment variable for each token, which costs four times as much as the rest of their work.
+        # vLLM's statistics read an environment variable for each token, which costs four times as much as the rest of
+        # their work.
         enable_envs_cache()
         await self._engine.update_weight_version(str(self._version))
         await self.open_route(Route(Transport.FILE, same_host=True), None)
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> AsyncGenerator[NumberedCompletions, None]:
-        """See `GenerateStrategy`. Each sample is a separate request. Sample i has the seed `seed + i`, independent of other requests."""
+    async def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
+        """See `GenerateStrategy`. Each sample is a separate request. Sample i has the seed `seed + i`, independent of
+        other requests.
+        """
         params = SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -188,7 +199,9 @@ class VllmGenerate:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         token_list = token_ids.tolist()
-        tasks = [asyncio.create_task(self._sample(number, token_list, params, seed)) for number in range(sampling.samples)]
+        tasks = [
+            asyncio.create_task(self._sample(number, token_list, params, seed)) for number in range(sampling.samples)
+        ]
         ended: asyncio.Queue[asyncio.Task[tuple[int, CompletionOutput]]] = asyncio.Queue()
         for task in tasks:
             task.add_done_callback(ended.put_nowait)
@@ -203,19 +216,26 @@ class VllmGenerate:
             for task in tasks:
                 task.cancel()
 
-    async def _sample(self, number: int, token_ids: list[int], params: SamplingParams, seed: int | None) -> tuple[int, CompletionOutput]:
+    async def _sample(
+        self, number: int, token_ids: list[int], params: SamplingParams, seed: int | None
+    ) -> tuple[int, CompletionOutput]:
         """Generate one sample, and return its number and the engine's final output."""
         own, request_id = params.clone(), f"{os.getpid()}-{next(self._request_numbers)}"
         own.seed = None if seed is None else seed + number
         await self._may_generate.wait()
-        # Only the number of syncs identifies the weights: versions repeat after a rollback, and adapters keep their name.
+        # Only the number of syncs identifies the weights: versions repeat after a rollback, and adapters keep their
+        # name.
         prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=str(self._syncs))
         with self._may_generate:
-            [final] = [output async for output in self._engine.generate(prompt, own, request_id, lora_request=self._adapter)]
+            [final] = [
+                output async for output in self._engine.generate(prompt, own, request_id, lora_request=self._adapter)
+            ]
         [sample] = final.outputs
         return number, sample
 
-    async def _completions(self, ended: Sequence[tuple[int, CompletionOutput]], sampling: Sampling) -> NumberedCompletions:
+    async def _completions(
+        self, ended: Sequence[tuple[int, CompletionOutput]], sampling: Sampling
+    ) -> NumberedCompletions:
         token_ids = [sampling.spoken(list(sample.token_ids)) for _, sample in ended]
         # Decode in a thread, because the event loop must keep feeding the engine. The tokenizer releases the GIL.
         texts = await asyncio.to_thread(self._texts.several, token_ids)
@@ -225,8 +245,8 @@ class VllmGenerate:
     async def pause(self) -> None:
         """See `GenerateStrategy`. New requests wait for `resume`. Idempotent.
 
-        Requests in flight keep their tokens and, with `keeps_kv_cache`, the KV cache that the old weights computed. New requests never use
-        cached prefixes of the old weights, because their cache keys have another salt.
+        Requests in flight keep their tokens and, with `keeps_kv_cache`, the KV cache that the old weights computed. New
+        requests never use cached prefixes of the old weights, because their cache keys have another salt.
         """
         self._may_generate.clear()
         keeps = self._settings.keeps_kv_cache
@@ -238,7 +258,11 @@ class VllmGenerate:
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
         """See `GenerateStrategy`."""
-        await _taken(self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=route_as_plain(route, rendezvous))))
+        await _taken(
+            self._engine.init_weight_transfer_engine(
+                WeightTransferInitRequest(init_info=route_as_plain(route, rendezvous))
+            )
+        )
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
         """See `GenerateStrategy`."""
@@ -279,19 +303,23 @@ class VllmGenerate:
         return self._counts.take(self._may_generate.take_busy_seconds(), tokens_in_flight(self._engine))
 
     async def cause_of_death(self) -> str | None:
-        """See `GenerateStrategy`. vLLM does not report why its process died, so the message refers to the process's log."""
+        """See `GenerateStrategy`. vLLM does not report why its process died, so the message refers to the process's
+        log.
+        """
         rank = self._rank
         return f"vLLM's engine process died (logs/{rank.role}-{rank.rank}.log)" if self._engine.errored else None
 
     async def offload(self, discard: bool) -> None:
-        """See `GenerateStrategy`. Frees the KV cache, including cached prefixes. The weights move to host memory unless they are discarded.
+        """See `GenerateStrategy`. Frees the KV cache, including cached prefixes. The weights move to host memory unless
+        they are discarded.
 
         Requests in flight keep their tokens and continue once the whole engine is back on the device.
         """
         if self._asleep == ASLEEP:
             return
         self._may_generate.clear()
-        # The sync of an adapter does not send the base weights, so they cannot be discarded. Discarded weights stay discarded.
+        # The sync of an adapter does not send the base weights, so they cannot be discarded. Discarded weights stay
+        # discarded.
         discard = self._discarded_weights or (discard and self._settings.adapter_rank is None)
         if self._asleep:  # vLLM can only put all parts to sleep together
             await self._wake(*self._asleep)
@@ -299,11 +327,15 @@ class VllmGenerate:
         self._asleep, self._discarded_weights = ASLEEP, discard
 
     async def onload(self, whole: bool) -> None:
-        """See `GenerateStrategy`. The weights return first, so that a sync can load them before the KV cache takes its memory."""
+        """See `GenerateStrategy`. The weights return first, so that a sync can load them before the KV cache takes its
+        memory.
+        """
         await self._wake("weights")
         if whole:
             if self._discarded_weights:
-                raise WeightSyncError("the engine discarded its weights when it was offloaded, and no sync has sent them since")
+                raise WeightSyncError(
+                    "the engine discarded its weights when it was offloaded, and no sync has sent them since"
+                )
             await self._wake("kv_cache")
             self._may_generate.set()
 
@@ -321,15 +353,21 @@ class VllmGenerate:
 
 
 def completion(sample: CompletionOutput, text: str) -> Completion:
-    """Return vLLM's output of a sample as a `Completion`. The engine labels each token with the version that sampled it."""
+    """Return vLLM's output of a sample as a `Completion`. The engine labels each token with the version that sampled
+    it.
+    """
     spans = sample.weight_versions or ()
-    versions = np.repeat(np.array([int(span.version) for span in spans], np.int32), [span.end - span.start for span in spans])
+    versions = np.repeat(
+        np.array([int(span.version) for span in spans], np.int32), [span.end - span.start for span in spans]
+    )
     log_probs = None if sample.logprobs is None else cast(FlatLogprobs, sample.logprobs).logprobs
     return Completion(
         token_ids=np.asarray(sample.token_ids, np.int32),
         log_probs=None if log_probs is None else np.asarray(log_probs, np.float32),
         policy_versions=versions,
-        finish_reason=FinishReason(sample.finish_reason) if sample.finish_reason in ("stop", "length") else FinishReason.ABORT,
+        finish_reason=FinishReason(sample.finish_reason)
+        if sample.finish_reason in ("stop", "length")
+        else FinishReason.ABORT,
         text=text,
     )
 

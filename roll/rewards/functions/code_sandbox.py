@@ -1,4 +1,6 @@
-"""A reward for programs that pass their tests. Programs run in a sandbox, in a process that never sees a test's expected output."""
+"""A reward for programs that pass their tests. Programs run in a sandbox, in a process that never sees a test's
+expected output.
+"""
 
 from __future__ import annotations
 
@@ -47,19 +49,24 @@ def code_sandbox(
 ) -> RewardResult:
     """Return the share of the row's test cases that the program in the response passes.
 
-    The outcome is UNPARSABLE if the response has no program, and UNAVAILABLE if no sandbox can run, or if the program fails because the
-    interpreter lacks a package of PACKAGES that it imports.
+    The outcome is UNPARSABLE if the response has no program, and UNAVAILABLE if no sandbox can run, or if the program
+    fails because the interpreter lacks a package of PACKAGES that it imports.
 
     Args:
         cases: `all` runs every case; `first_failure` stops after the first case that fails.
-        pays: `share` pays the share of the cases that pass; `all` pays 1 if every case passes, and else 0, as ROLL's local tests do.
-        tolerance: compares numbers in the output of scripts by value, within this absolute or relative tolerance; ROLL's local tests allow
+        pays: `share` pays the share of the cases that pass; `all` pays 1 if every case passes, and else 0, as ROLL's
+            local tests do.
+        tolerance: compares numbers in the output of scripts by value, within this absolute or relative tolerance;
+            ROLL's local tests allow
             1e-5. None compares text. The row's column `tolerance` takes precedence.
-        block: which of several fenced blocks is the program. `first`: the first that defines a function or method, or else the first, as
+        block: which of several fenced blocks is the program. `first`: the first that defines a function or method, or
+            else the first, as
             in ROLL's local tests; `last`: the last, as in ROLL's tests on a server.
-        sandbox: `bubblewrap`, the address of a SandboxFusion server, or `none` to run programs unisolated, with the files and the
+        sandbox: `bubblewrap`, the address of a SandboxFusion server, or `none` to run programs unisolated, with the
+            files and the
             network of this machine.
-        python: path of a Python interpreter; programs may import its packages. By default programs run with roll's own interpreter and
+        python: path of a Python interpreter; programs may import its packages. By default programs run with roll's own
+            interpreter and
             may import only the standard library.
         cpu_seconds: CPU time limit of each case in seconds.
         wall_seconds: Wall-clock limit in seconds of all cases together. `timeout` of the domain must be longer.
@@ -73,20 +80,30 @@ def code_sandbox(
         ValueError: the row's cases cannot be read, or `sandbox` has an unknown value.
     """
     if sandbox not in (BUBBLEWRAP, NO_SANDBOX) and not sandbox.startswith(SERVER):
-        raise ValueError(f"sandbox is '{sandbox}'; it must be {BUBBLEWRAP}, {NO_SANDBOX} or the address of a server (http://...)")
+        raise ValueError(
+            f"sandbox is '{sandbox}'; it must be {BUBBLEWRAP}, {NO_SANDBOX} or the address of a server (http://...)"
+        )
     wanted = cases_of(row)
     text = final_text(response)
     program = text if wanted.kind == "text" else program_of(text, block)
     limits = Limits(cpu_seconds, wall_seconds, memory_mib, disk_mib, output_mib)
     try:
-        result = _judged(wanted, program, sandbox, python, limits, until_first=cases == "first_failure", tolerance=tolerance)
+        result = _judged(
+            wanted, program, sandbox, python, limits, until_first=cases == "first_failure", tolerance=tolerance
+        )
     except SandboxUnavailable as error:
         return RewardResult(0.0, RewardOutcome.UNAVAILABLE, note=str(error))
     return replace(result, value=float(result.value == 1)) if pays == "all" else result
 
 
 def _judged(
-    wanted: Cases, program: str | None, sandbox: str, python: str | None, limits: Limits, until_first: bool, tolerance: float | None
+    wanted: Cases,
+    program: str | None,
+    sandbox: str,
+    python: str | None,
+    limits: Limits,
+    until_first: bool,
+    tolerance: float | None,
 ) -> RewardResult:
     remote, absent = sandbox.startswith(SERVER), set[str]()
     if remote:
@@ -109,7 +126,9 @@ def _judged(
 
 def _missed(note: str, program: str, absent: set[str]) -> str:
     """Return the absent package whose import ended the program, or ''."""
-    return next((name for name in sorted(absent & imported_packages(program)) if f"No module named '{name}" in note), "")
+    return next(
+        (name for name in sorted(absent & imported_packages(program)) if f"No module named '{name}" in note), ""
+    )
 
 
 @cache
@@ -118,8 +137,12 @@ def say_once(package: str) -> None:
     logger.warning(LACKS.format(who="programs import", packages=package))
 
 
-def verdict(outcomes: Iterator[Outcome], cases: Cases, until_first: bool, tolerance: float | None = None) -> RewardResult:
-    """Return the result for the outcomes of a program's cases. Outputs are compared with the expected ones here, outside the sandbox."""
+def verdict(
+    outcomes: Iterator[Outcome], cases: Cases, until_first: bool, tolerance: float | None = None
+) -> RewardResult:
+    """Return the result for the outcomes of a program's cases. Outputs are compared with the expected ones here,
+    outside the sandbox.
+    """
     total = len(cases.inputs) or len(cases.tests)
     passed, late, spent, note, uncompiled = 0, 0, 0.0, "", 0.0
     with closing(outcomes):  # type: ignore[type-var]

@@ -26,10 +26,14 @@ RIGHT = 0.5
 
 
 def right_letter(row: Mapping[str, Any]) -> str:
-    """Return the letter of the right choice. Raises ValueError if the row has no reference answer, or one without a capital letter."""
+    """Return the letter of the right choice. Raises ValueError if the row has no reference answer, or one without a
+    capital letter.
+    """
     letter = CAPITAL.search(ground_truth(row))
     if letter is None:
-        raise ValueError("the row's reference answer ('ground_truth' or 'answer') has no capital letter that names a choice")
+        raise ValueError(
+            "the row's reference answer ('ground_truth' or 'answer') has no capital letter that names a choice"
+        )
     return letter[0]
 
 
@@ -46,7 +50,9 @@ def first_capital(text: str, boxed: str | None) -> str | None:
 
 
 CHOICES = {"letter": chosen_letter, "first_capital": first_capital}
-"""How the choice is found, by `choice`. Both are called with the text after the thinking and the content of its last box."""
+"""How the choice is found, by `choice`. Both are called with the text after the thinking and the content of its last
+box.
+"""
 
 
 @REWARDS.register("crossthinkqa")
@@ -60,15 +66,18 @@ def crossthinkqa(
     choice: Literal["letter", "first_capital"] = "letter",
     response_length_penalty_coef: float = 0.0,
 ) -> RewardResult:
-    """Return the sum of the reward for the choice, the penalty for repetition and the weighted penalty for a short response.
+    """Return the sum of the reward for the choice, the penalty for repetition and the weighted penalty for a short
+    response.
 
     The choice is the letter in the last `\\boxed{...}`. If there is no box, it is the letter that the text states; see
-    `choices.stated_letter`. A response without a choice is wrong. Only the text after the thinking is searched for the choice, but the
-    penalties apply to the whole response. The score is 1 if the reward for the choice is above 0, and else 0.
+    `choices.stated_letter`. A response without a choice is wrong. Only the text after the thinking is searched for the
+    choice, but the penalties apply to the whole response. The score is 1 if the reward for the choice is above 0, and
+    else 0.
 
     Args:
         reward_type: see VALUES. `loose` ignores the box, `strict` requires it, and `soft` gives partial credit.
-        choice: `first_capital` takes, as ROLL does, the first capital letter in the last box, or without a box in the text after the last
+        choice: `first_capital` takes, as ROLL does, the first capital letter in the last box, or without a box in the
+            text after the last
             "answer is", or without these words in the whole text, even if it begins a word.
         response_length_penalty_coef: weight of the penalty for a short response.
 

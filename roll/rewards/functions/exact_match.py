@@ -16,8 +16,8 @@ from roll.types import Prompt, RewardResult
 def exact_match(prompt: Prompt, response: str, row: Mapping[str, Any], *, ignore_case: bool = False) -> RewardResult:
     """Return 1 if the response equals the reference answer, else 0.
 
-    Only the text after the last `</think>` counts, or the whole response if that text is empty. White space at both ends of this text and
-    of the reference answer is ignored.
+    Only the text after the last `</think>` counts, or the whole response if that text is empty. White space at both
+    ends of this text and of the reference answer is ignored.
 
     Args:
         ignore_case: compare without regard to case.

@@ -1,4 +1,6 @@
-"""A reward for responses that follow the row's instructions: the checks of IFEval (arXiv 2311.07911), in its strict variant."""
+"""A reward for responses that follow the row's instructions: the checks of IFEval (arXiv 2311.07911), in its strict
+variant.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,17 @@ from roll.rewards.functions.instructions.words import holds
 from roll.types import Prompt, RewardResult
 
 CHECKS: Mapping[str, Callable[..., bool]] = {
-    name: check for module in (words, layout, whole) for name, check in vars(module).items() if name.startswith(("verify_", "validate_"))
+    name: check
+    for module in (words, layout, whole)
+    for name, check in vars(module).items()
+    if name.startswith(("verify_", "validate_"))
 }
 """Check functions by their names in the RLVR-IFeval data set."""
-NUMBERS, LISTS, IDS = ("N", "i"), ("keyword_list", "forbidden_words", "options"), ("instruction_id_list", "instruction_id")
+NUMBERS, LISTS, IDS = (
+    ("N", "i"),
+    ("keyword_list", "forbidden_words", "options"),
+    ("instruction_id_list", "instruction_id"),
+)
 
 
 @dataclass(frozen=True)
@@ -39,13 +48,15 @@ class Asked:
 
 @REWARDS.register("ifeval")
 @declares(RewardTraits(check_row=lambda row: instructions_of(row)))
-def ifeval(prompt: Prompt, response: str, row: Mapping[str, Any], *, pays: Literal["all", "share"] = "all") -> RewardResult:
+def ifeval(
+    prompt: Prompt, response: str, row: Mapping[str, Any], *, pays: Literal["all", "share"] = "all"
+) -> RewardResult:
     """Return 1 if the text after the thinking follows every instruction of the row, else 0. An empty text gets 0.
 
-    A row has one of two forms. In the form of RLVR-IFeval, `ground_truth` is a mapping with `func_name`, the name of a check, and the
-    arguments of that check. In the form of IFEval, the row has `instruction_id_list`, a list of ids, and `kwargs`, a list with a mapping of
-    arguments for each id; or its `ground_truth` has them, or is a list of such mappings. A `ground_truth` may be a text: JSON, or a literal
-    of Python. Keys whose value is null are ignored.
+    A row has one of two forms. In the form of RLVR-IFeval, `ground_truth` is a mapping with `func_name`, the name of a
+    check, and the arguments of that check. In the form of IFEval, the row has `instruction_id_list`, a list of ids, and
+    `kwargs`, a list with a mapping of arguments for each id; or its `ground_truth` has them, or is a list of such
+    mappings. A `ground_truth` may be a text: JSON, or a literal of Python. Keys whose value is null are ignored.
 
     Args:
         pays: `share` returns the share of the instructions that are followed.
@@ -101,7 +112,9 @@ def _of_mapping(found: Any) -> list[Asked]:
     if not isinstance(name, str) or name not in CHECKS:
         raise ValueError(f"'ground_truth' names the unknown check {name!r}; known checks: {', '.join(sorted(CHECKS))}")
     needed = [
-        one.name for one in inspect.signature(CHECKS[name]).parameters.values() if one.name != "text" and one.kind != one.KEYWORD_ONLY
+        one.name
+        for one in inspect.signature(CHECKS[name]).parameters.values()
+        if one.name != "text" and one.kind != one.KEYWORD_ONLY
     ]
     missing = [key for key in needed if found.get(key) is None]
     if missing:
@@ -117,13 +130,20 @@ def _by_ids(found: Mapping[str, Any], where: str) -> list[Asked]:
         raise ValueError(f"the {key} of {where} is {ids!r}, not a list of instructions")
     given = [None] * len(ids) if given is None else given
     if not isinstance(given, list) or len(given) != len(ids):
-        raise ValueError(f"the kwargs of {where} are {given!r}, not a list with arguments for each of the {len(ids)} instructions")
-    return [_by_id(name, _parsed(arguments, f"the kwargs of {name}"), where) for name, arguments in zip(ids, given, strict=True)]
+        raise ValueError(
+            f"the kwargs of {where} are {given!r}, not a list with arguments for each of the {len(ids)} instructions"
+        )
+    return [
+        _by_id(name, _parsed(arguments, f"the kwargs of {name}"), where)
+        for name, arguments in zip(ids, given, strict=True)
+    ]
 
 
 def _by_id(name: Any, given: Any, where: str) -> Asked:
     if not isinstance(name, str) or name not in INSTRUCTIONS:
-        raise ValueError(f"{where} names the unknown instruction {name!r}; known instructions: {', '.join(sorted(INSTRUCTIONS))}")
+        raise ValueError(
+            f"{where} names the unknown instruction {name!r}; known instructions: {', '.join(sorted(INSTRUCTIONS))}"
+        )
     if given is not None and not isinstance(given, Mapping):
         raise ValueError(f"the kwargs of {name} are {given!r}, not an object")
     instruction = INSTRUCTIONS[name]
@@ -133,7 +153,10 @@ def _by_id(name: Any, given: Any, where: str) -> Asked:
     if unknown := [key for key in there if key not in instruction.arguments]:
         raise ValueError(f"the kwargs of {name} have {', '.join(unknown)}, which it does not take")
     return _asked(
-        name, instruction.check, {ours: (key, there[key]) for key, ours in instruction.arguments.items()}, f"the kwargs of {name}"
+        name,
+        instruction.check,
+        {ours: (key, there[key]) for key, ours in instruction.arguments.items()},
+        f"the kwargs of {name}",
     )
 
 

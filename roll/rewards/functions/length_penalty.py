@@ -26,8 +26,9 @@ def length_penalty(
 ) -> RewardResult:
     """Return a penalty for the length of the response in characters, including its thinking.
 
-    The penalty is 0 from `enough` to `long` characters, `most` below `short` and from `too_long` on, and linear in between. Without `long`
-    and `too_long` no response is too long. With `short` and `enough` set to 0 no response is too short.
+    The penalty is 0 from `enough` to `long` characters, `most` below `short` and from `too_long` on, and linear in
+    between. Without `long` and `too_long` no response is too long. With `short` and `enough` set to 0 no response is
+    too short.
 
     Args:
         short: below this length the penalty is `most`.

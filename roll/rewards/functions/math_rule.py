@@ -1,4 +1,6 @@
-"""A reward for responses whose final answer is mathematically equal to the reference answer, as judged by math-verify."""
+"""A reward for responses whose final answer is mathematically equal to the reference answer, as judged by
+math-verify.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,18 @@ from roll.rewards.notation import WRAPPED, in_text, range_of, standard
 from roll.rewards.quantities import PERCENT, Quantity, in_words, quantity
 from roll.types import Prompt, RewardOutcome, RewardResult
 
-# math-verify warns once that its alarm-based timeouts are off. They are off on purpose: process.py ends calls that time out.
+# math-verify warns once that its alarm-based timeouts are off. They are off on purpose: process.py ends calls that time
+# out.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,6})?")
-"""Matches numbers that are compared exactly here. math-verify would agree: it rounds to 6 decimals and uses 15 digits."""
+"""Matches numbers that are compared exactly here. math-verify would agree: it rounds to 6 decimals and uses 15 digits.
+"""
 MARKED = re.compile(r"\\boxed|\\\(|\\\[|(?<!\\)\$.+(?<!\\)\$", re.DOTALL)
 """Matches a reference answer that already marks its mathematics. A single dollar sign is a currency."""
-NORMALISATION = LatexNormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all")
+NORMALISATION = LatexNormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all"
+)
 READERS = (LatexExtractionConfig(normalization_config=NORMALISATION), ExprExtractionConfig())
 DIGITS, SIMPLE = re.compile("[0-9]+"), re.compile(r"\\[dt]?frac\{-?[2x.]+\}\{[2x.]+\}|\\sqrt\{[2x.]+\}")
 OPENED = re.compile(r"(?:\\left\s*)?(\(|\\\{)")
@@ -34,7 +40,9 @@ TINY, RELATIVE = 1e-3, 1e-3
 LONGEST_FORMULA = 1000
 """Largest number of characters in a formula whose notation is rewritten. A longer one is read as it is."""
 SEARCHED_CHARACTERS = 4000
-"""Number of characters at the end of a response that are searched for an answer without a box. The search takes quadratic time."""
+"""Number of characters at the end of a response that are searched for an answer without a box. The search takes
+quadratic time.
+"""
 NO_VALUE = ("None", "null", "N/A")
 """References that say that there is none; math-verify reads a product of letters."""
 
@@ -57,11 +65,15 @@ def is_mathematics(reference: str) -> bool:
 
 
 def shape_of(reference: str) -> str:
-    """Return a reference answer with other numbers, and with a variable for each fraction and root of numbers and variables.
+    """Return a reference answer with other numbers, and with a variable for each fraction and root of numbers and
+    variables.
 
     math-verify reads the one if it reads the other. It takes milliseconds for each text, and a data set has few shapes.
     """
-    shape, before = DIGITS.sub(lambda number: "2" * min(len(number[0]), 3) if number[0].strip("0") else "0", reference), None
+    shape, before = (
+        DIGITS.sub(lambda number: "2" * min(len(number[0]), 3) if number[0].strip("0") else "0", reference),
+        None,
+    )
     while shape != before:
         shape, before = SIMPLE.sub("x", shape), shape
     return shape
@@ -69,7 +81,9 @@ def shape_of(reference: str) -> str:
 
 @lru_cache(1 << 14)
 def read_reference(reference: str) -> list[Any]:
-    """Return what math-verify reads in a reference answer: expressions, and last the text itself. Empty if it reads nothing."""
+    """Return what math-verify reads in a reference answer: expressions, and last the text itself. Empty if it reads
+    nothing.
+    """
     if MARKED.search(reference) and not WRAPPED.fullmatch(reference):
         return read(in_text(reference, lambda formula: split(formula, is_reference=True).value))
     return read(as_latex(reference_of(reference).value))
@@ -82,7 +96,9 @@ def reference_of(reference: str) -> Quantity:
 
 
 def read(text: str) -> list[Any]:
-    """Return what math-verify reads in a text. It would take variables such as `m` and `t` for units, so it removes none."""
+    """Return what math-verify reads in a text. It would take variables such as `m` and `t` for units, so it removes
+    none.
+    """
     return parse(text, READERS, parsing_timeout=None)  # type: ignore[arg-type]  # None turns the alarm off
 
 
@@ -102,9 +118,10 @@ def split(formula: str, is_reference: bool, has_variables: bool = False) -> Quan
 def math_rule(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
     """Return 1 for the right answer, 0 for a wrong one, and UNPARSABLE for a response without an answer.
 
-    The answer is the last `\\boxed{...}` after the thinking. If nothing follows the thinking, the whole response is searched. If there
-    is no box, the answer is the last mathematical expression. The reference is the row's `ground_truth`, else its `answer`. A unit counts
-    only if both have one. A range such as `3-5` equals only the same range.
+    The answer is the last `\\boxed{...}` after the thinking. If nothing follows the thinking, the whole response is
+    searched. If there is no box, the answer is the last mathematical expression. The reference is the row's
+    `ground_truth`, else its `answer`. A unit counts only if both have one. A range such as `3-5` equals only the same
+    range.
 
     Raises:
         ValueError: the row has no reference answer.
@@ -125,7 +142,9 @@ def judge(reference: str, answer: str) -> RewardResult:
     """Return math-verify's verdict. `answer` is a box, or a text to search for an answer."""
     expected = read_reference(reference)
     if not expected:
-        return RewardResult(0.0, RewardOutcome.UNPARSABLE, note=f"the reference answer {reference[:80]!r} is not mathematics")
+        return RewardResult(
+            0.0, RewardOutcome.UNPARSABLE, note=f"the reference answer {reference[:80]!r} is not mathematics"
+        )
     asked = reference_of(reference)
     formulas: list[Quantity] = []
 
@@ -137,13 +156,19 @@ def judge(reference: str, answer: str) -> RewardResult:
     found = read(in_text(answer, value_of) if boxed is None else as_latex(value_of(boxed)))
     if not found:
         return RewardResult(0.0, RewardOutcome.UNPARSABLE, note="no answer in the response")
-    is_right = verify(expected, found, timeout_seconds=None, allow_set_relation_comp=True) and not differ_when_tiny(expected, found)
-    is_right = is_right and not any(asked.contradicts(given) or are_pair_and_set(asked, given) for given in formulas[-1:])
+    is_right = verify(expected, found, timeout_seconds=None, allow_set_relation_comp=True) and not differ_when_tiny(
+        expected, found
+    )
+    is_right = is_right and not any(
+        asked.contradicts(given) or are_pair_and_set(asked, given) for given in formulas[-1:]
+    )
     return RewardResult(float(is_right), note=f"answer {str(found[-1])[:80]}")
 
 
 def are_pair_and_set(one: Quantity, other: Quantity) -> bool:
-    """Return whether one answer is a pair or an interval, and the other a set. math-verify compares their members only."""
+    """Return whether one answer is a pair or an interval, and the other a set. math-verify compares their members
+    only.
+    """
     return {"(", "\\{"} == {found[1] for answer in (one, other) if (found := OPENED.match(answer.value))}
 
 
@@ -154,7 +179,8 @@ def differ_when_tiny(expected: Sequence[Any], found: Sequence[Any]) -> bool:
     """
     pairs = [(float(one), float(other)) for one in _numbers(expected) for other in _numbers(found)]
     return bool(pairs) and all(
-        max(abs(one), abs(other)) < TINY and abs(one - other) > RELATIVE * max(abs(one), abs(other)) for one, other in pairs
+        max(abs(one), abs(other)) < TINY and abs(one - other) > RELATIVE * max(abs(one), abs(other))
+        for one, other in pairs
     )
 
 

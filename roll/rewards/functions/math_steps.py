@@ -26,7 +26,8 @@ BULLETS = ("-", "*", "+")
 LONGEST = 200
 """Largest number of characters in a left side that is judged."""
 MARGIN = 20
-"""Characters that the search window has in addition to `LONGEST`, so that a left side that is too long is recognised."""
+"""Characters that the search window has in addition to `LONGEST`, so that a left side that is too long is recognised.
+"""
 SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "×": "*", "·": "*", "÷": "/", "−": "-", ",": ""}
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 LARGEST_SHARE = 0.5
@@ -37,10 +38,11 @@ LARGEST_SHARE = 0.5
 def math_steps(prompt: Prompt, response: str, row: Mapping[str, Any], *, share: float = 0.2) -> RewardResult:
     """Return the verdict of `math_rule` on the answer (1 or 0), minus `share`, plus the rewards of the equations.
 
-    With n equations, each correct one adds share / n, and each wrong one subtracts share / n. So the reward is positive for a right answer
-    and never positive for a wrong one, whatever the equations are. Each equation, such as `3 * (4 + 5) = 27`, ends a turn; the text after
-    the last equation is a turn too. A response without equations, or without an answer, gets the verdict alone. Each equation is judged on
-    its own: a correct one earns its reward even if it does not contribute to the answer.
+    With n equations, each correct one adds share / n, and each wrong one subtracts share / n. So the reward is positive
+    for a right answer and never positive for a wrong one, whatever the equations are. Each equation, such as `3 * (4 +
+    5) = 27`, ends a turn; the text after the last equation is a turn too. A response without equations, or without an
+    answer, gets the verdict alone. Each equation is judged on its own: a correct one earns its reward even if it does
+    not contribute to the answer.
 
     Args:
         share: total weight of the equations, at least 0 and below 0.5.
@@ -62,8 +64,9 @@ def math_steps(prompt: Prompt, response: str, row: Mapping[str, Any], *, share: 
 
 
 def judge_equations(text: str) -> list[tuple[int, bool]]:
-    """Return (index of the end, whether it is correct) of each equation that has an arithmetic expression on its left and a number on its
-    right. Other equations are left out."""
+    """Return (index of the end, whether it is correct) of each equation that has an arithmetic expression on its left
+    and a number on its right. Other equations are left out.
+    """
     judged = []
     for said in SAID.finditer(text):
         window = text[max(said.start() - LONGEST - MARGIN, 0) : said.start()]
@@ -80,7 +83,9 @@ def judge_equations(text: str) -> list[tuple[int, bool]]:
 
 
 def _holds(left: str, right: str) -> bool | None:
-    """Return whether the left side, rounded to the decimals of the right side, equals the right side. None if it cannot be computed."""
+    """Return whether the left side, rounded to the decimals of the right side, equals the right side. None if it cannot
+    be computed.
+    """
     for sign, plain in SIGNS.items():
         left, right = left.replace(sign, plain), right.replace(sign, plain)
     left = left[max(left.count("(") - left.count(")"), 0) :]  # drop opening brackets that close only after the equation
@@ -94,7 +99,9 @@ def _holds(left: str, right: str) -> bool | None:
 
 
 def _value(node: ast.expr) -> Fraction:
-    """Compute an expression. Raises SyntaxError for anything except numbers, minus signs and the four arithmetic operations."""
+    """Compute an expression. Raises SyntaxError for anything except numbers, minus signs and the four arithmetic
+    operations.
+    """
     match node:
         case ast.Constant(value=int() | float()):
             return Fraction(ast.unparse(node))

@@ -13,7 +13,9 @@ from roll.types import Prompt, RewardOutcome, RewardResult
 
 
 def right_letter(row: Mapping[str, Any]) -> str:
-    """Return the letter of the right choice. Raises ValueError if the row has no reference answer, or one that is not a capital letter."""
+    """Return the letter of the right choice. Raises ValueError if the row has no reference answer, or one that is not a
+    capital letter.
+    """
     reference = ground_truth(row)
     letter = letter_of(reference)
     if letter is None or letter not in reference:
@@ -26,8 +28,9 @@ def right_letter(row: Mapping[str, Any]) -> str:
 def multiple_choice(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
     """Return 1 for the right letter, 0 for another letter, and UNPARSABLE for a response without a choice.
 
-    The choice is read from the last `\\boxed{...}`, else from what the text states; see `stated_letter`. A letter within a word is no
-    choice, nor are several letters together, as in "A or B". The reference is the row's `ground_truth`, else its `answer`.
+    The choice is read from the last `\\boxed{...}`, else from what the text states; see `stated_letter`. A letter
+    within a word is no choice, nor are several letters together, as in "A or B". The reference is the row's
+    `ground_truth`, else its `answer`.
 
     Raises:
         ValueError: the row has no reference answer, or one that is not a capital letter.

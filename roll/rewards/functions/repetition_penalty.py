@@ -13,8 +13,11 @@ from roll.types import Prompt, RewardResult
 
 @REWARDS.register("repetition_penalty")
 @declares(RewardTraits(passes_at=None))
-def repetition_penalty(prompt: Prompt, response: str, row: Mapping[str, Any], *, ngram: int = NGRAM, most: float = MOST) -> RewardResult:
-    """Return `most` times the share of word n-grams in the response, including its thinking, that repeat an earlier one.
+def repetition_penalty(
+    prompt: Prompt, response: str, row: Mapping[str, Any], *, ngram: int = NGRAM, most: float = MOST
+) -> RewardResult:
+    """Return `most` times the share of word n-grams in the response, including its thinking, that repeat an earlier
+    one.
 
     Args:
         ngram: number of words of an n-gram.

@@ -17,9 +17,9 @@ from roll.types import Prompt, RewardResult, TurnReward
 def right_prefix(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardResult:
     """Return 1 if the response is the reference answer. Otherwise return the matched share of the reference minus 1.
 
-    The matched share is the length of the common prefix divided by the length of the reference. Each character is a turn: a matching one
-    earns its share of the reference, the first wrong one earns -1, and the characters after it earn nothing. If the response ends too
-    early, its last character earns an additional -1.
+    The matched share is the length of the common prefix divided by the length of the reference. Each character is a
+    turn: a matching one earns its share of the reference, the first wrong one earns -1, and the characters after it
+    earn nothing. If the response ends too early, its last character earns an additional -1.
 
     Raises:
         ValueError: the row has no reference answer, or an empty one.
@@ -35,4 +35,8 @@ def right_prefix(prompt: Prompt, response: str, row: Mapping[str, Any]) -> Rewar
         earned[-1] -= 1.0
     is_right = response == reference
     value = right / len(reference) - (not is_right)
-    return RewardResult(value, parts={"right": float(is_right)}, turns=tuple(TurnReward(end, part) for end, part in enumerate(earned, 1)))
+    return RewardResult(
+        value,
+        parts={"right": float(is_right)},
+        turns=tuple(TurnReward(end, part) for end, part in enumerate(earned, 1)),
+    )

@@ -1,4 +1,5 @@
-"""A process that computes rewards: `python -m roll.rewards.hosting.child DESCRIPTOR PARENT`. process.py starts, monitors and ends it.
+"""A process that computes rewards: `python -m roll.rewards.hosting.child DESCRIPTOR PARENT`. process.py starts,
+monitors and ends it.
 
     process.py                                         child
       ── Assignment ─────────────────────────────────▶  imports the rewards
@@ -6,9 +7,10 @@
       ── [(number, part, prompt, responses, seals)] ─▶
       ◀── Answer ── ..  one for each call, as soon as the call ends
 
-A call scores one response, or all responses of the group if it is a call of a group reward. The calls of one entry have consecutive numbers
-that start at the entry's number. Calls start in the order in which they arrive; concurrent calls end in any order. If a call replaces a
-function, a class or a module, the process ends after that call, and the remaining calls run in a new process.
+A call scores one response, or all responses of the group if it is a call of a group reward. The calls of one entry have
+consecutive numbers that start at the entry's number. Calls start in the order in which they arrive; concurrent calls
+end in any order. If a call replaces a function, a class or a module, the process ends after that call, and the
+remaining calls run in a new process.
 
 The socket is separate from stdout and stderr, so it never carries output that a reward function prints.
 
@@ -54,8 +56,9 @@ class _Namespace(NamedTuple):
 class Definitions:
     """A snapshot of functions, classes and modules by name, taken when this object is created.
 
-    It covers the modules of the reward functions, all other modules that are not installed packages (including the methods of their
-    classes), and `builtins`. Other values, such as a cache or a model that is loaded at the first call, may change freely.
+    It covers the modules of the reward functions, all other modules that are not installed packages (including the
+    methods of their classes), and `builtins`. Other values, such as a cache or a model that is loaded at the first
+    call, may change freely.
     """
 
     def __init__(self, own: Iterable[str]) -> None:
@@ -82,7 +85,9 @@ class Definitions:
             return next(_differing(space), "")
         if list(map(_CODE, self._functions)) != self._codes:
             return next(
-                f"{f.__module__}.{f.__qualname__}" for f, code in zip(self._functions, self._codes, strict=True) if f.__code__ is not code
+                f"{f.__module__}.{f.__qualname__}"
+                for f, code in zip(self._functions, self._codes, strict=True)
+                if f.__code__ is not code
             )
         return ""
 
@@ -109,7 +114,9 @@ def _namespace(name: str, variables: Mapping[str, Any], items: Iterable[tuple[st
 
 
 def _is_definition(value: Any) -> bool:
-    if getattr(value, "__module__", "") == "typing":  # `typing` itself replaces the __init__ of a Protocol's subclass at its first use
+    if (
+        getattr(value, "__module__", "") == "typing"
+    ):  # `typing` itself replaces the __init__ of a Protocol's subclass at its first use
         return False
     return callable(value) or isinstance(value, ModuleType | property | staticmethod | classmethod)
 
@@ -157,7 +164,8 @@ def main(descriptor: int, parent: int) -> None:
             connection.sendall(ready_message(Ready(error.faults)))
             return
         traits = tuple(
-            PartTraits(one.needs_service, one.check_row is not None, one.passes_at, one.passes_by) for one in map(traits_of, functions)
+            PartTraits(one.needs_service, one.check_row is not None, one.passes_at, one.passes_by)
+            for one in map(traits_of, functions)
         )
         functions = list(map(row_check, functions)) if assignment.checks_rows else functions
         side_by_side = any(map(is_async, functions))
@@ -170,7 +178,11 @@ def main(descriptor: int, parent: int) -> None:
 
 
 def _in_turn(
-    connection: socket.socket, incoming: Any, assignment: Assignment, functions: Sequence[RewardFunction], definitions: Definitions
+    connection: socket.socket,
+    incoming: Any,
+    assignment: Assignment,
+    functions: Sequence[RewardFunction],
+    definitions: Definitions,
 ) -> None:
     own = os.getpid()
     while (request := receive(incoming)) is not None:
@@ -226,10 +238,13 @@ async def _awaited(call: _Call, seconds: float) -> list[RewardResult]:
     return [timed_out(seconds)] * len(call.responses) if deadline.expired() else results
 
 
-def _calls(request: Sequence[Entry], parts: Sequence[RewardPart], functions: Sequence[RewardFunction]) -> Iterator[_Call]:
+def _calls(
+    request: Sequence[Entry], parts: Sequence[RewardPart], functions: Sequence[RewardFunction]
+) -> Iterator[_Call]:
     for first, index, prompt, responses, seals in request:
         part, function = parts[index], functions[index]
-        # each call gets its own copy: changes that a reward function makes to its row or arguments must not affect the next call
+        # each call gets its own copy: changes that a reward function makes to its row or arguments must not affect the
+        # next call
         asked = pickle.dumps((prompt.row, part.reward_args), pickle.HIGHEST_PROTOCOL)
         for number, own in enumerate([responses] if part.group else ([response] for response in responses)):
             row, reward_args = pickle.loads(asked)

@@ -1,8 +1,8 @@
 """Messages between a reward process and its parent, each preceded by its length.
 
-The parent sends pickles. The child runs the user's code and is not trusted, so it sends JSON, which the parent decodes to plain values and
-checks one by one: nothing that is written to the socket can run in the parent. Each call has a seal, a number that cannot be guessed. A
-verdict is accepted only once, and only with the seal of a call that has begun.
+The parent sends pickles. The child runs the user's code and is not trusted, so it sends JSON, which the parent decodes
+to plain values and checks one by one: nothing that is written to the socket can run in the parent. Each call has a
+seal, a number that cannot be guessed. A verdict is accepted only once, and only with the seal of a call that has begun.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Assignment:
     parts: tuple[RewardPart, ...]
     concurrency: int
     timeout: float
-    """Deadline of each call in seconds. The parent enforces it for all calls, and the child too for asynchronous ones."""
+    """Deadline of each call in seconds. The parent enforces it for all calls, and the child too for asynchronous ones.
+    """
     memory_bytes: int
     """Largest number of bytes that the process may allocate."""
     checks_rows: bool = False
@@ -89,7 +90,9 @@ def ready_message(ready: Ready) -> bytes:
 
 
 def answer_message(number: int, seal: int, results: Sequence[RewardResult], replaced: str) -> bytes:
-    """Encode an answer as the child sends it. Not with `json.dumps`, which takes twice as long: there is an answer for each response."""
+    """Encode an answer as the child sends it. Not with `json.dumps`, which takes twice as long: there is an answer for
+    each response.
+    """
     said = ",".join(map(_said, results))
     return framed(f"[{number},{seal},[{said}],{_quoted(replaced)}]".encode())
 
@@ -125,7 +128,13 @@ def read_answer(body: bytes) -> Answer:
         (number, seal, results, replaced), end = _scanned(text, 0)
     except (ValueError, TypeError, RecursionError, StopIteration) as error:
         raise Garbled(shown(body)) from error
-    if end == len(text) and type(number) is int and type(seal) is int and type(results) is list and type(replaced) is str:
+    if (
+        end == len(text)
+        and type(number) is int
+        and type(seal) is int
+        and type(results) is list
+        and type(replaced) is str
+    ):
         return Answer(number, seal, results, replaced[:MOST_NOTE])
     raise Garbled(shown(body))
 
@@ -149,7 +158,9 @@ def _result(
         raise ValueError("trace")
     named = {name: _number(part) for name, part in parts.items()} if parts else {}
     graded = None if score is None else _number(score)
-    return RewardResult(_number(value), OUTCOMES[outcome], named, note, _turns(turns, characters) if turns else (), graded, trace)
+    return RewardResult(
+        _number(value), OUTCOMES[outcome], named, note, _turns(turns, characters) if turns else (), graded, trace
+    )
 
 
 def _turns(turns: Any, characters: int) -> tuple[TurnReward, ...]:

@@ -1,11 +1,13 @@
 """Runs reward functions in a separate process that can be killed, so that they cannot hang, crash or block the run.
 
-The child process (child.py) makes one call at a time, or up to `concurrency` calls concurrently. Waiting groups are sent to it together.
+The child process (child.py) makes one call at a time, or up to `concurrency` calls concurrently. Waiting groups are
+sent to it together.
 
-A child is replaced if it dies. It is killed and replaced in three cases: a call exceeds its deadline and the child does not end it itself;
-the child and its descendants exceed their limit of memory or processes; or the child sends a message that does not answer a call in
-progress. The new child continues with the remaining calls. If several calls were in progress, each is repeated alone to find the one at
-fault. A single call is also repeated, once, if something outside roll killed or stopped the child.
+A child is replaced if it dies. It is killed and replaced in three cases: a call exceeds its deadline and the child does
+not end it itself; the child and its descendants exceed their limit of memory or processes; or the child sends a message
+that does not answer a call in progress. The new child continues with the remaining calls. If several calls were in
+progress, each is repeated alone to find the one at fault. A single call is also repeated, once, if something outside
+roll killed or stopped the child.
 
 A child is a fresh interpreter, never a fork of this process, and imports only the modules that its rewards need.
 """
@@ -24,7 +26,16 @@ from roll.config.schema.roles import RewardConfig
 from roll.errors import ConfigError, RollError
 from roll.hosted.contained import CANCEL_SECONDS, Child, ChildDied
 from roll.hosted.frames import Garbled, new_seals
-from roll.rewards.hosting.messages import Answer, Assignment, Entry, PartTraits, Ready, read_answer, read_ready, results_of
+from roll.rewards.hosting.messages import (
+    Answer,
+    Assignment,
+    Entry,
+    PartTraits,
+    Ready,
+    read_answer,
+    read_ready,
+    results_of,
+)
 from roll.rewards.parts import parts_of, summed
 from roll.rewards.verdicts import crashed, timed_out
 from roll.system.sizes import GIB
@@ -34,8 +45,9 @@ from roll.types import Prompt, RewardResult
 LOG = logging.getLogger(__name__)
 CHILD = "roll.rewards.hosting.child"
 MOST_AHEAD = 32
-"""Largest number of groups that are sent together to a child that makes one call at a time. With several groups, neither process has to
-wait for the other after each result."""
+"""Largest number of groups that are sent together to a child that makes one call at a time. With several groups,
+neither process has to wait for the other after each result.
+"""
 LINGER = 0.005
 """Seconds to wait for further results after the first, so that they are processed together."""
 
@@ -60,7 +72,9 @@ class _Group:
 
 @dataclass(eq=False)
 class _Batch:
-    """Calls of one part for consecutive responses of a group: one call for each response, or one for all if it is a group reward."""
+    """Calls of one part for consecutive responses of a group: one call for each response, or one for all if it is a
+    group reward.
+    """
 
     group: _Group
     part: int
@@ -74,7 +88,9 @@ class _Batch:
     seals: Sequence[int] = ()
     """Seals of the calls (see roll/hosted/frames.py), once they are sent."""
     was_disturbed: bool = False
-    """Whether something outside roll killed or stopped the child during the call. If that happens again, the call fails."""
+    """Whether something outside roll killed or stopped the child during the call. If that happens again, the call
+    fails.
+    """
 
     def responses(self, number: int) -> Sequence[str]:
         """Return the responses of a call."""
@@ -117,13 +133,17 @@ class RewardProcess:
         self._serving: asyncio.Task[None] | None = None
         self._waiting: deque[_Group] = deque()
         self._queue: deque[_Batch] = deque()
-        """Batches to send before new groups: the rest of groups that were partly sent, and calls that a lost child had not begun."""
+        """Batches to send before new groups: the rest of groups that were partly sent, and calls that a lost child had
+        not begun.
+        """
         self._alone: deque[_Batch] = deque()
         """Calls that were in progress when a child was lost. Each is repeated alone."""
         self._sent: dict[int, _Batch] = {}
         """Calls sent to the child and not yet answered, by number, in the order in which they start."""
         self._begun: dict[int, float] = {}
-        """Start times of the calls in progress (the first `concurrency` of `_sent`), by number. They may be slightly late, never early."""
+        """Start times of the calls in progress (the first `concurrency` of `_sent`), by number. They may be slightly
+        late, never early.
+        """
         self._number = 0
 
     async def start(self) -> tuple[PartTraits, ...]:
@@ -133,7 +153,8 @@ class RewardProcess:
             The declared traits of each part.
 
         Raises:
-            ConfigError: a reward function is not found, does not accept its `reward_args`, or cannot run concurrently as configured.
+            ConfigError: a reward function is not found, does not accept its `reward_args`, or cannot run concurrently
+                as configured.
             RewardProcessFailed: the child died or did not start in time.
         """
         async with self._turn:
@@ -141,10 +162,11 @@ class RewardProcess:
             return self._ready.traits
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
-        """Return one result for each response, in order. If the domain has parts, it is the weighted sum of the parts' results.
+        """Return one result for each response, in order. If the domain has parts, it is the weighted sum of the parts'
+        results.
 
-        The deadline (`timeout` of the domain) applies to each call separately. Results that are not SCORED count with `failed_value`;
-        see `summed`.
+        The deadline (`timeout` of the domain) applies to each call separately. Results that are not SCORED count with
+        `failed_value`; see `summed`.
 
         Raises:
             RewardProcessFailed: a lost child could not be replaced.
@@ -157,7 +179,9 @@ class RewardProcess:
         """Return the results of the parts with these indices, [parts][responses]. Raises the same errors as `score`."""
         self._check_open()
         blank = {part: [None] * len(responses) for part in parts}
-        group = _Group(prompt, responses, blank, len(parts) * len(responses), asyncio.get_running_loop().create_future())
+        group = _Group(
+            prompt, responses, blank, len(parts) * len(responses), asyncio.get_running_loop().create_future()
+        )
         if group.missing:
             self._waiting.append(group)
             self._see_to_it()
@@ -175,7 +199,9 @@ class RewardProcess:
             self._child.wake()
 
     def _forget(self, group: _Group) -> None:
-        """End the running call of a group whose caller is gone. Concurrent calls continue, because killing the child would end them all."""
+        """End the running call of a group whose caller is gone. Concurrent calls continue, because killing the child
+        would end them all.
+        """
         first = next(iter(self._sent.values()), None)
         if self._section.concurrency == 1 and first and first.group is group and self._child is not None:
             self._child.end_process()
@@ -237,7 +263,8 @@ class RewardProcess:
             self._lose(crashed(f"its process sent an invalid verdict: {garbled}"))
 
     def _take(self, answer: Answer, now: float) -> str:
-        """Store the results of a call. Return the name of a definition that was replaced during the call, or an empty string.
+        """Store the results of a call. Return the name of a definition that was replaced during the call, or an empty
+        string.
 
         Raises:
             Garbled: the answer is malformed, or does not belong to a call in progress.
@@ -253,7 +280,9 @@ class RewardProcess:
         return answer.replaced
 
     def _taken(self) -> list[_Batch]:
-        """Return the calls to send now. A child that makes one call at a time reads no messages during a call, so later calls wait."""
+        """Return the calls to send now. A child that makes one call at a time reads no messages during a call, so later
+        calls wait.
+        """
         if self._alone:
             return [] if self._sent else [self._alone.popleft()]
         concurrency, taken, count, groups = self._section.concurrency, [], len(self._sent), 0
@@ -288,8 +317,8 @@ class RewardProcess:
     def _lose(self, result: RewardResult, disturbed: bool = False) -> None:
         """End a lost child. Its running call gets this result, and its other calls are queued again.
 
-        Several running calls are repeated one at a time. A single one is repeated, once, if `disturbed`: something outside roll killed or
-        stopped the child.
+        Several running calls are repeated one at a time. A single one is repeated, once, if `disturbed`: something
+        outside roll killed or stopped the child.
         """
         self._check_open()
         self._end()
@@ -307,7 +336,11 @@ class RewardProcess:
         if replaced not in self._told:
             self._told.add(replaced)
             LOG.warning(
-                "rewards.%s: a reward function replaced %s. After each such call the next one runs in a new process, which is slow; "
+                "rewards.%s: a reward function replaced %s. After each such call the next one runs in a new "
+                "process, "
+                "which "
+                "is "
+                "slow; "
                 "let the function restore what it replaces",
                 self._assignment.domain,
                 replaced,
@@ -335,7 +368,9 @@ class RewardProcess:
         except BaseException as error:
             self._end()
             if isinstance(error, TimeoutError):
-                raise RewardProcessFailed(f"the reward process was not ready after {self._start_seconds:g} s") from error
+                raise RewardProcessFailed(
+                    f"the reward process was not ready after {self._start_seconds:g} s"
+                ) from error
             if isinstance(error, ChildDied | Garbled):
                 raise RewardProcessFailed(f"the reward process did not start: {error}") from error
             raise
@@ -357,7 +392,9 @@ class RewardProcess:
 def _one(batch: _Batch, number: int) -> _Batch:
     """Return one call of a sent batch as a batch."""
     begin = batch.begin + number - batch.number
-    return replace(batch, begin=begin, end=begin + (batch.end - batch.begin) // batch.calls, calls=1, number=number, seals=())
+    return replace(
+        batch, begin=begin, end=begin + (batch.end - batch.begin) // batch.calls, calls=1, number=number, seals=()
+    )
 
 
 def _fail(done: asyncio.Future[None], error: BaseException) -> None:

@@ -18,7 +18,8 @@ from roll.types import Prompt, RewardOutcome
 AT_ONCE = 1000
 """Number of rows that are sent to a reward process together."""
 MOST_PROCESSES, ROWS_OF_PROCESS = 8, 1000
-"""Largest number of processes that check the rows of a domain, and least number of rows for each if there are several."""
+"""Largest number of processes that check the rows of a domain, and least number of rows for each if there are several.
+"""
 MOST_SHAPES = 64
 """Largest number of shapes of rows on which a reward without `check_row` is tried."""
 
@@ -34,11 +35,13 @@ class RowProblem:
     problem: str
 
 
-async def row_problems(domain: str, section: RewardConfig, prompts: Sequence[Prompt], start_seconds: float) -> list[RowProblem]:
+async def row_problems(
+    domain: str, section: RewardConfig, prompts: Sequence[Prompt], start_seconds: float
+) -> list[RowProblem]:
     """Return the rows of a domain that its reward cannot use.
 
-    A reward that declares a `check_row` judges every row. Any other, unless it needs a service, is called with an empty response to one
-    row of each shape; if it crashes, all rows of this shape are returned.
+    A reward that declares a `check_row` judges every row. Any other, unless it needs a service, is called with an empty
+    response to one row of each shape; if it crashes, all rows of this shape are returned.
 
     Args:
         start_seconds: deadline for a process to import the domain's functions.
@@ -71,7 +74,12 @@ async def _checked(
 
 
 async def _checked_part(
-    domain: str, section: RewardConfig, prompts: Sequence[Prompt], indices: range, checked: Sequence[int], start_seconds: float
+    domain: str,
+    section: RewardConfig,
+    prompts: Sequence[Prompt],
+    indices: range,
+    checked: Sequence[int],
+    start_seconds: float,
 ) -> list[RowProblem]:
     names = [part.reward for part in parts_of(domain, section)]
     process = RewardProcess(domain, section.model_copy(update={"concurrency": 1}), start_seconds, checks_rows=True)
@@ -109,7 +117,9 @@ async def _tried(
 
 
 def shape_of(value: Any) -> Any:
-    """Return the shape of a value of a row: the type, whether it is empty, and the shapes of the values of an object by key."""
+    """Return the shape of a value of a row: the type, whether it is empty, and the shapes of the values of an object by
+    key.
+    """
     if isinstance(value, Mapping):
         return tuple(_shapes(value))
     if isinstance(value, int | float) and not isinstance(value, bool):

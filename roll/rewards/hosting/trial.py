@@ -23,7 +23,8 @@ class Trial(NamedTuple):
 
 
 async def trial(sections: Mapping[str, RewardConfig], firsts: Mapping[str, Prompt], start_seconds: float) -> Trial:
-    """Import the reward functions of every domain, and call each with an empty response, except those that need a service.
+    """Import the reward functions of every domain, and call each with an empty response, except those that need a
+    service.
 
     Args:
         sections: configuration of the rewards, by domain.
@@ -34,11 +35,15 @@ async def trial(sections: Mapping[str, RewardConfig], firsts: Mapping[str, Promp
         The faults of all domains, and when a response passes.
     """
     bars: dict[str, Bars] = {}
-    found = await asyncio.gather(*(_domain(name, section, firsts.get(name), start_seconds, bars) for name, section in sections.items()))
+    found = await asyncio.gather(
+        *(_domain(name, section, firsts.get(name), start_seconds, bars) for name, section in sections.items())
+    )
     return Trial([fault for faults in found for fault in faults], bars)
 
 
-async def _domain(domain: str, section: RewardConfig, prompt: Prompt | None, start_seconds: float, bars: dict[str, Bars]) -> list[Fault]:
+async def _domain(
+    domain: str, section: RewardConfig, prompt: Prompt | None, start_seconds: float, bars: dict[str, Bars]
+) -> list[Fault]:
     """Return the faults of a domain, and store its bars."""
     parts, process = parts_of(domain, section), RewardProcess(domain, section, start_seconds)
     try:
@@ -67,7 +72,13 @@ def _fault(domain: str, part: RewardPart, result: RewardResult, prompt: Prompt, 
     columns = f"the row has the columns {', '.join(map(str, prompt.row))}"
     problem, remedy = {
         RewardOutcome.CRASHED: (f"{tried} fails: {result.note}", f"fix the function; {columns}"),
-        RewardOutcome.TIMED_OUT: (f"{tried} returns no verdict within {seconds:g} s", f"make it faster, or raise rewards.{domain}.timeout"),
-        RewardOutcome.UNAVAILABLE: (f"{tried} cannot reach a verdict: {result.note}", "provide the service or program that it needs"),
+        RewardOutcome.TIMED_OUT: (
+            f"{tried} returns no verdict within {seconds:g} s",
+            f"make it faster, or raise rewards.{domain}.timeout",
+        ),
+        RewardOutcome.UNAVAILABLE: (
+            f"{tried} cannot reach a verdict: {result.note}",
+            "provide the service or program that it needs",
+        ),
     }[result.outcome]
     return Fault(f"{part.place}.reward", problem, remedy)

@@ -1,4 +1,5 @@
-"""Calls a model behind a URL with OpenAI's chat-completions protocol. Requests are retried and counted. A failure never ends a run.
+"""Calls a model behind a URL with OpenAI's chat-completions protocol. Requests are retried and counted. A failure never
+ends a run.
 
 Parses the response of a chat server, and decides when to retry. Pure functions.
 """
@@ -26,7 +27,9 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0
 """Seconds before the first retry, and the largest number of seconds before any retry."""
 SHOWN_CHARACTERS = 200
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""Exceptions that the JSON of a server can cause: wrong types, missing keys, `Infinity` as a number of tokens, deep nesting."""
+"""Exceptions that the JSON of a server can cause: wrong types, missing keys, `Infinity` as a number of tokens, deep
+nesting.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,8 @@ class Refusal:
 def wait_seconds(attempt: int, after: float | None, random: Random) -> float:
     """Return the seconds to wait after `attempt` failed attempts (1 or more).
 
-    The wait doubles each time, up to `LONGEST_WAIT`. A random factor of 0.5 to 1 spreads out requests that failed together.
-    If the server requests a longer wait (`after`), that wait is used, also up to `LONGEST_WAIT`.
+    The wait doubles each time, up to `LONGEST_WAIT`. A random factor of 0.5 to 1 spreads out requests that failed
+    together. If the server requests a longer wait (`after`), that wait is used, also up to `LONGEST_WAIT`.
     """
     longest = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(attempt - 1, 30))
     return min(LONGEST_WAIT, max(longest * random.uniform(0.5, 1.0), after or 0.0))
@@ -56,9 +59,13 @@ def longest_wait(retries: int) -> float:
 
 
 def read_reply(status: int, headers: Mapping[str, str], body: bytes, now: datetime | None = None) -> Reply | Refusal:
-    """Parse an HTTP response of the chat-completions protocol. `now` is the current time; a date in `Retry-After` is relative to it."""
+    """Parse an HTTP response of the chat-completions protocol. `now` is the current time; a date in `Retry-After` is
+    relative to it.
+    """
     if status in TRANSIENT:
-        return Refusal(f"status {status}: {_message(body)}", again=True, after=_retry_after(headers.get("retry-after"), now))
+        return Refusal(
+            f"status {status}: {_message(body)}", again=True, after=_retry_after(headers.get("retry-after"), now)
+        )
     if status != 200:
         return Refusal(f"status {status}: {_message(body)}", again=False)
     try:
@@ -153,7 +160,9 @@ class ApiModel:
         return (self.retries + 1) * self.seconds + longest_wait(self.retries)
 
     def body(self, message: str) -> dict[str, Any]:
-        """Return the JSON body of a request with one user message. Optional fields are sent only if they differ from their defaults."""
+        """Return the JSON body of a request with one user message. Optional fields are sent only if they differ from
+        their defaults.
+        """
         sampling = self.sampling
         body: dict[str, Any] = {
             "model": self.model,
@@ -175,7 +184,9 @@ class ApiModel:
 class ApiChat:
     """A `Chat` that calls a model behind a URL. Must be used from a single asyncio event loop, and closed after use."""
 
-    def __init__(self, model: ApiModel, sleep: Sleep = asyncio.sleep, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self, model: ApiModel, sleep: Sleep = asyncio.sleep, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
         self._model, self._sleep = model, sleep
         self._random = Random(model.seed)
         self._turns = asyncio.Semaphore(model.concurrency)
@@ -189,14 +200,18 @@ class ApiChat:
         """Do nothing: only a request can show whether the URL answers."""
 
     async def ask(self, message: str) -> Reply:
-        """See `Chat`. Waits until fewer than `concurrency` requests are in flight, and then at most `ApiModel.longest_seconds`."""
+        """See `Chat`. Waits until fewer than `concurrency` requests are in flight, and then at most
+        `ApiModel.longest_seconds`.
+        """
         async with self._turns:
             return await self._attempts(self._model.body(message))
 
     async def _attempts(self, body: dict[str, Any]) -> Reply:
         for attempt in range(1, self._model.retries + 2):
             if self._model.max_calls is not None and self._calls >= self._model.max_calls:
-                return self._failed(f"judge_max_calls ({self._model.max_calls}) is used up; responses that need a call get no verdict")
+                return self._failed(
+                    f"judge_max_calls ({self._model.max_calls}) is used up; responses that need a call get no verdict"
+                )
             self._calls += 1
             reply = await self._request(body)
             if isinstance(reply, Reply):
@@ -219,7 +234,9 @@ class ApiChat:
         return read_reply(response.status_code, response.headers, response.content)
 
     def _failed(self, why: str) -> Reply:
-        """Return a failed reply. Each distinct cause is logged once, up to MOST_SAID causes; the result's note always has the cause."""
+        """Return a failed reply. Each distinct cause is logged once, up to MOST_SAID causes; the result's note always
+        has the cause.
+        """
         if why not in self._said and len(self._said) < MOST_SAID:
             self._said.add(why)
             LOG.warning("no verdict: %s", why)

@@ -1,4 +1,6 @@
-"""LLM as a judge: queries a model about each response and parses the verdict from its answer. Repeated queries are cached."""
+"""LLM as a judge: queries a model about each response and parses the verdict from its answer. Repeated queries are
+cached.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ class Judge:
     """Judges the responses of one domain. Must be used from a single asyncio event loop."""
 
     def __init__(
-        self, template: JudgeTemplate, pattern: AnswerPattern, chat: Chat, question: Callable[[Prompt], str], failed_value: float
+        self,
+        template: JudgeTemplate,
+        pattern: AnswerPattern,
+        chat: Chat,
+        question: Callable[[Prompt], str],
+        failed_value: float,
     ) -> None:
         """
         Args:
@@ -57,8 +64,8 @@ class Judge:
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
         """Return one result for each response, in order. All are judged concurrently.
 
-        The outcome is UNPARSABLE if the judge's answer cannot be parsed, and UNAVAILABLE if the call of the model failed. It is CRASHED if
-        the template needs a reference answer and the row has none.
+        The outcome is UNPARSABLE if the judge's answer cannot be parsed, and UNAVAILABLE if the call of the model
+        failed. It is CRASHED if the template needs a reference answer and the row has none.
 
         Raises:
             RollError: the workers of the judge's model failed.
@@ -66,7 +73,9 @@ class Judge:
         try:
             reference = ground_truth(prompt.row) if self._template.needs_reference else ""
         except ValueError as error:
-            return [self._failed(RewardOutcome.CRASHED, f"the judge's template needs a reference answer: {error}")] * len(responses)
+            return [
+                self._failed(RewardOutcome.CRASHED, f"the judge's template needs a reference answer: {error}")
+            ] * len(responses)
         question = self._question(prompt)
         messages = [self._template.filled(question, response, reference) for response in responses]
         return list(await asyncio.gather(*map(self._verdict, messages)))
@@ -80,7 +89,9 @@ class Judge:
         return result if result.outcome == RewardOutcome.SCORED else self._failed(result.outcome, result.note)
 
     async def _reply(self, message: str) -> Reply:
-        """Return the model's reply. A message that was sent before, or is in flight, is not sent again. Failures are not cached."""
+        """Return the model's reply. A message that was sent before, or is in flight, is not sent again. Failures are
+        not cached.
+        """
         key = sha256(message.encode()).digest()
         task = self._replies.get(key)
         if task is not None:
@@ -111,7 +122,8 @@ class Judge:
     def take_counts(self) -> Metrics:
         """Return and reset the counts since the last call.
 
-        They are `asked` (calls of the model), `remembered` (cache hits), `unavailable`, `prompt_tokens` and `answer_tokens`.
+        They are `asked` (calls of the model), `remembered` (cache hits), `unavailable`, `prompt_tokens` and
+        `answer_tokens`.
         """
         counts = {name: float(count) for name, count in self._counts.items()}
         self._counts = dict.fromkeys(self._counts, 0)

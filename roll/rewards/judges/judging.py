@@ -37,7 +37,9 @@ class JudgeTemplate:
         return "reference" in PLACEHOLDER.findall(self.text)
 
     def filled(self, question: str, response: str, reference: str) -> str:
-        """Return the text with its placeholders filled in. Placeholders within the inserted texts are left as they are."""
+        """Return the text with its placeholders filled in. Placeholders within the inserted texts are left as they
+        are.
+        """
         values = {"question": question, "response": response, "reference": reference}
         return PLACEHOLDER.sub(lambda found: values[found[1]], self.text)
 
@@ -47,8 +49,8 @@ class AnswerPattern:
     """Settings for parsing the verdict from a judge's answer."""
 
     pattern: str
-    """Regular expression. If it has a group, the verdict is the group of the last match: a number or one of `WORDS`. If it has none, the
-    verdict is 1 for a match and 0 for no match.
+    """Regular expression. If it has a group, the verdict is the group of the last match: a number or one of `WORDS`. If
+    it has none, the verdict is 1 for a match and 0 for no match.
     """
     max_score: float | None = None
     """Largest valid number; the verdict is the number divided by it. If None, the verdict is the number itself."""
@@ -86,8 +88,9 @@ class AnswerPattern:
 def answer_pattern(pattern: str | None, max_score: float | None, prompt: str | None) -> AnswerPattern:
     """Return the settings of a domain.
 
-    `prompt` is the domain's `judge_prompt`, which determines the default pattern. With the template `score`, the judge must write
-    `Score: x`, where x is at most `max_score` (default: 10). With any other prompt, it must write "yes" or "no".
+    `prompt` is the domain's `judge_prompt`, which determines the default pattern. With the template `score`, the judge
+    must write `Score: x`, where x is at most `max_score` (default: 10). With any other prompt, it must write "yes" or
+    "no".
     """
     if pattern is not None:
         return AnswerPattern(pattern, max_score)

@@ -31,7 +31,9 @@ class ApiSettings:
 
 
 class ApiJudge:
-    """Implements `Chat` with a process that sends requests to a URL. Each domain has its own process, with its own limits on requests."""
+    """Implements `Chat` with a process that sends requests to a URL. Each domain has its own process, with its own
+    limits on requests.
+    """
 
     def __init__(self, group: WorkerGroup[ApiChat], model: ApiModel, start_seconds: float) -> None:
         """`start_seconds` is the deadline for each part of the start of a replacement process."""
@@ -62,7 +64,9 @@ class JudgeEngines(ActorInfer):
 class EngineJudge:
     """Implements `Chat` with a model that the run itself serves."""
 
-    def __init__(self, engines: JudgeEngines, encode: Callable[[str], Ints], sampling: Sampling, context: int, seed: int | None) -> None:
+    def __init__(
+        self, engines: JudgeEngines, encode: Callable[[str], Ints], sampling: Sampling, context: int, seed: int | None
+    ) -> None:
         """
         Args:
             encode: function that returns the model's input tokens for a user message.
@@ -79,7 +83,11 @@ class EngineJudge:
             token_ids = await asyncio.to_thread(self._encode, message)
         if len(token_ids) + self._sampling.max_new_tokens > self._context:
             asked, room = len(token_ids), self._context - self._sampling.max_new_tokens
-            return Reply(failure=f"the judge's prompt has {asked} tokens, but its context leaves room for only {room} before the answer")
+            return Reply(
+                failure=f"the judge's prompt has {asked} tokens, but its context leaves room for only {room} before "
+                f"the "
+                f"answer"
+            )
         seed = None if self._seed is None else message_seed(self._seed, message)
         by_number: dict[int, Completion] = {}
         async with aclosing(self._engines.generate(token_ids, self._sampling, seed)) as answer:
@@ -100,7 +108,9 @@ def message_seed(seed: int, message: str) -> int:
 class ScorerEngines:
     """Facade of a group that serves a reward model. Implements `Classifier`."""
 
-    def __init__(self, group: WorkerGroup[RewardStrategy], seconds: float, move_seconds: float, start_seconds: float) -> None:
+    def __init__(
+        self, group: WorkerGroup[RewardStrategy], seconds: float, move_seconds: float, start_seconds: float
+    ) -> None:
         """`start_seconds` is the deadline for each part of the start of a replacement engine."""
         self._group, self._seconds, self._move_seconds = group, seconds, move_seconds
         self._engines = Replaced(group, start_seconds)

@@ -21,10 +21,13 @@ class Classifier(Protocol):
 class Scorer:
     """Scores the responses of one domain. Must be used from a single asyncio event loop."""
 
-    def __init__(self, classifier: Classifier, encode: Callable[[Prompt, str], Ints], context: int, failed_value: float) -> None:
+    def __init__(
+        self, classifier: Classifier, encode: Callable[[Prompt, str], Ints], context: int, failed_value: float
+    ) -> None:
         """
         Args:
-            encode: returns the tokens of a prompt with its response, up to the token at which the score is read. Raises ValueError
+            encode: returns the tokens of a prompt with its response, up to the token at which the score is read. Raises
+                ValueError
                 if the model's chat template rejects the conversation.
             context: largest number of tokens that the model accepts.
             failed_value: value of a result without a verdict.
@@ -36,7 +39,8 @@ class Scorer:
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
         """Return one result for each response, in order, with the model's score.
 
-        The outcome is UNAVAILABLE if the conversation is too long for the model, and CRASHED if the model's chat template rejects it.
+        The outcome is UNAVAILABLE if the conversation is too long for the model, and CRASHED if the model's chat
+        template rejects it.
 
         Raises:
             RollError: the workers of the reward model failed.

@@ -1,4 +1,6 @@
-"""`python -m roll.rewards.sandbox` prints, as JSON, the reason why no sandbox can run on this machine, or null if one can."""
+"""`python -m roll.rewards.sandbox` prints, as JSON, the reason why no sandbox can run on this machine, or null if one
+can.
+"""
 
 from __future__ import annotations
 

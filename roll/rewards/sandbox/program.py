@@ -83,8 +83,8 @@ class Job:
 def run(job: Job, limits: Limits, interpreter: Interpreter, sandboxed: bool = True) -> Iterator[Outcome]:
     """Yield the outcome of each case as soon as it is known.
 
-    Cases after the wall-clock limit are not run, and their ending is WALL_TIME. A caller that stops early must close the iterator, which
-    ends the sandbox.
+    Cases after the wall-clock limit are not run, and their ending is WALL_TIME. A caller that stops early must close
+    the iterator, which ends the sandbox.
 
     Args:
         sandboxed: if False, the program runs without isolation, with the files and the network of this machine.
@@ -128,11 +128,15 @@ def ready(interpreter: Interpreter, sandboxed: bool) -> None:
         SandboxUnavailable: the program does not run. The message has the reason and a remedy.
     """
     try:
-        outcomes = list(run(Job("print(6 * 7)", "input", (b"",)), Limits(wall_seconds=PROBE_SECONDS), interpreter, sandboxed))
+        outcomes = list(
+            run(Job("print(6 * 7)", "input", (b"",)), Limits(wall_seconds=PROBE_SECONDS), interpreter, sandboxed)
+        )
     except OSError as error:
         raise SandboxUnavailable(f"{error}; {REMEDY}") from error
     if outcomes[0].output.strip() != b"42":
-        raise SandboxUnavailable(f"a program that prints 42 printed {outcomes[0].output[:80]!r}: {outcomes[0].note}; {REMEDY}")
+        raise SandboxUnavailable(
+            f"a program that prints 42 printed {outcomes[0].output[:80]!r}: {outcomes[0].note}; {REMEDY}"
+        )
 
 
 def _for_supervisor(limits: Limits) -> dict[str, Any]:
@@ -160,7 +164,9 @@ def _file(described: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> int:
 
 
 def _outcomes(reading: int, cases: int, most: int, deadline: float) -> Iterator[Outcome]:
-    """Yield the outcomes that the sandbox reports, until all cases are reported, the deadline passes or the sandbox ends."""
+    """Yield the outcomes that the sandbox reports, until all cases are reported, the deadline passes or the sandbox
+    ends.
+    """
     received = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(reading, selectors.EVENT_READ)
@@ -196,7 +202,9 @@ def _end(sandbox: subprocess.Popen[bytes]) -> bytes:
     sandbox.kill()
     said, deadline = b"", time.monotonic() + KILL_SECONDS
     with sandbox.stderr as pipe:
-        while select.select([pipe], [], [], max(deadline - time.monotonic(), 0))[0] and (chunk := os.read(pipe.fileno(), 1 << 16)):
+        while select.select([pipe], [], [], max(deadline - time.monotonic(), 0))[0] and (
+            chunk := os.read(pipe.fileno(), 1 << 16)
+        ):
             said = (said + chunk)[-COMPLAINT_BYTES:]
     sandbox.wait(KILL_SECONDS)
     return said

@@ -35,8 +35,9 @@ class Manifest:
     format: Literal[1]
     step: int
     sequence: int
-    """Number of the checkpoint among all that were written into its folder. It orders checkpoints by age even if a run returned to an
-    earlier step."""
+    """Number of the checkpoint among all that were written into its folder. It orders checkpoints by age even if a run
+    returned to an earlier step.
+    """
     files: Mapping[str, FileEntry]
     """Files by their path relative to the checkpoint's folder, with forward slashes."""
 
@@ -47,7 +48,8 @@ _MANIFEST = TypeAdapter(Manifest)
 def seal(folder: Path, step: int, sequence: int, required: Iterable[str]) -> Manifest:
     """Flush every file below `folder` to the disk, then write the manifest.
 
-    Other machines must have closed their files before this call, because a network file system shows a file only once it is closed.
+    Other machines must have closed their files before this call, because a network file system shows a file only once
+    it is closed.
 
     Args:
         step: number of completed steps.
@@ -55,7 +57,8 @@ def seal(folder: Path, step: int, sequence: int, required: Iterable[str]) -> Man
         required: paths of files that the folder must contain, relative to it.
 
     Raises:
-        CheckpointError: a required file is missing or empty, or the folder contains something that is neither a file nor a folder.
+        CheckpointError: a required file is missing or empty, or the folder contains something that is neither a file
+            nor a folder.
     """
     names = _files_below(folder)
     for name in required:
@@ -80,7 +83,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return _MANIFEST.validate_json(path.read_bytes(), strict=True)
     except FileNotFoundError:
-        raise CheckpointError(f"{folder}: it has no {MANIFEST}, so it is not complete; use another checkpoint") from None
+        raise CheckpointError(
+            f"{folder}: it has no {MANIFEST}, so it is not complete; use another checkpoint"
+        ) from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the file"
@@ -91,7 +96,8 @@ def check_sizes(folder: Path) -> Manifest:
     """Check, without reading contents, that every file exists with the size in the manifest. Return the manifest.
 
     Raises:
-        CheckpointError: the manifest is missing or invalid, or a file is missing or has another size. The error names the first such file.
+        CheckpointError: the manifest is missing or invalid, or a file is missing or has another size. The error names
+            the first such file.
     """
     manifest = read_manifest(folder)
     for name, entry in manifest.files.items():
@@ -99,7 +105,9 @@ def check_sizes(folder: Path) -> Manifest:
         if not path.is_file():
             raise CheckpointError(f"{path}: the manifest lists this file, but it is missing; use another checkpoint")
         if (found := path.stat().st_size) != entry.bytes:
-            raise CheckpointError(f"{path}: it has {found} bytes, but {entry.bytes} were written; use another checkpoint")
+            raise CheckpointError(
+                f"{path}: it has {found} bytes, but {entry.bytes} were written; use another checkpoint"
+            )
     return manifest
 
 
@@ -107,7 +115,8 @@ def verify(folder: Path) -> Manifest:
     """Check the size and the digest of every file. Return the manifest.
 
     Raises:
-        CheckpointError: see `check_sizes`; or the digest of a file differs. The error then names all files with another digest.
+        CheckpointError: see `check_sizes`; or the digest of a file differs. The error then names all files with another
+            digest.
     """
     manifest = check_sizes(folder)
     with ThreadPoolExecutor() as pool:
@@ -115,7 +124,9 @@ def verify(folder: Path) -> Manifest:
     changed = [name for (name, entry), now in zip(manifest.files.items(), found, strict=True) if now != entry]
     if changed:
         names = ", ".join(changed)
-        raise CheckpointError(f"{folder}: the contents of {names} differ from the written ones (XXH3 digest); use another checkpoint")
+        raise CheckpointError(
+            f"{folder}: the contents of {names} differ from the written ones (XXH3 digest); use another checkpoint"
+        )
     return manifest
 
 
@@ -133,7 +144,9 @@ def _files_below(folder: Path) -> list[str]:
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise CheckpointError(
-                f"{path}: it is neither a file nor a folder, so a checkpoint cannot contain it; write its contents instead"
+                f"{path}: it is neither a file nor a folder, so a checkpoint cannot contain it; write its "
+                f"contents "
+                f"instead"
             )
         if path.is_file():
             names.append(path.relative_to(folder).as_posix())

@@ -26,8 +26,9 @@ class LoopState:
     sampler: Mapping[str, Any]
     """The sampler's state, JSON-serialisable."""
     basis: Mapping[str, str]
-    """The resume fingerprint: the values, by configuration key, that determine which rows come next and how large a step is. A run that
-    resumes from this checkpoint must have the same values."""
+    """The resume fingerprint: the values, by configuration key, that determine which rows come next and how large a
+    step is. A run that resumes from this checkpoint must have the same values.
+    """
     seconds: float
     """Wall-clock seconds so far, over all processes that ran this experiment."""
     credit: Mapping[str, Any] = field(default_factory=dict)
@@ -45,7 +46,9 @@ class LoopState:
         try:
             return _LOOP_STATE.validate_json(path.read_bytes(), strict=True)
         except (FileNotFoundError, ValidationError) as error:
-            raise CheckpointError(f"{path}: cannot read the state of the training loop: {error}; use another checkpoint") from error
+            raise CheckpointError(
+                f"{path}: cannot read the state of the training loop: {error}; use another checkpoint"
+            ) from error
 
 
 _LOOP_STATE = TypeAdapter(LoopState)

@@ -1,10 +1,12 @@
-"""The folder of a run's checkpoints. A folder `step_N` is always a complete checkpoint, even after a crash at any point.
+"""The folder of a run's checkpoints. A folder `step_N` is always a complete checkpoint, even after a crash at any
+point.
 
     write:    .step_N.partial-x  --seal-->  manifest on disk  --rename-->  step_N  -->  older checkpoints are removed
     replace:  step_N --rename--> .step_N.replaced-x, the new checkpoint is renamed to step_N, the old one is removed
     remove:   step_N --rename--> .step_N.removed-x, and only then its files are deleted
 
-`clean` finishes or undoes the work of a writer that died. If the replacement of a checkpoint was never completed, the old one is restored.
+`clean` finishes or undoes the work of a writer that died. If the replacement of a checkpoint was never completed, the
+old one is restored.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ LOG = logging.getLogger(__name__)
 _CHECKPOINT = re.compile(r"step_\d+")
 _LEFTOVER = re.compile(r"\.(?P<name>step_\d+)\.(?P<state>partial|replaced|removed)-[0-9a-f]{32}")
 TORCH_WRITER = "inline_container.cc"
-"""Part of torch.save's message if a file cannot grow because the disk is full, or a quota or limit is reached. The message does not
-state the cause."""
+"""Part of torch.save's message if a file cannot grow because the disk is full, or a quota or limit is reached. The
+message does not state the cause.
+"""
 
 
 class CheckpointStore:
@@ -59,16 +62,18 @@ class CheckpointStore:
 
     @contextmanager
     def writing(self, step: int, required: Sequence[str] = ()) -> Iterator[Path]:
-        """Yield a temporary folder for the files of a checkpoint. When the block ends without an exception, it becomes `step_N`.
+        """Yield a temporary folder for the files of a checkpoint. When the block ends without an exception, it becomes
+        `step_N`.
 
-        Other processes, such as the ranks, may write into this folder too. If the block raises, the folder is removed and the exception
-        propagates; earlier checkpoints are not changed.
+        Other processes, such as the ranks, may write into this folder too. If the block raises, the folder is removed
+        and the exception propagates; earlier checkpoints are not changed.
 
         Args:
             required: paths of files that the checkpoint must contain, relative to the folder.
 
         Raises:
-            CheckpointError: the folder is empty, lacks a required file or cannot be written to the disk, or another process is writing
+            CheckpointError: the folder is empty, lacks a required file or cannot be written to the disk, or another
+                process is writing
                 into this store.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -93,12 +98,15 @@ class CheckpointStore:
                 self._remove(self._set_aside(path, "removed"))
 
     def latest(self) -> Path | None:
-        """Return the newest checkpoint whose files all exist with the right size. Contents are not checked; see `verify`."""
+        """Return the newest checkpoint whose files all exist with the right size. Contents are not checked; see
+        `verify`.
+        """
         whole = self._whole()
         return whole[0][0] if whole else None
 
     def clean(self) -> None:
-        """Remove unfinished checkpoints of writers that died, and restore a checkpoint whose replacement was never completed.
+        """Remove unfinished checkpoints of writers that died, and restore a checkpoint whose replacement was never
+        completed.
 
         Raises:
             CheckpointError: another process is writing into this store.
@@ -111,11 +119,13 @@ class CheckpointStore:
         """Return the verified checkpoint to start from, or None for a fresh start.
 
         Args:
-            resume: `auto` for the newest complete checkpoint of this store, if it has any; `never`; or the folder of a checkpoint.
+            resume: `auto` for the newest complete checkpoint of this store, if it has any; `never`; or the folder of a
+                checkpoint.
 
         Raises:
             ConfigError: the given path is not a checkpoint.
-            CheckpointError: the given checkpoint is not complete; with `auto`, the store has checkpoints, but none is complete; or another
+            CheckpointError: the given checkpoint is not complete; with `auto`, the store has checkpoints, but none is
+                complete; or another
                 process is writing into this store.
         """
         self.clean()
@@ -217,14 +227,21 @@ class CheckpointStore:
                 held.enter_context(locked(self.folder / ".lock"))
             except LockHeld:
                 raise CheckpointError(
-                    f"{self.folder}: another run writes its checkpoints here; give each run its own output_dir, or wait for that run"
+                    f"{self.folder}: another run writes its checkpoints here; give each run its own output_dir, "
+                    f"or "
+                    f"wait "
+                    f"for "
+                    f"that "
+                    f"run"
                 ) from None
             yield
 
 
 @contextmanager
 def _failures_named(final: Path) -> Iterator[None]:
-    """Convert the exception of a failed write to a CheckpointError with the free disk space, measured before files are removed."""
+    """Convert the exception of a failed write to a CheckpointError with the free disk space, measured before files are
+    removed.
+    """
     try:
         yield
     except Exception as error:
@@ -236,6 +253,12 @@ def _failures_named(final: Path) -> Iterator[None]:
 
 
 def _no_checkpoint(path: Path, newest: Path | None) -> Fault:
-    problem = f"'{path}' is not a checkpoint: " + (f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder")
-    remedy = f"set it to the folder of a checkpoint{f', such as {newest}' if newest else ' (step_N)'}, or to `auto` or `never`"
+    problem = f"'{path}' is not a checkpoint: " + (
+        f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"
+    )
+    remedy = (
+        f"set it to the folder of a checkpoint{f', such as {newest}' if newest else ' (step_N)'}, or to `auto` "
+        f"or "
+        f"`never`"
+    )
     return Fault("resume_from_checkpoint", problem, remedy)

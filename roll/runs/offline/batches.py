@@ -13,7 +13,9 @@ from roll.data.examples import Example, ExampleSet
 from roll.types import Floats, Sequences, TrainBatch
 
 Ask = Callable[[Sequences], Awaitable[Floats]]
-"""Computes the output of a model for sequences: log-probs [T] of the response tokens (0 elsewhere), or a teacher's states [S, H]."""
+"""Computes the output of a model for sequences: log-probs [T] of the response tokens (0 elsewhere), or a teacher's
+states [S, H].
+"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,9 @@ class Batches:
         return await self.make_batch(examples, replace(self.models, other=recall))
 
     async def record(self, numbers: Sequence[int], chunk: int, ask: Ask) -> Batches:
-        """Compute the output of `ask` once for each distinct row, `chunk` rows per call. Return a copy that uses the recorded results."""
+        """Compute the output of `ask` once for each distinct row, `chunk` rows per call. Return a copy that uses the
+        recorded results.
+        """
         once, recorded = sorted(set(numbers)), {}
         for start in range(0, len(once), chunk):
             asked = once[start : start + chunk]

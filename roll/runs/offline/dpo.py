@@ -38,7 +38,9 @@ def prepare(config: DpoConfig) -> Prepared:
 
 
 def reference(config: DpoConfig, plan: Plan, roles: Roles, actor_train: ActorTrain) -> OtherModel | None:
-    """Return the reference: a separate role, or the policy with its adapter off. Return None if the loss does not use a reference."""
+    """Return the reference: a separate role, or the policy with its adapter off. Return None if the loss does not use a
+    reference.
+    """
     beforehand = config.reference_log_probs == "precomputed"
     match plan.reference:
         case "role":
@@ -52,7 +54,9 @@ def reference(config: DpoConfig, plan: Plan, roles: Roles, actor_train: ActorTra
 
 
 async def make_batch(loss: Loss, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
-    """Return the batch and its loss. Add the reference's log-probs if the loss uses them, and the estimate of the KL for KTO."""
+    """Return the batch and its loss. Add the reference's log-probs if the loss uses them, and the estimate of the KL
+    for KTO.
+    """
     batch = given_batch(examples)
     if isinstance(loss, Kto):
         loss = replace(loss, kl=await kl_estimate(mismatched(examples), models))
@@ -62,7 +66,9 @@ async def make_batch(loss: Loss, examples: Sequence[Example], models: Models) ->
 
 
 async def kl_estimate(sequences: Sequences, models: Models) -> float:
-    """Return KTO's estimate of the KL, at least 0: the mean log-ratio of policy to reference on mismatched responses, in nats."""
+    """Return KTO's estimate of the KL, at least 0: the mean log-ratio of policy to reference on mismatched responses,
+    in nats.
+    """
     assert models.other is not None, "KTO needs a reference"
     log_ratio = await models.log_probs(sequences) - await models.other(sequences)
     return max(0.0, float(log_ratio.sum(dtype=np.float64)) / len(sequences))
@@ -80,8 +86,13 @@ def preference_loss(config: DpoConfig) -> Loss:
 
 
 def held_out_metrics(name: str, metrics: Metrics) -> Metrics:
-    """Return the validation metrics: the loss, and for pairs also the accuracy and the reward margin of the chosen response."""
+    """Return the validation metrics: the loss, and for pairs also the accuracy and the reward margin of the chosen
+    response.
+    """
     found = {f"val/{name}/loss": metrics["dpo/loss"]}
     if "dpo/accuracy" in metrics:
-        found |= {f"val/{name}/accuracy": metrics["dpo/accuracy"], f"val/{name}/reward_margin": metrics["dpo/reward_margin"]}
+        found |= {
+            f"val/{name}/accuracy": metrics["dpo/accuracy"],
+            f"val/{name}/reward_margin": metrics["dpo/reward_margin"],
+        }
     return found

@@ -1,4 +1,5 @@
-"""The offline loop, which learns from rows of data and generates nothing: SFT, preferences, reward models and distillation.
+"""The offline loop, which learns from rows of data and generates nothing: SFT, preferences, reward models and
+distillation.
 
 rows ──▶ take (adds outputs of a reference or teacher) ──▶ train ──▶ evaluate ──▶ log ──▶ save
 """
@@ -64,7 +65,9 @@ async def train(run: Offline, position: Position) -> Position:
         position = Position(position.step + 1, position.policy_version + 1)
         if run.validation:
             metrics |= await run.validation.after(position.step)
-        metrics |= await run.meter.step(len(batch.sequences.token_ids), batch.example_count) | {"epoch": run.epochs.passed(position.step)}
+        metrics |= await run.meter.step(len(batch.sequences.token_ids), batch.example_count) | {
+            "epoch": run.epochs.passed(position.step)
+        }
         run.tracker.log(position.step, metrics)
         with run.meter.part("checkpoint"):
             await run.checkpointer.save_if_due(position)

@@ -32,8 +32,13 @@ def prepare(config: RewardModelConfig) -> Prepared:
 
 
 async def make_batch(pad: int | None, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
-    """Return the batch of the pairs and its loss. The batch marks the token of each sequence at which its score is read."""
-    scored = [replace(example, sequences=tuple(_scored(sequence, pad) for sequence in example.sequences)) for example in examples]
+    """Return the batch of the pairs and its loss. The batch marks the token of each sequence at which its score is
+    read.
+    """
+    scored = [
+        replace(example, sequences=tuple(_scored(sequence, pad) for sequence in example.sequences))
+        for example in examples
+    ]
     return given_batch(scored), BradleyTerry()
 
 

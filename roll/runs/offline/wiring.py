@@ -69,7 +69,10 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
     def prepare(data_args: DataConfig, number: int) -> ExampleSet:
         part = Part(config.data_split, number, config.seed) if config.data_split else None
         rows = prepare_examples(data_args, tokenizer, limits, kind, learn_all, part, embedded=embedded)
-        longer = f"the prompt is longer than prompt_length {limits.prompt} or a response than response_length {limits.response}"
+        longer = (
+            f"the prompt is longer than prompt_length {limits.prompt} or a response than response_length "
+            f"{limits.response}"
+        )
         remark(rows.too_long, f"were left out: {longer}")
         remark(rows.wordless, f"were left out: {WORDLESS}")
         remark(rows.alike, "teach no preference: the chosen and the rejected response are the same")
@@ -95,7 +98,9 @@ class OtherModel:
     """The reference or the teacher."""
 
     role: str
-    """The role that computes the outputs. This is the learner's role if the reference is the learner with its adapter off."""
+    """The role that computes the outputs. This is the learner's role if the reference is the learner with its adapter
+    off.
+    """
     part: str
     """Name in the metric `time/<part>`."""
     ask: Ask
@@ -188,7 +193,9 @@ class HeldOut:
         return merge(results)
 
 
-async def _loop(config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, context: RunContext, interrupt: Interrupt) -> Position:
+async def _loop(
+    config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, context: RunContext, interrupt: Interrupt
+) -> Position:
     rows, batch_size = pipeline.rows, context.plan.batch.sequences_per_step
     steps = steps_of(config, len(rows.training), batch_size)
     role, keys = row_learner(config)
@@ -202,7 +209,9 @@ async def _loop(config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, 
 
     sampler = ExampleSampler(len(rows.training), config.seed)
     epochs = Epochs(len(rows.training), batch_size)
-    position = await context.checkpointer.restore(OnloadedTrainer(phases, role, trainer), sampler, last_step=steps, epochs=epochs)
+    position = await context.checkpointer.restore(
+        OnloadedTrainer(phases, role, trainer), sampler, last_step=steps, epochs=epochs
+    )
     training = Batches(rows.training, pipeline.make_batch, timed.models)
     held_out = Batches(rows.held_out, pipeline.make_batch, within.models) if rows.held_out else None
     if other and other.beforehand:
@@ -219,7 +228,9 @@ async def _loop(config: OfflineConfig, pipeline: OfflinePipeline, roles: Roles, 
         training=training,
         sampler=sampler,
         batch_size=batch_size,
-        validation=HeldOut(held_out, batch_size, config.eval_steps, steps, name, pipeline.report, within, meter.part) if held_out else None,
+        validation=HeldOut(held_out, batch_size, config.eval_steps, steps, name, pipeline.report, within, meter.part)
+        if held_out
+        else None,
         checkpointer=context.checkpointer,
         interrupt=interrupt,
         tracker=context.tracker,

@@ -1,7 +1,8 @@
 """Weight sync for a run in which engines may die.
 
-A dead engine is left out until it has restarted. The next sync sends all weights to a restarted engine. If samples are waiting and no
-engine serves any more, the sync takes place as soon as an engine has restarted, because the trainer is idle.
+A dead engine is left out until it has restarted. The next sync sends all weights to a restarted engine. If samples are
+waiting and no engine serves any more, the sync takes place as soon as an engine has restarted, because the trainer is
+idle.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ class EngineSync:
     """Sends the trainer's weights to the live engines."""
 
     def __init__(
-        self, sync: WeightSync, engines: ActorInfer, phases: DevicePhases, in_hands: Callable[[], AbstractContextManager[None]]
+        self,
+        sync: WeightSync,
+        engines: ActorInfer,
+        phases: DevicePhases,
+        in_hands: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """`in_hands` returns a context that is held while engines may have a mixture of old and new weights."""
         self._sync, self._engines, self._pool, self._phases = sync, engines, engines.pool, phases
@@ -51,7 +56,9 @@ class EngineSync:
             await self._phases.sync()
 
     async def generating(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Await `work` of the engines while the trainer is idle. If no engine serves, sync the first restarted one at once."""
+        """Await `work` of the engines while the trainer is idle. If no engine serves, sync the first restarted one at
+        once.
+        """
         working = asyncio.ensure_future(work())
         try:
             while True:

@@ -35,9 +35,14 @@ from roll.types import Sampling
 
 
 def prompts_of(
-    config: RlvrConfig, tokenizer: PreTrainedTokenizerBase, rows: DataConfig | None, tasks: Mapping[str, int], first: int
+    config: RlvrConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: DataConfig | None,
+    tasks: Mapping[str, int],
+    first: int,
 ) -> Prompts:
-    """Return the prompts from data files, and the tasks that environments generate from the seeds `first`, `first` + 1, ...
+    """Return the prompts from data files, and the tasks that environments generate from the seeds `first`, `first` + 1,
+    ...
 
     Raises:
         DataError: rows cannot be used.
@@ -60,7 +65,8 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
     """Return the renderer of conversations, or None without environments.
 
     Raises:
-        BadInput: the model's chat format does not support conversations of several turns, or has a token that a model has no embedding for.
+        BadInput: the model's chat format does not support conversations of several turns, or has a token that a model
+            has no embedding for.
     """
     if not config.environments:
         return None
@@ -69,13 +75,19 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
     found = chat_renderer(tokenizer, model_path(config, learner), rows.template if rows else "native", further)
     embedded, largest = _embedding_rows(config, tokenizer), int(found.render([ASKED], ()).max())
     if embedded is not None and largest >= embedded:
-        problem = f"its chat template writes the token {largest}, but a model has embeddings only for the tokens 0 to {embedded - 1}"
+        problem = (
+            f"its chat template writes the token {largest}, but a model has embeddings only for the tokens 0 "
+            f"to "
+            f"{embedded - 1}"
+        )
         raise DataError([Fault(f"the tokenizer of '{tokenizer.name_or_path}'", problem, EMBEDDING_REMEDY)])
     return found
 
 
 def _embedding_rows(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the number of rows of the smallest embedding of the models that read the policy's tokens; see `embedding_rows`."""
+    """Return the number of rows of the smallest embedding of the models that read the policy's tokens; see
+    `embedding_rows`.
+    """
     roles = model_roles(config)
     return embedding_rows(config, tokenizer, [role for name, role in roles.items() if name not in judging_roles(roles)])
 
@@ -110,10 +122,15 @@ def group_sampler(
     single = SingleTurns(generator, scorer, sampling, greedy_baseline, locate)
     if playing is None:
         return single
-    limits = {name: EpisodeLimits(one.max_turns, one.episode_timeout, one.attempts) for name, one in config.environments.items()}
+    limits = {
+        name: EpisodeLimits(one.max_turns, one.episode_timeout, one.attempts)
+        for name, one in config.environments.items()
+    }
     environments, renderer, longest = playing.environments, playing.renderer, longest_sequence(config)
     own = Episodes(environments, engines, renderer, sampling, limits, TokenLimits(config.prompt_length, longest))
-    bounds = {name: TreeBounds(int(one.memory_gib * GIB), one.max_processes) for name, one in config.environments.items()}
+    bounds = {
+        name: TreeBounds(int(one.memory_gib * GIB), one.max_processes) for name, one in config.environments.items()
+    }
     agents = {
         name: Agent(command_for(one.agent), {**config.system_envs, **one.system_envs}, limits[name], bounds[name])
         for name, one in config.environments.items()

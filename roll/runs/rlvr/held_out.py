@@ -119,7 +119,8 @@ def prepare(config: RlvrConfig) -> HeldOutInputs:
 async def answers(
     config: RlvrConfig, inputs: HeldOutInputs, roles: Roles, most: int | None, listener: Listener
 ) -> dict[str, list[RolloutGroup]]:
-    """Start the roles, and sample and score responses for every set. Return the groups of each set in the order of its prompts.
+    """Start the roles, and sample and score responses for every set. Return the groups of each set in the order of its
+    prompts.
 
     Args:
         most: number of prompts to use from the start of each set; None for all.

@@ -13,8 +13,8 @@ Each step awaits, in this order:
 - the optimizer updates
 - the weight sync, after which the engines generate with the new version
 
-With `async_generation_ratio` above 0, generation continues while the trainer works. Every part measures its own time and has its
-own deadlines.
+With `async_generation_ratio` above 0, generation continues while the trainer works. Every part measures its own time
+and has its own deadlines.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class Rlvr:
 
 
 async def _record_unscored(run: Rlvr, groups: Sequence[RolloutGroup], position: Position) -> None:
-    """Record a step in which no response has a verdict, so that the console, the metrics and the samples show what ends the run."""
+    """Record a step in which no response has a verdict, so that the console, the metrics and the samples show what ends
+    the run.
+    """
     metrics = rollout_metrics(groups, position.policy_version) | episode_metrics(groups)
     run.tracker.log(position.step + 1, metrics | await run.meter.step(groups))
     run.tracker.samples(position.step + 1, groups)

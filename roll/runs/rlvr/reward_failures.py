@@ -1,7 +1,8 @@
 """Says the first failure of every kind of each reward at once, with its row and traceback, and counts the others.
 
-A failure is a result without a verdict: the reward function raised, its process died, it exceeded its timeout, or its judge or sandbox was
-unavailable. Failures of one reward are of the same kind if the same exception was raised at the same line.
+A failure is a result without a verdict: the reward function raised, its process died, it exceeded its timeout, or its
+judge or sandbox was unavailable. Failures of one reward are of the same kind if the same exception was raised at the
+same line.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ MOST_KINDS = 8
 """Largest number of kinds of a reward that are said. Further ones are only counted, under OTHERS."""
 OTHERS = "other failures"
 LATER = "  Such responses have no reward. Further ones are counted, and the total is said at the end"
-VERBS = {RewardOutcome.CRASHED: "crashed", RewardOutcome.TIMED_OUT: "timed out", RewardOutcome.UNAVAILABLE: "was unavailable"}
+VERBS = {
+    RewardOutcome.CRASHED: "crashed",
+    RewardOutcome.TIMED_OUT: "timed out",
+    RewardOutcome.UNAVAILABLE: "was unavailable",
+}
 _RAISED = re.compile(r"([\w.]+)(?::.*)? \((.+), line (\d+)\)(?:; .*)?", re.DOTALL)
 
 
@@ -56,7 +61,9 @@ class _Kinds:
 class RewardFailures:
     """Collects the failures of all rewards. Must be used from a single thread."""
 
-    def __init__(self, sections: Mapping[str, RewardConfig], say: Callable[[str, str], None], hide: Callable[[str], str] = str) -> None:
+    def __init__(
+        self, sections: Mapping[str, RewardConfig], say: Callable[[str, str], None], hide: Callable[[str], str] = str
+    ) -> None:
         """
         Args:
             sections: the configuration of each domain's reward.
@@ -65,7 +72,9 @@ class RewardFailures:
         """
         self._say, self._hide = say, hide
         self._rewards = {
-            (domain, part.name): _Reward(part.place, _label(part.place, part.reward), f"rewards.{domain}.timeout: {section.timeout:g}")
+            (domain, part.name): _Reward(
+                part.place, _label(part.place, part.reward), f"rewards.{domain}.timeout: {section.timeout:g}"
+            )
             for domain, section in sections.items()
             for part in parts_of(domain, section)
         }
@@ -76,7 +85,10 @@ class RewardFailures:
         """Count the results of some responses to a prompt, and say what has failed for the first time."""
         self._asked[prompt.domain] += len(results)
         failed = [
-            (part, one) for result in results if result.outcome in NO_VERDICT for part, one in (result.failures or {"": result}).items()
+            (part, one)
+            for result in results
+            if result.outcome in NO_VERDICT
+            for part, one in (result.failures or {"": result}).items()
         ]
         new: dict[tuple[str, str], RewardResult] = {}
         for part, result in failed:
@@ -90,19 +102,33 @@ class RewardFailures:
             kinds.first.setdefault(kind, _row(prompt))
         for (part, kind), result in new.items():
             reward = self._reward(prompt.domain, part)
-            self._say(f"{reward.place}: {kind}", self._text(reward, prompt, self._found[prompt.domain, part].counts[kind], result))
+            self._say(
+                f"{reward.place}: {kind}",
+                self._text(reward, prompt, self._found[prompt.domain, part].counts[kind], result),
+            )
 
     def totals(self) -> list[tuple[str, str]]:
-        """Return the topic and the text of each reward that failed: how many responses got no verdict from it, by kind."""
+        """Return the topic and the text of each reward that failed: how many responses got no verdict from it, by
+        kind.
+        """
         said = []
         for (domain, part), kinds in self._found.items():
             reward, asked, count = self._reward(domain, part), self._asked[domain], kinds.counts.total()
-            by_kind = ", ".join(f"{number} x {kind} (first: {kinds.first[kind]})" for kind, number in kinds.counts.most_common())
-            said.append((f"{reward.place}: total", f"{reward.label} gave no verdict on {count} of {asked} responses: {by_kind}"))
+            by_kind = ", ".join(
+                f"{number} x {kind} (first: {kinds.first[kind]})" for kind, number in kinds.counts.most_common()
+            )
+            said.append(
+                (f"{reward.place}: total", f"{reward.label} gave no verdict on {count} of {asked} responses: {by_kind}")
+            )
         return said
 
     def _text(self, reward: _Reward, prompt: Prompt, count: int, result: RewardResult) -> str:
-        what = f"{reward.label} {VERBS[result.outcome]} on {_row(prompt)} ({count} of {self._asked[prompt.domain]} responses so far)"
+        what = (
+            f"{reward.label} {VERBS[result.outcome]} on {_row(prompt)} ({count} of {self._asked[prompt.domain]} "
+            f"responses "
+            f"so "
+            f"far)"
+        )
         cause = f"\n{indent(_printable(result.trace), '  ')}" if result.trace else f" {_printable(result.note)}"
         limit = f" ({reward.timeout})" if result.outcome is RewardOutcome.TIMED_OUT else ""
         return f"{what}:{self._hide(cause)}{limit}\n{LATER}"
@@ -159,7 +185,9 @@ async def totalled(failures: RewardFailures, tracker: Tracking) -> AsyncIterator
 
 
 def kind_of(result: RewardResult) -> str:
-    """Return the kind of a failure: the exception and its line, or else the outcome with the start of the note, without its numbers."""
+    """Return the kind of a failure: the exception and its line, or else the outcome with the start of the note, without
+    its numbers.
+    """
     if result.outcome is RewardOutcome.CRASHED and (raised := _RAISED.fullmatch(result.note)):
         return _printable("{} at {}, line {}".format(*raised.groups()))
     if result.outcome is RewardOutcome.TIMED_OUT:

@@ -13,7 +13,14 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from roll.config.derived.batch import longest_sequence
-from roll.config.derived.reward_roles import PREFIX, TEMPLATE_TOKENS, judge_context, judge_sampling, model_reward, reward_role
+from roll.config.derived.reward_roles import (
+    PREFIX,
+    TEMPLATE_TOKENS,
+    judge_context,
+    judge_sampling,
+    model_reward,
+    reward_role,
+)
 from roll.config.schema.model import DataConfig
 from roll.config.schema.model_rewards import JUDGE, SCORER
 from roll.config.schema.rlvr import RlvrConfig
@@ -69,7 +76,14 @@ def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Call
     if role is None:
         chat = partial(api_chat, api_model(config, reward), f"{PREFIX}{domain}", reward)
     else:
-        chat = partial(engine_chat, config, domain, role, judge_encoder(config, domain, role), checked(config, domain, role, judge_end))
+        chat = partial(
+            engine_chat,
+            config,
+            domain,
+            role,
+            judge_encoder(config, domain, role),
+            checked(config, domain, role, judge_end),
+        )
     question = question_of(row_sources(config))
     return lambda roles: Judge(template, pattern, chat(roles), question, reward.failed_value)
 
@@ -104,7 +118,8 @@ def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Cal
 def positions_of(path: str, config: RlvrConfig) -> int:
     """Return the largest number of tokens of an input to a reward model, counted by the model's own tokenizer.
 
-    It is twice the longest sequence of the policy, plus the tokens of the template, but at most the model's number of position embeddings.
+    It is twice the longest sequence of the policy, plus the tokens of the template, but at most the model's number of
+    position embeddings.
     """
     shape = model_shape(path)
     room = 2 * longest_sequence(config) + TEMPLATE_TOKENS
@@ -141,7 +156,12 @@ def judge_encoder(config: RlvrConfig, domain: str, role: ServedConfig) -> Callab
     return encode
 
 
-def checked(config: RlvrConfig, domain: str, role: ServedConfig, make: Callable[[ChatTemplate, PreTrainedTokenizerBase, bool], E]) -> E:
+def checked(
+    config: RlvrConfig,
+    domain: str,
+    role: ServedConfig,
+    make: Callable[[ChatTemplate, PreTrainedTokenizerBase, bool], E],
+) -> E:
     """Call `make` with the chat template and the tokenizer of a domain's model, and return the result.
 
     Raises:
@@ -163,11 +183,15 @@ def refused(domain: str, template: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise DataError([Fault(f"{PREFIX}{domain}.template", f"is '{template}', but {error}", template_remedy(template))]) from error
+        raise DataError(
+            [Fault(f"{PREFIX}{domain}.template", f"is '{template}', but {error}", template_remedy(template))]
+        ) from error
 
 
 def sampling_of_judge(reward: RewardConfig, end: EndOfTurn = NO_END) -> Sampling:
-    """Return the sampling parameters of a judge's answers. `end` ends them, in addition to the model's end of sequence."""
+    """Return the sampling parameters of a judge's answers. `end` ends them, in addition to the model's end of
+    sequence.
+    """
     keys = judge_sampling(reward)
     assert keys.max_new_tokens is not None and keys.num_return_sequences is not None
     return sampling_of(keys, keys.max_new_tokens, keys.num_return_sequences, False, end)
@@ -199,7 +223,9 @@ def judge_end(render: ChatTemplate, tokenizer: PreTrainedTokenizerBase, is_raw: 
     return NO_END if is_raw else end_of_turn(render, tokenizer)
 
 
-def engine_chat(config: RlvrConfig, domain: str, role: ServedConfig, encode: Callable[[str], Ints], end: EndOfTurn, roles: Roles) -> Chat:
+def engine_chat(
+    config: RlvrConfig, domain: str, role: ServedConfig, encode: Callable[[str], Ints], end: EndOfTurn, roles: Roles
+) -> Chat:
     """Request the engines of a judge that the run itself serves."""
     reward = config.rewards[domain]
     shape = model_shape(model_path(config, role.model_args))

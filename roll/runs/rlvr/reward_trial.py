@@ -39,7 +39,8 @@ NO_TOKENS = np.zeros(0, np.int32)
 
 
 def try_rewards(config: RlvrConfig, *sets: Prompts) -> dict[str, Bars]:
-    """Check that the rewards can use every row of these sets, and call every reward function on the first row of its domain.
+    """Check that the rewards can use every row of these sets, and call every reward function on the first row of its
+    domain.
 
     That row is from the first set that contains the domain.
 
@@ -47,7 +48,8 @@ def try_rewards(config: RlvrConfig, *sets: Prompts) -> dict[str, Bars]:
         When a response passes, for every domain.
 
     Raises:
-        DataError: rows cannot be used by their reward: for example, the reference answer is missing. The error names or counts all of them.
+        DataError: rows cannot be used by their reward: for example, the reference answer is missing. The error names or
+            counts all of them.
         ConfigError: rewards cannot be used. The error lists all faults.
         BadInput: both.
     """
@@ -86,15 +88,23 @@ def bars_by_domain(config: RlvrConfig, of_functions: Mapping[str, Bars]) -> dict
 
 
 def bar_notices(config: RlvrConfig, bars: Mapping[str, Bars]) -> list[str]:
-    """Return a line for each domain whose accuracy a user may not expect: a reward of the user's own, or one without an accuracy."""
+    """Return a line for each domain whose accuracy a user may not expect: a reward of the user's own, or one without an
+    accuracy.
+    """
     lines = []
     for domain, section in config.rewards.items():
         own = [part.reward for part in parts_of(domain, section) if ":" in part.reward]
         if not bars[domain]:
-            lines.append(f"rewards.{domain} has no accuracy, only the mean reward avg@n: rewards.{domain}.passes_at gives it one")
+            lines.append(
+                f"rewards.{domain} has no accuracy, only the mean reward avg@n: rewards.{domain}.passes_at gives it one"
+            )
         elif own and section.passes_at is None:
             said = " and ".join(map(str, bars[domain]))
-            lines.append(f"rewards.{domain}: a response passes if {said}, for {', '.join(own)}; rewards.{domain}.passes_at changes that")
+            lines.append(
+                f"rewards.{domain}: a response passes if {said}, for {', '.join(own)}; "
+                f"rewards.{domain}.passes_at "
+                f"changes that"
+            )
     return lines
 
 
@@ -103,14 +113,22 @@ def own_bar(passes_at: float | None) -> Bars:
     return () if passes_at is None else (Bar(passes_at),)
 
 
-def _bad_rows(config: RlvrConfig, sections: Mapping[str, RewardConfig], sets: Sequence[PromptSet]) -> tuple[list[Fault], set[str]]:
+def _bad_rows(
+    config: RlvrConfig, sections: Mapping[str, RewardConfig], sets: Sequence[PromptSet]
+) -> tuple[list[Fault], set[str]]:
     """Return the faults of rows that their rewards cannot use, and the domains of these rows."""
     faults: list[Fault] = []
     domains: set[str] = set()
     for prompts in sets:
         rows = {domain: list(prompts.rows(domain)) for domain in config.rewards if domain in prompts.domains}
-        asked = {domain: [Prompt(0, NO_TOKENS, "", domain, row) for _, row in rows[domain]] for domain in sections if rows.get(domain)}
-        problems = run_in_loop(partial(try_rows, sections, asked, config.deadlines.start)) | dict(_without_reference(config, rows))
+        asked = {
+            domain: [Prompt(0, NO_TOKENS, "", domain, row) for _, row in rows[domain]]
+            for domain in sections
+            if rows.get(domain)
+        }
+        problems = run_in_loop(partial(try_rows, sections, asked, config.deadlines.start)) | dict(
+            _without_reference(config, rows)
+        )
         domains |= {domain for domain, found in problems.items() if found}
         bad = [(rows[domain][one.index][0], _row_fault(one)) for domain, found in problems.items() for one in found]
         faults += prompts.faults(sorted(bad, key=lambda pair: pair[0]))
@@ -118,7 +136,9 @@ def _bad_rows(config: RlvrConfig, sections: Mapping[str, RewardConfig], sets: Se
 
 
 def _row_fault(found: RowProblem) -> RowFault:
-    return RowFault(f"no reference for '{found.reward}'", f"'{found.reward}' cannot use the row: {found.problem}", REFERENCE_REMEDY)
+    return RowFault(
+        f"no reference for '{found.reward}'", f"'{found.reward}' cannot use the row: {found.problem}", REFERENCE_REMEDY
+    )
 
 
 def _prompt_sets(prompts: Prompts) -> Iterator[PromptSet]:
@@ -151,7 +171,9 @@ def try_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets: P
 
 
 def _problem(renderer: ChatRenderer, most: int, first: Observation) -> str:
-    """Return the problem with a first observation: it cannot be rendered, or has more than `most` tokens. "" without a problem."""
+    """Return the problem with a first observation: it cannot be rendered, or has more than `most` tokens. "" without a
+    problem.
+    """
     try:
         tokens = len(renderer.render(first.messages, first.tools))
     except TemplateFault as fault:
@@ -176,7 +198,14 @@ def _without_reference(
     """Yield each domain of a judge that needs a reference answer, with the rows of this domain that have none."""
     for domain, section in config.rewards.items():
         if model_reward(domain, section) == JUDGE and judge_template(section.judge_prompt).needs_reference:
-            yield domain, [RowProblem(at, JUDGE, why) for at, (_, row) in enumerate(rows.get(domain, ())) if (why := _why_none(row))]
+            yield (
+                domain,
+                [
+                    RowProblem(at, JUDGE, why)
+                    for at, (_, row) in enumerate(rows.get(domain, ()))
+                    if (why := _why_none(row))
+                ],
+            )
 
 
 def _why_none(row: Mapping[str, Any]) -> str:

@@ -7,7 +7,9 @@ from roll.data.ends import NO_END, EndOfTurn
 from roll.types import Sampling
 
 
-def sampling_of(generating: GeneratingConfig, longest: int, samples: int, log_probs: bool, end: EndOfTurn = NO_END) -> Sampling:
+def sampling_of(
+    generating: GeneratingConfig, longest: int, samples: int, log_probs: bool, end: EndOfTurn = NO_END
+) -> Sampling:
     """Return the sampling parameters of a role.
 
     Args:

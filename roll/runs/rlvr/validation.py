@@ -59,7 +59,9 @@ class Evaluator:
     samples: int
     """Number of responses to each prompt."""
     seed: int
-    """Each prompt derives a constant seed from this one, so that evaluations of the same policy sample the same responses."""
+    """Each prompt derives a constant seed from this one, so that evaluations of the same policy sample the same
+    responses.
+    """
     bars: Mapping[str, Bars] = field(default_factory=dict)
     """When a response passes, by domain."""
 
@@ -72,7 +74,10 @@ class Evaluator:
     async def answers(self) -> list[RolloutGroup]:
         """Return a group of scored responses for every prompt. Warn about rewards without a verdict."""
         groups = await asyncio.gather(
-            *(self.sampler.sample(prompt, prompt_seed(self.seed, VALIDATION, prompt.prompt_id)) for prompt in self.prompts)
+            *(
+                self.sampler.sample(prompt, prompt_seed(self.seed, VALIDATION, prompt.prompt_id))
+                for prompt in self.prompts
+            )
         )
         if failed := unscored(groups):
             total = sum(len(group.episodes) for group in groups)
@@ -109,11 +114,14 @@ class Validation:
         return {name: value for metrics in found for name, value in metrics.items()}
 
 
-def validation_metrics(name: str, groups: Sequence[RolloutGroup], samples: int, bars: Mapping[str, Bars] = NO_BARS) -> Metrics:
+def validation_metrics(
+    name: str, groups: Sequence[RolloutGroup], samples: int, bars: Mapping[str, Bars] = NO_BARS
+) -> Metrics:
     """Return pass rates, majority votes, rewards, lengths and the oldest policy version of one set.
 
-    Pass rates and majority votes are those of the prompts whose domain has an accuracy. They are left out if there are none. A response
-    without a verdict counts as failed. If no response has a verdict, pass rates, majority votes and rewards are left out.
+    Pass rates and majority votes are those of the prompts whose domain has an accuracy. They are left out if there are
+    none. A response without a verdict counts as failed. If no response has a verdict, pass rates, majority votes and
+    rewards are left out.
 
     Args:
         samples: number of responses to each prompt.
@@ -176,7 +184,8 @@ def earned(reward: RewardResult) -> float:
 
 
 def _answer(episode: Episode) -> str:
-    """Return the final answer of a response: the last box after the thinking, or else the last line. Return "" if there is neither.
+    """Return the final answer of a response: the last box after the thinking, or else the last line. Return "" if there
+    is neither.
 
     The answer is read from the text alone, without the reference answer. All whitespace is removed.
     """
@@ -186,7 +195,8 @@ def _answer(episode: Episode) -> str:
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """Return an unbiased estimate of the probability that at least one of k samples passes, if c = `passed` of n = `samples` do.
+    """Return an unbiased estimate of the probability that at least one of k samples passes, if c = `passed` of n =
+    `samples` do.
 
     1 - C(n - c, k) / C(n, k). Source: Chen et al., arXiv 2107.03374, eq. 1.
     """
@@ -205,9 +215,11 @@ def majority_at_k(answers: Sequence[str], passes: Sequence[bool], k: int) -> flo
 def majority(answers: Sequence[str], passes: Sequence[bool]) -> float:
     """Return the probability that the most frequent answer passes.
 
-    Empty answers do not vote, and without any vote the result is 0. A tie is broken at random. If only some samples with the same
-    answer pass, their share counts.
+    Empty answers do not vote, and without any vote the result is 0. A tie is broken at random. If only some samples
+    with the same answer pass, their share counts.
     """
     votes = Counter(answer for answer in answers if answer)
     most = max(votes.values(), default=0)
-    return fmean([passed for answer, passed in zip(answers, passes, strict=True) if votes[answer] == most] if most else [0.0])
+    return fmean(
+        [passed for answer, passed in zip(answers, passes, strict=True) if votes[answer] == most] if most else [0.0]
+    )

@@ -92,8 +92,14 @@ def most_batches(config: RlvrConfig) -> int | None:
 
 
 def kept_groups(config: RlvrConfig) -> Keep:
-    """Return the group filter: the filter of the group's domain, or else the filter of dynamic sampling if that is on."""
-    filters = {domain: _filter(reward.query_filter_config) for domain, reward in config.rewards.items() if reward.query_filter_config}
+    """Return the group filter: the filter of the group's domain, or else the filter of dynamic sampling if that is
+    on.
+    """
+    filters = {
+        domain: _filter(reward.query_filter_config)
+        for domain, reward in config.rewards.items()
+        if reward.query_filter_config
+    }
     return ByDomain(filters, rewards_differ if config.dynamic_sampling else everything)
 
 
@@ -151,7 +157,9 @@ def correction(config: RlvrConfig) -> MismatchCorrection | None:
     return Correction(settings.weight, settings.cap, settings.reject, low, high)
 
 
-def learning(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, critic: Critic | None, phases: DevicePhases) -> Learning:
+def learning(
+    config: RlvrConfig, plan: Plan, actor_train: ActorTrain, critic: Critic | None, phases: DevicePhases
+) -> Learning:
     """Return the runner of a step's updates."""
     beside = None
     if critic:
@@ -189,7 +197,8 @@ class Inputs:
 
 
 def prepare(config: RlvrConfig) -> Prepared:
-    """Check the models' files, prepare all prompts, and try rewards and environments on them. Return the loop, ready to run.
+    """Check the models' files, prepare all prompts, and try rewards and environments on them. Return the loop, ready to
+    run.
 
     Raises:
         BadInput: a model, the data, a reward or an environment cannot be used.
@@ -230,9 +239,13 @@ def held_out_prompts(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def held_out_rows(config: RlvrConfig) -> dict[str, DataConfig | None]:
-    """Return the `data_args` of every held-out set by name, with the template of the training prompts unless it has its own."""
+    """Return the `data_args` of every held-out set by name, with the template of the training prompts unless it has its
+    own.
+    """
     sets = config.validation.named_sets() if config.validation else {}
-    return {name: one.data_args and one.data_args.rendered_as(config.actor_train.data_args) for name, one in sets.items()}
+    return {
+        name: one.data_args and one.data_args.rendered_as(config.actor_train.data_args) for name, one in sets.items()
+    }
 
 
 def held_out_ends(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, EndOfTurn]:
@@ -240,15 +253,23 @@ def held_out_ends(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> dic
     return {name: ends_of(rows, tokenizer) for name, rows in held_out_rows(config).items()}
 
 
-async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunContext, interrupt: Interrupt) -> rlvr.Position:
+async def _loop(
+    config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunContext, interrupt: Interrupt
+) -> rlvr.Position:
     plan = context.plan
     samples, from_engine = config.num_return_sequences_in_group, keeps_engine_log_probs(config)
     sampling = sampling_of(config.actor_infer.generating_args, config.response_length, samples, from_engine, inputs.end)
     steps = config.max_steps - config.critic_warmup
     teachers = teacher_roles(config)
-    taught = teaching(config, config.actor_train.model_args, [role.model_args for role in teachers.values()]) if teachers else None
+    taught = (
+        teaching(config, config.actor_train.model_args, [role.model_args for role in teachers.values()])
+        if teachers
+        else None
+    )
     load = taught.load if taught else load_policy
-    actor_train = roles.actor_train("actor_train", config.actor_train, steps, sampling.temperature, load, inputs.end.token_ids)
+    actor_train = roles.actor_train(
+        "actor_train", config.actor_train, steps, sampling.temperature, load, inputs.end.token_ids
+    )
     actor_infer = roles.actor_infer(config)
     reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
     critic = roles.critic(config.critic, config.max_steps) if config.critic else None
@@ -293,7 +314,9 @@ async def _loop(config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunCo
             critic=critic,
             teachers=step_teachers(config, phases, meter, taught_by),
             learning=learning(config, plan, actor_train, critic, phases),
-            validation=Validation(config.eval_steps, config.max_steps, sets, phases, engines, meter.part, context.tracker),
+            validation=Validation(
+                config.eval_steps, config.max_steps, sets, phases, engines, meter.part, context.tracker
+            ),
             checkpointer=context.checkpointer,
             interrupt=interrupt,
             tracker=context.tracker,
@@ -310,15 +333,21 @@ def source_of(config: RlvrConfig, training: Prompts) -> PromptSampler:
     return PromptSampler(training, config.seed, rows and rows.domain_interleave_probs)
 
 
-def step_teachers(config: RlvrConfig, phases: DevicePhases, meter: Meter, teachers: Mapping[str, Teacher]) -> StepTeachers | None:
+def step_teachers(
+    config: RlvrConfig, phases: DevicePhases, meter: Meter, teachers: Mapping[str, Teacher]
+) -> StepTeachers | None:
     """Return all teachers with their domains; None if there are none."""
     domains = taught_domains(config) if teachers else {}
     found = [DomainTeacher(role, domains[role], teacher) for role, teacher in teachers.items()]
     return StepTeachers(found, phases, meter.part) if found else None
 
 
-def phases_of(config: RlvrConfig, roles: Roles, meter: Meter, sharing: DeviceSharing, actor_infer: ActorInfer) -> DevicePhases:
-    """Return the timed device phases of a step. The configuration determines the roles for which generation is paused."""
+def phases_of(
+    config: RlvrConfig, roles: Roles, meter: Meter, sharing: DeviceSharing, actor_infer: ActorInfer
+) -> DevicePhases:
+    """Return the timed device phases of a step. The configuration determines the roles for which generation is
+    paused.
+    """
     pausing_for = frozenset() if config.time_sharing else interrupting(config)
     return DevicePhases(sharing, meter.part, partial(roles.unsettled, "actor_infer"), actor_infer, pausing_for)
 
@@ -333,14 +362,17 @@ def sync_of(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer
 def reference_of(config: RlvrConfig, plan: Plan, reference: Reference | ActorTrain, shaped: Shaping) -> StepReference:
     """Return the computation of a step's reference log-probs.
 
-    It runs group by group if the reference shares no devices and every finished group is used, and otherwise in one call per step.
+    It runs group by group if the reference shares no devices and every finished group is used, and otherwise in one
+    call per step.
     """
     is_ahead = plan.reference == "role" and "reference" not in neighbours(plan.roles) and most_batches(config) is None
     ask = reference.ref_log_probs
     return ReferenceAhead(ask, shaped) if is_ahead else ReferenceAtOnce(ask)
 
 
-def in_turn(config: RlvrConfig, phases: DevicePhases, actor_infer: ActorInfer, rewards: Scorer) -> tuple[Generator, Scorer]:
+def in_turn(
+    config: RlvrConfig, phases: DevicePhases, actor_infer: ActorInfer, rewards: Scorer
+) -> tuple[Generator, Scorer]:
     """Return the generator and the scorer. They take turns if reward models share devices with the engines."""
     judging = {role.removeprefix(PREFIX): partial(phases.judging, role) for role in judged_in_turn(config)}
     if not judging:
@@ -358,11 +390,15 @@ def samplers(
     sampling: Sampling,
     inputs: Inputs,
 ) -> tuple[GroupSampler, list[Evaluator]]:
-    """Return the sampler of training prompts, and an evaluator for each held-out set with the set's sampling parameters."""
+    """Return the sampler of training prompts, and an evaluator for each held-out set with the set's sampling
+    parameters.
+    """
     generator, scorer = in_turn(config, phases, actor_infer, rewards)
     greedy = config.adv_estimator.traits.needs_greedy
     sampler = group_sampler(config, generator, scorer, sampling, actor_infer, playing, TRAINING, inputs.locate, greedy)
-    return sampler, evaluators(config, generator, scorer, actor_infer, playing, inputs.held_out, inputs.held_out_ends, bars=inputs.bars)
+    return sampler, evaluators(
+        config, generator, scorer, actor_infer, playing, inputs.held_out, inputs.held_out_ends, bars=inputs.bars
+    )
 
 
 def evaluators(
@@ -376,7 +412,9 @@ def evaluators(
     most: int | None = None,
     bars: Mapping[str, Bars] = NO_BARS,
 ) -> list[Evaluator]:
-    """Return an evaluator for each held-out set with the set's sampling parameters, for its first `most` prompts or for all."""
+    """Return an evaluator for each held-out set with the set's sampling parameters, for its first `most` prompts or for
+    all.
+    """
     found = []
     for name, one in (config.validation.named_sets() if config.validation else {}).items():
         own = sampling_of(one.generating_args, config.response_length, samples=1, log_probs=False, end=ends[name])
@@ -435,6 +473,8 @@ def shaping(config: RlvrConfig, longest_response: int) -> Shaping:
     return Shaping(
         max_len_mask=config.max_len_mask,
         longest_wrong=config.error_max_len_threshold if config.error_max_len_clip else None,
-        difficulty=(config.difficulty_low_threshold, config.difficulty_high_threshold) if config.difficulty_mask else None,
+        difficulty=(config.difficulty_low_threshold, config.difficulty_high_threshold)
+        if config.difficulty_mask
+        else None,
         overlong=Overlong(longest_response, buffer.len, buffer.penalty_factor) if buffer else None,
     )

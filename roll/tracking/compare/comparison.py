@@ -32,10 +32,14 @@ NAMING_KEYS = ("reward", "environment", "data_args.file_name", "model_args.model
 """Keys of a block whose value, if given, stands for the block."""
 
 
-def differing(trees: Sequence[Mapping[str, Any] | None], common_only: bool = False, prefix: str = "") -> dict[str, list[str]]:
-    """Return the keys and blocks whose values differ, each with the text of every run's value, in the order of their paths (`a.b.c`).
+def differing(
+    trees: Sequence[Mapping[str, Any] | None], common_only: bool = False, prefix: str = ""
+) -> dict[str, list[str]]:
+    """Return the keys and blocks whose values differ, each with the text of every run's value, in the order of their
+    paths (`a.b.c`).
 
-    A block that only some runs have is one entry. If several runs have it, the keys that differ between those runs follow.
+    A block that only some runs have is one entry. If several runs have it, the keys that differ between those runs
+    follow.
 
     Args:
         trees: one mapping for each run; None for a run that is not compared. The text of its values is `ABSENT`.
@@ -59,7 +63,9 @@ def differing(trees: Sequence[Mapping[str, Any] | None], common_only: bool = Fal
         if count < len(compared):
             unset = (_text(None), _text({}))
             others = [ABSENT if text in unset else text for text in texts]
-            found[path] = [other if one is None else block_text(one, count == 1) for one, other in zip(blocks, others, strict=True)]
+            found[path] = [
+                other if one is None else block_text(one, count == 1) for one, other in zip(blocks, others, strict=True)
+            ]
         if count > 1:
             found |= differing(blocks, common_only, f"{path}.")
     return found
@@ -68,11 +74,14 @@ def differing(trees: Sequence[Mapping[str, Any] | None], common_only: bool = Fal
 def same_keys(trees: Sequence[Mapping[str, Any]]) -> int:
     """Return the number of keys that have the same value in every run, without `NAMES_OF_THE_RUN`."""
     first, *others = [flattened(tree) for tree in trees]
-    return sum(key not in NAMES_OF_THE_RUN and all(other.get(key) == value for other in others) for key, value in first.items())
+    return sum(
+        key not in NAMES_OF_THE_RUN and all(other.get(key) == value for other in others) for key, value in first.items()
+    )
 
 
 def block_text(block: Mapping[str, Any], is_only: bool) -> str:
-    """Return a short text for a block: its JSON, the names in it, the value of one of `NAMING_KEYS`, or else that it exists.
+    """Return a short text for a block: its JSON, the names in it, the value of one of `NAMING_KEYS`, or else that it
+    exists.
 
     `is_only` states whether no other run has the block.
     """
@@ -108,7 +117,9 @@ def _text(value: Any) -> str:
 
 PIPELINE = "pipeline"
 KEYS_OF_A_LOSS = (PIPELINE, "preference_loss", "divergence")
-"""Keys that determine which quantity a loss measures. The losses of two runs are comparable only if these keys are the same."""
+"""Keys that determine which quantity a loss measures. The losses of two runs are comparable only if these keys are the
+same.
+"""
 LOSS_NAMES = ("/loss", "/divergence")
 """Ends of the names of losses."""
 COUNTERS = ("step", "epoch")
@@ -122,7 +133,9 @@ class Cell:
     """A metric of one run."""
 
     value: float
-    """The last value, or the median for `MEDIANS`. `value` and `best` of noisy training metrics are taken from the smoothed curve."""
+    """The last value, or the median for `MEDIANS`. `value` and `best` of noisy training metrics are taken from the
+    smoothed curve.
+    """
     best: float | None
     """The best value; None for a metric without a better direction."""
     best_step: int | None
@@ -139,7 +152,9 @@ class MetricRow:
     cells: Sequence[Cell | None]
     """One cell for each run; None for a run without the metric."""
     obstacle: str | None = None
-    """For a loss that these runs compute differently: the key that differs; then no value is marked as the best. Otherwise None."""
+    """For a loss that these runs compute differently: the key that differs; then no value is marked as the best.
+    Otherwise None.
+    """
 
 
 @dataclass(frozen=True)
@@ -150,9 +165,11 @@ class Comparison:
     labels: Sequence[str]
     """A name for each run."""
     keys: Mapping[str, Sequence[str]]
-    """The configuration keys that differ, each with the value of every run. A block that only some runs have is one entry.
+    """The configuration keys that differ, each with the value of every run. A block that only some runs have is one
+    entry.
 
-    For runs of different pipelines, only keys that every run has."""
+    For runs of different pipelines, only keys that every run has.
+    """
     same_keys: int
     """Number of keys that do not differ."""
     metrics: Sequence[MetricRow]
@@ -198,7 +215,9 @@ def is_median(name: str) -> bool:
 
 
 def obstacle_of(name: str, runs: Sequence[RunRecord]) -> str | None:
-    """Return the first of `KEYS_OF_A_LOSS` that differs between the runs, if the metric is a loss. Otherwise return None."""
+    """Return the first of `KEYS_OF_A_LOSS` that differs between the runs, if the metric is a loss. Otherwise return
+    None.
+    """
     if not name.endswith(LOSS_NAMES):
         return None
     return next((key for key in KEYS_OF_A_LOSS if len({run.keys.get(key) for run in runs}) > 1), None)

@@ -15,7 +15,8 @@ DEPTHS = ("*", "*/*")
 
 
 def find_runs(places: Sequence[Path]) -> list[Path]:
-    """Return the run folders at the given places, each once. A place is a run folder, or a folder of runs, such as that of a multirun.
+    """Return the run folders at the given places, each once. A place is a run folder, or a folder of runs, such as that
+    of a multirun.
 
     Raises:
         DataError: a place is neither, or there are fewer than two runs in all.
@@ -26,15 +27,32 @@ def find_runs(places: Sequence[Path]) -> list[Path]:
         runs = _runs_of(place)
         found += runs
         if not runs:
-            problem = f"there is no {METRICS_FILE} in it or in a folder below it" if place.is_dir() else "there is no such folder"
-            remedy = "give the run folder (`output_dir`) of a run that finished a step, or the folder with the runs of a multirun"
+            problem = (
+                f"there is no {METRICS_FILE} in it or in a folder below it"
+                if place.is_dir()
+                else "there is no such folder"
+            )
+            remedy = (
+                "give the run folder (`output_dir`) of a run that finished a step, or the folder with the runs "
+                "of "
+                "a "
+                "multirun"
+            )
             faults.append(Fault(str(place), problem, remedy))
     if faults:
         raise DataError(faults)
     resolved = [run.resolve() for run in found]
     runs = [run for place, run in enumerate(found) if resolved[place] not in resolved[:place]]
     if len(runs) < 2:
-        raise DataError([Fault(str(places[0]), "this is the only run, so there is nothing to compare it with", "give a second run folder")])
+        raise DataError(
+            [
+                Fault(
+                    str(places[0]),
+                    "this is the only run, so there is nothing to compare it with",
+                    "give a second run folder",
+                )
+            ]
+        )
     return runs
 
 

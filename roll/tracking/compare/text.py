@@ -21,8 +21,14 @@ GAP = 2
 
 
 def comparison_text(comparison: Comparison, width: int) -> str:
-    """Return tables that are at most `width` characters wide: the numbered runs, the main metrics, and the keys that differ."""
-    parts: list[Table | str] = [_runs(comparison), *_by_run("result", list(_results(comparison)), comparison, width), _remark(comparison)]
+    """Return tables that are at most `width` characters wide: the numbered runs, the main metrics, and the keys that
+    differ.
+    """
+    parts: list[Table | str] = [
+        _runs(comparison),
+        *_by_run("result", list(_results(comparison)), comparison, width),
+        _remark(comparison),
+    ]
     if comparison.keys:
         parts += _by_run("differs", list(comparison.keys.items()), comparison, width)
     every = len(comparison.keys) + comparison.same_keys
@@ -47,14 +53,19 @@ def _runs(comparison: Comparison) -> Table:
 
 def _remark(comparison: Comparison) -> str:
     """Return what the mark means, and which results have none because they are not comparable."""
-    unmarked = [f"{row.name} is not comparable because {row.obstacle} differs" for row in comparison.results if row.obstacle]
+    unmarked = [
+        f"{row.name} is not comparable because {row.obstacle} differs" for row in comparison.results if row.obstacle
+    ]
     return "; ".join(["* marks the best value of all runs", *unmarked])
 
 
 def _results(comparison: Comparison) -> Iterator[tuple[str, Sequence[str]]]:
     for row in comparison.results:
         if is_median(row.name):
-            yield f"{row.name}, median", ["" if cell is None else number(cell.value) + "*" * cell.is_best for cell in row.cells]
+            yield (
+                f"{row.name}, median",
+                ["" if cell is None else number(cell.value) + "*" * cell.is_best for cell in row.cells],
+            )
         else:
             yield f"{row.name}, last", ["" if cell is None else number(cell.value) for cell in row.cells]
             yield f"{row.name}, best (step)", [_best(cell) for cell in row.cells]

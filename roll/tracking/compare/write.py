@@ -74,7 +74,10 @@ def comparison_page(comparison: Comparison) -> str:
         "title": f"{count} runs compared",
         "subtitle": os.path.commonpath([run.folder.resolve() for run in comparison.runs]),
         "labels": comparison.labels,
-        "runs": [_run(run, label, place) for place, (run, label) in enumerate(zip(comparison.runs, comparison.labels, strict=True))],
+        "runs": [
+            _run(run, label, place)
+            for place, (run, label) in enumerate(zip(comparison.runs, comparison.labels, strict=True))
+        ],
         "keys": comparison.keys,
         "same_keys": comparison.same_keys,
         "results": [_metric(row) for row in comparison.results],
@@ -99,7 +102,9 @@ def _run(run: RunRecord, label: str, place: int) -> dict[str, str]:
 
 
 def _metric(row: MetricRow) -> dict[str, Any]:
-    """Return the row of a metric for the template. Each cell has the last and the best value as text, and whether its run is the best."""
+    """Return the row of a metric for the template. Each cell has the last and the best value as text, and whether its
+    run is the best.
+    """
     cells = [
         None
         if cell is None
@@ -111,7 +116,12 @@ def _metric(row: MetricRow) -> dict[str, Any]:
         for cell in row.cells
     ]
     kind = "median" if is_median(row.name) else "last" if is_exact(row.name) else "last, smoothed"
-    return {"name": row.name, "cells": cells, "obstacle": row.obstacle, "note": "; ".join(filter(None, [kind, _better(row)]))}
+    return {
+        "name": row.name,
+        "cells": cells,
+        "obstacle": row.obstacle,
+        "note": "; ".join(filter(None, [kind, _better(row)])),
+    }
 
 
 def _better(row: MetricRow) -> str:

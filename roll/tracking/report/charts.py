@@ -11,7 +11,19 @@ from roll.tracking.report.curves import bucket_means, half_width, short, smoothe
 from roll.tracking.report.figures import PALETTE, VERTICAL, Style, add_curve, blank
 from roll.tracking.report.records import Row, names_like, series
 
-PARTS = ("rollout", "log_probs", "reference", "teacher", "values", "train", "weight_sync", "evaluate", "checkpoint", "onload", "pause")
+PARTS = (
+    "rollout",
+    "log_probs",
+    "reference",
+    "teacher",
+    "values",
+    "train",
+    "weight_sync",
+    "evaluate",
+    "checkpoint",
+    "onload",
+    "pause",
+)
 WAITING, IDLE, OTHER = "waits for rollouts", "#b4bac4", "#77808e"
 """Label of `time/rollout`, the colour of idle time, and the colour of time that no part accounts for."""
 TALL = 360
@@ -81,7 +93,11 @@ def _reward(rows: Sequence[Row]) -> Chart | None:
 
 
 def _by_domain(rows: Sequence[Row]) -> Chart | None:
-    lines = {name.split("/", 1)[1].removesuffix("/mean"): name for name in names_like(rows, "reward/", "/mean") if name != "reward/mean"}
+    lines = {
+        name.split("/", 1)[1].removesuffix("/mean"): name
+        for name in names_like(rows, "reward/", "/mean")
+        if name != "reward/mean"
+    }
     return _lines(rows, "Reward by domain", "mean", lines)
 
 
@@ -115,7 +131,10 @@ def _truncated(rows: Sequence[Row]) -> Chart | None:
 
 
 def _episodes(rows: Sequence[Row]) -> list[Chart | None]:
-    stops = {name.removeprefix("episode/").removesuffix("_fraction"): name for name in names_like(rows, "episode/", "_fraction")}
+    stops = {
+        name.removeprefix("episode/").removesuffix("_fraction"): name
+        for name in names_like(rows, "episode/", "_fraction")
+    }
     seen = {stop: name for stop, name in stops.items() if any(series(rows, name)[1])}
     counted = {name.removeprefix("environment/"): name for name in names_like(rows, "environment/", "")}
     return [
@@ -142,14 +161,23 @@ def _critic(rows: Sequence[Row]) -> list[Chart | None]:
     means = {"value": "critic/value_mean", "return": "critic/return_mean"}
     return [
         _one(rows, "Critic loss", "half the squared error", "critic/loss"),
-        _one(rows, "Explained variance", "share of the returns' variance that the values explain", "critic/explained_variance"),
+        _one(
+            rows,
+            "Explained variance",
+            "share of the returns' variance that the values explain",
+            "critic/explained_variance",
+        ),
         _lines(rows, "Values and returns", "means over the response tokens", means),
         _one(rows, "Critic's gradient norm", "before clipping", "critic/grad_norm"),
     ]
 
 
 def _mismatch(rows: Sequence[Row]) -> list[Chart | None]:
-    lines = {"|Δ log-prob|, mean": "mismatch/logprob_abs_diff_mean", "KL": "mismatch/kl", "KL, spanning updates": "mismatch/spanning/kl"}
+    lines = {
+        "|Δ log-prob|, mean": "mismatch/logprob_abs_diff_mean",
+        "KL": "mismatch/kl",
+        "KL, spanning updates": "mismatch/spanning/kl",
+    }
     note = "nats, on the same tokens; the axis is logarithmic and shows values above 0"
     chart = _lines(rows, "Mismatch", note, lines)
     if chart is not None:
@@ -162,9 +190,11 @@ def _mismatch(rows: Sequence[Row]) -> list[Chart | None]:
 
 
 def _who_worked(rows: Sequence[Row]) -> Chart | None:
-    """Return a chart of the seconds of each step: the upper lane shows the parts of the loop, the lower lane what the engines did.
+    """Return a chart of the seconds of each step: the upper lane shows the parts of the loop, the lower lane what the
+    engines did.
 
-    Only sums are measured. The parts of a step are therefore stacked in the order of the loop, not by the time at which they began.
+    Only sums are measured. The parts of a step are therefore stacked in the order of the loop, not by the time at which
+    they began.
     """
     known = [f"time/{part}" for part in PARTS]
     parts = known + [name for name in names_like(rows, "time/", "") if name not in known and name != "time/step"]
@@ -198,17 +228,25 @@ def _add_engines(figure: go.Figure, timed: Sequence[Row]) -> None:
     _bars(figure, timed, "engines generate", working, PALETTE[0], "y2")
     _bars(figure, timed, "engines are idle", idle, IDLE, "y2")
     lane = {**VERTICAL, "domain": [0, 0.48], "matches": "y", "title": {"text": "engines, s"}}
-    figure.update_layout(height=TALL, xaxis={"anchor": "y2"}, yaxis={"domain": [0.52, 1], "title": {"text": "loop, s"}}, yaxis2=lane)
+    figure.update_layout(
+        height=TALL, xaxis={"anchor": "y2"}, yaxis={"domain": [0.52, 1], "title": {"text": "loop, s"}}, yaxis2=lane
+    )
 
 
-def _bars(figure: go.Figure, rows: Sequence[Row], name: str, seconds: list[float], colour: str, axis: str = "y") -> None:
+def _bars(
+    figure: go.Figure, rows: Sequence[Row], name: str, seconds: list[float], colour: str, axis: str = "y"
+) -> None:
     steps, widths, means = bucket_means([row["step"] for row in rows], seconds, BARS)
     style = {"name": name, "yaxis": axis, "marker": {"color": colour, "line": {"width": 0}}}
     figure.add_bar(x=steps, y=[short(mean) for mean in means], width=widths, **style)
 
 
 def _engines(rows: Sequence[Row]) -> list[Chart | None]:
-    tokens = {"sampled": "engine/generated_tokens", "prefilled": "engine/prefilled_tokens", "discarded": "sampling/dropped_tokens"}
+    tokens = {
+        "sampled": "engine/generated_tokens",
+        "prefilled": "engine/prefilled_tokens",
+        "discarded": "sampling/dropped_tokens",
+    }
     cache = _one(rows, "KV cache", "largest share in use, of any engine", "engine/kv_cache_use")
     if cache is not None:
         cache.figure.update_yaxes(tickformat=".0%", rangemode="tozero")
@@ -216,7 +254,12 @@ def _engines(rows: Sequence[Row]) -> list[Chart | None]:
     charts = [
         _lines(rows, "Requests", "mean numbers of running and waiting requests of an engine", requests),
         _lines(rows, "Tokens of a step", "all engines", tokens),
-        _one(_where_any(rows, "engine/preemptions"), "Preemptions", "requests that lost their KV cache", "engine/preemptions"),
+        _one(
+            _where_any(rows, "engine/preemptions"),
+            "Preemptions",
+            "requests that lost their KV cache",
+            "engine/preemptions",
+        ),
         _one(
             _where_any(rows, "engine/tokens_in_flight"),
             "Tokens in flight",
@@ -254,7 +297,10 @@ def _throughput(rows: Sequence[Row]) -> list[Chart | None]:
 
 def _memory(rows: Sequence[Row]) -> Chart | None:
     lines = {name.split("/")[1]: name for name in names_like(rows, "memory/", "/peak_bytes")}
-    gib = [{"step": row["step"], **{name: row[name] / 2**30 for name in lines.values() if row.get(name) is not None}} for row in rows]
+    gib = [
+        {"step": row["step"], **{name: row[name] / 2**30 for name in lines.values() if row.get(name) is not None}}
+        for row in rows
+    ]
     chart = _lines(gib, "Peak memory", "GiB by role", lines)
     if chart is not None:
         chart.figure.update_yaxes(rangemode="tozero")
@@ -266,7 +312,9 @@ def _one(rows: Sequence[Row], title: str, note: str, name: str, markers: bool = 
 
 
 def _lines(rows: Sequence[Row], title: str, note: str, lines: dict[str, str], markers: bool = False) -> Chart | None:
-    """Return a chart with a line for each metric that the run has; None if it has none of them. `lines` maps labels to metrics."""
+    """Return a chart with a line for each metric that the run has; None if it has none of them. `lines` maps labels to
+    metrics.
+    """
     drawn = [(label, *series(rows, name)) for label, name in lines.items()]
     drawn = [(label, steps, values) for label, steps, values in drawn if steps]
     if not drawn:

@@ -19,8 +19,8 @@ SHARE = 25
 def extremes(values: Sequence[float], buckets: int = BUCKETS) -> list[int]:
     """Return the indices of at most 2 * buckets + 2 points that show the range of a series, in order.
 
-    They are the first and the last point, and the minimum and the maximum of each bucket of consecutive points. A series of at most that
-    many points is not reduced.
+    They are the first and the last point, and the minimum and the maximum of each bucket of consecutive points. A
+    series of at most that many points is not reduced.
     """
     if len(values) <= 2 * buckets + 2:
         return list(range(len(values)))
@@ -34,20 +34,26 @@ def extremes(values: Sequence[float], buckets: int = BUCKETS) -> list[int]:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Return the indices of at most `most` of `count` points, evenly spread and in order, including the first and the last."""
+    """Return the indices of at most `most` of `count` points, evenly spread and in order, including the first and the
+    last.
+    """
     if count <= most:
         return list(range(count))
     return sorted({int(index) for index in np.linspace(0, count - 1, most).round()})
 
 
 def smoothed(values: Sequence[float], at: Sequence[int], half: int) -> list[float]:
-    """Return, for each index in `at`, the mean of the values at most `half` places away. Windows are shorter at the ends."""
+    """Return, for each index in `at`, the mean of the values at most `half` places away. Windows are shorter at the
+    ends.
+    """
     series = np.asarray(values, dtype=float)
     return [float(series[max(0, index - half) : index + half + 1].mean()) for index in at]
 
 
 def half_width(count: int) -> int:
-    """Return the half width of the smoothing window for a series of `count` points; 0 if the series is too short to smooth."""
+    """Return the half width of the smoothing window for a series of `count` points; 0 if the series is too short to
+    smooth.
+    """
     return count // SHARE if count >= SMOOTHED_FROM else 0
 
 
@@ -56,7 +62,9 @@ def short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def bucket_means(steps: Sequence[int], values: Sequence[float], most: int) -> tuple[list[float], list[int], list[float]]:
+def bucket_means(
+    steps: Sequence[int], values: Sequence[float], most: int
+) -> tuple[list[float], list[int], list[float]]:
     """Return at most `most` bars for a series: their centres and widths in steps, and the mean value of each."""
     if len(values) <= most:
         return [float(step) for step in steps], [1] * len(steps), list(values)

@@ -1,4 +1,6 @@
-"""The better direction of metrics. Most metrics have none: a low entropy, for example, is neither good nor bad in itself."""
+"""The better direction of metrics. Most metrics have none: a low entropy, for example, is neither good nor bad in
+itself.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ HIGHER = re.compile(
     r"reward/([^/]+/)?mean|reward/scored_fraction|val/.+/((pass|maj|avg)@\w+|accuracy|reward_margin|margin)"
     r"|(dpo|reward_model)/(accuracy|reward_margin|margin)|critic/explained_variance|throughput/.+"
 )
-LOWER = re.compile(r"(sft|dpo|reward_model|distill)/loss|distill/divergence|val/.+/(loss|perplexity|divergence)|time/step")
+LOWER = re.compile(
+    r"(sft|dpo|reward_model|distill)/loss|distill/divergence|val/.+/(loss|perplexity|divergence)|time/step"
+)
 
 
 def direction(name: str) -> Direction | None:
@@ -25,6 +29,8 @@ def direction(name: str) -> Direction | None:
 
 
 def best_of(name: str) -> Callable[[Iterable[float]], float] | None:
-    """Return the function that picks the best of a metric's values, `max` or `min`; None if the metric has no better direction."""
+    """Return the function that picks the best of a metric's values, `max` or `min`; None if the metric has no better
+    direction.
+    """
     ways: dict[Direction | None, Callable[[Iterable[float]], float] | None] = {"higher": max, "lower": min, None: None}
     return ways[direction(name)]

@@ -1,4 +1,6 @@
-"""Plotly figures of the pages. They set no colours for text and grid, because these follow the light or dark theme of the page."""
+"""Plotly figures of the pages. They set no colours for text and grid, because these follow the light or dark theme of
+the page.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Style:
 
     label: str
     number: int
-    """Index of the line in its figure, from 0. It determines colour and dash style, and is stored as `meta` of the traces."""
+    """Index of the line in its figure, from 0. It determines colour and dash style, and is stored as `meta` of the
+    traces.
+    """
     markers: bool = False
     """Whether points are drawn with markers and are not smoothed, for sparse measurements."""
     buckets: int = BUCKETS
@@ -47,14 +51,18 @@ class Style:
 
 
 def add_curve(figure: go.Figure, name: str, steps: Sequence[int], values: Sequence[float], style: Style) -> None:
-    """Add the curve of the metric `name` to a figure. A long series becomes a smoothed curve in front of its faint unsmoothed values."""
+    """Add the curve of the metric `name` to a figure. A long series becomes a smoothed curve in front of its faint
+    unsmoothed values.
+    """
     half = 0 if style.markers or name in EXACT or min(values) == max(values) else half_width(len(values))
     raw = extremes(values, style.buckets)
     raw_x, raw_y = [steps[index] for index in raw], [short(values[index]) for index in raw]
     line = {"color": style.colour, "width": 2, "dash": style.dash}
     if not half:
         mode = "lines+markers" if style.markers or len(raw) < SHORTEST_LINE else "lines"
-        figure.add_scatter(x=raw_x, y=raw_y, name=style.label, meta=style.number, mode=mode, line=line, marker={"size": 6})
+        figure.add_scatter(
+            x=raw_x, y=raw_y, name=style.label, meta=style.number, mode=mode, line=line, marker={"size": 6}
+        )
         return
     both = {"mode": "lines", "legendgroup": style.label, "meta": style.number}
     faint = {"opacity": FAINT, "line": {"color": style.colour, "width": 1}, "hoverinfo": "skip", "showlegend": False}
@@ -74,7 +82,12 @@ def blank(height: int = 240) -> go.Figure:
         margin={"l": 8, "r": 8, "t": 8, "b": 8},
         hovermode="x unified",
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        xaxis={"automargin": True, "showgrid": False, "zeroline": False, "title": {"text": "step", "standoff": 6, "font": {"size": 12}}},
+        xaxis={
+            "automargin": True,
+            "showgrid": False,
+            "zeroline": False,
+            "title": {"text": "step", "standoff": 6, "font": {"size": 12}},
+        },
         yaxis=VERTICAL,
     )
     return figure

@@ -30,8 +30,12 @@ class PageChart:
 
     @property
     def description(self) -> str:
-        """Return a description for screen readers: the start and the end of the first lines, and the names of the bars."""
-        lines = [trace for trace in self.chart.figure.data if isinstance(trace, go.Scatter) and trace.hoverinfo != "skip"]
+        """Return a description for screen readers: the start and the end of the first lines, and the names of the
+        bars.
+        """
+        lines = [
+            trace for trace in self.chart.figure.data if isinstance(trace, go.Scatter) and trace.hoverinfo != "skip"
+        ]
         spans = [_span(line) for line in lines[:NAMED_LINES]]
         more = [f"{len(lines) - NAMED_LINES} more lines"] if len(lines) > NAMED_LINES else []
         bars = [str(trace.name) for trace in self.chart.figure.data if isinstance(trace, go.Bar)]
@@ -57,12 +61,17 @@ def render(template: str, page: Mapping[str, Any], sections: Sequence[PageSectio
     Args:
         template: name of a template in `parts/`.
         page: variables of the template.
-        sections: the charts. Scripts find their figures, and the samples if there are any, as JSON in elements of the page.
+        sections: the charts. Scripts find their figures, and the samples if there are any, as JSON in elements of the
+            page.
         scripts: names of scripts in `parts/`.
     """
-    environment = Environment(autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(PARTS), trim_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(PARTS), trim_blocks=True
+    )
     environment.filters["anchor"] = anchor
-    figures = {chart.id: json.loads(chart.chart.figure.to_json() or "") for section in sections for chart in section.charts}
+    figures = {
+        chart.id: json.loads(chart.chart.figure.to_json() or "") for section in sections for chart in section.charts
+    }
     return environment.get_template(template).render(
         **page,
         sections=sections,

@@ -90,7 +90,13 @@ def _configuration(path: Path) -> tuple[str, Mapping[str, Any]]:
         keys = str(error).replace("\n", " ")
     if not isinstance(keys, dict):
         raise DataError(
-            [Fault(str(path), f"it is not a block of keys: {keys}", "remove the file; the page is then written without the configuration")]
+            [
+                Fault(
+                    str(path),
+                    f"it is not a block of keys: {keys}",
+                    "remove the file; the page is then written without the configuration",
+                )
+            ]
         )
     return text, keys
 

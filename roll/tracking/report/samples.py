@@ -44,7 +44,8 @@ class PageSamples:
     kept: int
     """Number of responses in the file."""
     sampled: int | None
-    """Number of responses that the run sampled in the steps of the file; None if the file does not contain this number."""
+    """Number of responses that the run sampled in the steps of the file; None if the file does not contain this number.
+    """
     unreadable: int
     """Number of unreadable lines of the file."""
 
@@ -78,11 +79,20 @@ def _kept(begin: int, record: Row) -> Kept:
     texts = [group["prompt"], *(response["text"] for response in group["responses"])]
     texts += [turn["text"] for response in group["responses"] for turn in response["turns"]]
     characters = sum(map(len, texts))
-    return Kept(begin, record["step"], characters, len(record["responses"]), record.get("set", ""), record.get("responses_of_step"))
+    return Kept(
+        begin,
+        record["step"],
+        characters,
+        len(record["responses"]),
+        record.get("set", ""),
+        record.get("responses_of_step"),
+    )
 
 
 def sampled(lines: Iterable[Kept]) -> int | None:
-    """Return the number of responses sampled in all steps and sets of the lines; None if it is unknown for one of them."""
+    """Return the number of responses sampled in all steps and sets of the lines; None if it is unknown for one of
+    them.
+    """
     of_step = {(line.step, line.set): line.responses_of_step for line in lines}
     counts = [count for count in of_step.values() if count is not None]
     return sum(counts) if len(counts) == len(of_step) else None
@@ -91,8 +101,8 @@ def sampled(lines: Iterable[Kept]) -> int | None:
 def choose(lines: Sequence[Kept], budget: int) -> list[Kept]:
     """Return the lines for a page, in the order of the file. All lines of a step are chosen, or none.
 
-    Steps are chosen in the order of `halving` until the next one does not fit: the first and the last step, then steps between them. If
-    even the first step does not fit, only its first line is chosen.
+    Steps are chosen in the order of `halving` until the next one does not fit: the first and the last step, then steps
+    between them. If even the first step does not fit, only its first line is chosen.
 
     Args:
         budget: largest number of characters.
@@ -180,7 +190,9 @@ def _turns(trajectories: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def shortened(text: str) -> str:
-    """Return the text, or if it is longer than `LONGEST` its beginning and end with the number of omitted characters."""
+    """Return the text, or if it is longer than `LONGEST` its beginning and end with the number of omitted
+    characters.
+    """
     if len(text) <= LONGEST:
         return text
     half = LONGEST // 2

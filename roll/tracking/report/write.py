@@ -49,7 +49,12 @@ def write_page(path: Path, html: str) -> Path:
 def _page(run: RunRecord, training: PageSamples, validation: PageSamples) -> str:
     rows = run.rows
     unreadable = run.unreadable + training.unreadable + validation.unreadable
-    remark = f"{unreadable} line(s) of the records could not be read and were left out: a process was killed while it was writing."
+    remark = (
+        f"{unreadable} line(s) of the records could not be read and were left out: a process was killed while "
+        f"it "
+        f"was "
+        f"writing."
+    )
     model = str(run.keys.get("pretrain") or "")
     steps = run.end.last_step if run.end and run.end.last_step else run.keys.get("max_steps")
     names = [name for name in names_like(rows, "", "") if name != "step" and series(rows, name)[0]]
@@ -59,7 +64,9 @@ def _page(run: RunRecord, training: PageSamples, validation: PageSamples) -> str
         "ending": _ending(run.end, run.last_step),
         "notices": by_topic(run.notices),
         "tiles": _tiles(run, steps),
-        "validation": [_metric_row(rows, name) | {"name": name.removeprefix("val/")} for name in names if name.startswith("val/")],
+        "validation": [
+            _metric_row(rows, name) | {"name": name.removeprefix("val/")} for name in names if name.startswith("val/")
+        ],
         "provenance": provenance(run.starts),
         "samples": samples_block(training, validation),
         "config": run.config,
@@ -111,7 +118,9 @@ def _tiles(run: RunRecord, max_steps: int | None) -> list[dict[str, str]]:
 
 
 def _metric_row(rows: Sequence[Row], name: str) -> dict[str, str]:
-    """Return the summary of a metric as texts. `best` and `best_step` are empty for a metric without a better direction."""
+    """Return the summary of a metric as texts. `best` and `best_step` are empty for a metric without a better
+    direction.
+    """
     steps, values = series(rows, name)
     numbers = {"first": values[0], "last": values[-1], "least": min(values), "most": max(values)}
     row = {"name": name, "best": "", "best_step": ""} | {column: number(value) for column, value in numbers.items()}
@@ -140,10 +149,14 @@ def provenance(starts: Sequence[RunStart]) -> list[tuple[str, str]]:
 
 
 def samples_block(training: PageSamples, validation: PageSamples) -> dict[str, Any] | None:
-    """Return the groups for the page's script, and lines with the number of responses; None if no samples were recorded."""
+    """Return the groups for the page's script, and lines with the number of responses; None if no samples were
+    recorded.
+    """
     if not training.kept and not validation.kept:
         return None
-    counts = [_count(kind, samples) for kind, samples in (("training", training), ("validation", validation)) if samples.kept]
+    counts = [
+        _count(kind, samples) for kind, samples in (("training", training), ("validation", validation)) if samples.kept
+    ]
     return {"groups": [*training.groups, *validation.groups], "counts": counts}
 
 

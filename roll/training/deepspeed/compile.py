@@ -1,4 +1,6 @@
-"""Ensures that only one process of roll compiles DeepSpeed's ops at a time, wherever in DeepSpeed the compilation starts."""
+"""Ensures that only one process of roll compiles DeepSpeed's ops at a time, wherever in DeepSpeed the compilation
+starts.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,18 @@ from roll.system.signs import enter
 from roll.training.deepspeed.extension_locks import turn_to_compile
 
 SHARE_OF_START = 0.8
-"""Largest fraction of the start deadline to wait for another compilation, so that the error reports this wait and not a late start."""
+"""Largest fraction of the start deadline to wait for another compilation, so that the error reports this wait and not a
+late start.
+"""
 
 
 @contextmanager
 def compiling_in_turn(rank: Rank) -> Iterator[None]:
-    """Make DeepSpeed compile every op under `turn_to_compile` while the block lasts. A compilation may then raise TimeoutError.
+    """Make DeepSpeed compile every op under `turn_to_compile` while the block lasts. A compilation may then raise
+    TimeoutError.
 
-    DeepSpeed compiles ops at first use, for example in `init_distributed` or a backward pass, so they cannot be compiled in advance. It
-    always compiles through `torch.utils.cpp_extension.load`, which this function replaces.
+    DeepSpeed compiles ops at first use, for example in `init_distributed` or a backward pass, so they cannot be
+    compiled in advance. It always compiles through `torch.utils.cpp_extension.load`, which this function replaces.
     """
     seconds = SHARE_OF_START * rank.start_timeout
 

@@ -1,8 +1,9 @@
-"""Locks in torch's cache of compiled extensions, such as DeepSpeed's ops. One process compiles at a time, and stale locks are removed.
+"""Locks in torch's cache of compiled extensions, such as DeepSpeed's ops. One process compiles at a time, and stale
+locks are removed.
 
-torch locks the folder of an extension by creating the file `lock` in it (`torch.utils.file_baton`). It keeps the file open and removes it
-after the compilation. A killed process leaves the file behind, and all later processes wait for it without a timeout. The file does not
-record its owner, so this module searches for the process that has it open.
+torch locks the folder of an extension by creating the file `lock` in it (`torch.utils.file_baton`). It keeps the file
+open and removes it after the compilation. A killed process leaves the file behind, and all later processes wait for it
+without a timeout. The file does not record its owner, so this module searches for the process that has it open.
 """
 
 from __future__ import annotations
@@ -26,12 +27,22 @@ LOG = logging.getLogger(__name__)
 LOCK = "lock"
 """Name of torch's lock file."""
 TURN = "roll_deepspeed_ops.lock"
-"""File in the cache that roll's processes lock with `roll.system.locks` before they compile. The kernel frees it when its holder ends."""
+"""File in the cache that roll's processes lock with `roll.system.locks` before they compile. The kernel frees it when
+its holder ends.
+"""
 OWNER = "roll_owner"
 """File in an extension's folder that records the host and the process of roll that compiles there."""
 LONGEST_COMPILATION = 3600.0
-"""Seconds without a change in a folder after which no process can still be compiling there, not even one that is not visible."""
-REMEDY = "end that process if it hangs; if it no longer exists, remove the file (roll does so after an hour without changes in its folder)"
+"""Seconds without a change in a folder after which no process can still be compiling there, not even one that is not
+visible.
+"""
+REMEDY = (
+    "end that process if it hangs; if it no longer exists, remove the file (roll does so after an hour without "
+    "changes "
+    "in "
+    "its "
+    "folder)"
+)
 SILENCE = 5.0
 """Seconds to wait for another process of roll before the wait is logged."""
 POLL = 0.5
@@ -72,8 +83,8 @@ def extension_locks(cache: Path) -> list[ExtensionLock]:
 def examine(path: Path) -> ExtensionLock | None:
     """Return a lock with its holder, or None if there is no such file.
 
-    Processes of other hosts, containers or users are not visible. If such a process may have created the file, it counts as the holder
-    until the folder has not changed for LONGEST_COMPILATION seconds.
+    Processes of other hosts, containers or users are not visible. If such a process may have created the file, it
+    counts as the holder until the folder has not changed for LONGEST_COMPILATION seconds.
     """
     try:
         lock = path.stat()
@@ -86,13 +97,18 @@ def examine(path: Path) -> ExtensionLock | None:
         return ExtensionLock(path, None)
     if time.time() - _last_change(path.parent) > LONGEST_COMPILATION:
         return ExtensionLock(path, None)
-    unseen = f"{owner} on {place}" if place else "a process of another host, container or user, which cannot be seen from here,"
+    unseen = (
+        f"{owner} on {place}"
+        if place
+        else "a process of another host, container or user, which cannot be seen from here,"
+    )
     return ExtensionLock(path, unseen)
 
 
 @contextmanager
 def turn_to_compile(folder: Path, seconds: float, who: str) -> Iterator[None]:
-    """Ensure that only this process compiles while the block lasts. A stale lock in `folder`, an extension's folder, is removed.
+    """Ensure that only this process compiles while the block lasts. A stale lock in `folder`, an extension's folder, is
+    removed.
 
     `who` describes this process in log messages and errors.
 
@@ -111,7 +127,9 @@ def turn_to_compile(folder: Path, seconds: float, who: str) -> Iterator[None]:
             try:
                 held.enter_context(locked(cache / TURN, max(0.0, deadline - time.monotonic())))
             except LockHeld:
-                raise TimeoutError(f"{who} waited {seconds:.0f} s to compile {folder.name}: {_at_work(cache)}") from None
+                raise TimeoutError(
+                    f"{who} waited {seconds:.0f} s to compile {folder.name}: {_at_work(cache)}"
+                ) from None
         _wait_for_release(folder / LOCK, deadline, seconds, who)
         owner = folder / OWNER
         owner.write_text(f"{_place()}\n{_described(psutil.Process())}\n", encoding="utf-8")
@@ -169,12 +187,16 @@ def _has_open(process: psutil.Process, lock: os.stat_result) -> bool:
 
 
 def _builds_in(process: psutil.Process, folder: Path) -> bool:
-    """Return whether a process is a ninja that builds in the folder. ninja may outlive its parent, and does not have the lock open."""
+    """Return whether a process is a ninja that builds in the folder. ninja may outlive its parent, and does not have
+    the lock open.
+    """
     return process.name() == "ninja" and _leads_to(f"/proc/{process.pid}/cwd", folder.name, folder.stat())
 
 
 def _leads_to(link: str, name: str, file: os.stat_result) -> bool:
-    """Return whether a link in /proc points to a file. `stat` may hang on a dead network mount, so it is called only if names match."""
+    """Return whether a link in /proc points to a file. `stat` may hang on a dead network mount, so it is called only if
+    names match.
+    """
     try:
         return Path(os.readlink(link)).name == name and os.path.samestat(os.stat(link), file)
     except FileNotFoundError:  # closed, or removed
@@ -192,7 +214,9 @@ def _place() -> str:
 
 
 def _recorded(folder: Path) -> tuple[str, str]:
-    """Return place and description of the process of roll that last started to compile here and did not finish, or empty strings."""
+    """Return place and description of the process of roll that last started to compile here and did not finish, or
+    empty strings.
+    """
     try:
         place, _, owner = (folder / OWNER).read_text(encoding="utf-8").strip().partition("\n")
     except FileNotFoundError:

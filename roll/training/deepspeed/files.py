@@ -1,7 +1,7 @@
 """DeepSpeed's checkpoint files: loads them on as many ranks as wrote them, and converts them for any number of ranks.
 
-A universal checkpoint stores each parameter's fp32 weights and optimizer states as whole tensors (Lian et al., Universal
-Checkpointing, 2024). Each rank selects its own part when it loads the checkpoint.
+A universal checkpoint stores each parameter's fp32 weights and optimizer states as whole tensors (Lian et al.,
+Universal Checkpointing, 2024). Each rank selects its own part when it loads the checkpoint.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
     """Restore weights, optimizer and schedule. Return whether the random states of the ranks can also be restored.
 
     Raises:
-        CheckpointError: there is no state to load; the checkpoint was written with another number of ranks, another degree of tensor
-            parallelism, or optimizer states in another place (memory or NVMe); it is universal, and the run uses ZeRO-0, tensor parallelism
+        CheckpointError: there is no state to load; the checkpoint was written with another number of ranks, another
+            degree of tensor
+            parallelism, or optimizer states in another place (memory or NVMe); it is universal, and the run uses
+                ZeRO-0, tensor parallelism
             or optimizer states on NVMe; or a file would execute code when loaded.
     """
     swaps = engine.zero_nvme_offload_optimizer()
@@ -49,16 +51,22 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
                 "set offload_optimizer.device to cpu"
             )
         if engine.zero_optimization_stage() == 0:
-            raise CheckpointError(f"{folder} is a universal checkpoint, which cannot be loaded with ZeRO-0: use ZeRO-1, 2 or 3")
+            raise CheckpointError(
+                f"{folder} is a universal checkpoint, which cannot be loaded with ZeRO-0: use ZeRO-1, 2 or 3"
+            )
         if engine.autotp_size() > 1:
-            raise CheckpointError(f"{folder} is a universal checkpoint, which cannot be loaded with tensor_parallel: remove it")
+            raise CheckpointError(
+                f"{folder} is a universal checkpoint, which cannot be loaded with tensor_parallel: remove it"
+            )
         _load_universal(engine, folder)
         return False
     if not (folder / TAG).is_dir():
         raise CheckpointError(f"there is no trainer state in {folder}: the folder '{TAG}' is missing")
     if (folder / TAG / SWAPPED).is_dir() != swaps:
         place = "in memory" if swaps else "on NVMe"
-        raise CheckpointError(f"{folder} was written with optimizer states {place}: resume with the same offload_optimizer")
+        raise CheckpointError(
+            f"{folder} was written with optimizer states {place}: resume with the same offload_optimizer"
+        )
     written = len(list(folder.glob(random_file(folder, 0).name.replace("0", "*"))))
     if written != world_size:
         remedy = (
@@ -69,7 +77,9 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
         )
         raise CheckpointError(f"{folder} was written by {written} ranks, but there are {world_size}; {remedy}")
     if (written := parts(folder)) != max(1, engine.autotp_size()):
-        raise CheckpointError(f"{folder} was written with an autotp_size of {written}: resume with the same autotp_size")
+        raise CheckpointError(
+            f"{folder} was written with an autotp_size of {written}: resume with the same autotp_size"
+        )
     with nothing_runs(folder):
         engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=strict)
     if swaps:
@@ -80,8 +90,8 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
 def _load_swapped(engine: Any, folder: Path) -> None:
     """Load the states that DeepSpeed 0.19 does not load if optimizer states are on NVMe.
 
-    DeepSpeed loads only the swapped weights. It does not load their moments, the step counts, the loss scale, or tensors that are too
-    small to be swapped.
+    DeepSpeed loads only the swapped weights. It does not load their moments, the step counts, the loss scale, or
+    tensors that are too small to be swapped.
     """
     zero, rank = engine.optimizer, engine.global_rank
     (file,) = (folder / TAG).glob(f"*zero_pp_rank_{rank}_mp_rank_*_optim_states.pt")
@@ -89,7 +99,10 @@ def _load_swapped(engine: Any, folder: Path) -> None:
     zero.loss_scaler, zero.dynamic_loss_scale = saved["loss_scaler"], saved["dynamic_loss_scale"]
     inner = saved["optimizer_state_dict"]
     zero._set_fp32_optimizer_param_groups()
-    numbers = {id(flat): number for number, flat in enumerate(flat for group in zero.optimizer.param_groups for flat in group["params"])}
+    numbers = {
+        id(flat): number
+        for number, flat in enumerate(flat for group in zero.optimizer.param_groups for flat in group["params"])
+    }
     zero._clear_fp32_optimizer_param_groups()
     for group, settings in zip(zero.optimizer.param_groups, inner["param_groups"], strict=True):
         group.update({key: value for key, value in settings.items() if key != "params"})
@@ -112,7 +125,9 @@ def _load_swapped(engine: Any, folder: Path) -> None:
 
 
 def _whole(value: Any, file: Path, like: Tensor) -> Any:
-    """Return a state as a whole tensor. A swapped state is read from its file, which has raw values with padding at the end."""
+    """Return a state as a whole tensor. A swapped state is read from its file, which has raw values with padding at the
+    end.
+    """
     if not isinstance(value, Tensor) or value.numel():
         return value
     if not file.is_file():
@@ -135,7 +150,8 @@ def _load_universal(engine: Any, folder: Path) -> None:
             engine.load_checkpoint(str(folder), tag=UNIVERSAL)
     finally:
         engine._config.load_universal_checkpoint = False
-    # Under ZeRO-3, DeepSpeed gives all groups the settings of the first one and makes all states share one step counter. Undo both.
+    # Under ZeRO-3, DeepSpeed gives all groups the settings of the first one and makes all states share one step
+    # counter. Undo both.
     for group, weight_decay in zip(optimizer.param_groups, own, strict=True):
         group["weight_decay"] = weight_decay
     for state in optimizer.state.values():
@@ -147,19 +163,30 @@ def to_universal(checkpoint: Path, out: Path) -> None:
     """Convert the states in `checkpoint` to a universal checkpoint in the subfolder `UNIVERSAL` of `out`.
 
     Raises:
-        CheckpointError: the checkpoint was written with ZeRO-0 (which does not shard states), with tensor parallelism, or with optimizer
+        CheckpointError: the checkpoint was written with ZeRO-0 (which does not shard states), with tensor parallelism,
+            or with optimizer
             states on NVMe; or a file would execute code when loaded.
     """
     _check_whole(checkpoint)
     if zero_stage(checkpoint) == 0:
         raise CheckpointError(
-            f"{checkpoint} was written with ZeRO-0, and only checkpoints of ZeRO-1, 2 and 3 can be converted: use one of these stages"
+            f"{checkpoint} was written with ZeRO-0, and only checkpoints of ZeRO-1, 2 and 3 can be converted: "
+            f"use "
+            f"one "
+            f"of "
+            f"these "
+            f"stages"
         )
     # More than one worker would hang: workers are forked while torch's threads are running.
     arguments = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
     with nothing_runs(checkpoint):
         ds_to_universal.main(
-            Namespace(input_folder=str(checkpoint / TAG), output_folder=str(out / UNIVERSAL), inject_missing_state=True, **arguments)
+            Namespace(
+                input_folder=str(checkpoint / TAG),
+                output_folder=str(out / UNIVERSAL),
+                inject_missing_state=True,
+                **arguments,
+            )
         )
     (out / "latest_universal").unlink(missing_ok=True)
 
@@ -167,11 +194,19 @@ def to_universal(checkpoint: Path, out: Path) -> None:
 def _check_whole(checkpoint: Path) -> None:
     if (count := parts(checkpoint)) > 1:
         raise CheckpointError(
-            f"{checkpoint} was written with an autotp_size of {count}, and holds each tensor in parts: resume the run on the same ranks; "
+            f"{checkpoint} was written with an autotp_size of {count}, and holds each tensor in parts: resume "
+            f"the "
+            f"run "
+            f"on "
+            f"the "
+            f"same "
+            f"ranks; "
             "it exports the whole model when it ends"
         )
     if (checkpoint / TAG / SWAPPED).is_dir():
-        raise CheckpointError(f"{checkpoint} was written with optimizer states on NVMe: resume the run; it exports the model when it ends")
+        raise CheckpointError(
+            f"{checkpoint} was written with optimizer states on NVMe: resume the run; it exports the model when it ends"
+        )
 
 
 def zero_stage(checkpoint: Path) -> int:
@@ -186,11 +221,13 @@ def weights(checkpoint: Path, as_held: bool) -> dict[str, Tensor]:
     """Return the trained weights of a checkpoint, under the model's own names.
 
     Args:
-        as_held: Return the weights bitwise as the trainer computes with them (with ZeRO-3, adapters are fp32 even if the model is bf16).
+        as_held: Return the weights bitwise as the trainer computes with them (with ZeRO-3, adapters are fp32 even if
+            the model is bf16).
             Otherwise, return ZeRO's fp32 master weights where they exist.
 
     Raises:
-        CheckpointError: there is no trainer state; the checkpoint was written with tensor parallelism or optimizer states on NVMe; or a
+        CheckpointError: there is no trainer state; the checkpoint was written with tensor parallelism or optimizer
+            states on NVMe; or a
             file would execute code when loaded.
     """
     if not (checkpoint / TAG).is_dir():
@@ -201,4 +238,6 @@ def weights(checkpoint: Path, as_held: bool) -> dict[str, Tensor]:
         return {name.removeprefix(WRAPPER): tensor for name, tensor in held.items()}
     with nothing_runs(checkpoint):
         found: Any = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=TAG, exclude_frozen_parameters=True)
-    return {name.removeprefix(WRAPPER): tensor.to(held[name].dtype) if as_held else tensor for name, tensor in found.items()}
+    return {
+        name.removeprefix(WRAPPER): tensor.to(held[name].dtype) if as_held else tensor for name, tensor in found.items()
+    }

@@ -1,9 +1,9 @@
 """Skips updates with a non-finite loss or gradient on all ranks, and reports where the non-finite value came from.
 
-Gradients are reduced over ranks, so a non-finite gradient reaches every rank. DeepSpeed detects it in the gradient norm and skips the
-step before weights, optimizer states or the schedule change. DeepSpeed does not detect a non-finite loss with finite gradients, so
-this module makes its gradients non-finite. It also verifies that DeepSpeed did skip the update. The host waits for the device only after a
-skipped update and at the end of a training step.
+Gradients are reduced over ranks, so a non-finite gradient reaches every rank. DeepSpeed detects it in the gradient norm
+and skips the step before weights, optimizer states or the schedule change. DeepSpeed does not detect a non-finite loss
+with finite gradients, so this module makes its gradients non-finite. It also verifies that DeepSpeed did skip the
+update. The host waits for the device only after a skipped update and at the end of a training step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Culprit:
 
 @dataclass(frozen=True)
 class _Seen:
-    """The loss and the sum of each parameter's gradient of one micro-batch, on the device. A non-finite term makes its sum non-finite."""
+    """The loss and the sum of each parameter's gradient of one micro-batch, on the device. A non-finite term makes its
+    sum non-finite.
+    """
 
     samples: tuple[int, ...]
     names: tuple[str, ...]
@@ -53,7 +55,9 @@ class FiniteWatch:
     """Records the losses of a trainer, and its gradients before they are reduced."""
 
     def __init__(self, model: nn.Module, rank: Rank, max_consecutive: int) -> None:
-        """Watch the trained parameters of `model`. `max_consecutive` skipped updates in a row raise an error; 0 means no limit."""
+        """Watch the trained parameters of `model`. `max_consecutive` skipped updates in a row raise an error; 0 means
+        no limit.
+        """
         self._rank, self._max_consecutive = rank, max_consecutive
         self._loss: Tensor | None = None
         self._sums: list[tuple[str, Tensor]] = []
@@ -72,7 +76,9 @@ class FiniteWatch:
         return note
 
     def loss(self, value: Tensor) -> Tensor:
-        """Record the loss of a micro-batch. Return it, changed so that a non-finite loss makes all gradients non-finite."""
+        """Record the loss of a micro-batch. Return it, changed so that a non-finite loss makes all gradients
+        non-finite.
+        """
         self._sums.clear()
         self._loss = value.detach().float()
         return value * torch.where(torch.isfinite(value.detach()), 1.0, torch.nan)
@@ -95,7 +101,9 @@ class FiniteWatch:
             self._applied += [torch.isfinite(each.values).all() for each in seen]
             self._in_a_row = 0
             return
-        reason = str(self._culprit(seen) or "every micro-batch is finite, but the sum of their gradients over the update is not")
+        reason = str(
+            self._culprit(seen) or "every micro-batch is finite, but the sum of their gradients over the update is not"
+        )
         self._first = self._first if self._in_a_row else reason
         self._in_a_row += 1
         if self._rank.rank == 0:
@@ -111,7 +119,9 @@ class FiniteWatch:
         """
         applied, self._applied = self._applied, []
         if applied and not bool(torch.stack(applied).all()):
-            raise NonFiniteError("DeepSpeed made an update with a gradient that is not finite; resume from an earlier checkpoint")
+            raise NonFiniteError(
+                "DeepSpeed made an update with a gradient that is not finite; resume from an earlier checkpoint"
+            )
 
     def _culprit(self, seen: Sequence[_Seen]) -> Culprit | None:
         """Return the first non-finite value over all ranks. Collective; the result is the same on all ranks."""

@@ -35,7 +35,9 @@ class MetricSums:
     def count(self, metrics: Mapping[str, Counted]) -> None:
         """Add metrics that exist only for some of a micro-batch's tokens, sequences or pairs."""
         for name, (values, counts_in) in metrics.items():
-            self._counted[name] = self._counted.get(name, 0.0) + torch.where(counts_in, values, 0.0).sum(dtype=torch.float64)
+            self._counted[name] = self._counted.get(name, 0.0) + torch.where(counts_in, values, 0.0).sum(
+                dtype=torch.float64
+            )
             self._counts[name] = self._counts.get(name, 0.0) + counts_in.sum(dtype=torch.float64)
 
     def weigh(self, metrics: Mapping[str, Tensor], tokens: int) -> None:
@@ -45,12 +47,14 @@ class MetricSums:
             self._counts[name] = self._counts.get(name, 0.0) + torch.full_like(value, tokens, dtype=torch.float64)
 
     def add_mismatch(self, difference: Tensor, current: Tensor, spanning: Tensor) -> None:
-        """Add metrics of the log-prob mismatch between trainer and engine: absolute differences, and KL(engine || trainer) by k3.
+        """Add metrics of the log-prob mismatch between trainer and engine: absolute differences, and KL(engine ||
+        trainer) by k3.
 
         Args:
             difference: [S], log-probs of the trainer minus those of the engine.
             current: bool [S], tokens sampled by the current version. Other tokens are left out.
-            spanning: bool [S], tokens of responses sampled by several versions. For these, the engine may have reused a KV cache that an
+            spanning: bool [S], tokens of responses sampled by several versions. For these, the engine may have reused a
+                KV cache that an
                 older version computed.
         """
         compared = torch.where(current, difference.double(), 0.0)

@@ -1,4 +1,6 @@
-"""Prints as JSON which DeepSpeed ops are installed and which can be compiled on this machine. The doctor runs it as a subprocess."""
+"""Prints as JSON which DeepSpeed ops are installed and which can be compiled on this machine. The doctor runs it as a
+subprocess.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,15 @@ PLACEHOLDER = "deepspeed_not_implemented"
 
 
 def ops() -> dict[str, dict[str, bool]]:
-    """Return, for each op by name, whether it is `installed` and `compatible`. A compatible op can be compiled on this machine."""
+    """Return, for each op by name, whether it is `installed` and `compatible`. A compatible op can be compiled on this
+    machine.
+    """
     builders: dict[str, Any] = {name: builder for name, builder in ALL_OPS.items() if name != PLACEHOLDER}
     return {
-        name: {"installed": bool(installed_ops.get(name)), "compatible": bool(probe_is_compatible(builder, verbose=False))}
+        name: {
+            "installed": bool(installed_ops.get(name)),
+            "compatible": bool(probe_is_compatible(builder, verbose=False)),
+        }
         for name, builder in builders.items()
     }
 

@@ -26,8 +26,8 @@ def is_matrix(parameter: nn.Parameter) -> bool:
 def parameter_groups(model: nn.Module, training: TrainingConfig) -> list[dict[str, Any]]:
     """Group the trained parameters by learning rate and weight decay.
 
-    Norms, biases and other vectors have no weight decay. LoRA matrices may have their own learning rate. There are no empty groups,
-    because DeepSpeed cannot partition them.
+    Norms, biases and other vectors have no weight decay. LoRA matrices may have their own learning rate. There are no
+    empty groups, because DeepSpeed cannot partition them.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -63,8 +63,9 @@ class Lion(Optimizer):
 class Adagrad(Optimizer):
     """Adagrad (https://jmlr.org/papers/v12/duchi11a.html), with weight decay added to the gradient.
 
-    It creates its states at the first step. torch's Adagrad creates them in the constructor; DeepSpeed 0.19 would then build the
-    optimizer again for ZeRO's partitions, and thereby lose its parameter groups and its connection to the schedule.
+    It creates its states at the first step. torch's Adagrad creates them in the constructor; DeepSpeed 0.19 would then
+    build the optimizer again for ZeRO's partitions, and thereby lose its parameter groups and its connection to the
+    schedule.
     """
 
     def __init__(self, params: Any, lr: float, eps: float) -> None:
@@ -86,9 +87,11 @@ class Adagrad(Optimizer):
 
 
 class Muon(Optimizer):
-    """Combines torch's Muon for some groups (https://kellerjordan.github.io/posts/muon/) with torch's AdamW for the others.
+    """Combines torch's Muon for some groups (https://kellerjordan.github.io/posts/muon/) with torch's AdamW for the
+    others.
 
-    Muon's updates are scaled to the size of AdamW's (https://arxiv.org/abs/2502.16982), so that both can use the same learning rate.
+    Muon's updates are scaled to the size of AdamW's (https://arxiv.org/abs/2502.16982), so that both can use the same
+    learning rate.
     """
 
     def __init__(self, params: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
@@ -104,17 +107,21 @@ class Muon(Optimizer):
     def step(self, closure: Any = None) -> None:
         """Perform one update."""
         for part in self._parts:
-            # Pass on the current groups and states: loading a checkpoint replaces them, and DeepSpeed puts master weights into the groups.
+            # Pass on the current groups and states: loading a checkpoint replaces them, and DeepSpeed puts master
+            # weights into the groups.
             part.state = self.state
-            part.param_groups = [group for group in self.param_groups if group["hidden"] == isinstance(part, torch.optim.Muon)]
+            part.param_groups = [
+                group for group in self.param_groups if group["hidden"] == isinstance(part, torch.optim.Muon)
+            ]
             part.step()
 
 
 def checked(kind: type[Optimizer]) -> type[Optimizer]:
     """Return a subclass of an optimizer that skips updates with a non-finite gradient.
 
-    DeepSpeed checks gradients if it wraps the optimizer, but in fp32 without ZeRO it does not wrap the optimizer. Even then it reads the
-    optimizer's attribute `overflow`. If that is true, it counts the update as skipped and does not advance the schedule.
+    DeepSpeed checks gradients if it wraps the optimizer, but in fp32 without ZeRO it does not wrap the optimizer. Even
+    then it reads the optimizer's attribute `overflow`. If that is true, it counts the update as skipped and does not
+    advance the schedule.
     """
 
     class Checked(kind):
@@ -140,7 +147,9 @@ class Place:
     """Whether states and master weights are in host memory while the model is on a GPU."""
 
     def kind(self, optimizer: type[Optimizer]) -> type[Optimizer]:
-        """Return the optimizer class to use. With ZeRO stage 0, it skips updates with a non-finite gradient (see `checked`)."""
+        """Return the optimizer class to use. With ZeRO stage 0, it skips updates with a non-finite gradient (see
+        `checked`).
+        """
         return checked(optimizer) if self.stage == 0 else optimizer
 
 
@@ -203,7 +212,9 @@ def _adagrad(model: nn.Module, training: TrainingConfig, place: Place) -> Optimi
 
 def _muon(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
     """Build Muon for the matrices of decoder layers, and AdamW for the embedding, the head and all vectors."""
-    matrices = {id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters() if parameter.ndim == 2}
+    matrices = {
+        id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters() if parameter.ndim == 2
+    }
     groups = []
     for group in parameter_groups(model, training):
         for hidden in (True, False):

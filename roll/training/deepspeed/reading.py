@@ -1,7 +1,7 @@
 """Reads the files of a checkpoint without executing code from them, even if DeepSpeed reads them.
 
-`torch.load` uses pickle, which can execute code from a file, unless it accepts only tensors and plain values. DeepSpeed calls it with
-unrestricted unpickling in two dozen places. An environment variable of torch overrides all of them.
+`torch.load` uses pickle, which can execute code from a file, unless it accepts only tensors and plain values. DeepSpeed
+calls it with unrestricted unpickling in two dozen places. An environment variable of torch overrides all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ RECONSTRUCT: Any = np.zeros(0).__reduce__()[0]
 
 
 def member(kind: type[Enum], name: str) -> Enum:
-    """Return the member of `ZeroStageEnum` with the given name. Python 3.11.0 to 3.11.3 pickle enumeration members as `getattr` calls.
+    """Return the member of `ZeroStageEnum` with the given name. Python 3.11.0 to 3.11.3 pickle enumeration members as
+    `getattr` calls.
 
     In checkpoint files, this function replaces `getattr`.
 
@@ -52,13 +53,15 @@ PLAIN: list[Any] = [
     np.dtype,
     type(np.dtype(np.uint32)),
 ]
-"""Types and functions that a checkpoint file may refer to, in addition to tensors and plain values: those that DeepSpeed's files contain,
-and those of numpy's random state."""
+"""Types and functions that a checkpoint file may refer to, in addition to tensors and plain values: those that
+DeepSpeed's files contain, and those of numpy's random state.
+"""
 
 
 @contextmanager
 def nothing_runs(folder: Path) -> Iterator[None]:
-    """Let every `torch.load` of this process accept only tensors, plain values and what `PLAIN` lists while the block lasts.
+    """Let every `torch.load` of this process accept only tensors, plain values and what `PLAIN` lists while the block
+    lasts.
 
     Raises:
         CheckpointError: a file in `folder` contains other objects.
@@ -71,7 +74,11 @@ def nothing_runs(folder: Path) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         file, why = _refused(folder) or (folder, str(error))
         raise CheckpointError(
-            f"{file} contains an object that roll does not write, and that could execute code when loaded: {why}. Nothing was executed; "
+            f"{file} contains an object that roll does not write, and that could execute code when loaded: "
+            f"{why}. "
+            f"Nothing "
+            f"was "
+            f"executed; "
             "resume from a checkpoint whose origin you trust"
         ) from error
     finally:
@@ -92,7 +99,9 @@ def load(file: Path, mapped: bool = False) -> Any:
 
 
 def _refused(folder: Path) -> tuple[Path, str] | None:
-    """Return the first file that torch refuses to load, and the name of the refused object or the reason; None if torch loads all files."""
+    """Return the first file that torch refuses to load, and the name of the refused object or the reason; None if torch
+    loads all files.
+    """
     for file in [folder] if folder.is_file() else sorted(folder.rglob("*.pt")):
         try:
             with safe_globals(PLAIN):

@@ -38,7 +38,9 @@ class DeepSpeedScore(PackedScore):
     def _build(self, settings: ShardedScoreSettings, rank: Rank) -> PackedModel:
         compiled = compiles(settings.model_args, on_gpu=rank.device == "cuda")
         zero = settings.deepspeed.zero_optimization.model_copy(update={"offload_optimizer": None})
-        swapping = self._held.enter_context(own_swap(settings.deepspeed.model_copy(update={"zero_optimization": zero}), rank))
+        swapping = self._held.enter_context(
+            own_swap(settings.deepspeed.model_copy(update={"zero_optimization": zero}), rank)
+        )
         config = deepspeed_config(swapping, settings.model_args.dtype, max_grad_norm=None, compiled=compiled)
         # Must outlive the engine. While this object exists, from_pretrained shards models during loading.
         self._shards_at_load = HfDeepSpeedConfig(config)

@@ -39,7 +39,8 @@ def join(rank: Rank) -> None:
 
 
 def sequence_group(config: DeepSpeedConfig, causal: PreTrainedModel, rank: Rank) -> SequenceGroup | None:
-    """Return the group of neighbouring ranks that split the tokens of a micro-batch, or None without sequence parallelism.
+    """Return the group of neighbouring ranks that split the tokens of a micro-batch, or None without sequence
+    parallelism.
 
     Raises:
         ConfigError: the model does not support this degree of sequence parallelism.
@@ -51,16 +52,19 @@ def sequence_group(config: DeepSpeedConfig, causal: PreTrainedModel, rank: Rank)
         where = f"{rank.role}.strategy_args.strategy_config.sequence_parallel_size"
         raise ConfigError([Fault(where, f"{size}, but {why}", "remove it, or set it to a size that the model allows")])
     group, _ = torch.distributed.new_subgroups(size, timeout=timedelta(seconds=rank.timeout))
-    assert isinstance(group, torch.distributed.ProcessGroup), "the number of ranks must be a multiple of sequence_parallel_size"
+    assert isinstance(group, torch.distributed.ProcessGroup), (
+        "the number of ranks must be a multiple of sequence_parallel_size"
+    )
     return SequenceGroup(group.group_name, rank.rank % size, size)
 
 
 def gather_whole_layers(causal: PreTrainedModel) -> None:
-    """Make ZeRO-3 gather all parameters of a decoder layer before the layer runs, because compiled code cannot run hooks inside it.
+    """Make ZeRO-3 gather all parameters of a decoder layer before the layer runs, because compiled code cannot run
+    hooks inside it.
 
-    DeepSpeed then reduces a layer's gradients as soon as the gradient of the layer's input is ready. If the input has no gradient, for
-    example after a frozen embedding, torch would trigger the reduction before the layer's own gradients exist. So inputs are made to
-    require gradients.
+    DeepSpeed then reduces a layer's gradients as soon as the gradient of the layer's input is ready. If the input has
+    no gradient, for example after a frozen embedding, torch would trigger the reduction before the layer's own
+    gradients exist. So inputs are made to require gradients.
     """
     if kinds := {type(layer) for layer in decoder_layers(causal)}:
         causal.enable_input_require_grads()
@@ -70,23 +74,27 @@ def gather_whole_layers(causal: PreTrainedModel) -> None:
 def gather_whole_experts(causal: PreTrainedModel) -> None:
     """Make ZeRO-3 gather a router and all its experts before their block runs.
 
-    The experts that a rank uses depend on its tokens, so hooks on single experts would gather on some ranks only, and these ranks would
-    hang. PEFT reads the adapter weights of fused experts without calling their modules, so hooks on these would never run.
-    DeepSpeed does the same automatically, but only for three model families.
+    The experts that a rank uses depend on its tokens, so hooks on single experts would gather on some ranks only, and
+    these ranks would hang. PEFT reads the adapter weights of fused experts without calling their modules, so hooks on
+    these would never run. DeepSpeed does the same automatically, but only for three model families.
     """
     if kinds := expert_blocks(causal):
         set_z3_leaf_modules(causal, list(kinds))
 
 
-def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float | None, compiled: bool) -> dict[str, Any]:
+def deepspeed_config(
+    config: DeepSpeedConfig, dtype: str, max_grad_norm: float | None, compiled: bool
+) -> dict[str, Any]:
     """Return DeepSpeed's configuration.
 
-    The number of micro-batches varies, so the caller of the engine decides when an update is complete (`managed_gradient_accumulation:
-    false`), and the loss is already normalised. `compiled` specifies whether the decoder layers are compiled.
+    The number of micro-batches varies, so the caller of the engine decides when an update is complete
+    (`managed_gradient_accumulation: false`), and the loss is already normalised. `compiled` specifies whether the
+    decoder layers are compiled.
     """
     out = _without_auto(config.model_dump(exclude_none=True))
     if compiled and config.zero_optimization.stage == 3:
-        # DeepSpeed's own linear function reads the id of each weight, so dynamo would recompile for every layer and finally give up.
+        # DeepSpeed's own linear function reads the id of each weight, so dynamo would recompile for every layer and
+        # finally give up.
         out["zero_optimization"].setdefault("memory_efficient_linear", False)
     out |= {
         "train_micro_batch_size_per_gpu": 1,
@@ -96,7 +104,8 @@ def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float |
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": config.steps_per_print or 10**9,
     }
-    # DeepSpeed must not see this key. Without it, DeepSpeed averages gradients over all ranks, and the trainer scales losses for that.
+    # DeepSpeed must not see this key. Without it, DeepSpeed averages gradients over all ranks, and the trainer scales
+    # losses for that.
     del out["sequence_parallel_size"]
     if config.tensor_parallel_size == 1:
         out.pop("tensor_parallel", None)
@@ -111,7 +120,9 @@ def deepspeed_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float |
 
 
 def _without_auto(block: dict[str, Any]) -> dict[str, Any]:
-    """Return the block without keys set to `auto`, which only the transformers Trainer supports. DeepSpeed has defaults for absent keys."""
+    """Return the block without keys set to `auto`, which only the transformers Trainer supports. DeepSpeed has defaults
+    for absent keys.
+    """
     kept = {key: value for key, value in block.items() if value != "auto"}
     return {key: _without_auto(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
@@ -127,7 +138,9 @@ def scale_of(engine: Any) -> float | None:
 def optimizer_and_schedule(
     model: nn.Module, training: TrainingConfig, config: DeepSpeedConfig, total_updates: int, rank: Rank
 ) -> tuple[torch.optim.Optimizer, Any]:
-    """Build the optimizer and the schedule selected by `training_args`, for the ZeRO stage and the device of the optimizer states."""
+    """Build the optimizer and the schedule selected by `training_args`, for the ZeRO stage and the device of the
+    optimizer states.
+    """
     zero = config.zero_optimization
     # On the CPU everything is in host memory anyway, and torch's optimizers need no compiler.
     offloaded = rank.device == "cuda" and zero.offload_optimizer is not None and zero.offload_optimizer.device != "none"

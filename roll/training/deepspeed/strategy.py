@@ -1,8 +1,10 @@
-"""Trains a policy, a reward model or a critic with DeepSpeed: ZeRO-0 to 3, all parameters or a LoRA adapter, in bf16, fp16 or fp32.
+"""Trains a policy, a reward model or a critic with DeepSpeed: ZeRO-0 to 3, all parameters or a LoRA adapter, in bf16,
+fp16 or fp32.
 
 Builds the inputs of a loss from a micro-batch: the fields of its response tokens, on the device.
 
-Implements `gradient_checkpointing: auto`: chooses the number of recomputed decoder layers from measurements in the first updates.
+Implements `gradient_checkpointing: auto`: chooses the number of recomputed decoder layers from measurements in the
+first updates.
 
 Weights the auxiliary loss of routers by tokens, over micro-batches and ranks, and reports it.
 
@@ -29,11 +31,25 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from roll.algorithms.losses import Loss, LossInputs
 from roll.backend import MicroBatch, Rank, TrainResult
 from roll.config.derived.model_shape import shape_of
-from roll.config.plan.memory import activations, checkpointed_layers, compiles, fewest_checkpointed, head_bytes, layer_activations
+from roll.config.plan.memory import (
+    activations,
+    checkpointed_layers,
+    compiles,
+    fewest_checkpointed,
+    head_bytes,
+    layer_activations,
+)
 from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError, Fault
 from roll.models.export import adapter_config, write_adapter_folder, write_model
-from roll.models.layers import checkpoint_first, compile_layers, decoder_layers, keep_inputs, on_host, prepare_checkpointing
+from roll.models.layers import (
+    checkpoint_first,
+    compile_layers,
+    decoder_layers,
+    keep_inputs,
+    on_host,
+    prepare_checkpointing,
+)
 from roll.models.load import PackedModel, PackedPolicy, load_tokenizer
 from roll.models.memory_guard import (
     FEWER_TOKENS,
@@ -76,9 +92,9 @@ from roll.weight_sync.bucket import plan_buckets
 def undo_first_step(engine: Any) -> None:
     """Undo the step that DeepSpeed takes while building the engine, to create the optimizer states.
 
-    That step has zero gradients but counts as an update: Adam's bias correction would be one step ahead, and weight decay has changed the
-    master weights. This function clears the states, so that the first real step creates them, and copies the model's weights to the
-    master weights.
+    That step has zero gradients but counts as an update: Adam's bias correction would be one step ahead, and weight
+    decay has changed the master weights. This function clears the states, so that the first real step creates them, and
+    copies the model's weights to the master weights.
     """
     if _is_wrapped(engine):
         engine.optimizer.optimizer.state.clear()
@@ -88,22 +104,25 @@ def undo_first_step(engine: Any) -> None:
 def missing_scale(engine: Any) -> float:
     """Return the factor by which to multiply losses before `engine.backward`, and to divide the reported gradient norm.
 
-    In fp16 without ZeRO this is the loss scale: `step` divides gradients by it, but `backward` multiplies losses by it only with ZeRO's
-    optimizers. With these optimizers, and in other precisions, the factor is 1.
+    In fp16 without ZeRO this is the loss scale: `step` divides gradients by it, but `backward` multiplies losses by it
+    only with ZeRO's optimizers. With these optimizers, and in other precisions, the factor is 1.
     """
     return float(engine.optimizer.loss_scale) if _is_wrapped(engine) else 1.0
 
 
 def _is_wrapped(engine: Any) -> bool:
-    """Return whether the optimizer is DeepSpeed's `FP16_UnfusedOptimizer`, which holds master weights for fp16 and also for bf16."""
+    """Return whether the optimizer is DeepSpeed's `FP16_UnfusedOptimizer`, which holds master weights for fp16 and also
+    for bf16.
+    """
     return hasattr(engine.optimizer, "loss_scale_config")
 
 
 class RouterBalance:
     """Adds the loss of the routers to the loss of an update.
 
-    The added term is `coefficient` times the mean of the routers' loss over all micro-batches and ranks, weighted by tokens.
-    As in transformers, the loss of a micro-batch covers all of its tokens, prompts included. Packed micro-batches have no padding.
+    The added term is `coefficient` times the mean of the routers' loss over all micro-batches and ranks, weighted by
+    tokens. As in transformers, the loss of a micro-batch covers all of its tokens, prompts included. Packed
+    micro-batches have no padding.
     """
 
     def __init__(self, loss: RouterLoss, coefficient: float, rank: Rank) -> None:
@@ -154,7 +173,9 @@ def router_balance(training: TrainingConfig, causal: PreTrainedModel, rank: Rank
     if routers := balanced_routers(causal):
         return RouterBalance(RouterLoss(routers), coefficient, rank)
     where = f"{rank.role}.training_args.router_aux_loss_coef"
-    problem = f"{coefficient:g}, but the model ({causal.config.model_type}) has no routers that choose experts by a softmax"
+    problem = (
+        f"{coefficient:g}, but the model ({causal.config.model_type}) has no routers that choose experts by a softmax"
+    )
     raise ConfigError([Fault(where, problem, "remove it")])
 
 
@@ -165,9 +186,13 @@ CHOICES = 2
 
 
 class AutoCheckpointing:
-    """Recomputes all layers in the first update, which allocates all permanent memory, and then only as many as memory requires."""
+    """Recomputes all layers in the first update, which allocates all permanent memory, and then only as many as memory
+    requires.
+    """
 
-    def __init__(self, guard: MemoryGuard, layers: int, layer_bytes: float, total: int, apply: Callable[[int], None]) -> None:
+    def __init__(
+        self, guard: MemoryGuard, layers: int, layer_bytes: float, total: int, apply: Callable[[int], None]
+    ) -> None:
         """Start with all `layers` recomputed.
 
         Args:
@@ -177,13 +202,21 @@ class AutoCheckpointing:
             total: Memory of the device, in bytes.
             apply: Function that sets the number of recomputed layers.
         """
-        self._guard, self._layers, self._layer_bytes, self._total, self._apply = guard, layers, layer_bytes, total, apply
+        self._guard, self._layers, self._layer_bytes, self._total, self._apply = (
+            guard,
+            layers,
+            layer_bytes,
+            total,
+            apply,
+        )
         self._updates = 0
         self._all = guard.need
         self.checkpointed = layers
 
     def before_update(self) -> None:
-        """Choose the number of recomputed layers before the second and the third update. Do nothing before other updates."""
+        """Choose the number of recomputed layers before the second and the third update. Do nothing before other
+        updates.
+        """
         self._updates += 1
         if self._updates == 1 or self._updates > 1 + CHOICES:
             return
@@ -268,13 +301,17 @@ class DeepSpeedTrain:
         self._over = sequence_group(settings.deepspeed, model.causal, rank)
         self._balance = router_balance(settings.training, model.causal, rank)
         self._arrange_layers(model)
-        optimizer, schedule = optimizer_and_schedule(model, settings.training, settings.deepspeed, settings.total_updates, rank)
+        optimizer, schedule = optimizer_and_schedule(
+            model, settings.training, settings.deepspeed, settings.total_updates, rank
+        )
         self._finite = FiniteWatch(model, rank, settings.training.max_consecutive_skips)
         self._sharers = settings.deepspeed.tensor_parallel_size
         if self._sharers > 1:
             prepare(model, self._sharers, rank)
         enter("building the engine")
-        self._engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
+        self._engine: Any = deepspeed.initialize(
+            model=model, optimizer=optimizer, lr_scheduler=schedule, config=config
+        )[0]
         undo_first_step(self._engine)
         self._model, self._optimizer = model, optimizer
         self._offload = Offload(rank.device)
@@ -309,17 +346,24 @@ class DeepSpeedTrain:
         shape = whole.part(self._sharers)
         budget, sharing = self._settings.token_budget, self._over.size if self._over else 1
         count = checkpointed_layers(model_args.gradient_checkpointing, layers)
-        logits = head_bytes(shape, -(-budget // sharing), width, not self._is_lora) if isinstance(self._model, PackedPolicy) else 0
+        logits = (
+            head_bytes(shape, -(-budget // sharing), width, not self._is_lora)
+            if isinstance(self._model, PackedPolicy)
+            else 0
+        )
         need = Need(logits, activations(shape, 1, width, count, compiled) / sharing)
         guard = MemoryGuard(budget, need, CudaMemory(), most)
         if model_args.gradient_checkpointing != "auto":
             return guard, None
-        # An upper bound: compiled code needs less memory, but some layers may run uncompiled. The true value is measured later.
+        # An upper bound: compiled code needs less memory, but some layers may run uncompiled. The true value is
+        # measured later.
         kept = (layer_activations(shape, 1, width, compiled=False) - width * shape.hidden_size) / sharing
         total = torch.cuda.mem_get_info()[1]
         return guard, AutoCheckpointing(guard, layers, kept, total, partial(checkpoint_first, causal))
 
-    def train_step(self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int) -> TrainResult:
+    def train_step(
+        self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int
+    ) -> TrainResult:
         """See `TrainStrategy`."""
         self._engine.train()
         sums, role, metric_prefix = MetricSums(), self._rank.role, loss.metric_prefix
@@ -333,30 +377,41 @@ class DeepSpeedTrain:
                 if self._balance:
                     self._balance.begin_update(micro_batches)
                 version = policy_version if number == 0 else None
-                self._accumulate(micro_batches, lambda part, version=version: self._loss(part, loss, temperature, sums, version))
-                scalars[f"{metric_prefix}/lr"] = float(self._engine.get_lr()[0])  # read before `step`, which sets the next update's rate
+                self._accumulate(
+                    micro_batches, lambda part, version=version: self._loss(part, loss, temperature, sums, version)
+                )
+                scalars[f"{metric_prefix}/lr"] = float(
+                    self._engine.get_lr()[0]
+                )  # read before `step`, which sets the next update's rate
                 self._engine.step()
                 skipped = self._engine.skipped_steps - skipped
                 scalars[f"{metric_prefix}/skipped_updates"] += skipped
                 self._finite.settle(skipped > 0)
             self._finite.check()
         if self._settings.takes_turns and self._rank.device == "cuda":
-            # The weight sync moves the engine's weights to the same GPU. They need the memory that torch has cached for activations.
+            # The weight sync moves the engine's weights to the same GPU. They need the memory that torch has cached for
+            # activations.
             torch.cuda.empty_cache()
         if self._balance:
             self._balance.report(sums)
-        if (norm := self._engine.get_global_grad_norm()) is not None:  # DeepSpeed does not compute it in fp32 without ZeRO
+        if (
+            norm := self._engine.get_global_grad_norm()
+        ) is not None:  # DeepSpeed does not compute it in fp32 without ZeRO
             scalars[f"{metric_prefix}/grad_norm"] = float(norm) / norm_scale
         if (loss_scale := scale_of(self._engine)) is not None:
             scalars[f"{metric_prefix}/loss_scale"] = loss_scale
-        scalars[f"memory/{role}/token_budget"] = self._guard.token_budget if self._guard else self._settings.token_budget
-        scalars[f"memory/{role}/checkpointed_layers"] = self._checkpointing.checkpointed if self._checkpointing else self._checkpointed
+        scalars[f"memory/{role}/token_budget"] = (
+            self._guard.token_budget if self._guard else self._settings.token_budget
+        )
+        scalars[f"memory/{role}/checkpointed_layers"] = (
+            self._checkpointing.checkpointed if self._checkpointing else self._checkpointed
+        )
         return sums.result(scalars)
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> None:
         """Accumulate the gradients of an update."""
-        # DeepSpeed averages gradients over all ranks except tensor-parallel ones, but they must be summed: loss weights sum to one over all
-        # replicas, and sequence-parallel ranks each have the gradients of their own tokens.
+        # DeepSpeed averages gradients over all ranks except tensor-parallel ones, but they must be summed: loss weights
+        # sum to one over all replicas, and sequence-parallel ranks each have the gradients of their own tokens.
         scale = self._rank.world_size // self._sharers
         if self._guard is None:
             for micro_batch in micro_batches:
@@ -368,7 +423,9 @@ class DeepSpeedTrain:
         while queue:
             queue = self._guard.admit(queue)
             with self._guard.measured(queue[0]):
-                value = _or_none(loss_of, queue[0]) if retries and queue[0].batch.example_count > 1 else loss_of(queue[0])
+                value = (
+                    _or_none(loss_of, queue[0]) if retries and queue[0].batch.example_count > 1 else loss_of(queue[0])
+                )
                 if value is not None:
                     self._backward(queue[0], value * scale)
             if value is None:
@@ -384,7 +441,9 @@ class DeepSpeedTrain:
         if self._balance:
             self._balance.end()
 
-    def _loss(self, micro_batch: MicroBatch, loss: Loss, temperature: float, sums: MetricSums, version: int | None) -> Tensor:
+    def _loss(
+        self, micro_batch: MicroBatch, loss: Loss, temperature: float, sums: MetricSums, version: int | None
+    ) -> Tensor:
         batch, device = micro_batch.batch, self._rank.device
         sequences = batch.sequences
         if self._balance:
@@ -442,7 +501,8 @@ class DeepSpeedTrain:
 
     def save(self, folder: Path) -> None:
         """See `TrainStrategy`."""
-        # `save_latest` writes the file `latest` with the tag, which DeepSpeed's script zero_to_fp32.py in the same folder reads.
+        # `save_latest` writes the file `latest` with the tag, which DeepSpeed's script zero_to_fp32.py in the same
+        # folder reads.
         self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=True, exclude_frozen_parameters=self._is_lora)
         states = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
         if self._rank.device == "cuda":
@@ -461,7 +521,9 @@ class DeepSpeedTrain:
             torch.cuda.set_rng_state(states["cuda"])
 
     def export(self, folder: Path) -> None:
-        """See `TrainStrategy`. Writes the whole model bucket by bucket, so that no process keeps all of it in memory."""
+        """See `TrainStrategy`. Writes the whole model bucket by bucket, so that no process keeps all of it in
+        memory.
+        """
         # A reward model trains its head in addition to the adapter, so the adapter alone would be incomplete.
         adapter = self._is_lora and isinstance(self._model, PackedPolicy)
         buckets = (self._kept(names, adapter) for names in plan_buckets(self.tensors(adapter), EXPORT_BYTES))
@@ -478,11 +540,19 @@ class DeepSpeedTrain:
     def _kept(self, names: Sequence[str], adapter: bool) -> dict[str, Tensor]:
         """Gather tensors and return copies in host memory on rank 0. Other ranks return an empty dict."""
         with self.gathered(names, adapter) as tensors:
-            return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()} if self._rank.rank == 0 else {}
+            return (
+                {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()} if self._rank.rank == 0 else {}
+            )
 
     def offload(self) -> None:
-        """See `TrainStrategy`. Frees weights, gradients, optimizer states and ZeRO's buffers, but not NCCL's or the CUDA context."""
-        held = [[*self._model.parameters(), *self._model.buffers()], self._optimizer.state, self._optimizer.param_groups]
+        """See `TrainStrategy`. Frees weights, gradients, optimizer states and ZeRO's buffers, but not NCCL's or the
+        CUDA context.
+        """
+        held = [
+            [*self._model.parameters(), *self._model.buffers()],
+            self._optimizer.state,
+            self._optimizer.param_groups,
+        ]
         self._offload.offload(tensors_in(*held, vars(self._engine.optimizer)))
 
     def onload(self) -> None:
@@ -503,7 +573,9 @@ def _merge(buckets: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _or_none(loss_of: Callable[[MicroBatch], Tensor], micro_batch: MicroBatch) -> Tensor | None:
-    """Return the loss, or None if the device ran out of memory. On return, the error and the tensors in its frames are freed."""
+    """Return the loss, or None if the device ran out of memory. On return, the error and the tensors in its frames are
+    freed.
+    """
     try:
         return loss_of(micro_batch)
     except torch.OutOfMemoryError as error:

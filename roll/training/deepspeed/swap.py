@@ -16,7 +16,8 @@ from roll.system.own_folder import own_folder, remove_ownerless
 
 @contextmanager
 def own_swap(config: DeepSpeedConfig, rank: Rank) -> Iterator[DeepSpeedConfig]:
-    """Yield the configuration with each `nvme_path` replaced by a new private folder below it. The folders are removed at the end.
+    """Yield the configuration with each `nvme_path` replaced by a new private folder below it. The folders are removed
+    at the end.
 
     At the start, folders left behind by killed processes are removed.
 
@@ -39,7 +40,11 @@ def _check(paths: dict[str, Path], rank: Rank) -> None:
 
     zero = f"{rank.role}.strategy_args.strategy_config.zero_optimization"
     faults = [
-        Fault(f"{zero}.{key}.nvme_path", f"{path} is not a writable folder on this host", "create it on every host of the role")
+        Fault(
+            f"{zero}.{key}.nvme_path",
+            f"{path} is not a writable folder on this host",
+            "create it on every host of the role",
+        )
         for key, path in paths.items()
         if not os.access(path, os.W_OK | os.X_OK) or not path.is_dir()
     ]
@@ -47,4 +52,6 @@ def _check(paths: dict[str, Path], rank: Rank) -> None:
         raise ConfigError(faults)
     if not AsyncIOBuilder().is_compatible():
         problem = "offloading to NVMe needs libaio with its headers, which is not installed"
-        raise ConfigError([Fault(zero, problem, "install libaio-dev (Debian) or libaio-devel (Red Hat), or offload to cpu")])
+        raise ConfigError(
+            [Fault(zero, problem, "install libaio-dev (Debian) or libaio-devel (Red Hat), or offload to cpu")]
+        )

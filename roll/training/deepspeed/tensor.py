@@ -1,8 +1,10 @@
-"""Tensor parallelism with DeepSpeed's AutoTP: shards the linear layers of a model over the neighbouring ranks of a replica.
+"""Tensor parallelism with DeepSpeed's AutoTP: shards the linear layers of a model over the neighbouring ranks of a
+replica.
 
-The model's own plan (`base_model_tp_plan` of its transformers configuration) lists the sharded layers: the input projections of attention
-and MLP are sharded by columns, and the output projections by rows. Embedding, norms and head are replicated. Every rank
-computes their full gradient, because activations are reduced over the ranks after each row-parallel layer.
+The model's own plan (`base_model_tp_plan` of its transformers configuration) lists the sharded layers: the input
+projections of attention and MLP are sharded by columns, and the output projections by rows. Embedding, norms and head
+are replicated. Every rank computes their full gradient, because activations are reduced over the ranks after each
+row-parallel layer.
 """
 
 from __future__ import annotations
@@ -48,23 +50,34 @@ def _no_plan(plan: Mapping[str, str] | None, kind: str) -> str | None:
     if not plan:
         return f"transformers has no plan for models of type {kind}"
     foreign = ", ".join(sorted({style.lower() for style in plan.values()} - SUPPORTED_STYLES))
-    return f"the plan for models of type {kind} has parts that DeepSpeed's AutoTP does not support: {foreign}" if foreign else None
+    return (
+        f"the plan for models of type {kind} has parts that DeepSpeed's AutoTP does not support: {foreign}"
+        if foreign
+        else None
+    )
 
 
 def whole_weights(engine: Any, model: PreTrainedModel | PeftModel, rank: Rank) -> SharedWeights:
-    """Return the view of a sharded model's weights. Also make the engine accept `PackedInputs` and use the role's collective timeout."""
+    """Return the view of a sharded model's weights. Also make the engine accept `PackedInputs` and use the role's
+    collective timeout.
+    """
     made: tuple[Any, Any] = (groups.get_tensor_model_parallel_group(), groups.get_data_parallel_group())
     for group in made:
-        _set_pg_timeout(timedelta(seconds=rank.timeout), group)  # DeepSpeed creates the groups with torch's default, up to 30 minutes
-    # At the first forward pass, DeepSpeed checks with `!=` that all ranks of a replica have equal inputs, which fails for `PackedInputs`.
+        _set_pg_timeout(
+            timedelta(seconds=rank.timeout), group
+        )  # DeepSpeed creates the groups with torch's default, up to 30 minutes
+    # At the first forward pass, DeepSpeed checks with `!=` that all ranks of a replica have equal inputs, which fails
+    # for `PackedInputs`.
     engine.first_dataloader_check.remove()
     return SharedWeights(model)
 
 
 def shared_inputs(wait_on_host: bool) -> saved_tensors_hooks:
-    """Return hooks that keep only a part of the inputs of recomputed layers on each rank of a replica (`partition_activations`).
+    """Return hooks that keep only a part of the inputs of recomputed layers on each rank of a replica
+    (`partition_activations`).
 
-    The backward pass gathers the parts, which is a collective of these ranks. With `wait_on_host`, the parts are kept in host memory.
+    The backward pass gathers the parts, which is a collective of these ranks. With `wait_on_host`, the parts are kept
+    in host memory.
     """
     group: Any = groups.get_tensor_model_parallel_group()
     host = on_host()

@@ -21,7 +21,11 @@ def responses(*masks: str) -> Sequences:
 
 
 def scores(
-    rewards: list[float], groups: list[int], masks: list[str], penalties: list[float] | None = None, baselines: list[float] | None = None
+    rewards: list[float],
+    groups: list[int],
+    masks: list[str],
+    penalties: list[float] | None = None,
+    baselines: list[float] | None = None,
 ) -> Scores:
     """Return scores of responses whose masks are written as text."""
     return Scores(
@@ -35,7 +39,11 @@ def scores(
 
 Row = tuple[float, int, str]
 ROWS = st.lists(
-    st.tuples(st.floats(-100, 100, width=32), st.integers(0, 3), st.text("x.", min_size=1, max_size=6).map(lambda mask: "." + mask)),
+    st.tuples(
+        st.floats(-100, 100, width=32),
+        st.integers(0, 3),
+        st.text("x.", min_size=1, max_size=6).map(lambda mask: "." + mask),
+    ),
     min_size=1,
     max_size=12,
 )
@@ -43,7 +51,9 @@ ROWS = st.lists(
 
 
 def build(rows: list[Row]) -> Scores:
-    """Return scores of these rows. In group g, the greedy response has reward g, and the critic's value of every token is g / 2."""
+    """Return scores of these rows. In group g, the greedy response has reward g, and the critic's value of every token
+    is g / 2.
+    """
     rewards, groups, masks = zip(*rows, strict=True)
     made = scores(list(rewards), list(groups), list(masks), baselines=[float(group) for group in groups])
     return replace(made, values=np.repeat(made.groups / 2, made.sequences.lengths).astype(np.float32))

@@ -1,4 +1,6 @@
-"""A second implementation of the losses, token by token in float64, written from the papers' formulas and not from roll's code."""
+"""A second implementation of the losses, token by token in float64, written from the papers' formulas and not from
+roll's code.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,19 @@ from math import exp, log
 
 import numpy as np
 
-from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, Objective, PolicyGradient, Ppo, Sapo, Topr
+from roll.algorithms.objectives import (
+    Cispo,
+    ClipCov,
+    Dppo,
+    Gmpo,
+    Gspo,
+    KlCov,
+    Objective,
+    PolicyGradient,
+    Ppo,
+    Sapo,
+    Topr,
+)
 
 
 @dataclass(frozen=True)
@@ -22,7 +36,9 @@ class Row:
 
 
 Formula = Callable[[Row, Row], list[float]]
-"""Maps the row of a sequence, and the row at which terms without a gradient are evaluated, to the token losses of the sequence."""
+"""Maps the row of a sequence, and the row at which terms without a gradient are evaluated, to the token losses of the
+sequence.
+"""
 
 
 def clip(value: float, low: float, high: float) -> float:
@@ -35,7 +51,9 @@ def surrogate(ratio: float, advantage: float, low: float, high: float) -> float:
 
 
 def apart(kind: str, p: float, q: float) -> float:
-    """Return the total variation, or KL(q || p), of two distributions over two outcomes; p and q are the first outcome's probabilities."""
+    """Return the total variation, or KL(q || p), of two distributions over two outcomes; p and q are the first
+    outcome's probabilities.
+    """
     if kind == "tv":
         return (abs(p - q) + abs((1 - p) - (1 - q))) / 2
     return q * log(q / p) + (1 - q) * log((1 - q) / (1 - p))
@@ -65,23 +83,36 @@ def formula(objective: Objective) -> Formula:
                 c = [min(x, high) if a >= 0 else max(x, -low) for x, a in zip(d, row.advantages, strict=True)]
                 return [-a * float(np.prod([exp(x) for x in c])) ** (1 / len(c)) for a in row.advantages]
             case Cispo(low, high):
-                return [-clip(exp(x), 1 - low, 1 + high) * a * current for x, (current, _, a, _) in zip(fixed, tokens, strict=True)]
+                return [
+                    -clip(exp(x), 1 - low, 1 + high) * a * current
+                    for x, (current, _, a, _) in zip(fixed, tokens, strict=True)
+                ]
             case Sapo(positive, negative):
                 taus = [positive if a > 0 else negative for a in row.advantages]
                 gates = [4 / (tau * (1 + exp(-tau * (exp(x) - 1)))) for x, tau in zip(d, taus, strict=True)]
                 return [-a * gate for a, gate in zip(row.advantages, gates, strict=True)]
             case Dppo(kind, threshold):
                 return [
-                    0.0 if (current - old) * a > 0 and apart(kind, exp(current), exp(old)) > threshold else -a * exp(current - old)
+                    0.0
+                    if (current - old) * a > 0 and apart(kind, exp(current), exp(old)) > threshold
+                    else -a * exp(current - old)
                     for current, old, a, _ in tokens
                 ]
             case Topr(positive, negative):
                 product = float(np.prod([exp(x) for x in fixed]))
-                return [-(positive if a >= 0 else negative * min(product, 1)) * a * current for current, _, a, _ in tokens]
+                return [
+                    -(positive if a >= 0 else negative * min(product, 1)) * a * current for current, _, a, _ in tokens
+                ]
             case ClipCov(low, high):
-                return [0.0 if selected else surrogate(exp(x), a, low, high) for x, (_, _, a, selected) in zip(d, tokens, strict=True)]
+                return [
+                    0.0 if selected else surrogate(exp(x), a, low, high)
+                    for x, (_, _, a, selected) in zip(d, tokens, strict=True)
+                ]
             case KlCov(_, coef):
-                return [-a * exp(x) + (coef * abs(x) if selected else 0) for x, (_, _, a, selected) in zip(d, tokens, strict=True)]
+                return [
+                    -a * exp(x) + (coef * abs(x) if selected else 0)
+                    for x, (_, _, a, selected) in zip(d, tokens, strict=True)
+                ]
         raise AssertionError(objective)
 
     return losses

@@ -17,7 +17,9 @@ from tests.unit.algorithms.build import ROWS, Row, build, scores
 
 def test_grpo_of_two_groups_by_hand() -> None:
     # Group 0: mean 1/2, sample std sqrt(1/2). Group 1: mean 2, std 1.
-    got = advantages("grpo", scores([0, 1, 1, 2, 3], [0, 0, 1, 1, 1], [".x", ".xx", ".x", ".x", "..x"]), Normalisation())
+    got = advantages(
+        "grpo", scores([0, 1, 1, 2, 3], [0, 0, 1, 1, 1], [".x", ".xx", ".x", ".x", "..x"]), Normalisation()
+    )
     half = 0.5 / (0.5**0.5 + 1e-6)
     np.testing.assert_allclose(got, [0, -half, 0, half, half, 0, -1, 0, 0, 0, 0, 1], rtol=2e-6, atol=1e-6)
     assert got.dtype == np.float32
@@ -26,7 +28,9 @@ def test_grpo_of_two_groups_by_hand() -> None:
 def test_grpo_ignores_the_settings_of_reinforce() -> None:
     given_scores = scores([0, 1, 4], [0, 0, 0], [".xx", ".xx", ".x"])
     plain = advantages("grpo", given_scores, Normalisation())
-    np.testing.assert_array_equal(advantages("grpo", given_scores, Normalisation(mean="batch", std="batch", gamma=0.5)), plain)
+    np.testing.assert_array_equal(
+        advantages("grpo", given_scores, Normalisation(mean="batch", std="batch", gamma=0.5)), plain
+    )
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.1, 1 / 3, -7.3, 1e4])
@@ -52,7 +56,8 @@ def test_gamma_zero_pays_the_last_token_alone() -> None:
 
 
 def test_penalties_are_paid_by_every_token_at_or_before_them() -> None:
-    # Immediate rewards: -1, -2 and 5 - 4 = 1. Returns from the last token back: 1, -1, -2. The prompt's penalty of 9 does not count.
+    # Immediate rewards: -1, -2 and 5 - 4 = 1. Returns from the last token back: 1, -1, -2. The prompt's penalty of 9
+    # does not count.
     given_scores = scores([5], [0], [".xxx"], [9, 1, 2, 4])
     np.testing.assert_array_equal(advantages("reinforce", given_scores, Normalisation()), [0, -2, -1, 1])
     # With gamma 1/2, from the last token back: 1, -2 + 1/2, -1 + (-3/2)/2.
@@ -84,16 +89,24 @@ def test_reinforce_normalises_over_what_it_is_told(mean: Scope, std: Scope, expe
 
 @pytest.mark.parametrize(("mean", "expected"), [(None, 1.0), ("batch", 0.5)])
 def test_rewards_that_do_not_spread_are_not_divided(mean: Scope, expected: float) -> None:
-    """Equal rewards have a standard deviation of 0. If they were divided by the epsilon of 1e-6, they would become millions."""
+    """Equal rewards have a standard deviation of 0. If they were divided by the epsilon of 1e-6, they would become
+    millions.
+    """
     got = advantages("reinforce", scores([1, 1, 0, 0], [0, 0, 1, 1], [".x"] * 4), Normalisation(mean=mean, std="group"))
     np.testing.assert_allclose(got[1::2], [expected, expected, expected - 1, expected - 1], rtol=1e-6)
-    first_step = advantages("reinforce", replace(scores([3], [0], [".x"]), running=RunningMoments(1, 3.0)), Normalisation(std="running"))
+    first_step = advantages(
+        "reinforce", replace(scores([3], [0], [".x"]), running=RunningMoments(1, 3.0)), Normalisation(std="running")
+    )
     np.testing.assert_allclose(first_step, [0, 3])
 
 
 def test_grpo_at_both_sides_of_the_least_standard_deviation() -> None:
-    """The standard deviation of two rewards is their difference divided by sqrt(2): 0.997e-6 counts as 0, 1.004e-6 does not."""
-    below, above = (advantages("grpo", scores([0, high], [0, 0], [".x"] * 2), Normalisation())[3] for high in (1.41e-6, 1.42e-6))
+    """The standard deviation of two rewards is their difference divided by sqrt(2): 0.997e-6 counts as 0, 1.004e-6 does
+    not.
+    """
+    below, above = (
+        advantages("grpo", scores([0, high], [0, 0], [".x"] * 2), Normalisation())[3] for high in (1.41e-6, 1.42e-6)
+    )
     assert below == pytest.approx(0.705e-6)
     assert above == pytest.approx(0.71 / 2.00409, rel=1e-5)
 
@@ -102,8 +115,12 @@ def test_rewards_are_clipped_before_and_advantages_after() -> None:
     clipped_rewards = advantages("reinforce", scores([9, -9, 1], [0, 0, 0], [".x"] * 3), Normalisation(reward_clip=2))
     np.testing.assert_array_equal(clipped_rewards[1::2], [2, -2, 1])
     # Clipping to [-2, 2] first makes the two rewards equal, so their advantages are 0.
-    np.testing.assert_allclose(advantages("grpo", scores([9, 5], [0, 0], [".x"] * 2), Normalisation(reward_clip=2)), 0, atol=1e-6)
-    clipped = advantages("reinforce", scores([9, -9, 1], [0, 0, 0], [".x"] * 3), Normalisation(mean="batch", advantage_clip=2))
+    np.testing.assert_allclose(
+        advantages("grpo", scores([9, 5], [0, 0], [".x"] * 2), Normalisation(reward_clip=2)), 0, atol=1e-6
+    )
+    clipped = advantages(
+        "reinforce", scores([9, -9, 1], [0, 0, 0], [".x"] * 3), Normalisation(mean="batch", advantage_clip=2)
+    )
     np.testing.assert_allclose(clipped[1::2], [2, -2, 1 - 1 / 3], rtol=1e-6)
 
 
@@ -116,7 +133,9 @@ def test_whitening_counts_tokens_and_leaves_the_prompt_at_zero() -> None:
 
 def test_whitening_by_domain_takes_each_domains_tokens() -> None:
     # Domain 0 has the tokens 1, 4, 4, 4, as above; domain 1 has 10 and 20: mean 15, sample variance 50.
-    mixed = replace(scores([1, 10, 4, 20], [0, 1, 2, 3], ["..x", ".x", ".xxx", "x"]), domains=np.array([0, 1, 0, 1], np.int32))
+    mixed = replace(
+        scores([1, 10, 4, 20], [0, 1, 2, 3], ["..x", ".x", ".xxx", "x"]), domains=np.array([0, 1, 0, 1], np.int32)
+    )
     got = advantages("reinforce", mixed, Normalisation(whiten="domain"))
     half = 0.5**0.5
     np.testing.assert_allclose(got, [0, 0, -1.5, 0, -half, 0, 0.5, 0.5, 0.5, half], rtol=1e-7, atol=1e-7)
@@ -125,13 +144,17 @@ def test_whitening_by_domain_takes_each_domains_tokens() -> None:
 def test_a_single_token_of_a_domain_is_whitened_to_zero() -> None:
     lone = replace(scores([3, 1, 2], [0, 1, 2], [".x", ".x", ".x"]), domains=np.array([0, 1, 1], np.int32))
     half = 0.5**0.5
-    np.testing.assert_allclose(advantages("reinforce", lone, Normalisation(whiten="domain")), [0, 0, 0, -half, 0, half], atol=1e-6)
+    np.testing.assert_allclose(
+        advantages("reinforce", lone, Normalisation(whiten="domain")), [0, 0, 0, -half, 0, half], atol=1e-6
+    )
 
 
 def test_rewards_clipped_after_normalisation_are_bounded_with_their_penalties() -> None:
     # Rewards 0, 0, 0, 4: mean 1, sample standard deviation 2, so -1/2 three times and 3/2, which is clipped to 1.
     late = Normalisation(reward_clip=1, clips_normalised=True)
-    np.testing.assert_allclose(advantages("grpo", scores([0, 0, 0, 4], [0] * 4, [".x"] * 4), late)[1::2], [-0.5] * 3 + [1], rtol=1e-6)
+    np.testing.assert_allclose(
+        advantages("grpo", scores([0, 0, 0, 4], [0] * 4, [".x"] * 4), late)[1::2], [-0.5] * 3 + [1], rtol=1e-6
+    )
     # Token rewards -3 and 5 - 1 are first 0 - 3 and 1 - 1, and then clipped to -1 and 0.
     fined = scores([5], [0], [".xx"], [0, 3, 1])
     assert advantages("reinforce", fined, late).tolist() == [0, -1, 0]
@@ -139,7 +162,9 @@ def test_rewards_clipped_after_normalisation_are_bounded_with_their_penalties() 
 
 
 def test_whitening_nothing_is_nothing() -> None:
-    np.testing.assert_array_equal(advantages("reinforce", scores([1, 4], [0, 0], ["..", "..."]), Normalisation(whiten=True)), 0)
+    np.testing.assert_array_equal(
+        advantages("reinforce", scores([1, 4], [0, 0], ["..", "..."]), Normalisation(whiten=True)), 0
+    )
 
 
 def test_a_masked_response_counts_in_its_group_and_not_in_the_loss() -> None:
@@ -148,7 +173,10 @@ def test_a_masked_response_counts_in_its_group_and_not_in_the_loss() -> None:
 
 
 def test_an_unknown_estimator_is_named_with_the_known_ones() -> None:
-    with pytest.raises(KeyError, match=r"'grpp' \(did you mean 'grpo'\?\); known: dr_grpo, gae, gigpo, gpg, grpo, maxrl, opo, pass_at_k"):
+    with pytest.raises(
+        KeyError,
+        match=r"'grpp' \(did you mean 'grpo'\?\); known: dr_grpo, gae, gigpo, gpg, grpo, maxrl, opo, pass_at_k",
+    ):
         advantages("grpp", scores([1], [0], [".x"]), Normalisation())
 
 
@@ -173,7 +201,12 @@ def test_nothing_outside_the_mask_or_beyond_the_clip(rows: list[Row], norm: Norm
         assert np.abs(got).max() <= norm.advantage_clip
 
 
-@given(rows=ROWS, norm=NORMALISATIONS, estimator=st.sampled_from(sorted(ADVANTAGES)), random=st.randoms(use_true_random=False))
+@given(
+    rows=ROWS,
+    norm=NORMALISATIONS,
+    estimator=st.sampled_from(sorted(ADVANTAGES)),
+    random=st.randoms(use_true_random=False),
+)
 def test_the_order_of_responses_does_not_matter(
     rows: list[Row], norm: Normalisation, estimator: str, random: np.random.RandomState
 ) -> None:

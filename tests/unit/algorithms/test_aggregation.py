@@ -34,7 +34,8 @@ def responses(*masks: str) -> Sequences:
     ],
 )
 def test_weights_by_hand(mode: str, expected: list[float]) -> None:
-    # One and three response tokens. The last sequence is masked out. It counts neither as a sequence nor with its tokens.
+    # One and three response tokens. The last sequence is masked out. It counts neither as a sequence nor with its
+    # tokens.
     got = loss_weights(responses(".x", "..xxx", ".."), mode, SCALE)
     np.testing.assert_allclose(got, expected, rtol=1e-6)
     assert got.dtype == np.float32
@@ -50,14 +51,19 @@ def test_weights_by_hand(mode: str, expected: list[float]) -> None:
     ],
 )
 def test_the_sequences_of_an_episode_count_as_one(mode: str, expected: list[float]) -> None:
-    # The first episode has four tokens in three sequences, one of them empty; the second has two tokens; the third is masked out.
-    got = loss_weights(responses(".x.x", "..", ".xx", ".x.x", ".."), mode, SCALE, episode_of_sequence=np.array([4, 4, 4, 5, 7]))
+    # The first episode has four tokens in three sequences, one of them empty; the second has two tokens; the third is
+    # masked out.
+    got = loss_weights(
+        responses(".x.x", "..", ".xx", ".x.x", ".."), mode, SCALE, episode_of_sequence=np.array([4, 4, 4, 5, 7])
+    )
     first, second, third, fourth = expected
     np.testing.assert_allclose(got, [0, first, 0, second, 0, 0, 0, third, third, 0, fourth, 0, fourth, 0, 0], rtol=1e-6)
 
 
 def weight_of(mode: str, tokens: int, own: int, rows: int) -> float:
-    """Return a token's weight, from the numbers of tokens in the loss, of tokens in its episode, and of episodes with tokens."""
+    """Return a token's weight, from the numbers of tokens in the loss, of tokens in its episode, and of episodes with
+    tokens.
+    """
     match mode:
         case "token-mean":
             return 1.0 / tokens
@@ -75,7 +81,10 @@ def test_every_token_has_the_weight_that_a_count_gives(mode: str, masks: list[st
     """The weights agree bit for bit, also with sequence weights and with episodes of several sequences."""
     episodes = sorted(drawn.draw(st.lists(st.integers(0, 4), min_size=len(masks), max_size=len(masks))))
     factors = drawn.draw(st.lists(st.sampled_from([0.3, 1.0, 1.7]), min_size=len(masks), max_size=len(masks)))
-    counts = {number: sum(mask.count("x") for mask, own in zip(masks, episodes, strict=True) if own == number) for number in episodes}
+    counts = {
+        number: sum(mask.count("x") for mask, own in zip(masks, episodes, strict=True) if own == number)
+        for number in episodes
+    }
     total, rows = sum(counts.values()), sum(map(bool, counts.values()))
     factors = np.array(factors, np.float32).tolist()
     expected = [
@@ -93,7 +102,9 @@ def test_nothing_to_learn_weighs_nothing(mode: str) -> None:
 
 
 def test_an_unknown_mode_is_named_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="'mean'; known: token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm"):
+    with pytest.raises(
+        ValueError, match="'mean'; known: token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm"
+    ):
         loss_weights(responses(".x"), "mean")
 
 
@@ -118,8 +129,16 @@ def direct(sequences: Sequences, losses: np.ndarray, mode: str) -> float:
             return float(np.mean([row.mean() for row in rows]))
 
 
-@given(masks=MASKS, mode=st.sampled_from(MODES), ranks=st.integers(1, 4), budget=st.integers(1, 30), seed=st.integers(0, 1000))
-def test_no_split_into_ranks_and_micro_batches_changes_the_loss(masks: list[str], mode: str, ranks: int, budget: int, seed: int) -> None:
+@given(
+    masks=MASKS,
+    mode=st.sampled_from(MODES),
+    ranks=st.integers(1, 4),
+    budget=st.integers(1, 30),
+    seed=st.integers(0, 1000),
+)
+def test_no_split_into_ranks_and_micro_batches_changes_the_loss(
+    masks: list[str], mode: str, ranks: int, budget: int, seed: int
+) -> None:
     sequences = responses(*masks)
     losses = np.random.default_rng(seed).normal(size=len(sequences.token_ids)).astype(np.float32)
     weights = loss_weights(sequences, mode, SCALE)
@@ -140,10 +159,14 @@ def test_sequence_weights_are_factors_of_the_sequences_losses() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_masked_tokens_leave_numerator_and_denominator(mode: str) -> None:
-    """With part of a response masked out, the loss is that of the remaining tokens alone, neither diluted nor scaled up."""
+    """With part of a response masked out, the loss is that of the remaining tokens alone, neither diluted nor scaled
+    up.
+    """
     sequences, losses = responses(".xxx", ".x"), np.array([9, 1, 2, 3, 9, 5], np.float64)
     masked = responses(".x..", ".x")
     without = responses(".x", ".x")
     kept = losses[[0, 1, 4, 5]]
-    assert loss_weights(masked, mode, SCALE).astype(np.float64) @ losses == pytest.approx(loss_weights(without, mode, SCALE) @ kept)
+    assert loss_weights(masked, mode, SCALE).astype(np.float64) @ losses == pytest.approx(
+        loss_weights(without, mode, SCALE) @ kept
+    )
     assert len(sequences.token_ids) == len(losses)

@@ -1,4 +1,6 @@
-"""The advantages of pass@k, against all subsets of samples; and their expected gradient, against the objective's own gradient."""
+"""The advantages of pass@k, against all subsets of samples; and their expected gradient, against the objective's own
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def credited(given_scores: Scores, k: int) -> list[float]:
 @given(rewards=st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=9), k=st.integers(2, 9))
 def test_against_every_choice_of_samples(rewards: list[float], k: int) -> None:
     k = min(k, len(rewards))
-    assert k * added_to_best(np.array(rewards, np.float32), k) == pytest.approx(by_subsets(rewards, k), rel=1e-9, abs=1e-9)
+    assert k * added_to_best(np.array(rewards, np.float32), k) == pytest.approx(
+        by_subsets(rewards, k), rel=1e-9, abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("p", [0.03, 0.4, 0.9])
@@ -58,7 +62,9 @@ def test_the_expected_gradient_is_that_of_pass_at_k(n: int, k: int, p: float) ->
 
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_the_expected_gradient_is_that_of_the_largest_of_k_rewards(n: int, k: int) -> None:
-    """Exact, over all draws of n samples from four rewards under a softmax of three logits and 0, against finite differences in float64."""
+    """Exact, over all draws of n samples from four rewards under a softmax of three logits and 0, against finite
+    differences in float64.
+    """
     values, theta = np.array([-2.0, 0.5, 0.5, 3.0]), np.array([0.3, -0.5, 0.8])
 
     def chances(logits: np.ndarray) -> np.ndarray:
@@ -68,7 +74,8 @@ def test_the_expected_gradient_is_that_of_the_largest_of_k_rewards(n: int, k: in
     def objective(logits: np.ndarray) -> float:
         chance = chances(logits)
         return sum(
-            float(np.prod(chance[list(drawn)])) * float(values[list(drawn)].max()) for drawn in itertools.product(range(4), repeat=k)
+            float(np.prod(chance[list(drawn)])) * float(values[list(drawn)].max())
+            for drawn in itertools.product(range(4), repeat=k)
         )
 
     chance, gradient = chances(theta), np.zeros(3)
@@ -82,7 +89,9 @@ def test_the_expected_gradient_is_that_of_the_largest_of_k_rewards(n: int, k: in
 
 
 def test_a_right_response_is_paid_by_how_seldom_others_are_right() -> None:
-    """Two of five are right. k = 3: both other samples are wrong in 3 of 6 choices. A group of two uses k = 2; a group of one gets 0."""
+    """Two of five are right. k = 3: both other samples are wrong in 3 of 6 choices. A group of two uses k = 2; a group
+    of one gets 0.
+    """
     given_scores = scores([1, 0, 0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 0, 1, 1, 2], [".x"] * 8)
     assert credited(given_scores, 3) == pytest.approx([1.5, 0, 0, 1.5, 0, 2, 0, 0])
 

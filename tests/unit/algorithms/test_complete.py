@@ -1,4 +1,6 @@
-"""No shipped loss is without a case in the tests of splits, and no shipped method without a row in the tables of the documentation."""
+"""No shipped loss is without a case in the tests of splits, and no shipped method without a row in the tables of the
+documentation.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,11 @@ def test_every_objective_has_a_case_of_splits() -> None:
 
 
 def test_every_correction_has_a_case_of_splits() -> None:
-    found = {(one.weight, one.reject) for loss in SPLIT if isinstance(loss, PolicyLoss) and isinstance(one := loss.correction, Correction)}
+    found = {
+        (one.weight, one.reject)
+        for loss in SPLIT
+        if isinstance(loss, PolicyLoss) and isinstance(one := loss.correction, Correction)
+    }
     assert found == {(one.traits.weight, one.traits.reject) for one in CORRECTIONS.values()} - {(None, None)}
 
 

@@ -1,4 +1,6 @@
-"""Corrections for the mismatch of engine and trainer: by hand, against the formulas in float64, and within the policy loss."""
+"""Corrections for the mismatch of engine and trainer: by hand, against the formulas in float64, and within the policy
+loss.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_every_preset_has_its_numbers() -> None:
 
 
 def test_metrics_count_tokens() -> None:
-    said = Correction(weight="token", cap=2.0, reject="sequence", low=0.5, high=3.0)(tensor(*RATIOS).log(), torch.tensor(LENGTHS))
+    said = Correction(weight="token", cap=2.0, reject="sequence", low=0.5, high=3.0)(
+        tensor(*RATIOS).log(), torch.tensor(LENGTHS)
+    )
     assert said.metrics["mismatch/capped_fraction"].tolist() == [1, 0, 0, 0, 0, 0]
     assert said.metrics["mismatch/rejected_fraction"].tolist() == [0, 0, 0, 0, 1, 1]
     torch.testing.assert_close(said.metrics["mismatch/weight"], tensor(2, 0.5, 1, 1.001, 0, 0))
@@ -87,17 +91,25 @@ def test_no_difference_is_too_large(name: str, delta: float) -> None:
 def reference(correction: Correction, delta: list[float]) -> list[float]:
     """Return the weights of one sequence by the formula, token by token."""
     product = exp(sum(delta))
-    rho = {"token": [exp(x) for x in delta], "sequence": [product] * len(delta), "geometric": [product ** (1 / len(delta))] * len(delta)}
+    rho = {
+        "token": [exp(x) for x in delta],
+        "sequence": [product] * len(delta),
+        "geometric": [product ** (1 / len(delta))] * len(delta),
+    }
     weights = rho[correction.weight] if correction.weight else [1.0] * len(delta)
     weights = [weight if correction.cap is None else min(weight, correction.cap) for weight in weights]
     if correction.reject:
         weights = [
-            w if correction.low <= judged <= correction.high else 0.0 for w, judged in zip(weights, rho[correction.reject], strict=True)
+            w if correction.low <= judged <= correction.high else 0.0
+            for w, judged in zip(weights, rho[correction.reject], strict=True)
         ]
     return weights
 
 
-@given(rows=st.lists(st.lists(st.floats(-2, 2), max_size=5), min_size=1, max_size=6).filter(any), name=st.sampled_from(sorted(PRESETS)))
+@given(
+    rows=st.lists(st.lists(st.floats(-2, 2), max_size=5), min_size=1, max_size=6).filter(any),
+    name=st.sampled_from(sorted(PRESETS)),
+)
 def test_against_the_formula_in_float64(rows: list[list[float]], name: str) -> None:
     correction = CORRECTIONS[name]
     said = correction(tensor(*itertools.chain(*rows)), torch.tensor([len(row) for row in rows]))
@@ -105,9 +117,13 @@ def test_against_the_formula_in_float64(rows: list[list[float]], name: str) -> N
     torch.testing.assert_close(said.weights, tensor(*expected), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [("token", "token_k1"), ("sequence", "seq_sum_k1"), ("geometric", "seq_mean_k1")])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("token", "token_k1"), ("sequence", "seq_sum_k1"), ("geometric", "seq_mean_k1")]
+)
 def test_verls_bounds_are_those_of_the_inverse(ours: Level, theirs: str) -> None:
-    """verl keeps a token if k1 = -log ratio, or its sum or mean over the sequence, is between log bounds (see docs/algorithms.md)."""
+    """verl keeps a token if k1 = -log ratio, or its sum or mean over the sequence, is between log bounds (see
+    docs/algorithms.md).
+    """
     low, high = 0.7, 1.1
     lengths = [1, 3, 2, 1, 4]
     delta = 0.3 * torch.randn(sum(lengths), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
@@ -121,7 +137,9 @@ def test_verls_bounds_are_those_of_the_inverse(ours: Level, theirs: str) -> None
 
 
 def decoupled(loss: PolicyLoss, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return loss and gradient. Every log-prob is log 1/2 under the behaviour policy and log 3/4 under the proximal policy."""
+    """Return loss and gradient. Every log-prob is log 1/2 under the behaviour policy and log 3/4 under the proximal
+    policy.
+    """
     leaf = log_probs.clone().requires_grad_()
     behaviour, proximal = torch.full_like(log_probs, log(0.5)), torch.full_like(log_probs, log(0.75))
     inputs = LossInputs(torch.ones_like(log_probs), torch.tensor([len(log_probs)]), behaviour, proximal)
@@ -132,7 +150,8 @@ def decoupled(loss: PolicyLoss, log_probs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_decoupled_ppo_clips_around_the_proximal_policy_and_weighs_by_it() -> None:
-    # Current 0.75 and 0.99: the ratios to the proximal 0.75 are 1 and 1.32, clipped to 1.2. Both have the weight 0.75 / 0.5 = 1.5.
+    # Current 0.75 and 0.99: the ratios to the proximal 0.75 are 1 and 1.32, clipped to 1.2. Both have the weight 0.75 /
+    # 0.5 = 1.5.
     losses, gradient = decoupled(PolicyLoss(Ppo(), Correction(weight="token", cap=5.0)), tensor(log(0.75), log(0.99)))
     torch.testing.assert_close(losses, tensor(-1.5, -1.8))
     torch.testing.assert_close(gradient, tensor(-1.5, 0))
@@ -144,7 +163,8 @@ def test_decoupled_ppo_clips_around_the_proximal_policy_and_weighs_by_it() -> No
 def test_on_policy_the_weight_is_the_current_policys_and_carries_no_gradient() -> None:
     loss = PolicyLoss(Ppo(), Correction(weight="token", cap=5.0), on_policy=True)
     losses, gradient = decoupled(loss, tensor(log(0.6), log(0.9)))
-    # The ratio is 1, so the loss is minus the weight, which is the current probability divided by the behaviour policy's.
+    # The ratio is 1, so the loss is minus the weight, which is the current probability divided by the behaviour
+    # policy's.
     torch.testing.assert_close(losses, tensor(-1.2, -1.8))
     torch.testing.assert_close(gradient, tensor(-1.2, -1.8))
 
@@ -159,7 +179,9 @@ def test_on_policy_needs_no_log_probs_of_anybody() -> None:
 
 
 def test_a_rejected_token_has_no_policy_gradient_and_keeps_its_kl() -> None:
-    loss = PolicyLoss(PolicyGradient(), Correction(reject="token", low=0.5, high=2.0), on_policy=True, kl_coef=0.5, kl_estimator="k1")
+    loss = PolicyLoss(
+        PolicyGradient(), Correction(reject="token", low=0.5, high=2.0), on_policy=True, kl_coef=0.5, kl_estimator="k1"
+    )
     leaf = tensor(-1, -1).requires_grad_()
     inputs = LossInputs(tensor(4, 4), torch.tensor([2]), tensor(-1, -3), ref_log_probs=tensor(-1, -1))
     loss(leaf, torch.zeros(2), inputs).losses.sum().backward()
@@ -168,7 +190,9 @@ def test_a_rejected_token_has_no_policy_gradient_and_keeps_its_kl() -> None:
 
 
 def test_stale_tokens_weigh_by_their_own_versions() -> None:
-    """Tokens sampled by older versions carry those versions' log-probs, so the correction measures how far the policy has moved."""
+    """Tokens sampled by older versions carry those versions' log-probs, so the correction measures how far the policy
+    has moved.
+    """
     proximal = torch.full((3,), log(0.8), dtype=torch.float64)
     behaviour = tensor(log(0.8), log(0.6), log(0.4))
     weights = Correction(weight="token", cap=10.0)(proximal - behaviour, torch.tensor([3])).weights

@@ -16,7 +16,9 @@ def batch(log_probs: list[float], advantages: list[float], mask: str, proximal: 
     """Return a batch of one sequence."""
     sequences = concatenate([np.arange(len(mask), dtype=np.int32)], [np.array([letter == "x" for letter in mask])])
     versions = np.zeros(len(mask), np.int32)
-    return TrainBatch(sequences, np.array(advantages, np.float32), np.array(log_probs, np.float32), versions, None, proximal)
+    return TrainBatch(
+        sequences, np.array(advantages, np.float32), np.array(log_probs, np.float32), versions, None, proximal
+    )
 
 
 def test_covariances_by_hand() -> None:
@@ -61,7 +63,9 @@ def test_other_tokens_draw_others() -> None:
 def test_objectives_mark_by_their_keys() -> None:
     step = batch([0, -1, -2, -3], [0, 3, 0, 0], ".xxx")
     np.testing.assert_array_equal(KlCov(ratio=0.5).token_selection(step), [False, True, False, False])
-    np.testing.assert_array_equal(ClipCov(ratio=1.0, low=0.5, high=1.5).token_selection(step), [False, False, False, True])
+    np.testing.assert_array_equal(
+        ClipCov(ratio=1.0, low=0.5, high=1.5).token_selection(step), [False, False, False, True]
+    )
     assert Gspo().token_selection(step) is None
     with pytest.raises(AssertionError, match="before the update"):
         KlCov().token_selection(TrainBatch(step.sequences, step.advantages, None, step.policy_versions))
@@ -72,7 +76,9 @@ def test_objectives_mark_by_their_keys() -> None:
     ratio=st.floats(0, 1),
     shift=st.floats(-4, 4, width=16),
 )
-def test_the_covariances_sum_up_to_the_covariance_and_ignore_shifts(values: list[tuple[float, float]], ratio: float, shift: float) -> None:
+def test_the_covariances_sum_up_to_the_covariance_and_ignore_shifts(
+    values: list[tuple[float, float]], ratio: float, shift: float
+) -> None:
     log_probs, advantages = (list(column) for column in zip(*values, strict=True))
     step = batch([0, *log_probs], [0, *advantages], "." + "x" * len(values))
     covariances = token_covariances(step)

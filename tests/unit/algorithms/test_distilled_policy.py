@@ -1,4 +1,6 @@
-"""Learning from a teacher, with and without rewards: an update's gradient against the formulas in float64, and in every split."""
+"""Learning from a teacher, with and without rewards: an update's gradient against the formulas in float64, and in every
+split.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def gradient(measure: Divergence, loss: Loss, ranks: int, token_budget: int) -> 
 
 
 def by_hand(measure: Divergence) -> Tensor:
-    """Return the gradient of the loss: PPO, with a clip that never applies, plus `COEF` times the divergence, averaged over tokens.
+    """Return the gradient of the loss: PPO, with a clip that never applies, plus `COEF` times the divergence, averaged
+    over tokens.
 
     It is computed in float64 from probabilities.
     """
@@ -93,7 +96,9 @@ def by_hand(measure: Divergence) -> Tensor:
     }[measure.kind]
     now = torch.softmax(logits, -1).gather(1, targets[:, None])[:, 0]
     mask = batch.sequences.response_mask
-    old, advantages = (torch.from_numpy(values[mask]).double() for values in (batch.proximal_log_probs, batch.advantages))
+    old, advantages = (
+        torch.from_numpy(values[mask]).double() for values in (batch.proximal_log_probs, batch.advantages)
+    )
     (-advantages * now / old.exp() + COEF * apart).mean().backward()
     return torch.cat([value.grad.flatten() for value in policy.parameters() if value.grad is not None])
 

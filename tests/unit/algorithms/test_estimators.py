@@ -50,7 +50,9 @@ def test_opo_weighs_masked_responses_by_their_true_length() -> None:
 
 def test_gpg_makes_up_for_groups_that_teach_nothing() -> None:
     # All rewards of group 1 are equal, so 2 of 5 responses count, and each counts 5/2 times.
-    assert by_response("gpg", scores([0, 1, 3, 3, 3], [0, 0, 1, 1, 1], [".x"] * 5)) == pytest.approx([-1.25, 1.25, 0, 0, 0])
+    assert by_response("gpg", scores([0, 1, 3, 3, 3], [0, 0, 1, 1, 1], [".x"] * 5)) == pytest.approx(
+        [-1.25, 1.25, 0, 0, 0]
+    )
     assert by_response("gpg", FIVE) == pytest.approx(by_response("dr_grpo", FIVE))
 
 
@@ -64,8 +66,8 @@ def test_maxrl_divides_by_the_mean() -> None:
 def test_maxrls_expected_gradient_is_that_of_the_likelihoods_first_terms(n: int, p: float) -> None:
     """The expectation is computed exactly, over all outcomes of n samples with success probability p = sigmoid(theta).
 
-    log p = -sum_k (1 - p)^k / k has the derivative sum_k (1 - p)^(k - 1) dp. The expected gradient of the estimator consists of the first
-    n - 1 terms of this derivative (theorem 5 of the paper).
+    log p = -sum_k (1 - p)^k / k has the derivative sum_k (1 - p)^(k - 1) dp. The expected gradient of the estimator
+    consists of the first n - 1 terms of this derivative (theorem 5 of the paper).
     """
     expected = 0.0
     for outcome in itertools.product([0.0, 1.0], repeat=n):
@@ -89,7 +91,9 @@ def test_remax_subtracts_what_the_greedy_response_got() -> None:
 
 
 def with_turns(given_scores: Scores, rewards: list[list[float]], tokens: list[list[int]]) -> Scores:
-    """Return the scores with turns. `tokens` has the number of tokens of each turn; the first turn includes the prompt."""
+    """Return the scores with turns. `tokens` has the number of tokens of each turn; the first turn includes the
+    prompt.
+    """
     counts = [len(row) for row in rewards]
     turns = Turns(
         np.array([reward for row in rewards for reward in row], np.float32),
@@ -109,13 +113,36 @@ def test_step_reinforce_by_hand() -> None:
     # The returns are 5, 4, 6 and 1. Those of group 0 have mean 5 and variance 1; the mean of all is 4.
     of_group = advantages("step_reinforce", TURNS, Normalisation(gamma=0.5, mean="group", std="group"))
     np.testing.assert_allclose(of_group, [0, 0, 0, 0, -1, -1, 0, 1, 0, 0], atol=2e-6)
-    assert advantages("step_reinforce", TURNS, Normalisation(gamma=0.5, mean="batch")).tolist() == [0, 1, 1, 0, 0, 0, 0, 2, 0, -3]
-    # The turns with returns 5, 4 and 1 belong to one domain, and the turn with return 6 to the other. Group 0 has episodes of both.
+    assert advantages("step_reinforce", TURNS, Normalisation(gamma=0.5, mean="batch")).tolist() == [
+        0,
+        1,
+        1,
+        0,
+        0,
+        0,
+        0,
+        2,
+        0,
+        -3,
+    ]
+    # The turns with returns 5, 4 and 1 belong to one domain, and the turn with return 6 to the other. Group 0 has
+    # episodes of both.
     halves = replace(TURNS, domains=np.array([0, 1, 0], np.int32))
     of_domain = advantages("step_reinforce", halves, Normalisation(gamma=0.5, mean="domain"))
     np.testing.assert_allclose(of_domain, [0, 5 - 10 / 3, 5 - 10 / 3, 0, 4 - 10 / 3, 4 - 10 / 3, 0, 0, 0, 1 - 10 / 3])
     # Clipping applies to the reward of each turn.
-    assert advantages("step_reinforce", TURNS, Normalisation(reward_clip=3.5)).tolist() == [0, 6.5, 6.5, 0, 3.5, 3.5, 0, 3.5, 0, 1]
+    assert advantages("step_reinforce", TURNS, Normalisation(reward_clip=3.5)).tolist() == [
+        0,
+        6.5,
+        6.5,
+        0,
+        3.5,
+        3.5,
+        0,
+        3.5,
+        0,
+        1,
+    ]
 
 
 def test_step_reinforce_sums_penalties_over_a_turn() -> None:
@@ -143,7 +170,9 @@ def test_undivided_responses_make_it_reinforce(rows: list[Row], mean: Scope, cli
 
 @given(
     responses=st.lists(
-        st.tuples(st.integers(0, 2), st.lists(st.tuples(st.integers(-9, 9), st.integers(1, 4)), min_size=1, max_size=4)),
+        st.tuples(
+            st.integers(0, 2), st.lists(st.tuples(st.integers(-9, 9), st.integers(1, 4)), min_size=1, max_size=4)
+        ),
         min_size=1,
         max_size=6,
     ),
@@ -159,7 +188,10 @@ def test_step_reinforce_against_its_formula_in_any_order(
     plain = scores([0.0] * len(responses), [group for group, _ in responses], masks)
     tokens = [[count + (number == 0) for number, (_, count) in enumerate(turns)] for _, turns in responses]
     given_scores = with_turns(plain, [[float(reward) for reward, _ in turns] for _, turns in responses], tokens)
-    returns = [[sum(gamma ** (j - k) * turns[j][0] for j in range(k, len(turns))) for k in range(len(turns))] for _, turns in responses]
+    returns = [
+        [sum(gamma ** (j - k) * turns[j][0] for j in range(k, len(turns))) for k in range(len(turns))]
+        for _, turns in responses
+    ]
     expected: list[float] = []
     for (group, turns), own in zip(responses, returns, strict=True):
         others = [value for (its, _), row in zip(responses, returns, strict=True) if its == group for value in row]
@@ -192,7 +224,9 @@ def test_reinforce_plus_plus_baseline_whitens_what_is_left_of_the_groups() -> No
 def test_penalties_are_paid_by_every_token_at_or_before_them(estimator: str) -> None:
     plain = scores([5, 1], [0, 0], [".xx", ".x"], baselines=[0, 0])
     fined = scores([5, 1], [0, 0], [".xx", ".x"], [9, 1, 2, 9, 4], baselines=[0, 0])
-    np.testing.assert_allclose(advantages(estimator, plain, NONE) - advantages(estimator, fined, NONE), [0, 3, 2, 0, 4], rtol=1e-6)
+    np.testing.assert_allclose(
+        advantages(estimator, plain, NONE) - advantages(estimator, fined, NONE), [0, 3, 2, 0, 4], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("estimator", CENTRED)
@@ -207,14 +241,18 @@ def test_groups_of_equal_rewards_teach_nothing(estimator: str, reward: float, si
 def test_a_reward_that_all_responses_get_changes_nothing(rows: list[Row], shift: float, estimator: str) -> None:
     rows = [(round(reward), group, mask) for reward, group, mask in rows]
     moved = [(reward + round(shift), group, mask) for reward, group, mask in rows]
-    np.testing.assert_allclose(advantages(estimator, build(moved), NONE), advantages(estimator, build(rows), NONE), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        advantages(estimator, build(moved), NONE), advantages(estimator, build(rows), NONE), rtol=1e-4, atol=1e-4
+    )
 
 
 @given(rows=ROWS, estimator=st.sampled_from(["grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]))
 def test_doubled_rewards_change_nothing_where_a_deviation_divides(rows: list[Row], estimator: str) -> None:
     rows = [(round(reward), group, mask) for reward, group, mask in rows]
     doubled = [(2 * reward, group, mask) for reward, group, mask in rows]
-    np.testing.assert_allclose(advantages(estimator, build(doubled), NONE), advantages(estimator, build(rows), NONE), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        advantages(estimator, build(doubled), NONE), advantages(estimator, build(rows), NONE), rtol=1e-4, atol=1e-4
+    )
 
 
 @given(rows=ROWS, estimator=st.sampled_from(["dr_grpo", "rloo", "opo", "gpg"]))
@@ -260,7 +298,10 @@ def test_against_the_formula_in_float64(rows: list[Row], estimator: str) -> None
 def test_whitened_estimators_against_the_formula_in_float64(rows: list[Row], estimator: str) -> None:
     given_scores = build(rows)
     mask = given_scores.sequences.response_mask
-    values = [row[0] if estimator == "reinforce_plus_plus" else formula("dr_grpo", rows, index) for index, row in enumerate(rows)]
+    values = [
+        row[0] if estimator == "reinforce_plus_plus" else formula("dr_grpo", rows, index)
+        for index, row in enumerate(rows)
+    ]
     tokens = np.array([value for value, row in zip(values, rows, strict=True) for _ in range(row[2].count("x"))])
     if not len(tokens):
         return

@@ -22,7 +22,9 @@ def with_values(given_scores: Scores, values: list[float]) -> Scores:
 
 def random_values(given_scores: Scores, seed: int) -> Scores:
     """Return the scores with random values and penalties at every token."""
-    values, penalties = np.random.default_rng(seed).normal(size=(2, len(given_scores.sequences.token_ids))).astype(np.float32)
+    values, penalties = (
+        np.random.default_rng(seed).normal(size=(2, len(given_scores.sequences.token_ids))).astype(np.float32)
+    )
     return replace(given_scores, values=values, token_penalties=penalties)
 
 
@@ -50,7 +52,9 @@ def test_without_values_it_is_refused() -> None:
 
 
 def by_definition(given_scores: Scores, index: int, gamma: float, lam: float) -> list[float]:
-    """Return the advantages of one response: each is a discounted sum of the TD errors from its token on, in float64."""
+    """Return the advantages of one response: each is a discounted sum of the TD errors from its token on, in
+    float64.
+    """
     assert given_scores.values is not None and given_scores.token_penalties is not None
     begin, end = given_scores.sequences.offsets[index : index + 2]
     where = [token for token in range(begin, end) if given_scores.sequences.response_mask[token]]

@@ -26,18 +26,24 @@ Group = Sequence[Mapping[str, float]]
 
 
 def random_step(draw: random.Random) -> tuple[dict[str, float], list[Group], list[list[int]]]:
-    """Return weights, groups, and the number of tokens of each response. In some groups, all values of one reward are equal."""
+    """Return weights, groups, and the number of tokens of each response. In some groups, all values of one reward are
+    equal.
+    """
     weights = {name: draw.choice([1.0, 0.5, -0.25, 3.0]) for name in ("a", "b", "c")[: draw.randint(1, 3)]}
     groups: list[Group] = []
     for _ in range(draw.randint(2, 5)):
         scales = {name: draw.choice([0.0, 1.0, 100.0]) for name in weights}
         size = draw.randint(2, 6)
-        groups.append([{name: 1.0 + scales[name] * draw.choice([0, 1, draw.random()]) for name in weights} for _ in range(size)])
+        groups.append(
+            [{name: 1.0 + scales[name] * draw.choice([0, 1, draw.random()]) for name in weights} for _ in range(size)]
+        )
     return weights, groups, [[draw.randint(1, 5) for _ in group] for group in groups]
 
 
 def gdpo(weights: Mapping[str, float], groups: Sequence[Group], lengths: Sequence[Sequence[int]]) -> list[float]:
-    """Return the advantage of each response: eq. 4 to 6 of the paper, with all response tokens as the batch, as in verl, but n - 1."""
+    """Return the advantage of each response: eq. 4 to 6 of the paper, with all response tokens as the batch, as in
+    verl, but n - 1.
+    """
     sums = []
     for group in groups:
         for response in group:
@@ -51,8 +57,12 @@ def gdpo(weights: Mapping[str, float], groups: Sequence[Group], lengths: Sequenc
     return [(value - mean) / sqrt(variance + 1e-8) for value in sums]
 
 
-def by_roll(config: Any, weights: Mapping[str, float], groups: Sequence[Group], lengths: Sequence[Sequence[int]]) -> list[float]:
-    """Return roll's advantages of the first token of each response, with the estimator and the normalisation of a configuration."""
+def by_roll(
+    config: Any, weights: Mapping[str, float], groups: Sequence[Group], lengths: Sequence[Sequence[int]]
+) -> list[float]:
+    """Return roll's advantages of the first token of each response, with the estimator and the normalisation of a
+    configuration.
+    """
     wired = credit(config)
     results = [normalised(weights, [RewardResult(0.0, parts=dict(one)) for one in group]) for group in groups]
     rows = [(0.0, index, "." + "x" * count) for index, counts in enumerate(lengths) for count in counts]

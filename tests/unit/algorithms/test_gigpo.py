@@ -24,7 +24,10 @@ def played(episodes: list[Played]) -> Scores:
     names = sorted({state for _, state in turns})
     of_token = np.repeat(np.arange(len(turns), dtype=np.int32), 3)
     divided = Turns(
-        np.array([earned for earned, _ in turns], np.float32), rows, of_token, np.array([names.index(state) for _, state in turns])
+        np.array([earned for earned, _ in turns], np.float32),
+        rows,
+        of_token,
+        np.array([names.index(state) for _, state in turns]),
     )
     rewards = [sum(earned for earned, _ in each) for _, each in episodes]
     made = scores(rewards, [group for group, _ in episodes], [".xx" * len(each) for _, each in episodes])
@@ -32,7 +35,9 @@ def played(episodes: list[Played]) -> Scores:
 
 
 def by_turn(given_scores: Scores, **own: float) -> list[float]:
-    """Return the advantage of each turn, after checking that its two sampled tokens share it and that the environment's token has 0."""
+    """Return the advantage of each turn, after checking that its two sampled tokens share it and that the environment's
+    token has 0.
+    """
     found = advantages("gigpo", given_scores, Normalisation(), own).reshape(-1, 3)
     assert not found[:, 0].any()
     assert (found[:, 1] == found[:, 2]).all()
@@ -85,7 +90,8 @@ def test_against_the_formula(episodes: list[Played], gamma: float, weights: tupl
         return (value - fmean(others)) / (spread + 1e-6 if spread > 1e-6 else 1.0)
 
     returns = [
-        [sum(gamma**ahead * earned for ahead, (earned, _) in enumerate(turns[k:])) for k in range(len(turns))] for _, turns in episodes
+        [sum(gamma**ahead * earned for ahead, (earned, _) in enumerate(turns[k:])) for k in range(len(turns))]
+        for _, turns in episodes
     ]
     expected = []
     for number, (group, turns) in enumerate(episodes):
@@ -100,6 +106,10 @@ def test_against_the_formula(episodes: list[Played], gamma: float, weights: tupl
             whole = compared(sum(earned for earned, _ in turns), rewards)
             expected.append(weights[0] * whole + weights[1] * compared(returns[number][k], same))
     found = by_turn(
-        played(episodes), step_reward_gamma=gamma, episode_reward_weight=weights[0], step_reward_weight=weights[1], gigpo_std=divide
+        played(episodes),
+        step_reward_gamma=gamma,
+        episode_reward_weight=weights[0],
+        step_reward_weight=weights[1],
+        gigpo_std=divide,
     )
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)

@@ -1,4 +1,6 @@
-"""Invariance of advantage estimators to other prompts in the batch and to shifts of rewards, scaling, and the formula of `reinforce`."""
+"""Invariance of advantage estimators to other prompts in the batch and to shifts of rewards, scaling, and the formula
+of `reinforce`.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,15 @@ def shifted(rows: list[Row], shift: int) -> list[Row]:
     return [(round(reward) + shift, group, mask) for reward, group, mask in rows]
 
 
-@given(rows=ROWS, shift=st.integers(-50, 50), scope=st.sampled_from(["batch", "group"]), std=st.sampled_from([None, "batch", "group"]))
-def test_a_mean_that_is_subtracted_takes_a_shift_with_it(rows: list[Row], shift: int, scope: str, std: str | None) -> None:
+@given(
+    rows=ROWS,
+    shift=st.integers(-50, 50),
+    scope=st.sampled_from(["batch", "group"]),
+    std=st.sampled_from([None, "batch", "group"]),
+)
+def test_a_mean_that_is_subtracted_takes_a_shift_with_it(
+    rows: list[Row], shift: int, scope: str, std: str | None
+) -> None:
     norm = Normalisation(mean=scope, std=std, gamma=0.9)  # type: ignore[arg-type]
     expected, got = (advantages("reinforce", build(shifted(rows, by)), norm) for by in (0, shift))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
@@ -57,7 +66,12 @@ def test_remax_does_not_see_what_the_greedy_response_gets_as_well(rows: list[Row
     rewards, groups, masks = zip(*shifted(rows, 0), strict=True)
 
     def with_shift(by: int) -> np.ndarray:
-        moved = scores([reward + by for reward in rewards], list(groups), list(masks), baselines=[float(group + by) for group in groups])
+        moved = scores(
+            [reward + by for reward in rewards],
+            list(groups),
+            list(masks),
+            baselines=[float(group + by) for group in groups],
+        )
         return advantages("remax", moved, Normalisation())
 
     np.testing.assert_allclose(with_shift(shift), with_shift(0), rtol=1e-5, atol=1e-4)
@@ -85,8 +99,15 @@ def test_reinforce_against_its_formula_in_float64(masks: list[str], gamma: float
     given_scores = scores(rewards.tolist(), [0] * len(masks), masks, penalties.tolist())
     got = advantages("reinforce", given_scores, Normalisation(mean="batch" if centred else None, gamma=gamma))
     mean = sum(map(float, rewards)) / len(rewards) if centred else 0.0
-    for index, (begin, end) in enumerate(zip(given_scores.sequences.offsets, given_scores.sequences.offsets[1:], strict=False)):
+    for index, (begin, end) in enumerate(
+        zip(given_scores.sequences.offsets, given_scores.sequences.offsets[1:], strict=False)
+    ):
         tokens = [place for place in range(begin, end) if given_scores.sequences.response_mask[place]]
         for order, place in enumerate(tokens):
-            paid = [-float(penalties[later]) + (float(rewards[index]) - mean) * (later == tokens[-1]) for later in tokens[order:]]
-            assert got[place] == pytest.approx(sum(gamma**ahead * value for ahead, value in enumerate(paid)), rel=1e-4, abs=1e-5)
+            paid = [
+                -float(penalties[later]) + (float(rewards[index]) - mean) * (later == tokens[-1])
+                for later in tokens[order:]
+            ]
+            assert got[place] == pytest.approx(
+                sum(gamma**ahead * value for ahead, value in enumerate(paid)), rel=1e-4, abs=1e-5
+            )

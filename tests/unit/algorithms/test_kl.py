@@ -1,4 +1,6 @@
-"""KL estimators: values, expectations, and their gradients as terms of a loss. Also the controller of the KL coefficient."""
+"""KL estimators: values, expectations, and their gradients as terms of a loss. Also the controller of the KL
+coefficient.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def test_an_unknown_estimator_is_named_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k1+", "k3+"])
 def test_the_expected_gradient_of_each_estimator_as_a_term_of_a_loss(estimator: str) -> None:
-    """Exact expectations over a categorical distribution: each token's gradient is weighted by the token's detached probability."""
+    """Exact expectations over a categorical distribution: each token's gradient is weighted by the token's detached
+    probability.
+    """
     generator = torch.Generator().manual_seed(1)
     ref = torch.randn(6, dtype=torch.float64, generator=generator).log_softmax(-1)
     logits = torch.randn(6, dtype=torch.float64, generator=generator).requires_grad_()
@@ -86,7 +90,9 @@ def test_the_expected_gradient_of_each_estimator_as_a_term_of_a_loss(estimator: 
 
 
 def gradients(estimator: str, staleness: float, *, importance: bool, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Return the exact gradients with respect to six logits: of the loss's KL term, with tokens of a stale policy, and of the KL itself."""
+    """Return the exact gradients with respect to six logits: of the loss's KL term, with tokens of a stale policy, and
+    of the KL itself.
+    """
     ref, logits, moved = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     ref, sampled = ref.log_softmax(-1), (logits + staleness * moved).log_softmax(-1)
     leaf = logits.requires_grad_()
@@ -120,7 +126,9 @@ def test_without_the_ratio_the_gradient_is_off_by_what_the_documents_say() -> No
 
 
 def test_the_ratio_is_to_the_policy_that_sampled_else_to_the_one_of_the_loss() -> None:
-    """The ratio is 2 to the behaviour policy and 4 to the proximal policy. The log-ratio to the reference is -1/2, so k2 is 1/8."""
+    """The ratio is 2 to the behaviour policy and 4 to the proximal policy. The log-ratio to the reference is -1/2, so
+    k2 is 1/8.
+    """
     log_probs, ref = tensor(-1.0), tensor(-1.0 + 0.5)
     behaviour, proximal = log_probs - tensor(2.0).log(), log_probs - tensor(4.0).log()
     loss = PolicyLoss(kl_coef=1.0, kl_estimator="k2", kl_importance=True)

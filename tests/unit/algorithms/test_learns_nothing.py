@@ -1,4 +1,6 @@
-"""Combinations of estimator, normalisation and filter whose advantages are always 0 are refused, and no others are refused for that."""
+"""Combinations of estimator, normalisation and filter whose advantages are always 0 are refused, and no others are
+refused for that.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ from tests.unit.rollout.build import make_episode, make_group
 __all__ = ["configured"]
 Configured = Callable[..., Any]
 SAMPLES, GROUPS, WEIGHTS = 4, 12, {"right": 1.0, "brief": 0.5}
-NOTHING = ("every advantage would be 0", "every reward would be 0", "which the bounds exclude", "no group's standard deviation")
+NOTHING = (
+    "every advantage would be 0",
+    "every reward would be 0",
+    "which the bounds exclude",
+    "no group's standard deviation",
+)
 """Words of the faults that say that nothing would be learnt."""
 FILTERS: list[dict[str, Any] | None] = [
     None,
@@ -54,7 +61,13 @@ def combination(base: RlvrConfig, estimator: Method[EstimatorTraits], **keys: An
     section = {"parts": parts, "normalise": keys.pop("normalise"), "query_filter_config": keys.pop("filter")}
     rewards = {"sums": RewardConfig.model_validate(section)}
     return base.model_copy(
-        update={"num_return_sequences_in_group": SAMPLES, "rewards": rewards, "adv_estimator": estimator, "norm_std_type": None, **keys}
+        update={
+            "num_return_sequences_in_group": SAMPLES,
+            "rewards": rewards,
+            "adv_estimator": estimator,
+            "norm_std_type": None,
+            **keys,
+        }
     )
 
 
@@ -70,7 +83,9 @@ def drawn(draw: np.random.Generator, normalise: str) -> list[list[RewardResult]]
 
 
 def moved(results: Sequence[RewardResult], by: float) -> RolloutGroup:
-    """Return a group of these results, moved by an amount like rounding, which must not decide whether the group is kept."""
+    """Return a group of these results, moved by an amount like rounding, which must not decide whether the group is
+    kept.
+    """
     return make_group(0, [make_episode([5], one.value + by) for one in results], domain="sums")
 
 
@@ -78,7 +93,11 @@ def learns(config: RlvrConfig, seed: int) -> bool:
     """Return whether a step of random groups has an advantage that is not 0, up to rounding."""
     keep, section = kept_groups(config), config.rewards["sums"]
     groups = drawn(np.random.default_rng(seed), section.normalise)
-    kept = [[one.value for one in results] for results in groups if all(keep(moved(results, by)) for by in (-1e-9, 0.0, 1e-9))]
+    kept = [
+        [one.value for one in results]
+        for results in groups
+        if all(keep(moved(results, by)) for by in (-1e-9, 0.0, 1e-9))
+    ]
     if not kept:
         return False
     scores = build([(reward, index, ".xx") for index, rewards in enumerate(kept) for reward in rewards])
@@ -129,7 +148,9 @@ ONE_RESPONSE: list[tuple[str, dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("name", "keys", "place"), ONE_RESPONSE)
-def test_a_step_of_one_response_that_cannot_learn(name: str, keys: Mapping[str, Any], place: str | None, configured: Configured) -> None:
+def test_a_step_of_one_response_that_cannot_learn(
+    name: str, keys: Mapping[str, Any], place: str | None, configured: Configured
+) -> None:
     plain = {"norm_mean_type": None, "norm_std_type": None, "gamma": 1.0, "adv_estimator": ESTIMATORS[name]}
     config = single(configured("tiny_rlvr_lora_zero3"), **{**plain, **keys})
     places = [fault.place for fault in credit_faults(config) if NOTHING[0] in fault.problem]

@@ -27,7 +27,9 @@ def test_by_hand() -> None:
     assert load_max.item() == 1.0
 
 
-@pytest.mark.parametrize(("tokens", "experts", "top_k", "scale"), [(1, 4, 1, 1.0), (37, 8, 2, 1.0), (64, 16, 4, 5.0), (20, 6, 2, 200.0)])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k", "scale"), [(1, 4, 1, 1.0), (37, 8, 2, 1.0), (64, 16, 4, 5.0), (20, 6, 2, 200.0)]
+)
 def test_loss_and_gradient_are_those_of_transformers(tokens: int, experts: int, top_k: int, scale: float) -> None:
     ours, theirs = logits(tokens, experts, 1, scale), logits(tokens, experts, 1, scale)
     loss, load_max = load_balancing(ours, top_k)

@@ -1,4 +1,6 @@
-"""The policy loss with PPO, and the negative log-likelihood: by hand, against the formulas in float64, and by their gradients."""
+"""The policy loss with PPO, and the negative log-likelihood: by hand, against the formulas in float64, and by their
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def inputs_of(advantages: Tensor, behaviour: Tensor | None, ref: Tensor | None =
     return LossInputs(advantages, torch.tensor([len(advantages)]), behaviour, ref_log_probs=ref)
 
 
-def loss_of(loss: Loss, ratios: list[float], advantages: list[float], ref: Tensor | None = None, entropy: Tensor | None = None) -> Tensor:
+def loss_of(
+    loss: Loss, ratios: list[float], advantages: list[float], ref: Tensor | None = None, entropy: Tensor | None = None
+) -> Tensor:
     """Return the token losses for these ratios of the policy's probabilities to the behaviour policy's."""
     behaviour = torch.full((len(ratios),), -2.0, dtype=torch.float64)
     log_probs = behaviour + tensor(*ratios).log()
@@ -60,7 +64,9 @@ def test_the_clip_fraction_counts_where_the_clipped_side_wins() -> None:
 
 
 def test_how_far_the_policy_has_moved_is_unbiased_over_what_was_sampled() -> None:
-    """Exact expectation over a categorical distribution, with the behaviour policy's probabilities. The current policy is far from it."""
+    """Exact expectation over a categorical distribution, with the behaviour policy's probabilities. The current policy
+    is far from it.
+    """
     behaviour, policy = tensor(2, 1, 0, -1).log_softmax(-1), tensor(-3, 1, 1, 2).log_softmax(-1)
     said = PolicyLoss()(policy, tensor(0, 0, 0, 0), inputs_of(tensor(1, 1, 1, 1), behaviour))
     expected = (behaviour.exp() * (behaviour - policy)).sum()
@@ -110,7 +116,9 @@ def reference_formula(loss: PolicyLoss, log_probs: Tensor, entropy: Tensor, inpu
     ppo = loss.objective
     assert isinstance(ppo, Ppo)
     rows = zip(log_probs.tolist(), inputs.advantages.tolist(), inputs.behaviour_log_probs.tolist(), strict=True)
-    for (policy, advantage, behaviour), ref, uncertainty in zip(rows, inputs.ref_log_probs.tolist(), entropy.tolist(), strict=True):
+    for (policy, advantage, behaviour), ref, uncertainty in zip(
+        rows, inputs.ref_log_probs.tolist(), entropy.tolist(), strict=True
+    ):
         ratio = exp(policy - behaviour)
         if advantage >= 0:
             objective = advantage * min(ratio, 1 + ppo.clip_high)

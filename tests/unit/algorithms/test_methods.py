@@ -13,8 +13,30 @@ from roll.algorithms.methods.base import Method, readers
 from roll.algorithms.methods.estimators import ESTIMATORS
 from roll.algorithms.methods.policy_losses import POLICY_LOSSES
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
-from roll.algorithms.objectives import OBJECTIVES, Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Sapo, Topr
-from roll.algorithms.preference import LABELLED_LOSSES, PAIR_OBJECTIVES, ChosenLikelihood, Dpo, DpoNorm, Ipo, Kto, OrPo, SimPo
+from roll.algorithms.objectives import (
+    OBJECTIVES,
+    Cispo,
+    ClipCov,
+    Dppo,
+    Gmpo,
+    Gspo,
+    KlCov,
+    PolicyGradient,
+    Ppo,
+    Sapo,
+    Topr,
+)
+from roll.algorithms.preference import (
+    LABELLED_LOSSES,
+    PAIR_OBJECTIVES,
+    ChosenLikelihood,
+    Dpo,
+    DpoNorm,
+    Ipo,
+    Kto,
+    OrPo,
+    SimPo,
+)
 from roll.config.schema.offline import DpoConfig
 from roll.config.schema.rlvr import RlvrConfig
 
@@ -66,7 +88,9 @@ def test_what_is_declared_is_implemented_and_nothing_else() -> None:
     assert list(ESTIMATORS) == list(ADVANTAGES)
     assert set(POLICY_LOSSES) == set(OBJECTIVES)
     assert {name for name, method in PREFERENCE_LOSSES.items() if method.traits.rows == "pairs"} == set(PAIR_OBJECTIVES)
-    assert {name for name, method in PREFERENCE_LOSSES.items() if method.traits.rows == "labelled"} == set(LABELLED_LOSSES)
+    assert {name for name, method in PREFERENCE_LOSSES.items() if method.traits.rows == "labelled"} == set(
+        LABELLED_LOSSES
+    )
 
 
 def test_declared_keys_are_root_keys() -> None:

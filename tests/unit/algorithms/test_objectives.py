@@ -53,7 +53,9 @@ def tensor(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def of_ratios(ratios: list[float], advantages: list[float], lengths: list[int], token_selection: list[bool] | None = None) -> PolicyTokens:
+def of_ratios(
+    ratios: list[float], advantages: list[float], lengths: list[int], token_selection: list[bool] | None = None
+) -> PolicyTokens:
     """Return tokens with these ratios of the current to the old probability. The old probability is exp(-2)."""
     old = torch.full((len(ratios),), -2.0, dtype=torch.float64)
     chosen = None if token_selection is None else torch.tensor(token_selection)
@@ -94,14 +96,18 @@ def test_gspo_pays_each_token_its_own_advantage() -> None:
 
 @pytest.mark.parametrize("mode", ["mean", "sum"])
 def test_gspos_gradient_is_the_sequence_ratios_where_advantages_are_equal(mode: str) -> None:
-    """Against equation 5 of the paper: autograd differentiates through the sequence ratio itself and through its clip."""
+    """Against equation 5 of the paper: autograd differentiates through the sequence ratio itself and through its
+    clip.
+    """
     tokens = random_tokens([5, 1, 9, 3, 30])
     lengths = tokens.lengths.tolist()
     tokens = replace(tokens, advantages=torch.repeat_interleave(tensor(1.5, -2, -0.5, 1, 0.7), tokens.lengths))
     ours, theirs = (tokens.log_probs.clone().requires_grad_() for _ in range(2))
     for losses in Gspo(0.05, 0.1)(replace(tokens, log_probs=ours)).losses.split(lengths):
         (losses.mean() if mode == "mean" else losses.sum()).backward(retain_graph=True)
-    for log_ratio, advantages in zip((theirs - tokens.old_log_probs).split(lengths), tokens.advantages.split(lengths), strict=True):
+    for log_ratio, advantages in zip(
+        (theirs - tokens.old_log_probs).split(lengths), tokens.advantages.split(lengths), strict=True
+    ):
         s, a = log_ratio.mean().exp(), advantages[0]
         loss = -torch.minimum(s * a, s.clamp(0.95, 1.1) * a) * (1 if mode == "mean" else len(advantages))
         loss.backward(retain_graph=True)
@@ -110,7 +116,9 @@ def test_gspos_gradient_is_the_sequence_ratios_where_advantages_are_equal(mode: 
 
 
 def test_ratios_of_long_sequences_are_those_of_exact_sums() -> None:
-    """The log-ratios of 32,768 tokens in fp32 nearly cancel: the error of a sum in fp32 would be larger than the sum."""
+    """The log-ratios of 32,768 tokens in fp32 nearly cancel: the error of a sum in fp32 would be larger than the
+    sum.
+    """
     length = 32768
     generator = torch.Generator().manual_seed(0)
     d = torch.randn(length, generator=generator)
@@ -183,7 +191,8 @@ def test_the_divergences_of_dppo_are_exact_near_certainty() -> None:
 @pytest.mark.parametrize("gap", [15.5, 16.0, 17.0, 18.0])
 @pytest.mark.parametrize("old", [0.9, 0.99, 0.999, 0.9999])
 def test_a_certainty_that_fp32_rounds_diverges_as_in_float64(old: float, gap: float) -> None:
-    """The two logits are `gap` and 0. In fp32 the log-prob of the first rounds to 0, so its complement, at most 2e-7, is lost.
+    """The two logits are `gap` and 0. In fp32 the log-prob of the first rounds to 0, so its complement, at most 2e-7,
+    is lost.
 
     With the smallest normal number in its place, the divergence would be eight times as large.
     """
@@ -205,7 +214,8 @@ def test_a_divergence_is_never_negative() -> None:
 
 
 def test_topr_by_hand() -> None:
-    # Products of the ratios: 1, 4, 1/8 and 1/8. Only sequences with A < 0 are tapered: 4 to 1, and the first 1/8 is kept.
+    # Products of the ratios: 1, 4, 1/8 and 1/8. Only sequences with A < 0 are tapered: 4 to 1, and the first 1/8 is
+    # kept.
     tokens = of_ratios([2, 0.5, 4, 0.5, 0.25, 0.125], [1, 1, -1, -2, -2, 1], [2, 1, 2, 1])
     said = Topr(positive=0.5, negative=2.0)(tokens)
     torch.testing.assert_close(said.losses, -tensor(0.5, 0.5, -2, -2 * 2 / 8, -2 * 2 / 8, 0.5) * tokens.log_probs)
@@ -267,7 +277,9 @@ def test_gradients_against_finite_differences_of_the_formula(objective: Objectiv
 
 @each
 def test_on_policy_the_gradient_is_the_policy_gradients(objective: Objective) -> None:
-    """At ratio 1, every method has the gradient of REINFORCE, up to the weights of TOPR. No token is selected by its covariance."""
+    """At ratio 1, every method has the gradient of REINFORCE, up to the weights of TOPR. No token is selected by its
+    covariance.
+    """
     tokens = random_tokens([4, 7])
     advantages = torch.repeat_interleave(tensor(1, -1), tokens.lengths)
     token_selection = torch.zeros(11, dtype=torch.bool)
@@ -289,7 +301,9 @@ def test_on_policy_the_gradient_is_the_policy_gradients(objective: Objective) ->
     cut=st.integers(0, 8),
     random=st.randoms(use_true_random=False),
 )
-def test_the_order_and_the_company_of_sequences_do_not_matter(lengths: list[int], index: int, cut: int, random: Random) -> None:
+def test_the_order_and_the_company_of_sequences_do_not_matter(
+    lengths: list[int], index: int, cut: int, random: Random
+) -> None:
     objective, tokens = OBJECTIVES[index], random_tokens(lengths)
     whole = objective(tokens).losses.split(lengths)
     order = list(range(len(lengths)))
@@ -304,7 +318,11 @@ def test_the_order_and_the_company_of_sequences_do_not_matter(lengths: list[int]
         assert tokens.token_selection is not None
         of_part = [chosen(field) for field in (tokens.log_probs, tokens.old_log_probs, tokens.advantages)]
         said = objective(
-            PolicyTokens(*of_part, lengths=torch.tensor([lengths[i] for i in part]), token_selection=chosen(tokens.token_selection))
+            PolicyTokens(
+                *of_part,
+                lengths=torch.tensor([lengths[i] for i in part]),
+                token_selection=chosen(tokens.token_selection),
+            )
         )
         torch.testing.assert_close(said.losses, torch.cat([whole[i] for i in part]), rtol=1e-12, atol=1e-12)
 

@@ -1,4 +1,6 @@
-"""Off-policy sequence masking: against its formula in plain Python, with several objectives, and with extreme log-ratios."""
+"""Off-policy sequence masking: against its formula in plain Python, with several objectives, and with extreme
+log-ratios.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,21 @@ each = pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 
 
 def tokens(seed: int = 2) -> tuple[Tensor, LossInputs]:
-    """Return log-probs of the current policy, and inputs with nearby ones of the engine, the proximal policy and the reference."""
+    """Return log-probs of the current policy, and inputs with nearby ones of the engine, the proximal policy and the
+    reference.
+    """
     generator = torch.Generator().manual_seed(seed)
-    scale, engine, before, reference, advantages = torch.randn(5, sum(LENGTHS), dtype=torch.float64, generator=generator)
+    scale, engine, before, reference, advantages = torch.randn(
+        5, sum(LENGTHS), dtype=torch.float64, generator=generator
+    )
     log_probs = -1.0 - scale.abs()
-    given = (advantages, torch.tensor(LENGTHS), log_probs + 0.3 * engine, log_probs + 0.2 * before, log_probs + 0.3 * reference)
+    given = (
+        advantages,
+        torch.tensor(LENGTHS),
+        log_probs + 0.3 * engine,
+        log_probs + 0.2 * before,
+        log_probs + 0.3 * reference,
+    )
     return log_probs.requires_grad_(), LossInputs(*given)
 
 
@@ -63,9 +75,13 @@ def test_losses_and_gradients_are_the_plain_ones_but_for_masked_tokens(objective
 
 
 def test_by_hand() -> None:
-    """Two sequences have become less likely, by 0.6 and by 0.4 nats per token. Only in the first are tokens with A < 0 masked."""
+    """Two sequences have become less likely, by 0.6 and by 0.4 nats per token. Only in the first are tokens with A < 0
+    masked.
+    """
     log_probs = torch.tensor([-2.0, -2.2, -1.4, -1.4])
-    inputs = LossInputs(torch.tensor([-1.0, 1.0, -1.0, -1.0]), torch.tensor([2, 2]), torch.tensor([-1.0, -2.0, -1.0, -1.0]))
+    inputs = LossInputs(
+        torch.tensor([-1.0, 1.0, -1.0, -1.0]), torch.tensor([2, 2]), torch.tensor([-1.0, -2.0, -1.0, -1.0])
+    )
     losses = PolicyLoss(PolicyGradient(), mask_threshold=0.5)(log_probs, log_probs, inputs).losses
     torch.testing.assert_close(losses, torch.tensor([0.0, 2.2, -1.4, -1.4]))
 
@@ -85,7 +101,9 @@ def test_log_ratios_beyond_all_measure_stay_finite(far: float) -> None:
     advantages = torch.tensor([-2.0, 0.0, 2.0])
     log_probs = torch.full((3,), -2.0).requires_grad_()
     behaviour = log_probs.detach() - far
-    said = PolicyLoss(mask_threshold=0.5)(log_probs, log_probs, LossInputs(advantages, torch.ones(3, dtype=torch.int64), behaviour))
+    said = PolicyLoss(mask_threshold=0.5)(
+        log_probs, log_probs, LossInputs(advantages, torch.ones(3, dtype=torch.int64), behaviour)
+    )
     said.losses.sum().backward()
     assert log_probs.grad is not None and torch.isfinite(said.losses).all() and torch.isfinite(log_probs.grad).all()
     assert said.metrics["policy/off_policy_masked_fraction"].tolist() == [float(far < 0), 0, 0]

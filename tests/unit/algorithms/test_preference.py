@@ -1,4 +1,6 @@
-"""Preference losses: against their formulas in plain Python, their gradients, and their independence of the split of a batch."""
+"""Preference losses: against their formulas in plain Python, their gradients, and their independence of the split of a
+batch.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,18 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.losses import Loss, LossInputs
-from roll.algorithms.preference import ChosenLikelihood, Dpo, DpoNorm, Ipo, Kto, Mixture, OrPo, PairObjective, PreferenceLoss, SimPo
+from roll.algorithms.preference import (
+    ChosenLikelihood,
+    Dpo,
+    DpoNorm,
+    Ipo,
+    Kto,
+    Mixture,
+    OrPo,
+    PairObjective,
+    PreferenceLoss,
+    SimPo,
+)
 from roll.algorithms.ranking import BradleyTerry
 from roll.data import packing
 from roll.ray.group import WorkerGroup
@@ -59,7 +72,8 @@ def sigmoid(x: float) -> float:
 def pair_loss(name: str, c: list[float], r: list[float], rc: list[float], rr: list[float]) -> float:
     """Return the loss of one pair by the papers' formulas.
 
-    `c` and `r` are the policy's log-probs of the chosen and the rejected response, `rc` and `rr` those of the reference.
+    `c` and `r` are the policy's log-probs of the chosen and the rejected response, `rc` and `rr` those of the
+    reference.
     """
     mean_c, mean_r = sum(c) / len(c), sum(r) / len(r)
     h = sum(c) - sum(rc) - sum(r) + sum(rr)
@@ -71,7 +85,10 @@ def pair_loss(name: str, c: list[float], r: list[float], rc: list[float], rr: li
         case "ipo":
             return (mean_c - sum(rc) / len(rc) - mean_r + sum(rr) / len(rr) - 1.0) ** 2
         case "dpo_norm":
-            h = 3 * (sum(a - b for a, b in zip(c, rc, strict=True)) / len(c) - sum(a - b for a, b in zip(r, rr, strict=True)) / len(r))
+            h = 3 * (
+                sum(a - b for a, b in zip(c, rc, strict=True)) / len(c)
+                - sum(a - b for a, b in zip(r, rr, strict=True)) / len(r)
+            )
             return -0.8 * math.log(sigmoid(h)) - 0.2 * math.log(sigmoid(-h))
         case "sft":
             return -mean_c
@@ -105,7 +122,9 @@ def test_kto_by_hand() -> None:
         1.5 * (1 - sigmoid(0.5 * (ratio - 0.3))) if label else 0.7 * (1 - sigmoid(0.5 * (0.3 - ratio)))
         for ratio, label in zip(ratios, LABELS, strict=True)
     ]
-    assert said.losses.tolist() == pytest.approx([loss for loss, row in zip(losses, POLICY, strict=True) for _ in row], rel=1e-7)
+    assert said.losses.tolist() == pytest.approx(
+        [loss for loss, row in zip(losses, POLICY, strict=True) for _ in row], rel=1e-7
+    )
     rewards, desirable = said.counted["dpo/chosen_reward"]
     assert rewards[desirable].tolist() == pytest.approx([0.5 * ratios[0], 0.5 * ratios[3]])
     assert said.counted["dpo/rejected_reward"][1].tolist() == [False, True, True, False]
@@ -133,7 +152,9 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
 )
 @pytest.mark.parametrize("far", [-3e4, -100.0, 100.0, 3e4])
 def test_log_ratios_beyond_all_measure_stay_finite(objective: PairObjective, far: float) -> None:
-    """The policy's log-prob of the chosen response exceeds the reference's by `far`. If `far` is negative, the loss is large but finite."""
+    """The policy's log-prob of the chosen response exceeds the reference's by `far`. If `far` is negative, the loss is
+    large but finite.
+    """
     log_probs = torch.full((4,), -2.0).requires_grad_()
     reference = torch.tensor([-2.0 - far, -2.0, -2.0, -2.0])
     given = LossInputs(torch.zeros(4), torch.tensor([2, 2]), ref_log_probs=reference)
@@ -144,7 +165,9 @@ def test_log_ratios_beyond_all_measure_stay_finite(objective: PairObjective, far
 
 def test_of_responses_of_one_length_the_normalised_loss_is_dpos() -> None:
     """The losses are equal if the beta of `dpo_norm` is the beta of `dpo` times the length."""
-    log_probs, reference = (torch.tensor([-0.5, -1.0, -2.0, -0.25], dtype=torch.float64) * scale for scale in (1.0, 0.7))
+    log_probs, reference = (
+        torch.tensor([-0.5, -1.0, -2.0, -0.25], dtype=torch.float64) * scale for scale in (1.0, 0.7)
+    )
     given = LossInputs(torch.zeros_like(log_probs), torch.tensor([2, 2]), ref_log_probs=reference)
     ours, theirs = (PreferenceLoss(one)(log_probs, log_probs, given) for one in (DpoNorm(1.0, 0.1), Dpo(0.5, 0.1)))
     torch.testing.assert_close(ours.losses, theirs.losses)
@@ -152,7 +175,9 @@ def test_of_responses_of_one_length_the_normalised_loss_is_dpos() -> None:
 
 
 def long_pairs(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return two pairs of responses of up to `tokens` tokens: log-probs of policy and reference in fp32, and the lengths."""
+    """Return two pairs of responses of up to `tokens` tokens: log-probs of policy and reference in fp32, and the
+    lengths.
+    """
     generator = torch.Generator().manual_seed(0)
     lengths = torch.tensor([tokens, tokens - 1, tokens // 3, tokens])
     policy = -torch.empty(int(lengths.sum())).exponential_(generator=generator)
@@ -185,13 +210,22 @@ def pairs() -> TrainBatch:
     generator = np.random.default_rng(1)
     lengths = [9, 4, 14, 6, 11, 3, 8, 5, 7, 10, 12, 6]
     sequences = packing.concatenate(
-        [generator.integers(0, TOKENS, length).astype(np.int32) for length in lengths], [np.arange(length) >= 2 for length in lengths]
+        [generator.integers(0, TOKENS, length).astype(np.int32) for length in lengths],
+        [np.arange(length) >= 2 for length in lengths],
     )
     mask = sequences.response_mask
     reference = np.where(mask, generator.normal(-2.0, 1.0, len(mask)), 0).astype(np.float32)
     nothing = np.zeros(len(mask), np.float32)
     labels = generator.integers(0, 2, len(lengths)).astype(np.float32)
-    return TrainBatch(sequences, nothing, None, nothing.astype(np.int32), ref_log_probs=reference, labels=labels, sequences_per_example=2)
+    return TrainBatch(
+        sequences,
+        nothing,
+        None,
+        nothing.astype(np.int32),
+        ref_log_probs=reference,
+        labels=labels,
+        sequences_per_example=2,
+    )
 
 
 def gradient(name: str, ranks: int, token_budget: int) -> Tensor:
@@ -212,6 +246,13 @@ def gradient(name: str, ranks: int, token_budget: int) -> Tensor:
 def test_no_split_changes_the_gradient(name: str) -> None:
     whole = gradient(name, 1, 10**6)
     assert whole.norm() > 1e-3
-    for ranks, token_budget in [(1, 40), (1, 1), (2, 10**6), (2, 30), (4, 25), (7, 10**6)]:  # one of seven ranks gets the filler
+    for ranks, token_budget in [
+        (1, 40),
+        (1, 1),
+        (2, 10**6),
+        (2, 30),
+        (4, 25),
+        (7, 10**6),
+    ]:  # one of seven ranks gets the filler
         difference = (gradient(name, ranks, token_budget) - whole).norm() / whole.norm()
         assert difference < 1e-5, f"{ranks} ranks, {token_budget} tokens: {difference:.1e}"

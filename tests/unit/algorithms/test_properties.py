@@ -1,4 +1,6 @@
-"""Properties of every loss, aggregation, correction and KL estimator: padding, order and masked tokens do not matter."""
+"""Properties of every loss, aggregation, correction and KL estimator: padding, order and masked tokens do not
+matter.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ LOSSES: dict[str, Loss] = {
     "kl_cov": PolicyLoss(KlCov(ratio=0.3)),
 }
 LOSSES |= {f"kl {name}": PolicyLoss(Ppo(), kl_coef=0.5, kl_estimator=name) for name in KL_IN_LOSS}
-LOSSES |= {f"kl {name}, weighted": PolicyLoss(Ppo(), kl_coef=0.5, kl_estimator=name, kl_importance=True) for name in KL_IN_LOSS}
+LOSSES |= {
+    f"kl {name}, weighted": PolicyLoss(Ppo(), kl_coef=0.5, kl_estimator=name, kl_importance=True) for name in KL_IN_LOSS
+}
 LOSSES |= {f"correction {name}": PolicyLoss(Ppo(), correction) for name, correction in CORRECTIONS.items()}
 
 
@@ -66,7 +70,9 @@ class Row:
 
 
 def random_rows(lengths: Sequence[int], seed: int) -> list[Row]:
-    """Return sequences of these response lengths, with prompts of two tokens. The third token of every fourth response is masked."""
+    """Return sequences of these response lengths, with prompts of two tokens. The third token of every fourth response
+    is masked.
+    """
     generator = np.random.default_rng(seed)
     out = []
     for number, length in enumerate(lengths):
@@ -89,7 +95,9 @@ def padded(row: Row, count: int, seed: int) -> Row:
 
 
 def gradient(rows: Sequence[Row], loss: Loss, mode: str) -> tuple[float, list[np.ndarray]]:
-    """Return the aggregated loss, and its gradient with respect to the log-prob of every token, masked or not, by sequence."""
+    """Return the aggregated loss, and its gradient with respect to the log-prob of every token, masked or not, by
+    sequence.
+    """
     sequences = concatenate([row.token_ids.astype(np.int32) for row in rows], [row.mask for row in rows])
     columns = np.concatenate([row.fields for row in rows], axis=1).astype(np.float32)
     advantages, behaviour, proximal, reference = columns
@@ -111,7 +119,9 @@ def test_padding_changes_nothing_and_masked_tokens_have_no_gradient(name: str, m
     rows = random_rows([5, 1, 7, 4, 3], seed=1)
     total, plain = gradient(rows, LOSSES[name], mode)
     widest = max(len(row.mask) for row in rows)
-    rectangle, wide = gradient([padded(row, widest - len(row.mask), seed) for seed, row in enumerate(rows)], LOSSES[name], mode)
+    rectangle, wide = gradient(
+        [padded(row, widest - len(row.mask), seed) for seed, row in enumerate(rows)], LOSSES[name], mode
+    )
     assert rectangle == pytest.approx(total, rel=1e-6)
     for row, narrow, whole in zip(rows, plain, wide, strict=True):
         np.testing.assert_allclose(whole[: len(narrow)], narrow, rtol=1e-6, atol=1e-12)
@@ -128,7 +138,9 @@ def test_padding_changes_nothing_and_masked_tokens_have_no_gradient(name: str, m
     seed=st.integers(0, 99),
     random=st.randoms(use_true_random=False),
 )
-def test_the_order_of_samples_does_not_matter(lengths: list[int], name: str, mode: str, seed: int, random: Random) -> None:
+def test_the_order_of_samples_does_not_matter(
+    lengths: list[int], name: str, mode: str, seed: int, random: Random
+) -> None:
     assume(name != "kl_cov" or sum(lengths) != 2)  # two tokens have equal covariances, and the first is selected
     rows = random_rows(lengths, seed)
     order = list(range(len(rows)))
@@ -150,7 +162,9 @@ def test_corrected_losses_against_finite_differences(name: str) -> None:
     current, noise, advantages, far = float64(4, 12)
     inputs = LossInputs(advantages, torch.tensor([5, 0, 7]), current + 0.02 * far, current + 0.3 * noise)
     loss = PolicyLoss(Ppo(), CORRECTIONS[name])
-    assert torch.autograd.gradcheck(lambda x: loss(x, x.exp(), inputs).losses, current.requires_grad_(), eps=1e-7, atol=1e-5)
+    assert torch.autograd.gradcheck(
+        lambda x: loss(x, x.exp(), inputs).losses, current.requires_grad_(), eps=1e-7, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -172,7 +186,9 @@ def test_kl_estimators_against_their_formulas_and_finite_differences(estimator: 
     step = 1e-6
     # `k1+` and `k3+` have the values of `k1` and `k3`, and the gradient of `k2`.
     sloped = "k2" if estimator.endswith("+") else estimator
-    slopes = (kl_estimate(policy + step, reference, sloped) - kl_estimate(policy - step, reference, sloped)) / (2 * step)
+    slopes = (kl_estimate(policy + step, reference, sloped) - kl_estimate(policy - step, reference, sloped)) / (
+        2 * step
+    )
     torch.testing.assert_close(leaf.grad, slopes, rtol=1e-6, atol=1e-8)
 
 

@@ -14,12 +14,37 @@ from roll.algorithms.corrections import Correction
 from roll.algorithms.kl import kl_estimate
 from roll.algorithms.losses import LossInputs
 from roll.algorithms.methods.corrections import CORRECTIONS
-from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, Objective, PolicyGradient, Ppo, Sapo, Topr
+from roll.algorithms.objectives import (
+    Cispo,
+    ClipCov,
+    Dppo,
+    Gmpo,
+    Gspo,
+    KlCov,
+    Objective,
+    PolicyGradient,
+    Ppo,
+    Sapo,
+    Topr,
+)
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.ratios import ratio_of
 
 OBJECTIVES: list[Objective] = [
-    *(Ppo(), Ppo(dual_clip=3.0), PolicyGradient(), Gspo(), Gmpo(), Cispo(), Sapo(), Dppo(), Dppo("kl", 0.05), Topr(), ClipCov(), KlCov()),
+    *(
+        Ppo(),
+        Ppo(dual_clip=3.0),
+        PolicyGradient(),
+        Gspo(),
+        Gmpo(),
+        Cispo(),
+        Sapo(),
+        Dppo(),
+        Dppo("kl", 0.05),
+        Topr(),
+        ClipCov(),
+        KlCov(),
+    )
 ]
 PRESETS = {name: method.traits for name, method in CORRECTIONS.items() if name != "none"}
 FAR = (-3e4, -400.0, -90.0, -21.0, 0.0, 21.0, 90.0, 400.0, 3e4)
@@ -34,7 +59,9 @@ def update(loss: PolicyLoss, log_ratios: Tensor, advantages: Tensor, *, far: str
     """
     log_probs = torch.full_like(log_ratios, -2.0).requires_grad_()
     near, away = log_probs.detach().clone(), log_probs.detach() - log_ratios
-    given = {name: away if name == far else near for name in ("behaviour_log_probs", "proximal_log_probs", "ref_log_probs")}
+    given = {
+        name: away if name == far else near for name in ("behaviour_log_probs", "proximal_log_probs", "ref_log_probs")
+    }
     lengths, selected = torch.ones(len(log_ratios), dtype=torch.int64), torch.zeros(len(log_ratios), dtype=torch.bool)
     inputs = LossInputs(advantages, lengths, token_selection=selected, **given)
     said = loss(log_probs, torch.zeros_like(log_probs), inputs)
@@ -72,7 +99,11 @@ def test_every_correction_is_finite_and_a_rejected_token_has_no_gradient(name: s
         loss = PolicyLoss(Ppo(), Correction(one.weight, one.cap, one.reject, one.low or 0.0, one.high or float("inf")))
         losses, gradient, inputs = update(loss, log_ratios, advantages, far=far)
         assert torch.isfinite(losses).all() and torch.isfinite(gradient).all()
-        assert loss.correction is not None and inputs.behaviour_log_probs is not None and inputs.proximal_log_probs is not None
+        assert (
+            loss.correction is not None
+            and inputs.behaviour_log_probs is not None
+            and inputs.proximal_log_probs is not None
+        )
         weights = loss.correction(inputs.proximal_log_probs - inputs.behaviour_log_probs, inputs.lengths).weights
         assert torch.isfinite(weights).all()
         if one.reject:
@@ -91,8 +122,12 @@ def test_every_kl_is_finite(far: str, estimator: str, importance: bool) -> None:
 
 
 def test_a_clipped_token_far_off_has_the_clips_loss() -> None:
-    """With A = 1, the clip bounds the loss at -1.2, however large the ratio. With A = -1, only the bound e^20 on ratios applies."""
-    losses, gradient, _ = update(PolicyLoss(), torch.tensor([400.0, 400.0]), torch.tensor([1.0, -1.0]), far="proximal_log_probs")
+    """With A = 1, the clip bounds the loss at -1.2, however large the ratio. With A = -1, only the bound e^20 on ratios
+    applies.
+    """
+    losses, gradient, _ = update(
+        PolicyLoss(), torch.tensor([400.0, 400.0]), torch.tensor([1.0, -1.0]), far="proximal_log_probs"
+    )
     assert losses.tolist() == pytest.approx([-1.2, exp(20)])
     assert gradient.tolist() == [0, 0]
 

@@ -32,7 +32,8 @@ def test_what_is_earned_at_the_end_is_discounted_to_each_token(masks: list[str],
 
 
 def test_gae_by_hand() -> None:
-    # Values 1, 2; rewards 0, 3. TD errors: 0 + 0.5 x 2 - 1 = 0 and 3 - 2 = 1. Advantages: 0 + 0.5 x 0.8 x 1 = 0.4 and 1.
+    # Values 1, 2; rewards 0, 3. TD errors: 0 + 0.5 x 2 - 1 = 0 and 3 - 2 = 1. Advantages: 0 + 0.5 x 0.8 x 1 = 0.4 and
+    # 1.
     advantages, returns = gae(np.array([7.0, 0, 3]), np.array([7.0, 1, 2]), responses(".xx"), gamma=0.5, lam=0.8)
     np.testing.assert_allclose(advantages, [0, 0.4, 1])
     np.testing.assert_allclose(returns, [0, 1.4, 3])
@@ -70,7 +71,8 @@ def test_gae_without_a_critic_and_with_lambda_1_is_the_return(masks: list[str], 
 
 
 def test_turns_by_hand() -> None:
-    # The first response has turns with rewards 3 and 4, the second one turn with reward 6. The discount applies per turn.
+    # The first response has turns with rewards 3 and 4, the second one turn with reward 6. The discount applies per
+    # turn.
     rewards, rows = np.array([3.0, 4, 6]), np.array([0, 0, 1], np.int32)
     assert turn_returns(rewards, rows, 0.5).tolist() == [5, 4, 6]
     assert turn_returns(rewards, rows, 0.0).tolist() == [3, 4, 6]

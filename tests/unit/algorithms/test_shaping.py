@@ -1,4 +1,6 @@
-"""Reward shaping and sample weights: overlong penalty, weights by difficulty and length, and the filter of long wrong responses."""
+"""Reward shaping and sample weights: overlong penalty, weights by difficulty and length, and the filter of long wrong
+responses.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.shaping import Overlong, balanced, difficulty_weights, is_long_and_wrong, length_weights, overlong_penalty
+from roll.algorithms.shaping import (
+    Overlong,
+    balanced,
+    difficulty_weights,
+    is_long_and_wrong,
+    length_weights,
+    overlong_penalty,
+)
 
 
 def test_the_punishment_by_hand() -> None:
@@ -20,7 +29,9 @@ def test_the_punishment_by_hand() -> None:
 @given(lengths=st.lists(st.integers(1, 64), min_size=1), buffer=st.integers(1, 64))
 def test_the_punishment_against_the_papers_cases(lengths: list[int], buffer: int) -> None:
     limit = 64
-    for length, penalty in zip(lengths, overlong_penalty(np.array(lengths, np.int32), Overlong(limit, buffer)).tolist(), strict=True):
+    for length, penalty in zip(
+        lengths, overlong_penalty(np.array(lengths, np.int32), Overlong(limit, buffer)).tolist(), strict=True
+    ):
         if length <= limit - buffer:
             assert penalty == 0
         else:
@@ -42,7 +53,8 @@ def test_balanced_weights_have_a_mean_of_1_over_what_is_in_the_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reward", "length", "out"), [(0.0, 8, True), (-1.0, 9, True), (0.0, 7, False), (1.0, 8, False), (0.5, 99, False), (1e-6, 8, False)]
+    ("reward", "length", "out"),
+    [(0.0, 8, True), (-1.0, 9, True), (0.0, 7, False), (1.0, 8, False), (0.5, 99, False), (1e-6, 8, False)],
 )
 def test_what_is_long_and_wrong(reward: float, length: int, out: bool) -> None:
     assert is_long_and_wrong(reward, length, threshold=8) is out

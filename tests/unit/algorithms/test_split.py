@@ -1,4 +1,6 @@
-"""Splitting an update into ranks and micro-batches changes no gradient, for every loss and aggregation, with roll's own splitting code."""
+"""Splitting an update into ranks and micro-batches changes no gradient, for every loss and aggregation, with roll's own
+splitting code.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,10 @@ LOSSES: Mapping[str, Loss] = {
     "clip_cov": PolicyLoss(ClipCov(ratio=0.1, low=0.01, high=5.0)),
     "kl_cov": PolicyLoss(KlCov(ratio=0.2)),
     # Some tokens and sequences of the step are within these bounds, and others are not.
-} | {f"ppo, {name}": PolicyLoss(correction=Correction(one.weight, one.cap, one.reject, 0.9, 1.1)) for name, one in PRESETS.items()}
+} | {
+    f"ppo, {name}": PolicyLoss(correction=Correction(one.weight, one.cap, one.reject, 0.9, 1.1))
+    for name, one in PRESETS.items()
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -111,17 +116,23 @@ class AddingRanks(Ranks[TrainStrategy]):
         log_probs, entropy = self.policy(batch)
         inputs = loss_inputs(batch, "cpu")
         # The log-probs stand in for a critic's values and for a reward model's scores.
-        said = loss(log_probs, inputs) if isinstance(loss, ValueLoss | BradleyTerry) else loss(log_probs, entropy, inputs)
+        said = (
+            loss(log_probs, inputs) if isinstance(loss, ValueLoss | BradleyTerry) else loss(log_probs, entropy, inputs)
+        )
         (said.losses * scored_only(micro_batch.loss_weights, batch.sequences, "cpu")).sum().backward()
 
     @property
     def gradient(self) -> Tensor:
-        return torch.cat([gradient.flatten() for gradient in (p.grad for p in self.policy.parameters()) if gradient is not None])
+        return torch.cat(
+            [gradient.flatten() for gradient in (p.grad for p in self.policy.parameters()) if gradient is not None]
+        )
 
 
 @cache
 def step() -> TrainBatch:
-    """Return twelve sequences, one of them masked out. Engine, proximal policy and reference are near the current policy, but not equal."""
+    """Return twelve sequences, one of them masked out. Engine, proximal policy and reference are near the current
+    policy, but not equal.
+    """
     generator = np.random.default_rng(0)
     sequences = packing.concatenate(
         [generator.integers(0, TOKENS, length).astype(np.int32) for length in LENGTHS],
@@ -137,7 +148,9 @@ def step() -> TrainBatch:
 
     advantages = np.where(mask, np.repeat(generator.normal(size=len(LENGTHS)), LENGTHS), 0).astype(np.float32)
     behaviour, ref, proximal, values, returns = near(0.25), near(0.3), near(0.2), near(0.25), near(0.5)
-    return TrainBatch(sequences, advantages, behaviour, bare.policy_versions, ref, proximal, values=values, returns=returns)
+    return TrainBatch(
+        sequences, advantages, behaviour, bare.policy_versions, ref, proximal, values=values, returns=returns
+    )
 
 
 @cache
@@ -175,7 +188,12 @@ def test_no_split_changes_the_gradient(name: str, mode: str) -> None:
 def test_the_losses_differ_from_one_another() -> None:
     """The test above would prove little for a loss that equals another one, or for a correction that does nothing."""
     gradients = {name: gradient(loss, "token-mean", 1, WHOLE) for name, loss in LOSSES.items()}
-    same = [(a, b) for a in gradients for b in gradients if a < b and (gradients[a] - gradients[b]).norm() < 1e-4 * gradients[a].norm()]
+    same = [
+        (a, b)
+        for a in gradients
+        for b in gradients
+        if a < b and (gradients[a] - gradients[b]).norm() < 1e-4 * gradients[a].norm()
+    ]
     assert not same
 
 

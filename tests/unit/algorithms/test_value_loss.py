@@ -1,4 +1,6 @@
-"""The critic's loss: by hand, against its formula in float64 token by token, and its gradient against finite differences."""
+"""The critic's loss: by hand, against its formula in float64 token by token, and its gradient against finite
+differences.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ def test_by_hand() -> None:
     inputs = inputs_of(tensor(0, 0, 0, 1), tensor(1, 1, -1, 2))
     values = tensor(0.1, 0.5, 0.5, 2.5)
     torch.testing.assert_close(ValueLoss()(values, inputs).losses, tensor(0.405, 0.125, 1.125, 0.125))
-    # In turn: within the clip; towards the return, clipped at 0.2; away from the return; past the return, clipped at 1.2, which is
-    # further from 2 than 2.5 is.
+    # In turn: within the clip; towards the return, clipped at 0.2; away from the return; past the return, clipped at
+    # 1.2, which is further from 2 than 2.5 is.
     said = ValueLoss(clip=0.2)(values, inputs)
     torch.testing.assert_close(said.losses, tensor(0.405, 0.32, 1.125, 0.32))
     assert said.metrics["critic/clip_fraction"].tolist() == [0, 1, 0, 1]
@@ -73,7 +75,9 @@ def test_gradients_against_finite_differences(clip: float | None) -> None:
     generator = torch.Generator().manual_seed(5)
     values, old, returns = torch.randn(3, 80, dtype=torch.float64, generator=generator)
     inputs = inputs_of(old, returns)
-    assert torch.autograd.gradcheck(lambda values: ValueLoss(clip)(values, inputs).losses, values.requires_grad_(), eps=1e-7, atol=1e-5)
+    assert torch.autograd.gradcheck(
+        lambda values: ValueLoss(clip)(values, inputs).losses, values.requires_grad_(), eps=1e-7, atol=1e-5
+    )
 
 
 def test_a_clipped_value_has_no_gradient_and_one_that_left_its_return_has() -> None:

@@ -10,7 +10,9 @@ from roll.errors import ConfigError
 
 
 def test_an_experiment_is_composed_and_checked_as_by_the_command() -> None:
-    config = load_config("tiny/tiny_warm_up", ["dry_run=true", "max_steps=3", "sft_train.training_args.learning_rate=0.5"])
+    config = load_config(
+        "tiny/tiny_warm_up", ["dry_run=true", "max_steps=3", "sft_train.training_args.learning_rate=0.5"]
+    )
     assert isinstance(config, SftConfig)
     assert config.max_steps == 3 and config.sft_train.training_args.learning_rate == 0.5
 

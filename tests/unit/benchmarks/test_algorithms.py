@@ -40,7 +40,9 @@ def test_every_recipe_plans_the_same_number_of_samples_a_step(recipe: str) -> No
 
 
 def test_every_advantage_estimator_has_a_recipe() -> None:
-    """Except for estimators that compare states of an environment: the tiny task has none, and `tiny_agent_gigpo` covers them."""
+    """Except for estimators that compare states of an environment: the tiny task has none, and `tiny_agent_gigpo`
+    covers them.
+    """
     configs = [load(recipe) for recipe in algorithms.recipes()]
     covered = {config.adv_estimator.name for config in configs if isinstance(config, RlvrConfig)}
     assert covered == {name for name, method in ESTIMATORS.items() if not method.traits.needs_states}

@@ -1,4 +1,6 @@
-"""Randomly mutated configurations are accepted as written or refused, without a traceback, a hang or a silent change."""
+"""Randomly mutated configurations are accepted as written or refused, without a traceback, a hang or a silent
+change.
+"""
 
 from __future__ import annotations
 

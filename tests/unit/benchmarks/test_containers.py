@@ -33,7 +33,13 @@ def test_the_formats_hold_the_same_texts() -> None:
     def texts(value: object) -> list[str]:
         if isinstance(value, dict):
             return [text for key, one in value.items() if key not in ("role", "from", "type") for text in texts(one)]
-        return [value] if isinstance(value, str) else [text for one in value for text in texts(one)] if isinstance(value, Sequence) else []
+        return (
+            [value]
+            if isinstance(value, str)
+            else [text for one in value for text in texts(one)]
+            if isinstance(value, Sequence)
+            else []
+        )
 
     for variant in containers.variants(ROWS, "q", "a"):
         assert [set(texts(row)) for row in variant.rows] == [set(row.values()) for row in ROWS]

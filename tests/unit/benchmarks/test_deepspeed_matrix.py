@@ -58,11 +58,20 @@ def test_a_loss_that_is_no_number_is_bad() -> None:
 def test_the_pages_tables_are_whole_and_within_their_tolerance(device: str) -> None:
     table = matrix.PLACES[device].read(PAGE)
     assert table.strip(), "the page has no table for this device"
-    rows = [[field.strip() for field in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("| ")]
+    rows = [
+        [field.strip() for field in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("| ")
+    ]
     width = 3 + 2 * len(DTYPES[device])
     matrix_rows = [row for row in rows if len(row) == width and row[0].strip("`") in PIPELINES and row[1].isdigit()]
-    places = [(pipeline, stage, offload) for pipeline in PIPELINES for stage, offloads in OFFLOADS.items() for offload in offloads]
-    assert [row[:3] for row in matrix_rows] == [[f"`{pipeline}`", str(stage), offload] for pipeline, stage, offload in places]
+    places = [
+        (pipeline, stage, offload)
+        for pipeline in PIPELINES
+        for stage, offloads in OFFLOADS.items()
+        for offload in offloads
+    ]
+    assert [row[:3] for row in matrix_rows] == [
+        [f"`{pipeline}`", str(stage), offload] for pipeline, stage, offload in places
+    ]
     assert not [row for row in matrix_rows if "–" in row[3:]]
     assert not [row for row in rows if any(field.startswith("**") for field in row)]
 

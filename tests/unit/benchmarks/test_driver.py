@@ -10,7 +10,9 @@ import pytest
 from benchmarks import driver
 
 
-def test_every_part_of_every_size_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_part_of_every_size_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "driver.json"
     monkeypatch.setattr("sys.argv", ["driver.py", "--samples", "16,32", "--mean-length", "4", "--json", str(file)])
     assert driver.main() == 0

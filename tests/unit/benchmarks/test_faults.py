@@ -33,11 +33,17 @@ def test_every_kind_comes_with_both_signals_in_every_phase() -> None:
     faults = [fault for run in planned(0, 100) for fault in run]
     kinds = Counter(fault.kind for fault in faults)
     assert kinds.keys() == set(Kind) and min(kinds.values()) >= 3
-    assert {fault.kind for fault in faults if fault.is_stop} == set(Kind) == {fault.kind for fault in faults if not fault.is_stop}
+    assert (
+        {fault.kind for fault in faults if fault.is_stop}
+        == set(Kind)
+        == {fault.kind for fault in faults if not fault.is_stop}
+    )
     assert {fault.phase for fault in faults} == set(Phase) - {Phase.MOVE}
     for run in planned(0, 100)[:-1]:
         assert len(run) == PER_RUN and any(fault.kind in ENDS_RUN for fault in run)
-        again = next(place for place, fault in enumerate(run) if fault.phase is Phase.START and fault.kind is Kind.ENGINE)
+        again = next(
+            place for place, fault in enumerate(run) if fault.phase is Phase.START and fault.kind is Kind.ENGINE
+        )
         assert run[again - 1].kind in (Kind.ENGINE, Kind.CORE), "the fault before it must restart an engine"
 
 
@@ -45,20 +51,28 @@ def test_a_course_is_read_as_it_grows(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     log, course = tmp_path / "logs" / "driver.log", Course(tmp_path)
     assert course.look() == [] and course.step == -1
-    log.write_text(LINE.format(second=1, text="step 3/24  reward 0.1") + "a line of a traceback\n" + "2026-01-01 10:00:02,000 INFO ro")
+    log.write_text(
+        LINE.format(second=1, text="step 3/24  reward 0.1")
+        + "a line of a traceback\n"
+        + "2026-01-01 10:00:02,000 INFO ro"
+    )
     (found,) = course.look()
     assert found.text.startswith("step 3/24") and course.step == 3
     with log.open("a") as stream:
         stream.write("ll.here: actor_infer rank 1 died: gone\n")
     (second,) = course.look()
     assert second.at - found.at == 1.0
-    assert course.since(found.at, r"rank 1 (died|is replaced)") == second and course.since(second.at + 1, "died") is None
+    assert (
+        course.since(found.at, r"rank 1 (died|is replaced)") == second and course.since(second.at + 1, "died") is None
+    )
 
 
 def test_processes_are_told_by_the_logs_that_they_write_to(tmp_path: Path) -> None:
     sleeps = f"import time; time.sleep({limits.PROCESS})"
     # The name is put together in the child, so that the parent's own command line does not contain it.
-    starts = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', '{sleeps}', 'VLLM::Engine' + 'Core']).wait()"
+    starts = (
+        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', '{sleeps}', 'VLLM::Engine' + 'Core']).wait()"
+    )
     with (tmp_path / "actor_infer-1.log").open("w") as log:
         engine = subprocess.Popen([sys.executable, "-c", starts], stdout=log)
     watch = Watch(os.getpid(), tmp_path)
@@ -85,9 +99,14 @@ def test_phases_are_what_files_show(tmp_path: Path) -> None:
 
 
 def test_metrics_differ_or_do_not() -> None:
-    still: list[dict[str, Any]] = [{"step": 0, "reward/mean": 0.5, "time/step": 1.0}, {"step": 1, "reward/mean": 1000.0}]
+    still: list[dict[str, Any]] = [
+        {"step": 0, "reward/mean": 0.5, "time/step": 1.0},
+        {"step": 1, "reward/mean": 1000.0},
+    ]
     assert differences(still, [still[0] | {"time/step": 9.0}, {"step": 1, "reward/mean": 1000.001}]) == ()
-    assert differences(still, [still[0], {"step": 1, "reward/mean": 1000.1}]) == ("step 1: reward/mean: 1000.1 instead of 1000.0",)
+    assert differences(still, [still[0], {"step": 1, "reward/mean": 1000.1}]) == (
+        "step 1: reward/mean: 1000.1 instead of 1000.0",
+    )
     assert differences(still, [still[0], {"step": 1}]) == ("step 1: reward/mean: None instead of 1000.0",)
     assert differences(still, still[:1]) == ("steps [0] instead of [0, 1]",)
 
@@ -121,9 +140,14 @@ def test_the_table_says_what_was_measured(outcome: dict[str, Any]) -> None:
     assert "| 0 | one engine | 2 | 0 | 0 | 1 | 0 | 0 | 300 |" in text
     assert "| engine | 40.0, 40.0 | cold start + 10 s + the rest of the trainer's step | 0 of 1 |" in text
     assert "| rank | 60.0, 60.0 | cold start + 10 s + the steps since the checkpoint | 1 of 1 |" in text
-    # An engine's failure costs (2 + 120) / 32 s, and a rank's failure 12 + 10 + 180 + 5 x 60 s. Each kind occurs once in two hours.
+    # An engine's failure costs (2 + 120) / 32 s, and a rank's failure 12 + 10 + 180 + 5 x 60 s. Each kind occurs once
+    # in two hours.
     share = f"**{100 * (1 - (122 / 32 + 502) / 2 / 3600):.1f}%** of the time is spent on training"
-    assert f"An engine's failure then costs 3.8 s, because 31 other engines continue, and a rank's failure 502 s, and {share}" in text
+    assert (
+        f"An engine's failure then costs 3.8 s, because 31 other engines continue, and a rank's failure 502 s, "
+        f"and "
+        f"{share}" in text
+    )
 
 
 def test_what_two_failures_at_once_cost_is_of_neither(outcome: dict[str, Any]) -> None:
@@ -134,5 +158,9 @@ def test_what_two_failures_at_once_cost_is_of_neither(outcome: dict[str, Any]) -
 
 def test_a_run_is_good_that_took_all_its_steps_and_equals_the_other(outcome: dict[str, Any]) -> None:
     assert fault_table.is_good(outcome)
-    for bad in ({"statuses": [0, 3]}, {"unequal": ["step 3: reward/mean"]}, {"false_alarms": ["actor_infer rank 0 died"]}):
+    for bad in (
+        {"statuses": [0, 3]},
+        {"unequal": ["step 3: reward/mean"]},
+        {"false_alarms": ["actor_infer rank 0 died"]},
+    ):
         assert not fault_table.is_good(outcome | bad)

@@ -74,7 +74,9 @@ def test_the_kv_cache_holds_every_sequence() -> None:
 def test_ratio_counts_the_forwards_that_the_step_runs() -> None:
     once = result(WORK, step=7.0, rollout=3.5, reference=0.8, train=2.6, weight_sync=0.1)
     assert once.ratio == pytest.approx(7.0 / (3.0 + 0.7 + 2.5))
-    twice = result(replace(WORK, lora_rank=32), step=8.0, rollout=3.5, reference=0.8, log_probs=1.0, train=2.6, weight_sync=0.1)
+    twice = result(
+        replace(WORK, lora_rank=32), step=8.0, rollout=3.5, reference=0.8, log_probs=1.0, train=2.6, weight_sync=0.1
+    )
     assert twice.ratio == pytest.approx(8.0 / (3.0 + 0.7 + 0.9 + 2.5))
 
 
@@ -84,7 +86,9 @@ def test_weights_that_cross_to_another_gpu_have_its_floor() -> None:
 
 
 def test_a_floor_that_was_not_measured_gives_no_ratio() -> None:
-    partial = Result(asdict(WORK), {}, [{"time/step": 7.0, "time/rollout": 3.0, "time/train": 3.0}], {"train": 2.5}, warm_up=0)
+    partial = Result(
+        asdict(WORK), {}, [{"time/step": 7.0, "time/rollout": 3.0, "time/train": 3.0}], {"train": 2.5}, warm_up=0
+    )
     assert partial.ratio is None and partial.floor_of_step is None
 
 
@@ -92,7 +96,9 @@ def test_mfu_of_the_measured_train_step() -> None:
     # 6 x 494 million parameters x 327,680 tokens in 2.74 s are 354 TFLOP/s, of a peak of 790.
     assert result(WORK, step=1.0).mfu(2.74) == pytest.approx(0.449, abs=0.001)
     assert result(replace(WORK, devices=(0, 1)), step=1.0).mfu(2.74) == pytest.approx(0.2245, abs=0.001)
-    assert result(replace(WORK, lora_rank=32), step=1.0).mfu(2.74) == pytest.approx(0.2994, abs=0.001)  # no weight gradients
+    assert result(replace(WORK, lora_rank=32), step=1.0).mfu(2.74) == pytest.approx(
+        0.2994, abs=0.001
+    )  # no weight gradients
 
 
 def test_floor_log_probs_are_those_of_the_sequences_alone() -> None:
@@ -100,12 +106,16 @@ def test_floor_log_probs_are_those_of_the_sequences_alone() -> None:
     from roll.models.attention import register
 
     causal = AutoModelForCausalLM.from_config(build_config("tiny", "float32"), attn_implementation=register())
-    work = replace(WORK, shape=SHAPES["tiny"], prompts=1, samples=3, prompt_tokens=3, response_tokens=5, token_budget=16)
+    work = replace(
+        WORK, shape=SHAPES["tiny"], prompts=1, samples=3, prompt_tokens=3, response_tokens=5, token_budget=16
+    )
     rows = packed_rows(work, 0, 1, "cpu")
     assert [row["input_ids"].shape[1] for row in rows] == [16, 8]
     packed = LogProbs(causal)(rows[0])
     second = rows[0]["input_ids"][:, 8:]
-    alone = causal(second, cu_seq_lens_q=torch.tensor([0, 8], dtype=torch.int32), max_length_q=8, use_cache=False).logits[0, :-1]
+    alone = causal(
+        second, cu_seq_lens_q=torch.tensor([0, 8], dtype=torch.int32), max_length_q=8, use_cache=False
+    ).logits[0, :-1]
     expected = alone.log_softmax(-1).gather(1, second[0, 1:, None])[:, 0]
     torch.testing.assert_close(packed[8:], expected, atol=1e-5, rtol=1e-5)
 

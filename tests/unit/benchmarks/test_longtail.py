@@ -34,10 +34,14 @@ def run(seconds: Mapping[int, tuple[float, float]], **metrics: float) -> Run:
     return Run(sequences=10, engines=1, in_flight=0, lines=lines)
 
 
-METRICS = {"response/length_mean": 33.0, "response/truncated_fraction": 0.02, "staleness/mean": 0.0, "staleness/max": 0.0}
+METRICS = {
+    "response/length_mean": 33.0,
+    "response/truncated_fraction": 0.02,
+    "staleness/mean": 0.0,
+    "staleness/max": 0.0,
+}
 SYNCHRONOUS = run(
-    {1: (99.0, 90.0), 2: (99.0, 90.0), 3: (99.0, 90.0), 4: (10.0, 7.0), 5: (12.0, 8.0), 6: (11.0, 6.0)},
-    **METRICS,
+    {1: (99.0, 90.0), 2: (99.0, 90.0), 3: (99.0, 90.0), 4: (10.0, 7.0), 5: (12.0, 8.0), 6: (11.0, 6.0)}, **METRICS
 )
 PARTIAL = run(
     {1: (99.0, 9.0), 2: (99.0, 9.0), 3: (99.0, 9.0), 4: (8.0, 4.0), 5: (9.0, 5.0)},
@@ -47,7 +51,8 @@ SATURATED = Saturated(seconds=[1.0, 2.0, 1.0], tokens=[80.0, 170.0, 90.0], ended
 
 
 @pytest.mark.parametrize(
-    ("model", "mean", "ends"), [("1.5b", 2048, 74), ("1.5b", 1024, 148), ("tiny", 16, 128), ("tiny", 2048, 1), ("tiny", 1500, 1)]
+    ("model", "mean", "ends"),
+    [("1.5b", 2048, 74), ("1.5b", 1024, 148), ("tiny", 16, 128), ("tiny", 2048, 1), ("tiny", 1500, 1)],
 )
 def test_end_tokens_for_a_mean(model: str, mean: int, ends: int) -> None:
     asked = work("--model", model, "--mean", str(mean))
@@ -111,7 +116,14 @@ def planned(variant: str, *words: str) -> tuple[RlvrConfig, Plan]:
     asked = replace(asked, infer_devices=longtail.places(variant, asked))
     keys = longtail.overrides(variant, asked, options)
     name = "step_lora" if asked.lora_rank else "step_full"
-    command = ["--config-dir", str(CONFIG), "--config-name", name, "dry_run=true", *(f"{key}={value}" for key, value in keys.items())]
+    command = [
+        "--config-dir",
+        str(CONFIG),
+        "--config-name",
+        name,
+        "dry_run=true",
+        *(f"{key}={value}" for key, value in keys.items()),
+    ]
     found: list[Any] = []
     compose(command, lambda composed, presets: found.append(load_config(composed, presets)))
     return found[0], make_plan(found[0])
@@ -120,7 +132,9 @@ def planned(variant: str, *words: str) -> tuple[RlvrConfig, Plan]:
 @pytest.mark.parametrize("variant", [variant for variant in longtail.VARIANTS if variant != "saturated"])
 @pytest.mark.parametrize("lora", ["0", "16"])
 def test_variants_plan_on_the_cpu(variant: str, lora: str) -> None:
-    config, plan = planned(variant, "--prompts", "4", "--samples", "2", "--window", "8", "--ratio", "1.5", "--lora-rank", lora)
+    config, plan = planned(
+        variant, "--prompts", "4", "--samples", "2", "--window", "8", "--ratio", "1.5", "--lora-rank", lora
+    )
     assert (plan.batch.sequences_per_step, plan.batch.updates) == (8, 1)
     assert config.async_generation_ratio == (0 if variant == "synchronous" else 1.5)
     assert config.rollout_window == (None if variant == "synchronous" else 8)
@@ -140,7 +154,16 @@ def test_asynchronous_engines_have_their_own_gpus_and_synchronous_ones_the_train
 
 @pytest.mark.parametrize("variant", ["partial", "turns"])
 def test_partial_rollouts_share_gpus_with_the_trainer(variant: str) -> None:
-    words = ("--model", "1.5b", "--devices", "0,1", "--variants", f"synchronous,{variant}", "--ahead", "weight_sync.kv_cache=recompute")
+    words = (
+        "--model",
+        "1.5b",
+        "--devices",
+        "0,1",
+        "--variants",
+        f"synchronous,{variant}",
+        "--ahead",
+        "weight_sync.kv_cache=recompute",
+    )
     config, plan = planned(variant, *words)
     assert config.actor_infer.device_mapping == config.actor_train.device_mapping == (0, 1)
     assert config.weight_sync.kv_cache == "recompute"
@@ -166,7 +189,9 @@ def test_the_longest_sync_counts_from_the_fourth_step_too() -> None:
 
 
 def test_what_a_run_reports_of_its_engines_is_shown() -> None:
-    counted = run(dict.fromkeys(range(6), (1.0, 1.0)), **{**METRICS, "engine/prefilled_tokens": 70.0, "engine/running": 5.0})
+    counted = run(
+        dict.fromkeys(range(6), (1.0, 1.0)), **{**METRICS, "engine/prefilled_tokens": 70.0, "engine/running": 5.0}
+    )
     assert (counted.figures()["prefilled_tokens"], counted.figures()["running"]) == (70.0, 5.0)
 
 
@@ -180,7 +205,10 @@ def test_the_engine_alone() -> None:
 def test_tokens_and_ends_are_counted_as_they_pass() -> None:
     steps = iter(
         [
-            [SimpleNamespace(new_token_ids=[5], finish_reason=None), SimpleNamespace(new_token_ids=[6, 7], finish_reason="stop")],
+            [
+                SimpleNamespace(new_token_ids=[5], finish_reason=None),
+                SimpleNamespace(new_token_ids=[6, 7], finish_reason="stop"),
+            ],
             [],
             [SimpleNamespace(new_token_ids=[8], finish_reason="length")],
         ]
@@ -220,5 +248,11 @@ def test_one_table_and_json_have_it_all(capsys: pytest.CaptureFixture[str]) -> N
     assert summary["expected"]["end_tokens"] == 128
     show(found)
     printed = capsys.readouterr().out
-    for text in ("saturated", "0.77 (target: 0.85)", "1.12 (target: 1.2)", "11.000", "expected: 16 tokens, 1.6% truncated"):
+    for text in (
+        "saturated",
+        "0.77 (target: 0.85)",
+        "1.12 (target: 1.2)",
+        "11.000",
+        "expected: 16 tokens, 1.6% truncated",
+    ):
         assert text in printed

@@ -28,7 +28,9 @@ def test_a_mutant_changes_code_and_has_a_test(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("catches", "status"), [(True, 0), (False, 1)])
-def test_a_survivor_is_an_error(catches: bool, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_survivor_is_an_error(
+    catches: bool, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     broken: list[bool] = []
 
     def passes(root: Path, *tests: str) -> bool:
@@ -40,7 +42,9 @@ def test_a_survivor_is_an_error(catches: bool, status: int, monkeypatch: pytest.
         (target / "value.py").write_text("VALUE = 1\n")
 
     monkeypatch.setattr(mutants, "PARTS", ("roll",))
-    monkeypatch.setattr(mutants, "MUTANTS", {"value": Mutant("roll/value.py", "VALUE = 1", "VALUE = 2", "test_value.py::test")})
+    monkeypatch.setattr(
+        mutants, "MUTANTS", {"value": Mutant("roll/value.py", "VALUE = 1", "VALUE = 2", "test_value.py::test")}
+    )
     monkeypatch.setattr(mutants, "passes", passes)
     monkeypatch.setattr(mutants.shutil, "copytree", tree)
     monkeypatch.setattr(mutants.shutil, "copy", lambda *_: None)

@@ -11,7 +11,9 @@ from roll.tracking.report.samples import page_samples
 
 def test_minor_faults_of_axe_are_told_and_end_nothing() -> None:
     axe = ["minor region: 1 x <p>", "serious color-contrast: 2 x <a>", "critical label: 1 x <input>"]
-    seen = Look("report, 80 steps", "phone, dark", 1, 2.0, ["TABLE ends at 564"], ["'8' is cut off"], axe, ["asked the network"])
+    seen = Look(
+        "report, 80 steps", "phone, dark", 1, 2.0, ["TABLE ends at 564"], ["'8' is cut off"], axe, ["asked the network"]
+    )
     assert seen.faults == ["TABLE ends at 564", "'8' is cut off", *axe[1:], "asked the network"]
     assert not Look("report, 80 steps", "phone, dark", 1, 2.0, [], [], axe[:1], []).faults
     assert steps_of("comparison, 3 x 5000 steps") == "5000"
@@ -23,4 +25,7 @@ def test_equal_arguments_write_equal_runs(tmp_path: Path) -> None:
     for file in ("metrics.jsonl", "samples.jsonl", "validation_samples.jsonl"):
         assert (tmp_path / "one" / "run" / file).read_bytes() == (tmp_path / "other" / "run" / file).read_bytes()
     training, validation = page_samples(tmp_path / "one" / "run")
-    assert (training.kept, training.sampled) == (4 * 4 * 8, 4 * 8 * 8) and (validation.kept, validation.sampled) == (5 * 8 * 8, 5 * 12 * 8)
+    assert (training.kept, training.sampled) == (4 * 4 * 8, 4 * 8 * 8) and (validation.kept, validation.sampled) == (
+        5 * 8 * 8,
+        5 * 12 * 8,
+    )

@@ -18,23 +18,36 @@ from roll.tracking.jsonl import JsonlTracker
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.name)
-def test_a_command_keeps_the_lengths_of_its_experiment(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_keeps_the_lengths_of_its_experiment(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     found: list[Config] = []
-    compose([*command(experiment, GPU_GIB, 3)[2:], "dry_run=true"], lambda composed, presets: found.append(load_config(composed, presets)))
+    compose(
+        [*command(experiment, GPU_GIB, 3)[2:], "dry_run=true"],
+        lambda composed, presets: found.append(load_config(composed, presets)),
+    )
     (config,) = found
-    assert (config.prompt_length, config.response_length, config.max_steps) == (experiment.prompt, experiment.response, 3)
+    assert (config.prompt_length, config.response_length, config.max_steps) == (
+        experiment.prompt,
+        experiment.response,
+        3,
+    )
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.name)
 def test_a_row_nearly_fills_the_lengths(experiment: Experiment) -> None:
     letters = sum(map(len, json.dumps(row(experiment, random.Random(0)))))
     most = experiment.prompt + experiment.response * (2 if experiment.kind == "pair" else 1)
-    assert most - 5 * OVERHEAD < letters < most + 2 * OVERHEAD, "keys and marks are counted, and a chat template may add OVERHEAD tokens"
+    assert most - 5 * OVERHEAD < letters < most + 2 * OVERHEAD, (
+        "keys and marks are counted, and a chat template may add OVERHEAD tokens"
+    )
 
 
 def test_every_experiment_of_the_quickstart_is_run() -> None:
-    assert {f"quickstart/{one.name}" for one in EXPERIMENTS} == {name for name in experiments() if name.startswith("quickstart/")}
+    assert {f"quickstart/{one.name}" for one in EXPERIMENTS} == {
+        name for name in experiments() if name.startswith("quickstart/")
+    }
 
 
 def test_an_unknown_name_is_refused() -> None:

@@ -23,7 +23,9 @@ def keep_results(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
 
 
 def test_layer_by_layer_is_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    matrices, layers, logits, rows = (keep_results(monkeypatch, name) for name in ("drawn", "Qwen2DecoderLayer", "logits_of", "random_row"))
+    matrices, layers, logits, rows = (
+        keep_results(monkeypatch, name) for name in ("drawn", "Qwen2DecoderLayer", "logits_of", "random_row")
+    )
     config = build_config("tiny")
     found = rounding.differences("tiny", tokens=40, seed=3)
 
@@ -42,7 +44,9 @@ def test_layer_by_layer_is_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.full
 def test_the_command_prints_each_two_of_the_ways() -> None:
     command = [sys.executable, str(Path(rounding.__file__)), "--model", "tiny", "--tokens", "16"]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=limits.PROCESS).stdout.splitlines()
+    printed = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=limits.PROCESS
+    ).stdout.splitlines()
     assert [line.rsplit(":", 1)[0] for line in printed] == [
         "tiny, 16 tokens, fp32 and bf16",
         "tiny, 16 tokens, fp32 and bf16, plain attention",

@@ -1,4 +1,6 @@
-"""The benchmark of supervised fine-tuning: its texts, the loops without roll that it compares with (floors), and its arithmetic."""
+"""The benchmark of supervised fine-tuning: its texts, the loops without roll that it compares with (floors), and its
+arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ ROW = 64
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> SftWork:
-    """Return a workload of two rows of text for the tiny model, with the `config.yaml` that a run writes before it starts."""
+    """Return a workload of two rows of text for the tiny model, with the `config.yaml` that a run writes before it
+    starts.
+    """
     scratch = tmp_path_factory.mktemp("sft")
     work = SftWork(
         model=str(scratch / "model"),
@@ -63,7 +67,9 @@ def test_texts_with_their_ends_fill_the_rows() -> None:
 
 def test_every_step_learns_every_text_and_all_of_its_tokens_but_the_first(work: SftWork) -> None:
     config = plain_sft.run_config(work)
-    texts = sorted(models.build_tokenizer(2048)(text)["input_ids"] + [models.END_ID] for text in draw_texts(2, ROW, seed=0))
+    texts = sorted(
+        models.build_tokenizer(2048)(text)["input_ids"] + [models.END_ID] for text in draw_texts(2, ROW, seed=0)
+    )
     steps = plain_sft.batches(config, 1)
     for (rank,) in (next(steps), next(steps)):
         found = [part.batch.sequences for part in rank]
@@ -99,7 +105,12 @@ def test_the_bare_loop_starts_from_the_loss_of_each_text_alone_and_lowers_it(wor
 
 def test_the_table_compares_medians_of_the_steps_that_count(work: SftWork) -> None:
     def line(seconds: float) -> dict[str, float]:
-        return {"time/step": seconds, "time/train": seconds - 0.1, "throughput/tokens_per_second": 1000 / seconds, "sft/loss": 7.5}
+        return {
+            "time/step": seconds,
+            "time/train": seconds - 0.1,
+            "throughput/tokens_per_second": 1000 / seconds,
+            "sft/loss": 7.5,
+        }
 
     floors = {"sft_deepspeed": [2.0, 1.9, 9.0], "sft_deepspeed_loss": [7.5, 7.25, 7.5, 7.5]}
     lines = [line(seconds) for seconds in (50.0, 8.0, 4.0, 2.2, 2.1, 3.0)]

@@ -19,7 +19,10 @@ from roll.config.schema.rlvr import RlvrConfig
 
 def write(folder: Path, accuracies: dict[int, float], steps: int) -> None:
     folder.mkdir(parents=True)
-    lines = [{"step": step} | ({"val/heldout/pass@1": accuracies[step]} if step in accuracies else {}) for step in range(steps + 1)]
+    lines = [
+        {"step": step} | ({"val/heldout/pass@1": accuracies[step]} if step in accuracies else {})
+        for step in range(steps + 1)
+    ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -31,7 +34,12 @@ def test_a_run_is_judged_by_its_last_three_validations(tmp_path: Path) -> None:
 
 
 def test_the_table_compares_with_synchronous_runs_by_intervals(tmp_path: Path) -> None:
-    for name, seed, accuracy in (("synchronous", 0, 0.8), ("synchronous", 10, 0.7), ("ratio_1", 0, 0.75), ("ratio_1_corrected", 0, 0.65)):
+    for name, seed, accuracy in (
+        ("synchronous", 0, 0.8),
+        ("synchronous", 10, 0.7),
+        ("ratio_1", 0, 0.75),
+        ("ratio_1_corrected", 0, 0.65),
+    ):
         write(run_folder(tmp_path, name, seed, None), {5: accuracy, 10: accuracy, 15: accuracy}, 15)
     found = figures(tmp_path, 15, None)
     assert {name: [round(value) for value in values] for name, values in found.items()} == {

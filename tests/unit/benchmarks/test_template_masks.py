@@ -10,7 +10,10 @@ from benchmarks import template_masks as masks
 
 OWN = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
-    "{% if m['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if m['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m['content'] "
+    "}}<|im_end|>\n{% "
+    "endfor "
+    "%}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 TRAINING = (

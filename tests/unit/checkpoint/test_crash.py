@@ -1,4 +1,6 @@
-"""Kill a save before every single one of its file system calls, and check that a reader finds a whole checkpoint each time."""
+"""Kill a save before every single one of its file system calls, and check that a reader finds a whole checkpoint each
+time.
+"""
 
 import os
 import shutil
@@ -12,7 +14,17 @@ import pytest
 from roll.runs.checkpoint.manifest import verify
 from roll.runs.checkpoint.store import CheckpointStore
 
-CALLS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir", "os.listdir", "shutil.rmtree", "fcntl.flock"}
+CALLS = {
+    "open",
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.scandir",
+    "os.listdir",
+    "shutil.rmtree",
+    "fcntl.flock",
+}
 
 
 def save(store: CheckpointStore, step: int, text: str) -> None:
@@ -24,11 +36,18 @@ def save(store: CheckpointStore, step: int, text: str) -> None:
 
 
 def run_and_die(folder: Path, work: Callable[[], None], calls_before_death: int) -> bool:
-    """Run `work` in a forked child that kills itself before file system call `calls_before_death` + 1. Return whether `work` finished."""
+    """Run `work` in a forked child that kills itself before file system call `calls_before_death` + 1. Return whether
+    `work` finished.
+    """
     child = os.fork()
     if child:
         _, status = os.waitpid(child, 0)
-        assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 or os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        assert (
+            os.WIFEXITED(status)
+            and os.WEXITSTATUS(status) == 0
+            or os.WIFSIGNALED(status)
+            and os.WTERMSIG(status) == signal.SIGKILL
+        )
         return os.WIFEXITED(status)
     left = calls_before_death
 
@@ -51,16 +70,15 @@ def run_and_die(folder: Path, work: Callable[[], None], calls_before_death: int)
 def read(path: Path) -> tuple[str, str]:
     verify(path)
     model = (path / "model.pt").read_text()
-    assert all((path / "optimizer" / f"rank_{rank}.pt").read_text() == model * 1000 for rank in range(2)), "a mix of two checkpoints"
+    assert all((path / "optimizer" / f"rank_{rank}.pt").read_text() == model * 1000 for rank in range(2)), (
+        "a mix of two checkpoints"
+    )
     return path.name, model
 
 
 @pytest.mark.parametrize(
     ("step", "found"),
-    [
-        (3, {("step_2", "old"), ("step_3", "new")}),
-        (2, {("step_2", "old"), ("step_2", "new"), ("step_1", "old")}),
-    ],
+    [(3, {("step_2", "old"), ("step_3", "new")}), (2, {("step_2", "old"), ("step_2", "new"), ("step_1", "old")})],
     ids=["rotation", "swap"],
 )
 def test_a_kill_at_any_call_leaves_a_whole_checkpoint(tmp_path: Path, step: int, found: set[tuple[str, str]]) -> None:
@@ -81,7 +99,9 @@ def test_a_kill_at_any_call_leaves_a_whole_checkpoint(tmp_path: Path, step: int,
         seen.append(read(latest))
 
         store.clean()
-        assert {path.name for path in store.folder.iterdir()} <= {".lock", "step_1", "step_2", "step_3"}, "a leftover survived clean()"
+        assert {path.name for path in store.folder.iterdir()} <= {".lock", "step_1", "step_2", "step_3"}, (
+            "a leftover survived clean()"
+        )
         after = store.resolve("auto")
         assert after is not None and read(after) in found - {("step_1", "old")}, "clean() lost the newest checkpoint"
         save(store, step + 1, "next")

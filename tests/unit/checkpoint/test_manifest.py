@@ -22,7 +22,10 @@ def sealed(tmp_path: Path) -> Path:
 def test_the_manifest_names_every_file_with_size_and_digest(sealed: Path) -> None:
     written = json.loads((sealed / MANIFEST).read_text())
     assert (written["step"], written["sequence"], written["format"]) == (3, 7, 1)
-    assert {name: entry["bytes"] for name, entry in written["files"].items()} == {"loop.json": 2, "actor_train/rank_0.pt": 1_280_000}
+    assert {name: entry["bytes"] for name, entry in written["files"].items()} == {
+        "loop.json": 2,
+        "actor_train/rank_0.pt": 1_280_000,
+    }
     # XXH128 of the two bytes `{}`, computed with the reference program xxhsum.
     assert written["files"]["loop.json"]["xxh3"] == "dc7048f8f8747f561349cde127705c16"
     assert verify(sealed) == read_manifest(sealed)
@@ -51,7 +54,13 @@ def test_a_short_or_absent_file_is_found_by_its_size(sealed: Path, harm: str, wo
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"format": 2, "step": 3, "sequence": 1, "files": {}}', '{"format": 1, "step": "3", "sequence": 1, "files": {}}'],
+    [
+        "",
+        "{",
+        "[]",
+        '{"format": 2, "step": 3, "sequence": 1, "files": {}}',
+        '{"format": 1, "step": "3", "sequence": 1, "files": {}}',
+    ],
 )
 def test_a_manifest_that_cannot_be_understood_is_an_error_with_its_path(sealed: Path, text: str) -> None:
     (sealed / MANIFEST).write_text(text)

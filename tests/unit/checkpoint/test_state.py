@@ -1,4 +1,6 @@
-"""The state of the training loop in a checkpoint: it is read back exactly, or the read fails with an error that names its path."""
+"""The state of the training loop in a checkpoint: it is read back exactly, or the read fails with an error that names
+its path.
+"""
 
 from pathlib import Path
 
@@ -16,7 +18,9 @@ def test_the_loop_state_comes_back_exactly(tmp_path: Path) -> None:
     assert LoopState.read(tmp_path) == STATE
 
 
-@pytest.mark.parametrize("text", [None, "", "{}", '{"step": "12", "policy_version": 1, "sampler": {}, "basis": {}, "seconds": 1.0}'])
+@pytest.mark.parametrize(
+    "text", [None, "", "{}", '{"step": "12", "policy_version": 1, "sampler": {}, "basis": {}, "seconds": 1.0}']
+)
 def test_a_loop_state_that_cannot_be_read_is_an_error_with_its_path(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / LOOP_FILE).write_text(text)

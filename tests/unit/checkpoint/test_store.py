@@ -51,7 +51,10 @@ def test_an_exception_removes_the_partial_folder_and_passes(store: CheckpointSto
 
 def test_a_missing_required_file_leaves_no_checkpoint(store: CheckpointStore) -> None:
     save(store, 1)
-    with pytest.raises(CheckpointError, match=r"'loop\.json' is missing"), store.writing(2, required=["loop.json"]) as folder:
+    with (
+        pytest.raises(CheckpointError, match=r"'loop\.json' is missing"),
+        store.writing(2, required=["loop.json"]) as folder,
+    ):
         (folder / "model.pt").write_text("weights")
     assert names(store) == {"step_1"}
 
@@ -84,7 +87,9 @@ def test_the_loops_own_file_is_named_on_a_full_disk(store: CheckpointStore) -> N
     assert names(store) == set()
 
 
-def test_the_oldest_go_only_when_the_newest_has_its_name(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_go_only_when_the_newest_has_its_name(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(store, 9)
     save(store, 10)
     seen: list[tuple[str, str]] = []
@@ -100,7 +105,9 @@ def test_the_oldest_go_only_when_the_newest_has_its_name(store: CheckpointStore,
     assert names(store) == {"step_10", "step_11"}
 
 
-def test_every_file_and_folder_is_on_the_disk_before_the_rename(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_and_folder_is_on_the_disk_before_the_rename(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: set[str] = set()
     at_rename: list[set[str]] = []
     fsync, rename = os.fsync, os.rename
@@ -141,17 +148,23 @@ def test_newest_means_last_written_also_after_going_back(store: CheckpointStore)
     assert names(store) == {"step_10", "step_20"}
 
 
-def test_a_broken_checkpoint_is_passed_over_and_reported(store: CheckpointStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_checkpoint_is_passed_over_and_reported(
+    store: CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
     good, broken = save(store, 1), save(store, 2)
     (broken / "model.pt").write_text("short")
     with caplog.at_level(logging.WARNING):
         assert store.latest() == good
     assert f"{broken}/model.pt: it has 5 bytes, but 7 were written" in caplog.text
     save(store, 3)
-    assert names(store) == {"step_1", "step_2", "step_3"}, "rotation must count only whole checkpoints, and never delete a broken one"
+    assert names(store) == {"step_1", "step_2", "step_3"}, (
+        "rotation must count only whole checkpoints, and never delete a broken one"
+    )
 
 
-def test_auto_falls_back_to_a_checkpoint_whose_contents_are_right(store: CheckpointStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_falls_back_to_a_checkpoint_whose_contents_are_right(
+    store: CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
     good, broken = save(store, 1), save(store, 2)
     (broken / "model.pt").write_text("WEIGHTS")
     assert store.latest() == broken, "latest() compares only sizes"

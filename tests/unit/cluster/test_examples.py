@@ -1,4 +1,6 @@
-"""Examples that only a cluster can run are well-formed: the Slurm script, the Kubernetes manifest, and the plans of 72B models."""
+"""Examples that only a cluster can run are well-formed: the Slurm script, the Kubernetes manifest, and the plans of 72B
+models.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_the_slurm_script_is_bash_and_asks_for_what_it_uses() -> None:
 def test_shellcheck_finds_nothing_in_the_slurm_script() -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
-    done = subprocess.run(["shellcheck", "--shell=bash", str(SLURM)], capture_output=True, text=True, timeout=limits.PROCESS, check=False)
+    done = subprocess.run(
+        ["shellcheck", "--shell=bash", str(SLURM)], capture_output=True, text=True, timeout=limits.PROCESS, check=False
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -43,21 +47,37 @@ def test_the_manifest_is_a_rayjob_of_two_nodes() -> None:
         (container,) = pod["containers"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == group["rayStartParams"]["num-gpus"] == "8"
         mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-        assert mounts == {"shared": "/shared", "memory": "/dev/shm"} and {volume["name"] for volume in pod["volumes"]} == set(mounts)
+        assert mounts == {"shared": "/shared", "memory": "/dev/shm"} and {
+            volume["name"] for volume in pod["volumes"]
+        } == set(mounts)
 
 
 def test_the_manifests_fields_are_those_of_kuberays_types() -> None:
-    """Kubernetes drops unknown fields, or refuses the manifest. Names: as in KubeRay 1.6's `rayjob_types.go` and `raycluster_types.go`."""
-    job = {"entrypoint", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "backoffLimit", "rayClusterSpec", "submissionMode"}
+    """Kubernetes drops unknown fields, or refuses the manifest. Names: as in KubeRay 1.6's `rayjob_types.go` and
+    `raycluster_types.go`.
+    """
+    job = {
+        "entrypoint",
+        "shutdownAfterJobFinishes",
+        "ttlSecondsAfterFinished",
+        "backoffLimit",
+        "rayClusterSpec",
+        "submissionMode",
+    }
     group = {"rayStartParams", "template"}
     spec = MANIFEST["spec"]
     cluster = spec["rayClusterSpec"]
     assert set(spec) <= job
     assert set(cluster) <= {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"}
     assert set(cluster["headGroupSpec"]) == group
-    assert all(set(workers) <= group | {"groupName", "replicas", "minReplicas", "maxReplicas"} for workers in cluster["workerGroupSpecs"])
+    assert all(
+        set(workers) <= group | {"groupName", "replicas", "minReplicas", "maxReplicas"}
+        for workers in cluster["workerGroupSpecs"]
+    )
     starts = [one["rayStartParams"] for one in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
-    assert all(isinstance(value, str) for start in starts for value in start.values()), "rayStartParams is a map of strings"
+    assert all(isinstance(value, str) for start in starts for value in start.values()), (
+        "rayStartParams is a map of strings"
+    )
 
 
 def test_the_manifests_ray_is_the_locks() -> None:
@@ -80,4 +100,8 @@ def test_the_plan_of_72b_says_that_it_fits(name: str, nodes: int, capsys: pytest
     assert "It fits into GPUs of 79 GiB, by the estimate" in printed
     assert main(["--config-name", name, "dry_run=true", "gpu_memory_gib=15"]) == 0
     printed = capsys.readouterr().out
-    assert "warning: too much for GPUs of 15 GiB, by the estimate: generation on device 0, training on device 0, weight sync" in printed
+    assert (
+        "warning: too much for GPUs of 15 GiB, by the estimate: generation on device 0, training on device 0, "
+        "weight "
+        "sync" in printed
+    )

@@ -10,7 +10,9 @@ from roll.cluster.__main__ import OTHER_FLAGS, main
 
 
 @pytest.mark.parametrize("flag", OTHER_FLAGS)
-def test_a_flag_of_deepspeeds_launcher_is_refused_with_what_to_write(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_of_deepspeeds_launcher_is_refused_with_what_to_write(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     hostfile = tmp_path / "hosts"
     hostfile.write_text("worker-1 slots=8\n")
     assert main([str(hostfile), f"{flag}=1"]) == 2

@@ -1,4 +1,6 @@
-"""From DeepSpeed's hostfile to the commands of a Ray cluster, printed and run. `ssh` is a stub that records its arguments."""
+"""From DeepSpeed's hostfile to the commands of a Ray cluster, printed and run. `ssh` is a stub that records its
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ def test_hosts_are_read_in_order() -> None:
 
 def test_every_line_that_cannot_be_read_is_named() -> None:
     with pytest.raises(ConfigError) as raised:
-        parse_hostfile("a slots=8\nb 8\nme@a slots=8\nc slots=0\nd:2222 slots=8\n-oProxyCommand slots=8\nfd00::1 slots=8\n", "hostfile")
+        parse_hostfile(
+            "a slots=8\nb 8\nme@a slots=8\nc slots=0\nd:2222 slots=8\n-oProxyCommand slots=8\nfd00::1 slots=8\n",
+            "hostfile",
+        )
     assert [fault.place for fault in raised.value.faults] == [f"hostfile:{line}" for line in (2, 3, 4, 5, 6)]
     assert "set a port in ~/.ssh/config" in raised.value.faults[3].remedy
     with pytest.raises(ConfigError, match="it lists no hosts"):
@@ -66,28 +71,38 @@ def test_the_head_comes_first_and_goes_last() -> None:
     head, other = start_commands(hosts, 6379, RAY)
     assert str(head) == (
         "ssh -o BatchMode=yes -o ConnectTimeout=10 worker-1 "
-        "'env RAY_AUTH_MODE=token RAY_worker_niceness=0 /opt/env/bin/ray start --disable-usage-stats --head --port=6379 --num-gpus=8'"
+        "'env RAY_AUTH_MODE=token RAY_worker_niceness=0 /opt/env/bin/ray start --disable-usage-stats --head "
+        "--port=6379 "
+        "--num-gpus=8'"
     )
     assert other.host == "user@10.0.0.2" and other.words[-2:] == ("--address=worker-1:6379", "--num-gpus=8")
     assert [command.host for command in stop_commands(hosts, RAY)] == ["user@10.0.0.2", "worker-1"]
     assert join_words(hosts[::-1], 7000) == "RAY_AUTH_MODE=token RAY_ADDRESS=10.0.0.2:7000"
     some, of_version_6 = start_commands([Host("fd00::1", 2, (1, 3)), Host("b", 2)], 6379, RAY)
-    assert some.words[3] == "CUDA_VISIBLE_DEVICES=1,3" and some.words[4] == str(RAY) and some.words[-1] == "--num-gpus=2"
+    assert (
+        some.words[3] == "CUDA_VISIBLE_DEVICES=1,3" and some.words[4] == str(RAY) and some.words[-1] == "--num-gpus=2"
+    )
     assert "--address=[fd00::1]:6379" in of_version_6.words
 
 
 @pytest.fixture
 def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the file in which a stub of `ssh` records each call, one per line. The stub fails for a host named `away`."""
+    """Return the file in which a stub of `ssh` records each call, one per line. The stub fails for a host named
+    `away`.
+    """
     program, noted = tmp_path / "bin" / "ssh", tmp_path / "noted"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$5 $6" >>{noted}\n[ "$5" != away ] || {{ echo "No route to host" >&2; exit 255; }}\n')
+    program.write_text(
+        f'#!/bin/sh\necho "$5 $6" >>{noted}\n[ "$5" != away ] || {{ echo "No route to host" >&2; exit 255; }}\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     return noted
 
 
-def test_commands_are_printed_and_nothing_runs_unless_told(tmp_path: Path, ssh: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_are_printed_and_nothing_runs_unless_told(
+    tmp_path: Path, ssh: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "hostfile").write_text(HOSTS)
     assert main([str(tmp_path / "hostfile"), "--ray", str(RAY)]) == 0
     printed = capsys.readouterr().out.splitlines()
@@ -98,14 +113,20 @@ def test_commands_are_printed_and_nothing_runs_unless_told(tmp_path: Path, ssh: 
     assert main([str(tmp_path / "hostfile"), "--ray", str(RAY), "--run"]) == 0
     assert [line.split()[0] for line in ssh.read_text().splitlines()] == ["worker-1", "user@10.0.0.2"]
     assert main([str(tmp_path / "hostfile"), "stop", "--ray", str(RAY), "--run"]) == 0
-    assert ssh.read_text().splitlines()[2:] == [f"{host} {RAY} stop --grace-period=30" for host in ("user@10.0.0.2", "worker-1")]
+    assert ssh.read_text().splitlines()[2:] == [
+        f"{host} {RAY} stop --grace-period=30" for host in ("user@10.0.0.2", "worker-1")
+    ]
 
 
-def test_a_host_that_cannot_be_reached_ends_it_with_its_cause(tmp_path: Path, ssh: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_that_cannot_be_reached_ends_it_with_its_cause(
+    tmp_path: Path, ssh: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "hostfile").write_text("here slots=1\naway slots=1\nnever slots=1\n")
     assert main([str(tmp_path / "hostfile"), "--run"]) == 3
     said = capsys.readouterr().err
-    assert "away: exit status 255: No route to host; run it by hand: ssh" in said and said.endswith("; stopped again: here\n")
+    assert "away: exit status 255: No route to host; run it by hand: ssh" in said and said.endswith(
+        "; stopped again: here\n"
+    )
     assert [line.split()[0] for line in ssh.read_text().splitlines()] == ["here", "away", "here"]
     assert ssh.read_text().endswith("ray stop --grace-period=30\n"), "half a cluster must not keep running"
     assert main([str(tmp_path / "nothing")]) == 2

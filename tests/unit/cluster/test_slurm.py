@@ -1,4 +1,6 @@
-"""The Slurm script, run with stubs of Slurm's, Ray's and Python's programs. tests/integration/test_slurm.py runs it with Ray itself."""
+"""The Slurm script, run with stubs of Slurm's, Ray's and Python's programs. tests/integration/test_slurm.py runs it
+with Ray itself.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,12 @@ def environment(tmp_path: Path) -> dict[str, str]:
         (programs / name).write_text(f"#!/bin/bash\n{text}\n")
         (programs / name).chmod(0o755)
     (tmp_path / "there").touch()
-    job = {"SLURM_JOB_NODELIST": "[one,two,three]", "SLURM_JOB_ID": "4007", "SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_PER_TASK": "8"}
+    job = {
+        "SLURM_JOB_NODELIST": "[one,two,three]",
+        "SLURM_JOB_ID": "4007",
+        "SLURM_GPUS_ON_NODE": "4",
+        "SLURM_CPUS_PER_TASK": "8",
+    }
     return job | {
         "PATH": f"{programs}:/usr/bin:/bin",
         "HOME": str(tmp_path),
@@ -67,15 +74,21 @@ sleep() {
 """Bash code with a clock that starts when two nodes have joined. Each `sleep` then counts as a second."""
 
 
-def submit(folder: Path, environment: dict[str, str], *arguments: str, impatient: bool = False) -> subprocess.Popen[str]:
-    """Start the script as Slurm does on the first node. An `impatient` script waits for nodes for only 2 seconds of `CLOCK`."""
+def submit(
+    folder: Path, environment: dict[str, str], *arguments: str, impatient: bool = False
+) -> subprocess.Popen[str]:
+    """Start the script as Slurm does on the first node. An `impatient` script waits for nodes for only 2 seconds of
+    `CLOCK`.
+    """
     text = SCRIPT.read_text()
     assert "patience=300 " in text
     assert "pause=10 " in text
     text = text.replace("pause=10 ", "pause=0 ")
     (folder / "script").write_text(text.replace("patience=300 ", f"{CLOCK}patience=2 ") if impatient else text)
     words = ["bash", str(folder / "script"), *arguments]
-    return subprocess.Popen(words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def left(folder: Path) -> list[str]:
@@ -90,7 +103,9 @@ def left(folder: Path) -> list[str]:
     return found
 
 
-def test_ray_starts_on_all_nodes_and_ends_with_the_run_whose_status_is_the_jobs(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_ray_starts_on_all_nodes_and_ends_with_the_run_whose_status_is_the_jobs(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     job = submit(tmp_path, environment, "my_experiment", "max_steps=2")
     _, said = job.communicate(timeout=limits.PROCESS)
     assert job.returncode == 7, said
@@ -117,7 +132,9 @@ def test_before_the_time_limit_the_run_writes_a_checkpoint(tmp_path: Path, envir
 def test_a_driver_that_was_killed_is_started_again_so_often(
     restarts: str, status: int, runs: int, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """The driver is killed in its first two runs. A third run exits with status 7, and the driver is not started again."""
+    """The driver is killed in its first two runs. A third run exits with status 7, and the driver is not started
+    again.
+    """
     job = submit(tmp_path, environment | {"dies": "2"}, "--restarts", restarts, "my_experiment", "max_steps=2")
     _, said = job.communicate(timeout=limits.PROCESS)
     assert job.returncode == status, said
@@ -135,7 +152,9 @@ def test_a_driver_that_was_killed_is_started_again_so_often(
         ({"lost": "two"}, "roll: 2 of 3 nodes have joined the cluster at 10.0.0.1:6387 after 2 s"),
     ],
 )
-def test_a_node_that_does_not_come_ends_the_job(trouble: dict[str, str], said: str, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_node_that_does_not_come_ends_the_job(
+    trouble: dict[str, str], said: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
     job = submit(tmp_path, environment | trouble, "my_experiment", impatient=bool(trouble.get("lost")))
     _, errors = job.communicate(timeout=limits.PROCESS)
     assert job.returncode == 1
@@ -146,6 +165,9 @@ def test_a_node_that_does_not_come_ends_the_job(trouble: dict[str, str], said: s
 
 def test_what_slurm_lacks_is_said(tmp_path: Path, environment: dict[str, str]) -> None:
     job = submit(tmp_path, environment)
-    assert "usage: sbatch rlvr.sbatch [--restarts N] EXPERIMENT" in job.communicate(timeout=limits.PROCESS)[1] and job.returncode
+    assert (
+        "usage: sbatch rlvr.sbatch [--restarts N] EXPERIMENT" in job.communicate(timeout=limits.PROCESS)[1]
+        and job.returncode
+    )
     job = submit(tmp_path, environment | {"PATH": "/usr/bin:/bin"}, "x")
     assert "scontrol: command not found" in job.communicate(timeout=limits.PROCESS)[1] and job.returncode == 127

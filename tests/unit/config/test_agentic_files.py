@@ -1,4 +1,6 @@
-"""ROLL's agentic files: those of FrozenLake and Sokoban are read unchanged, with the shipped preset; unsupported keys are named."""
+"""ROLL's agentic files: those of FrozenLake and Sokoban are read unchanged, with the shipped preset; unsupported keys
+are named.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ custom_envs:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder like a user's copy of ROLL's examples, but without presets: roll ships presets of the same names."""
+    """Return a folder like a user's copy of ROLL's examples, but without presets: roll ships presets of the same
+    names.
+    """
     (tmp_path / "agentic").mkdir()
     return tmp_path / "agentic"
 
@@ -116,7 +120,12 @@ def test_a_file_of_frozen_lake_and_sokoban_is_read_without_a_change(folder: Path
     assert (config.sequence_length, config.prompt_length, config.response_length) == (8192, 8128, 64)
     assert config.actor_train.data_args is None
     lake, sokoban = config.environments["FrozenLake"], config.environments["SimpleSokoban"]
-    assert (lake.environment, lake.rows, lake.max_turns, lake.sessions_per_process) == ("frozen_lake", 96 * 1024, 10, 16)
+    assert (lake.environment, lake.rows, lake.max_turns, lake.sessions_per_process) == (
+        "frozen_lake",
+        96 * 1024,
+        10,
+        16,
+    )
     assert (sokoban.environment, sokoban.rows) == ("sokoban", 32 * 1024)
     assert lake.environment_args["is_slippery"] is False and lake.environment_args["max_response_length"] == 64
     assert sokoban.environment_args["dim_room"] == [6, 6] and sokoban.environment_args["format_penalty"] == -0.25
@@ -127,7 +136,12 @@ def test_a_file_of_frozen_lake_and_sokoban_is_read_without_a_change(folder: Path
         name: {name: 256} for name in ("SimpleSokoban", "LargerSokoban", "SokobanDifferentGridVocab", "FrozenLake")
     }
     assert len(said) == len(set(said))
-    for start in ("custom_envs.FrozenLake: ", "rollout_batch_size: 1024 episodes", "reward_normalization: ", "val_env_manager: "):
+    for start in (
+        "custom_envs.FrozenLake: ",
+        "rollout_batch_size: 1024 episodes",
+        "reward_normalization: ",
+        "val_env_manager: ",
+    ):
         assert len([text for text in said if text.startswith(start)]) == 1, said
 
 
@@ -155,7 +169,11 @@ def manager(**keys: Any) -> dict[str, Any]:
         ("grpo", {"grouping": "tags", "method": "mean_std"}, ("reinforce", "domain", "domain")),
         ("step_reinforce", {"grouping": "tags", "method": "mean"}, ("step_reinforce", "domain", None)),
         ("step_reinforce", {"grouping": "batch", "method": "mean"}, ("step_reinforce", "batch", None)),
-        ("agentic_reinforce", {"grouping": "traj_group_id", "method": "mean_std"}, ("step_reinforce", "group", "group")),
+        (
+            "agentic_reinforce",
+            {"grouping": "traj_group_id", "method": "mean_std"},
+            ("step_reinforce", "group", "group"),
+        ),
         ("gigpo", {"grouping": "traj_group_id", "method": "mean_std"}, ("gigpo", None, None)),
     ],
 )
@@ -171,7 +189,11 @@ def test_what_rewards_are_compared_with(estimator: str, norm: dict[str, str], ex
         ({"custom_envs": {"lake": {"env_type": "webshop"}}}, "custom_envs.lake.env_type", '"webshop"'),
         ({"custom_envs": {}}, "custom_envs.lake", "a manager names this tag"),
         (
-            {"custom_envs": {"lake": {"env_type": "sokoban", "env_manager_cls": "roll.pipeline.agentic.StepEnvManager"}}},
+            {
+                "custom_envs": {
+                    "lake": {"env_type": "sokoban", "env_manager_cls": "roll.pipeline.agentic.StepEnvManager"}
+                }
+            },
             "custom_envs.lake.env_manager_cls",
             "StepEnvManager",
         ),
@@ -196,7 +218,11 @@ def test_what_rewards_are_compared_with(estimator: str, norm: dict[str, str], ex
             "train_env_manager.num_groups_partition",
             "there are 1 tags: lake",
         ),
-        ({"val_env_manager": {"tags": ["lake", "lake"]}}, "val_env_manager.num_groups_partition", "there are 2 tags: lake, lake"),
+        (
+            {"val_env_manager": {"tags": ["lake", "lake"]}},
+            "val_env_manager.num_groups_partition",
+            "there are 2 tags: lake, lake",
+        ),
         ({"ratio_type": "segment"}, "ratio_type", '"segment"'),
     ],
 )
@@ -217,7 +243,10 @@ def test_what_has_no_counterpart_is_named(changes: dict[str, Any], place: str, s
             "train_env_manager.group_filter_cls",
         ),
         (manager(llm_proxy={"proxy_type": "policy"}), "train_env_manager.llm_proxy"),
-        ({"custom_envs": {"lake": {"env_type": "frozen_lake", "use_thread_lock": True}}}, "custom_envs.lake.use_thread_lock"),
+        (
+            {"custom_envs": {"lake": {"env_type": "frozen_lake", "use_thread_lock": True}}},
+            "custom_envs.lake.use_thread_lock",
+        ),
         (
             {"reward_normalization": {"grouping": "traj_group_id", "method": "mean", "global_scale_factor": 2}},
             "reward_normalization.global",

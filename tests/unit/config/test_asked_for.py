@@ -11,11 +11,17 @@ RLVR = ("--config-name", "rlvr_zero3", "dry_run=true")
 MODEL = "actor_train.model_args"
 
 
-def test_each_key_at_the_top_of_deepspeeds_configuration_that_is_not_taken_says_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_key_at_the_top_of_deepspeeds_configuration_that_is_not_taken_says_what_to_use(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main([*RLVR, *(f"deepspeed_zero3.{key}=1" for key in REFUSED)]) == 2
     said = capsys.readouterr().err
     place = "actor_train.strategy_args.strategy_config"
-    assert [key for key, (why, use) in REFUSED.items() if f"  {place}.{key}: 1, but {why}\n    remove it; {use}\n" not in said] == []
+    assert [
+        key
+        for key, (why, use) in REFUSED.items()
+        if f"  {place}.{key}: 1, but {why}\n    remove it; {use}\n" not in said
+    ] == []
 
 
 def test_names_of_transformers_for_a_model_are_read_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:

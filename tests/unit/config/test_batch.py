@@ -18,7 +18,9 @@ from tests.unit.config.test_examples import planned
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def config(devices: int = 1, arguments: dict[str, Any] | None = None, role: dict[str, Any] | None = None, **keys: Any) -> RlvrConfig:
+def config(
+    devices: int = 1, arguments: dict[str, Any] | None = None, role: dict[str, Any] | None = None, **keys: Any
+) -> RlvrConfig:
     """Return a configuration of 8 prompts with 8 responses, unless `keys` say otherwise."""
     trainer = {
         "data_args": {"file_name": "x", "prompt": "p"},
@@ -28,7 +30,14 @@ def config(devices: int = 1, arguments: dict[str, Any] | None = None, role: dict
         **(role or {}),
     }
     engine = {"strategy_args": {"strategy_name": "vllm", "strategy_config": {}}, "device_mapping": (0,)}
-    base = {"exp_name": "x", "output_dir": "x", "pretrain": "m", "max_steps": 1, "prompt_length": 8, "response_length": 8}
+    base = {
+        "exp_name": "x",
+        "output_dir": "x",
+        "pretrain": "m",
+        "max_steps": 1,
+        "prompt_length": 8,
+        "response_length": 8,
+    }
     base |= {"rollout_batch_size": 8, "rewards": {"math_rule": {}}, "actor_train": trainer, "actor_infer": engine}
     return RlvrConfig.model_validate(base | keys)
 
@@ -39,7 +48,9 @@ def test_a_step_makes_one_update_on_any_number_of_devices(devices: int) -> None:
     assert (plan.sequences_per_step, plan.sequences_per_update, plan.updates) == (64, 64, 1)
 
 
-@pytest.mark.parametrize(("updates", "epochs", "size", "all_updates"), [(1, 1, 64, 1), (4, 1, 16, 4), (4, 3, 16, 12), (64, 1, 1, 64)])
+@pytest.mark.parametrize(
+    ("updates", "epochs", "size", "all_updates"), [(1, 1, 64, 1), (4, 1, 16, 4), (4, 3, 16, 12), (64, 1, 1, 64)]
+)
 def test_updates_per_step_count_one_pass(updates: int, epochs: int, size: int, all_updates: int) -> None:
     plan = plan_batch(config(2, updates_per_step=updates, ppo_epochs=epochs))
     assert (plan.sequences_per_update, plan.updates) == (size, all_updates)
@@ -58,9 +69,15 @@ def test_accumulation_counts_devices_as_in_roll(arguments: dict[str, Any], devic
     assert plan_batch(config(devices, arguments)).sequences_per_update == size
 
 
-@pytest.mark.parametrize(("updates", "prompts", "remedy"), [(5, 8, "4 or 8"), (3, 9, None), (7, 9, "6 or 8"), (100, 1, "set it to 8")])
+@pytest.mark.parametrize(
+    ("updates", "prompts", "remedy"), [(5, 8, "4 or 8"), (3, 9, None), (7, 9, "6 or 8"), (100, 1, "set it to 8")]
+)
 def test_updates_must_divide_the_sequences_of_a_step(updates: int, prompts: int, remedy: str | None) -> None:
-    faults = [fault for fault in batch_faults(config(updates_per_step=updates, rollout_batch_size=prompts)) if "updates" in fault.place]
+    faults = [
+        fault
+        for fault in batch_faults(config(updates_per_step=updates, rollout_batch_size=prompts))
+        if "updates" in fault.place
+    ]
     assert [str(remedy) in fault.remedy for fault in faults] == ([True] if remedy else [])
 
 
@@ -69,7 +86,10 @@ def test_a_critic_makes_as_many_updates_unless_it_accumulates() -> None:
     for own, size in (({}, 32), (arguments, 32 * 2)):
         critic = {
             "training_args": own,
-            "strategy_args": {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 3}}},
+            "strategy_args": {
+                "strategy_name": "deepspeed_train",
+                "strategy_config": {"zero_optimization": {"stage": 3}},
+            },
             "device_mapping": (0, 1),
         }
         keys = config(2, adv_estimator="gae", critic=critic, updates_per_step=2)
@@ -80,7 +100,10 @@ def test_a_critic_makes_as_many_updates_unless_it_accumulates() -> None:
 
 def test_micro_batches_without_effect_are_warned_of() -> None:
     tokens = {"max_tokens_per_microbatch": 64}
-    given, both = {"per_device_train_batch_size": 2}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    given, both = (
+        {"per_device_train_batch_size": 2},
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+    )
     for arguments, budget, count in ((given, {}, 0), (given, tokens, 1), (both, tokens, 0), ({}, tokens, 0)):
         assert len(list(batch_warnings(config(1, arguments, budget)))) == count
 

@@ -22,7 +22,12 @@ def test_hydra_is_asked_once_whatever_the_command_line_sets(monkeypatch: pytest.
         return main_of_hydra(**keywords)
 
     monkeypatch.setattr(hydra, "main", counted)
-    words = ["--config-name", "rlvr_zero3", "actor_train.model_args.dtype=fp32", "deepspeed_zero3.zero_optimization.stage=2"]
+    words = [
+        "--config-name",
+        "rlvr_zero3",
+        "actor_train.model_args.dtype=fp32",
+        "deepspeed_zero3.zero_optimization.stage=2",
+    ]
     compose(words, lambda config, presets: composed.append(config))
     assert asked == ["rlvr_zero3"]
     (config,) = composed

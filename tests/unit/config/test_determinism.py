@@ -32,8 +32,14 @@ def test_compiled_layers_are_refused_with_a_remedy_that_works(capsys: pytest.Cap
         assert f"set {role}.model_args.compile_layers=false" in said
     assert main([*GPUS, *EAGER, "async_generation_ratio=1", "actor_infer.device_mapping=[16,17]"]) == 0
     said = capsys.readouterr().err
-    assert "warning: deterministic: the sampled responses still differ between runs; set actor_infer.generating_args.seeded=true" in said
-    assert "warning: deterministic: it depends on timing which version of the weights samples a token; set async_generation_ratio=0" in said
+    assert (
+        "warning: deterministic: the sampled responses still differ between runs; set "
+        "actor_infer.generating_args.seeded=true" in said
+    )
+    assert (
+        "warning: deterministic: it depends on timing which version of the weights samples a token; set "
+        "async_generation_ratio=0" in said
+    )
     assert main([*GPUS, *EAGER, "actor_infer.generating_args.seeded=true"]) == 0
     assert "deterministic" not in capsys.readouterr().err
 
@@ -46,7 +52,9 @@ def test_processes_get_what_cublas_needs_and_a_role_may_set_another() -> None:
     plan: Any = SimpleNamespace(environment={})
     config: Any = SimpleNamespace(deterministic=True, system_envs={})
     assert worker_environment(plan, config, {}) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    assert worker_environment(plan, config, {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}) == {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    assert worker_environment(plan, config, {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}) == {
+        "CUBLAS_WORKSPACE_CONFIG": ":16:8"
+    }
     config.deterministic = False
     assert worker_environment(plan, config, {}) == {}
 

@@ -1,4 +1,6 @@
-"""Environment variables of workers: `.deepspeed_env`, read as by DeepSpeed's launcher, and which source takes precedence."""
+"""Environment variables of workers: `.deepspeed_env`, read as by DeepSpeed's launcher, and which source takes
+precedence.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,13 @@ def test_a_file_that_is_no_text_and_a_workers_place_are_faults(tmp_path: Path) -
 
 
 def test_system_envs_that_are_not_for_a_configuration_to_set_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--config-name", "rlvr_lora_zero3", "dry_run=true", "+system_envs.WORLD_SIZE='8'", "+actor_infer.system_envs.RANK='0'"]
+    words = [
+        "--config-name",
+        "rlvr_lora_zero3",
+        "dry_run=true",
+        "+system_envs.WORLD_SIZE='8'",
+        "+actor_infer.system_envs.RANK='0'",
+    ]
     assert main([*words, "+rewards.math_rule.system_envs.a-b='1'"]) == 2
     said = capsys.readouterr().err
     assert "system_envs.WORLD_SIZE: roll sets WORLD_SIZE for each worker itself" in said
@@ -72,7 +80,13 @@ def test_variables_that_nothing_reads_are_told_with_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", "node0")
-    words = ["--config-name", "rlvr_lora_zero3", "dry_run=true", "+system_envs.NCCL_TIMEOUT=3600", "+actor_train.system_envs.MASTER_PORT=1"]
+    words = [
+        "--config-name",
+        "rlvr_lora_zero3",
+        "dry_run=true",
+        "+system_envs.NCCL_TIMEOUT=3600",
+        "+actor_train.system_envs.MASTER_PORT=1",
+    ]
     assert main(words) == 0
     said = capsys.readouterr().err
     assert "warning: system_envs.NCCL_TIMEOUT: has no effect; deadlines.collective limits" in said

@@ -23,11 +23,17 @@ LAKE = "environments.frozen_lake"
         ((f"{LAKE}.environment='my.worlds:Lake'", f"{LAKE}.max_turns=3"), None, None),  # one turn may be several steps
     ],
 )
-def test_steps_that_no_episode_can_take_are_warned_of(words: tuple[str, ...], turns: int | None, steps: int | None) -> None:
+def test_steps_that_no_episode_can_take_are_warned_of(
+    words: tuple[str, ...], turns: int | None, steps: int | None
+) -> None:
     _, plan = planned("tiny/tiny_frozen_lake", *words)
     said = [warning for warning in plan.warnings if "max_turns" in warning]
     assert len(said) == (turns is not None)
     if said:
         assert said[0].startswith("environments.")
-        assert f".max_turns: episodes end after {turns} turns, but the environment promises the policy {steps} steps (max_steps)" in said[0]
+        assert (
+            f".max_turns: episodes end after {turns} turns, but the environment promises the policy {steps} "
+            f"steps "
+            f"(max_steps)" in said[0]
+        )
         assert f"set max_turns={steps}, or lower environment_args.max_steps" in said[0]

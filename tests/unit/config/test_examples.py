@@ -70,7 +70,9 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def lay_inputs(config: Config) -> None:
-    """Write into the working directory the local files that an experiment reads: data files, judge templates, and models."""
+    """Write into the working directory the local files that an experiment reads: data files, judge templates, and
+    models.
+    """
     model = (examples_folder() / "models" / "Qwen" / "Qwen2.5-0.5B" / "config.json").read_text()
     for name in texts(config.model_dump(exclude={"output_dir"})):
         path = Path(name)
@@ -101,9 +103,14 @@ def test_an_example_plans_without_a_warning(
 @pytest.fixture(scope="module")
 def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DryRun]:
     """Return the dry run of each experiment. All ran in one process and in one folder, which was empty at the start."""
-    command, environment = [sys.executable, "-c", DRY_RUNS, *experiments()], {"PYTHONPATH": str(examples_folder().parent), "PATH": ""}
+    command, environment = (
+        [sys.executable, "-c", DRY_RUNS, *experiments()],
+        {"PYTHONPATH": str(examples_folder().parent), "PATH": ""},
+    )
     folder = tmp_path_factory.mktemp("dry_runs")
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=limits.PROCESS, env=environment, check=False)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=limits.PROCESS, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr
     return {name: DryRun(*json.loads(line)) for name, line in zip(experiments(), done.stdout.splitlines(), strict=True)}
 
@@ -123,7 +130,13 @@ def test_presets_are_root_keys_named_as_their_files() -> None:
         keys = set(OmegaConf.load(file))
         assert keys == {name} or keys <= set(VARIABLES), "only variables of ROLL may be unused in a file"
         assert ": auto" not in file.read_text(), "a key with the value auto is superfluous"
-    assert {"deepspeed_zero", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3", "deepspeed_zero3_cpuoffload"} <= preset_names()
+    assert {
+        "deepspeed_zero",
+        "deepspeed_zero1",
+        "deepspeed_zero2",
+        "deepspeed_zero3",
+        "deepspeed_zero3_cpuoffload",
+    } <= preset_names()
 
 
 def test_the_main_example_runs_one_update_on_sixteen_devices() -> None:
@@ -140,7 +153,9 @@ def test_the_main_example_runs_one_update_on_sixteen_devices() -> None:
     assert [warning for warning in plan.warnings if "there is no file" not in warning] == []
 
 
-@pytest.mark.parametrize("name", [name for name in experiments() if name.startswith("qwen2.5") and "offload_all" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name in experiments() if name.startswith("qwen2.5") and "offload_all" not in name]
+)
 def test_a_snippet_of_roll_merges_over_an_example(name: str) -> None:
     """Merges the `actor_train` block of ROLL's DeepSpeed documentation over roll's.
 
@@ -148,7 +163,9 @@ def test_a_snippet_of_roll_merges_over_an_example(name: str) -> None:
     """
     snippet = ["attn_implementation=sdpa", "disable_gradient_checkpointing=true", "dtype=bf16", "model_type=null"]
     with pytest.warns(ConfigWarning):
-        config, _ = planned(name, *(f"actor_train.model_args.{key}" for key in snippet), "actor_train.training_args.num_train_epochs=50")
+        config, _ = planned(
+            name, *(f"actor_train.model_args.{key}" for key in snippet), "actor_train.training_args.num_train_epochs=50"
+        )
     assert isinstance(config, RlvrConfig)
     assert config.actor_train.model_args.gradient_checkpointing == "none"
 

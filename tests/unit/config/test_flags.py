@@ -67,14 +67,18 @@ def test_info_says_where_a_configuration_comes_from(words: tuple[str, ...]) -> N
     ("word", "remedy"),
     [("hydra/launcher=joblib", "start one command for each"), ("hydra/sweeper=optuna", "--multirun KEY=A,B")],
 )
-def test_a_plugin_that_is_not_installed_is_refused_with_what_works(word: str, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plugin_that_is_not_installed_is_refused_with_what_works(
+    word: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*NAME, "--multirun", "seed=1,2", word, "dry_run=true"]) == 2
     said = capsys.readouterr().err
     assert f"  {word.partition('=')[0]}: " in said and remedy in said
 
 
 def test_a_plugin_that_is_installed_is_refused_too() -> None:
-    """An installed launcher would run each job in another process, so this process would never receive the composed configuration."""
+    """An installed launcher would run each job in another process, so this process would never receive the composed
+    configuration.
+    """
     own = {
         "launcher": {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"},
         "sweeper": {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"},
@@ -93,18 +97,33 @@ def test_a_driver_of_several_is_refused_with_the_command_of_one(
     said = capsys.readouterr().err
     assert "RANK=3, LOCAL_RANK=3, WORLD_SIZE=8 are set" in said
     command = next(line for line in said.splitlines() if "python -m roll.pipeline" in line).partition(": ")[2]
-    assert command == """python -m roll.pipeline --config-name tiny/tiny_sft 'exp_name='"'"'two words'"'"'' dry_run=true"""
+    assert (
+        command == """python -m roll.pipeline --config-name tiny/tiny_sft 'exp_name='"'"'two words'"'"'' dry_run=true"""
+    )
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name)
     assert main([*NAME, "dry_run=true"]) == 0
 
 
 def test_a_driver_that_is_alone_is_not(tmp_path: Path) -> None:
-    """Kubernetes pods set RANK and WORLD_SIZE, and Slurm sets names of its own: both are accepted. torchrun with one process is refused."""
+    """Kubernetes pods set RANK and WORLD_SIZE, and Slurm sets names of its own: both are accepted. torchrun with one
+    process is refused.
+    """
     assert launcher_fault({"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "0"}, ["--help"]) is None
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "-m", "roll.pipeline", *NAME]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=1",
+        "-m",
+        "roll.pipeline",
+        *NAME,
+    ]
     environment = os.environ | {"PYTHONPATH": os.getcwd(), "TMPDIR": str(tmp_path)}
-    done = subprocess.run([*torchrun, "dry_run=true"], capture_output=True, text=True, timeout=limits.START, env=environment, check=False)
+    done = subprocess.run(
+        [*torchrun, "dry_run=true"], capture_output=True, text=True, timeout=limits.START, env=environment, check=False
+    )
     assert done.returncode != 0 and "RANK=0, LOCAL_RANK=0, WORLD_SIZE=1 are set" in done.stderr
 
 

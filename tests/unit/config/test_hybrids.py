@@ -38,7 +38,9 @@ def counted(model: torch.nn.Module, part: str = "") -> int:
 
 
 def published(kind: str) -> PreTrainedModel:
-    """Return a model of transformers' default sizes (those of Qwen3.5-9B or Qwen3.5-35B-A3B) on the meta device, without memory."""
+    """Return a model of transformers' default sizes (those of Qwen3.5-9B or Qwen3.5-35B-A3B) on the meta device,
+    without memory.
+    """
     with torch.device("meta"):
         if kind == "dense":
             return Qwen3_5ForCausalLM(Qwen3_5TextConfig())
@@ -76,7 +78,9 @@ def test_keys_and_values_are_of_attention_and_each_sequence_has_a_state() -> Non
     # In each of 24 layers: 32 heads of 128 x 128 in fp32, and 3 tokens of 2 x 16 x 128 + 32 x 128 channels in bf16.
     states = 24 * (4 * 32 * 128 * 128 + 2 * 3 * 8192)
     assert found.delta and found.delta.state_bytes(2, 1) == states
-    role = ActorInferConfig.model_validate({"strategy_args": {"strategy_name": "vllm", "strategy_config": {}}, "device_mapping": (0,)})
+    role = ActorInferConfig.model_validate(
+        {"strategy_args": {"strategy_name": "vllm", "strategy_config": {}}, "device_mapping": (0,)}
+    )
     assert estimate(place("actor_infer", role, 2048), role, found, 2048).device["kv_cache"] == 2048 * keys + states
     assert found.attending_flops == 4 * 8 * 16 * 256
 
@@ -102,11 +106,23 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> str:
             "remove it: ZeRO-3 shards the weights of every layer",
         ),
         ([NO_PREFIXES], "actor_infer.model_args.dtype", "fp32, but on the CPU vLLM's kernel", "hf_infer"),
-        ([NO_PREFIXES], "weight_sync.lora", "adapter, but on the CPU vLLM does not support adapters", "set it to merged"),
-        ([*BF16], "actor_infer.strategy_args.strategy_config.enable_prefix_caching", "true, but vLLM caches prefixes", "set it to false"),
+        (
+            [NO_PREFIXES],
+            "weight_sync.lora",
+            "adapter, but on the CPU vLLM does not support adapters",
+            "set it to merged",
+        ),
+        (
+            [*BF16],
+            "actor_infer.strategy_args.strategy_config.enable_prefix_caching",
+            "true, but vLLM caches prefixes",
+            "set it to false",
+        ),
     ],
 )
-def test_what_a_hybrid_does_not_go_with_is_refused(hybrid: str, words: list[str], place_of_it: str, problem: str, remedy: str) -> None:
+def test_what_a_hybrid_does_not_go_with_is_refused(
+    hybrid: str, words: list[str], place_of_it: str, problem: str, remedy: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         planned(*TINY, hybrid, *words)
     (fault,) = [fault for fault in refused.value.faults if fault.place == place_of_it and problem in fault.problem]
@@ -130,11 +146,19 @@ def test_the_plan_tells_which_kernels_and_packages_are_missing(hybrid: str, monk
     devices = [f"++{name}.device_mapping=[0]" for name in [*on_gpus, "actor_infer"]]
     sizes = [f"~{name}.world_size" for name in [*on_gpus, "actor_infer"]]
     bf16 = [f"{name}.model_args.dtype=bf16" for name in on_gpus]
-    assert "gated-delta layers" not in said([*words, *devices, *sizes, *bf16, "actor_train.training_args.per_device_train_batch_size=256"])
+    assert "gated-delta layers" not in said(
+        [*words, *devices, *sizes, *bf16, "actor_train.training_args.per_device_train_batch_size=256"]
+    )
 
 
 def test_plain_models_need_none_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 320, "intermediate_size": 128}
+    plain = {
+        "model_type": "qwen3",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "vocab_size": 320,
+        "intermediate_size": 128,
+    }
     (tmp_path / "config.json").write_text(json.dumps(plain | {"num_attention_heads": 2}))
     monkeypatch.setattr("roll.config.load.on_disk.find_spec", lambda name: None)
     assert "gated-delta layers" not in said([*TINY, f"pretrain={tmp_path}"])

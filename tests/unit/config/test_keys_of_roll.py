@@ -18,8 +18,9 @@ from roll.config.roll_v2.meanings import settle_meanings
 from roll.config.roll_v2.translate import translate
 
 TABLE = Path(__file__).with_name("keys_of_roll.tsv")
-"""Lines of: kind, names of the files with this key and value, key path, value as JSON. Paths of models are shortened, the prompts of
-environments replaced, and presets left out but for their stage."""
+"""Lines of: kind, names of the files with this key and value, key path, value as JSON. Paths of models are shortened,
+the prompts of environments replaced, and presets left out but for their stage.
+"""
 FILES = {
     "lora": "rlvr_lora_zero3",
     "sp2": "rlvr_zero3_sp2",
@@ -56,7 +57,9 @@ def at(values: Any, place: str) -> Any:
 
 
 def kind_of(place: str, value: Any, read: Mapping[str, Any], warned: list[str], refused: list[str]) -> str:
-    """Return whether a key is refused, said (by itself or with its block), read with the same value, or none of these."""
+    """Return whether a key is refused, said (by itself or with its block), read with the same value, or none of
+    these.
+    """
     steps = place.split(".")
     places = {".".join(steps[:end]) for end in range(1, len(steps) + 1)}
     if places & set(refused):

@@ -160,7 +160,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder outside the examples that contains one experiment, `mine/roll_words.yaml`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "roll_words.yaml").write_text(ROLL_WORDS.replace("[data/math_deepmath_deal.jsonl]", "[a.jsonl]"))
+    (tmp_path / "mine" / "roll_words.yaml").write_text(
+        ROLL_WORDS.replace("[data/math_deepmath_deal.jsonl]", "[a.jsonl]")
+    )
     return tmp_path
 
 
@@ -183,16 +185,28 @@ def test_a_file_of_roll_loads_with_one_warning_for_each_key(folder: Path) -> Non
     places = [text.split(":")[0] for text in texts]
     assert len(places) == len(set(places))
     assert {"logging_dir", "checkpoint_config", "actor_train.model_args.flash_attn"} <= set(places)
-    assert {"rewards.maths.worker_cls", "resume_from_checkpoint", "actor_infer.generating_args.logprobs", "tracker_kwargs"} <= set(places)
+    assert {
+        "rewards.maths.worker_cls",
+        "resume_from_checkpoint",
+        "actor_infer.generating_args.logprobs",
+        "tracker_kwargs",
+    } <= set(places)
     assert "logging_steps: 1 is ignored; every step is logged; remove the key" in texts
     assert [text.split(":")[0] for text in plan.warnings].count("value_clip") == 1
-    (asleep,) = [text for text in texts if text.startswith("actor_infer.strategy_args.strategy_config.sleep_level: 2 is ignored;")]
+    (asleep,) = [
+        text
+        for text in texts
+        if text.startswith("actor_infer.strategy_args.strategy_config.sleep_level: 2 is ignored;")
+    ]
     assert "time_sharing" in asleep
     assert isinstance(config, RlvrConfig)
     assert config.actor_train.model_args.attn_implementation == "fa2"
     assert config.actor_train.model_args.gradient_checkpointing == "none"
     model = "actor_train.model_args"
-    assert f"{model}.disable_gradient_checkpointing: true is read as {model}.gradient_checkpointing=none; use that instead" in texts
+    assert (
+        f"{model}.disable_gradient_checkpointing: true is read as {model}.gradient_checkpointing=none; use that instead"
+        in texts
+    )
     assert config.validation and config.validation.data_args and config.validation.data_args.messages == "messages"
     assert config.actor_train.model_args.lora_rank == 32
     assert config.actor_train.max_tokens_per_microbatch == 8192
@@ -215,7 +229,9 @@ def test_a_sweep_is_checked_as_a_whole_and_leaves_nothing(folder: Path) -> None:
 
 
 def test_overrides_set_or_add(folder: Path) -> None:
-    ((config, _),) = jobs_of(folder, "deadlines.start=7", "actor_train.training_args.learning_rate=2e-5", "+gamma=0.5", "~value_clip")
+    ((config, _),) = jobs_of(
+        folder, "deadlines.start=7", "actor_train.training_args.learning_rate=2e-5", "+gamma=0.5", "~value_clip"
+    )
     assert isinstance(config, RlvrConfig)
     assert (config.deadlines.start, config.actor_train.training_args.learning_rate, config.gamma) == (7, 2e-5, 0.5)
 
@@ -225,7 +241,11 @@ def test_one_key_of_a_preset_changes_in_the_preset(folder: Path) -> None:
     assert isinstance(config, RlvrConfig)
     zero = config.actor_train.strategy_args.strategy_config.zero_optimization
     assert zero.model_extra is not None
-    assert (zero.stage, zero.model_extra["stage3_max_live_parameters"], zero.model_extra["overlap_comm"]) == (3, 7, True)
+    assert (zero.stage, zero.model_extra["stage3_max_live_parameters"], zero.model_extra["overlap_comm"]) == (
+        3,
+        7,
+        True,
+    )
 
 
 def test_a_preset_of_ones_own_beside_the_experiment(folder: Path) -> None:
@@ -266,7 +286,9 @@ def test_deepspeeds_own_json_file_is_a_preset_for_one_role(folder: Path) -> None
         '{"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8}, "bf16": {"enabled": true}}'
     )
     file = folder / "mine" / "roll_words.yaml"
-    text = file.read_text().replace("  - ../config/deepspeed_zero@_here_", "  - ds_config@actor_train.strategy_args.strategy_config")
+    text = file.read_text().replace(
+        "  - ../config/deepspeed_zero@_here_", "  - ds_config@actor_train.strategy_args.strategy_config"
+    )
     file.write_text(text.replace("    strategy_config: ${deepspeed_zero3}\n", ""))
     ((config, _),) = jobs_of(folder, "actor_train.strategy_args.strategy_config.zero_optimization.overlap_comm=true")
     assert isinstance(config, RlvrConfig)
@@ -291,14 +313,20 @@ def test_where_the_reference_runs(folder: Path, words: tuple[str, ...], referenc
 
 def test_a_missing_file_is_a_fault_of_a_run_and_a_warning_of_a_dry_run(folder: Path) -> None:
     ((config, plan),) = jobs_of(folder)
-    assert any(warning.startswith("actor_train.data_args.file_name[0]: there is no file 'a.jsonl'") for warning in plan.warnings)
+    assert any(
+        warning.startswith("actor_train.data_args.file_name[0]: there is no file 'a.jsonl'")
+        for warning in plan.warnings
+    )
     with pytest.raises(ConfigError) as error:
         make_plan(config.model_copy(update={"dry_run": False}))
     assert "actor_train.data_args.file_name[0]" in [fault.place for fault in error.value.faults]
 
 
 def test_an_engine_astride_the_trainers_devices_is_a_fault_where_whole_weights_are_sent(folder: Path) -> None:
-    astride = ("actor_infer.device_mapping=[14,15,16,17]", "actor_infer.strategy_args.strategy_config.tensor_parallel_size=4")
+    astride = (
+        "actor_infer.device_mapping=[14,15,16,17]",
+        "actor_infer.strategy_args.strategy_config.tensor_parallel_size=4",
+    )
     astride = (*astride, "num_gpus_per_node=32")
     jobs_of(folder, *astride, "weight_sync.lora=adapter")
     with pytest.raises(ConfigError) as error:
@@ -312,8 +340,14 @@ def test_an_engine_astride_the_trainers_devices_is_a_fault_where_whole_weights_a
     ("words", "given"),
     [
         ((), ": with top_p 0.99 and top_k 100 responses are sampled from a modified distribution"),
-        (("actor_infer.generating_args.top_p=1",), ": with top_k 100 responses are sampled from a modified distribution"),
-        (("actor_infer.generating_args.top_k=0",), ": with top_p 0.99 responses are sampled from a modified distribution"),
+        (
+            ("actor_infer.generating_args.top_p=1",),
+            ": with top_k 100 responses are sampled from a modified distribution",
+        ),
+        (
+            ("actor_infer.generating_args.top_k=0",),
+            ": with top_p 0.99 responses are sampled from a modified distribution",
+        ),
         (("actor_infer.generating_args.top_p=1", "actor_infer.generating_args.top_k=-1"), None),
     ],
 )

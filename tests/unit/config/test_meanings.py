@@ -54,7 +54,10 @@ RLVR = [
     ({"norm_mean_type": "batch"}, {"reward_clip_on": "normalised"}),
     ({}, {"reward_clip_on": "raw"}),
     ({"pg_clip_low": 0.1, "pg_clip_high": 0.3}, {"pg_clip_low": None, "pg_clip_high": None}),
-    ({"pg_clip_low": 0.1, "pg_clip_high": 0.3, "use_pg_clip_range": False}, {"pg_clip_low": None, "pg_clip_high": None}),
+    (
+        {"pg_clip_low": 0.1, "pg_clip_high": 0.3, "use_pg_clip_range": False},
+        {"pg_clip_low": None, "pg_clip_high": None},
+    ),
     ({"pg_clip_low": 0.1, "pg_clip_high": 0.3, "use_pg_clip_range": True}, {"pg_clip_low": 0.1, "pg_clip_high": 0.3}),
 ]
 
@@ -78,7 +81,10 @@ def test_templates_and_limits_of_rolls_file_are_rolls() -> None:
 
 def test_ifeval_of_roll_has_its_repetition_penalty() -> None:
     config, said = config_of("lora", {})
-    assert {name: part.weight for name, part in config.rewards["ifeval"].parts.items()} == {"ifeval": 1.0, "repetition_penalty": 1.0}
+    assert {name: part.weight for name, part in config.rewards["ifeval"].parts.items()} == {
+        "ifeval": 1.0,
+        "repetition_penalty": 1.0,
+    }
     assert any(text.startswith("rewards.ifeval.worker_cls: read as the parts") for text in said)
 
 
@@ -105,7 +111,10 @@ def test_the_variant_counts_only_with_its_worker() -> None:
     pg, plain = "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker", "roll.pipeline.rlvr.actor_worker.ActorWorker"
     of_worker = {"actor_train.worker_cls": pg, "actor_train.pg_variant": "topr"}
     assert config_of("lora", of_worker | {"dual_clip_loss": None})[0].policy_loss.name == "topr"
-    assert config_of("lora", of_worker | {"actor_train.pg_variant": None, "dual_clip_loss": None})[0].policy_loss.name == "pg"
+    assert (
+        config_of("lora", of_worker | {"actor_train.pg_variant": None, "dual_clip_loss": None})[0].policy_loss.name
+        == "pg"
+    )
     config, said = config_of("lora", of_worker | {"actor_train.worker_cls": plain})
     assert config.policy_loss.name == "ppo" and any(text.startswith("actor_train.pg_variant: ") for text in said)
 
@@ -121,13 +130,21 @@ def test_sampling_of_actor_infer_replaces_that_of_the_managers() -> None:
     for block in (config.actor_infer, config.validation):
         found = block.generating_args
         assert (found.temperature, found.top_p, found.top_k, found.max_new_tokens) == (0.7, 0.8, 20, 32)
-    assert sum(text.startswith(("train_env_manager.generating_args: ", "val_env_manager.generating_args: ")) for text in said) == 2
+    assert (
+        sum(
+            text.startswith(("train_env_manager.generating_args: ", "val_env_manager.generating_args: "))
+            for text in said
+        )
+        == 2
+    )
 
 
 def test_without_it_each_manager_has_its_own_sampling() -> None:
     config, _ = config_of("lake", LAKE | {"val_env_manager.generating_args.temperature": 0.2})
     assert config.validation is not None
-    assert config.actor_infer.generating_args.temperature == 0.99 and config.validation.generating_args.temperature == 0.2
+    assert (
+        config.actor_infer.generating_args.temperature == 0.99 and config.validation.generating_args.temperature == 0.2
+    )
     assert config.actor_infer.generating_args.max_new_tokens == 64  # the smaller of 128 and max_tokens_per_step
 
 
@@ -139,12 +156,17 @@ def test_without_it_each_manager_has_its_own_sampling() -> None:
         ({"grouping": "traj_group_id", "method": "mean"}, ("dr_grpo", None, None)),
         ({"grouping": "traj_group_id", "method": "mean_std"}, ("grpo", None, None)),
         ({"grouping": "traj_group_id", "norm_mean_type": "group", "norm_std_type": "group"}, ("grpo", None, None)),
-        ({"grouping": "traj_group_id", "norm_mean_type": "group", "norm_std_type": "batch"}, ("reinforce", "group", "batch")),
+        (
+            {"grouping": "traj_group_id", "norm_mean_type": "group", "norm_std_type": "batch"},
+            ("reinforce", "group", "batch"),
+        ),
         ({"grouping": "batch", "norm_mean_type": "group"}, ("reinforce", "batch", None)),
         ({"grouping": "tags", "norm_mean_type": "batch", "method": "mean_std"}, ("reinforce", "batch", "domain")),
     ],
 )
-def test_rewards_of_episodes_are_normalised_as_in_roll(norm: dict[str, str] | None, meant: tuple[str | None, ...]) -> None:
+def test_rewards_of_episodes_are_normalised_as_in_roll(
+    norm: dict[str, str] | None, meant: tuple[str | None, ...]
+) -> None:
     config, said = config_of("lake", LAKE | {"reward_normalization": norm, "adv_estimator": "grpo"})
     scopes = (config.norm_mean_type, config.norm_std_type) if config.adv_estimator.name == "reinforce" else (None, None)
     assert (config.adv_estimator.name, *scopes) == meant
@@ -166,7 +188,9 @@ def test_an_environment_of_ones_own_replaces_rolls() -> None:
 
 
 def test_a_critic_starts_from_the_model_of_rewards() -> None:
-    changes = {f"{role}.strategy_args": DEEPSPEED for role in ("actor_train", "critic")} | {"reward_pretrain": "models/rewards"}
+    changes = {f"{role}.strategy_args": DEEPSPEED for role in ("actor_train", "critic")} | {
+        "reward_pretrain": "models/rewards"
+    }
     loaded, said = read("ppo", changes | {"reference.strategy_args": {"strategy_name": "hf_infer"}})
     assert isinstance(loaded.config, RlvrConfig) and loaded.config.critic is not None
     assert loaded.config.critic.model_args.model_name_or_path == "models/rewards"
@@ -183,7 +207,9 @@ def test_the_pipeline_of_a_file_of_roll_follows_from_its_role(role: str) -> None
         read_config(DictConfig(yaml.safe_load(text)), passing=(), imports=False)
     said = [str(one.message) for one in caught]
     assert any(one.startswith("pipeline: missing, so it is ") for one in said)
-    assert any(one.startswith("sequence_length: 512 is read as prompt_length=512 and response_length=512") for one in said)
+    assert any(
+        one.startswith("sequence_length: 512 is read as prompt_length=512 and response_length=512") for one in said
+    )
 
 
 def test_a_folder_named_roll_does_not_hide_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,11 +225,15 @@ def test_a_folder_named_roll_does_not_hide_the_package(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("mean", "std", "is_said"), [("batch", "group", True), (None, "group", True), ("group", "group", False), ("group", "batch", False)]
+    ("mean", "std", "is_said"),
+    [("batch", "group", True), (None, "group", True), ("group", "group", False), ("group", "batch", False)],
 )
 def test_groups_of_equal_rewards_that_roll_pays_otherwise_are_said(mean: str | None, std: str, is_said: bool) -> None:
     norm = {"grouping": "traj_group_id", "norm_mean_type": mean, "norm_std_type": std}
-    for name, changes in (("lake", LAKE | {"reward_normalization": norm}), ("lora", {"norm_mean_type": mean, "norm_std_type": std})):
+    for name, changes in (
+        ("lake", LAKE | {"reward_normalization": norm}),
+        ("lora", {"norm_mean_type": mean, "norm_std_type": std}),
+    ):
         _, said = read(name, changes)
         assert any(text.startswith("norm_std_type: group without") for text in said) is is_said
 

@@ -79,7 +79,8 @@ def test_adapter_parameters_by_hand(shape: ModelShape) -> None:
 
 
 def test_attention_of_a_long_sequence_by_hand(shape: ModelShape) -> None:
-    # Per pair of tokens and layer: 2 products (scores, values) of 28 heads x 128, with 2 operations each. Half of the pairs are masked.
+    # Per pair of tokens and layer: 2 products (scores, values) of 28 heads x 128, with 2 operations each. Half of the
+    # pairs are masked.
     pair, token = 28 * 2 * 2 * 28 * 128 / 2, 2 * PUBLISHED_QWEN_7B
     assert shape.attention_cost == pytest.approx(pair / token)
 
@@ -88,9 +89,21 @@ def test_zero_stages_share_out_what_they_say(shape: ModelShape) -> None:
     full = PUBLISHED_QWEN_7B
     assert states(trainer(0, 8), shape) == {"weights": 2 * full, "gradients": 2 * full, "optimizer": 12 * full}
     assert states(trainer(1, 8), shape) == {"weights": 2 * full, "gradients": 2 * full, "optimizer": 12 * full // 8}
-    assert states(trainer(2, 8), shape) == {"weights": 2 * full, "gradients": 2 * full // 8, "optimizer": 12 * full // 8}
-    assert states(trainer(3, 8), shape) == {"weights": 2 * full // 8, "gradients": 2 * full // 8, "optimizer": 12 * full // 8}
-    assert states(trainer(0, 1, dtype="fp32"), shape) == {"weights": 4 * full, "gradients": 4 * full, "optimizer": 8 * full}
+    assert states(trainer(2, 8), shape) == {
+        "weights": 2 * full,
+        "gradients": 2 * full // 8,
+        "optimizer": 12 * full // 8,
+    }
+    assert states(trainer(3, 8), shape) == {
+        "weights": 2 * full // 8,
+        "gradients": 2 * full // 8,
+        "optimizer": 12 * full // 8,
+    }
+    assert states(trainer(0, 1, dtype="fp32"), shape) == {
+        "weights": 4 * full,
+        "gradients": 4 * full,
+        "optimizer": 8 * full,
+    }
 
 
 def test_lora_trains_only_its_adapters(shape: ModelShape) -> None:
@@ -103,8 +116,9 @@ def test_lora_trains_only_its_adapters(shape: ModelShape) -> None:
 
 @pytest.mark.parametrize(
     ("stage", "device", "left", "on_host"),
-    # Bytes per parameter: master weights and two moments 12, accumulated gradients 2, gradients of the update 4, and below stage 3 the
-    # updated weights 2. Measured with DeepSpeed 0.19.8 in one process: 18 bytes per parameter on stage 3 and 20 on stage 2.
+    # Bytes per parameter: master weights and two moments 12, accumulated gradients 2, gradients of the update 4, and
+    # below stage 3 the updated weights 2. Measured with DeepSpeed 0.19.8 in one process: 18 bytes per parameter on
+    # stage 3 and 20 on stage 2.
     [
         (3, "cpu", {"weights"}, 12 + 2 + 4),
         (2, "cpu", {"weights"}, 12 + 2 + 4 + 2),
@@ -112,7 +126,9 @@ def test_lora_trains_only_its_adapters(shape: ModelShape) -> None:
         (3, "nvme", {"weights"}, 2),
     ],
 )
-def test_offload_moves_states_and_gradients_to_the_host(shape: ModelShape, stage: int, device: str, left: set[str], on_host: int) -> None:
+def test_offload_moves_states_and_gradients_to_the_host(
+    shape: ModelShape, stage: int, device: str, left: set[str], on_host: int
+) -> None:
     offload = {"device": device} | ({"nvme_path": "/nvme"} if device == "nvme" else {})
     role = trainer(stage, 4, offload_optimizer=offload)
     memory = estimate(place("actor_train", role, 6144), role, shape, 6144)
@@ -121,7 +137,8 @@ def test_offload_moves_states_and_gradients_to_the_host(shape: ModelShape, stage
 
 
 def test_fp32_has_a_copy_of_its_weights_where_they_are_shared_out(shape: ModelShape) -> None:
-    # Measured with DeepSpeed 0.19.8 in one process: 20 bytes per parameter on stage 3, 12 of them master weights and moments.
+    # Measured with DeepSpeed 0.19.8 in one process: 20 bytes per parameter on stage 3, 12 of them master weights and
+    # moments.
     assert states(trainer(3, 1, dtype="fp32"), shape) == {
         "weights": 4 * PUBLISHED_QWEN_7B,
         "gradients": 4 * PUBLISHED_QWEN_7B,
@@ -131,12 +148,17 @@ def test_fp32_has_a_copy_of_its_weights_where_they_are_shared_out(shape: ModelSh
 
 def test_the_second_copy_of_zeropp_counts(shape: ModelShape) -> None:
     # Each of the 16 ranks has 1/16 of the weights, and 1/8 of the second copy, which the 8 ranks of a host share.
-    assert states(trainer(3, 16, zero_hpz_partition_size=8), shape)["weights"] == 2 * (PUBLISHED_QWEN_7B // 16 + PUBLISHED_QWEN_7B // 8)
+    assert states(trainer(3, 16, zero_hpz_partition_size=8), shape)["weights"] == 2 * (
+        PUBLISHED_QWEN_7B // 16 + PUBLISHED_QWEN_7B // 8
+    )
 
 
 def test_checkpointing_holds_fewer_activations(shape: ModelShape) -> None:
     kept, recomputed = (trainer(3, 8, gradient_checkpointing=wish) for wish in ("none", "all"))
-    sizes = [estimate(place("actor_train", role, 6144), role, shape, 6144).device["activations"] for role in (kept, recomputed)]
+    sizes = [
+        estimate(place("actor_train", role, 6144), role, shape, 6144).device["activations"]
+        for role in (kept, recomputed)
+    ]
     assert sizes[0] > 9 * sizes[1]
 
 
@@ -153,13 +175,19 @@ def test_an_engine_and_a_reference(shape: ModelShape) -> None:
     assert memory.device == {"weights": PUBLISHED_QWEN_7B, "kv_cache": 6144 * 28 * 2 * 2 * 128 * 2}
     assert shape.kv_bytes(2, 8) == 28 * 2 * 1 * 128 * 2, "with fewer heads than ranks, heads are replicated"
     assert memory.reserved_fraction == 0.6
-    reference = ReferenceConfig.model_validate({"strategy_args": {"strategy_name": "hf_infer"}, "device_mapping": (0, 1)})
-    assert estimate(place("reference", reference, 6144), reference, shape, 6144).device["weights"] == 2 * PUBLISHED_QWEN_7B
+    reference = ReferenceConfig.model_validate(
+        {"strategy_args": {"strategy_name": "hf_infer"}, "device_mapping": (0, 1)}
+    )
+    assert (
+        estimate(place("reference", reference, 6144), reference, shape, 6144).device["weights"] == 2 * PUBLISHED_QWEN_7B
+    )
     assert 14 < 2 * PUBLISHED_QWEN_7B / GIB < 15
 
 
 def test_every_kind_of_72b_by_hand() -> None:
-    """The figures of Qwen2.5-72B in docs/clusters.md: 32 ranks of ZeRO-3, sequences of 6144 tokens, all layers recomputed."""
+    """The figures of Qwen2.5-72B in docs/clusters.md: 32 ranks of ZeRO-3, sequences of 6144 tokens, all layers
+    recomputed.
+    """
     file = config_file("Qwen/Qwen2.5-72B-Instruct")
     shape = read_shape(file) if file else None
     assert shape and shape.parameters == 72_706_203_648
@@ -172,8 +200,9 @@ def test_every_kind_of_72b_by_hand() -> None:
         "optimizer": 12 * 72_706_203_648 // 32,
         # The head is larger than the 1e9 parameters that may stay gathered by default. A bucket holds 5e8 gradients.
         "buffers": 2 * (head + 500_000_000),
-        # Each of 80 layers keeps its input. The layer that is being recomputed is compiled. It keeps two tensors of hidden size; q and the
-        # attention's output (64 heads each); keys and values (8 heads each); and two tensors of the MLP's inner size.
+        # Each of 80 layers keeps its input. The layer that is being recomputed is compiled. It keeps two tensors of
+        # hidden size; q and the attention's output (64 heads each); keys and values (8 heads each); and two tensors of
+        # the MLP's inner size.
         "activations": 80 * 2 * tokens * hidden + 2 * tokens * (2 * hidden + 2 * 64 * 128 + 2 * 8 * 128 + 2 * inner),
         # Logits of 3456 tokens in fp32 and their gradient in bf16; the head's gradient in fp32 and in bf16.
         "head": 6 * 3456 * vocabulary + 6 * head,
@@ -186,7 +215,11 @@ def test_buffers_are_those_of_deepspeeds_configuration(shape: ModelShape) -> Non
     def buffers(stage: int, ranks: int, **zero: object) -> int:
         settings = {"zero_optimization": {"stage": stage, **zero}}
         role = trainer(stage, ranks).model_copy(
-            update={"strategy_args": trainer(stage, ranks).strategy_args.model_validate({"strategy_config": settings, **NAME})}
+            update={
+                "strategy_args": trainer(stage, ranks).strategy_args.model_validate(
+                    {"strategy_config": settings, **NAME}
+                )
+            }
         )
         return estimate(place("actor_train", role, 6144), role, shape, 6144).device["buffers"]
 
@@ -196,7 +229,9 @@ def test_buffers_are_those_of_deepspeeds_configuration(shape: ModelShape) -> Non
     assert buffers(2, 8, overlap_comm="auto", reduce_bucket_size="auto", contiguous_gradients="auto") == 2 * 500_000_000
     assert buffers(3, 1, reduce_bucket_size=1000) == 2 * 1000, "a single rank gathers nothing"
     assert buffers(3, 8, stage3_max_live_parameters=2 * 10**9) == 2 * (2 * 10**9 + 500_000_000)
-    assert buffers(3, 8, stage3_max_live_parameters=1) == 2 * (152064 * 3584 + 500_000_000), "the largest parameter is always gathered"
+    assert buffers(3, 8, stage3_max_live_parameters=1) == 2 * (152064 * 3584 + 500_000_000), (
+        "the largest parameter is always gathered"
+    )
 
 
 def test_a_model_of_another_kind_has_no_shape(tmp_path: Path) -> None:
@@ -207,7 +242,9 @@ def test_a_model_of_another_kind_has_no_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("variable", "below"), [("HF_HOME", "hub"), ("HF_HUB_CACHE", "")])
-def test_the_hub_s_cache_lies_where_its_library_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, below: str) -> None:
+def test_the_hub_s_cache_lies_where_its_library_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, below: str
+) -> None:
     for name in ("HF_HOME", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, str(tmp_path))
@@ -222,7 +259,9 @@ def test_a_critic_holds_no_vocabulary_at_its_end(shape: ModelShape) -> None:
     assert shape.valuing_parameters == PUBLISHED_QWEN_7B - 152064 * 3584 + 3584
     keys = trainer(0, 1).model_dump(exclude={"data_args"})
     critic = CriticConfig.model_validate(keys)
-    policy, value = (estimate(place("critic", role, 6144), role, shape, 6144).device for role in (trainer(0, 1), critic))
+    policy, value = (
+        estimate(place("critic", role, 6144), role, shape, 6144).device for role in (trainer(0, 1), critic)
+    )
     assert "head" in policy and "head" not in value
     assert value["weights"] == 2 * shape.valuing_parameters
     assert value["activations"] == policy["activations"]

@@ -33,7 +33,11 @@ def experiment(reward: dict[str, Any], domain: str = "llm_judge", **keys: Any) -
         "max_steps": 1,
         "dry_run": True,
         "num_return_sequences_in_group": 8,
-        "actor_train": {"strategy_args": ZERO, "device_mapping": range(4), "data_args": {"file_name": "x", "prompt": "p"}},
+        "actor_train": {
+            "strategy_args": ZERO,
+            "device_mapping": range(4),
+            "data_args": {"file_name": "x", "prompt": "p"},
+        },
         "actor_infer": {"strategy_args": {"strategy_name": "vllm"}, "device_mapping": range(4)},
         "rewards": {"math_rule": {"world_size": 2}, domain: reward},
     }
@@ -77,7 +81,9 @@ def test_a_judge_behind_a_url_is_one_process() -> None:
 
 
 def test_a_reward_model_is_a_role() -> None:
-    config = experiment({**SERVED, "strategy_args": {"strategy_name": "hf_infer"}, "infer_batch_size": 4}, "reward_model")
+    config = experiment(
+        {**SERVED, "strategy_args": {"strategy_name": "hf_infer"}, "infer_batch_size": 4}, "reward_model"
+    )
     (role,) = reward_roles(config).values()
     assert isinstance(role, ScorerConfig)
     assert make_plan(config).roles["rewards.reward_model"].tokens_per_microbatch == 4 * 2048
@@ -94,7 +100,10 @@ def test_devices_are_checked_as_a_roles_are() -> None:
     [
         ({}, "judge_model_type"),
         ({"judge_model_type": "inference", "model_args": {"model_name_or_path": "m"}}, "strategy_args"),
-        ({"judge_model_type": "inference", "strategy_args": {"strategy_name": "vllm"}}, "model_args.model_name_or_path"),
+        (
+            {"judge_model_type": "inference", "strategy_args": {"strategy_name": "vllm"}},
+            "model_args.model_name_or_path",
+        ),
         ({**INFERENCE, "judge_api_url": "http://h/v1"}, "judge_api_url"),
         ({**INFERENCE, "reward_args": {"a": 1}}, "reward_args"),
         ({**INFERENCE, "timeout": 3.0}, "timeout"),
@@ -104,7 +113,10 @@ def test_devices_are_checked_as_a_roles_are() -> None:
             INFERENCE | {"strategy_args": {"strategy_name": "vllm", "strategy_config": {"load_format": "dummy"}}},
             "strategy_args.strategy_config.load_format",
         ),
-        ({**INFERENCE, "model_args": {"model_name_or_path": "m", "lora_target": "all-linear"}}, "model_args.lora_target"),
+        (
+            {**INFERENCE, "model_args": {"model_name_or_path": "m", "lora_target": "all-linear"}},
+            "model_args.lora_target",
+        ),
         ({**API, "strategy_args": {"strategy_name": "vllm"}}, "strategy_args"),
         ({**API, "world_size": 2}, "world_size"),
         ({key: value for key, value in API.items() if key != "judge_api_url"}, "judge_api_url"),
@@ -151,7 +163,9 @@ def test_a_model_is_no_part_of_a_sum() -> None:
 def test_the_variable_of_the_key_must_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MY_JUDGE", raising=False)
     warned = [text for text in plan_of({**API, "judge_api_key_env": "MY_JUDGE"}).warnings if "MY_JUDGE" in text]
-    assert len(warned) == 1 and warned[0].startswith("rewards.llm_judge.judge_api_key_env: the environment variable MY_JUDGE is not set")
+    assert len(warned) == 1 and warned[0].startswith(
+        "rewards.llm_judge.judge_api_key_env: the environment variable MY_JUDGE is not set"
+    )
     monkeypatch.setenv("MY_JUDGE", "hush")
     plan = plan_of({**API, "judge_api_key_env": "MY_JUDGE"})
     assert not [text for text in plan.warnings if "MY_JUDGE" in text] and "hush" not in repr(plan)
@@ -193,7 +207,9 @@ def test_its_memory_is_planned(tmp_path: Path) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(shape))
     model = {"model_args": {"model_name_or_path": str(tmp_path)}}
-    plan = plan_of({**INFERENCE, **model, "device_mapping": [2]}, pretrain=str(tmp_path), prompt_length=60, response_length=40)
+    plan = plan_of(
+        {**INFERENCE, **model, "device_mapping": [2]}, pretrain=str(tmp_path), prompt_length=60, response_length=40
+    )
     assert [phase.name for phase in phases(plan, 2)] == ["generation", "judging", "training", "weight sync"]
     assert "judging" in "".join(device_lines(plan))
     plan_of({**INFERENCE, **model})  # the judge's 100 positions do not limit the policy's 2048 tokens
@@ -219,11 +235,23 @@ ROLL_JUDGE = {
         "dtype": "bf16",
         "model_type": "trl",
     },
-    "generating_args": {"max_new_tokens": 100, "top_p": 0.8, "top_k": 50, "num_beams": 1, "temperature": 0.8, "num_return_sequences": 1},
+    "generating_args": {
+        "max_new_tokens": 100,
+        "top_p": 0.8,
+        "top_k": 50,
+        "num_beams": 1,
+        "temperature": 0.8,
+        "num_return_sequences": 1,
+    },
     "data_args": {"template": "qwen2_5"},
     "strategy_args": {
         "strategy_name": "vllm",
-        "strategy_config": {"gpu_memory_utilization": 0.8, "block_size": 16, "max_model_len": 8000, "load_format": "auto"},
+        "strategy_config": {
+            "gpu_memory_utilization": 0.8,
+            "block_size": 16,
+            "max_model_len": 8000,
+            "load_format": "auto",
+        },
     },
     "device_mapping": "list(range(12,16))",
     "infer_batch_size": 4,
@@ -235,7 +263,11 @@ def test_rolls_block_of_a_judge_is_read_as_a_role() -> None:
     assert not done.faults
     config = experiment(done.values["rewards"]["llm_judge"])
     reward = config.rewards["llm_judge"]
-    assert reward.device_mapping == (12, 13, 14, 15) and reward.template == "qwen2_5" and reward.judge_prompt == "same_answer"
+    assert (
+        reward.device_mapping == (12, 13, 14, 15)
+        and reward.template == "qwen2_5"
+        and reward.judge_prompt == "same_answer"
+    )
     assert reward.generating_args is not None and reward.generating_args.max_new_tokens == 100
     assert not list(model_reward_faults(config))
     assert make_plan(config).roles["rewards.llm_judge"].ranks == 4

@@ -18,14 +18,19 @@ from roll.config.shipped import PACKAGE
 
 MODULES = (model, offline, rlvr, roles)
 SECTIONS = {
-    kind.__name__: kind for module in MODULES for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, StrictConfig)
+    kind.__name__: kind
+    for module in MODULES
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, StrictConfig)
 }
 COMPARED = {"bf16", "fp16", "gradient_clipping", "train_micro_batch_size_per_gpu", "train_batch_size"}
 """Keys that `roll/config/checks/deepspeed.py` reads by name, to compare them with the role's other keys."""
 FIXED = {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}
 """Keys that have only one allowed value, the one that roll uses."""
 GO_THROUGH = {"wall_clock_breakdown", "communication_data_type", "data_types", "activation_checkpointing", "aio"}
-"""Keys that DeepSpeed itself reads: `roll/training/deepspeed/setup.py` passes the whole `strategy_config` on to DeepSpeed."""
+"""Keys that DeepSpeed itself reads: `roll/training/deepspeed/setup.py` passes the whole `strategy_config` on to
+DeepSpeed.
+"""
 EXCEPTIONS = {
     "DeepSpeedConfig": COMPARED | FIXED | GO_THROUGH,
     "ExperimentConfig": {"roll_defaults"},  # Read before the schema sees the values.
@@ -43,18 +48,24 @@ def attributes_read() -> set[str]:
     files = [file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if file.parent.name != "schema"]
     nodes = (node for file in files for node in ast.walk(tree_of(file)))
     declared = {key for table in (ESTIMATORS, POLICY_LOSSES, PREFERENCE_LOSSES) for key in readers(table)}
-    return declared | {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    return declared | {
+        node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
 
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_every_key_is_read(name: str, attributes_read: set[str]) -> None:
     unread = set(SECTIONS[name].model_fields) - attributes_read
-    inherited = set().union(*(parent.model_fields for parent in SECTIONS[name].__mro__[1:] if issubclass(parent, StrictConfig)))
+    inherited = set().union(
+        *(parent.model_fields for parent in SECTIONS[name].__mro__[1:] if issubclass(parent, StrictConfig))
+    )
     assert unread - inherited == EXCEPTIONS.get(name, set())
 
 
 def test_the_exceptions_are_what_they_are_said_to_be() -> None:
-    compared = {node.value for node in ast.walk(tree_of("config/checks/deepspeed.py")) if isinstance(node, ast.Constant)}
+    compared = {
+        node.value for node in ast.walk(tree_of("config/checks/deepspeed.py")) if isinstance(node, ast.Constant)
+    }
     assert compared >= COMPARED
     for key in FIXED:
         literal, nothing = get_args(DeepSpeedConfig.model_fields[key].annotation)

@@ -18,8 +18,9 @@ from roll.config.roll_v2.translate import Translation, translate
 from tests.unit.config.test_keys_of_roll import FILES, kind_of, rows
 
 FIELDS = Path(__file__).with_name("fields_of_roll.tsv")
-"""Lines of: `rlvr` or `agentic`, path of a key that ROLL v0.2.1 has, value other than ROLL's default as JSON. Keys of its shipped files are
-left out."""
+"""Lines of: `rlvr` or `agentic`, path of a key that ROLL v0.2.1 has, value other than ROLL's default as JSON. Keys of
+its shipped files are left out.
+"""
 COMMON: dict[str, Any] = {
     "exp_name": "of_roll",
     "pretrain": "model",
@@ -36,7 +37,9 @@ COMMON: dict[str, Any] = {
     },
     "actor_infer": {"strategy_args": {"strategy_name": "vllm"}},
 }
-RLVR = COMMON | {"rewards": {"math_rule": {"worker_cls": "roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker"}}}
+RLVR = COMMON | {
+    "rewards": {"math_rule": {"worker_cls": "roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker"}}
+}
 AGENTIC = COMMON | {
     "rollout_batch_size": 8,
     "train_env_manager": {"group_size": 4, "tags": ["FrozenLake"], "num_groups_partition": [2]},
@@ -114,7 +117,9 @@ def test_a_key_of_a_shipped_file_does_not_vanish(name: str) -> None:
 @pytest.mark.parametrize(("kind", "small"), [("rlvr", RLVR), ("agentic", AGENTIC)], ids=["rlvr", "agentic"])
 def test_every_field_of_roll_changes_the_configuration_or_is_said(kind: str, small: Mapping[str, Any]) -> None:
     plain, said = read(small)
-    fields = [line.split("\t")[1:] for line in FIELDS.read_text(encoding="utf-8").splitlines() if line.startswith(f"{kind}\t")]
+    fields = [
+        line.split("\t")[1:] for line in FIELDS.read_text(encoding="utf-8").splitlines() if line.startswith(f"{kind}\t")
+    ]
     assert len(fields) > 20
     for place, text in fields:
         loaded, warned = read(with_key(small, place, json.loads(text)))

@@ -7,7 +7,14 @@ from pydantic import BaseModel
 
 from roll.config.schema.fields import ANY_NAME, walk
 from roll.config.schema.offline import DpoConfig, SftConfig
-from roll.config.schema.other_names import LEARNER, LEARNERS, OTHER_NAMES, OTHER_NAMES_IN_RLVR, counterpart_of, counterparts_of_block
+from roll.config.schema.other_names import (
+    LEARNER,
+    LEARNERS,
+    OTHER_NAMES,
+    OTHER_NAMES_IN_RLVR,
+    counterpart_of,
+    counterparts_of_block,
+)
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import ExperimentConfig
@@ -25,21 +32,39 @@ ASKED = [
     ("report_to=swanlab", "use track_with; one name", "track_with=tensorboard"),
     ("actor_train.training_args.logging_steps=1", "remove it: every step is logged", None),
     ("max_seq_length=4096", "use prompt_length; and response_length", "response_length=4000"),
-    ("packing=true", "actor_train.max_tokens_per_microbatch is the budget", "actor_train.max_tokens_per_microbatch=8192"),
-    ("deepspeed=ds.json", "${deepspeed_zero3}, with `- ../config/deepspeed_zero3@_here_`", "deepspeed_zero3.zero_optimization.stage=3"),
+    (
+        "packing=true",
+        "actor_train.max_tokens_per_microbatch is the budget",
+        "actor_train.max_tokens_per_microbatch=8192",
+    ),
+    (
+        "deepspeed=ds.json",
+        "${deepspeed_zero3}, with `- ../config/deepspeed_zero3@_here_`",
+        "deepspeed_zero3.zero_optimization.stage=3",
+    ),
     (f"{ACTOR}.lora_dim=8", "use actor_train.model_args.lora_rank", None),
     (f"{ACTOR}.lora_module_name=q_proj", "use actor_train.model_args.lora_target", "lora_target=q_proj"),
-    ("num_machines=2", "use actor_train.device_mapping; it counts over all nodes", "actor_train.device_mapping='list(range(0,16))'"),
+    (
+        "num_machines=2",
+        "use actor_train.device_mapping; it counts over all nodes",
+        "actor_train.device_mapping='list(range(0,16))'",
+    ),
     ("num_processes=8", "use actor_train.device_mapping; the GPUs of the role", None),
     ("num_generations=8", "use num_return_sequences_in_group", "num_return_sequences_in_group=8"),
-    ("actor_train.training_args.lr=1e-6", "use actor_train.training_args.learning_rate", "actor_train.training_args.learning_rate=1e-6"),
+    (
+        "actor_train.training_args.lr=1e-6",
+        "use actor_train.training_args.learning_rate",
+        "actor_train.training_args.learning_rate=1e-6",
+    ),
     ("beta=0.1", "use kl_loss_coef; it is the weight of the KL, with use_kl_loss: true", "kl_loss_coef=0.1"),
     ("num_train_epochs=3", "use max_steps; one pass over the rows", "max_steps=3"),
     ("clip_ratio_high=0.28", "use pg_clip_high", "pg_clip_high=0.28"),
     ("save_total_limit=3", "use keep_checkpoints", "keep_checkpoints=3"),
     ("actor_train.per_device_eval_batch_size=4", "use actor_train.max_tokens_per_microbatch", None),
 ]
-"""An override, the text of its message, and the override that follows the remedy, or None if no override tests the remedy."""
+"""An override, the text of its message, and the override that follows the remedy, or None if no override tests the
+remedy.
+"""
 
 
 def keys(root: type[BaseModel]) -> set[str]:
@@ -63,7 +88,9 @@ def test_the_role_that_learns_is_that_of_the_pipeline() -> None:
     assert counterpart_of("lr", RlvrConfig) == "use actor_train.training_args.learning_rate"
     assert counterpart_of("lr", SftConfig) == "use sft_train.training_args.learning_rate"
     assert "ROLE is actor_train, sft_train" in str(counterpart_of("lr", ExperimentConfig))
-    assert counterpart_of("num_generations", DpoConfig) == "use num_return_sequences_in_group, a key of another pipeline"
+    assert (
+        counterpart_of("num_generations", DpoConfig) == "use num_return_sequences_in_group, a key of another pipeline"
+    )
     assert counterpart_of("teapot", RlvrConfig) is None
 
 
@@ -87,7 +114,9 @@ def test_a_block_of_another_program_is_told_key_by_key() -> None:
     assert counterparts_of_block("mine", {"teapot": 1}, RlvrConfig) is None
 
 
-def test_a_name_of_another_program_is_refused_with_its_counterpart_and_that_works(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_of_another_program_is_refused_with_its_counterpart_and_that_works(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main([*RLVR, *(word for word, _, _ in ASKED)]) == 2
     said = capsys.readouterr().err
     faults = {lines.partition(": ")[0]: lines for lines in said.split("\n  ") if not lines.startswith("  ")}
@@ -108,5 +137,7 @@ def test_every_name_is_refused_at_the_root_with_its_counterpart(capsys: pytest.C
     assert main([*RLVR, *(f"{name}=1" for name in names)]) == 2
     said = capsys.readouterr().err
     assert [
-        name for name in names if f"  {name}: unknown key, with the value 1\n    {counterpart_of(name, RlvrConfig)}\n" not in said
+        name
+        for name in names
+        if f"  {name}: unknown key, with the value 1\n    {counterpart_of(name, RlvrConfig)}\n" not in said
     ] == []

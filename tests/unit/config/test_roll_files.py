@@ -1,4 +1,6 @@
-"""A table of files with ROLL's keys: whether they are read, the warnings about them, and the effect of ROLL's defaults."""
+"""A table of files with ROLL's keys: whether they are read, the warnings about them, and the effect of ROLL's
+defaults.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,11 @@ DOMAINS = f"""{MATH}
     infer_batch_size: 4
 """
 RLVR = COMMON + POLICY
-REINFORCE = "adv_estimator: reinforce\nnorm_mean_type: ~\nnorm_std_type: ~\nreward_clip: 10\ndual_clip_loss: true\nvalue_clip: 0.5\n"
+REINFORCE = (
+    "adv_estimator: reinforce\nnorm_mean_type: ~\nnorm_std_type: ~\nreward_clip: 10\ndual_clip_loss: "
+    "true\nvalue_clip: "
+    "0.5\n"
+)
 PREFERENCES = f"""{COMMON}
 pipeline: dpo
 pretrain: Qwen/Qwen2.5-7B
@@ -161,14 +167,23 @@ READ = {
             "rewards.code_sandbox.timeout: not set, so it is 90 s",
         ],
     ),
-    "grpo": (RLVR + "adv_estimator: grpo\nuse_kl_loss: true\nkl_loss_coef: 0.01\nreward_clip: 5\n" + MATH, ["reward_clip: 5 clips"]),
+    "grpo": (
+        RLVR + "adv_estimator: grpo\nuse_kl_loss: true\nkl_loss_coef: 0.01\nreward_clip: 5\n" + MATH,
+        ["reward_clip: 5 clips"],
+    ),
     "gspo": (RLVR + "adv_estimator: grpo\nimportance_sampling: seq\n" + MATH, ["importance_sampling: "]),
-    "unused KL": (RLVR + REINFORCE + "init_kl_coef: 0.2\nadd_token_level_kl: false\n" + MATH, ["init_kl_coef: 0.2 is ignored"]),
+    "unused KL": (
+        RLVR + REINFORCE + "init_kl_coef: 0.2\nadd_token_level_kl: false\n" + MATH,
+        ["init_kl_coef: 0.2 is ignored"],
+    ),
     "topr": (
         RLVR.replace("infer_batch_size: 4", "pg_variant: topr") + REINFORCE + "pg_clip: 0.2\n" + MATH,
         ["actor_train.pg_variant: ", "dual_clip_loss: true is ignored", "pg_clip: 0.2 is ignored"],
     ),
-    "cispo": (RLVR.replace("infer_batch_size: 4", "pg_variant: cispo") + REINFORCE + MATH, ["policy_loss: cispo clips at 0.1"]),
+    "cispo": (
+        RLVR.replace("infer_batch_size: 4", "pg_variant: cispo") + REINFORCE + MATH,
+        ["policy_loss: cispo clips at 0.1"],
+    ),
     "global template": (
         RLVR.replace("template: qwen2_5, ", "") + "adv_estimator: grpo\nglobal_template: chatml\n" + MATH,
         ["global_template: "],
@@ -187,7 +202,9 @@ def test_a_file_of_roll_is_read_and_what_differs_is_said_once(name: str) -> None
     for start in said:
         assert len([one for one in found if one.startswith(start)]) == 1, found
     assert len(found) == len(set(found))
-    assert not [one for one in found if one.startswith("roll_defaults")], "the file sets every key whose default differs"
+    assert not [one for one in found if one.startswith("roll_defaults")], (
+        "the file sets every key whose default differs"
+    )
 
 
 def test_every_domain_of_rolls_file_is_what_it_was() -> None:
@@ -201,7 +218,11 @@ def test_every_domain_of_rolls_file_is_what_it_was() -> None:
     assert rewards["ifeval"].reward_args == {}
     assert rewards["code_sandbox"].reward_args == {"pays": "all", "tolerance": 1e-5, "block": "first"}
     bounds = rewards["math_rule"].query_filter_config
-    assert bounds and (bounds.type, bounds.filter_args.threshold_up, bounds.filter_args.threshold_down) == ("mean_filter", 0.9, 0.1)
+    assert bounds and (bounds.type, bounds.filter_args.threshold_up, bounds.filter_args.threshold_down) == (
+        "mean_filter",
+        0.9,
+        0.1,
+    )
     assert rewards["math_rule"].tag_included == ("deepmath_103k", "aime") and rewards["math_rule"].world_size == 8
     judge = rewards["llm_judge"]
     assert judge.device_mapping == (12, 13, 14, 15) and judge.judge_model_type == "inference"
@@ -212,7 +233,12 @@ def test_every_domain_of_rolls_file_is_what_it_was() -> None:
     ("domain", "keys", "arguments", "said"),
     [
         ("code_sandbox", {"use_local": True}, {}, "in a sandbox, unlike in ROLL"),
-        ("code_sandbox", {"use_local": False, "code_url": "http://b"}, {"sandbox": "http://b"}, "read as reward_args.sandbox=http://b"),
+        (
+            "code_sandbox",
+            {"use_local": False, "code_url": "http://b"},
+            {"sandbox": "http://b"},
+            "read as reward_args.sandbox=http://b",
+        ),
         ("code_sandbox", {"code_url": "http://b"}, {"sandbox": "http://b"}, "read as reward_args.sandbox=http://b"),
         ("code_sandbox", {"use_local": True, "code_url": "http://b"}, {}, "use_local: true takes precedence"),
         ("math_rule", {"use_local": True}, {}, "the reward runs no programs"),
@@ -220,11 +246,18 @@ def test_every_domain_of_rolls_file_is_what_it_was() -> None:
         ("ifeval", {"reward_type": "soft"}, {}, "either meets its constraint or fails"),
         ("crossthinkqa", {"reward_type": "loose"}, {"reward_type": "loose"}, "read as reward_args.reward_type=loose"),
         ("crossthinkqa", {"response_length_penalty_coef": 0.0}, {}, "roll already does this"),
-        ("crossthinkqa", {"response_length_penalty_coef": 0.5}, {"response_length_penalty_coef": 0.5}, "read as reward_args."),
+        (
+            "crossthinkqa",
+            {"response_length_penalty_coef": 0.5},
+            {"response_length_penalty_coef": 0.5},
+            "read as reward_args.",
+        ),
         ("math_rule", {"response_length_penalty_coef": 0.5}, {}, "use overlong_buffer"),
     ],
 )
-def test_a_key_of_a_reward_becomes_an_argument_or_is_said_to_be_nothing(domain: str, keys: dict, arguments: dict, said: str) -> None:
+def test_a_key_of_a_reward_becomes_an_argument_or_is_said_to_be_nothing(
+    domain: str, keys: dict, arguments: dict, said: str
+) -> None:
     loaded, found = read(RLVR + REINFORCE, rewards={domain: keys})
     assert isinstance(loaded.config, RlvrConfig) and not loaded.faults
     assert loaded.config.rewards[domain].reward_args == arguments
@@ -271,7 +304,12 @@ def of(config: object, place: str) -> Any:
 def test_defaults_that_differ_are_said_in_one_line_and_taken_on_demand() -> None:
     loaded, found = read(BARE)
     (said,) = [text for text in found if text.startswith("roll_defaults")]
-    differing = ("adv_estimator gae (here grpo)", "rollout_batch_size 128 (here 64)", "save_steps 50 (here 0)", "eval_steps 10 (here 0)")
+    differing = (
+        "adv_estimator gae (here grpo)",
+        "rollout_batch_size 128 (here 64)",
+        "save_steps 50 (here 0)",
+        "eval_steps 10 (here 0)",
+    )
     for part in (*differing, "top_k 50 (here -1)"):
         assert part in said, said
     assert "validation.generating_args.temperature" not in said and "set roll_defaults: true" in said
@@ -285,12 +323,16 @@ def test_a_file_of_roll_keeps_its_own_numbers_of_responses_and_updates() -> None
     values = yaml.safe_load(BARE)
     del values["num_return_sequences_in_group"]
     for takes in (False, True):
-        loaded, found = read(yaml.safe_dump(values), roll_defaults=takes, adv_estimator="reinforce", rollout_batch_size=16)
+        loaded, found = read(
+            yaml.safe_dump(values), roll_defaults=takes, adv_estimator="reinforce", rollout_batch_size=16
+        )
         config = loaded.config
         assert isinstance(config, RlvrConfig)
         assert config.num_return_sequences_in_group == 1
         assert plan_batch(config).updates == 2, "8 sequences on the CPU's one rank, as ROLL's default"
-        (said,) = [text for text in found if text.startswith("num_return_sequences_in_group 1, actor_train.training_args.")]
+        (said,) = [
+            text for text in found if text.startswith("num_return_sequences_in_group 1, actor_train.training_args.")
+        ]
         assert "gradient_accumulation_steps 1" in said
     loaded, found = read(BARE, updates_per_step=4)
     assert isinstance(loaded.config, RlvrConfig)
@@ -299,7 +341,11 @@ def test_a_file_of_roll_keeps_its_own_numbers_of_responses_and_updates() -> None
 
 def test_what_is_written_is_never_overwritten_by_a_default() -> None:
     taken, _ = read(BARE, roll_defaults=True, adv_estimator="rloo", rollout_batch_size=4, save_steps=0)
-    assert [of(taken.config, place) for place in ("adv_estimator", "rollout_batch_size", "save_steps")] == ["rloo", 4, 0]
+    assert [of(taken.config, place) for place in ("adv_estimator", "rollout_batch_size", "save_steps")] == [
+        "rloo",
+        4,
+        0,
+    ]
 
 
 def test_a_file_of_ours_with_a_snippet_of_roll_is_not_taken_for_one_of_rolls() -> None:
@@ -307,7 +353,9 @@ def test_a_file_of_ours_with_a_snippet_of_roll_is_not_taken_for_one_of_rolls() -
     for key in ("logging_dir", "checkpoint_config", "logging_steps"):
         del values[key]
     _, found = read(yaml.safe_dump(values), dual_clip_loss=True)
-    assert [text.split(":")[0] for text in found if "disable_gradient" not in text and "names no columns" not in text] == []
+    assert [
+        text.split(":")[0] for text in found if "disable_gradient" not in text and "names no columns" not in text
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -332,19 +380,37 @@ def test_numbers_that_mean_something_else_in_roll_are_rolls_with_its_defaults(
     assert not [text for text in found if text.startswith("policy_loss")]
 
 
-@pytest.mark.parametrize(("keys", "value"), [({}, 1.4), ({"pg_clip": 0.1}, 1.2), ({"pg_clip": 0.2, "pg_clip_high": 0.28}, 1.4)])
+@pytest.mark.parametrize(
+    ("keys", "value"), [({}, 1.4), ({"pg_clip": 0.1}, 1.2), ({"pg_clip": 0.2, "pg_clip_high": 0.28}, 1.4)]
+)
 def test_the_dual_clip_of_rolls_files_is_rolls(keys: dict, value: float) -> None:
     for takes in (False, True):
         taken, found = read(BARE, dual_clip_loss=True, roll_defaults=takes, **keys)
         assert not taken.faults and isinstance(taken.config, RlvrConfig) and taken.config.dual_clip_loss == value
-        assert len([text for text in found if text.startswith(f"dual_clip_loss: true is read as 1 + 2 x pg_clip = {value}")]) == 1
+        assert (
+            len(
+                [
+                    text
+                    for text in found
+                    if text.startswith(f"dual_clip_loss: true is read as 1 + 2 x pg_clip = {value}")
+                ]
+            )
+            == 1
+        )
 
 
 REFUSED = {
-    "megatron": ({"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 1}}, "strategy_name", "Megatron"),
+    "megatron": (
+        {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 1}},
+        "strategy_name",
+        "Megatron",
+    ),
     "fsdp": ({"strategy_name": "fsdp2_train", "strategy_config": {"fsdp_size": 8}}, "strategy_name", "FSDP2"),
     "megatron's keys": (
-        {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 1}, "use_distributed_optimizer": True}},
+        {
+            "strategy_name": "deepspeed_train",
+            "strategy_config": {"zero_optimization": {"stage": 1}, "use_distributed_optimizer": True},
+        },
         "strategy_config.use_distributed_optimizer",
         "a key of Megatron",
     ),
@@ -364,12 +430,18 @@ def test_other_backends_are_called_by_their_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
-        ({"rewards": {"cv": {"worker_cls": f"{CLASSES}.detection_reward_worker.DetectionRewardWorker"}}}, "rewards.cv.worker_cls"),
+        (
+            {"rewards": {"cv": {"worker_cls": f"{CLASSES}.detection_reward_worker.DetectionRewardWorker"}}},
+            "rewards.cv.worker_cls",
+        ),
         ({"vlm_filter": {"enable": True}}, "vlm_filter"),
         ({"actor_train": {"data_args": {"template": "qwen2-vl"}}}, "actor_train.data_args.template"),
         ({"actor_train": {"data_args": {"image_key": "images"}}}, "actor_train.data_args.image_key"),
         ({"actor_train": {"model_args": {"model_type": "diffusion_module"}}}, "actor_train.model_args.model_type"),
-        ({"actor_train": {"strategy_args": {"strategy_name": "diffusion_deepspeed_train"}}}, "actor_train.strategy_args.strategy_name"),
+        (
+            {"actor_train": {"strategy_args": {"strategy_name": "diffusion_deepspeed_train"}}},
+            "actor_train.strategy_args.strategy_name",
+        ),
     ],
 )
 def test_images_video_and_diffusion_are_refused_by_name_and_nothing_else_is_said(changes: dict, place: str) -> None:
@@ -380,7 +452,9 @@ def test_images_video_and_diffusion_are_refused_by_name_and_nothing_else_is_said
 
 
 def test_faults_of_every_stage_come_together() -> None:
-    """The faults come from the translation (rl_loss_coef), the schema (max_step), the checks between keys, and the files on disk."""
+    """The faults come from the translation (rl_loss_coef), the schema (max_step), the checks between keys, and the
+    files on disk.
+    """
     loaded, _ = read(BARE, rl_loss_coef=0.5, max_step=3, kl_loss_coef=0.1, resume_from_checkpoint="nowhere")
     assert loaded.config is not None
     with pytest.raises(ConfigError) as caught:

@@ -24,7 +24,11 @@ from tests.quiet import quiet_life
 WORDS = [
     "track_with=mlflow",
     "++tracker_kwargs={mlflow: {tracking_uri: 'https://me:pass-word@host/x', access_token: tracker-key}}",
-    "++system_envs={HF_TOKEN: hf-token-1, MY_SECRET: secret-two, DB_PASSWORD: password-3, TOKENIZERS_PARALLELISM: 'false', COLOUR: blue}",
+    "++system_envs={HF_TOKEN: hf-token-1, MY_SECRET: secret-two, DB_PASSWORD: password-3, "
+    "TOKENIZERS_PARALLELISM: "
+    "'false', "
+    "COLOUR: "
+    "blue}",
     "++sft_train.system_envs={AWS_SECRET_ACCESS_KEY: of-the-role}",
 ]
 HIDE = ("pass-word", "tracker-key", "hf-token-1", "secret-two", "password-3", "of-the-role")
@@ -38,7 +42,9 @@ def config() -> Config:
     return loaded[0]
 
 
-@pytest.mark.parametrize("key", ["HF_TOKEN", "api_key", "WANDB_API_KEY", "my_secret", "PGPASSWORD", "aws_secret_access_key"])
+@pytest.mark.parametrize(
+    "key", ["HF_TOKEN", "api_key", "WANDB_API_KEY", "my_secret", "PGPASSWORD", "aws_secret_access_key"]
+)
 def test_keys_of_secrets(key: str) -> None:
     assert is_secret(key)
 
@@ -51,7 +57,11 @@ def test_keys_that_are_none(key: object) -> None:
 
 
 def test_a_tree_without_its_secrets() -> None:
-    tree = {"a": {"api_key": "x", "n_keys": 3}, "b": ["https://me:pass@host", "https://host:80/a@b"], "login_kwargs": {"user": "me"}}
+    tree = {
+        "a": {"api_key": "x", "n_keys": 3},
+        "b": ["https://me:pass@host", "https://host:80/a@b"],
+        "login_kwargs": {"user": "me"},
+    }
     assert redacted(tree) == {
         "a": {"api_key": HIDDEN, "n_keys": 3},
         "b": [f"https://me:{HIDDEN}@host", "https://host:80/a@b"],
@@ -64,10 +74,14 @@ def test_a_text_of_somebody_else_without_them() -> None:
     assert secrets.hide("no abcdefgh, abcdef; postgres://u:p@h") == f"no {HIDDEN}, {HIDDEN}; postgres://u:{HIDDEN}@h"
 
 
-def test_no_secret_is_left_in_what_a_run_writes(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_is_left_in_what_a_run_writes(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[RunFacts] = []
     given: list[object] = []
-    monkeypatch.setattr(opened, "OPENERS", {"mlflow": lambda facts, settings: (told.append(facts), given.append(settings))})
+    monkeypatch.setattr(
+        opened, "OPENERS", {"mlflow": lambda facts, settings: (told.append(facts), given.append(settings))}
+    )
     moved = config.model_copy(update={"output_dir": str(tmp_path)})
     secrets = secrets_of(moved, {"MLFLOW_TRACKING_PASSWORD": "of-the-file"})
     write_config(moved, tmp_path)
@@ -83,7 +97,9 @@ def test_no_secret_is_left_in_what_a_run_writes(config: Config, tmp_path: Path, 
     (ray / "runtime_env_agent.log").write_text("env_vars: {HF_TOKEN: hf-token-1}\n")
     keep_ray_logs(tmp_path / "scratch", tmp_path / "logs", secrets.hide)
 
-    written = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file() and path.is_relative_to(tmp_path / "logs"))
+    written = "".join(
+        path.read_text() for path in tmp_path.rglob("*") if path.is_file() and path.is_relative_to(tmp_path / "logs")
+    )
     written += (tmp_path / "config.yaml").read_text() + str(told[0].config)
     assert "connects with" in written and "env_vars: {HF_TOKEN: ***}" in written
     assert not [secret for secret in (*HIDE, "of-the-file") if secret in written]
@@ -92,7 +108,9 @@ def test_no_secret_is_left_in_what_a_run_writes(config: Config, tmp_path: Path, 
         "HF_TOKEN": HIDDEN, "MY_SECRET": HIDDEN, "DB_PASSWORD": HIDDEN, "TOKENIZERS_PARALLELISM": "false", "COLOUR": "blue"
     }  # fmt: skip
     assert kept["max_steps"] == moved.max_steps and kept["pretrain"] == moved.pretrain
-    assert given == [{"tracking_uri": "https://me:pass-word@host/x", "access_token": "tracker-key"}], "the tracker itself needs the secrets"
+    assert given == [{"tracking_uri": "https://me:pass-word@host/x", "access_token": "tracker-key"}], (
+        "the tracker itself needs the secrets"
+    )
 
 
 def test_a_run_that_resumes_is_compared_without_them(config: Config) -> None:

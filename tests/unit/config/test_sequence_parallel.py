@@ -60,7 +60,9 @@ def test_activations_are_shared_out_and_states_are_not() -> None:
     }
     gradient = (4 + 2) * 152064 * 3584
     assert alone["head"] == (4 + 2) * 152064 * head_tokens(152064) + gradient
-    assert shared["head"] == (4 + 2) * 152064 * (2 * LONGEST // 4) + gradient  # a rank's share has fewer tokens than a chunk of the head
+    assert (
+        shared["head"] == (4 + 2) * 152064 * (2 * LONGEST // 4) + gradient
+    )  # a rank's share has fewer tokens than a chunk of the head
 
 
 @pytest.mark.parametrize(
@@ -99,9 +101,12 @@ def test_rolls_key_is_deepspeeds() -> None:
     assert done.values["actor_train"]["strategy_args"]["strategy_config"]["sequence_parallel_size"] == 2
     (warning,) = done.warnings
     assert warning.startswith(
-        "actor_train.model_args.ulysses_size: 2 is read as actor_train.strategy_args.strategy_config.sequence_parallel_size"
+        "actor_train.model_args.ulysses_size: 2 is read as "
+        "actor_train.strategy_args.strategy_config.sequence_parallel_size"
     )
     done = of_roll({"strategy_name": "hf_infer"})
-    assert done.warnings == ["actor_train.model_args.ulysses_size: 2 is ignored; only deepspeed_train has sequence parallelism"]
+    assert done.warnings == [
+        "actor_train.model_args.ulysses_size: 2 is ignored; only deepspeed_train has sequence parallelism"
+    ]
     done = of_roll({"strategy_name": "deepspeed_train", "strategy_config": {"sequence_parallel_size": 4}})
     assert "sequence_parallel_size is 4" in str(done.faults[0])

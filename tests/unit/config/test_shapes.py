@@ -1,4 +1,6 @@
-"""Shapes of the models that come with roll: parameter counts, against transformers' own models and against published counts."""
+"""Shapes of the models that come with roll: parameter counts, against transformers' own models and against published
+counts.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def shape(name: str) -> ModelShape:
 
 
 def small(name: str) -> tuple[ModelShape, torch.nn.Module]:
-    """Return a model with two layers: its shape in roll, and the model that transformers builds, without memory for its weights."""
+    """Return a model with two layers: its shape in roll, and the model that transformers builds, without memory for its
+    weights.
+    """
     values = json.loads((FOLDER / name / "config.json").read_text()) | {"num_hidden_layers": 2}
     kind = values.pop("model_type")
     with torch.device("meta"):
@@ -84,13 +88,23 @@ def test_the_families_are_there() -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "experts"),
     [
-        ("qwen2_moe", {"num_experts": 4, "shared_expert_intermediate_size": 48, "decoder_sparse_step": 2}, Experts(4, 2, 16, 48, 2, True)),
+        (
+            "qwen2_moe",
+            {"num_experts": 4, "shared_expert_intermediate_size": 48, "decoder_sparse_step": 2},
+            Experts(4, 2, 16, 48, 2, True),
+        ),
         ("qwen3_moe", {"num_experts": 4, "mlp_only_layers": [1]}, Experts(4, 2, 16, 0, 3)),
         ("mixtral", {"num_local_experts": 4}, Experts(4, 2, 64, 0, 4)),
     ],
 )
 def test_mixtures_of_experts_of_other_families(kind: str, values: dict[str, object], experts: Experts) -> None:
-    plain = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    plain = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     plain |= {"head_dim": 8, "vocab_size": 128, "tie_word_embeddings": False, "num_experts_per_tok": 2}
     plain |= {} if kind == "mixtral" else {"moe_intermediate_size": 16}
     with torch.device("meta"):
@@ -109,8 +123,13 @@ def test_an_adapter_on_a_mixture_of_experts_has_the_parameters_that_peft_makes()
 
 def test_an_engine_of_30b_a3b_holds_all_of_its_experts() -> None:
     found = shape("Qwen/Qwen3-30B-A3B")
-    role = ActorInferConfig.model_validate({"strategy_args": {"strategy_name": "vllm", "strategy_config": {}}, "device_mapping": (0,)})
-    assert estimate(place("actor_infer", role, 2048), role, found, 2048).device["weights"] == 2 * PUBLISHED["Qwen/Qwen3-30B-A3B"]
+    role = ActorInferConfig.model_validate(
+        {"strategy_args": {"strategy_name": "vllm", "strategy_config": {}}, "device_mapping": (0,)}
+    )
+    assert (
+        estimate(place("actor_infer", role, 2048), role, found, 2048).device["weights"]
+        == 2 * PUBLISHED["Qwen/Qwen3-30B-A3B"]
+    )
     # A token uses 8 of 128 experts: in each of 48 layers, 120 experts x 3 x 2048 x 768 parameters are not active.
     assert found.active_parameters == 30_532_122_624 - 48 * 120 * 3 * 2048 * 768 == 3_353_032_704
     assert found.widest_mlp == 8 * 768

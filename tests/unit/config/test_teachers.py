@@ -13,7 +13,11 @@ from roll.errors import ConfigError
 from tests.unit.config.test_examples import planned
 
 FULL = ("algorithms/on_policy_distillation_full", "~teacher", "+distill_top_k=8", "+rewards.words.reward=no_reward")
-STRATEGY = "model_args: {dtype: fp32}, strategy_args: {strategy_name: hf_infer}, world_size: 1, max_tokens_per_microbatch: 4096"
+STRATEGY = (
+    "model_args: {dtype: fp32}, strategy_args: {strategy_name: hf_infer}, world_size: 1, "
+    "max_tokens_per_microbatch: "
+    "4096"
+)
 
 
 def teacher(name: str, domains: str) -> str:
@@ -36,15 +40,27 @@ def test_each_teacher_is_a_role_of_its_own() -> None:
     ("words", "place", "problem", "remedy"),
     [
         (BOTH[:1], "teachers", "no teacher for the domain(s) words", "add them to a teacher's domains"),
-        ((BOTH[0], teacher("kind", "[poems, words]")), "teachers.kind.domains[0]", "'poems' is not a", "use one of: arithmetic, words"),
-        ((BOTH[0], teacher("kind", "[words, arithmetic]")), "teachers.kind.domains[1]", "a teacher, teachers.exact", "once"),
+        (
+            (BOTH[0], teacher("kind", "[poems, words]")),
+            "teachers.kind.domains[0]",
+            "'poems' is not a",
+            "use one of: arithmetic, words",
+        ),
+        (
+            (BOTH[0], teacher("kind", "[words, arithmetic]")),
+            "teachers.kind.domains[1]",
+            "a teacher, teachers.exact",
+            "once",
+        ),
         ((*BOTH, "~distill_top_k"), "distill_top_k", "missing, but teachers is set", "64 is usual"),
         ((*BOTH, f"+teacher={{{STRATEGY}}}"), "teachers", "together with teacher", "remove one"),
         ((BOTH[0], teacher("kind", "[]")), "teachers.kind.domains", "", ""),
         ((BOTH[0], ADAPTED), "teachers.kind.model_args.lora_target", "without an adapter", "remove it"),
     ],
 )
-def test_what_leaves_a_domain_without_one_teacher_is_refused(words: tuple[str, ...], place: str, problem: str, remedy: str) -> None:
+def test_what_leaves_a_domain_without_one_teacher_is_refused(
+    words: tuple[str, ...], place: str, problem: str, remedy: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         planned(*FULL, *words)
     [fault] = [fault for fault in refused.value.faults if fault.place == place]
@@ -53,7 +69,9 @@ def test_what_leaves_a_domain_without_one_teacher_is_refused(words: tuple[str, .
 
 def test_teachers_that_share_devices_with_the_engine_take_turns() -> None:
     devices: dict[str, Any] = {"actor_train": "[0]", "actor_infer": "[0]"}
-    words = [f"++{name}.device_mapping={own}" for name, own in devices.items()] + [f"~{name}.world_size" for name in devices]
+    words = [f"++{name}.device_mapping={own}" for name, own in devices.items()] + [
+        f"~{name}.world_size" for name in devices
+    ]
     words += [one.replace("world_size: 1", "device_mapping: [0]") for one in BOTH]
     words += ["actor_train.training_args.per_device_train_batch_size=256", "weight_sync.lora=merged"]
     plan = planned(*FULL, *words)[1]

@@ -84,20 +84,32 @@ def test_what_decides_the_loss_keeps_its_meaning(values: dict[str, Any], key: st
     ("values", "place", "remedy"),
     [
         ({"actor_train": {"pg_variant": "kimi15"}}, "actor_train.pg_variant", "set policy_loss"),
-        ({"actor_train": {"pg_variant": "topr"}, "policy_loss": "gspo"}, "actor_train.pg_variant", "policy_loss replaces it here"),
+        (
+            {"actor_train": {"pg_variant": "topr"}, "policy_loss": "gspo"},
+            "actor_train.pg_variant",
+            "policy_loss replaces it here",
+        ),
         ({"train_infer_correction": {"is_weight": {"enabled": True}}}, "train_infer_correction", "mismatch_correction"),
         ({"whiten_rewards": True}, "whiten_rewards", "norm_mean_type"),
         ({"rl_loss_coef": 0.0}, "rl_loss_coef", "the weight 1"),
-        ({"actor_train": {"model_args": {"additional_target": "lm_head"}}}, "actor_train.model_args.additional_target", "lora_target"),
+        (
+            {"actor_train": {"model_args": {"additional_target": "lm_head"}}},
+            "actor_train.model_args.additional_target",
+            "lora_target",
+        ),
     ],
 )
-def test_what_would_change_the_loss_and_has_no_counterpart_is_a_fault(values: dict[str, Any], place: str, remedy: str) -> None:
+def test_what_would_change_the_loss_and_has_no_counterpart_is_a_fault(
+    values: dict[str, Any], place: str, remedy: str
+) -> None:
     done = translate(values, "")
     (fault,) = done.faults
     assert fault.place == place and remedy in fault.remedy
 
 
-@pytest.mark.parametrize("values", [{"rl_loss_coef": 1.0}, {"whiten_rewards": False}, {"reward_model": None}, {"distill_on_prompt": False}])
+@pytest.mark.parametrize(
+    "values", [{"rl_loss_coef": 1.0}, {"whiten_rewards": False}, {"reward_model": None}, {"distill_on_prompt": False}]
+)
 def test_what_says_nothing_new_is_no_fault(values: dict[str, Any]) -> None:
     done = translate(values, "")
     assert not done.faults and not done.values and len(done.warnings) == 1
@@ -117,7 +129,11 @@ def test_held_out_rows_have_the_columns_that_are_learnt_from_unless_they_name_th
 
 
 def test_a_secret_stands_in_no_message() -> None:
-    values = {"track_with": "wandb", "tracker_kwargs": {"project": "p", "api_key": "hush"}, "rewards": {"a": {"judge_api_key": "hush"}}}
+    values = {
+        "track_with": "wandb",
+        "tracker_kwargs": {"project": "p", "api_key": "hush"},
+        "rewards": {"a": {"judge_api_key": "hush"}},
+    }
     done = translate(values, "")
     (fault,) = done.faults
     assert fault.place == "tracker_kwargs.wandb.api_key" and "wandb login" in fault.remedy
@@ -129,7 +145,10 @@ def test_a_secret_stands_in_no_message() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"global_template": "chatml"}, 'global_template: "chatml" is ignored; no data_args names a file; remove the key'),
+        (
+            {"global_template": "chatml"},
+            'global_template: "chatml" is ignored; no data_args names a file; remove the key',
+        ),
         (
             {"track_with": "none", "tracker_kwargs": {"log_dir": "runs"}},
             "tracker_kwargs: ignored, because track_with is none; remove the key",

@@ -86,7 +86,12 @@ def test_neighbours_overlap() -> None:
     ],
 )
 def test_who_takes_turns(
-    train: range | None, infer: range | None, reference: range | None, keys: dict[str, Any], expected: set[str], tmp_path: Path
+    train: range | None,
+    infer: range | None,
+    reference: range | None,
+    keys: dict[str, Any],
+    expected: set[str],
+    tmp_path: Path,
 ) -> None:
     config = experiment(train, infer, reference, **keys)
     assert not placement_faults(config)
@@ -104,7 +109,14 @@ def offline(pipeline: str, **keys: Any) -> DpoConfig | DistillConfig:
     zero = {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 3}}}
     learner = {"strategy_args": zero, "device_mapping": (0, 1), "data_args": {"file_name": "x", "prompt": "p"}}
     other = {"strategy_args": {"strategy_name": "hf_infer"}, "device_mapping": (1,)}
-    values = {"exp_name": "e", "output_dir": "o", "pretrain": "nobody/none", "max_steps": 1, "dry_run": True, "pipeline": pipeline}
+    values = {
+        "exp_name": "e",
+        "output_dir": "o",
+        "pretrain": "nobody/none",
+        "max_steps": 1,
+        "dry_run": True,
+        "pipeline": pipeline,
+    }
     if pipeline == "dpo":
         learner["data_args"] |= {"chosen": "c", "rejected": "r"}
         return DpoConfig.model_validate(values | {"actor_train": learner, "reference": other} | keys)
@@ -113,7 +125,9 @@ def offline(pipeline: str, **keys: Any) -> DpoConfig | DistillConfig:
     return DistillConfig.model_validate(values | {"student": learner, "teacher": teacher} | keys)
 
 
-@pytest.mark.parametrize(("pipeline", "learner", "other"), [("dpo", "actor_train", "reference"), ("distill", "student", "teacher")])
+@pytest.mark.parametrize(
+    ("pipeline", "learner", "other"), [("dpo", "actor_train", "reference"), ("distill", "student", "teacher")]
+)
 def test_roles_that_learn_from_given_rows_take_turns_too(pipeline: str, learner: str, other: str) -> None:
     plan = make_plan(offline(pipeline))
     assert plan.turns == {learner: {other}, other: {learner}}
@@ -141,7 +155,14 @@ def test_a_large_engine_is_warned_of_where_others_stay_beside_it() -> None:
         (range(1), range(1), range(1), {}, set(), False),
         (range(4), range(4, 8), range(4, 8), {"async_generation_ratio": 1.0}, set(), True),
         (range(2), range(2), range(2), {"async_generation_ratio": 0.5}, {"actor_train", "reference"}, False),
-        (range(2), range(2), range(2, 3), {"async_generation_ratio": 1.0, "time_sharing": False}, {"actor_train"}, True),
+        (
+            range(2),
+            range(2),
+            range(2, 3),
+            {"async_generation_ratio": 1.0, "time_sharing": False},
+            {"actor_train"},
+            True,
+        ),
         (
             range(2),
             range(1, 3),
@@ -154,7 +175,12 @@ def test_a_large_engine_is_warned_of_where_others_stay_beside_it() -> None:
     ],
 )
 def test_for_whom_generation_stops_and_what_of_it_stays(
-    train: range | None, infer: range | None, reference: range | None, keys: dict[str, Any], stops_for: set[str], keeps: bool
+    train: range | None,
+    infer: range | None,
+    reference: range | None,
+    keys: dict[str, Any],
+    stops_for: set[str],
+    keeps: bool,
 ) -> None:
     config = experiment(train, infer, reference, **keys)
     assert not placement_faults(config)
@@ -170,8 +196,12 @@ MEMORY = {
 
 
 def host_bytes(name: str, **keys: Any) -> int:
-    """Return the host memory, in bytes, of a role that shares its devices with all other roles, while they use the devices."""
-    config = experiment(range(2), range(2), range(2), rollout_batch_size=64, prompt_length=1000, response_length=3000, **keys)
+    """Return the host memory, in bytes, of a role that shares its devices with all other roles, while they use the
+    devices.
+    """
+    config = experiment(
+        range(2), range(2), range(2), rollout_batch_size=64, prompt_length=1000, response_length=3000, **keys
+    )
     plan = make_plan(config)
     return with_turns(MEMORY[name], plan.roles[name], model_roles(config)[name], config, plan.batch).host
 
@@ -184,7 +214,8 @@ def test_what_a_role_holds_waits_in_host_memory_while_others_have_its_devices() 
 
 
 def test_requests_that_a_sync_finds_unfinished_wait_in_host_memory() -> None:
-    # Each of the two engines has half of 2 batches x 64 prompts x 8 samples, as many as max_num_seqs. Below: half of 768, half of 100.
+    # Each of the two engines has half of 2 batches x 64 prompts x 8 samples, as many as max_num_seqs. Below: half of
+    # 768, half of 100.
     assert host_bytes("actor_infer", async_generation_ratio=1.0) == 512 * 4000 * FROZEN_TOKEN
     assert host_bytes("actor_infer", async_generation_ratio=0.5, rollout_window=64) == 384 * 4000 * FROZEN_TOKEN
     assert host_bytes("actor_infer", async_generation_ratio=1.0, max_running_samples=100) == 50 * 4000 * FROZEN_TOKEN
@@ -220,7 +251,10 @@ def test_the_plan_shows_a_wider_window_with_its_age_limit() -> None:
     assert told(async_generation_ratio=1.5) == "Generation: up to 1.5 steps ahead of training"
     window = 3 * experiment(*placed).rollout_batch_size
     assert told(async_generation_ratio=1.5, rollout_window=window) == (
-        "Generation: up to 1.5 steps ahead of training; a step trains on the first groups to finish in a window of 3 batches; "
+        "Generation: up to 1.5 steps ahead of training; a step trains on the first groups to finish in a window "
+        "of "
+        "3 "
+        "batches; "
         "none is older than 4 steps"
     )
 

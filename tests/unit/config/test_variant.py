@@ -1,4 +1,6 @@
-"""The plan shows the variant of a run: the plans of any two configurations differ in a line that names the changed key."""
+"""The plan shows the variant of a run: the plans of any two configurations differ in a line that names the changed
+key.
+"""
 
 from __future__ import annotations
 
@@ -78,14 +80,18 @@ def base() -> DictConfig:
         whole = OmegaConf.to_container(document, resolve=True)
         assert isinstance(whole, dict)
         # The `${...}` expressions are resolved, so the keys that only they used can go.
-        found.append(OmegaConf.create({key: value for key, value in whole.items() if key not in {*presets, *VARIABLES}}))
+        found.append(
+            OmegaConf.create({key: value for key, value in whole.items() if key not in {*presets, *VARIABLES}})
+        )
 
     compose(["--config-name", "qwen2.5-7B-rlvr/rlvr_lora_zero3", "dry_run=true"], keep)
     return found[0]
 
 
 def composed(*words: str) -> Config:
-    """Return the base configuration with these overrides. Hydra composes the base only once, because it takes longer than the tests."""
+    """Return the base configuration with these overrides. Hydra composes the base only once, because it takes longer
+    than the tests.
+    """
     document = base().copy()
     document.merge_with_dotlist([word.lstrip("+") for word in words])
     return load_config(document, imports=False)
@@ -111,7 +117,10 @@ def test_any_two_variants_differ_in_a_line_that_names_the_key() -> None:
 
 def test_what_all_weights_and_no_offload_mean_is_said() -> None:
     lines = variant_lines(composed(*ALL_WEIGHTS))
-    assert lines[0].startswith("Learns: actor_train.model_args: lora_target none, dtype bf16") and "lora_rank" not in lines[0]
+    assert (
+        lines[0].startswith("Learns: actor_train.model_args: lora_target none, dtype bf16")
+        and "lora_rank" not in lines[0]
+    )
     assert "ZeRO: actor_train.zero_optimization: stage 3, offload_optimizer none, offload_param none" in lines
 
 

@@ -27,7 +27,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     backend.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
     backend.train_from_iterator(["What is one and one?", "The answer is two.", "user assistant system"] * 20, trainer)
     made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
     made.chat_template = CHAT_TEMPLATE
@@ -36,7 +38,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture
 def write_jsonl(tmp_path: Path) -> Callable[..., str]:
-    """Return a function that writes rows to a JSON Lines file and returns its path. Rows that are strings are written unchanged."""
+    """Return a function that writes rows to a JSON Lines file and returns its path. Rows that are strings are written
+    unchanged.
+    """
 
     def write(rows: Sequence[Any], name: str = "rows.jsonl") -> str:
         path = tmp_path / name

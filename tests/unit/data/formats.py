@@ -1,4 +1,6 @@
-"""Chat templates of seven model families, modelled on the published ones, and a small tokenizer with each family's special tokens."""
+"""Chat templates of seven model families, modelled on the published ones, and a small tokenizer with each family's
+special tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from roll.data.renderers.base import ChatRenderer
 from roll.data.renderers.families import chat_renderer
 
 TEXTS = Path(__file__).parents[3] / "docs"
-WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 """Pre-tokenisation pattern of Qwen's tokenizers. The patterns of Llama 3 and GLM split digits differently."""
 HERMES = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 HERMES_TOOLS = """\
@@ -188,13 +192,23 @@ class Format:
 
 
 def deepseek_tokens() -> list[str]:
-    names = ["tool▁sep", *(f"tool▁{part}▁{end}" for part in ("calls", "call", "outputs", "output") for end in ("begin", "end"))]
+    names = [
+        "tool▁sep",
+        *(f"tool▁{part}▁{end}" for part in ("calls", "call", "outputs", "output") for end in ("begin", "end")),
+    ]
     return [f"<｜{name}｜>" for name in ("end▁of▁sentence", "begin▁of▁sentence", "User", "Assistant", *names)]
 
 
 THINK = ("<think>", "</think>")
 CHATML = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
-HEADERS = ("<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|end_of_text|>", "<|eom_id|>")
+HEADERS = (
+    "<|eot_id|>",
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|end_of_text|>",
+    "<|eom_id|>",
+)
 GLM_TOKENS = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 GLM_TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 FORMATS = {
@@ -212,9 +226,13 @@ def make_tokenizer(chat: Format) -> PreTrainedTokenizerBase:
     """Return a byte-level BPE tokenizer with fewer than 1,000 merges and the family's added tokens."""
     backend = Tokenizer(models.BPE())
     cut = pre_tokenizers.Split(Regex(WORDS), behavior="isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=1200, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=1200, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
     texts = [file.read_text(encoding="utf-8") for file in sorted(TEXTS.glob("*.md"))]
     backend.train_from_iterator([*texts, chat.template], trainer)
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in chat.special])

@@ -1,4 +1,6 @@
-"""Small imitations of public data sets: the files, columns and types of the Hub, with a few rows of text written for the tests."""
+"""Small imitations of public data sets: the files, columns and types of the Hub, with a few rows of text written for
+the tests.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ SCORES = ((9.0, 7.5), (8.0, 2.0), (6.5, 6.5), (8.5, 4.0), (7.0, 3.0), (9.5, 1.0)
 
 
 def gsm8k_row(first: int, second: int) -> dict[str, str]:
-    """Return a row like those of https://huggingface.co/datasets/openai/gsm8k, with calculator annotations and thousands separators."""
+    """Return a row like those of https://huggingface.co/datasets/openai/gsm8k, with calculator annotations and
+    thousands separators.
+    """
     total = first + second
     return {
         "question": f"What is {first} plus {second}?",
@@ -27,9 +31,13 @@ def write_gsm8k(folder: Path, train: int = 40, test: int = 8) -> Path:
 
 
 def pair_row(number: int) -> dict[str, Any]:
-    """Return a row of https://huggingface.co/datasets/HuggingFaceH4/ultrafeedback_binarized. Every sixth pair has equal scores."""
+    """Return a row of https://huggingface.co/datasets/HuggingFaceH4/ultrafeedback_binarized. Every sixth pair has equal
+    scores.
+    """
     question, good, bad = f"Name {number} colours.", f"Red, and {number - 1} others.", "No."
-    chosen, rejected = ([{"content": question, "role": "user"}, {"content": text, "role": "assistant"}] for text in (good, bad))
+    chosen, rejected = (
+        [{"content": question, "role": "user"}, {"content": text, "role": "assistant"}] for text in (good, bad)
+    )
     better, worse = SCORES[number % len(SCORES)]
     return {
         "prompt": question,
@@ -51,10 +59,16 @@ def write_ultrafeedback(folder: Path, train: int = 24, test: int = 6) -> Path:
 
 
 def write_capybara(folder: Path, train: int = 12, test: int = 3) -> Path:
-    """Write conversations of two turns with the columns of https://huggingface.co/datasets/trl-lib/Capybara, and return the folder."""
+    """Write conversations of two turns with the columns of https://huggingface.co/datasets/trl-lib/Capybara, and return
+    the folder.
+    """
     texts = ("user", "Hello {}."), ("assistant", "Good day."), ("user", "And {}?"), ("assistant", "Fine.")
     rows = [
-        {"source": "Made", "messages": [{"content": text.format(number), "role": role} for role, text in texts], "num_turns": 2}
+        {
+            "source": "Made",
+            "messages": [{"content": text.format(number), "role": role} for role, text in texts],
+            "num_turns": 2,
+        }
         for number in range(train + test)
     ]
     return _write(folder, {"data/train-00000-of-00001": rows[:train], "data/test-00000-of-00001": rows[train:]})

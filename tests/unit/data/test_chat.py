@@ -41,7 +41,9 @@ def test_native_is_the_tokenizer_s_own(tokenizer: PreTrainedTokenizerFast) -> No
     assert renderer("native", tokenizer)([USER], True) == "[user]Hi<|endoftext|>\n[assistant]"
 
 
-def test_a_native_template_that_refuses_says_so(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_native_template_that_refuses_says_so(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(TemplateFault, match="roles must alternate"):
         renderer("native", tokenizer)([USER], True)
@@ -49,7 +51,9 @@ def test_a_native_template_that_refuses_says_so(tokenizer: PreTrainedTokenizerFa
 
 @pytest.mark.parametrize("key", ["tool_calls", "reasoning_content"])
 @pytest.mark.parametrize("template", ["chatml", "raw", "native"])
-def test_what_a_template_would_lose_of_a_message_is_refused(tokenizer: PreTrainedTokenizerFast, template: Template, key: str) -> None:
+def test_what_a_template_would_lose_of_a_message_is_refused(
+    tokenizer: PreTrainedTokenizerFast, template: Template, key: str
+) -> None:
     with pytest.raises(TemplateFault, match=f"has '{key}', which the template '{template}' does not write"):
         renderer(template, tokenizer)([USER, ASSISTANT | {key: ["add"]}], False)
 
@@ -62,9 +66,16 @@ def test_native_needs_a_template(tokenizer: PreTrainedTokenizerFast, monkeypatch
 
 @pytest.mark.parametrize(
     ("template", "response"),
-    [("chatml", "Yes.<|im_end|>"), ("qwen2_5", "Yes.<|im_end|>"), ("raw", "Yes.<|endoftext|>"), ("native", "Yes.<|endoftext|>")],
+    [
+        ("chatml", "Yes.<|im_end|>"),
+        ("qwen2_5", "Yes.<|im_end|>"),
+        ("raw", "Yes.<|endoftext|>"),
+        ("native", "Yes.<|endoftext|>"),
+    ],
 )
-def test_an_example_s_response_ends_its_turn_once(tokenizer: PreTrainedTokenizerFast, template: Template, response: str) -> None:
+def test_an_example_s_response_ends_its_turn_once(
+    tokenizer: PreTrainedTokenizerFast, template: Template, response: str
+) -> None:
     render = renderer(template, tokenizer)
     assert render_example([USER, ASSISTANT], render, "<|endoftext|>") == (render([USER], True), response)
 
@@ -72,7 +83,9 @@ def test_an_example_s_response_ends_its_turn_once(tokenizer: PreTrainedTokenizer
 def test_eos_is_appended_where_a_native_template_leaves_the_turn_open(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer, "chat_template", "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}")
+    monkeypatch.setattr(
+        tokenizer, "chat_template", "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    )
     prompt, response = render_example([USER, ASSISTANT], renderer("native", tokenizer), "<|endoftext|>")
     assert (prompt, response) == ("user: Hi\n", "assistant: Yes.\n<|endoftext|>")
 
@@ -90,14 +103,23 @@ QWEN = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 LLAMA = (
-    "<s>{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
+    "<s>{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] | trim "
+    "}}<|eot_id|>{% "
+    "endfor "
+    "%}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
 MISTRAL = (
     "<s>{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
     "{% elif m['role'] == 'assistant' %} {{ m['content'] }}</s>{% else %}{{ m['content'] }}\n\n{% endif %}{% endfor %}"
 )
-NO_END = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+NO_END = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt "
+    "%}assistant: "
+    "{% "
+    "endif "
+    "%}"
+)
 DROPS_THINKING = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{{ m['content'] if loop.last else m['content'].split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
@@ -118,7 +140,11 @@ THINKS = {"role": "assistant", "content": "<think>Hm.</think>Yes."}
 )
 @pytest.mark.parametrize("system", [[], [SYSTEM]])
 def test_every_turn_of_the_assistant_is_found(
-    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, chat_template: str, turns: list[str], system: list[dict[str, str]]
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+    chat_template: str,
+    turns: list[str],
+    system: list[dict[str, str]],
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", chat_template)
     render = renderer("native", tokenizer)
@@ -130,7 +156,9 @@ def test_every_turn_of_the_assistant_is_found(
 
 
 def test_one_turn_is_prompt_and_response() -> None:
-    assert render_turns([SYSTEM, USER, ASSISTANT], chatml, "</s>") == list(render_example([SYSTEM, USER, ASSISTANT], chatml, "</s>"))
+    assert render_turns([SYSTEM, USER, ASSISTANT], chatml, "</s>") == list(
+        render_example([SYSTEM, USER, ASSISTANT], chatml, "</s>")
+    )
 
 
 def test_raw_contents_do_not_say_where_an_earlier_turn_began() -> None:
@@ -141,13 +169,20 @@ def test_raw_contents_do_not_say_where_an_earlier_turn_began() -> None:
 # Templates that render a turn differently once others follow it, each with one trait of a published family.
 HEAD = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
 TAIL = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-EMPTY_THINKING = HEAD + "{% if m['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m['content'] }}" + TAIL
+EMPTY_THINKING = (
+    HEAD + "{% if m['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m['content'] }}" + TAIL
+)
 KEEPS_LAST_THINKING = (
-    HEAD + "{% if m.reasoning_content and loop.last %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m['content'] }}" + TAIL
+    HEAD + "{% if m.reasoning_content and loop.last %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ "
+    "m['content'] "
+    "}}" + TAIL
 )
 END_IN_NEXT = (
     "{% for m in messages %}<|{{ 'observation' if m['role'] == 'tool' else m['role'] }}|>\n{{ m['content'] }}"
-    "{% for call in m.tool_calls or () %}<tool_call>{{ call.function.name }}{{ call.function.arguments | tojson }}</tool_call>{% endfor %}"
+    "{% for call in m.tool_calls or () %}<tool_call>{{ call.function.name }}{{ call.function.arguments | tojson "
+    "}}</tool_call>{% "
+    "endfor "
+    "%}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 EOS_AFTER_LAST = (
@@ -156,11 +191,16 @@ EOS_AFTER_LAST = (
 )
 RETURNS = (
     "{% for m in messages %}<|start|>{{ m['role'] }}<|message|>{{ m['content'] }}"
-    "{{ '<|return|>' if loop.last and m['role'] == 'assistant' and not add_generation_prompt else '<|end|>' }}{% endfor %}"
+    "{{ '<|return|>' if loop.last and m['role'] == 'assistant' and not add_generation_prompt else '<|end|>' }}{% "
+    "endfor "
+    "%}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
 OPENS_THINKING = (
-    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'].split('</think>')[-1] }}{{ '<|end|>' if m['role'] == 'assistant' }}"
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'].split('</think>')[-1] }}{{ '<|end|>' if m['role'] "
+    "== "
+    "'assistant' "
+    "}}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
 )
 MARKS_TURNS = (
@@ -174,24 +214,42 @@ MARKS_ANSWERS = MARKS_TURNS.replace(
 )
 MOVES_SYSTEM = (
     "{% set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}"
-    "{% for m in messages if m['role'] != 'system' %}{% if m['role'] == 'user' %}[INST]{{ system if m == messages | selectattr('role', "
-    "'equalto', 'user') | list | last }}{{ m['content'] }}[/INST]{% else %}{{ m['content'] }}</s>{% endif %}{% endfor %}"
+    "{% for m in messages if m['role'] != 'system' %}{% if m['role'] == 'user' %}[INST]{{ system if m == "
+    "messages "
+    "| "
+    "selectattr('role', "
+    "'equalto', 'user') | list | last }}{{ m['content'] }}[/INST]{% else %}{{ m['content'] }}</s>{% endif %}{% "
+    "endfor "
+    "%}"
 )
 READS_PARTS = HEAD + "{% for part in m['content'] %}{{ part['text'] }}{% endfor %}" + TAIL
-FAMILY_MARKS = ("<|user|>", "<|assistant|>", "<|observation|>", "<|end|>", "<|start|>", "<|message|>", "<|return|>", "<|im_end|>")
+FAMILY_MARKS = (
+    "<|user|>",
+    "<|assistant|>",
+    "<|observation|>",
+    "<|end|>",
+    "<|start|>",
+    "<|message|>",
+    "<|return|>",
+    "<|im_end|>",
+)
 CALL = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
 CALLS = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 SAYS_AND_CALLS = {"role": "assistant", "content": "So:", "tool_calls": [CALL]}
 FED = {"role": "tool", "content": "3", "tool_call_id": "call00000"}
 
 
-def learnt_pieces(tokenizer: PreTrainedTokenizerFast, chat_template: str, conversation: list[dict[str, Any]]) -> list[str]:
+def learnt_pieces(
+    tokenizer: PreTrainedTokenizerFast, chat_template: str, conversation: list[dict[str, Any]]
+) -> list[str]:
     """Return the pieces of a conversation with a template, for a tokenizer that has the marks of all families."""
     made = deepcopy(tokenizer)
     made.add_special_tokens({"additional_special_tokens": list(FAMILY_MARKS)})
     made.chat_template = chat_template
     template = renderer("native", made)
-    return render_turns(conversation, template, "</s>", template.marks, template.spans if template.marks_turns else None)
+    return render_turns(
+        conversation, template, "</s>", template.marks, template.spans if template.marks_turns else None
+    )
 
 
 @pytest.mark.parametrize(
@@ -244,8 +302,16 @@ def learnt_pieces(tokenizer: PreTrainedTokenizerFast, chat_template: str, conver
                 "Quite.<|user|>",
             ],
         ),
-        (END_IN_NEXT, [USER, CALLS], ["<|user|>\nHi<|assistant|>\n", '<tool_call>add{"x": 1}</tool_call><|observation|>']),
-        (END_IN_NEXT, [USER, SAYS_AND_CALLS], ["<|user|>\nHi<|assistant|>\n", 'So:<tool_call>add{"x": 1}</tool_call><|observation|>']),
+        (
+            END_IN_NEXT,
+            [USER, CALLS],
+            ["<|user|>\nHi<|assistant|>\n", '<tool_call>add{"x": 1}</tool_call><|observation|>'],
+        ),
+        (
+            END_IN_NEXT,
+            [USER, SAYS_AND_CALLS],
+            ["<|user|>\nHi<|assistant|>\n", 'So:<tool_call>add{"x": 1}</tool_call><|observation|>'],
+        ),
         (END_IN_NEXT, [USER, THINKS], ["<|user|>\nHi<|assistant|>\n", "<think>Hm.</think>Yes.<|user|>"]),
         (
             EOS_AFTER_LAST,
@@ -270,7 +336,12 @@ def learnt_pieces(tokenizer: PreTrainedTokenizerFast, chat_template: str, conver
         (
             OPENS_THINKING,
             [USER, THINKS, AGAIN, LAST],
-            ["<|user|>Hi<|assistant|><think>\n", "Hm.</think>Yes.<|end|>", "<|user|>Sure?<|assistant|>", "Quite.<|end|>"],
+            [
+                "<|user|>Hi<|assistant|><think>\n",
+                "Hm.</think>Yes.<|end|>",
+                "<|user|>Sure?<|assistant|>",
+                "Quite.<|end|>",
+            ],
         ),
         (
             OPENS_THINKING,
@@ -280,18 +351,24 @@ def learnt_pieces(tokenizer: PreTrainedTokenizerFast, chat_template: str, conver
         (
             MARKS_TURNS,
             [USER, ASSISTANT, AGAIN, LAST],
-            ["<|user|>Hi<|end|>\n<|assistant|>", "Yes.<|end|>", "\n<|user|>Sure?<|end|>\n<|assistant|>", "Quite.<|end|>"],
+            [
+                "<|user|>Hi<|end|>\n<|assistant|>",
+                "Yes.<|end|>",
+                "\n<|user|>Sure?<|end|>\n<|assistant|>",
+                "Quite.<|end|>",
+            ],
         ),
         (
             MARKS_ANSWERS,
             [USER, {"role": "assistant", "content": "1+1=2"}, AGAIN, {"role": "assistant", "content": "2+2=4"}],
-            ["<|user|>Hi<|end|>\n<|assistant|>1+1=", "2<|end|>", "\n<|user|>Sure?<|end|>\n<|assistant|>2+2=", "4<|end|>"],
+            [
+                "<|user|>Hi<|end|>\n<|assistant|>1+1=",
+                "2<|end|>",
+                "\n<|user|>Sure?<|end|>\n<|assistant|>2+2=",
+                "4<|end|>",
+            ],
         ),
-        (
-            READS_PARTS,
-            [USER, ASSISTANT],
-            ["<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "Yes.<|im_end|>"],
-        ),
+        (READS_PARTS, [USER, ASSISTANT], ["<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "Yes.<|im_end|>"]),
     ],
 )
 def test_each_turn_is_learnt_as_if_it_were_the_last(
@@ -309,9 +386,14 @@ def test_a_system_message_that_moves_is_refused(tokenizer: PreTrainedTokenizerFa
 def test_a_turn_that_is_split_by_its_answer_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     """As with Gemma 4, which writes the text of a turn after the answer to its call."""
     late = (
-        "{% for m in messages %}{% if m['role'] != 'tool' %}<|{{ m['role'] }}|>{% for call in m.tool_calls or () %}<tool_call>"
-        "{{ call.function.arguments | tojson }}{% endfor %}{% if m.tool_calls and not loop.last %}[{{ messages[loop.index].content }}]"
-        "{% endif %}{{ m['content'] }}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+        "{% for m in messages %}{% if m['role'] != 'tool' %}<|{{ m['role'] }}|>{% for call in m.tool_calls or () "
+        "%}<tool_call>"
+        "{{ call.function.arguments | tojson }}{% endfor %}{% if m.tool_calls and not loop.last %}[{{ "
+        "messages[loop.index].content }}]"
+        "{% endif %}{{ m['content'] }}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt "
+        "%}<|assistant|>{% "
+        "endif "
+        "%}"
     )
     with pytest.raises(TemplateFault, match="message 2 of 4"):
         learnt_pieces(tokenizer, late, [USER, SAYS_AND_CALLS, FED, LAST])
@@ -329,7 +411,12 @@ def test_marks_that_leave_a_turn_out_are_refused(tokenizer: PreTrainedTokenizerF
 
 
 def test_words_of_probes_in_a_conversation_do_no_harm() -> None:
-    conversation = [{"role": "user", "content": "Quokka0x Wombat"}, {"role": "assistant", "content": "Quokka"}, AGAIN, LAST]
+    conversation = [
+        {"role": "user", "content": "Quokka0x Wombat"},
+        {"role": "assistant", "content": "Quokka"},
+        AGAIN,
+        LAST,
+    ]
     assert "".join(render_turns(conversation, chatml, "</s>")) == chatml(conversation, False).rstrip()
 
 
@@ -340,7 +427,9 @@ def test_arguments_are_text_where_a_template_joins_strings(tokenizer: PreTrained
 
 @pytest.mark.parametrize("template", ["chatml", "qwen2_5"])
 def test_a_named_template_needs_its_marks(template: Template) -> None:
-    plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"<unk>": 0, "Hi": 1}, "<unk>")), unk_token="<unk>")
+    plain = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"<unk>": 0, "Hi": 1}, "<unk>")), unk_token="<unk>"
+    )
     with pytest.raises(ValueError, match=r"<\|im_start\|> is"):
         renderer(template, plain)
 
@@ -358,7 +447,10 @@ def test_a_named_template_begins_as_the_tokenizer_does(tokenizer: PreTrainedToke
 
 @pytest.mark.parametrize("more", ["<|message|>", "{% if add_generation_prompt %}<|message|>{% endif %}"])
 def test_a_template_that_always_opens_a_turn_is_refused(tokenizer: PreTrainedTokenizerFast, more: str) -> None:
-    opens = "{% for m in messages %}<|start|>{{ m['role'] }}<|message|>{{ m['content'] }}<|end|>{% endfor %}<|start|>assistant" + more
+    opens = (
+        "{% for m in messages %}<|start|>{{ m['role'] }}<|message|>{{ m['content'] }}<|end|>{% endfor "
+        "%}<|start|>assistant" + more
+    )
     for conversation in ([USER, ASSISTANT], [USER, ASSISTANT, AGAIN, LAST]):
         with pytest.raises(TemplateFault, match="opens a turn after the last message"):
             learnt_pieces(tokenizer, opens, conversation)
@@ -366,7 +458,11 @@ def test_a_template_that_always_opens_a_turn_is_refused(tokenizer: PreTrainedTok
 
 def test_the_start_of_the_next_message_is_no_end_beside_another(tokenizer: PreTrainedTokenizerFast) -> None:
     template = (
-        "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token if loop.last and m['role'] == 'assistant' }}{% endfor %}"
+        "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token if loop.last and m['role'] == "
+        "'assistant' "
+        "}}{% "
+        "endfor "
+        "%}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     pieces = ["<|user|>Hi<|assistant|>", "Yes.", "<|user|>Sure?<|assistant|>", "Quite.<|endoftext|>"]
@@ -380,7 +476,10 @@ def test_a_call_without_an_end_of_its_turn_gets_one(tokenizer: PreTrainedTokeniz
         f"<tool_call>{{{{ call.function.arguments | tojson }}}}</tool_call>{closing}{{% endfor %}}"
         "{% if not m.tool_calls %}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    assert learnt_pieces(tokenizer, template, [USER, CALLS]) == ["[user]Hi<|end|>[assistant]", f'<tool_call>{{"x": 1}}</tool_call>{end}']
+    assert learnt_pieces(tokenizer, template, [USER, CALLS]) == [
+        "[user]Hi<|end|>[assistant]",
+        f'<tool_call>{{"x": 1}}</tool_call>{end}',
+    ]
 
 
 @pytest.mark.parametrize("calls", ["add", [1], {"name": "add"}, [{"function": "add"}]])
@@ -392,12 +491,19 @@ def test_calls_that_are_no_objects_are_refused(tokenizer: PreTrainedTokenizerFas
 def test_a_call_may_name_its_function_itself(tokenizer: PreTrainedTokenizerFast) -> None:
     flat = END_IN_NEXT.replace("call.function.", "call.")
     conversation = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL["function"]]}, FED, LAST]
-    assert learnt_pieces(tokenizer, flat, conversation)[1::2] == ['<tool_call>add{"x": 1}</tool_call><|observation|>', "Quite.<|user|>"]
+    assert learnt_pieces(tokenizer, flat, conversation)[1::2] == [
+        '<tool_call>add{"x": 1}</tool_call><|observation|>',
+        "Quite.<|user|>",
+    ]
 
 
-def test_a_template_reads_variables_that_it_does_not_set(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_reads_variables_that_it_does_not_set(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sources = {
-        "default": "{%- set mine = 1 %}{% for m in messages %}{%- generation -%}{{ m.thinking }}{% endgeneration %}{% break %}{% endfor %}",
+        "default": "{%- set mine = 1 %}{% for m in messages %}{%- generation -%}{{ m.thinking }}{% endgeneration %}{% "
+        "break "
+        "%}{% endfor %}",
         "tool_use": "{{ mine if enable_thinking is defined and 'thinking' in tools }}",
     }
     monkeypatch.setattr(tokenizer, "chat_template", sources)

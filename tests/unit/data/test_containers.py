@@ -81,7 +81,10 @@ def call(name: str, **arguments: Any) -> dict:
 
 TOOLS = [
     {
-        "messages": [{"role": "user", "content": "Look"}, {"role": "assistant", "content": "", "tool_calls": [call("search", query="x")]}],
+        "messages": [
+            {"role": "user", "content": "Look"},
+            {"role": "assistant", "content": "", "tool_calls": [call("search", query="x")]},
+        ],
         "tools": [tool("search", query={"type": "string"})],
         "ground_truth": {"func_name": "validate_no_commas"},
     },
@@ -134,16 +137,28 @@ def test_null_elements_of_lists_stay_in_columnar_files(tmp_path: Path) -> None:
 
 
 def test_maps_are_objects_with_their_written_nulls(tmp_path: Path) -> None:
-    kind = pyarrow.map_(pyarrow.string(), pyarrow.list_(pyarrow.struct([("x", pyarrow.int64()), ("y", pyarrow.int64())])))
+    kind = pyarrow.map_(
+        pyarrow.string(), pyarrow.list_(pyarrow.struct([("x", pyarrow.int64()), ("y", pyarrow.int64())]))
+    )
     array = pyarrow.array([[("a", [{"x": 1}]), ("b", None)], [], None], kind)
-    assert read(parquet_of(tmp_path / "m.parquet", pyarrow.table({"m": array}))) == [{"m": {"a": [{"x": 1}], "b": None}}, {"m": {}}, {}]
+    assert read(parquet_of(tmp_path / "m.parquet", pyarrow.table({"m": array}))) == [
+        {"m": {"a": [{"x": 1}], "b": None}},
+        {"m": {}},
+        {},
+    ]
 
 
 @pytest.mark.parametrize(
     ("array", "problem"),
     [
-        (pyarrow.array([[(1, "a")]], pyarrow.map_(pyarrow.int64(), pyarrow.string())), "holds a map whose key 1 is not text"),
-        (pyarrow.array([[("a", 1), ("a", 2)]], pyarrow.map_(pyarrow.string(), pyarrow.int64())), "has the key 'a' more than once"),
+        (
+            pyarrow.array([[(1, "a")]], pyarrow.map_(pyarrow.int64(), pyarrow.string())),
+            "holds a map whose key 1 is not text",
+        ),
+        (
+            pyarrow.array([[("a", 1), ("a", 2)]], pyarrow.map_(pyarrow.string(), pyarrow.int64())),
+            "has the key 'a' more than once",
+        ),
         (pyarrow.array([b"\xff"]), "holds a value that JSON cannot express: a bytes"),
         (pyarrow.array([[{"x": b"a"}]]), "holds a value that JSON cannot express: a bytes"),
         (pyarrow.array([1], pyarrow.duration("s")), "holds a value that JSON cannot express: a timedelta"),
@@ -259,7 +274,9 @@ def test_a_file_that_is_not_csv_is_a_fault(tmp_path: Path, content: bytes, probl
     assert problem in caught.value.faults[0].problem
 
 
-def test_prompts_are_the_same_from_json_lines_parquet_and_csv(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict) -> None:
+def test_prompts_are_the_same_from_json_lines_parquet_and_csv(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
+) -> None:
     rows = [{"prompt": f"What is {number}?", "answer": f"{number}.10", "tag": ""} for number in range(9)]
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         csv.writer(file).writerows([list(rows[0]), *(row.values() for row in rows)])
@@ -267,5 +284,7 @@ def test_prompts_are_the_same_from_json_lines_parquet_and_csv(tmp_path: Path, to
     for path in (write_jsonl(tmp_path, rows), write_parquet(tmp_path, rows), tmp_path / "rows.csv"):
         data_args = DataConfig.model_validate({"file_name": str(path), "template": "chatml", "prompt": "prompt"})
         prompts = prepare_prompts(data_args, tokenizer, 100, one_domain, tmp_path / "cache")
-        found.append([(prompts.prompt(index, 0).token_ids.tolist(), prompts.prompt(index, 0).row) for index in range(9)])
+        found.append(
+            [(prompts.prompt(index, 0).token_ids.tolist(), prompts.prompt(index, 0).row) for index in range(9)]
+        )
     assert found[0] == found[1] == found[2]

@@ -1,4 +1,5 @@
-"""Random conversations in seven chat formats. Each new context only appends to the tokens that the engine saw and sampled before.
+"""Random conversations in seven chat formats. Each new context only appends to the tokens that the engine saw and
+sampled before.
 
 As long as the model's own chat template also only appends, the context has the text that the template writes.
 """
@@ -25,13 +26,21 @@ from roll.data.renderers.base import ChatRenderer
 from tests.unit.data.formats import FORMATS, Format, make_renderer, make_tokenizer
 
 QUICK, MANY = 12, 150
-"""Conversations per format in the quick and in the full test. Over all seven formats, the full test runs more than 1,000."""
-PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}, "count": {"type": "integer"}}, "required": ["query"]}
+"""Conversations per format in the quick and in the full test. Over all seven formats, the full test runs more than
+1,000.
+"""
+PARAMETERS = {
+    "type": "object",
+    "properties": {"query": {"type": "string"}, "count": {"type": "integer"}},
+    "required": ["query"],
+}
 TOOLS = [{"type": "function", "function": {"name": "search", "description": "Searches.", "parameters": PARAMETERS}}]
 CHARACTERS = st.characters(codec="utf-8", exclude_categories=["Cc", "Co"])
 PLAIN = st.text(st.one_of(st.sampled_from(" \n\t.,a1é漢🙂Ω"), CHARACTERS), max_size=30)
 WRITTEN = st.text(
-    st.one_of(st.sampled_from(" aeinst.é漢🙂1"), st.characters(codec="utf-8", categories=["L", "N"])), min_size=1, max_size=30
+    st.one_of(st.sampled_from(" aeinst.é漢🙂1"), st.characters(codec="utf-8", categories=["L", "N"])),
+    min_size=1,
+    max_size=30,
 )
 """Texts that the policy writes. They contain no tags."""
 
@@ -65,7 +74,9 @@ def world(name: str) -> tuple[Format, PreTrainedTokenizerBase, ChatRenderer]:
 
 
 def said(chat: Format) -> st.SearchStrategy[str]:
-    """Texts that the policy does not write: of users, tools and the system message. Some contain the texts of special tokens."""
+    """Texts that the policy does not write: of users, tools and the system message. Some contain the texts of special
+    tokens.
+    """
     return st.lists(st.one_of(PLAIN, st.sampled_from(chat.added)), min_size=1, max_size=4).map("".join)
 
 
@@ -78,9 +89,14 @@ def turns(draw: st.DrawFn, chat: Format, thinks: bool) -> Turn:
     if calls:
         arguments = [{"query": draw(WRITTEN).strip() or "x", "count": draw(st.integers())} for _ in range(calls)]
         functions = [{"name": "search", "arguments": json.dumps(one, ensure_ascii=False)} for one in arguments]
-        message["tool_calls"] = [{"id": f"call{n:05d}", "type": "function", "function": one} for n, one in enumerate(functions)]
+        message["tool_calls"] = [
+            {"id": f"call{n:05d}", "type": "function", "function": one} for n, one in enumerate(functions)
+        ]
         message["content"] = "" if chat.model_type == "llama" else draw(st.sampled_from(["", message["content"]]))
-        answers = [{"role": "tool", "tool_call_id": f"call{n:05d}", "name": "search", "content": draw(said(chat))} for n in range(calls)]
+        answers = [
+            {"role": "tool", "tool_call_id": f"call{n:05d}", "name": "search", "content": draw(said(chat))}
+            for n in range(calls)
+        ]
     else:
         answers = [{"role": "user", "content": draw(said(chat))}]
     return Turn(message, draw(st.none() | st.integers(0, 99)), draw(st.booleans()), answers)
@@ -95,7 +111,9 @@ def talks(draw: st.DrawFn, name: str) -> Talk:
     return Talk([*first, {"role": "user", "content": draw(said(chat))}], spoken, tools)
 
 
-def written(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], talk: Talk, generate: bool) -> str:
+def written(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], talk: Talk, generate: bool
+) -> str:
     """Return the text that the model's own chat template renders, without using roll."""
     plain: list[Any] = deepcopy(list(messages))
     for call in [call for one in plain for call in one.get("tool_calls", ())]:
@@ -108,7 +126,9 @@ def written(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, 
 
 
 def sampled_tokens(tokenizer: PreTrainedTokenizerBase, chat: Format, turn: Turn, text: str) -> list[int]:
-    """Return the tokens of the policy's text: the tokenizer's own or, if `turn.odd` is set, with some of them split in two."""
+    """Return the tokens of the policy's text: the tokenizer's own or, if `turn.odd` is set, with some of them split in
+    two.
+    """
     ids = tokenizer.encode(text, add_special_tokens=False)
     if turn.odd is None:
         return ids

@@ -69,7 +69,9 @@ def test_own_chatml_ends_with_its_mark(template: str) -> None:
 
 
 def test_raw_text_marks_no_end() -> None:
-    assert found(tokenizer_with(CHATML, "<|im_start|>", "<|im_end|>"), "raw") == ends_of(None, build_tokenizer()) == NO_END
+    assert (
+        found(tokenizer_with(CHATML, "<|im_start|>", "<|im_end|>"), "raw") == ends_of(None, build_tokenizer()) == NO_END
+    )
 
 
 def test_documents_have_no_end_of_turn() -> None:

@@ -24,7 +24,9 @@ GOOD, BAD = {"role": "assistant", "content": "Two."}, {"role": "assistant", "con
 
 @pytest.fixture
 def rows_of(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, write_jsonl: Write) -> Callable[..., ExampleSet]:
-    def prepare(rows: list[dict], kind: Kind, limits: Limits = ROOM, part: Part | None = None, **columns: Any) -> ExampleSet:
+    def prepare(
+        rows: list[dict], kind: Kind, limits: Limits = ROOM, part: Part | None = None, **columns: Any
+    ) -> ExampleSet:
         data_args = DataConfig.model_validate({"file_name": write_jsonl(rows), **columns})
         return prepare_examples(data_args, tokenizer, limits, kind, part=part, cache_folder=tmp_path / "cache")
 
@@ -33,11 +35,19 @@ def rows_of(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, write_jsonl: Wri
 
 def read(example: Example, tokenizer: PreTrainedTokenizerFast) -> list[tuple[str, str]]:
     """Return the prompt and the response of each sequence of an example."""
-    return [tuple(tokenizer.decode(one.token_ids[keep]) for keep in (~one.response_mask, one.response_mask)) for one in example.sequences]  # type: ignore[misc]
+    return [
+        tuple(tokenizer.decode(one.token_ids[keep]) for keep in (~one.response_mask, one.response_mask))
+        for one in example.sequences
+    ]  # type: ignore[misc]
 
 
 PAIRS = [
-    ({"prompt": "One?", "chosen": "Two.", "rejected": "No."}, {"prompt": "prompt", "template": "raw"}, "One?", "<|endoftext|>"),
+    (
+        {"prompt": "One?", "chosen": "Two.", "rejected": "No."},
+        {"prompt": "prompt", "template": "raw"},
+        "One?",
+        "<|endoftext|>",
+    ),
     (
         {"prompt": ASK, "chosen": [GOOD], "rejected": "No."},
         {"messages": "prompt", "template": "chatml"},
@@ -55,7 +65,12 @@ PAIRS = [
 
 @pytest.mark.parametrize(("row", "columns", "prompt", "end"), PAIRS, ids=["texts", "messages", "conversations"])
 def test_a_pair_is_one_prompt_with_two_responses(
-    rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast, row: dict, columns: dict, prompt: str, end: str
+    rows_of: Callable[..., ExampleSet],
+    tokenizer: PreTrainedTokenizerFast,
+    row: dict,
+    columns: dict,
+    prompt: str,
+    end: str,
 ) -> None:
     rows = rows_of([row], "pairs", chosen="chosen", rejected="rejected", **columns)
     assert read(rows.example(0), tokenizer) == [(prompt, f"Two.{end}"), (prompt, f"No.{end}")]
@@ -71,7 +86,10 @@ def test_a_row_of_rm_static(rows_of: Callable[..., ExampleSet], tokenizer: PreTr
 def test_a_margin_and_a_label_are_kept(rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast) -> None:
     pair = {"prompt": "q", "chosen": "a", "rejected": "b", "by": 2.5}
     assert (
-        rows_of([pair], "pairs", prompt="prompt", chosen="chosen", rejected="rejected", margin="by", template="raw").example(0).value == 2.5
+        rows_of([pair], "pairs", prompt="prompt", chosen="chosen", rejected="rejected", margin="by", template="raw")
+        .example(0)
+        .value
+        == 2.5
     )
     labelled = [{"q": "q", "a": "a", "good": True}, {"q": "q", "a": "b", "good": 0}]
     rows = rows_of(labelled, "labelled", prompt="q", response="a", label="good", template="raw")
@@ -89,28 +107,33 @@ MARGIN = {**PAIR, "prompt": "prompt", "margin": "by"}
     [
         ({"prompt": "q", "chosen": "a"}, "pairs", {**PAIR, "prompt": "prompt"}, "column 'rejected' is missing"),
         ({"prompt": "q", "chosen": "a", "rejected": 3}, "pairs", {**PAIR, "prompt": "prompt"}, "'rejected' is a int"),
-        ({"prompt": "q", "chosen": "a", "rejected": [*ASK, BAD]}, "pairs", {**PAIR, "prompt": "prompt"}, "'rejected' holds 2 messages"),
-        ({"chosen": [*ASK, GOOD], "rejected": [*ASK, *ASK, BAD]}, "pairs", PAIR, "differ in more than their last message"),
-        ({"chosen": [GOOD], "rejected": [BAD]}, "pairs", PAIR, "not a conversation that ends with the assistant's message"),
         (
-            {"prompt": "q", "chosen": "a", "rejected": "b", "by": "much"},
+            {"prompt": "q", "chosen": "a", "rejected": [*ASK, BAD]},
             "pairs",
-            MARGIN,
-            "'by' is 'much'",
+            {**PAIR, "prompt": "prompt"},
+            "'rejected' holds 2 messages",
         ),
         (
-            {"prompt": "q", "chosen": "a", "rejected": "b", "by": 10**400},
+            {"chosen": [*ASK, GOOD], "rejected": [*ASK, *ASK, BAD]},
             "pairs",
-            MARGIN,
-            "'by' is 1000",
+            PAIR,
+            "differ in more than their last message",
         ),
         (
-            {"prompt": "q", "chosen": "a", "rejected": "b", "by": 1e39},
+            {"chosen": [GOOD], "rejected": [BAD]},
             "pairs",
-            MARGIN,
-            "'by' is 1e+39",
+            PAIR,
+            "not a conversation that ends with the assistant's message",
         ),
-        ({"prompt": "q", "chosen": "half \ud800", "rejected": "b"}, "pairs", {**PAIR, "prompt": "prompt"}, "surrogates not allowed"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "by": "much"}, "pairs", MARGIN, "'by' is 'much'"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "by": 10**400}, "pairs", MARGIN, "'by' is 1000"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "by": 1e39}, "pairs", MARGIN, "'by' is 1e+39"),
+        (
+            {"prompt": "q", "chosen": "half \ud800", "rejected": "b"},
+            "pairs",
+            {**PAIR, "prompt": "prompt"},
+            "surrogates not allowed",
+        ),
         (
             {"q": "q", "a": "a", "good": "yes"},
             "labelled",
@@ -119,7 +142,9 @@ MARGIN = {**PAIR, "prompt": "prompt", "margin": "by"}
         ),
     ],
 )
-def test_rows_that_cannot_be_used_are_named(rows_of: Callable[..., ExampleSet], row: dict, kind: Kind, columns: dict, problem: str) -> None:
+def test_rows_that_cannot_be_used_are_named(
+    rows_of: Callable[..., ExampleSet], row: dict, kind: Kind, columns: dict, problem: str
+) -> None:
     with pytest.raises(DataError) as caught:
         rows_of([row], kind, **columns)
     assert caught.value.faults[0].place.endswith("rows.jsonl:1")
@@ -138,11 +163,15 @@ def test_a_pair_of_one_response_twice_is_counted_and_kept(rows_of: Callable[...,
     assert len(found) == 3 and list(found.alike.values()) == [1]
 
 
-@pytest.mark.parametrize(("template", "end"), [("chatml", "<|im_end|>"), ("native", "<|endoftext|>"), ("raw", "<|endoftext|>")])
+@pytest.mark.parametrize(
+    ("template", "end"), [("chatml", "<|im_end|>"), ("native", "<|endoftext|>"), ("raw", "<|endoftext|>")]
+)
 def test_an_empty_response_is_the_end_of_the_turn_alone(
     rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast, template: str, end: str
 ) -> None:
-    rows = rows_of([{"prompt": "q", "chosen": "a", "rejected": ""}], "pairs", **(MARGIN | {"template": template, "margin": None}))
+    rows = rows_of(
+        [{"prompt": "q", "chosen": "a", "rejected": ""}], "pairs", **(MARGIN | {"template": template, "margin": None})
+    )
     (_, chosen), (_, rejected) = read(rows.example(0), tokenizer)
     assert (chosen, rejected) == (f"a{end}", end)
 
@@ -152,7 +181,11 @@ def test_an_empty_response_is_the_end_of_the_turn_alone(
     [
         ("responses", {"text": "text"}, [{"text": "ab"}, {"text": "zz"}]),
         ("responses", {"prompt": "p", "response": "r"}, [{"p": "zz", "r": "a"}, {"p": "zz", "r": "zz"}]),
-        ("pairs", {"prompt": "p", **PAIR}, [{"p": "a", "chosen": "a", "rejected": "zz"}, {"p": "zz", "chosen": "a", "rejected": "zz"}]),
+        (
+            "pairs",
+            {"prompt": "p", **PAIR},
+            [{"p": "a", "chosen": "a", "rejected": "zz"}, {"p": "zz", "chosen": "a", "rejected": "zz"}],
+        ),
     ],
 )
 def test_rows_without_a_token_to_learn_are_left_out_and_counted(
@@ -171,12 +204,16 @@ def test_rows_without_a_token_to_learn_are_left_out_and_counted(
         prepare(rows[1:])
 
 
-def test_raw_text_is_cut_into_lessons_and_learnt_whole(rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast) -> None:
+def test_raw_text_is_cut_into_lessons_and_learnt_whole(
+    rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast
+) -> None:
     texts = ["x7" * 13, "short", "y8" * 6]
     rows = rows_of([{"body": text} for text in texts], "responses", Limits(4, 6), text="body")
     examples = [rows.example(number).sequences[0] for number in range(len(rows))]
     assert max(len(example.token_ids) for example in examples) == 10
-    assert all(example.response_mask.tolist() == [False] + [True] * (len(example.token_ids) - 1) for example in examples)
+    assert all(
+        example.response_mask.tolist() == [False] + [True] * (len(example.token_ids) - 1) for example in examples
+    )
     assert all(len(example.token_ids) > 1 for example in examples)
     whole = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
     pieces = [row[start : start + 10] for row in whole for start in range(0, len(row), 10)]
@@ -184,7 +221,9 @@ def test_raw_text_is_cut_into_lessons_and_learnt_whole(rows_of: Callable[..., Ex
     assert "x7x7" in tokenizer.decode(examples[0].token_ids)
 
 
-def test_all_tokens_but_the_first_are_learnt_if_asked_for(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, write_jsonl: Write) -> None:
+def test_all_tokens_but_the_first_are_learnt_if_asked_for(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, write_jsonl: Write
+) -> None:
     data_args = DataConfig.model_validate(
         {"file_name": write_jsonl([{"q": "One?", "a": "Two."}]), "template": "raw", "prompt": "q", "response": "a"}
     )
@@ -206,7 +245,9 @@ def test_parts_share_out_every_row_once_and_follow_from_the_seed() -> None:
 def test_two_parts_of_one_source_share_no_row(rows_of: Callable[..., ExampleSet]) -> None:
     rows = [{"q": f"{number}", "a": "x"} for number in range(20)]
     columns = {"prompt": "q", "response": "a", "template": "raw"}
-    training, held_out = (rows_of(rows, "responses", part=Part((4.0, 1.0, 0.0), number, 7), **columns) for number in (0, 1))
+    training, held_out = (
+        rows_of(rows, "responses", part=Part((4.0, 1.0, 0.0), number, 7), **columns) for number in (0, 1)
+    )
     assert (len(training), len(held_out)) == (16, 4)
     assert not set(training.positions.tolist()) & set(held_out.positions.tolist())
     with pytest.raises(DataError, match="data_split assigns none of its rows to this part"):
@@ -221,10 +262,15 @@ def test_pairs_lie_next_to_each_other_in_a_batch(rows_of: Callable[..., ExampleS
     assert batch.labels is not None and batch.labels.tolist() == [1, 1, 2, 2]
 
 
-def test_a_mismatched_response_answers_another_prompt(rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_mismatched_response_answers_another_prompt(
+    rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast
+) -> None:
     rows = [{"q": f"question {number}", "a": f"answer {number}", "good": True} for number in range(3)]
     found = rows_of(rows, "labelled", prompt="q", response="a", label="good", template="raw")
     sequences = mismatched([found.example(number) for number in range(3)])
-    texts = [tokenizer.decode(sequences.token_ids[a:b]) for a, b in zip(sequences.offsets, sequences.offsets[1:], strict=False)]
+    texts = [
+        tokenizer.decode(sequences.token_ids[a:b])
+        for a, b in zip(sequences.offsets, sequences.offsets[1:], strict=False)
+    ]
     assert texts == [f"question {number}answer {(number + 1) % 3}<|endoftext|>" for number in range(3)]
     assert tokenizer.decode(sequences.token_ids[sequences.response_mask]).count("answer") == 3

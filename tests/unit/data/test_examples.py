@@ -26,7 +26,10 @@ MESSAGES = [{"role": "user", "content": "One?"}, {"role": "assistant", "content"
 
 def only(path: str, folder: Path, tokenizer: PreTrainedTokenizerFast, **columns: Any) -> ExampleSequence:
     examples = prepare_examples(
-        DataConfig.model_validate({"file_name": path, **columns}), tokenizer, Limits(100, 100), cache_folder=folder / "cache"
+        DataConfig.model_validate({"file_name": path, **columns}),
+        tokenizer,
+        Limits(100, 100),
+        cache_folder=folder / "cache",
     )
     assert len(examples) == 1
     return examples.example(0).sequences[0]
@@ -42,7 +45,13 @@ def only(path: str, folder: Path, tokenizer: PreTrainedTokenizerFast, **columns:
 )
 @pytest.mark.parametrize("shape", ["messages", "prompt"])
 def test_the_mask_is_true_on_the_response_alone(
-    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, template: str, prompt: str, response: str, shape: str
+    write_jsonl: Write,
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    template: str,
+    prompt: str,
+    response: str,
+    shape: str,
 ) -> None:
     path = write_jsonl([{"messages": MESSAGES} if shape == "messages" else {"question": "One?", "solution": "Two."}])
     columns = {"messages": "messages"} if shape == "messages" else {"prompt": "question", "response": "solution"}
@@ -50,22 +59,31 @@ def test_the_mask_is_true_on_the_response_alone(
     assert tokenizer.decode(sequence.token_ids[~sequence.response_mask]) == prompt
     assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == response
     assert sequence.token_ids.dtype == np.int32 and sequence.response_mask.dtype == np.bool_
-    assert np.flatnonzero(sequence.response_mask).tolist() == list(range((~sequence.response_mask).sum(), len(sequence.token_ids)))
+    assert np.flatnonzero(sequence.response_mask).tolist() == list(
+        range((~sequence.response_mask).sum(), len(sequence.token_ids))
+    )
 
 
 def test_the_prompt_s_tokens_are_those_that_generation_starts_from(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     # "answ" + "er is" would merge into one token across the boundary if the two were tokenised together.
-    sequence = only(write_jsonl([{"q": "The answ", "a": "er is"}]), tmp_path, tokenizer, template="raw", prompt="q", response="a")
+    sequence = only(
+        write_jsonl([{"q": "The answ", "a": "er is"}]), tmp_path, tokenizer, template="raw", prompt="q", response="a"
+    )
     assert sequence.token_ids[~sequence.response_mask].tolist() == tokenizer("The answ")["input_ids"]
     together = tokenizer("The answer is")["input_ids"]
     assert sequence.token_ids[:-1].tolist() != together
 
 
-def test_a_message_keeps_its_calls_and_its_thinking(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_message_keeps_its_calls_and_its_thinking(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     template = (
-        "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<{{ m.reasoning_content }}>{% endif %}{{ m.content }}"
+        "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<{{ m.reasoning_content }}>{% endif "
+        "%}{{ "
+        "m.content "
+        "}}"
         "{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %};{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
@@ -91,7 +109,9 @@ def test_a_tokenizer_that_ends_what_it_is_given_does_not_end_a_prompt(
     ending = copy.deepcopy(tokenizer)
     marks = [(mark, tokenizer.convert_tokens_to_ids(mark)) for mark in (BEGIN, END)]
     ending.backend_tokenizer.post_processor = TemplateProcessing(single=form.format(BEGIN, END), special_tokens=marks)
-    sequence = only(write_jsonl([{"q": f"One?{END}", "a": "Two."}]), tmp_path, ending, template="raw", prompt="q", response="a")
+    sequence = only(
+        write_jsonl([{"q": f"One?{END}", "a": "Two."}]), tmp_path, ending, template="raw", prompt="q", response="a"
+    )
     begin = BEGIN if begins else ""
     assert tokenizer.decode(sequence.token_ids[~sequence.response_mask]) == f"{begin}One?{END}"
     assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == "Two.<|endoftext|>"
@@ -118,14 +138,27 @@ def test_all_turns_of_a_conversation_are_learnt_and_nothing_between_them(
     # `Limits.response` applies to the last response, `Limits.prompt` to everything before it.
     before = sum(len(part) for part in parts[:3])
     fits = [Limits(before, 100), Limits(before - 1, 100)]
-    assert [len(prepare_examples(data_args, tokenizer, each, "turns", cache_folder=tmp_path / "cache")) for each in fits] == [2, 1]
+    assert [
+        len(prepare_examples(data_args, tokenizer, each, "turns", cache_folder=tmp_path / "cache")) for each in fits
+    ] == [2, 1]
     # For a conversation with a single response, `turns` and `responses` give the same example.
-    (single,) = prepare_examples(data_args, tokenizer, Limits(100, 100), "responses", cache_folder=tmp_path / "cache").example(1).sequences
-    assert short.token_ids.tolist() == single.token_ids.tolist() and short.response_mask.tolist() == single.response_mask.tolist()
+    (single,) = (
+        prepare_examples(data_args, tokenizer, Limits(100, 100), "responses", cache_folder=tmp_path / "cache")
+        .example(1)
+        .sequences
+    )
+    assert (
+        short.token_ids.tolist() == single.token_ids.tolist()
+        and short.response_mask.tolist() == single.response_mask.tolist()
+    )
 
 
-def test_only_the_last_response_of_a_conversation_is_learnt(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    path = write_jsonl([{"messages": [*MESSAGES, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Three."}]}])
+def test_only_the_last_response_of_a_conversation_is_learnt(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = write_jsonl(
+        [{"messages": [*MESSAGES, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Three."}]}]
+    )
     sequence = only(path, tmp_path, tokenizer, template="chatml", messages="messages")
     assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == "Three.<|im_end|>"
     assert "Two." in tokenizer.decode(sequence.token_ids[~sequence.response_mask])
@@ -140,7 +173,9 @@ def test_examples_beyond_either_limit_are_dropped_and_counted(
     assert (len(examples), examples.too_long) == (1, {path: 2})
     with pytest.raises(DataError, match="no example fits prompt_length 20 and response_length 1; 3 rows") as caught:
         prepare_examples(data_args, tokenizer, Limits(20, 1), cache_folder=tmp_path / "cache")
-    prompt, response = (len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in ("q", f"a{tokenizer.eos_token}"))
+    prompt, response = (
+        len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in ("q", f"a{tokenizer.eos_token}")
+    )
     assert f"the shortest prompt needs at least {prompt} tokens, the shortest response {response}" in str(caught.value)
 
 
@@ -152,7 +187,9 @@ def test_examples_beyond_either_limit_are_dropped_and_counted(
         ({"messages": [MESSAGES[0], {"role": "assistant", "content": ""}]}, "item 1 (role 'assistant') has no text"),
     ],
 )
-def test_bad_examples_are_faults(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, row: dict, problem: str) -> None:
+def test_bad_examples_are_faults(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, row: dict, problem: str
+) -> None:
     path = write_jsonl([row])
     with pytest.raises(DataError) as caught:
         only(path, tmp_path, tokenizer, template="chatml", messages="messages")
@@ -170,8 +207,16 @@ USER, YES = {"role": "user", "content": "What is one and one?"}, {"role": "assis
 CALL = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
 FED = {"role": "tool", "content": "2", "tool_call_id": "call00000"}
 LOSES = (
-    "{% for m in messages %}{% if m['role'] == 'system' and loop.first %}[system]{{ m['content'] }}{% elif m['role'] == 'user' %}"
-    "[user]{{ m['content'] }}{% elif m['role'] == 'assistant' %}[assistant]{% if m.tool_calls %}{{ m.tool_calls[0] | tojson }}"
+    "{% for m in messages %}{% if m['role'] == 'system' and loop.first %}[system]{{ m['content'] }}{% elif "
+    "m['role'] "
+    "== "
+    "'user' "
+    "%}"
+    "[user]{{ m['content'] }}{% elif m['role'] == 'assistant' %}[assistant]{% if m.tool_calls %}{{ "
+    "m.tool_calls[0] "
+    "| "
+    "tojson "
+    "}}"
     "{% else %}{{ m['content'].split('</think>')[-1] }}{% endif %}<|im_end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
@@ -195,13 +240,18 @@ def prepared(
 ) -> ExampleSet:
     made = with_template(tokenizer, chat_template)
     columns = {"messages": "messages", **columns, "file_name": write_jsonl([row])}
-    return prepare_examples(DataConfig.model_validate(columns), made, Limits(500, 500), kind, cache_folder=folder / "cache")
+    return prepare_examples(
+        DataConfig.model_validate(columns), made, Limits(500, 500), kind, cache_folder=folder / "cache"
+    )
 
 
 @pytest.mark.parametrize(
     ("messages", "lost"),
     [
-        ([USER, {"role": "system", "content": "Be brief, please."}, USER, YES], ["a system message after the first message"]),
+        (
+            [USER, {"role": "system", "content": "Be brief, please."}, USER, YES],
+            ["a system message after the first message"],
+        ),
         ([USER, {"role": "system", "content": "Hm"}, USER, YES], ["a system message after the first message"]),
         ([USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, FED, YES], ["a tool's answer"]),
         (
@@ -210,12 +260,19 @@ def prepared(
         ),
         ([{"role": "system", "content": "Be brief, please."}, USER, YES], []),
         ([{**USER, "name": "Ann"}, YES], ["a message's name"]),
-        ([USER, {**YES, "name": "Ann"}, {**USER, "name": "Benjamin Bunny"}, {**YES, "name": "Ann"}], ["a message's name"]),
+        (
+            [USER, {**YES, "name": "Ann"}, {**USER, "name": "Benjamin Bunny"}, {**YES, "name": "Ann"}],
+            ["a message's name"],
+        ),
         ([USER, {"role": "assistant", "content": "<think>So.</think>Yes."}, USER, YES], []),
     ],
 )
 def test_text_that_the_context_loses_is_counted(
-    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], lost: list[str]
+    write_jsonl: Write,
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    messages: list[dict[str, Any]],
+    lost: list[str],
 ) -> None:
     found = prepared(write_jsonl, tmp_path, tokenizer, {"messages": messages})
     assert list(found.remarks) == [UNWRITTEN.format(place) for place in lost]
@@ -241,20 +298,32 @@ def test_text_that_a_learnt_turn_loses_is_a_fault(
     assert f"the template does not write {part} of the assistant's message 2" in caught.value.faults[0].problem
 
 
-def test_a_user_s_text_that_is_lost_is_a_fault(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_user_s_text_that_is_lost_is_a_fault(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     with pytest.raises(DataError) as caught:
-        prepared(write_jsonl, tmp_path, tokenizer, {"messages": [USER, YES]}, chat_template=LOSES.replace("[user]{{ m['content'] }}", "."))
+        prepared(
+            write_jsonl,
+            tmp_path,
+            tokenizer,
+            {"messages": [USER, YES]},
+            chat_template=LOSES.replace("[user]{{ m['content'] }}", "."),
+        )
     assert "the user's message 1" in caught.value.faults[0].problem
 
 
 @pytest.mark.parametrize("kind", ["responses", "turns"])
-def test_a_row_with_nothing_to_learn_is_a_fault(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, kind: Kind) -> None:
+def test_a_row_with_nothing_to_learn_is_a_fault(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, kind: Kind
+) -> None:
     with pytest.raises(DataError) as caught:
         prepared(write_jsonl, tmp_path, tokenizer, {"messages": [USER, YES | {"train": False}]}, kind)
     assert "'train': false" in caught.value.faults[0].problem
 
 
-def test_turns_after_the_last_that_is_learnt_are_left_out(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_turns_after_the_last_that_is_learnt_are_left_out(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     row = {"messages": [USER, YES, USER, YES | {"train": False}]}
     sequence = prepared(write_jsonl, tmp_path, tokenizer, row, "turns").example(0).sequences[0]
     assert tokenizer.decode(sequence.token_ids) == f"[user]{USER['content']}[assistant]{YES['content']}<|im_end|>"
@@ -269,19 +338,28 @@ OPENS = (
 """Opens the thinking in the prompt, and drops it from every turn."""
 
 
-def test_responses_continue_a_prompt_that_opens_thinking(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_responses_continue_a_prompt_that_opens_thinking(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     row = {"messages": [USER, {"role": "assistant", "content": "<think>\nHm</think>Two."}]}
     sequence = prepared(write_jsonl, tmp_path, tokenizer, row, chat_template=OPENS).example(0).sequences[0]
-    assert tokenizer.decode(sequence.token_ids[~sequence.response_mask]) == f"[user]{USER['content']}<|im_end|>[assistant]<think>\n"
+    assert (
+        tokenizer.decode(sequence.token_ids[~sequence.response_mask])
+        == f"[user]{USER['content']}<|im_end|>[assistant]<think>\n"
+    )
     assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == "Hm</think>Two.<|im_end|>"
 
 
-def test_a_pair_shares_the_prompt_if_one_response_thinks(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_pair_shares_the_prompt_if_one_response_thinks(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     row = {"messages": [USER], "good": "<think>\nHm</think>Two.", "bad": "Two."}
     found = prepared(write_jsonl, tmp_path, tokenizer, row, "pairs", OPENS, chosen="good", rejected="bad")
     learnt = [tokenizer.decode(one.token_ids[one.response_mask]) for one in found.example(0).sequences]
     assert learnt == ["<think>\nHm</think>Two.<|im_end|>", "Two.<|im_end|>"]
-    assert [list(counts.values()) for counts in found.remarks.values()] == [[1]], "the response without thinking is said"
+    assert [list(counts.values()) for counts in found.remarks.values()] == [[1]], (
+        "the response without thinking is said"
+    )
 
 
 @pytest.mark.parametrize(("own", "shown"), [({}, True), ({"shown": False}, False)])
@@ -316,7 +394,14 @@ def test_template_arguments_that_nothing_reads_are_a_fault(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, template: str
 ) -> None:
     with pytest.raises(DataError) as caught:
-        prepared(write_jsonl, tmp_path, tokenizer, {"messages": [USER, YES]}, template=template, chat_template_kwargs={"thinking": True})
+        prepared(
+            write_jsonl,
+            tmp_path,
+            tokenizer,
+            {"messages": [USER, YES]},
+            template=template,
+            chat_template_kwargs={"thinking": True},
+        )
     assert caught.value.faults[0].place == "data_args.chat_template_kwargs"
 
 
@@ -338,7 +423,9 @@ def test_a_token_without_an_embedding_is_a_fault(
 
 
 def with_spaces(kind: str) -> PreTrainedTokenizerFast:
-    """Return a tokenizer that puts a space before a text as SentencePiece does: `legacy` (Llama 2, Mistral, Phi-3), or as Metaspace."""
+    """Return a tokenizer that puts a space before a text as SentencePiece does: `legacy` (Llama 2, Mistral, Phi-3), or
+    as Metaspace.
+    """
     characters = [chr(code) for code in range(33, 127)] + ["\u2581", "\n"]
     merges = [("\u2581", "Y"), ("\u2581Y", "e"), ("\u2581Ye", "s"), ("\u2581", "\u2581"), ("Y", "e"), ("Ye", "s")]
     words = dict.fromkeys(["<unk>", "<s>", "</s>", *characters, *(left + right for left, right in merges)])
@@ -386,7 +473,11 @@ def test_a_response_has_the_tokens_that_it_has_in_the_whole(
         ({"template": "raw"}, None),
     ],
 )
-def test_held_out_rows_are_rendered_as_the_training_rows(held_out: dict[str, Any], further: dict[str, Any] | None) -> None:
+def test_held_out_rows_are_rendered_as_the_training_rows(
+    held_out: dict[str, Any], further: dict[str, Any] | None
+) -> None:
     trained = DataConfig.model_validate({"file_name": "a", "chat_template_kwargs": {"shown": True}})
-    assert DataConfig.model_validate({"file_name": "b", **held_out}).rendered_as(trained).chat_template_kwargs == further
+    assert (
+        DataConfig.model_validate({"file_name": "b", **held_out}).rendered_as(trained).chat_template_kwargs == further
+    )
     assert DataConfig.model_validate({"file_name": "b"}).rendered_as(None).chat_template_kwargs is None

@@ -56,7 +56,10 @@ def test_tools_are_refused_where_calls_cannot_be_read(name: str, tmp_path: Path)
     with pytest.raises(TemplateFault, match="does not write tool calls"):
         renderer.render([{"role": "user", "content": "1+1?"}], TOOLS)
     assert (
-        renderer.bridge(renderer.render([{"role": "user", "content": "1+1?"}], ()), SAMPLED, [{"role": "tool", "content": "2"}], ()) is None
+        renderer.bridge(
+            renderer.render([{"role": "user", "content": "1+1?"}], ()), SAMPLED, [{"role": "tool", "content": "2"}], ()
+        )
+        is None
     )
 
 
@@ -72,11 +75,18 @@ def test_tools_are_refused_where_calls_cannot_be_read(name: str, tmp_path: Path)
         ("llama3", '{"name": "add", "parameters": {"x": 1}}', [1], 0),
         ("deepseek", f"<｜tool▁calls▁begin｜>{DEEPSEEK_CALL.format('{{')}<｜tool▁calls▁end｜>", [], 1),
         ("deepseek", f"<｜tool▁calls▁begin｜>{DEEPSEEK_CALL.format('')}<｜tool▁calls▁end｜>", [1], 0),
-        ("glm", "<think></think>\n<tool_call>add\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", [1], 0),
+        (
+            "glm",
+            "<think></think>\n<tool_call>add\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+            [1],
+            0,
+        ),
         ("glm", "<think></think>\n<tool_call>add\n<arg_key>x</arg_key>", [], 1),
     ],
 )
-def test_calls_are_read_from_the_tokens_of_their_tags(name: str, written: str, calls: list[object], malformed: int, tmp_path: Path) -> None:
+def test_calls_are_read_from_the_tokens_of_their_tags(
+    name: str, written: str, calls: list[object], malformed: int, tmp_path: Path
+) -> None:
     """QUOTED stands for a closing tag that is spelt in ordinary tokens, not with the tag's own token."""
     tokenizer = make_tokenizer(FORMATS[name])
     pieces = [tokenizer.encode(piece, add_special_tokens=False) for piece in written.split("QUOTED")]

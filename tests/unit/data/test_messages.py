@@ -37,9 +37,15 @@ def with_arguments(arguments: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("message", "read"),
     [
-        ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, {"role": "user", "content": "ab"}),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "user", "content": "ab"},
+        ),
         ({"role": "user", "content": [{"type": "input_text", "text": "a"}]}, {"role": "user", "content": "a"}),
-        ({"role": "user", "content": [{"type": "text", "value": "a"}], "loss_weight": 0.0}, {"role": "user", "content": "a"}),
+        (
+            {"role": "user", "content": [{"type": "text", "value": "a"}], "loss_weight": 0.0},
+            {"role": "user", "content": "a"},
+        ),
         ({"role": "developer", "content": "a"}, {"role": "system", "content": "a"}),
         ({"role": "function", "name": "add", "content": "2"}, {"role": "tool", "content": "2", "name": "add"}),
         ({"from": "system", "value": "a"}, {"role": "system", "content": "a"}),
@@ -48,14 +54,23 @@ def with_arguments(arguments: Any) -> dict[str, Any]:
         ({"from": "observation", "value": "2"}, {"role": "tool", "content": "2"}),
         ({"from": "tool", "value": "2"}, {"role": "tool", "content": "2"}),
         ({"from": "function_call", "value": json.dumps(ADD)}, said(tool_calls=[{"type": "function", "function": ADD}])),
-        ({"from": "function_call", "value": json.dumps([ADD, ADD])}, said(tool_calls=[{"type": "function", "function": ADD}] * 2)),
+        (
+            {"from": "function_call", "value": json.dumps([ADD, ADD])},
+            said(tool_calls=[{"type": "function", "function": ADD}] * 2),
+        ),
         (said(content=None, tool_calls=[CALL]), said(tool_calls=[CALL])),
         (with_arguments('{"x": 1}'), said(tool_calls=[CALL])),
         (with_arguments(""), with_arguments({})),
         (with_arguments("{}"), with_arguments({})),
         (with_arguments(None), with_arguments({})),
-        (said(tool_calls=[{"function": {"name": "add"}}]), said(tool_calls=[{"function": {"name": "add", "arguments": {}}}])),
-        (said(function_call={"name": "add"}), said(tool_calls=[{"type": "function", "function": {"name": "add", "arguments": {}}}])),
+        (
+            said(tool_calls=[{"function": {"name": "add"}}]),
+            said(tool_calls=[{"function": {"name": "add", "arguments": {}}}]),
+        ),
+        (
+            said(function_call={"name": "add"}),
+            said(tool_calls=[{"type": "function", "function": {"name": "add", "arguments": {}}}]),
+        ),
         (with_arguments('{"x": "\\u00e9\\ud83d\\ude00", "y": null}'), with_arguments({"x": "é😀", "y": None})),
         (said(tool_calls=json.dumps([CALL])), said(tool_calls=[CALL])),
         (said(tool_calls=[ADD]), said(tool_calls=[{"type": "function", "function": ADD}])),
@@ -63,7 +78,10 @@ def with_arguments(arguments: Any) -> dict[str, Any]:
             said(tool_calls=[{**ADD, "id": "b", "arguments": '{"x": 1}'}]),
             said(tool_calls=[{"id": "b", "type": "function", "function": ADD}]),
         ),
-        (said(function_call={"name": "add", "arguments": '{"x": 1}'}), said(tool_calls=[{"type": "function", "function": ADD}])),
+        (
+            said(function_call={"name": "add", "arguments": '{"x": 1}'}),
+            said(tool_calls=[{"type": "function", "function": ADD}]),
+        ),
         (said(function_call=None, tool_calls=None), said()),
         (said(function_call=ADD, tool_calls=[CALL]), said(tool_calls=[CALL])),
         (said(content="12", thinking="7+5"), said(content="12", reasoning_content="7+5")),
@@ -74,7 +92,10 @@ def with_arguments(arguments: Any) -> dict[str, Any]:
             (said(content="x", **{key: 0}), said(content="x", train=False))
             for key in ("weight", "train", "loss", "loss_weight", "trainable")
         ),
-        *((said(content="x", **{key: True}), said(content="x")) for key in ("weight", "train", "loss_scale", "step_loss_mask")),
+        *(
+            (said(content="x", **{key: True}), said(content="x"))
+            for key in ("weight", "train", "loss_scale", "step_loss_mask")
+        ),
         (said(content="x", train=False, weight=0), said(content="x", train=False)),
         ({"role": "user", "content": "x", "train": False}, {"role": "user", "content": "x"}),
         ({"role": "user", "value": "x"}, {"role": "user", "content": "x"}),
@@ -98,21 +119,30 @@ def test_a_message_is_read_in_every_public_format(message: dict, read: dict) -> 
         (with_arguments('{"x": "\\ud800"}'), "arguments that are no JSON object"),
         (with_arguments("null"), "arguments that are no JSON object"),
         (said(tool_calls=[{"name": "add", "parameters": {"x": 1}}]), "'parameters' but without arguments"),
-        (said(tool_calls=[{"function": {"name": "add", "arguments": None, "input": {"x": 1}}}]), "'input' but without arguments"),
+        (
+            said(tool_calls=[{"function": {"name": "add", "arguments": None, "input": {"x": 1}}}]),
+            "'input' but without arguments",
+        ),
         ({"role": "user", "content": "x", "value": "y"}, "different texts in 'content' and 'value'"),
         (said(tool_calls=[{"type": "function"}]), "without the name of a function"),
         (said(tool_calls=["add"]), "without the name of a function"),
         (said(tool_calls="add(1)"), "tool_calls that is not JSON"),
         ({"from": "function_call", "value": "add(1)"}, "a function_call that is not JSON"),
         ({"from": "function_call", "value": None}, "a function_call that is not a list of objects"),
-        (said(function_call={"name": "sub", "arguments": {}}, tool_calls=[CALL]), "different calls in tool_calls and function_call"),
+        (
+            said(function_call={"name": "sub", "arguments": {}}, tool_calls=[CALL]),
+            "different calls in tool_calls and function_call",
+        ),
         (said(reasoning="a", thinking="b"), "different texts in thinking and reasoning"),
         (said(reasoning=[{"text": "a"}]), "a list as 'reasoning'"),
         (said(content="x", weight=0.5), "'weight': 0.5"),
         (said(content="x", train="no"), "'train': 'no'"),
         (said(content="x", loss_scale=2), "'loss_scale': 2"),
         (said(content="x", weight=0, train=True), "train and weight, which contradict"),
-        (said(content="x", train_detail=[{"begin_offset": 0}]), "'train_detail', which changes what another framework learns"),
+        (
+            said(content="x", train_detail=[{"begin_offset": 0}]),
+            "'train_detail', which changes what another framework learns",
+        ),
         (said(content="x", mask=True), "'mask'"),
         ({"role": "user", "content": "x", "train": True}, "the role 'user' and 'train': True"),
         ({"from": "narrator", "value": "x"}, "is from 'narrator'"),
@@ -123,7 +153,10 @@ def test_a_message_is_read_in_every_public_format(message: dict, read: dict) -> 
         ({"role": "user", "content": ["x"]}, "whose part 0 is not a text"),
         ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}, "a part of the type 'image'"),
         ({"role": "user", "content": "x", "images": ["a.png"]}, "has 'images'"),
-        ({"role": "user", "content": [{"type": "input_audio"}]}, "training on images, video and audio is not supported"),
+        (
+            {"role": "user", "content": [{"type": "input_audio"}]},
+            "training on images, video and audio is not supported",
+        ),
     ],
 )
 def test_a_message_that_would_be_misread_is_a_fault(message: dict, problem: str) -> None:
@@ -149,7 +182,15 @@ def test_half_a_surrogate_in_json_text_is_a_fault(examples: Callable[..., Exampl
 
 
 def test_keys_that_nothing_reads_are_named() -> None:
-    message = {"role": "user", "content": "x", "timestamp": 3, "id": "", "annotations": [], "reasoning": "y", "refusal": None}
+    message = {
+        "role": "user",
+        "content": "x",
+        "timestamp": 3,
+        "id": "",
+        "annotations": [],
+        "reasoning": "y",
+        "refusal": None,
+    }
     assert list(unread_keys(message)) == ["timestamp", "reasoning"]
     assert list(unread_keys(said(reasoning="y", weight=1, name="a", prefix=True))) == ["prefix"]
 
@@ -179,9 +220,16 @@ def test_formats_of_one_conversation_give_the_same_tokens(examples: Callable[...
         said(content="It is 3."),
     ]
     texts = [{**one, "role": "developer" if one["role"] == "system" else one["role"]} for one in openai]
-    texts = [{**one, "content": [{"type": "text", "text": one["content"]}] if one["content"] else None} for one in texts]
+    texts = [
+        {**one, "content": [{"type": "text", "text": one["content"]}] if one["content"] else None} for one in texts
+    ]
     texts[2] = {**texts[2], "tool_calls": [{**CALL, "function": {"name": "add", "arguments": '{"x": 1}'}}]}
-    old = [*openai[:2], said(function_call={"name": "add", "arguments": '{"x": 1}'}), {"role": "function", "content": "3"}, openai[4]]
+    old = [
+        *openai[:2],
+        said(function_call={"name": "add", "arguments": '{"x": 1}'}),
+        {"role": "function", "content": "3"},
+        openai[4],
+    ]
     sharegpt = [
         {"from": "system", "value": "Be brief."},
         {"from": "human", "value": "Add 1 and 2"},
@@ -196,11 +244,23 @@ def test_formats_of_one_conversation_give_the_same_tokens(examples: Callable[...
 
 @pytest.mark.parametrize(
     "given",
-    [{}, {"x": None}, {"x": "é😀\u2028"}, {"x": 'a"b\\n\n\t'}, {"x": {"y": [None, {"z": True}]}}, {"x": 1e-7}, {"b": 10**30, "a": 2}],
+    [
+        {},
+        {"x": None},
+        {"x": "é😀\u2028"},
+        {"x": 'a"b\\n\n\t'},
+        {"x": {"y": [None, {"z": True}]}},
+        {"x": 1e-7},
+        {"b": 10**30, "a": 2},
+    ],
 )
-def test_a_learnt_call_is_read_again_by_agents(examples: Callable[..., ExampleSet], tmp_path: Path, given: dict) -> None:
+def test_a_learnt_call_is_read_again_by_agents(
+    examples: Callable[..., ExampleSet], tmp_path: Path, given: dict
+) -> None:
     chat = make_renderer(FORMATS["qwen2.5"], make_tokenizer(FORMATS["qwen2.5"]), tmp_path)
-    rows = [{"messages": [{"role": "user", "content": "Hi"}, with_arguments(one)]} for one in (given, json.dumps(given))]
+    rows = [
+        {"messages": [{"role": "user", "content": "Hi"}, with_arguments(one)]} for one in (given, json.dumps(given))
+    ]
     found = examples(rows)
     for index in range(2):
         sequence = found.example(index).sequences[0]
@@ -221,13 +281,19 @@ def test_a_fault_of_a_message_names_row_and_place(examples: Callable[..., Exampl
     with pytest.raises(DataError) as caught:
         examples([{"messages": [{"role": "user", "content": "Hi"}, with_arguments("x=1")]}])
     (fault,) = caught.value.faults
-    assert fault.place.endswith("rows.jsonl:1") and fault.problem.startswith("'messages' item 1 has the tool call 0 with arguments")
+    assert fault.place.endswith("rows.jsonl:1") and fault.problem.startswith(
+        "'messages' item 1 has the tool call 0 with arguments"
+    )
     assert "JSON text of one" in fault.remedy
 
 
 def test_unread_keys_and_columns_are_counted_by_file(examples: Callable[..., ExampleSet]) -> None:
     talk = [{"role": "user", "content": "Hi", "timestamp": 1}, said(content="Yo", timestamp=2)]
-    rows = [{"messages": talk, "history": [["a", "b"]]}, {"messages": talk, "history": []}, {"messages": [talk[0], said(content="Yo")]}]
+    rows = [
+        {"messages": talk, "history": [["a", "b"]]},
+        {"messages": talk, "history": []},
+        {"messages": [talk[0], said(content="Yo")]},
+    ]
     found = examples(rows)
     counts = {remark: sum(files.values()) for remark, files in found.remarks.items()}
     assert counts == {
@@ -237,7 +303,10 @@ def test_unread_keys_and_columns_are_counted_by_file(examples: Callable[..., Exa
 
 
 def test_alpaca_rows_say_or_include_their_input(examples: Callable[..., ExampleSet]) -> None:
-    rows = [{"instruction": "Sum", "input": "1 2", "output": "3"}, {"instruction": "Say hi", "input": "", "output": "Hi"}]
+    rows = [
+        {"instruction": "Sum", "input": "1 2", "output": "3"},
+        {"instruction": "Say hi", "input": "", "output": "Hi"},
+    ]
     found = examples(rows, prompt="instruction", response="output")
     assert [sum(files.values()) for what, files in found.remarks.items() if "'input'" in what] == [1]
     with_input = examples(rows, prompt="instruction", input="input", response="output")
@@ -255,14 +324,19 @@ def test_an_input_that_is_not_text_is_a_fault(examples: Callable[..., ExampleSet
 def test_labels_and_margins_may_be_text(examples: Callable[..., ExampleSet], label: Any) -> None:
     found = examples([{"p": "a", "r": "b", "good": label}], "labelled", prompt="p", response="r", label="good")
     assert found.example(0).value == 1.0
-    pairs = examples([{"p": "a", "c": "b", "r": "d", "m": "0.5"}], "pairs", prompt="p", chosen="c", rejected="r", margin="m")
+    pairs = examples(
+        [{"p": "a", "c": "b", "r": "d", "m": "0.5"}], "pairs", prompt="p", chosen="c", rejected="r", margin="m"
+    )
     assert pairs.example(0).value == 0.5
 
 
 def test_answers_as_json_text_are_read_as_messages(examples: Callable[..., ExampleSet]) -> None:
     lists = {"p": "q", "c": [said(content="a", id=3)], "r": [{"from": "gpt", "value": "d", "id": 3}], "good": 1}
     texts = {**lists, "c": json.dumps(lists["c"]), "r": f" {json.dumps(lists['r'])}"}
-    for kind, columns in (("pairs", {"chosen": "c", "rejected": "r"}), ("labelled", {"response": "r", "label": "good"})):
+    for kind, columns in (
+        ("pairs", {"chosen": "c", "rejected": "r"}),
+        ("labelled", {"response": "r", "label": "good"}),
+    ):
         found = examples([lists, texts], kind, prompt="p", **columns)
         assert [one.token_ids.tolist() for one in found.example(0).sequences] == [
             one.token_ids.tolist() for one in found.example(1).sequences
@@ -275,17 +349,26 @@ def test_a_text_that_is_messages_is_pointed_to_its_key(examples: Callable[..., E
     row = {"p": "q", "r": "a", column: json.dumps([{"role": "user", "content": "q"}])}
     with pytest.raises(DataError) as caught:
         examples([row], prompt="p", response="r")
-    assert "JSON text of messages" in caught.value.faults[0].problem and f"data_args.messages={column}" in caught.value.faults[0].remedy
+    assert (
+        "JSON text of messages" in caught.value.faults[0].problem
+        and f"data_args.messages={column}" in caught.value.faults[0].remedy
+    )
 
 
-@pytest.mark.parametrize("text", ["[1]", "[]", '[{"role": 1}]', '[{"name": "a"}]', '[{"role": "user"', '["user"]', "[user]"])
+@pytest.mark.parametrize(
+    "text", ["[1]", "[]", '[{"role": 1}]', '[{"name": "a"}]', '[{"role": "user"', '["user"]', "[user]"]
+)
 def test_other_lists_stay_texts(examples: Callable[..., ExampleSet], text: str) -> None:
     token_ids, learnt = tokens(examples([{"p": text, "r": text}], prompt="p", response="r"), 0)
     assert make_tokenizer(FORMATS["qwen2.5"]).decode(np.array(token_ids)[learnt]) == f"{text}<|im_end|>"
 
 
 def test_the_gateway_reads_messages_as_data_does() -> None:
-    asked = [{"role": "developer", "content": [{"type": "text", "text": "a"}]}, {"role": "user", "content": "b"}, said(reasoning="c")]
+    asked = [
+        {"role": "developer", "content": [{"type": "text", "text": "a"}]},
+        {"role": "user", "content": "b"},
+        said(reasoning="c"),
+    ]
     assert messages_of(asked, "messages") == [
         {"role": "system", "content": "a"},
         {"role": "user", "content": "b"},
@@ -297,7 +380,9 @@ def test_the_gateway_reads_messages_as_data_does() -> None:
 
 def test_environments_read_messages_as_data_does() -> None:
     parts = [{"type": "text", "text": "a"}]
-    assert observation_of(Observation([{"role": "developer", "content": parts}])).messages == [{"role": "system", "content": "a"}]
+    assert observation_of(Observation([{"role": "developer", "content": parts}])).messages == [
+        {"role": "system", "content": "a"}
+    ]
     assert task_of({"messages": [{"from": "human", "value": "a"}]}) == [{"role": "user", "content": "a"}]
     with pytest.raises(ValueError, match="message 1 has the role 'user' and 'train': True; remove 'train' from it"):
         task_of({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b", "train": True}]})

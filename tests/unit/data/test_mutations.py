@@ -1,4 +1,6 @@
-"""Rows and files with seeded random alterations are either read exactly or reported as faulty. No row is lost; nothing hangs or crashes."""
+"""Rows and files with seeded random alterations are either read exactly or reported as faulty. No row is lost; nothing
+hangs or crashes.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,10 @@ PIECES += [b"\r", b"\n", b" ", b'"messages": [], ', b'"role": "user", ', b"-", b
 
 
 def row(number: int) -> dict[str, Any]:
-    messages = [{"role": "system", "content": f"Count to {number}."}, {"role": "user", "content": f"What is {number}? ä \U0001f600"}]
+    messages = [
+        {"role": "system", "content": f"Count to {number}."},
+        {"role": "user", "content": f"What is {number}? ä \U0001f600"},
+    ]
     return {"messages": messages, "ground_truth": str(number), "tag": None, "more": {"a": [number, 1.5, True, {}]}}
 
 
@@ -100,7 +105,9 @@ def characters(texts: list[str], **options: Any) -> dict[str, list[list[int]]]:
     return {"input_ids": [[ord(one) for one in text] for text in texts]}
 
 
-def test_rows_that_are_altered_at_random_are_read_as_they_are_or_named(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_rows_that_are_altered_at_random_are_read_as_they_are_or_named(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     chance, seen, refused = random.Random(17), 0, 0
     texts = partial(_texts, render=renderer("chatml", tokenizer))
     preparation = Preparation(texts, characters, False, COLUMNS, None)  # type: ignore[arg-type]
@@ -118,10 +125,13 @@ def test_rows_that_are_altered_at_random_are_read_as_they_are_or_named(tmp_path:
             assert said is None or repr(json.loads(found[number].text)) == repr(said), line
         columns = ("file", "number", "row", "problem")
         batch = {
-            name: [{"file": 0, "number": n, "row": one.text, "problem": one.problem}[name] for n, one in found.items()] for name in columns
+            name: [{"file": 0, "number": n, "row": one.text, "problem": one.problem}[name] for n, one in found.items()]
+            for name in columns
         }
         prepared = preparation(batch)
-        for one, reason, text, token_ids in zip(found.values(), *(prepared[name] for name in ("reason", "text", "token_ids")), strict=True):
+        for one, reason, text, token_ids in zip(
+            found.values(), *(prepared[name] for name in ("reason", "text", "token_ids")), strict=True
+        ):
             assert bool(reason) or text.endswith("<|im_start|>assistant\n"), one
             assert reason or token_ids == [ord(character) for character in text]
             assert reason or all(message["content"] in text for message in json.loads(one.text)["messages"])
@@ -169,7 +179,12 @@ def read(names: list[str]) -> list[tuple[list[tuple[int, str]], list[str]]]:
     for name in names:
         try:
             rows = list(find_sources(name, "train")[0].rows())
-            found.append(([(one.number, one.text) for one in rows if not one.problem], [one.problem for one in rows if one.problem]))
+            found.append(
+                (
+                    [(one.number, one.text) for one in rows if not one.problem],
+                    [one.problem for one in rows if one.problem],
+                )
+            )
         except DataError as error:
             assert all(fault.place == name and fault.remedy for fault in error.faults)
             found.append(([], [fault.problem for fault in error.faults]))
@@ -182,7 +197,10 @@ def test_files_that_are_altered_at_random_are_whole_or_refused(tmp_path: Path) -
     A changed byte in a value of an Arrow file may go unnoticed. Altered JSON that is still valid is read as it is.
     """
     chance = random.Random(23)
-    rows = [{"prompt": f"What is {number}?", "answer": number, "list": [number] * (number % 3)} for number in range(ROWS_OF_FILE)]
+    rows = [
+        {"prompt": f"What is {number}?", "answer": number, "list": [number] * (number % 3)}
+        for number in range(ROWS_OF_FILE)
+    ]
     whole = [(number, json.dumps(one, ensure_ascii=False)) for number, one in enumerate(rows, 1)]
     names: list[str] = []
     for number in range(FILES):

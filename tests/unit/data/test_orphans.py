@@ -1,4 +1,6 @@
-"""If a run is killed while it prepares rows, the processes that it forked end, too, and release the locks that they inherited."""
+"""If a run is killed while it prepares rows, the processes that it forked end, too, and release the locks that they
+inherited.
+"""
 
 from __future__ import annotations
 

@@ -7,23 +7,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.data.packing import FILLER, balance, concatenate, cost, pack, positions, select, select_tokens, split, take, updates_of
+from roll.data.packing import (
+    FILLER,
+    balance,
+    concatenate,
+    cost,
+    pack,
+    positions,
+    select,
+    select_tokens,
+    split,
+    take,
+    updates_of,
+)
 from roll.types import Sequences, TrainBatch
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
 
 
 @given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 120))
-def test_split_gives_every_index_once_and_every_rank_as_many_forwards(lengths: list[int], ranks: int, budget: int) -> None:
+def test_split_gives_every_index_once_and_every_rank_as_many_forwards(
+    lengths: list[int], ranks: int, budget: int
+) -> None:
     found = split(lengths, ranks, budget)
     assert len(found.ranks) == ranks
     assert {len(forwards) for forwards in found.ranks} == {found.forwards}
     assert found.forwards >= 1
-    assert sorted(index for forwards in found.ranks for indices in forwards for index in indices) == list(range(len(lengths)))
+    assert sorted(index for forwards in found.ranks for indices in forwards for index in indices) == list(
+        range(len(lengths))
+    )
 
 
 @given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 120))
-def test_a_micro_batch_exceeds_its_budget_for_one_long_sequence_only(lengths: list[int], ranks: int, budget: int) -> None:
+def test_a_micro_batch_exceeds_its_budget_for_one_long_sequence_only(
+    lengths: list[int], ranks: int, budget: int
+) -> None:
     for forwards in split(lengths, ranks, budget).ranks:
         for indices in forwards:
             assert len(indices) <= 1 or sum(lengths[index] for index in indices) <= budget
@@ -31,7 +49,8 @@ def test_a_micro_batch_exceeds_its_budget_for_one_long_sequence_only(lengths: li
 
 @given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 120))
 def test_no_more_forwards_than_twice_what_the_tokens_need(lengths: list[int], ranks: int, budget: int) -> None:
-    # A bin is added when a sequence fits into no other. As the longest sequences go first, each other bin is then more than half full.
+    # A bin is added when a sequence fits into no other. As the longest sequences go first, each other bin is then more
+    # than half full.
     heaviest = max(sum(lengths[index] for index in share) for share in balance(lengths, ranks))
     longer = sum(length > budget for length in lengths)
     assert split(lengths, ranks, budget).forwards <= 1 + longer + 2 * heaviest // budget
@@ -44,7 +63,8 @@ def test_ranks_differ_by_one_sequence_at_most(lengths: list[int], ranks: int) ->
 
 
 def test_balance_by_hand() -> None:
-    # 9 goes to the first rank, 7 to the second, 5 to the second (12), 4 to the first (13), 2 to the second (14), 1 to the first (14).
+    # 9 goes to the first rank, 7 to the second, 5 to the second (12), 4 to the first (13), 2 to the second (14), 1 to
+    # the first (14).
     assert balance([1, 2, 4, 5, 7, 9], 2) == [[0, 2, 5], [1, 3, 4]]
 
 
@@ -74,7 +94,9 @@ def packed_by_looking(lengths: list[int], indices: list[int], token_budget: int,
     packed: list[list[int]] = [[] for _ in range(min(bins, len(order)))]
     for index in order:
         loads = [sum(lengths[index] for index in bin_) for bin_ in packed]
-        fits = [number for number, bin_ in enumerate(packed) if not bin_ or loads[number] + lengths[index] <= token_budget]
+        fits = [
+            number for number, bin_ in enumerate(packed) if not bin_ or loads[number] + lengths[index] <= token_budget
+        ]
         if fits:
             packed[min(fits, key=lambda number: (loads[number], number))].append(index)
         else:
@@ -88,7 +110,9 @@ def test_balance_is_what_looking_at_every_rank_gives(costs: list[float], ranks: 
 
 
 @given(lengths=LENGTHS, budget=st.integers(1, 120), bins=st.integers(1, 6), drawn=st.data())
-def test_pack_is_what_looking_at_every_bin_gives(lengths: list[int], budget: int, bins: int, drawn: st.DataObject) -> None:
+def test_pack_is_what_looking_at_every_bin_gives(
+    lengths: list[int], budget: int, bins: int, drawn: st.DataObject
+) -> None:
     indices = drawn.draw(st.lists(st.sampled_from(range(len(lengths))), unique=True)) if lengths else []
     assert pack(lengths, indices, budget, bins) == packed_by_looking(lengths, indices, budget, bins)
 
@@ -106,7 +130,8 @@ def test_a_rank_with_nothing_gets_as_many_empty_forwards() -> None:
 
 
 def test_a_rank_spreads_its_share_over_the_forwards_that_all_run() -> None:
-    # Rank 0 has two long sequences and needs two forwards. Rank 1 has one long and two short sequences, which also fill two forwards.
+    # Rank 0 has two long sequences and needs two forwards. Rank 1 has one long and two short sequences, which also fill
+    # two forwards.
     found = split([10, 10, 10, 5, 5], ranks=2, token_budget=10)
     assert found.forwards == 2
     assert all(indices for forwards in found.ranks for indices in forwards)
@@ -152,16 +177,21 @@ def test_selecting_nothing_gives_the_filler() -> None:
 @pytest.mark.parametrize("budget", [1, 7, 64])
 def test_selecting_every_part_of_a_split_gives_every_token_once(budget: int) -> None:
     lengths = [3, 1, 8, 2, 2, 5]
-    sequences = concatenate([np.full(n, i, np.int32) for i, n in enumerate(lengths)], [np.zeros(n, np.bool_) for n in lengths])
+    sequences = concatenate(
+        [np.full(n, i, np.int32) for i, n in enumerate(lengths)], [np.zeros(n, np.bool_) for n in lengths]
+    )
     numbers = np.arange(sum(lengths), dtype=np.int32)
     parts = [indices for forwards in split(lengths, 2, budget).ranks for indices in forwards if indices]
-    assert sorted(np.concatenate([select_tokens(numbers, sequences, indices) for indices in parts])) == list(range(sum(lengths)))
+    assert sorted(np.concatenate([select_tokens(numbers, sequences, indices) for indices in parts])) == list(
+        range(sum(lengths))
+    )
 
 
 def drawn_batch(lengths: list[int], episodes: list[int] | None) -> TrainBatch:
     """Return a batch whose numbers per token differ between tokens and, at each token, between fields."""
     sequences = concatenate(
-        [np.arange(100 * i, 100 * i + n, dtype=np.int32) for i, n in enumerate(lengths)], [np.arange(n) % 3 > 0 for n in lengths]
+        [np.arange(100 * i, 100 * i + n, dtype=np.int32) for i, n in enumerate(lengths)],
+        [np.arange(n) % 3 > 0 for n in lengths],
     )
     tokens = np.arange(len(sequences.token_ids))
     fields = [(tokens + 1000 * number).astype(np.float32) for number in range(1, 6)]
@@ -194,13 +224,18 @@ def test_taking_sequences_takes_each_of_their_tokens_from_every_field(lengths: l
     for got, whole in [
         (taken.sequences.token_ids, batch.sequences.token_ids),
         (taken.sequences.response_mask, batch.sequences.response_mask),
-        *[(getattr(taken, name), getattr(batch, name)) for name in ("advantages", "policy_versions", "ref_log_probs", "token_selection")],
+        *[
+            (getattr(taken, name), getattr(batch, name))
+            for name in ("advantages", "policy_versions", "ref_log_probs", "token_selection")
+        ],
         *[(getattr(taken, name), getattr(batch, name)) for name in ("values", "returns")],
     ]:
         assert got.tolist() == [whole[token] for token in tokens] and got.dtype == whole.dtype
     assert taken.sequence_weights is not None and taken.sequence_weights.tolist() == indices
     assert taken.teacher_states is not None and batch.teacher_states is not None
-    assert taken.teacher_states.tolist() == [batch.teacher_states[rows[token]].tolist() for token in tokens if token in rows]
+    assert taken.teacher_states.tolist() == [
+        batch.teacher_states[rows[token]].tolist() for token in tokens if token in rows
+    ]
 
 
 @given(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=12), updates=st.integers(1, 5))
@@ -215,12 +250,16 @@ def test_updates_are_whole_episodes_in_their_order(sizes: list[int], updates: in
 @given(masks=st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=8))
 def test_response_lengths_are_counted_one_by_one(masks: list[list[bool]]) -> None:
     """The cases include sequences without tokens."""
-    sequences = concatenate([np.zeros(len(mask), np.int32) for mask in masks], [np.array(mask, np.bool_) for mask in masks])
+    sequences = concatenate(
+        [np.zeros(len(mask), np.int32) for mask in masks], [np.array(mask, np.bool_) for mask in masks]
+    )
     assert sequences.response_lengths.tolist() == [sum(mask) for mask in masks]
 
 
 def test_labels_move_with_their_sequences() -> None:
-    sequences = concatenate([np.full(length, length, np.int32) for length in (2, 3, 4, 5)], [np.arange(n) > 0 for n in (2, 3, 4, 5)])
+    sequences = concatenate(
+        [np.full(length, length, np.int32) for length in (2, 3, 4, 5)], [np.arange(n) > 0 for n in (2, 3, 4, 5)]
+    )
     labels = np.array([0.0, 1.0, 2.0, 3.0], np.float32)
     batch = TrainBatch(sequences, np.zeros(14, np.float32), None, np.zeros(14, np.int32), labels=labels)
     for indices in ([3, 0, 2], [1], [2, 1, 0, 3], []):
@@ -232,4 +271,8 @@ def test_labels_move_with_their_sequences() -> None:
 def test_a_filler_is_one_example_also_among_pairs() -> None:
     sequences = concatenate([np.arange(2, dtype=np.int32)] * 4, [np.arange(2) > 0] * 4)
     pairs = TrainBatch(sequences, np.zeros(8, np.float32), None, np.zeros(8, np.int32), sequences_per_example=2)
-    assert take(pairs, []).example_count == 1 and take(pairs, [2, 3]).example_count == 1 and take(pairs, [0, 1, 2, 3]).example_count == 2
+    assert (
+        take(pairs, []).example_count == 1
+        and take(pairs, [2, 3]).example_count == 1
+        and take(pairs, [0, 1, 2, 3]).example_count == 2
+    )

@@ -43,7 +43,15 @@ def test_a_problem_of_gsm8k_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("end", "number"),
-    [("18", "18"), ("1,080", "1080"), ("2,125,000", "2125000"), ("-3", "-3"), ("$5", "5"), ("0.75", "0.75"), (".5", ".5")],
+    [
+        ("18", "18"),
+        ("1,080", "1080"),
+        ("2,125,000", "2125000"),
+        ("-3", "-3"),
+        ("$5", "5"),
+        ("0.75", "0.75"),
+        (".5", ".5"),
+    ],
 )
 def test_the_reference_answer_is_a_number_that_its_own_solution_is_right_by(end: str, number: str) -> None:
     columns = gsm8k({"question": "How many?", "answer": f"Count.\n#### {end}"}).columns
@@ -53,7 +61,9 @@ def test_the_reference_answer_is_a_number_that_its_own_solution_is_right_by(end:
     assert math_rule(prompt, "It is \\boxed{123456}.", columns).value == 0.0
 
 
-@pytest.mark.parametrize("answer", ["no mark 5", "Count.\n####", "Count.\n#### five", "Count.\n#### 5 apples", "Count.\n#### 1/2"])
+@pytest.mark.parametrize(
+    "answer", ["no mark 5", "Count.\n####", "Count.\n#### five", "Count.\n#### 5 apples", "Count.\n#### 1/2"]
+)
 def test_a_problem_without_a_number_is_left_out(answer: str) -> None:
     with pytest.raises(LeftOut, match="without a number after '####'"):
         gsm8k({"question": "How many?", "answer": answer})
@@ -91,7 +101,9 @@ def test_a_pair_that_teaches_nothing_is_left_out(row: dict[str, Any], reason: st
 def test_conversations_end_with_an_answer() -> None:
     question, answer = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day."}
     system = {"role": "system", "content": ""}
-    assert conversation({"messages": [system, question, answer], "num_turns": 1}).columns == {"messages": [system, question, answer]}
+    assert conversation({"messages": [system, question, answer], "num_turns": 1}).columns == {
+        "messages": [system, question, answer]
+    }
     for messages, reason in (
         ([question], "do not end with an answer"),
         ([answer], "do not end with an answer"),
@@ -110,7 +122,11 @@ def test_conversations_end_with_an_answer() -> None:
         ("ultrafeedback", pair_row(1) | {"chosen": "text"}, "'chosen' is not a list of messages"),
         ("ultrafeedback", pair_row(1) | {"chosen": pair_row(3)["chosen"]}, "differ only in their last message"),
         ("ultrafeedback", pair_row(1) | {"score_chosen": None}, "there is no column 'score_chosen'"),
-        ("capybara", {"messages": [{"from": "human", "value": "x"}]}, "'messages' holds a message without a text as 'role' and 'content'"),
+        (
+            "capybara",
+            {"messages": [{"from": "human", "value": "x"}]},
+            "'messages' holds a message without a text as 'role' and 'content'",
+        ),
     ],
 )
 def test_another_layout_is_told(name: str, row: dict[str, Any], problem: str) -> None:
@@ -146,12 +162,16 @@ def test_the_seed_decides_which_rows_are_held_out(tmp_path: Path) -> None:
     source = write_gsm8k(tmp_path / "copy")
     for folder, seed in (("one", 1), ("again", 1), ("two", 2)):
         prepare(wish("gsm8k", source, tmp_path / folder, seed=seed))
-    one, again, two = ({file: (tmp_path / folder / file).read_bytes() for file in FILES} for folder in ("one", "again", "two"))
+    one, again, two = (
+        {file: (tmp_path / folder / file).read_bytes() for file in FILES} for folder in ("one", "again", "two")
+    )
     assert one == again
     assert one[TEST] == two[TEST] and one[VALIDATION] != two[VALIDATION]
 
 
-def test_what_repeats_or_stands_in_the_test_split_is_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_repeats_or_stands_in_the_test_split_is_left_out_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "copy").mkdir()
     questions = {"train": [1, 2, 3, 3, 4, 5, 6], "test": [6, 7, 7]}
     for split, numbers in questions.items():
@@ -181,15 +201,30 @@ def test_what_repeats_or_stands_in_the_test_split_is_left_out_and_told(tmp_path:
             "there is no such file or folder",
             "a folder with a copy of openai/gsm8k:main",
         ),
-        (["ultrafeedback", "--source", "copy"], "copy", "has no files of the split 'test_prefs'", "splits train_prefs and test_prefs"),
-        (["capybara", "--source", "copy"], "test-00000-of-00001.parquet:1", "there is no column 'messages'", "a copy of trl-lib/Capybara"),
+        (
+            ["ultrafeedback", "--source", "copy"],
+            "copy",
+            "has no files of the split 'test_prefs'",
+            "splits train_prefs and test_prefs",
+        ),
+        (
+            ["capybara", "--source", "copy"],
+            "test-00000-of-00001.parquet:1",
+            "there is no column 'messages'",
+            "a copy of trl-lib/Capybara",
+        ),
         (
             ["gsm8k", "--source", "copy", "--validation", "40"],
             "copy",
             "40 rows of the split 'train' can be used, but at least 41",
             "smaller",
         ),
-        (["gsm8k", "--source", "copy", "--output", "there/file/out"], "--output", "cannot be created", "you can write to"),
+        (
+            ["gsm8k", "--source", "copy", "--output", "there/file/out"],
+            "--output",
+            "cannot be created",
+            "you can write to",
+        ),
     ],
 )
 def test_what_cannot_be_prepared_is_refused_and_leaves_no_file(

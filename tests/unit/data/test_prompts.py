@@ -1,4 +1,6 @@
-"""Rows become tokenised prompts: faults in rows, the limit on length, reward domains, and the cache of prepared rows."""
+"""Rows become tokenised prompts: faults in rows, the limit on length, reward domains, and the cache of prepared
+rows.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,22 @@ def arguments(file_name: str | Sequence[str], **others: Any) -> DataConfig:
 
 
 def two_domains() -> dict[str, RewardConfig]:
-    return {"math": RewardConfig.model_validate({"tag_included": ("gsm8k", "aime")}), "code": RewardConfig.model_validate({})}
+    return {
+        "math": RewardConfig.model_validate({"tag_included": ("gsm8k", "aime")}),
+        "code": RewardConfig.model_validate({}),
+    }
 
 
-def test_rows_become_tokenised_prompts(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict) -> None:
-    rows = [{"prompt": "What is one?", "answer": 1, "when": "2026-01-02"}, {"prompt": "Two?", "answer": "x", "extra": [1, None]}]
-    prompts = prepare_prompts(arguments(write_jsonl(rows), system="Count."), tokenizer, 100, one_domain, tmp_path / "cache")
+def test_rows_become_tokenised_prompts(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
+) -> None:
+    rows = [
+        {"prompt": "What is one?", "answer": 1, "when": "2026-01-02"},
+        {"prompt": "Two?", "answer": "x", "extra": [1, None]},
+    ]
+    prompts = prepare_prompts(
+        arguments(write_jsonl(rows), system="Count."), tokenizer, 100, one_domain, tmp_path / "cache"
+    )
     prompt = prompts.prompt(0, prompt_id=7)
     text = "<|im_start|>system\nCount.<|im_end|>\n<|im_start|>user\nWhat is one?<|im_end|>\n<|im_start|>assistant\n"
     assert (len(prompts), prompt.prompt_id, prompt.domain, prompt.text) == (2, 7, "math_rule", text)
@@ -53,7 +65,11 @@ def test_messages_and_parquet(tmp_path: Path, tokenizer: PreTrainedTokenizerFast
     messages = [{"role": "system", "content": "Count."}, {"role": "user", "content": "One?"}]
     datasets.Dataset.from_list([{"messages": messages, "ground_truth": "1"}]).to_parquet(tmp_path / "rows.parquet")
     prompts = prepare_prompts(
-        arguments(str(tmp_path / "rows.parquet"), messages="messages", template="native"), tokenizer, 100, one_domain, tmp_path / "cache"
+        arguments(str(tmp_path / "rows.parquet"), messages="messages", template="native"),
+        tokenizer,
+        100,
+        one_domain,
+        tmp_path / "cache",
     )
     prompt = prompts.prompt(0, 0)
     assert prompt.text == "[system]Count.<|endoftext|>\n[user]One?<|endoftext|>\n[assistant]"
@@ -74,7 +90,10 @@ BAD_MESSAGES = [
     ({"messages": '"hello"'}, "'messages' is a str: 'hello'"),
     ({"messages": '{"role": "user"}'}, "'messages' is a dict: {'role': 'user'}"),
     ({"messages": 7}, "'messages' is a int: 7"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "of the type 'image_url': training on images, video and audio"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "of the type 'image_url': training on images, video and audio",
+    ),
     ({"messages": []}, "'messages' is an empty list"),
     ({"messages": ["hello"]}, "'messages' item 0 is a str, not an object: 'hello'"),
     ({"messages": [{"content": "a"}]}, "'messages' item 0 has the role None"),
@@ -82,7 +101,10 @@ BAD_MESSAGES = [
     ({"messages": [{"role": "user", "content": None}]}, "'messages' item 0 has a NoneType as content: None"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "'messages' item 0 has a list as content"),
     ({"messages": [{"role": "user", "content": ""}]}, "'messages' item 0 (role 'user') has no text"),
-    ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "ends with a message of the role 'ass"),
+    (
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        "ends with a message of the role 'ass",
+    ),
 ]
 
 
@@ -109,7 +131,10 @@ def test_many_bad_rows_are_counted_by_reason(
         prepare_prompts(arguments(path), tokenizer, 100, one_domain, tmp_path / "cache")
     assert len(caught.value.faults) == 21
     assert caught.value.faults[-1].place == path
-    assert caught.value.faults[-1].problem == "35 of 36 rows cannot be used: 30 x 'prompt' is empty, 5 x 'prompt' is missing"
+    assert (
+        caught.value.faults[-1].problem
+        == "35 of 36 rows cannot be used: 30 x 'prompt' is empty, 5 x 'prompt' is missing"
+    )
 
 
 def test_one_fault_of_all_rows_is_not_repeated_for_each(
@@ -124,7 +149,9 @@ def test_one_fault_of_all_rows_is_not_repeated_for_each(
     assert "data_args may not fit the file" in counted.remedy
 
 
-def test_a_row_is_named_by_its_id(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict) -> None:
+def test_a_row_is_named_by_its_id(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
+) -> None:
     path = write_jsonl([{"prompt": "", "uid": 17}])
     with pytest.raises(DataError) as caught:
         prepare_prompts(arguments(path, id="uid"), tokenizer, 100, one_domain, tmp_path / "cache")
@@ -137,7 +164,9 @@ def test_long_prompts_are_dropped_and_counted_by_file(
     first = write_jsonl([{"prompt": "a" * 10}, {"prompt": "xyz" * 99}, {"prompt": "zyx" * 99}], "first.jsonl")
     second = write_jsonl([{"prompt": "b"}], "second.jsonl")
     third = write_jsonl([{"prompt": "c"}, {"prompt": "c" * 999}], "third.jsonl")
-    prompts = prepare_prompts(arguments([first, second, third], template="raw"), tokenizer, 60, one_domain, tmp_path / "cache")
+    prompts = prepare_prompts(
+        arguments([first, second, third], template="raw"), tokenizer, 60, one_domain, tmp_path / "cache"
+    )
     assert prompts.too_long == {first: 2, third: 1}
     assert [prompts.prompt(index, 0).text for index in range(len(prompts))] == ["a" * 10, "b", "c"]
 
@@ -147,7 +176,9 @@ def test_the_limit_is_inclusive_and_nothing_left_is_an_error(
 ) -> None:
     path = write_jsonl([{"prompt": "qqqq"}, {"prompt": "zzzz"}])
     shortest, longest = sorted(len(tokenizer(text)["input_ids"]) for text in ("qqqq", "zzzz"))
-    assert len(prepare_prompts(arguments(path, template="raw"), tokenizer, longest, one_domain, tmp_path / "cache")) == 2
+    assert (
+        len(prepare_prompts(arguments(path, template="raw"), tokenizer, longest, one_domain, tmp_path / "cache")) == 2
+    )
     with pytest.raises(DataError, match="all of its 2 prompts are longer than prompt_length, 1 tokens") as caught:
         prepare_prompts(arguments(path, template="raw"), tokenizer, 1, one_domain, tmp_path / "cache")
     assert f"the shortest prompt needs at least {shortest}, template included" in str(caught.value)
@@ -159,8 +190,12 @@ def test_tags_route_rows_to_domains(write_jsonl: Write, tmp_path: Path, tokenize
     assert [prompts.prompt(index, 0).domain for index in range(3)] == ["math", "code", "math"]
 
 
-def test_rows_that_no_domain_takes_are_faults(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    path = write_jsonl([{"prompt": "p", "tag": "code"}, {"prompt": "p", "tag": "gsm8"}, {"prompt": "p"}, {"prompt": "", "tag": "what"}])
+def test_rows_that_no_domain_takes_are_faults(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = write_jsonl(
+        [{"prompt": "p", "tag": "code"}, {"prompt": "p", "tag": "gsm8"}, {"prompt": "p"}, {"prompt": "", "tag": "what"}]
+    )
     with pytest.raises(DataError) as caught:
         prepare_prompts(arguments(path), tokenizer, 100, two_domains(), tmp_path / "cache")
     assert [(fault.place, fault.problem) for fault in caught.value.faults] == [
@@ -170,20 +205,33 @@ def test_rows_that_no_domain_takes_are_faults(write_jsonl: Write, tmp_path: Path
     ]
 
 
-def test_an_unknown_tag_is_a_fault_even_with_one_domain(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_an_unknown_tag_is_a_fault_even_with_one_domain(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     with pytest.raises(DataError, match="no reward domain includes the tag 'other'"):
         rewards = {"sums": RewardConfig.model_validate({})}
-        prepare_prompts(arguments(write_jsonl([{"prompt": "p", "tag": "other"}])), tokenizer, 100, rewards, tmp_path / "cache")
+        prepare_prompts(
+            arguments(write_jsonl([{"prompt": "p", "tag": "other"}])), tokenizer, 100, rewards, tmp_path / "cache"
+        )
 
 
-def test_a_tag_that_two_domains_claim_is_an_error(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    rewards = {"math": RewardConfig.model_validate({"tag_included": ("code",)}), "code": RewardConfig.model_validate({})}
+def test_a_tag_that_two_domains_claim_is_an_error(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rewards = {
+        "math": RewardConfig.model_validate({"tag_included": ("code",)}),
+        "code": RewardConfig.model_validate({}),
+    }
     with pytest.raises(ConfigError, match="claims the tag 'code', as does the domain 'math'"):
         prepare_prompts(arguments(write_jsonl([{"prompt": "p"}])), tokenizer, 100, rewards, tmp_path / "cache")
 
 
 def test_native_without_a_template_is_an_error(
-    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict, monkeypatch: pytest.MonkeyPatch
+    write_jsonl: Write,
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    one_domain: dict,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", None)
     data_args = arguments(write_jsonl([{"prompt": "p"}]), template="native")
@@ -191,13 +239,17 @@ def test_native_without_a_template_is_an_error(
         prepare_prompts(data_args, tokenizer, 100, one_domain, tmp_path / "cache")
 
 
-def test_an_empty_file_is_an_error(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict) -> None:
+def test_an_empty_file_is_an_error(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
+) -> None:
     with pytest.raises(DataError, match="has no rows"):
         prepare_prompts(arguments(write_jsonl([""])), tokenizer, 100, one_domain, tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"] == []
 
 
-def test_a_broken_parquet_file_is_an_error_of_the_data(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict) -> None:
+def test_a_broken_parquet_file_is_an_error_of_the_data(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
+) -> None:
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 nothing")
     with pytest.raises(DataError, match="is not a readable parquet file"):
         prepare_prompts(arguments(str(tmp_path / "rows.parquet")), tokenizer, 100, one_domain, tmp_path / "cache")
@@ -207,12 +259,20 @@ def test_a_cache_that_cannot_be_made_is_named(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
 ) -> None:
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(DataError, match="cache/roll: the prepared rows cannot be written there: .*\n.*HF_DATASETS_CACHE"):
-        prepare_prompts(arguments(write_jsonl([{"prompt": "One?"}])), tokenizer, 100, one_domain, tmp_path / "cache" / "roll")
+    with pytest.raises(
+        DataError, match="cache/roll: the prepared rows cannot be written there: .*\n.*HF_DATASETS_CACHE"
+    ):
+        prepare_prompts(
+            arguments(write_jsonl([{"prompt": "One?"}])), tokenizer, 100, one_domain, tmp_path / "cache" / "roll"
+        )
 
 
 def test_a_full_disk_is_named(
-    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict, monkeypatch: pytest.MonkeyPatch
+    write_jsonl: Write,
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    one_domain: dict,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(writer: ArrowWriter) -> None:
         raise OSError(28, "No space left on device")
@@ -223,12 +283,18 @@ def test_a_full_disk_is_named(
 
 
 def test_the_second_preparation_does_not_tokenise(
-    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict, monkeypatch: pytest.MonkeyPatch
+    write_jsonl: Write,
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    one_domain: dict,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = write_jsonl([{"prompt": f"question {number}"} for number in range(5)])
     first = prepare_prompts(arguments(path), tokenizer, 100, one_domain, tmp_path / "cache")
     calls = []
-    monkeypatch.setattr(tables, "_build", lambda folder, *others: calls.append(folder) or pytest.fail("tokenised again"))
+    monkeypatch.setattr(
+        tables, "_build", lambda folder, *others: calls.append(folder) or pytest.fail("tokenised again")
+    )
     second = prepare_prompts(arguments(path), tokenizer, 100, one_domain, tmp_path / "cache")
     assert _texts(second) == _texts(first)
     assert len(prepare_prompts(arguments(path), tokenizer, 99, one_domain, tmp_path / "cache")) == 5
@@ -236,7 +302,11 @@ def test_the_second_preparation_does_not_tokenise(
 
 
 def test_what_goes_into_a_table_names_it(
-    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict, monkeypatch: pytest.MonkeyPatch
+    write_jsonl: Write,
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    one_domain: dict,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cache = tmp_path / "cache"
     path = write_jsonl([{"prompt": "one"}])
@@ -279,7 +349,9 @@ def _prepare_counting_builds(path: str, folder: str, tokenizer: PreTrainedTokeni
         build(*others)
 
     tables._build = counted
-    prompts = prepare_prompts(arguments(path), tokenizer, 100, {"math": RewardConfig.model_validate({})}, Path(folder) / "cache")
+    prompts = prepare_prompts(
+        arguments(path), tokenizer, 100, {"math": RewardConfig.model_validate({})}, Path(folder) / "cache"
+    )
     (Path(folder) / f"done-{os.getpid()}").write_text(json.dumps(_texts(prompts)))
 
 
@@ -288,7 +360,9 @@ def test_processes_that_prepare_the_same_rows_at_once_build_them_once(
 ) -> None:
     path = write_jsonl([{"prompt": f"question {number}"} for number in range(50)])
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_prepare_counting_builds, args=(path, str(tmp_path), tokenizer)) for _ in range(2)]
+    processes = [
+        context.Process(target=_prepare_counting_builds, args=(path, str(tmp_path), tokenizer)) for _ in range(2)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -300,7 +374,11 @@ def test_processes_that_prepare_the_same_rows_at_once_build_them_once(
 
 
 def test_what_a_killed_builder_left_is_cleared(
-    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict, monkeypatch: pytest.MonkeyPatch
+    write_jsonl: Write,
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    one_domain: dict,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = write_jsonl([{"prompt": "one"}])
     prepare_prompts(arguments(path), tokenizer, 100, one_domain, tmp_path / "cache")

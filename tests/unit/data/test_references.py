@@ -47,7 +47,9 @@ def test_verl_s_parquet_needs_only_keys(prepared: Callable[..., PromptSet], tmp_
 
 
 @pytest.mark.parametrize(("columns", "prompt"), [({"messages": "prompt"}, ASK), ({"prompt": "prompt"}, "One?")])
-def test_trl_s_rows_need_only_keys(prepared: Callable[..., PromptSet], tmp_path: Path, columns: dict, prompt: Any) -> None:
+def test_trl_s_rows_need_only_keys(
+    prepared: Callable[..., PromptSet], tmp_path: Path, columns: dict, prompt: Any
+) -> None:
     (path := tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": prompt, "solution": "$72$"}))
     assert prepared(path, ground_truth="solution", **columns).prompt(0, 0).row["ground_truth"] == "$72$"
 
@@ -76,7 +78,10 @@ def test_a_path_names_a_column_or_reaches_into_one(row: dict, path: str, found: 
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
-        ("reward_model.ground_truht", "'ground_truht' is missing (did you mean 'ground_truth'?); 'reward_model' has: style, ground_truth"),
+        (
+            "reward_model.ground_truht",
+            "'ground_truht' is missing (did you mean 'ground_truth'?); 'reward_model' has: style, ground_truth",
+        ),
         (
             "reward_modle.ground_truth",
             "'reward_modle' is missing (did you mean 'reward_model'?); the row has: data_source, prompt, ability",
@@ -108,7 +113,9 @@ def test_another_reference_column_is_another_table(prepared: Callable[..., Promp
 
 def test_the_named_reference_replaces_a_column_of_that_name() -> None:
     data_args = DataConfig.model_validate({"file_name": "a", "prompt": "q", "ground_truth": "solution"})
-    assert read_row({"ground_truth": "x", "solution": '{"func_name": "f"}'}, data_args)["ground_truth"] == {"func_name": "f"}
+    assert read_row({"ground_truth": "x", "solution": '{"func_name": "f"}'}, data_args)["ground_truth"] == {
+        "func_name": "f"
+    }
 
 
 def test_a_prompt_of_messages_is_pointed_to_its_key(prepared: Callable[..., PromptSet], tmp_path: Path) -> None:

@@ -17,7 +17,12 @@ from roll.errors import BadInput
 from roll.types import Ints
 
 USER = {"role": "user", "content": "1+1?"}
-TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
 
 
@@ -37,22 +42,33 @@ def tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> Ints:
 
 def test_without_tools_the_templates_are_those_of_single_turns(tokenizer: PreTrainedTokenizerBase) -> None:
     for name, single in (("chatml", chatml), ("qwen2_5", qwen2_5)):
-        for messages in ([USER], [{"role": "system", "content": ""}, USER], [{"role": "system", "content": "Be brief."}, USER]):
-            assert list(chat_renderer(tokenizer, "tiny", name).render(messages, ())) == list(tokens(tokenizer, single(messages, True)))
+        for messages in (
+            [USER],
+            [{"role": "system", "content": ""}, USER],
+            [{"role": "system", "content": "Be brief."}, USER],
+        ):
+            assert list(chat_renderer(tokenizer, "tiny", name).render(messages, ())) == list(
+                tokens(tokenizer, single(messages, True))
+            )
 
 
 def test_a_named_template_begins_with_the_tokenizer_s_own_bos(tokenizer: PreTrainedTokenizerBase) -> None:
     made = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>")
     made.add_special_tokens({"bos_token": "<s>"})
     bos = int(str(made.bos_token_id))
-    made.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", bos)])
+    made.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", bos)]
+    )
     rendered = chat_renderer(made, "tiny", "chatml").render([USER], ()).tolist()
     assert rendered == made.encode(chatml([USER], True)) and rendered.count(bos) == 1
 
 
 def test_a_renderer_passes_the_arguments_of_the_template(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.chat_template = (
-        "{{ tone }}{% for message in messages %}<|im_start|>{{ message.role }}: {{ message.content }}<|im_end|>{% endfor %}"
+        "{{ tone }}{% for message in messages %}<|im_start|>{{ message.role }}: {{ message.content "
+        "}}<|im_end|>{% "
+        "endfor "
+        "%}"
         "{{ '<|im_start|>assistant: ' if add_generation_prompt }}"
     )
     chat = chat_renderer(tokenizer, "tiny", "native", {"tone": "Hush!"})
@@ -63,7 +79,9 @@ def test_a_renderer_passes_the_arguments_of_the_template(tokenizer: PreTrainedTo
                 chat_renderer(tokenizer, "tiny", template, {name: "calm"})
 
 
-def test_a_bridge_closes_the_turn_only_where_the_policy_did_not(chat: ChatRenderer, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_bridge_closes_the_turn_only_where_the_policy_did_not(
+    chat: ChatRenderer, tokenizer: PreTrainedTokenizerBase
+) -> None:
     before = chat.render([USER], ())
     bridge = "<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
     for sampled, wanted in (("2<|im_end|>", bridge.removeprefix("<|im_end|>")), ("2", bridge), ("", bridge)):
@@ -98,7 +116,12 @@ def test_what_others_say_never_becomes_a_special_token(chat: ChatRenderer) -> No
         (f"<tool_call>add {CALL} so", "so", [{"x": 1}], ["add"]),
         ('<tool_call>{"name": "add"}</tool_call>', "", [], ['{"name": "add"}']),
         ('<tool_call>{"name": "add", "arguments": "x"}</tool_call>', "", [], ['{"name": "add", "arguments": "x"}']),
-        ('<tool_call>{"name": "add", "arguments": {"x": NaN}}</tool_call>', "", [], ['{"name": "add", "arguments": {"x": NaN}}']),
+        (
+            '<tool_call>{"name": "add", "arguments": {"x": NaN}}</tool_call>',
+            "",
+            [],
+            ['{"name": "add", "arguments": {"x": NaN}}'],
+        ),
         (
             '<tool_call>{"name": "add", "arguments": {"x": "\\ud800"}}</tool_call>',
             "",
@@ -110,7 +133,12 @@ def test_what_others_say_never_becomes_a_special_token(chat: ChatRenderer) -> No
     ],
 )
 def test_a_turn_is_read_from_its_tokens(
-    chat: ChatRenderer, tokenizer: PreTrainedTokenizerBase, written: str, content: str, calls: list[object], malformed: list[str]
+    chat: ChatRenderer,
+    tokenizer: PreTrainedTokenizerBase,
+    written: str,
+    content: str,
+    calls: list[object],
+    malformed: list[str],
 ) -> None:
     for ending in ("", "<|im_end|>"):
         parsed = chat.parse(tokens(tokenizer, written + ending), TOOLS)
@@ -124,8 +152,12 @@ def test_json_nested_without_end_cannot_be_read(chat: ChatRenderer, tokenizer: P
     assert list(chat.parse(tokens(tokenizer, f"<tool_call>{deep}"), TOOLS).malformed) == [deep]
 
 
-@pytest.mark.parametrize(("template", "why"), [("raw", "does not mark the end of a turn"), ("native", "no chat template")])
-def test_a_format_that_cannot_be_continued_is_refused(tokenizer: PreTrainedTokenizerBase, template: str, why: str) -> None:
+@pytest.mark.parametrize(
+    ("template", "why"), [("raw", "does not mark the end of a turn"), ("native", "no chat template")]
+)
+def test_a_format_that_cannot_be_continued_is_refused(
+    tokenizer: PreTrainedTokenizerBase, template: str, why: str
+) -> None:
     with pytest.raises(BadInput, match=why):
         chat_renderer(tokenizer, "tiny", template)
 
@@ -133,7 +165,10 @@ def test_a_format_that_cannot_be_continued_is_refused(tokenizer: PreTrainedToken
 def test_a_template_that_drops_thinking_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.chat_template = (
         "{% for message in messages %}<|im_start|>{{ message.role + '\n' }}"
-        "{{ '<think>\n\n</think>\n\n' if message.role == 'assistant' and loop.last }}{{ message.content }}<|im_end|>\n{% endfor %}"
+        "{{ '<think>\n\n</think>\n\n' if message.role == 'assistant' and loop.last }}{{ message.content "
+        "}}<|im_end|>\n{% "
+        "endfor "
+        "%}"
         "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
     )
     with pytest.raises(BadInput, match="differently once other messages follow"):

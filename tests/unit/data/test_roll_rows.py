@@ -22,11 +22,15 @@ from roll.errors import DataError
 
 Write = Callable[..., str]
 ASK = [{"role": "user", "content": "One?"}]
-UNUSED = dict.fromkeys(("source", "difficulty", "prompt", "case_type", "test_case_function", "test_cases", "ground_truth", "tag"), "")
+UNUSED = dict.fromkeys(
+    ("source", "difficulty", "prompt", "case_type", "test_case_function", "test_cases", "ground_truth", "tag"), ""
+)
 """ROLL's rows have all columns. Those that a task does not use contain empty strings."""
 TEMPLATE = (
     "{% for tool in tools or [] %}<{{ tool.name }}>{% endfor %}{{ 'think:' if enable_thinking else 'short:' }}"
-    "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}{% if "
+    "add_generation_prompt "
+    "%}[assistant]{% endif %}"
 )
 
 
@@ -35,7 +39,10 @@ def arguments(file_name: str, **others: Any) -> DataConfig:
 
 
 def domains(*names: str, **tags: tuple[str, ...]) -> dict[str, RewardConfig]:
-    return {name: RewardConfig.model_validate({"tag_included": tags[name]} if name in tags else {}) for name in (*names, *tags)}
+    return {
+        name: RewardConfig.model_validate({"tag_included": tags[name]} if name in tags else {})
+        for name in (*names, *tags)
+    }
 
 
 @pytest.fixture
@@ -51,7 +58,14 @@ def test_rows_of_every_kind_that_roll_ships_are_read(prepared: Callable[..., Pro
     check = {"func_name": "verify_paragraph_count", "N": 2, "word": None}
     rows = [
         UNUSED | {"id": "1", "messages": json.dumps(ASK), "ground_truth": "7", "tag": "deepmath_103k"},
-        UNUSED | {"id": "2", "messages": json.dumps(ASK), "test_cases": json.dumps(cases), "case_type": "pytest", "tag": "KodCode"},
+        UNUSED
+        | {
+            "id": "2",
+            "messages": json.dumps(ASK),
+            "test_cases": json.dumps(cases),
+            "case_type": "pytest",
+            "tag": "KodCode",
+        },
         UNUSED | {"id": "3", "messages": json.dumps(ASK), "ground_truth": json.dumps(check), "tag": "ifeval"},
         UNUSED | {"id": "4", "messages": json.dumps(ASK), "ground_truth": "a text", "tag": "RLVR"},
     ]
@@ -101,19 +115,31 @@ def test_the_domain_goes_before_the_tag_and_the_tag_before_the_default(
     prompts = prepared(rows, domains(math_rule=("gsm8k",), code_sandbox=("KodCode",)))
     found = [prompts.prompt(index, 0).domain for index in range(len(rows))]
     assert found == ["code_sandbox"] * 4 + ["math_rule"] * 4
-    assert prompts.unknown_tags == {"aime2024": 2, "minervamath": 1, "no tag": 1} and prompts.unknown_domains == {"algebra": 2}
+    assert prompts.unknown_tags == {"aime2024": 2, "minervamath": 1, "no tag": 1} and prompts.unknown_domains == {
+        "algebra": 2
+    }
     with caplog.at_level(logging.WARNING):
         remark_routes(prompts)
     assert [record.getMessage().removeprefix(f"{tmp_path}/") for record in caplog.records] == [
-        "rows.jsonl: no reward domain includes the tag of 4 rows (aime2024: 2, minervamath: 1, no tag: 1); they are scored by math_rule",
-        "rows.jsonl: the column 'domain' of 2 rows names no reward domain (algebra: 2); their tags decide which one scores them",
+        "rows.jsonl: no reward domain includes the tag of 4 rows (aime2024: 2, minervamath: 1, no tag: 1); they "
+        "are "
+        "scored "
+        "by "
+        "math_rule",
+        "rows.jsonl: the column 'domain' of 2 rows names no reward domain (algebra: 2); their tags decide which "
+        "one "
+        "scores "
+        "them",
     ]
 
 
 def test_an_unknown_tag_without_math_rule_is_a_fault(prepared: Callable[..., PromptSet]) -> None:
     with pytest.raises(DataError, match="no reward domain includes the tag 'aime2024'") as caught:
         prepared([{"messages": ASK, "tag": "aime2024"}, {"messages": ASK, "tag": "code"}], domains("code", "sums"))
-    assert len(caught.value.faults) == 1 and "or add a domain `math_rule`, which takes all other rows" in caught.value.faults[0].remedy
+    assert (
+        len(caught.value.faults) == 1
+        and "or add a domain `math_rule`, which takes all other rows" in caught.value.faults[0].remedy
+    )
 
 
 def test_nothing_is_said_of_rows_without_tags_where_there_is_one_domain(
@@ -144,7 +170,9 @@ def test_tools_and_arguments_reach_the_chat_template(
     ("template", "column"),
     [("chatml", {"tools": [{"name": "add"}]}), ("raw", {"chat_template_kwargs": {"enable_thinking": True}})],
 )
-def test_what_a_template_does_not_read_is_a_fault(prepared: Callable[..., PromptSet], template: str, column: dict) -> None:
+def test_what_a_template_does_not_read_is_a_fault(
+    prepared: Callable[..., PromptSet], template: str, column: dict
+) -> None:
     with pytest.raises(DataError, match=f"which the template '{template}' does not read"):
         prepared([{"messages": ASK, **column}], domains("math_rule"), template=template)
 

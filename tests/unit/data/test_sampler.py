@@ -24,7 +24,9 @@ def prompts(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> PromptSet:
     return make_prompts(tmp_path, tokenizer, rows, ("a", "b", "c"))
 
 
-def make_prompts(folder: Path, tokenizer: PreTrainedTokenizerFast, rows: list[dict[str, str]], domains: Sequence[str]) -> PromptSet:
+def make_prompts(
+    folder: Path, tokenizer: PreTrainedTokenizerFast, rows: list[dict[str, str]], domains: Sequence[str]
+) -> PromptSet:
     path = folder / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     data_args = DataConfig.model_validate({"file_name": str(path), "template": "raw", "prompt": "prompt"})
@@ -32,7 +34,9 @@ def make_prompts(folder: Path, tokenizer: PreTrainedTokenizerFast, rows: list[di
     return prepare_prompts(data_args, tokenizer, 10, rewards, folder / "cache")
 
 
-def test_what_the_rows_hold_their_order_and_their_domains_make_a_set_the_same(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_what_the_rows_hold_their_order_and_their_domains_make_a_set_the_same(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     rows = [{"prompt": "one", "tag": "a", "answer": "1"}, {"prompt": "two", "tag": "b", "answer": "2"}]
 
     def identity(rows: list[dict[str, str]], domains: Sequence[str] = ("a", "b")) -> str:
@@ -40,7 +44,12 @@ def test_what_the_rows_hold_their_order_and_their_domains_make_a_set_the_same(tm
 
     same = identity(rows)
     assert same.startswith("2 rows, digest ") and identity(rows) == same
-    others = [identity(rows[::-1]), identity([rows[0], rows[1] | {"answer": "3"}]), identity(rows, ("a", "bb")), identity(rows[:1])]
+    others = [
+        identity(rows[::-1]),
+        identity([rows[0], rows[1] | {"answer": "3"}]),
+        identity(rows, ("a", "bb")),
+        identity(rows[:1]),
+    ]
     assert len({same, *others}) == 5
 
 
@@ -127,7 +136,9 @@ def test_lessons_are_drawn_and_resumed_the_same_way() -> None:
 
 
 def test_the_first_draws_by_hand(prompts: PromptSet) -> None:
-    """Each draw goes to the domain that would otherwise lag most behind its share: 0.3 n - drawn against 0.7 n - drawn for draw n."""
+    """Each draw goes to the domain that would otherwise lag most behind its share: 0.3 n - drawn against 0.7 n - drawn
+    for draw n.
+    """
     drawn = [prompt.domain for prompt in PromptSampler(prompts, 1, {"b": 0.3, "a": 0.7}).draw(4)]
     assert drawn == ["a", "b", "a", "a"]
     assert [prompt.domain for prompt in PromptSampler(prompts, 1, {"b": 0.1, "a": 0.9}).draw(4)] == ["a"] * 4

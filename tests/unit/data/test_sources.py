@@ -22,7 +22,11 @@ ROWS = [{"prompt": "one", "answer": 1}, {"prompt": "two", "answer": 2}]
 
 
 def read(*names: str, split: str = "train") -> list[tuple[str, int, dict]]:
-    return [(source.name, row.number, json.loads(row.text)) for source in find_sources(names, split) for row in source.rows()]
+    return [
+        (source.name, row.number, json.loads(row.text))
+        for source in find_sources(names, split)
+        for row in source.rows()
+    ]
 
 
 def write_all_kinds(folder: Path) -> list[str]:

@@ -101,13 +101,17 @@ def test_a_key_that_stands_twice_in_json_text_is_a_fault() -> None:
         read_row({"test_cases": '[{"assert_code": "a", "assert_code": "b"}]'}, COLUMNS)
 
 
-@pytest.mark.parametrize("text", ["[]", " [ ] ", "[1]", '[[], {}, null,\n\t"]", -1.5e3 ]', '[{"a": [1, 2]}, {"b": {}}]'])
+@pytest.mark.parametrize(
+    "text", ["[]", " [ ] ", "[1]", '[[], {}, null,\n\t"]", -1.5e3 ]', '[{"a": [1, 2]}, {"b": {}}]']
+)
 def test_the_items_of_an_array_are_those_that_json_finds(text: str) -> None:
     assert list(items(text)) == json.loads(text)
     assert parsed(text) == json.loads(text)
 
 
-@pytest.mark.parametrize("text", ["", "[", "[1", "[1,", "[1,]", "[1 2]", "[1],", "[1]]", "[,1]", "{}", "[{]", '["a]', "[" * 100000])
+@pytest.mark.parametrize(
+    "text", ["", "[", "[1", "[1,", "[1,]", "[1 2]", "[1],", "[1]]", "[,1]", "{}", "[{]", '["a]', "[" * 100000]
+)
 def test_an_array_that_is_not_whole_is_refused(text: str) -> None:
     with pytest.raises((ValueError, RecursionError)):
         list(items(text))
@@ -151,16 +155,24 @@ def test_a_long_text_of_few_tokens_is_tokenised_whole(monkeypatch: pytest.Monkey
     assert prepared("a" * 100, 40) == (25, 100)
 
 
-@pytest.mark.parametrize(("limit", "cut"), [(1, 1 << 20), (16384, 1 << 20), (16385, 1 << 21), (32768, 1 << 21), (1 << 20, 1 << 26)])
+@pytest.mark.parametrize(
+    ("limit", "cut"), [(1, 1 << 20), (16384, 1 << 20), (16385, 1 << 21), (32768, 1 << 21), (1 << 20, 1 << 26)]
+)
 def test_a_cut_leaves_more_tokens_than_the_limit(limit: int, cut: int) -> None:
     assert cut_of(limit) == cut
     assert cut // tables.CHARACTERS_OF_TOKEN >= limit
 
 
 def test_a_prompt_without_end_is_left_out_and_counted(
-    write_jsonl: Callable[..., str], tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict, monkeypatch: pytest.MonkeyPatch
+    write_jsonl: Callable[..., str],
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    one_domain: dict,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tables, "SHORTEST_CUT", 1 << 12)
     file = write_jsonl([{"prompt": "ab " * (1 << 20)}, {"prompt": "What is one?"}])
-    prompts = prepare_prompts(COLUMNS.model_copy(update={"file_name": file}), tokenizer, 64, one_domain, tmp_path / "cache")
+    prompts = prepare_prompts(
+        COLUMNS.model_copy(update={"file_name": file}), tokenizer, 64, one_domain, tmp_path / "cache"
+    )
     assert (len(prompts), prompts.too_long) == (1, {file: 1})

@@ -27,7 +27,11 @@ def test_the_agent_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.syspath_prepend(tmp_path)
     [code] = [block for block in blocks(PAGE) if block.option("file")]
     (tmp_path / str(code.option("file"))).write_text(code.text, encoding="utf-8")
-    [keys] = [found for block in blocks(PAGE) if "agent:" in block.text and (found := yaml.safe_load(block.text)["environments"])]
+    [keys] = [
+        found
+        for block in blocks(PAGE)
+        if "agent:" in block.text and (found := yaml.safe_load(block.text)["environments"])
+    ]
     section = EnvironmentConfig.model_validate(keys["calculator"])
     assert not list(agent_faults({"calculator": section}, limits.START)) and section.agent is not None
     says, world = iter(["I think 7", "7, sure"]), World([Step(reward=1.0, done=True)])

@@ -28,7 +28,13 @@ PARSERS = {
     "roll.doctor": doctor_parser,
     "roll.export": export_parser,
 }
-ALL = [words for page in PAGES for block in blocks(page) if block.info.split()[:1] in ([], ["bash"]) for words in commands(block)]
+ALL = [
+    words
+    for page in PAGES
+    for block in blocks(page)
+    if block.info.split()[:1] in ([], ["bash"])
+    for words in commands(block)
+]
 OTHERS = [words[2:] for words in ALL if words[:2] == ["python", "-m"] and words[2] in PARSERS]
 EVALUATIONS = [words[2:] for words in ALL if words[:3] == ["python", "-m", "roll.evaluate"]]
 IN_A_WHEEL = "roll._examples."

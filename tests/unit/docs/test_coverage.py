@@ -9,7 +9,11 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[2]
 PAGE = (TESTS.parent / "docs" / "coverage.md").read_text(encoding="utf-8")
-LINES = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in PAGE.splitlines() if re.match(r"\| \d+ \|", line)]
+LINES = [
+    [cell.strip() for cell in line.strip("|").split(" | ")]
+    for line in PAGE.splitlines()
+    if re.match(r"\| \d+ \|", line)
+]
 STATES = ("works", "refused", "differs")
 
 

@@ -51,7 +51,11 @@ def played(domain: str, section: EnvironmentConfig, *messages: dict[str, Any]) -
 
 
 def test_what_is_to_be_written_is_short() -> None:
-    lengths = {file: len(block.text.strip().splitlines()) for block in blocks(PAGE) if (file := block.option("file")) is not None}
+    lengths = {
+        file: len(block.text.strip().splitlines())
+        for block in blocks(PAGE)
+        if (file := block.option("file")) is not None
+    }
     assert lengths.keys() == LINES.keys()
     assert all(length <= LINES[file] for file, length in lengths.items()), lengths
 
@@ -60,7 +64,11 @@ def test_the_environment_plays(sections: dict[str, EnvironmentConfig]) -> None:
     number = random.Random(3).randint(1, 50)
     first, steps = played("guess", sections["guess"], says(str(number - 1)), says("what"), says(f" {number}\n"))
     assert "from 1 to 50" in first.messages[0]["content"]
-    assert [[message["content"] for message in step.messages] for step in steps] == [["higher"], ["that is no number"], []]
+    assert [[message["content"] for message in step.messages] for step in steps] == [
+        ["higher"],
+        ["that is no number"],
+        [],
+    ]
     assert [step.done for step in steps] == [False, False, True]
     assert sum(step.reward for step in steps) == pytest.approx(0.8)
 
@@ -79,6 +87,11 @@ def test_the_tool_answers(sections: dict[str, EnvironmentConfig]) -> None:
 
 def test_the_page_has_every_environment_and_the_bounds_as_they_are() -> None:
     text = read(PAGE)
-    assert [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")] == sorted(known_environments(), key=text.index)
-    assert f"{MOST_MESSAGES} messages, {MOST_REPLY >> 20} MiB, {MOST_METRICS} metrics, {MOST_STATE:,} characters of state" in text
+    assert [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")] == sorted(
+        known_environments(), key=text.index
+    )
+    assert (
+        f"{MOST_MESSAGES} messages, {MOST_REPLY >> 20} MiB, {MOST_METRICS} metrics, {MOST_STATE:,} characters of state"
+        in text
+    )
     assert f"{MOST_CHARACTERS:,} characters" in text

@@ -82,10 +82,14 @@ def appended(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def sequences(*responses: int) -> Sequences:
     """Return sequences with prompts of 1 token and responses of these lengths."""
-    return concatenate([np.zeros(1 + length, np.int32) for length in responses], [np.arange(1 + length) > 0 for length in responses])
+    return concatenate(
+        [np.zeros(1 + length, np.int32) for length in responses], [np.arange(1 + length) > 0 for length in responses]
+    )
 
 
-@pytest.mark.parametrize("section", re.split(r"^## ", read(PAGE), flags=re.MULTILINE)[1:], ids=lambda text: text.split("\n")[0])
+@pytest.mark.parametrize(
+    "section", re.split(r"^## ", read(PAGE), flags=re.MULTILINE)[1:], ids=lambda text: text.split("\n")[0]
+)
 def test_an_addition_is_short(section: str) -> None:
     code_blocks = re.findall(r"^```(?:python|yaml)[^\n]*\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     lines = [line for block in code_blocks if "reward:" not in block for line in block.splitlines() if line.strip()]
@@ -95,7 +99,9 @@ def test_an_addition_is_short(section: str) -> None:
 async def scored_by(domain: str, section: Mapping[str, Any], responses: Sequence[str]) -> list[RewardResult]:
     process = RewardProcess(domain, RewardConfig.model_validate({"timeout": limits.CALL, **section}), limits.START)
     try:
-        return await process.score(Prompt(0, np.zeros(1, np.int32), "17 * 3", domain, {"ground_truth": "51"}), responses)
+        return await process.score(
+            Prompt(0, np.zeros(1, np.int32), "17 * 3", domain, {"ground_truth": "51"}), responses
+        )
     finally:
         await process.close()
 
@@ -126,13 +132,22 @@ def test_the_reward_of_a_group_and_the_sum(tmp_path: Path, monkeypatch: pytest.M
         written(name, tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    (section,) = [found for block in blocks(PAGE) if "normalise: group" in block.text for found in [yaml.safe_load(block.text)["rewards"]]]
+    (section,) = [
+        found
+        for block in blocks(PAGE)
+        if "normalise: group" in block.text
+        for found in [yaml.safe_load(block.text)["rewards"]]
+    ]
     parts = section["short_answers"]["parts"]
     del parts["judged"]["reward_args"]["port"]
     faults = look_into({"rewards": section})[1]
-    assert [fault.place for fault in faults] == ["rewards.short_answers.parts.judged.reward_args.port"], "there are no other faults"
+    assert [fault.place for fault in faults] == ["rewards.short_answers.parts.judged.reward_args.port"], (
+        "there are no other faults"
+    )
     del parts["judged"]
-    results = asyncio.run(scored_by("short_answers", {**section["short_answers"], "concurrency": 1}, ["51", "It is 51.", "5"]))
+    results = asyncio.run(
+        scored_by("short_answers", {**section["short_answers"], "concurrency": 1}, ["51", "It is 51.", "5"])
+    )
     assert [result.value for result in results] == [2.0, 2.0, 0.5]
     assert [result.parts["brief"] for result in results] == [0.0, 0.0, 1.0]
 
@@ -169,7 +184,9 @@ def test_the_estimator_ranks_within_groups(tmp_path: Path, monkeypatch: pytest.M
     assert estimated.tolist() == [0, -1.5, -1.5, 0, 1.5, 0, 0, 0, 0, 0, 0]
 
 
-def test_the_policy_loss_weighs_without_a_gradient_through_the_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_loss_weighs_without_a_gradient_through_the_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = written("my_losses.py", tmp_path, monkeypatch)
     loss = pickle.loads(pickle.dumps(PolicyLoss(module.ClippedImportance(cap=1.5))))
     log_probs = torch.log(torch.tensor([0.2, 0.8])).requires_grad_()
@@ -192,14 +209,25 @@ def test_the_preference_loss_is_a_hinge(tmp_path: Path, monkeypatch: pytest.Monk
     assert result.counted["dpo/accuracy"][0].tolist() == [1.0, 0.0]
 
 
-def test_what_the_page_names_passes_the_check_and_declares_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_page_names_passes_the_check_and_declares_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fragments = [yaml.safe_load(block.text) for block in blocks(PAGE) if block.info == "yaml fragment"]
     values = {key: value for fragment in fragments for key, value in fragment.items()}
     values["rewards"] = {
-        str(number): reward for number, fragment in enumerate(fragments) for reward in fragment.get("rewards", {}).values()
+        str(number): reward
+        for number, fragment in enumerate(fragments)
+        for reward in fragment.get("rewards", {}).values()
     }
     assert len(values["rewards"]) == 4, "two use functions, two use models"
-    for name in ("my_rewards.py", "my_judge.py", "my_group_reward.py", "my_estimators.py", "my_losses.py", "my_preferences.py"):
+    for name in (
+        "my_rewards.py",
+        "my_judge.py",
+        "my_group_reward.py",
+        "my_estimators.py",
+        "my_losses.py",
+        "my_preferences.py",
+    ):
         (tmp_path / name).write_text(code(name).text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     methods, faults = look_into(values)
@@ -229,13 +257,18 @@ def test_the_strategy_serves_as_a_reference(tmp_path: Path, monkeypatch: pytest.
     module = written("roll/engines/uniform/strategy.py", tmp_path, monkeypatch)
     for name, wanted in inspect.getmembers(ScoreStrategy, inspect.isfunction):
         if not name.startswith("_"):
-            assert inspect.signature(getattr(module.UniformScore, name)).parameters.keys() == inspect.signature(wanted).parameters.keys()
+            assert (
+                inspect.signature(getattr(module.UniformScore, name)).parameters.keys()
+                == inspect.signature(wanted).parameters.keys()
+            )
     block = appended("roll/config/schema/engine.py", monkeypatch).UniformStrategyConfig
     strategy = block.model_validate({"strategy_name": "uniform", "strategy_config": {"vocab_size": 8}})
     ranks = [Rank("reference", number, 2, "localhost", 0, "cpu", limits.START) for number in range(2)]
     group = InProcess([settings(**strategy.strategy_config.model_dump()).build(rank) for rank in ranks])
     step = sequences(2, 3, 1)
-    reference = Reference(cast(WorkerGroup, group), token_budget=4, temperature=1.0, seconds=limits.CALL, move_seconds=limits.CALL)
+    reference = Reference(
+        cast(WorkerGroup, group), token_budget=4, temperature=1.0, seconds=limits.CALL, move_seconds=limits.CALL
+    )
     values = asyncio.run(reference.ref_log_probs(step))
     assert values.tolist() == pytest.approx([-math.log(8) if learns else 0.0 for learns in step.response_mask])
 
@@ -246,14 +279,23 @@ def test_the_tracker_writes_beside_the_record(tmp_path: Path, monkeypatch: pytes
     opened = run.open_named(["csv"], RunFacts(tmp_path, "a_run", {}, None), {"csv": {"file": "curves.csv"}})
     with Tracking(JsonlTracker(tmp_path), opened) as tracking:
         tracking.log(1, {"reward/mean": 0.5, "time/step": 2.0})
-        assert (tmp_path / "curves.csv").read_text(encoding="utf-8").splitlines() == ["1,reward/mean,0.5", "1,time/step,2.0"]
+        assert (tmp_path / "curves.csv").read_text(encoding="utf-8").splitlines() == [
+            "1,reward/mean,0.5",
+            "1,time/step,2.0",
+        ]
         tracking.samples(1, [])
-    assert json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8")) == {"step": 1, "reward/mean": 0.5, "time/step": 2.0}
+    assert json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8")) == {
+        "step": 1,
+        "reward/mean": 0.5,
+        "time/step": 2.0,
+    }
 
 
 def test_the_row_of_the_experiment_reads_as_a_prompt() -> None:
     (row,) = [json.loads(block.text) for block in blocks(PAGE) if block.info == "json row"]
-    messages = prompt_conversation(row, DataConfig.model_validate({"file_name": "my_problems.jsonl", "prompt": "question"}))
+    messages = prompt_conversation(
+        row, DataConfig.model_validate({"file_name": "my_problems.jsonl", "prompt": "question"})
+    )
     assert messages == [{"role": "user", "content": "What is 17 * 3?"}]
     assert row["tag"] == "math_rule"
 

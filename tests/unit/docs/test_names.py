@@ -72,10 +72,16 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 def texts(tree: ast.AST) -> list[str]:
     """Return every string of a module. In f-strings, expressions remain in braces: `{metric_prefix}/loss`."""
     inner = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inner]
+    found = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inner
+    ]
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            found.append("".join(str(part.value) if isinstance(part, ast.Constant) else _inserted(part) for part in node.values))
+            found.append(
+                "".join(str(part.value) if isinstance(part, ast.Constant) else _inserted(part) for part in node.values)
+            )
     return found
 
 
@@ -87,7 +93,10 @@ def _inserted(part: ast.expr) -> str:
 def metrics_of_the_source() -> set[str]:
     """Return the names of the metrics that the source writes, with the placeholders that the pages use."""
     names = {text for file in WRITERS for text in texts(TREES[ROOT / "roll" / file]) if METRIC.fullmatch(text)}
-    for name, each in (("reward/{outcome.value}_fraction", RewardOutcome), ("episode/{stop.value}_fraction", StopReason)):
+    for name, each in (
+        ("reward/{outcome.value}_fraction", RewardOutcome),
+        ("episode/{stop.value}_fraction", StopReason),
+    ):
         assert name in names
         names = (names - {name}) | {re.sub(r"\{.*\}", one.value, name) for one in each}
     of_each = {name for name in names if name.startswith("{metric_prefix}")}
@@ -114,7 +123,9 @@ def metrics_of_the_source() -> set[str]:
 
 
 def resolves(path: str, anywhere: bool = False) -> bool:
-    """Return whether the schema has the key path, starting at the root or, with `anywhere`, at any level. `<name>` matches any name."""
+    """Return whether the schema has the key path, starting at the root or, with `anywhere`, at any level. `<name>`
+    matches any name.
+    """
     steps = tuple(ANY_NAME if step.startswith("<") else step for step in path.split("."))
     starts = [(key, start) for key in KEYS for start in range(len(key) if anywhere else 1)]
     return any(len(key) - start >= len(steps) and all(map(_same, steps, key[start:])) for key, start in starts)
@@ -215,9 +226,17 @@ def test_keys_of_yaml_blocks_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", WRITTEN)
 def test_identifiers_occur_in_the_project(page: str) -> None:
-    files = [*SOURCES, ROOT / "Makefile", ROOT / "pyproject.toml", *(ROOT / "examples").rglob("*.py"), *(ROOT / "examples").rglob("*.yaml")]
+    files = [
+        *SOURCES,
+        ROOT / "Makefile",
+        ROOT / "pyproject.toml",
+        *(ROOT / "examples").rglob("*.py"),
+        *(ROOT / "examples").rglob("*.yaml"),
+    ]
     words = set(re.findall(r"\w+", "\n".join(file.read_text(encoding="utf-8") for file in files)))
-    words |= set(re.findall(r"\w+", "\n".join(f"{block.info}\n{block.text}" for name in WRITTEN for block in blocks(name))))
+    words |= set(
+        re.findall(r"\w+", "\n".join(f"{block.info}\n{block.text}" for name in WRITTEN for block in blocks(name)))
+    )
     words |= FOREIGN | OF_VLLM
     for span in spans(page):
         if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", span) and Path(span).suffix != ".md":
@@ -226,7 +245,12 @@ def test_identifiers_occur_in_the_project(page: str) -> None:
 
 
 def test_messages_of_the_troubleshooting_table_are_real() -> None:
-    comments = {ast.get_docstring(node, clean=False) for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, DOCUMENTED)}
+    comments = {
+        ast.get_docstring(node, clean=False)
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, DOCUMENTED)
+    }
     spoken = {text for tree in TREES.values() for text in texts(tree)} - comments
     real = [re.sub(r"\{[^{}]*(\{[^{}]*\})?[^{}]*\}", "…", text) for text in spoken]
     real.append((ROOT / "requirements" / "install.sh").read_text(encoding="utf-8"))

@@ -1,4 +1,6 @@
-"""The shipped notebook has no outputs and uses only public names and shipped experiments. tests/integration/test_wheel.py runs it."""
+"""The shipped notebook has no outputs and uses only public names and shipped experiments.
+tests/integration/test_wheel.py runs it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The experiments on the user's own rows in `docs/post_training.md` learn the responses of the rows that the page shows."""
+"""The experiments on the user's own rows in `docs/post_training.md` learn the responses of the rows that the page
+shows.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def experiment(name: str) -> dict[str, Any]:
     return yaml.safe_load(text)
 
 
-@pytest.mark.parametrize(("name", "role", "kind"), [("my_sft", "sft_train", "responses"), ("my_dpo", "actor_train", "pairs")])
+@pytest.mark.parametrize(
+    ("name", "role", "kind"), [("my_sft", "sft_train", "responses"), ("my_dpo", "actor_train", "pairs")]
+)
 def test_the_rows_of_the_page_fit_its_experiment(
     name: str, role: str, kind: Kind, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,7 +49,9 @@ def test_the_rows_of_the_page_fit_its_experiment(
 
 
 @pytest.mark.parametrize("role", ["actor_train", "validation"])
-def test_the_prompt_of_the_page_fits_its_experiment(role: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prompt_of_the_page_fits_its_experiment(
+    role: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     keys = experiment("my_rlvr_cpu")
     (row,) = [json.loads(block.text) for block in blocks(PAGE) if block.option("row") == "my_rlvr_cpu"]
@@ -53,7 +59,9 @@ def test_the_prompt_of_the_page_fits_its_experiment(role: str, tiny_model: Path,
     assert isinstance(data_args.file_name, str)
     Path(data_args.file_name).write_text(json.dumps(row) + "\n")
     sections = {name: RewardConfig.model_validate(block) for name, block in keys["rewards"].items()}
-    prompts = prepare_prompts(data_args, load_tokenizer(str(tiny_model)), keys["prompt_length"], sections, cache_folder=tmp_path / "cache")
+    prompts = prepare_prompts(
+        data_args, load_tokenizer(str(tiny_model)), keys["prompt_length"], sections, cache_folder=tmp_path / "cache"
+    )
     assert len(prompts) == 1
     prompt = prompts.prompt(0, 0)
     assert (prompt.text, prompt.domain, ground_truth(prompt.row)) == (row["prompt"], "exact_match", row["ground_truth"])

@@ -1,4 +1,6 @@
-"""The quickstart's commands, run on its prepared data: they plan without warnings, fit the GPU, and can read the rows."""
+"""The quickstart's commands, run on its prepared data: they plan without warnings, fit the GPU, and can read the
+rows.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,13 @@ WRITERS = {"gsm8k": write_gsm8k, "ultrafeedback": write_ultrafeedback, "capybara
 GPU_GIB = 24
 LEFT_OUT_GIB = 4
 """GPU memory in GiB for everything that the estimate leaves out: the CUDA context, NCCL, fragmentation."""
-TRAINED = [words[3:] for block in blocks(PAGE) if block.info == "bash" for words in commands(block) if words[2:3] == ["roll.pipeline"]]
+TRAINED = [
+    words[3:]
+    for block in blocks(PAGE)
+    if block.info == "bash"
+    for words in commands(block)
+    if words[2:3] == ["roll.pipeline"]
+]
 FIGURES = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([\d.]+) \| ([\d.]+) \|$", read(PAGE), re.MULTILINE)
 
 
@@ -42,7 +50,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("quickstart")
     for name, write in WRITERS.items():
         source = write(folder / "copies" / name)
-        assert prepare([name, "--source", str(source), "--output", str(folder / "data" / name), "--validation", "2"]) == 0
+        assert (
+            prepare([name, "--source", str(source), "--output", str(folder / "data" / name), "--validation", "2"]) == 0
+        )
     return folder
 
 
@@ -73,7 +83,9 @@ def rows_of(config: Config) -> Iterator[tuple[DataConfig, Mapping[str, Any]]]:
 
 
 @pytest.mark.parametrize("words", TRAINED, ids=" ".join)
-def test_a_command_of_the_page_plans_without_a_warning_and_fits(words: list[str], there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_of_the_page_plans_without_a_warning_and_fits(
+    words: list[str], there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*words, *([] if "dry_run=true" in words else ["dry_run=true"])]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
@@ -87,7 +99,9 @@ def test_a_run_would_start_with_what_was_prepared_and_room_to_spare(name: str, t
     config, plan = planned(name)
     assert plan.warnings == ()
     assert config.gpu_memory_gib == GPU_GIB
-    assert set(plan.memory) == {role for role in plan.roles if not role.startswith("rewards.")}, "the estimate leaves no model out"
+    assert set(plan.memory) == {role for role in plan.roles if not role.startswith("rewards.")}, (
+        "the estimate leaves no model out"
+    )
     assert misfits(plan, (GPU_GIB - LEFT_OUT_GIB) * GIB) == []
 
 
@@ -118,4 +132,6 @@ def test_the_figures_of_the_page_are_the_plans(there: Path) -> None:
 def test_the_page_lists_the_sets_and_trains_every_experiment() -> None:
     assert first_column(PAGE, "set") == list(SETS)
     assert all(public.hub_name in read(PAGE) for public in SETS.values())
-    assert {words[words.index("--config-name") + 1] for words in TRAINED} == {name.removeprefix("quickstart/") for name in QUICKSTART}
+    assert {words[words.index("--config-name") + 1] for words in TRAINED} == {
+        name.removeprefix("quickstart/") for name in QUICKSTART
+    }

@@ -41,7 +41,13 @@ SOUND = Facts(
 CPU_TORCH = {"cuda": None, "cuda_available": False, "nccl": None, "capability": None, "gloo": True}
 SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
     ({"python": (3, 10)}, "Python", Verdict.BROKEN, "3.10; roll needs 3.11", "install Python 3.11"),
-    ({"sandbox": "bwrap: No permissions; allow user namespaces"}, "sandbox", Verdict.WARNING, "bwrap: No permissions", "allow user"),
+    (
+        {"sandbox": "bwrap: No permissions; allow user namespaces"},
+        "sandbox",
+        Verdict.WARNING,
+        "bwrap: No permissions",
+        "allow user",
+    ),
     ({"required": {}}, "packages", Verdict.BROKEN, "roll can be imported, but is not installed", "pip install -e ."),
     (
         {"installed": dict(SOUND.installed) | {"torch": "2.12.0"}},
@@ -58,7 +64,13 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
         "5.19.1; the tests run with 5.19.0",
         "pip install 'transformers==5.19.0'",
     ),
-    ({"gpus": (H200, dataclasses.replace(H200, used=40 * GIB))}, "GPU memory", Verdict.WARNING, "in use on 1 (40.0 GiB)", "nvidia-smi"),
+    (
+        {"gpus": (H200, dataclasses.replace(H200, used=40 * GIB))},
+        "GPU memory",
+        Verdict.WARNING,
+        "in use on 1 (40.0 GiB)",
+        "nvidia-smi",
+    ),
     (
         {"gpus": (dataclasses.replace(H200, utilisation=97), H200, dataclasses.replace(H200, utilisation=0))},
         "GPU utilisation",
@@ -66,9 +78,21 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
         "0: 97%, 2: 0% at this moment",
         "",
     ),
-    ({"tools": dict(SOUND.tools) | {"c++": None}}, "compiler", Verdict.BROKEN, "c++ was not found", "apt-get install g++"),
+    (
+        {"tools": dict(SOUND.tools) | {"c++": None}},
+        "compiler",
+        Verdict.BROKEN,
+        "c++ was not found",
+        "apt-get install g++",
+    ),
     ({"torch": "libcudart.so.13: cannot open"}, "torch", Verdict.BROKEN, "libcudart.so.13", "make install"),
-    ({"torch": CPU_TORCH}, "torch", Verdict.BROKEN, "built for the CPU, but this machine has GPUs", "requirements/install.sh gpu"),
+    (
+        {"torch": CPU_TORCH},
+        "torch",
+        Verdict.BROKEN,
+        "built for the CPU, but this machine has GPUs",
+        "requirements/install.sh gpu",
+    ),
     (
         {"torch": CPU_TORCH | {"cuda": "13.0"}},
         "torch",
@@ -76,9 +100,21 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
         "finds no GPU; the driver is 580.95",
         "install a driver that suits CUDA 13.0",
     ),
-    ({"gpus": (), "torch": CPU_TORCH | {"gloo": False}}, "torch", Verdict.BROKEN, "without gloo", "requirements/install.sh cpu"),
+    (
+        {"gpus": (), "torch": CPU_TORCH | {"gloo": False}},
+        "torch",
+        Verdict.BROKEN,
+        "without gloo",
+        "requirements/install.sh cpu",
+    ),
     ({"ops": "No module named 'hjson'"}, "DeepSpeed ops", Verdict.BROKEN, "hjson", "make install"),
-    ({"ops": OPS | {"cpu_adam": {"installed": False, "compatible": False}}}, "optimizer offload", Verdict.WARNING, "cpu_adam", "ninja"),
+    (
+        {"ops": OPS | {"cpu_adam": {"installed": False, "compatible": False}}},
+        "optimizer offload",
+        Verdict.WARNING,
+        "cpu_adam",
+        "ninja",
+    ),
     (
         {"tools": dict(SOUND.tools) | {"nvcc": None}},
         "optimizer offload",
@@ -100,7 +136,13 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
         "c++ was not found; DeepSpeed's ops need it",
         "apt-get install g++",
     ),
-    ({"gpus": (), "torch": CPU_TORCH, "tools": {}}, "optimizer offload", Verdict.WARNING, "without c++ and ninja", "pip install ninja"),
+    (
+        {"gpus": (), "torch": CPU_TORCH, "tools": {}},
+        "optimizer offload",
+        Verdict.WARNING,
+        "without c++ and ninja",
+        "pip install ninja",
+    ),
     (
         {"extension_locks": (ExtensionLock(Path("/ops/cpu_adam/lock"), None),)},
         "compiled ops",
@@ -123,8 +165,20 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
         "pip install 'torch==2.13.0'",
     ),
     ({"ops": {"cpu_adam": OPS["cpu_adam"]}}, "NVMe offload", Verdict.WARNING, "async_io", "apt-get install libaio-dev"),
-    ({"arch_list": "9.0a;10.0"}, "optimizer offload", Verdict.WARNING, "9.0a", "export TORCH_CUDA_ARCH_LIST='9.0;10.0'"),
-    ({"links": {(0, 1): "PHB"}}, "NVLink", Verdict.WARNING, "1 of 1 pairs of GPUs are not connected by it: 0-1 PHB", "nvidia-smi topo -m"),
+    (
+        {"arch_list": "9.0a;10.0"},
+        "optimizer offload",
+        Verdict.WARNING,
+        "9.0a",
+        "export TORCH_CUDA_ARCH_LIST='9.0;10.0'",
+    ),
+    (
+        {"links": {(0, 1): "PHB"}},
+        "NVLink",
+        Verdict.WARNING,
+        "1 of 1 pairs of GPUs are not connected by it: 0-1 PHB",
+        "nvidia-smi topo -m",
+    ),
     ({"links": {}}, "NVLink", Verdict.WARNING, "does not report", "by hand"),
     (
         {"network": Network(("docker0", "eth0"), "eth0", (), None)},
@@ -149,9 +203,21 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
         "/ro cannot be written: Read",
         "fix it",
     ),
-    ({"folders": (Folder("models", "/a", None, GIB, "export HF_HOME=/b"),)}, "models", Verdict.WARNING, "1 GiB free", "free space"),
+    (
+        {"folders": (Folder("models", "/a", None, GIB, "export HF_HOME=/b"),)},
+        "models",
+        Verdict.WARNING,
+        "1 GiB free",
+        "free space",
+    ),
     ({"open_files": 1024}, "host", Verdict.WARNING, "1,024 open files", "ulimit -n"),
-    ({"ray_address": "a:6379", "ray_nodes": "nobody answers"}, "Ray", Verdict.BROKEN, "a:6379 cannot be joined: nobody", "RAY_AUTH_MODE"),
+    (
+        {"ray_address": "a:6379", "ray_nodes": "nobody answers"},
+        "Ray",
+        Verdict.BROKEN,
+        "a:6379 cannot be joined: nobody",
+        "RAY_AUTH_MODE",
+    ),
 ]
 
 
@@ -168,10 +234,18 @@ def test_a_sound_machine_has_nothing_to_mend() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "subject", "verdict", "found", "remedy"), SPOILT, ids=lambda value: value if isinstance(value, str) else ""
+    ("change", "subject", "verdict", "found", "remedy"),
+    SPOILT,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_wrong_is_found_with_what_mends_it(change: dict[str, Any], subject: str, verdict: Verdict, found: str, remedy: str) -> None:
-    findings = [one for one in examine(dataclasses.replace(SOUND, **change)) if one.subject == subject and one.verdict is verdict]
+def test_what_is_wrong_is_found_with_what_mends_it(
+    change: dict[str, Any], subject: str, verdict: Verdict, found: str, remedy: str
+) -> None:
+    findings = [
+        one
+        for one in examine(dataclasses.replace(SOUND, **change))
+        if one.subject == subject and one.verdict is verdict
+    ]
     assert len(findings) == 1
     assert found in findings[0].found and remedy in findings[0].remedy
     assert exit_status(findings) == (1 if verdict is Verdict.BROKEN else 0)
@@ -187,24 +261,38 @@ def test_a_cache_with_a_lock_is_not_ok(holder: str | None) -> None:
 
 
 def test_on_a_cpu_machine_nothing_of_gpus_is_asked() -> None:
-    bare = dataclasses.replace(SOUND, gpus=(), driver=None, links={}, torch=CPU_TORCH, tools=dict(SOUND.tools) | {"nvcc": None}, nvcc=None)
+    bare = dataclasses.replace(
+        SOUND, gpus=(), driver=None, links={}, torch=CPU_TORCH, tools=dict(SOUND.tools) | {"nvcc": None}, nvcc=None
+    )
     assert {finding.verdict for finding in examine(bare)} == {Verdict.OK}
 
 
 @pytest.mark.parametrize(
     ("chosen", "picks"),
-    [("eth", "eth0, eth1"), ("=eth1", "eth1"), ("^eth0", "eth1, ib0, lo"), ("^=eth0,eth1", "ib0, lo"), ("ib0,eth1", "eth1, ib0")],
+    [
+        ("eth", "eth0, eth1"),
+        ("=eth1", "eth1"),
+        ("^eth0", "eth1, ib0, lo"),
+        ("^=eth0,eth1", "ib0, lo"),
+        ("ib0,eth1", "eth1, ib0"),
+    ],
 )
 def test_nccls_choice_of_interfaces_is_read_as_nccl_reads_it(chosen: str, picks: str) -> None:
     network = Network(("eth0", "eth1", "ib0"), "eth0", ("mlx5_0",), chosen)
-    found = [finding for finding in examine(dataclasses.replace(SOUND, network=network)) if finding.subject == "network"]
-    assert [finding.found for finding in found] == [f"NCCL_SOCKET_IFNAME={chosen} selects {picks}; InfiniBand or RoCE: mlx5_0"]
+    found = [
+        finding for finding in examine(dataclasses.replace(SOUND, network=network)) if finding.subject == "network"
+    ]
+    assert [finding.found for finding in found] == [
+        f"NCCL_SOCKET_IFNAME={chosen} selects {picks}; InfiniBand or RoCE: mlx5_0"
+    ]
 
 
 def test_a_cluster_is_described() -> None:
     nodes = ({"address": "10.0.0.1", "gpus": 8, "niceness": 0}, {"address": "10.0.0.2", "gpus": 8, "niceness": 0})
     found = examine(dataclasses.replace(SOUND, ray_address="10.0.0.1:6379", ray_nodes=nodes))[-1]
-    assert found == Finding("Ray", Verdict.OK, "the cluster at 10.0.0.1:6379 has 2 node(s): 10.0.0.1 (8 GPUs), 10.0.0.2 (8 GPUs)")
+    assert found == Finding(
+        "Ray", Verdict.OK, "the cluster at 10.0.0.1:6379 has 2 node(s): 10.0.0.1 (8 GPUs), 10.0.0.2 (8 GPUs)"
+    )
 
 
 def test_workers_that_give_way_to_others_are_told() -> None:

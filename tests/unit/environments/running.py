@@ -41,7 +41,9 @@ def says(text: str) -> dict[str, Any]:
 
 
 def calls(*named: tuple[str, str]) -> dict[str, Any]:
-    """Return a message of the policy that calls tools. Each call is a tool's name and the JSON text of its arguments."""
+    """Return a message of the policy that calls tools. Each call is a tool's name and the JSON text of its
+    arguments.
+    """
     asked = [
         {"id": f"call-{number}", "type": "function", "function": {"name": name, "arguments": given}}
         for number, (name, given) in enumerate(named)

@@ -46,7 +46,13 @@ def test_an_episode() -> None:
     assert (called.done, called.reward, called.metrics) == (False, 0.0, {"tool_errors": 0})
     wrong = world.step(calls(("calc", '{"x": "1/2"}')))
     assert (wrong.done, wrong.metrics) == (False, {"tool_errors": 1})
-    for said, reward in ((answer, 1.0), (f"It is {question}{answer}.", 1.0), (f"{answer}1", 0.0), ("", 0.0), ("1", 0.0)):
+    for said, reward in (
+        (answer, 1.0),
+        (f"It is {question}{answer}.", 1.0),
+        (f"{answer}1", 0.0),
+        ("", 0.0),
+        ("1", 0.0),
+    ):
         last = world.step(says(said))
         assert (last.reward, last.done) == (reward, True), said
 

@@ -21,7 +21,9 @@ SQUARES = {
     "test_cases": [{"stdin": f"{number}\n", "expected_stdout": f"{number * number}"} for number in (2, 3, 4, 5, 0)],
 }
 ASSERTS = {
-    "messages": json.dumps([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Write add(a, b)."}]),
+    "messages": json.dumps(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Write add(a, b)."}]
+    ),
     "case_type": "assert",
     "test_cases": json.dumps([{"assert_code": f"assert add({number}, 1) == {number + 1}"} for number in range(3)]),
 }
@@ -31,7 +33,9 @@ def program(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": f"<think>hm</think>Try this:\n```python\n{text}\n```"}
 
 
-def played(row: dict[str, Any], messages: Sequence[dict[str, str]], **environment_args: Any) -> tuple[Observation, list[Step]]:
+def played(
+    row: dict[str, Any], messages: Sequence[dict[str, str]], **environment_args: Any
+) -> tuple[Observation, list[Step]]:
     async def play() -> tuple[Observation, list[Step]]:
         world = CodeRepl(**{"wall_seconds": RUN, **environment_args})
         first = await world.reset(row, 0)
@@ -59,7 +63,9 @@ def test_a_program_is_written_run_and_corrected() -> None:
 
 
 def test_hidden_cases_judge_what_passes_the_public_ones() -> None:
-    """The hidden cases expect 9, 16, 25 and 0. Doubling is right for 2, the public case, and for 0, one of the four hidden cases."""
+    """The hidden cases expect 9, 16, 25 and 0. Doubling is right for 2, the public case, and for 0, one of the four
+    hidden cases.
+    """
     _, [step] = played(SQUARES, [program("print(int(input()) * 2)")])
     assert (step.reward, step.done, step.metrics["success"]) == (0.25, True, 0.0)
 
@@ -74,7 +80,9 @@ def test_the_last_attempt_is_judged_whatever_it_is() -> None:
 
 
 def test_asserts_and_messages_as_json_text() -> None:
-    first, steps = played(ASSERTS, [program("def add(a, b):\n    return a - b"), program("def add(a, b):\n    return a + b")])
+    first, steps = played(
+        ASSERTS, [program("def add(a, b):\n    return a - b"), program("def add(a, b):\n    return a + b")]
+    )
     assert first.messages[0] == {"role": "system", "content": "Be brief."}
     assert first.messages[1]["content"].startswith("Write add(a, b).\n\nWrite a Python program")
     assert first.messages[1]["content"].endswith("Test:\nassert add(0, 1) == 1")

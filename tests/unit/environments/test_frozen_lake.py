@@ -22,7 +22,9 @@ def said(action: str) -> dict[str, str]:
 
 def shortest(drawing: str) -> list[str] | None:
     """Return the actions that lead from P to G in a drawing, or None. The search uses nothing but the drawing."""
-    cells = {(row, column): symbol for row, line in enumerate(drawing.splitlines()) for column, symbol in enumerate(line)}
+    cells = {
+        (row, column): symbol for row, line in enumerate(drawing.splitlines()) for column, symbol in enumerate(line)
+    }
     [start] = [cell for cell, symbol in cells.items() if symbol == "P"]
     paths: dict[tuple[int, int], list[str]] = {start: []}
     for cell in (waiting := [start]):
@@ -34,7 +36,9 @@ def shortest(drawing: str) -> list[str] | None:
     return next((path for cell, path in paths.items() if cells[cell] == "G"), None)
 
 
-def lake_of(size: int, start: tuple[int, int], goal: tuple[int, int], *holes: tuple[int, int], **others: Any) -> FrozenLake:
+def lake_of(
+    size: int, start: tuple[int, int], goal: tuple[int, int], *holes: tuple[int, int], **others: Any
+) -> FrozenLake:
     world = FrozenLake(**{"size": size, "is_slippery": False, **others})
     world.reset({}, 0)
     world.lake, world.player = Lake(size, start, goal, frozenset(holes)), start
@@ -87,7 +91,9 @@ def test_an_unreadable_action_costs_and_moves_nothing_and_counts_as_a_step() -> 
 
 
 def test_slippery_ice_carries_to_both_sides_as_often() -> None:
-    """Of 3,000 moves to the right on open ice, a third each go down, right and up, and none left. Five standard deviations are 130."""
+    """Of 3,000 moves to the right on open ice, a third each go down, right and up, and none left. Five standard
+    deviations are 130.
+    """
     world = lake_of(5, (2, 2), (0, 0), is_slippery=True, max_steps=10_000)
     found: Counter[tuple[int, int]] = Counter()
     for _ in range(3000):
@@ -125,11 +131,16 @@ def test_the_templates_are_filled_in() -> None:
         max_response_length=64,
     )
     first = world.reset({}, 1)
-    assert first.messages == [{"role": "system", "content": "Play."}, {"role": "user", "content": f"Go.\n1|{first.state}|7|64"}]
+    assert first.messages == [
+        {"role": "system", "content": "Play."},
+        {"role": "user", "content": f"Go.\n1|{first.state}|7|64"},
+    ]
     assert {"A", "Z"} <= set(str(first.state)) <= set("AZ_O\n")
     step = world.step({"role": "assistant", "content": "?"})
     assert step.messages == [{"role": "user", "content": f"Your action could not be read.\n2|{first.state}|6|64"}]
-    assert "A: me, _: empty" in str(FrozenLake(grid_lookup={0: "A"}, grid_vocab={"A": "me"}).reset({}, 0).messages[1]["content"])
+    assert "A: me, _: empty" in str(
+        FrozenLake(grid_lookup={0: "A"}, grid_vocab={"A": "me"}).reset({}, 0).messages[1]["content"]
+    )
     assert len(FrozenLake(agent_system_template="").reset({}, 0).messages) == 1
 
 
@@ -155,7 +166,10 @@ def test_actions_are_read(pattern: str, text: str, number: int | None) -> None:
         ({"p": 0}, "p above 0"),
         ({"max_steps": 0}, "max_steps is 0"),
         ({"action_pattern": "("}, r"action_pattern '\(' is not a regular expression"),
-        ({"agent_template": "{state}"}, r"agent_template has the unknown placeholder {state}; known placeholders: {turn_idx}"),
+        (
+            {"agent_template": "{state}"},
+            r"agent_template has the unknown placeholder {state}; known placeholders: {turn_idx}",
+        ),
         ({"agent_template": "{max_response_length}"}, "environment_args has no max_response_length"),
         ({"grid_lookup": {7: "A"}}, "grid_lookup has 7: 'A'; keys must be 0, 1, 2, 3, 4, 5"),
         ({"grid_lookup": {0: "O"}}, "assigns one symbol to two types of cell"),

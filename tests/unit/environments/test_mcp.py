@@ -26,7 +26,11 @@ COMMAND = (sys.executable, str(SERVER))
 
 def domain(*servers: dict[str, Any], **others: Any) -> EnvironmentProcess:
     """Return the process of `calculator`, a plain environment with its own tool. The servers' tools are added to it."""
-    named = {"environment": "calculator", "mcp": tuple({"call_timeout": limits.CALL, **server} for server in servers), **others}
+    named = {
+        "environment": "calculator",
+        "mcp": tuple({"call_timeout": limits.CALL, **server} for server in servers),
+        **others,
+    }
     return EnvironmentProcess("act", section(**named), limits.START)
 
 
@@ -51,7 +55,10 @@ def test_tools_of_a_server_are_called_beside_the_environments_own() -> None:
     names = [tool["function"]["name"] for tool in first.tools]
     assert names == ["calc", "double", "whoami", "falls", "waits", "ends"]
     double = first.tools[1]["function"]
-    assert double["description"] == "Double a number." and double["parameters"]["properties"]["number"]["type"] == "integer"
+    assert (
+        double["description"] == "Double a number."
+        and double["parameters"]["properties"]["number"]["type"] == "integer"
+    )
     assert sorted(contents(step)) == ["42", "6", "8"] and [message["tool_call_id"] for message in step.messages] == [
         "call-0",
         "call-2",
@@ -70,7 +77,9 @@ def test_what_a_tool_fails_with_is_told_to_the_model() -> None:
 
 def test_that_a_call_is_late_is_told_to_the_model() -> None:
     _, [step] = played(domain({"command": COMMAND, "call_timeout": limits.EXPIRY}), calls(("waits", "{}")))
-    assert contents(step) == [f"Error: 'waits' did not answer within {limits.EXPIRY:g} s"] and step.metrics == {"tool_errors": 1.0}
+    assert contents(step) == [f"Error: 'waits' did not answer within {limits.EXPIRY:g} s"] and step.metrics == {
+        "tool_errors": 1.0
+    }
 
 
 @pytest.mark.parametrize("environment", ["calculator", "tool_use"])
@@ -78,7 +87,10 @@ def test_each_episode_has_a_server_of_its_own_which_ends_with_it(environment: st
     """`calculator` runs in a process that makes one call at a time, `tool_use` in one that makes calls concurrently."""
 
     async def go() -> None:
-        process, row = domain({"command": COMMAND}, environment=environment), {"question": "1+1=", "answer": "2", "prompt": "go"}
+        process, row = (
+            domain({"command": COMMAND}, environment=environment),
+            {"question": "1+1=", "answer": "2", "prompt": "go"},
+        )
         try:
             await process.start()
             await asyncio.gather(*[process.open(session, row, 0) for session in (0, 1)])
@@ -86,7 +98,9 @@ def test_each_episode_has_a_server_of_its_own_which_ends_with_it(environment: st
             pids = [int(contents(step)[0]) for step in steps]
             assert pids[0] == pids[2] != pids[1] and all(map(psutil.pid_exists, pids))
             await process.end(0)
-            await limits.comes_true(lambda: not psutil.pid_exists(pids[0]), "the server of the episode that ended is gone")
+            await limits.comes_true(
+                lambda: not psutil.pid_exists(pids[0]), "the server of the episode that ended is gone"
+            )
             assert contents(await process.step(1, calls(("double", '{"number": 2}')))) == ["4"]
         finally:
             await process.close()
@@ -100,7 +114,9 @@ def test_a_server_that_ends_breaks_its_episode() -> None:
         played(domain({"command": COMMAND}), calls(("ends", "{}")))
 
 
-@pytest.mark.parametrize("server", [{"command": ("/no/such/server",)}, {"command": ("true",)}, {"url": "http://127.0.0.1:9/mcp"}])
+@pytest.mark.parametrize(
+    "server", [{"command": ("/no/such/server",)}, {"command": ("true",)}, {"url": "http://127.0.0.1:9/mcp"}]
+)
 def test_a_server_that_cannot_be_had_breaks_its_episode(server: dict[str, Any]) -> None:
     with pytest.raises(EnvironmentFailed, match="the MCP server .* cannot be started or reached"):
         played(domain(server))

@@ -1,4 +1,6 @@
-"""Environments that hang, raise, leak, die or forge replies cost at most their process, and never return a false result."""
+"""Environments that hang, raise, leak, die or forge replies cost at most their process, and never return a false
+result.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ def test_what_raises_costs_its_own_session(kind: str, marks: Path) -> None:
                 assert failed.reason == "crashed" and not isinstance(failed, NeighbourFailed)
                 assert failed.why.startswith("step failed: ") and said in failed.why
                 if text == "raise":
-                    line = (marks / "worlds.py").read_text().splitlines().index('        raise KeyError("no such door")  # raise') + 1
+                    line = (marks / "worlds.py").read_text().splitlines().index(
+                        '        raise KeyError("no such door")  # raise'
+                    ) + 1
                     assert f"({marks / 'worlds.py'}, line {line})" in failed.why
                 await held.end(10 + number)
             assert (await failure(held.open(50, {"fail": "raise"}, 0))).why.startswith("reset failed: KeyError")
@@ -140,7 +144,10 @@ def test_a_plain_call_that_is_late_costs_its_process(kind: str, marks: Path) -> 
             for session in (1, 2):
                 await held.open(session, ROW, 0)
             failed = await failure(held.step(1, says("hang")))
-            assert (failed.reason, failed.why) == ("timed_out", f"step did not end within step_timeout, {limits.CALL:g} s")
+            assert (failed.reason, failed.why) == (
+                "timed_out",
+                f"step did not end within step_timeout, {limits.CALL:g} s",
+            )
             assert gone([int((marks / "hanging").read_text())])
             assert isinstance(await failure(held.step(2, says("go"))), NeighbourFailed)
 
@@ -153,7 +160,10 @@ def test_a_call_that_waits_and_is_late_is_ended_within_its_process(marks: Path) 
             for session in (1, 2):
                 await held.open(session, ROW, 0)
             failed = await failure(held.step(1, says("sleep")))
-            assert (failed.reason, failed.why) == ("timed_out", f"step did not end within step_timeout, {limits.EXPIRY:g} s")
+            assert (failed.reason, failed.why) == (
+                "timed_out",
+                f"step did not end within step_timeout, {limits.EXPIRY:g} s",
+            )
             assert not gone([int((marks / "hanging").read_text())])
             assert (await held.step(2, says("go"))).reward == 0.5
 

@@ -24,7 +24,9 @@ CODE_ROW = {
 }
 
 
-def played(domain: str, row: dict[str, Any], messages: list[dict[str, Any]], **keys: Any) -> tuple[Observation, list[Step]]:
+def played(
+    domain: str, row: dict[str, Any], messages: list[dict[str, Any]], **keys: Any
+) -> tuple[Observation, list[Step]]:
     section = EnvironmentConfig.model_validate({"step_timeout": limits.CALL, "episode_timeout": limits.RUN, **keys})
 
     async def play() -> tuple[Observation, list[Step]]:
@@ -53,13 +55,19 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("domain", "row", "message", "reward", "environment_args"), list(cases()))
-def test_it_is_played_in_a_process(domain: str, row: dict[str, Any], message: dict[str, Any], reward: float, environment_args: Any) -> None:
+def test_it_is_played_in_a_process(
+    domain: str, row: dict[str, Any], message: dict[str, Any], reward: float, environment_args: Any
+) -> None:
     first, [step] = played(domain, row, [message], environment_args=environment_args)
     assert first.messages and step.reward == reward
 
 
 def test_tools_alone_make_an_environment() -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "python", "arguments": json.dumps({"code": "print(6 * 7)"})}}
+    call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "python", "arguments": json.dumps({"code": "print(6 * 7)"})},
+    }
     messages = [{**said(""), "tool_calls": [call]}, said("42")]
     first, steps = played("sums", {"prompt": "6 times 7?"}, messages, tools=(PYTHON,))
     assert [tool["function"]["name"] for tool in first.tools] == ["python"]

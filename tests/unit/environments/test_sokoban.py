@@ -22,7 +22,9 @@ def said(action: str) -> dict[str, str]:
 
 def read(drawing: str) -> Room:
     """Return the floor, targets, boxes and player of a drawing."""
-    cells = {(row, column): symbol for row, line in enumerate(drawing.splitlines()) for column, symbol in enumerate(line)}
+    cells = {
+        (row, column): symbol for row, line in enumerate(drawing.splitlines()) for column, symbol in enumerate(line)
+    }
     [player] = [cell for cell, symbol in cells.items() if symbol in "PS"]
 
     def those(symbols: str) -> frozenset[tuple[int, int]]:
@@ -32,7 +34,9 @@ def read(drawing: str) -> Room:
 
 
 def solution(drawing: str) -> list[str] | None:
-    """Return the actions that solve a drawn room, or None. The search covers all positions and uses only the rules of the game."""
+    """Return the actions that solve a drawn room, or None. The search covers all positions and uses only the rules of
+    the game.
+    """
     floor, targets, stand, start = read(drawing)
     paths: dict[Any, list[str]] = {(start, stand): []}
     waiting = [(start, stand)]
@@ -80,7 +84,9 @@ def test_a_seed_gives_one_room_and_seeds_differ() -> None:
 
 
 def at(player: int, *boxes: int, targets: tuple[int, ...] = (4, 5)) -> Sokoban:
-    """Return a room with one corridor of six cells, numbered 1 to 6, that contains the player, the boxes and the targets."""
+    """Return a room with one corridor of six cells, numbered 1 to 6, that contains the player, the boxes and the
+    targets.
+    """
     world = Sokoban(dim_room=(5, 8), num_boxes=2, max_steps=100)
     world.reset({}, 0)
     floor = frozenset((2, column) for column in range(1, 7))
@@ -146,5 +152,7 @@ def test_impossible_values_are_refused(environment_args: dict[str, Any], problem
 
 
 def test_more_boxes_than_a_room_has_place_for_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"none of .* random rooms of 5 x 5 suits 6 box\(es\); enlarge dim_room, or lower num_boxes"):
+    with pytest.raises(
+        ValueError, match=r"none of .* random rooms of 5 x 5 suits 6 box\(es\); enlarge dim_room, or lower num_boxes"
+    ):
         Sokoban(dim_room=(5, 5), num_boxes=6).reset({}, 0)

@@ -38,7 +38,11 @@ def test_the_policy_calls_tools_until_it_answers() -> None:
         step = await world.step(called("python", code="print(2 ** 100)"))
         assert (step.done, step.reward, step.metrics) == (False, 0.0, {"tool_errors": 0.0})
         [answer] = step.messages
-        assert (answer["role"], answer["tool_call_id"], answer["content"].strip()) == ("tool", "call_7", "1267650600228229401496703205376")
+        assert (answer["role"], answer["tool_call_id"], answer["content"].strip()) == (
+            "tool",
+            "call_7",
+            "1267650600228229401496703205376",
+        )
         unknown = await world.step(called("perl", code=""))
         assert (unknown.done, unknown.metrics) == (False, {"tool_errors": 1.0})
         assert unknown.messages[0]["content"] == "Error: there is no tool 'perl'."
@@ -93,4 +97,6 @@ def test_tasks_are_messages_json_text_or_text() -> None:
     conversation = [{"role": "system", "content": "s"}, {"role": "user", "content": "[u]"}]
     for column, value in (("messages", conversation), ("messages", json.dumps(conversation)), ("other", conversation)):
         assert asyncio.run(ToolUse(column).reset({column: value}, 0)).messages == conversation
-    assert asyncio.run(ToolUse().reset({"prompt": "[u] and so on"}, 0)).messages == [{"role": "user", "content": "[u] and so on"}]
+    assert asyncio.run(ToolUse().reset({"prompt": "[u] and so on"}, 0)).messages == [
+        {"role": "user", "content": "[u] and so on"}
+    ]

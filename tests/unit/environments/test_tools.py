@@ -67,7 +67,9 @@ TOOLS = Tools([plain, nested, chosen, raises, long])
 
 
 def normal(schema: Any) -> Any:
-    """Return a schema without what differs between roll and transformers: defaults, return values, and the form of optional types."""
+    """Return a schema without what differs between roll and transformers: defaults, return values, and the form of
+    optional types.
+    """
     if isinstance(schema, list):
         return [normal(one) for one in schema]
     if not isinstance(schema, dict):
@@ -88,14 +90,20 @@ def test_a_parameter_may_be_named_title_and_a_default_is_said() -> None:
     parameters = tool_of(chosen).schema["function"]["parameters"]
     assert parameters == {
         "type": "object",
-        "properties": {"unit": {"enum": ["metre", "mile"], "type": "string"}, "title": {"default": "", "type": "string"}},
+        "properties": {
+            "unit": {"enum": ["metre", "mile"], "type": "string"},
+            "title": {"default": "", "type": "string"},
+        },
         "required": ["unit"],
     }
 
 
 def test_calls_are_answered() -> None:
     [call, second] = calls(("plain", '{"city": "Ulm", "days": 2}'), ("chosen", '{"unit": "mile"}'))["tool_calls"]
-    assert TOOLS.answer(call) == ({"role": "tool", "tool_call_id": "call-0", "name": "plain", "content": "Ulm 2 True"}, False)
+    assert TOOLS.answer(call) == (
+        {"role": "tool", "tool_call_id": "call-0", "name": "plain", "content": "Ulm 2 True"},
+        False,
+    )
     assert json.loads(TOOLS.answer(second).message["content"]) == {"unit": "mile", "title": ""}
 
 
@@ -105,10 +113,18 @@ def test_calls_are_answered() -> None:
         ("weather", "{}", "Error: there is no tool 'weather'; known tools: plain, nested, chosen, raises, long"),
         ("plain", "{}", "Error: the arguments of 'plain' do not fit: city: Field required"),
         ("plain", '{"city": 3}', "Error: the arguments of 'plain' do not fit: city: Input should be a valid string"),
-        ("plain", '{"city": "a", "town": "b"}', "Error: the arguments of 'plain' do not fit: town: Extra inputs are not permitted"),
+        (
+            "plain",
+            '{"city": "a", "town": "b"}',
+            "Error: the arguments of 'plain' do not fit: town: Extra inputs are not permitted",
+        ),
         ("plain", '{"city": ', "Error: the arguments of 'plain' do not fit: the arguments: Invalid JSON"),
         ("plain", "[1]", "Error: the arguments of 'plain' do not fit: the arguments: Input should be an object"),
-        ("chosen", '{"unit": "yard"}', "Error: the arguments of 'chosen' do not fit: unit: Input should be 'metre' or 'mile'"),
+        (
+            "chosen",
+            '{"unit": "yard"}',
+            "Error: the arguments of 'chosen' do not fit: unit: Input should be 'metre' or 'mile'",
+        ),
         ("raises", '{"text": "way"}', "Error: ValueError: no way"),
     ],
 )

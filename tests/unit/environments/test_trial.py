@@ -81,7 +81,12 @@ def test_what_is_sound_has_no_fault() -> None:
 @pytest.mark.parametrize(
     ("keys", "place", "problem", "remedy"),
     [
-        ({"environment": "calculater"}, "environment", "no environment is named 'calculater'", "did you mean 'calculator'?"),
+        (
+            {"environment": "calculater"},
+            "environment",
+            "no environment is named 'calculater'",
+            "did you mean 'calculator'?",
+        ),
         (
             {"environment": "nowhere:World"},
             "environment",
@@ -89,24 +94,44 @@ def test_what_is_sound_has_no_fault() -> None:
             "name one of calculator",
         ),
         ({"environment": "worlds:world"}, "environment", "worlds has no such class", "`package.module:Class`"),
-        ({"environment": "broken:World"}, "environment", "'broken:World' cannot be imported: ZeroDivisionError", "fix the module"),
-        ({"environment_args": {"start": 3}}, "environment_args", "does not fit 'worlds:World'", "the class accepts (begin: "),
-        ({"environment": "own_tools:Short"}, "environment", "reset' cannot be called as reset(self, row, seed)", "give it the parameters"),
-        ({"environment": "own_tools:Odd"}, "environment", "has malformed_calls 'ignore'", "set it to one of answer, end, step"),
+        (
+            {"environment": "broken:World"},
+            "environment",
+            "'broken:World' cannot be imported: ZeroDivisionError",
+            "fix the module",
+        ),
+        (
+            {"environment_args": {"start": 3}},
+            "environment_args",
+            "does not fit 'worlds:World'",
+            "the class accepts (begin: ",
+        ),
+        (
+            {"environment": "own_tools:Short"},
+            "environment",
+            "reset' cannot be called as reset(self, row, seed)",
+            "give it the parameters",
+        ),
+        (
+            {"environment": "own_tools:Odd"},
+            "environment",
+            "has malformed_calls 'ignore'",
+            "set it to one of answer, end, step",
+        ),
         ({"tools": ("own_tools",)}, "tools", "'own_tools' is not the name of a tool", "`package.module:function`"),
         (
-            {
-                "tools": (
-                    "own_tools:sound",
-                    "own_tools:sound",
-                )
-            },
+            {"tools": ("own_tools:sound", "own_tools:sound")},
             "tools",
             "two tools are named 'sound'",
             "give every parameter",
         ),
         ({"tools": ("own_tools:gone",)}, "tools", "own_tools has no such function", "name a function of the module"),
-        ({"tools": ("own_tools:untyped",)}, "tools", "the parameter 'text' of 'untyped' has no type hint", "a type hint"),
+        (
+            {"tools": ("own_tools:untyped",)},
+            "tools",
+            "the parameter 'text' of 'untyped' has no type hint",
+            "a type hint",
+        ),
         (
             {"tools": ("own_tools:several",)},
             "tools",

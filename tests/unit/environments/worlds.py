@@ -80,7 +80,12 @@ def act(text: str, count: int) -> Any:
         return RETURNS[text]
     if text == "loop":
         asyncio.run(asyncio.sleep(0))
-    return Step([{"role": "user", "content": f"turn {count}"}], reward=0.5 * count, metrics={"count": count}, state=f"at {count}")
+    return Step(
+        [{"role": "user", "content": f"turn {count}"}],
+        reward=0.5 * count,
+        metrics={"count": count},
+        state=f"at {count}",
+    )
 
 
 class World:

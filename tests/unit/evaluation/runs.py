@@ -20,7 +20,9 @@ def run_folder(folder: Path, *overrides: str, name: str = "tiny/tiny_rlvr_lora_z
     words = ["--config-name", name, f"output_dir={folder}", *overrides]
     compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(redacted(loaded[0].model_dump(mode="json")))), encoding="utf-8")
+    (folder / "config.yaml").write_text(
+        OmegaConf.to_yaml(OmegaConf.create(redacted(loaded[0].model_dump(mode="json")))), encoding="utf-8"
+    )
     with CheckpointStore(folder / "checkpoints", 1).writing(step, required=[LOOP_FILE]) as checkpoint:
         LoopState(step, step, {}, {}, 0.0).write(checkpoint)
     return folder

@@ -20,7 +20,9 @@ from tests.unit.rollout.build import make_episode, make_group
 def group(*rewards: float | None) -> RolloutGroup:
     """Return a group of responses. None: the reward crashed."""
     crashed = RewardOutcome.CRASHED
-    return make_group(0, [make_episode([5], 1.0, outcome=crashed) if one is None else make_episode([5], one) for one in rewards])
+    return make_group(
+        0, [make_episode([5], 1.0, outcome=crashed) if one is None else make_episode([5], one) for one in rewards]
+    )
 
 
 def table(**sets: list[RolloutGroup]) -> str:
@@ -41,7 +43,9 @@ def test_stages_are_said_once_for_each_tenth(capsys: pytest.CaptureFixture[str])
         progress.finished("held", group(1.0, 0.0))
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "all roles are ready; answering held: 0 of 40 responses"
-    assert [line for line in said if line.startswith("answering: ")] == [f"answering: {4 * part} of 40 responses" for part in range(1, 11)]
+    assert [line for line in said if line.startswith("answering: ")] == [
+        f"answering: {4 * part} of 40 responses" for part in range(1, 11)
+    ]
     scored = [line for line in said if line.startswith("scoring held: ")]
     assert scored == [f"scoring held: {2 * part} of 20 prompts answered and scored" for part in range(1, 11)]
     assert len([json.loads(line) for line in samples.getvalue().splitlines()]) == 20
@@ -72,7 +76,9 @@ def test_a_failed_reward_is_warned_of_and_kept(caplog: pytest.LogCaptureFixture)
 def test_the_accuracy_says_what_was_not_scored() -> None:
     shown = table(held=[group(1.0, None), group(1.0, 0.0), group(None, None)])
     first = shown.splitlines()[1]
-    assert "accuracy" in first and "0.3333" in first and first.rstrip().endswith("3 of 6") and shown.count("3 of 6") == 1
+    assert (
+        "accuracy" in first and "0.3333" in first and first.rstrip().endswith("3 of 6") and shown.count("3 of 6") == 1
+    )
 
 
 def test_a_set_without_any_verdict_shows_no_accuracy() -> None:

@@ -1,4 +1,6 @@
-"""From a command line to a checked configuration: which settings come from the run or the options, and what is refused."""
+"""From a command line to a checked configuration: which settings come from the run or the options, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Working directory with a model's configuration and some rows."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    shape = {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape = {
+        "model_type": "qwen2",
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     shape |= {"num_key_value_heads": 2, "vocab_size": 128, "max_position_embeddings": 4096}
     (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
     for name in ("easy", "hard"):
@@ -42,12 +50,16 @@ def sampling(config: RlvrConfig, name: str) -> tuple[int | None, float, int | No
 
 
 def test_a_model_is_asked_greedily_on_the_cpu_unless_it_is_said_otherwise(world: Path) -> None:
-    found = planned(["model", "--data", "easy.jsonl", "--data", "hard.jsonl", "--reward", "exact_match", "--devices", "cpu"])
+    found = planned(
+        ["model", "--data", "easy.jsonl", "--data", "hard.jsonl", "--reward", "exact_match", "--devices", "cpu"]
+    )
     config = found.config
     assert list(found.plan.roles) == ["actor_infer", "rewards.exact_match"] and not found.plan.devices
     assert config.actor_infer.model_args.dtype == "fp32"
     assert sampling(config, "easy") == sampling(config, "hard") == (None, 0.0, None)
-    config = planned(["model", "--data", "easy.jsonl", "--reward", "exact_match", "--samples", "4", "--max-new-tokens", "32"]).config
+    config = planned(
+        ["model", "--data", "easy.jsonl", "--reward", "exact_match", "--samples", "4", "--max-new-tokens", "32"]
+    ).config
     assert sampling(config, "easy") == (4, 1.0, 32) and config.response_length == 32
 
 
@@ -62,7 +74,10 @@ def test_exports_of_two_runs_have_results_of_their_own(world: Path) -> None:
 def test_devices_and_strategy_reach_the_engine(world: Path) -> None:
     words = ["model", "--data", "easy.jsonl", "--reward", "my_rewards.sub:Own"]
     found = planned([*words[:3], "--reward", "math_rule", "--devices", "2,3", "--strategy", "hf_infer"])
-    assert found.plan.roles["actor_infer"].devices == ((2,), (3,)) and found.plan.roles["actor_infer"].strategy == "hf_infer"
+    assert (
+        found.plan.roles["actor_infer"].devices == ((2,), (3,))
+        and found.plan.roles["actor_infer"].strategy == "hf_infer"
+    )
     assert found.config.actor_infer.model_args.dtype == "bf16" and not found.plan.turns
     with_own = request_of([*words, "rewards.Own.timeout=3"])
     assert with_own.reward == "my_rewards.sub:Own" and with_own.overrides == ("rewards.Own.timeout=3",)
@@ -74,11 +89,25 @@ def test_a_run_brings_its_sets_sampling_rewards_and_engine(world: Path) -> None:
     trained = found.subject.trained
     assert trained is not None and trained.step == 7 and found.config.output_dir == str(run / "evaluations" / "step_7")
     assert list(found.plan.roles) == ["actor_infer", "rewards.arithmetic"]
-    assert found.plan.roles["actor_infer"].strategy == "vllm" and found.config.actor_infer.model_args.lora_target is None
+    assert (
+        found.plan.roles["actor_infer"].strategy == "vllm" and found.config.actor_infer.model_args.lora_target is None
+    )
     assert sampling(found.config, "heldout") == (4, 1.0, None)
     assert (found.config.prompt_length, found.config.response_length) == (16, 8)
-    assert found.config.rewards["arithmetic"].reward == "exact_match" and not found.config.rewards["arithmetic"].system_envs
-    changed = planned([str(run / "checkpoints" / "step_7"), "--samples", "2", "--strategy", "hf_infer", "rewards.arithmetic.timeout=3"])
+    assert (
+        found.config.rewards["arithmetic"].reward == "exact_match"
+        and not found.config.rewards["arithmetic"].system_envs
+    )
+    changed = planned(
+        [
+            str(run / "checkpoints" / "step_7"),
+            "--samples",
+            "2",
+            "--strategy",
+            "hf_infer",
+            "rewards.arithmetic.timeout=3",
+        ]
+    )
     assert sampling(changed.config, "heldout")[0] == 2 and changed.config.rewards["arithmetic"].timeout == 3
     assert changed.plan.roles["actor_infer"].strategy == "hf_infer"
     other = planned([str(run), "--data", "easy.jsonl", "--reward", "math_rule"]).config
@@ -104,7 +133,11 @@ def test_a_run_brings_the_arguments_of_its_template(world: Path) -> None:
     )
     same = planned([str(run), "--data", "easy.jsonl", "--reward", "exact_match"]).config
     found = [next(iter(one.validation.named_sets().values())).data_args for one in (own, same, raw) if one.validation]
-    assert [rows.chat_template_kwargs for rows in found if rows] == [{"enable_thinking": False}, {"enable_thinking": False}, None]
+    assert [rows.chat_template_kwargs for rows in found if rows] == [
+        {"enable_thinking": False},
+        {"enable_thinking": False},
+        None,
+    ]
 
 
 def test_environments_of_a_run_are_played(world: Path) -> None:
@@ -116,7 +149,10 @@ def test_environments_of_a_run_are_played(world: Path) -> None:
 REFUSED = {
     "no rows": (["model", "--reward", "exact_match"], "--data: missing"),
     "no reward": (["model", "--data", "easy.jsonl"], "--reward: missing, and there is no run"),
-    "unknown reward": (["model", "--data", "easy.jsonl", "--reward", "exact"], "--reward: there is no reward function 'exact'"),
+    "unknown reward": (
+        ["model", "--data", "easy.jsonl", "--reward", "exact"],
+        "--reward: there is no reward function 'exact'",
+    ),
     "no file": (["model", "--data", "gone.jsonl", "--reward", "exact_match"], "--data: there is no file 'gone.jsonl'"),
     "no model": (["./gone", "--data", "easy.jsonl", "--reward", "exact_match"], "SUBJECT: there is no folder './gone'"),
     "greedy samples": (
@@ -133,7 +169,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_done_is_refused_before_anything_starts(case: str, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_done_is_refused_before_anything_starts(
+    case: str, world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words, said = REFUSED[case]
     before = set(world.rglob("*"))
     assert main(words if case != "no key" else [*words, "--data", "easy.jsonl", "--reward", "exact_match"]) == 2
@@ -143,9 +181,14 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(case: str, world:
 
 def test_a_fault_names_the_option_that_mends_it() -> None:
     request = request_of(["model", "--data", "easy.jsonl", "--reward", "exact_match"])
-    assert as_asked(Fault("data_args.template", "is 'native'", "set it"), request) == Fault("--template", "is 'native'", "set it")
+    assert as_asked(Fault("data_args.template", "is 'native'", "set it"), request) == Fault(
+        "--template", "is 'native'", "set it"
+    )
     too_long = as_asked(Fault("response_length", "too long", "keep it within 64"), request)
-    assert too_long.remedy == "keep it within 64; --max-new-tokens N sets response_length, and prompt_length=N sets prompt_length"
+    assert (
+        too_long.remedy
+        == "keep it within 64; --max-new-tokens N sets response_length, and prompt_length=N sets prompt_length"
+    )
 
 
 def test_an_adapter_by_itself_is_refused(world: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,10 +44,18 @@ def test_prompts_that_are_all_alike_count_each_sample() -> None:
 
 
 def test_an_effective_size_lies_between_prompts_and_responses() -> None:
-    """Shares that hardly differ by chance are no more observations than there are responses, and clusters no fewer than prompts."""
+    """Shares that hardly differ by chance are no more observations than there are responses, and clusters no fewer than
+    prompts.
+    """
     alike = [0.5, 0.5, 0.5, 0.25]  # mean 7/16; p (1 - p) / SE^2 = 84, and there are 16 responses
     assert (share(alike, 4).low, share(alike, 4).high) == pytest.approx(wilson(7 / 16, 16))
-    apart = [0.0, 0.0, 1.0, 1.0, 1.0]  # the largest variance of shares with mean 3/5: p (1 - p) / SE^2 is the number of prompts
+    apart = [
+        0.0,
+        0.0,
+        1.0,
+        1.0,
+        1.0,
+    ]  # the largest variance of shares with mean 3/5: p (1 - p) / SE^2 is the number of prompts
     assert (share(apart, 4).low, share(apart, 4).high) == pytest.approx(wilson(0.6, 5))
     between = [0.0, 0.25, 0.75, 1.0]  # variance 5/32: (1/4) / (5/32 / 4) = 6.4
     assert (share(between, 4).low, share(between, 4).high) == pytest.approx(wilson(0.5, 6.4))
@@ -61,7 +69,8 @@ def test_an_interval_ends_at_0_and_1(value: float, bound: str) -> None:
 
 @pytest.mark.parametrize("probability", [0.1, 0.3, 0.5, 0.9])
 def test_the_interval_covers_what_it_claims(probability: float) -> None:
-    """The coverage is the total probability of the outcomes whose interval contains the true value, for 60 prompts with one sample each.
+    """The coverage is the total probability of the outcomes whose interval contains the true value, for 60 prompts with
+    one sample each.
 
     The coverage of Wilson's interval oscillates about the nominal coverage.
     """
@@ -80,14 +89,17 @@ def test_intervals_of_rewards_from_0_to_1_stay_within(samples: int, levels: tupl
     for prompts in (1, 2, 3, 10, 100):
         for likely in (0.0, 0.05, 0.5, 0.95, 1.0):
             groups = [
-                group(*(levels[-1] if draw.random() < likely else draw.choice(levels) for _ in range(samples))) for _ in range(prompts)
+                group(*(levels[-1] if draw.random() < likely else draw.choice(levels) for _ in range(samples)))
+                for _ in range(prompts)
             ]
             for name, found in set_result("heldout", groups, samples).estimates.items():
                 assert 0 <= found.low <= found.value <= found.high <= 1, (name, prompts, likely)
 
 
 def test_the_average_of_shares_covers_its_probability() -> None:
-    """Graded rewards of two independent tests: the interval of the mean covers the true mean about as often as it says."""
+    """Graded rewards of two independent tests: the interval of the mean covers the true mean about as often as it
+    says.
+    """
     draw, trials, covered = random.Random(0), 1000, 0
     for _ in range(trials):
         groups = [group(*((draw.random() < 0.9) / 2 + (draw.random() < 0.9) / 2 for _ in range(2))) for _ in range(30)]
@@ -116,8 +128,15 @@ def group(*rewards: float) -> RolloutGroup:
 
 def test_the_estimates_of_a_set_are_those_of_validation() -> None:
     found = set_result("heldout", [group(1.0, 0.0, 0.0, 0.0), group(1.0, 1.0, 0.0, 1.0), group(0.0, 0.0, 0.0, -1.0)], 4)
-    assert (found.prompts, found.samples) == (3, 4) and list(found.estimates) == ["accuracy", "pass@2", "pass@4", "avg@4"]
-    assert found.estimates["accuracy"].value == pytest.approx(4 / 12) and found.estimates["avg@4"].value == pytest.approx(3 / 12)
+    assert (found.prompts, found.samples) == (3, 4) and list(found.estimates) == [
+        "accuracy",
+        "pass@2",
+        "pass@4",
+        "avg@4",
+    ]
+    assert found.estimates["accuracy"].value == pytest.approx(4 / 12) and found.estimates[
+        "avg@4"
+    ].value == pytest.approx(3 / 12)
     assert found.estimates["accuracy"].value == found.metrics["val/heldout/pass@1"]
     for name in ("pass@2", "pass@4", "avg@4"):
         assert found.estimates[name].value == pytest.approx(found.metrics[f"val/heldout/{name}"])

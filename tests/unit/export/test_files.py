@@ -36,7 +36,9 @@ def test_a_model_comes_back_with_its_tokenizer_and_its_generation_config(
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
     }
-    AutoModelForCausalLM.from_config(Qwen2Config(vocab_size=64, tie_word_embeddings=tied, **shape)).save_pretrained(base)
+    AutoModelForCausalLM.from_config(Qwen2Config(vocab_size=64, tie_word_embeddings=tied, **shape)).save_pretrained(
+        base
+    )
     backend = Tokenizer(models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", chat_template="{{ 1 }}").save_pretrained(base)
     (base / "generation_config.json").unlink()
@@ -47,7 +49,9 @@ def test_a_model_comes_back_with_its_tokenizer_and_its_generation_config(
     view = WeightView(model)
     names = [spec.name for spec in view.model_specs()]
     assert ("lm_head.weight" in names) is not tied
-    write_model(out, iter([view.model_tensors(names[:3]), view.model_tensors(names[3:])]), model, load_tokenizer(str(base)))
+    write_model(
+        out, iter([view.model_tensors(names[:3]), view.model_tensors(names[3:])]), model, load_tokenizer(str(base))
+    )
 
     token_ids = torch.arange(64)[None]
     assert torch.equal(AutoModelForCausalLM.from_pretrained(out)(token_ids).logits, model(token_ids).logits)
@@ -60,7 +64,9 @@ def test_a_model_comes_back_with_its_tokenizer_and_its_generation_config(
     ("own", "ends", "written"),
     [(None, (), None), (None, (0,), [1, 0]), (1, (0,), [1, 0]), ([1, 0], (0,), [1, 0]), (1, (1,), 1), (1, (), 1)],
 )
-def test_generation_config_names_every_end(own: int | list[int] | None, ends: tuple[int, ...], written: object, tmp_path: Path) -> None:
+def test_generation_config_names_every_end(
+    own: int | list[int] | None, ends: tuple[int, ...], written: object, tmp_path: Path
+) -> None:
     backend = Tokenizer(models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
     config = None if own is None else GenerationConfig(eos_token_id=own)
@@ -74,6 +80,8 @@ def test_a_tokenizer_without_template_adds_no_end(caplog: pytest.LogCaptureFixtu
     """A checkpoint can be exported although rows of its format could not be prepared with the tokenizer."""
     rows = DataConfig.model_validate({"file_name": "rows.jsonl", "prompt": "prompt"})
     source = CheckpointSource(Path("step_1"), "model", ModelConfig.model_validate({}), 0, "sft", rows)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"</s>": 0}, "</s>")), eos_token="</s>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"</s>": 0}, "</s>")), eos_token="</s>"
+    )
     assert response_ends(source, tokenizer) == ()
     assert "has no chat template" in caplog.text

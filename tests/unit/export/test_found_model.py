@@ -19,7 +19,9 @@ def test_relative_model_is_found_where_the_run_started(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     for name in ("first/base", "second/base", "base"):
         (tmp_path / name).mkdir(parents=True)
-    assert found_model("base", tmp_path / "copy") == str(tmp_path / "base"), "a run of an earlier version records no start"
+    assert found_model("base", tmp_path / "copy") == str(tmp_path / "base"), (
+        "a run of an earlier version records no start"
+    )
     started(tmp_path / "copy", tmp_path / "first")
     started(tmp_path / "copy", tmp_path / "second")
     assert found_model("base", tmp_path / "copy") == str(tmp_path / "second" / "base")

@@ -21,7 +21,9 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found.checkpoint
 
 
-def test_a_folder_gets_its_name_when_all_is_in_it(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_gets_its_name_when_all_is_in_it(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "exports" / "policy"
 
     def write(found: CheckpointSource, folder: Path, exact: bool) -> None:
@@ -34,7 +36,9 @@ def test_a_folder_gets_its_name_when_all_is_in_it(checkpoint: Path, tmp_path: Pa
     assert (out / "config.json").read_text() == "model, exact True"
 
 
-def test_a_place_where_no_folder_can_be_is_refused(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_place_where_no_folder_can_be_is_refused(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "policy"
     assert main([str(checkpoint), str(out)]) == 2

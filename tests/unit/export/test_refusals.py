@@ -1,4 +1,6 @@
-"""Impossible exports are refused before anything is written. The run folders are real, but lack the trainer's states."""
+"""Impossible exports are refused before anything is written. The run folders are real, but lack the trainer's
+states.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,22 @@ LORA = "reward_train.model_args.lora_target=all-linear"
 
 
 def run_folder(folder: Path, *overrides: str) -> Path:
-    """Make and return the folder that the training of a reward model leaves after its first step, without the trainer's states."""
+    """Make and return the folder that the training of a reward model leaves after its first step, without the trainer's
+    states.
+    """
     loaded: list[Config] = []
-    words = ["--config-name", "tiny/tiny_reward_model", f"output_dir={folder}", "pretrain=output/tiny/model", *overrides]
+    words = [
+        "--config-name",
+        "tiny/tiny_reward_model",
+        f"output_dir={folder}",
+        "pretrain=output/tiny/model",
+        *overrides,
+    ]
     compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
     folder.mkdir()
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(loaded[0].model_dump(mode="json"))), encoding="utf-8")
+    (folder / "config.yaml").write_text(
+        OmegaConf.to_yaml(OmegaConf.create(loaded[0].model_dump(mode="json"))), encoding="utf-8"
+    )
     with CheckpointStore(folder / "checkpoints", 1).writing(1, required=[LOOP_FILE]) as checkpoint:
         LoopState(1, 1, {}, {}, 0.0).write(checkpoint)
     return folder
@@ -48,7 +60,9 @@ def test_a_reward_model_does_not_become_a_language_model(
         assert not (tmp_path / "out").exists()
 
 
-def test_a_run_folder_whose_configuration_is_broken_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_folder_whose_configuration_is_broken_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = run_folder(tmp_path / "run")
     (run / "config.yaml").write_text("pipeline: [", encoding="utf-8")
     assert main([str(run), str(tmp_path / "out"), "--format", "universal"]) == 2

@@ -21,19 +21,32 @@ USER: Message = {"role": "user", "content": "go"}
 
 
 def session(
-    engine: Engine, chat: Chat | None = None, requests: int = 10, sequence: int = SEQUENCE, response: int = RESPONSE, seed: int | None = 11
+    engine: Engine,
+    chat: Chat | None = None,
+    requests: int = 10,
+    sequence: int = SEQUENCE,
+    response: int = RESPONSE,
+    seed: int | None = 11,
 ) -> AgentSession:
-    return AgentSession(engine, chat or Chat(), Sampling(response), SessionBounds(requests, sequence), seed, lambda: NOW)
+    return AgentSession(
+        engine, chat or Chat(), Sampling(response), SessionBounds(requests, sequence), seed, lambda: NOW
+    )
 
 
 def turns() -> Callable[[str], str]:
-    """Return a policy that answers `turn N`, where N is the number of assistant turns in the context, including its own."""
+    """Return a policy that answers `turn N`, where N is the number of assistant turns in the context, including its
+    own.
+    """
     return lambda context: f"turn {context.count('assistant:')}"
 
 
-async def ask(asked: AgentSession, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), **keys: Any) -> Answer:
+async def ask(
+    asked: AgentSession, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), **keys: Any
+) -> Answer:
     """Send one request, which is identified by its entire content."""
-    return await asked.answer(Asked(messages, tools, **keys), json.dumps([list(messages), list(tools), keys], default=str))
+    return await asked.answer(
+        Asked(messages, tools, **keys), json.dumps([list(messages), list(tools), keys], default=str)
+    )
 
 
 def tool(identity: str, content: str) -> Message:
@@ -50,7 +63,9 @@ def record(asked: AgentSession) -> Episode:
 
 
 def check_exact(episode: Episode, engine: Engine) -> None:
-    """Check that each answer of the engine is trained on once, after exactly the context that the engine received for it."""
+    """Check that each answer of the engine is trained on once, after exactly the context that the engine received for
+    it.
+    """
     trained = []
     for path in episode.trajectories:
         ids = [segment.token_ids for segment in path.segments]

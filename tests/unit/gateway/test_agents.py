@@ -55,7 +55,9 @@ print(*[one.pid for one in apart], flush=True)
 
 
 GREEDY = "import time; kept = b'x' * (1 << 28); time.sleep(1e6)"
-CROWDED = "import subprocess, time; started = [subprocess.Popen(['sleep', '1000000']) for _ in range(9)]; time.sleep(1e6)"
+CROWDED = (
+    "import subprocess, time; started = [subprocess.Popen(['sleep', '1000000']) for _ in range(9)]; time.sleep(1e6)"
+)
 BOUNDS = TreeBounds(1 << 32, 64)
 
 
@@ -166,7 +168,9 @@ def test_a_function_that_raises_is_named_by_its_traceback(module: str) -> None:
     assert "ValueError: it fell over" in found.reward.note and found.stop is StopReason.ENVIRONMENT_FAILED
 
 
-def test_an_agent_that_asks_for_ever_is_ended_after_its_turns_and_has_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_asks_for_ever_is_ended_after_its_turns_and_has_a_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("roll.agents.gateway.episodes.GRACE_SECONDS", limits.LOOK)
     engine = quick()
     found = one(python(FOR_EVER), World([Step(reward=0.5)]), engine, max_turns=3)
@@ -177,11 +181,18 @@ def test_an_agent_that_asks_for_ever_is_ended_after_its_turns_and_has_a_verdict(
 def test_an_agent_that_is_late_has_no_verdict() -> None:
     world = World([Step(reward=1.0)])
     found = one(python(SLOW), world, quick(), seconds=3 * limits.EXPIRY)
-    assert found.stop is StopReason.DEADLINE and "episode_timeout" in found.reward.note and not world.heard and world.closed == 1
+    assert (
+        found.stop is StopReason.DEADLINE
+        and "episode_timeout" in found.reward.note
+        and not world.heard
+        and world.closed == 1
+    )
 
 
 def test_what_breaks_in_the_environment_or_the_engine_is_what_it_is() -> None:
-    broken = run(episode(python(TWO_TURNS), Worlds(lambda: World([EnvironmentFailed("it fell over")])), quick(), attempts=1))
+    broken = run(
+        episode(python(TWO_TURNS), Worlds(lambda: World([EnvironmentFailed("it fell over")])), quick(), attempts=1)
+    )
     assert broken.stop is StopReason.ENVIRONMENT_FAILED and broken.reward.note == "it fell over"
 
     class Failing(Engine):
@@ -232,7 +243,10 @@ def test_an_agent_is_told_where_the_gateway_is_and_its_row() -> None:
 
 def test_a_large_row_need_not_be_read_and_the_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(run_agent(("true",), {"long": "x" * (1 << 22)}, given_environment(), BOUNDS)).status == 0
-    assert run(run_agent(python("print('x' * 100_000 + 'end')"), {}, given_environment(), BOUNDS)).output == "x" * 1997 + "end"
+    assert (
+        run(run_agent(python("print('x' * 100_000 + 'end')"), {}, given_environment(), BOUNDS)).output
+        == "x" * 1997 + "end"
+    )
     monkeypatch.setattr("roll.agents.gateway.agent.MOST_OUTPUT", 1 << 20)
     end = run(run_agent(("yes",), {}, given_environment(), BOUNDS))
     assert end.status != 0 and end.output == "it wrote more than 1 MiB"
@@ -240,9 +254,14 @@ def test_a_large_row_need_not_be_read_and_the_output_is_bounded(monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("code", "bounds", "named"),
-    [(GREEDY, TreeBounds(1 << 27, 64), "memory_gib is 0.125"), (CROWDED, TreeBounds(1 << 32, 8), "10 processes; max_processes is 8")],
+    [
+        (GREEDY, TreeBounds(1 << 27, 64), "memory_gib is 0.125"),
+        (CROWDED, TreeBounds(1 << 32, 8), "10 processes; max_processes is 8"),
+    ],
 )
-def test_an_agent_that_exceeds_a_bound_is_ended_with_all_that_it_started(code: str, bounds: TreeBounds, named: str) -> None:
+def test_an_agent_that_exceeds_a_bound_is_ended_with_all_that_it_started(
+    code: str, bounds: TreeBounds, named: str
+) -> None:
     before = children()
     end = run(run_agent(python(code), {}, given_environment(), bounds))
     assert end.status == supervisor.EXCEEDED and named in end.output
@@ -290,5 +309,8 @@ def test_agents_are_looked_at_before_anything_starts(module: str) -> None:
 def test_the_first_observation_is_part_of_the_row() -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
     world = World([Step(reward=1.0)], Observation([{"role": "user", "content": "hello"}], tools))
-    code = f"{ASKING}\nimport sys\nrow = json.load(sys.stdin)\nassert row['number'] == 7\nask(row['messages'], tools=row['tools'])"
+    code = (
+        f"{ASKING}\nimport sys\nrow = json.load(sys.stdin)\nassert row['number'] == 7\nask(row['messages'], "
+        f"tools=row['tools'])"
+    )
     assert laid(one(python(code), world, quick())) == [["user:hello|assistant:", "turn 1|"]]

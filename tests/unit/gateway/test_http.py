@@ -96,7 +96,11 @@ def test_usage_is_what_the_engine_saw() -> None:
         async with served(quick()) as one:
             answer = await one.client.chat.completions.create(model="m", messages=[USER])
             assert answer.usage is not None
-            assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (18, 7, 25)
+            assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (
+                18,
+                7,
+                25,
+            )
             assert answer.choices[0].message.content == "turn 1"
             assert [model.id async for model in one.client.models.list()] == ["policy"]
 
@@ -104,7 +108,9 @@ def test_usage_is_what_the_engine_saw() -> None:
 
 
 def test_a_client_that_waits_too_little_gets_its_answer_when_it_tries_again() -> None:
-    """The client hangs up after `limits.EXPIRY` and retries automatically; the policy is sampled once for all attempts."""
+    """The client hangs up after `limits.EXPIRY` and retries automatically; the policy is sampled once for all
+    attempts.
+    """
 
     async def work() -> None:
         async with served(Engine(turns(), takes=2 * limits.EXPIRY)) as one:
@@ -124,12 +130,17 @@ def test_a_stream_that_waits_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("roll.agents.gateway.server.KEEP_ALIVE_SECONDS", limits.LOOK)
 
     async def work() -> None:
-        async with served(Engine(turns(), takes=10 * limits.LOOK)) as one, httpx.AsyncClient(timeout=limits.CALL) as client:
+        async with (
+            served(Engine(turns(), takes=10 * limits.LOOK)) as one,
+            httpx.AsyncClient(timeout=limits.CALL) as client,
+        ):
             body = {"messages": [USER], "stream": True}
             answer = await client.post(f"{one.gateway.base_url}/chat/completions", json=body, headers=bearer(one.key))
             lines = answer.text.split("\n\n")
             assert lines[0] == ": waiting" and lines[-2] == "data: [DONE]"
-            stream = await one.client.chat.completions.create(model="m", messages=[USER, {"role": "user", "content": "x"}], stream=True)
+            stream = await one.client.chat.completions.create(
+                model="m", messages=[USER, {"role": "user", "content": "x"}], stream=True
+            )
             said = [chunk.choices[0].delta.content async for chunk in stream]
             assert "".join(part or "" for part in said) == "turn 1"
 
@@ -161,7 +172,16 @@ def test_nothing_is_answered_without_the_key_of_an_open_session(path: str) -> No
 
 
 async def curl(url: str, key: str, body: str, *more: str) -> tuple[int, str]:
-    given = ("-sS", "-w", "\n%{http_code}", "-H", f"Authorization: Bearer {key}", "-H", "Content-Type: application/json", *more)
+    given = (
+        "-sS",
+        "-w",
+        "\n%{http_code}",
+        "-H",
+        f"Authorization: Bearer {key}",
+        "-H",
+        "Content-Type: application/json",
+        *more,
+    )
     process = await asyncio.create_subprocess_exec("curl", *given, "-d", "@-", url, stdin=-1, stdout=-1)
     out, _ = await asyncio.wait_for(process.communicate(body.encode()), limits.CALL)
     text, _, status = out.decode().rpartition("\n")
@@ -176,10 +196,16 @@ def test_plain_curl() -> None:
             assert status == 200 and json.loads(text)["choices"][0]["message"]["content"] == "turn 1"
             status, text = await curl(url, one.key, json.dumps({"messages": [USER], "stream": True}), "-N")
             events = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
-            assert status == 200 and events[-1] == "[DONE]" and json.loads(events[1])["choices"][0]["delta"] == {"content": "turn 1"}
+            assert (
+                status == 200
+                and events[-1] == "[DONE]"
+                and json.loads(events[1])["choices"][0]["delta"] == {"content": "turn 1"}
+            )
             status, text = await curl(url, "unknown", "{}")
             assert status == 401
-            status, text = await curl(url, one.key, json.dumps({"messages": [{"role": "user", "content": "x" * BODY_BYTES}]}))
+            status, text = await curl(
+                url, one.key, json.dumps({"messages": [{"role": "user", "content": "x" * BODY_BYTES}]})
+            )
             assert status == 413 and "gateway.body_mib" in json.loads(text)["error"]["message"]
             status, text = await curl(url.replace("chat/", ""), one.key, "{}")
             assert status == 404 and "/v1/chat/completions" in json.loads(text)["error"]["message"]
@@ -189,7 +215,10 @@ def test_plain_curl() -> None:
 
 
 IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
-CALLING = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "add", "arguments": "[1]"}}]}
+CALLING = {
+    "role": "assistant",
+    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "add", "arguments": "[1]"}}],
+}
 
 
 @pytest.mark.parametrize(
@@ -207,8 +236,16 @@ CALLING = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "
         ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role", "system, developer"),
         ({"messages": [USER, IMAGE]}, "messages[1].content[0]", "send text only"),
         ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages", "end with a message"),
-        ({"messages": [USER, CALLING, USER]}, "messages[1].tool_calls[0].function.arguments", "send calls back unchanged"),
-        ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id", "the id of the call that the message answers"),
+        (
+            {"messages": [USER, CALLING, USER]},
+            "messages[1].tool_calls[0].function.arguments",
+            "send calls back unchanged",
+        ),
+        (
+            {"messages": [USER, {"role": "tool", "content": "x"}]},
+            "messages[1].tool_call_id",
+            "the id of the call that the message answers",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools[0]", '"type": "function"'),
         ({"max_tokens": 0}, "max_tokens", "above 0"),
         ({"max_completion_tokens": "8"}, "max_completion_tokens", "above 0"),
@@ -216,7 +253,9 @@ CALLING = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "
         ({"stream": "yes"}, "stream", "true or false"),
     ],
 )
-def test_what_is_not_supported_is_refused_with_place_and_remedy(changed: Mapping[str, Any], place: str, remedy: str) -> None:
+def test_what_is_not_supported_is_refused_with_place_and_remedy(
+    changed: Mapping[str, Any], place: str, remedy: str
+) -> None:
     async def work() -> None:
         async with served(quick()) as one, httpx.AsyncClient(timeout=limits.CALL) as client:
             body = {"messages": [USER], **changed}
@@ -232,8 +271,13 @@ def test_what_is_not_supported_is_refused_with_place_and_remedy(changed: Mapping
 def test_a_body_that_is_no_object_is_refused(body: str) -> None:
     async def work() -> None:
         async with served(quick()) as one, httpx.AsyncClient(timeout=limits.CALL) as client:
-            answer = await client.post(f"{one.gateway.base_url}/chat/completions", content=body, headers=bearer(one.key))
-            assert answer.status_code == (413 if len(body) > BODY_BYTES else 400) and answer.json()["error"]["param"] == "body"
+            answer = await client.post(
+                f"{one.gateway.base_url}/chat/completions", content=body, headers=bearer(one.key)
+            )
+            assert (
+                answer.status_code == (413 if len(body) > BODY_BYTES else 400)
+                and answer.json()["error"]["param"] == "body"
+            )
 
     run(work())
 
@@ -244,8 +288,13 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
     async def work() -> None:
         async with served(quick()) as one:
-            reader, writer = await asyncio.open_connection(LOOPBACK, int(one.gateway.base_url.split(":")[2].split("/")[0]))
-            head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {one.key}\r\nContent-Length: 100\r\n\r\n{{"
+            reader, writer = await asyncio.open_connection(
+                LOOPBACK, int(one.gateway.base_url.split(":")[2].split("/")[0])
+            )
+            head = (
+                f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {one.key}\r\nContent-Length: "
+                f"100\r\n\r\n{{"
+            )
             writer.write(head.encode())
             assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
             writer.close()
@@ -254,14 +303,23 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_openai_ignores_in_a_conversation_is_the_same_conversation() -> None:
-    """Developer messages, text parts, null contents, and keys that the client adds to the messages that it sends back."""
+    """Developer messages, text parts, null contents, and keys that the client adds to the messages that it sends
+    back.
+    """
 
     async def work() -> None:
         async with served(quick()) as one:
-            system, parts = {"role": "developer", "content": "be"}, [{"type": "text", "text": "g"}, {"type": "text", "text": "o"}]
-            first = await one.client.chat.completions.create(model="m", messages=[system, {"role": "user", "content": parts}])  # type: ignore[list-item]
+            system, parts = (
+                {"role": "developer", "content": "be"},
+                [{"type": "text", "text": "g"}, {"type": "text", "text": "o"}],
+            )
+            first = await one.client.chat.completions.create(
+                model="m", messages=[system, {"role": "user", "content": parts}]
+            )  # type: ignore[list-item]
             said: Any = {**first.choices[0].message.model_dump(), "refusal": None, "annotations": [], "audio": None}
-            await one.client.chat.completions.create(model="m", messages=[{"role": "system", "content": "be"}, USER, said, USER])
+            await one.client.chat.completions.create(
+                model="m", messages=[{"role": "system", "content": "be"}, USER, said, USER]
+            )
             episode = record(one.session)
             assert laid(episode) == [["system:be|user:go|assistant:", "turn 1|", "user:go|assistant:", "turn 2|"]]
 
@@ -304,7 +362,9 @@ def test_a_failure_of_the_engine_is_told_to_the_agent_as_one_of_the_server() -> 
 def test_it_is_gone_when_it_is_closed() -> None:
     async def work() -> None:
         async with served(Engine(turns(), takes=limits.CALL)) as one:
-            asking = asyncio.create_task(one.client.with_options(max_retries=0).chat.completions.create(model="m", messages=[USER]))
+            asking = asyncio.create_task(
+                one.client.with_options(max_retries=0).chat.completions.create(model="m", messages=[USER])
+            )
             while not one.engine.requests:
                 await asyncio.sleep(limits.LOOK)
             url = one.gateway.base_url

@@ -15,14 +15,24 @@ from tests.unit.gateway.asking import check_exact, laid, record
 from tests.unit.gateway.serving import run, served
 from tests.unit.gateway.test_http import bearer, quick, scripted
 
-ADD: Any = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}, "strict": True}
+ADD: Any = {
+    "type": "function",
+    "name": "add",
+    "description": "Adds.",
+    "parameters": {"type": "object", "properties": {}},
+    "strict": True,
+}
 WHOLE = [["user:go|assistant:", "!add(1) !add(41)|", "tool:2|tool:42|assistant:", "done|"]]
 
 
 def answered(items: list[Any]) -> list[Any]:
     """Return the outputs of the function calls among the items."""
     return [
-        {"type": "function_call_output", "call_id": item.call_id, "output": str(int(json.loads(item.arguments)["text"]) + 1)}
+        {
+            "type": "function_call_output",
+            "call_id": item.call_id,
+            "output": str(int(json.loads(item.arguments)["text"]) + 1),
+        }
         for item in items
         if item.type == "function_call"
     ]
@@ -34,9 +44,16 @@ def test_an_agent_that_sends_all_back_or_names_the_last_response_is_one_trajecto
         async with served(scripted("!add(1) !add(41)", "done")) as one:
             first = await one.client.responses.create(model="m", input="go", tools=[ADD])
             outputs = answered(first.output)
-            assert len(outputs) == 2 and first.status == "completed" and first.usage is not None and first.usage.input_tokens == 18
+            assert (
+                len(outputs) == 2
+                and first.status == "completed"
+                and first.usage is not None
+                and first.usage.input_tokens == 18
+            )
             if by_identity:
-                second = await one.client.responses.create(model="m", input=outputs, tools=[ADD], previous_response_id=first.id)
+                second = await one.client.responses.create(
+                    model="m", input=outputs, tools=[ADD], previous_response_id=first.id
+                )
             else:
                 back: Any = [{"role": "user", "content": "go"}, *[item.model_dump() for item in first.output], *outputs]
                 second = await one.client.responses.create(model="m", input=back, tools=[ADD])
@@ -56,7 +73,9 @@ def test_an_agent_that_streams() -> None:
             assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
             assert kinds.count("response.function_call_arguments.done") == 2
             again = answered(list(first.output))
-            async with one.client.responses.stream(model="m", input=again, tools=[ADD], previous_response_id=first.id) as stream:
+            async with one.client.responses.stream(
+                model="m", input=again, tools=[ADD], previous_response_id=first.id
+            ) as stream:
                 said = [event.delta async for event in stream if event.type == "response.output_text.delta"]
             assert said == ["done"] and laid(record(one.session)) == WHOLE
 
@@ -70,7 +89,9 @@ def test_instructions_begin_the_conversation_and_a_cut_answer_is_incomplete() ->
             assert answer.status == "incomplete" and answer.output_text == "turn"
             assert answer.incomplete_details is not None and answer.incomplete_details.reason == "max_output_tokens"
             await one.client.responses.create(model="m", input="on", instructions="be", previous_response_id=answer.id)
-            assert laid(record(one.session)) == [["system:be|user:go|assistant:", "turn", "|user:on|assistant:", "turn 2|"]]
+            assert laid(record(one.session)) == [
+                ["system:be|user:go|assistant:", "turn", "|user:on|assistant:", "turn 2|"]
+            ]
 
     run(work())
 
@@ -110,7 +131,9 @@ def test_a_retry_is_one_sample_and_both_apis_are_one_session() -> None:
 def test_what_is_not_supported_is_refused(changed: Mapping[str, Any], place: str) -> None:
     async def work() -> None:
         async with served(quick()) as one, httpx.AsyncClient(timeout=limits.CALL) as client:
-            answer = await client.post(f"{one.gateway.base_url}/responses", json={"input": "go", **changed}, headers=bearer(one.key))
+            answer = await client.post(
+                f"{one.gateway.base_url}/responses", json={"input": "go", **changed}, headers=bearer(one.key)
+            )
             assert answer.status_code == 400 and answer.json()["error"]["param"] == place, answer.text
             with pytest.raises(openai.BadRequestError):
                 await one.client.responses.create(model="m", input="go", top_logprobs=3)

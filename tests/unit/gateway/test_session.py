@@ -33,7 +33,9 @@ def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         loop.close()
 
 
-def played(work: Callable[[AgentSession], Coroutine[Any, Any, T]], engine: Engine, **keys: Any) -> tuple[T, AgentSession]:
+def played(
+    work: Callable[[AgentSession], Coroutine[Any, Any, T]], engine: Engine, **keys: Any
+) -> tuple[T, AgentSession]:
     async def go() -> tuple[T, AgentSession]:
         opened = session(engine, **keys)
         return await work(opened), opened
@@ -154,7 +156,10 @@ def test_without_a_bridge_the_conversation_is_given_anew() -> None:
         await ask(opened, [USER, first.message, USER])
 
     _, opened = played(work, engine, chat=Chat(has_bridge=False))
-    assert laid(record(opened)) == [["user:go|assistant:", "turn 1|"], ["user:go|assistant:turn 1|user:go|assistant:", "turn 2|"]]
+    assert laid(record(opened)) == [
+        ["user:go|assistant:", "turn 1|"],
+        ["user:go|assistant:turn 1|user:go|assistant:", "turn 2|"],
+    ]
 
 
 def test_an_answer_that_an_agent_wrote_anew_is_known() -> None:
@@ -164,7 +169,11 @@ def test_an_answer_that_an_agent_wrote_anew_is_known() -> None:
         first = await ask(opened, [USER])
         [call] = first.message["tool_calls"]
         function = {"name": "add", "arguments": '{ "text" :"2" }'}
-        anew = {"role": "assistant", "content": " !add(2)\n", "tool_calls": [{"id": "mine", "type": "function", "function": function}]}
+        anew = {
+            "role": "assistant",
+            "content": " !add(2)\n",
+            "tool_calls": [{"id": "mine", "type": "function", "function": function}],
+        }
         await ask(opened, [USER, anew, tool(call["id"], "2")])
 
     _, opened = played(work, engine)
@@ -175,7 +184,9 @@ def test_identities_of_calls_are_those_of_the_renderer_for_it_alone() -> None:
     seen: list[Sequence[Message]] = []
 
     class Noting(Chat):
-        def bridge(self, before: Ints, sampled: Ints, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Ints | None:
+        def bridge(
+            self, before: Ints, sampled: Ints, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+        ) -> Ints | None:
             seen.append(messages)
             return super().bridge(before, sampled, messages, tools)
 
@@ -192,7 +203,9 @@ def test_identities_of_calls_are_those_of_the_renderer_for_it_alone() -> None:
 
     found, _ = played(work, says("!add(2)", "!add(2)", "done"), chat=Noting())
     assert len(set(found)) == 2, "an agent may distinguish calls by their ids"
-    assert [message["tool_call_id"] for messages in seen for message in messages] == ["0", "0"], "the renderer numbers calls per turn"
+    assert [message["tool_call_id"] for messages in seen for message in messages] == ["0", "0"], (
+        "the renderer numbers calls per turn"
+    )
 
 
 def test_calls_that_cannot_be_read_are_text() -> None:
@@ -221,7 +234,9 @@ LONG = "x" * 100
         ({}, 400, 40, StopReason.LENGTH),
     ],
 )
-def test_an_answer_has_the_least_of_all_budgets(keys: dict[str, Any], most: int | None, tokens: int, stop: StopReason) -> None:
+def test_an_answer_has_the_least_of_all_budgets(
+    keys: dict[str, Any], most: int | None, tokens: int, stop: StopReason
+) -> None:
     answer, opened = played(lambda opened: ask(opened, [USER], max_tokens=most), says(LONG), **keys)
     assert answer.completion_tokens == tokens and answer.finish == "length" and opened.stop is stop
 
@@ -286,7 +301,9 @@ def test_what_the_chat_template_refuses_is_refused() -> None:
             raise TemplateFault("no system message")
 
     async def work(opened: AgentSession) -> None:
-        with pytest.raises(Refused, match="messages: the model's chat template rejects them: no system message") as refused:
+        with pytest.raises(
+            Refused, match="messages: the model's chat template rejects them: no system message"
+        ) as refused:
             await ask(opened, [USER])
         assert refused.value.status == 400 and "no system message" in opened.refused
 

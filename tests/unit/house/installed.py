@@ -56,7 +56,9 @@ def names(node: ast.AST) -> list[str]:
 
 
 def messages(path: str, function: str) -> list[re.Pattern[str]]:
-    """Return patterns of the messages with which a function raises exceptions. Expressions in f-strings match any text."""
+    """Return patterns of the messages with which a function raises exceptions. Expressions in f-strings match any
+    text.
+    """
     raised = [node for node in ast.walk(_function(path, function)) if isinstance(node, ast.Raise)]
     texts = [node.exc.args[0] for node in raised if isinstance(node.exc, ast.Call) and node.exc.args]
     return [re.compile(re.escape(_text(text)).replace(re.escape(PLACEHOLDER), ".*"), re.DOTALL) for text in texts]
@@ -76,7 +78,9 @@ def _text(node: ast.expr) -> str:
 
 
 def _statements(where: ast.AST) -> Iterator[ast.AST]:
-    """Yield the statements of a module, including those for type checkers, or of a class, including assignments in `__init__`."""
+    """Yield the statements of a module, including those for type checkers, or of a class, including assignments in
+    `__init__`.
+    """
     for node in getattr(where, "body", []):
         yield node
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):

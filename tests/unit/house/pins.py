@@ -22,4 +22,8 @@ def requirements(*extras: str) -> list[Requirement]:
 def locked(kind: str) -> dict[str, str]:
     """Return the packages of a lock and their versions. `kind` is `cpu` or `gpu`."""
     lines = (ROOT / "requirements" / f"{kind}.lock").read_text(encoding="utf-8").splitlines()
-    return {canonicalize_name(match[1]): match[2] for line in lines if (match := re.match(r"([a-z][\w.-]*)==([^\s;]+)", line))}
+    return {
+        canonicalize_name(match[1]): match[2]
+        for line in lines
+        if (match := re.match(r"([a-z][\w.-]*)==([^\s;]+)", line))
+    }

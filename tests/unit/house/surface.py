@@ -53,7 +53,8 @@ DECLARED = {
     },
     "vllm/model_executor/models/interfaces.py": {"SupportsLoRA.packed_modules_mapping": "dict[str, list[str]]"},
     "vllm/model_executor/models/qwen3_vl.py": {
-        "Qwen3VLForConditionalGeneration.hf_to_vllm_mapper": "WeightsMapper(orig_to_new_prefix={'model.visual.': 'visual.', "
+        "Qwen3VLForConditionalGeneration.hf_to_vllm_mapper": "WeightsMapper(orig_to_new_prefix={'model.visual.': "
+        "'visual.', "
         "'lm_head.': 'language_model.lm_head.', 'model.language_model.': 'language_model.model.'})"
     },
     "vllm/model_executor/models/qwen2.py": {"Qwen2ForCausalLM.load_weights": "(self, weights) -> set[str]"},
@@ -63,19 +64,24 @@ DECLARED = {
         "UnquantizedEmbeddingMethod.process_weights_after_loading": "(self, layer)",
     },
     "vllm/model_executor/layers/fused_moe/unquantized_fused_moe_method.py": {
-        "UnquantizedFusedMoEMethod": "class (FusedMoEMethodBase, CustomOp)",
+        "UnquantizedFusedMoEMethod": "class (FusedMoEMethodBase, CustomOp)"
     },
     "vllm/model_executor/layers/fused_moe/fused_moe_method_base.py": {
-        "FusedMoEMethodBase.moe_kernel": "mk.FusedMoEKernel | None",
+        "FusedMoEMethodBase.moe_kernel": "mk.FusedMoEKernel | None"
     },
     "vllm/v1/engine/async_llm.py": {
         "AsyncLLM": "class (EngineClient)",
         "AsyncLLM.from_engine_args": (
-            "(cls, engine_args, start_engine_loop=True, usage_context=UsageContext.ENGINE_CONTEXT, stat_loggers=None) -> 'AsyncLLM'"
+            "(cls, engine_args, start_engine_loop=True, usage_context=UsageContext.ENGINE_CONTEXT, "
+            "stat_loggers=None) "
+            "-> "
+            "'AsyncLLM'"
         ),
         "AsyncLLM.generate": (
-            "async (self, prompt, sampling_params, request_id, *, prompt_text=None, lora_request=None, tokenization_kwargs=None, "
-            "trace_headers=None, priority=0, data_parallel_rank=None, session_id=None, kv_hints=None, reasoning_ended=None, "
+            "async (self, prompt, sampling_params, request_id, *, prompt_text=None, lora_request=None, "
+            "tokenization_kwargs=None, "
+            "trace_headers=None, priority=0, data_parallel_rank=None, session_id=None, kv_hints=None, "
+            "reasoning_ended=None, "
             "reasoning_parser_kwargs=None) -> AsyncGenerator[RequestOutput, None]"
         ),
         "AsyncLLM.encode": (
@@ -138,7 +144,10 @@ DECLARED = {
     },
     "vllm/v1/executor/abstract.py": {"SLEEP_TAGS": "frozenset(('weights', 'kv_cache'))"},
     "vllm/engine/arg_utils.py": {"AsyncEngineArgs": "class (EngineArgs)"},
-    "vllm/config/__init__.py": {"WeightTransferConfig": "from vllm.config.weight_transfer", "VllmConfig": "from vllm.config.vllm"},
+    "vllm/config/__init__.py": {
+        "WeightTransferConfig": "from vllm.config.weight_transfer",
+        "VllmConfig": "from vllm.config.vllm",
+    },
     "vllm/config/lora.py": {"MaxLoRARanks": "Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]"},
     "vllm/config/model.py": {
         "LogprobsMode": "Literal['raw_logits', 'raw_logprobs', 'processed_logits', 'processed_logprobs']",
@@ -167,9 +176,14 @@ DECLARED = {
         "WeightVersionSpan.start": "int",
         "WeightVersionSpan.end": "int",
     },
-    "vllm/logprobs.py": {"FlatLogprobs": "class (MutableSequence[LogprobsOnePosition | None])", "FlatLogprobs.logprobs": "list[float]"},
+    "vllm/logprobs.py": {
+        "FlatLogprobs": "class (MutableSequence[LogprobsOnePosition | None])",
+        "FlatLogprobs.logprobs": "list[float]",
+    },
 }
-"""All vLLM names that roll relies on, by file: functions with parameters, classes with bases, other names with their type or value."""
+"""All vLLM names that roll relies on, by file: functions with parameters, classes with bases, other names with their
+type or value.
+"""
 FIELDS = {
     "AsyncEngineArgs": ("vllm/engine/arg_utils.py", "EngineArgs"),
     "SamplingParams": ("vllm/sampling_params.py", "SamplingParams"),
@@ -180,4 +194,5 @@ FIELDS = {
     "WeightTransferInitRequest": ("vllm/distributed/weight_transfer/base.py", "WeightTransferInitRequest"),
     "WeightTransferUpdateRequest": ("vllm/distributed/weight_transfer/base.py", "WeightTransferUpdateRequest"),
 }
-"""Classes that the strategies construct, each with the classes that declare its fields and the file that contains them."""
+"""Classes that the strategies construct, each with the classes that declare its fields and the file that contains them.
+"""

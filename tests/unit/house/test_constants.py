@@ -13,10 +13,14 @@ SEVERAL = {"LOOK_EVERY": "Ray's processes, the files of starting roles and the s
 
 
 def constants(source: str) -> dict[str, str]:
-    """Return the source text of a module's literal constants by name: numbers, strings, and tuples, lists, sets and dicts of them."""
+    """Return the source text of a module's literal constants by name: numbers, strings, and tuples, lists, sets and
+    dicts of them.
+    """
     found = {}
     for node in ast.parse(source).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
         if value is not None and _is_literal(value):
             found |= {target.id: ast.unparse(value) for target in targets if isinstance(target, ast.Name)}
@@ -24,7 +28,10 @@ def constants(source: str) -> dict[str, str]:
 
 
 def _is_literal(value: ast.expr) -> bool:
-    collections, arithmetic = ast.Tuple | ast.List | ast.Set | ast.Dict, ast.UnaryOp | ast.BinOp | ast.operator | ast.unaryop
+    collections, arithmetic = (
+        ast.Tuple | ast.List | ast.Set | ast.Dict,
+        ast.UnaryOp | ast.BinOp | ast.operator | ast.unaryop,
+    )
     return all(isinstance(node, ast.Constant | collections | arithmetic | ast.Load) for node in ast.walk(value))
 
 

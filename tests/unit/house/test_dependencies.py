@@ -37,7 +37,9 @@ def test_every_import_is_asked_for() -> None:
         canonicalize_name(requirement.name) for requirement in requirements("gpu", "cpu", "trackers", "bitsandbytes")
     } | PART_OF_ANOTHER
     distributions = NOT_EVERYWHERE | dict(packages_distributions())
-    missing = {name for name in imported() if not asked & {canonicalize_name(one) for one in distributions.get(name, [name])}}
+    missing = {
+        name for name in imported() if not asked & {canonicalize_name(one) for one in distributions.get(name, [name])}
+    }
     assert missing == set()
 
 
@@ -54,4 +56,6 @@ def test_both_locks_have_one_version_of_what_both_have() -> None:
     cpu, gpu = locked("cpu"), locked("gpu")
     both = cpu.keys() & gpu.keys()
     assert {"torch", "transformers", "deepspeed", "ray", "triton"} < both
-    assert {name: (cpu[name], gpu[name]) for name in both if Version(cpu[name]).public != Version(gpu[name]).public} == {}
+    assert {
+        name: (cpu[name], gpu[name]) for name in both if Version(cpu[name]).public != Version(gpu[name]).public
+    } == {}

@@ -1,4 +1,6 @@
-"""The import direction: which package may import which. Imports are read from the source, so lazy imports count as well."""
+"""The import direction: which package may import which. Imports are read from the source, so lazy imports count as
+well.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ HEAVY = {"torch", "ray", "transformers", "deepspeed", "vllm", "peft", "numpy"}
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the line and full name of every import, at any depth. `from a import b` is reported as `a.b`, because b may be a module."""
+    """Yield the line and full name of every import, at any depth. `from a import b` is reported as `a.b`, because b may
+    be a module.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -102,7 +106,9 @@ def test_no_two_packages_import_each_other_in_a_circle() -> None:
 
 
 def room(path: Path) -> str:
-    """Return the package below roll/config: `checks` for roll/config/checks/credit.py, `docs` for roll/config/docs.py."""
+    """Return the package below roll/config: `checks` for roll/config/checks/credit.py, `docs` for
+    roll/config/docs.py.
+    """
     return path.relative_to(ROOT / "roll" / "config").parts[0].removesuffix(".py")
 
 
@@ -169,7 +175,8 @@ def test_the_configuration_imports_nothing_heavy() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in SOURCES
-        if package(path) in ("config", "errors", "registry") or path.is_relative_to(ROOT / "roll" / "algorithms" / "methods")
+        if package(path) in ("config", "errors", "registry")
+        or path.is_relative_to(ROOT / "roll" / "algorithms" / "methods")
         for line, name in imports(ast.parse(path.read_text()))
         if name.split(".")[0] in HEAVY
     ]

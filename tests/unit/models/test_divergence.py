@@ -43,7 +43,9 @@ def test_divergences_by_hand(measure: Divergence, expected: float) -> None:
 
 def test_the_temperature_divides_both_logits() -> None:
     student, teacher = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert torch.allclose(Divergence("forward_kl", temperature=2.0)(student, teacher), Divergence("forward_kl")(student / 2, teacher / 2))
+    assert torch.allclose(
+        Divergence("forward_kl", temperature=2.0)(student, teacher), Divergence("forward_kl")(student / 2, teacher / 2)
+    )
 
 
 @pytest.mark.parametrize("measure", KINDS)
@@ -53,7 +55,9 @@ def test_gradients_are_those_of_finite_differences(measure: Divergence) -> None:
 
 
 def world(rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return hidden states and output matrices of a student and of a wider teacher, which has `rows` vocabulary rows instead of 40."""
+    """Return hidden states and output matrices of a student and of a wider teacher, which has `rows` vocabulary rows
+    instead of 40.
+    """
     generator = torch.Generator().manual_seed(2)
     shapes = ((70, 8), (40, 8), (70, 12), (rows, 12))
     hidden, weight, teacher_hidden, teacher_weight = (torch.randn(shape, generator=generator) for shape in shapes)
@@ -62,7 +66,9 @@ def world(rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("rows", [40, 36, 48])
 @pytest.mark.parametrize("measure", KINDS)
-def test_chunks_change_neither_values_nor_gradients(measure: Divergence, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_neither_values_nor_gradients(
+    measure: Divergence, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chunks, "head_tokens", lambda vocabulary: 64)  # 16 tokens per chunk
     hidden, weight, teacher_hidden, teacher_weight = world(rows)
     slope = torch.linspace(-1, 1, 70)

@@ -43,7 +43,9 @@ def causal_model() -> Qwen2ForCausalLM:
 
 
 def whole_attention(length: int) -> float:
-    """Return the FLOPs that torch counts for attention products: over all pairs of tokens, including those that the causal mask hides."""
+    """Return the FLOPs that torch counts for attention products: over all pairs of tokens, including those that the
+    causal mask hides.
+    """
     return 3 * shape().attending_flops * length**2
 
 
@@ -61,7 +63,9 @@ def test_of_a_lora_adapter() -> None:
     model.enable_input_require_grads()
     count, adapter = shape().parameters, shape().adapter_parameters("all-linear", RANK)
     expected = counted(model, length)
-    assert TrainingFlops(count + adapter, adapter).of([length]) + whole_attention(length) == pytest.approx(expected, rel=0.02)
+    assert TrainingFlops(count + adapter, adapter).of([length]) + whole_attention(length) == pytest.approx(
+        expected, rel=0.02
+    )
 
 
 def test_causal_attention_is_half_of_all_pairs_and_sequences_do_not_see_each_other() -> None:

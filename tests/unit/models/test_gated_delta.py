@@ -1,4 +1,6 @@
-"""Hybrid models on packed sequences, compared with a recurrence in float64 and with transformers on each sequence alone."""
+"""Hybrid models on packed sequences, compared with a recurrence in float64 and with transformers on each sequence
+alone.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ from tests.hybrids import Kind, build_hybrid, write_hybrid
 
 FP32 = ModelConfig.model_validate({"dtype": "fp32"})
 LENGTHS = [5, 2, 64, 65, 130, 3, 70]
-"""Lengths shorter than the convolution, multiples of the chunk size 64 and others. Several have the same number of chunks."""
+"""Lengths shorter than the convolution, multiples of the chunk size 64 and others. Several have the same number of
+chunks.
+"""
 CHUNKED = inspect.unwrap(modeling_qwen3_5.torch_chunk_gated_delta_rule)
 PLAIN = DeltaKernels(partial(rule_by_chunks, CHUNKED), convolution_by_shifts)
 
@@ -79,7 +83,9 @@ def one_layer() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def recurrence(layer: Any, hidden: Tensor) -> Tensor:
-    """Return the output [T, H] for one sequence [T, H], token by token, in the dtype of the input (Yang et al., 2024, equation 10)."""
+    """Return the output [T, H] for one sequence [T, H], token by token, in the dtype of the input (Yang et al., 2024,
+    equation 10).
+    """
     heads, keys, values = layer.num_v_heads, layer.head_k_dim, layer.head_v_dim
     row, width = hidden @ layer.in_proj_qkv.weight.T, layer.conv_kernel_size
     padded = torch.cat([row.new_zeros(width - 1, row.shape[1]), row])
@@ -157,7 +163,9 @@ def test_compiled_layers_say_the_same_for_any_number_of_sequences(folder: Path) 
         inputs = packed_inputs(batch(lengths), "cpu")
         said = [policy(inputs)[0] for policy in (plain, compiled)]
         torch.testing.assert_close(said[0], said[1], rtol=0, atol=1e-5)
-        wanted, grads = (gradients(policy.causal, own.sum()) for policy, own in zip((plain, compiled), said, strict=True))
+        wanted, grads = (
+            gradients(policy.causal, own.sum()) for policy, own in zip((plain, compiled), said, strict=True)
+        )
         assert all((grads[name] - grad).norm() < 1e-4 * max(float(grad.norm()), 1e-2) for name, grad in wanted.items())
 
 
@@ -169,13 +177,22 @@ def test_no_sequence_reads_another(folder: Path) -> None:
     mixed = other.token_ids.copy()
     mixed[kept] = one.token_ids[kept]
     scored = slice(sum(LENGTHS[:2]) - 2, sum(LENGTHS[:4]) - 4)
-    said = [policy(packed_inputs(Sequences(ids, one.offsets, one.response_mask), "cpu"))[0] for ids in (one.token_ids, mixed)]
+    said = [
+        policy(packed_inputs(Sequences(ids, one.offsets, one.response_mask), "cpu"))[0]
+        for ids in (one.token_ids, mixed)
+    ]
     torch.testing.assert_close(said[0][scored], said[1][scored], rtol=0, atol=1e-6)
-    assert (said[0][-LENGTHS[-1] + 1 :] - said[1][-LENGTHS[-1] + 1 :]).abs().max() > 0.1  # the tokens of this sequence changed
+    assert (
+        said[0][-LENGTHS[-1] + 1 :] - said[1][-LENGTHS[-1] + 1 :]
+    ).abs().max() > 0.1  # the tokens of this sequence changed
 
 
-def varlen_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, use_qk_l2norm_in_kernel: bool, cu_seqlens: Tensor) -> Any:
-    """Apply the rule to each sequence, as the documentation of flash-linear-attention specifies for `chunk_gated_delta_rule`."""
+def varlen_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, use_qk_l2norm_in_kernel: bool, cu_seqlens: Tensor
+) -> Any:
+    """Apply the rule to each sequence, as the documentation of flash-linear-attention specifies for
+    `chunk_gated_delta_rule`.
+    """
     recurrent = inspect.unwrap(modeling_qwen3_5.torch_recurrent_gated_delta_rule)
     spans = [slice(begin, end) for begin, end in zip(cu_seqlens.tolist(), cu_seqlens.tolist()[1:], strict=False)]
     own = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
@@ -184,7 +201,9 @@ def varlen_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, use_qk
 
 
 def varlen_convolution(x: Tensor, weight: Tensor, activation: str, cu_seqlens: Tensor) -> tuple[Tensor, None]:
-    """Convolve each sequence of x [1, T, C] with weight [C, W], as flash-linear-attention documents for `causal_conv1d`."""
+    """Convolve each sequence of x [1, T, C] with weight [C, W], as flash-linear-attention documents for
+    `causal_conv1d`.
+    """
     assert activation == "silu"
     out = []
     for begin, end in zip(cu_seqlens.tolist(), cu_seqlens.tolist()[1:], strict=False):
@@ -207,18 +226,28 @@ def test_values_are_those_of_transformers_classifier(folder: Path) -> None:
     values = load_values(str(folder), FP32, seed=0)
     with torch.no_grad():
         values.causal.score.weight.normal_(generator=torch.Generator().manual_seed(1))  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
-    plain = AutoModelForSequenceClassification.from_config(values.causal.config, dtype=torch.float32, attn_implementation="sdpa")
+    plain = AutoModelForSequenceClassification.from_config(
+        values.causal.config, dtype=torch.float32, attn_implementation="sdpa"
+    )
     plain.load_state_dict(values.causal.state_dict())
     (said,) = values(packed_inputs(sequences, "cpu"))
-    states = torch.cat([plain.model(input_ids=ids, use_cache=False).last_hidden_state[0, :-1] for ids in parts(sequences)])
+    states = torch.cat(
+        [plain.model(input_ids=ids, use_cache=False).last_hidden_state[0, :-1] for ids in parts(sequences)]
+    )
     torch.testing.assert_close(said, (states @ plain.score.weight.T)[:, 0], rtol=1e-5, atol=2e-5)
     own = dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).named_parameters())
-    assert all(torch.equal(parameter, own[name]) for name, parameter in values.causal.named_parameters() if name != "score.weight")
+    assert all(
+        torch.equal(parameter, own[name])
+        for name, parameter in values.causal.named_parameters()
+        if name != "score.weight"
+    )
 
 
 def test_adapters_learn_on_both_kinds_of_layers(folder: Path) -> None:
     targets = "q_proj,k_proj,v_proj,o_proj,in_proj_qkv,in_proj_z,in_proj_a,in_proj_b,out_proj"
-    policy = load_policy(str(folder), ModelConfig.model_validate({"dtype": "fp32", "lora_target": targets, "lora_rank": 4}), seed=0)
+    policy = load_policy(
+        str(folder), ModelConfig.model_validate({"dtype": "fp32", "lora_target": targets, "lora_rank": 4}), seed=0
+    )
     policy(packed_inputs(batch(LENGTHS), "cpu"))[0].sum().backward()
     learning = {name.split(".")[-4]: grad for name, grad in named_grads(policy) if ".lora_B." in name}
     assert set(learning) == set(targets.split(","))

@@ -1,4 +1,6 @@
-"""Log-probs and entropies computed in chunks, compared with a full log softmax in float64; the memory and the compilation of the chunks."""
+"""Log-probs and entropies computed in chunks, compared with a full log softmax in float64; the memory and the
+compilation of the chunks.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def test_gradients_in_float64(terms: str, temperature: float) -> None:
 
 def test_the_formula_itself_against_finite_differences() -> None:
     hidden, weight, targets = (part.double() if part.is_floating_point() else part for part in inputs(3))
-    assert torch.autograd.gradcheck(lambda h, w: formula(h, w, targets, 0.7), (hidden.requires_grad_(), weight.requires_grad_()))
+    assert torch.autograd.gradcheck(
+        lambda h, w: formula(h, w, targets, 0.7), (hidden.requires_grad_(), weight.requires_grad_())
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -78,7 +82,8 @@ def test_bf16_weights_lose_nothing_beyond_their_own_rounding(device: str) -> Non
     hidden, weight, targets = (part.to(device) for part in inputs(50, torch.bfloat16))
     expected_log_probs, expected_entropy = formula(hidden, weight, targets, 0.9)
     log_probs, entropy = chunked_log_probs(hidden, weight, targets, 0.9)
-    # Products of bf16 values are exact in fp32, and sums are in fp32. The result is much more precise than the 3 digits of bf16.
+    # Products of bf16 values are exact in fp32, and sums are in fp32. The result is much more precise than the 3 digits
+    # of bf16.
     torch.testing.assert_close(log_probs.double(), expected_log_probs, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(entropy.double(), expected_entropy, rtol=1e-4, atol=1e-4)
     hidden.requires_grad_()
@@ -142,7 +147,9 @@ def test_the_last_chunks_logits_are_formed_once(tokens: int, products: int, monk
     log_probs, _ = chunked_log_probs(hidden.requires_grad_(), weight, targets)
     log_probs.sum().backward()
     assert len(formed) == products
-    assert formed.count(8) == 2 * (tokens == 40), "the logits of the incomplete chunk should not be kept for the backward pass"
+    assert formed.count(8) == 2 * (tokens == 40), (
+        "the logits of the incomplete chunk should not be kept for the backward pass"
+    )
 
 
 def test_a_frozen_weight_gets_no_gradient() -> None:

@@ -36,8 +36,12 @@ def test_the_remedy_for_a_folder_without_weights_makes_one_that_can_be_used(bare
     with pytest.raises(DataError) as raised:
         check_readable(str(bare))
     (fault,) = raised.value.faults
-    command = fault.remedy.partition("random ones: ")[2].partition(", and")[0].replace("OUT", str(tmp_path / "made")).split()
-    done = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True, timeout=limits.PROCESS, check=False)
+    command = (
+        fault.remedy.partition("random ones: ")[2].partition(", and")[0].replace("OUT", str(tmp_path / "made")).split()
+    )
+    done = subprocess.run(
+        [sys.executable, *command[1:]], capture_output=True, text=True, timeout=limits.PROCESS, check=False
+    )
     assert done.returncode == 0, done.stderr
     check_readable(str(tmp_path / "made"))
     assert AutoTokenizer.from_pretrained(tmp_path / "made").eos_token == AutoTokenizer.from_pretrained(bare).eos_token
@@ -50,7 +54,9 @@ def test_a_seed_says_which_weights(bare: Path, tmp_path: Path) -> None:
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not torch.equal(one["lm_head.weight"], other["lm_head.weight"])
     spread = one["lm_head.weight"].std().item()
-    assert spread == pytest.approx(0.05, rel=0.1), "the standard deviation should be the initializer_range of the configuration"
+    assert spread == pytest.approx(0.05, rel=0.1), (
+        "the standard deviation should be the initializer_range of the configuration"
+    )
 
 
 def test_what_cannot_be_made_is_refused_and_leaves_nothing(bare: Path, tmp_path: Path) -> None:

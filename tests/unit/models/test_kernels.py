@@ -45,7 +45,14 @@ def test_liger_without_a_gpu_is_an_error_with_a_remedy(tiny_model: Path) -> None
 def test_liger_is_asked_for_layers_and_not_for_losses(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
-    def apply(rope: bool, cross_entropy: bool, fused_linear_cross_entropy: bool, rms_norm: bool, swiglu: bool, model: nn.Module) -> None:
+    def apply(
+        rope: bool,
+        cross_entropy: bool,
+        fused_linear_cross_entropy: bool,
+        rms_norm: bool,
+        swiglu: bool,
+        model: nn.Module,
+    ) -> None:
         asked.update(layers=(rope, rms_norm, swiglu), losses=(cross_entropy, fused_linear_cross_entropy), model=model)
 
     package = ModuleType("liger_kernel.transformers")
@@ -66,7 +73,9 @@ def _installed(name: str) -> ModuleType:
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_flash_attention_is_given_what_its_package_documents(window: int | None) -> None:
-    """The stand-in does what `flash_attn_varlen_func` documents. The window of that function is the number of visible earlier tokens."""
+    """The stand-in does what `flash_attn_varlen_func` documents. The window of that function is the number of visible
+    earlier tokens.
+    """
 
     def varlen(
         q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *, softmax_scale: float, causal: bool,

@@ -79,7 +79,9 @@ def test_compiled_layers_with_adapted_experts_say_the_same(tmp_path: Path, monke
     plain, compiled = (load_policy(str(tmp_path / "model"), keys, seed=0) for _ in range(2))
     compile_layers(compiled.causal)
     for lengths in ([5, 9], [7, 3, 4]):
-        inputs = packed_inputs(concatenate([np.arange(n, dtype=np.int32) for n in lengths], [np.arange(n) > 0 for n in lengths]), "cpu")
+        inputs = packed_inputs(
+            concatenate([np.arange(n, dtype=np.int32) for n in lengths], [np.arange(n) > 0 for n in lengths]), "cpu"
+        )
         with torch.no_grad():
             torch.testing.assert_close(compiled(inputs)[0], plain(inputs)[0], rtol=0, atol=1e-6)
         said = [policy(inputs)[0] for policy in (plain, compiled)]

@@ -65,7 +65,9 @@ def index_without_map(folder: Path) -> None:
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )
-def test_broken_weights_are_known_from_their_headers(folder: Path, damage: Callable[[Path], None], problem: str) -> None:
+def test_broken_weights_are_known_from_their_headers(
+    folder: Path, damage: Callable[[Path], None], problem: str
+) -> None:
     check_readable(str(folder))
     damage(folder)
     with pytest.raises(DataError) as raised:

@@ -42,7 +42,13 @@ from roll.errors import DataError
 from roll.models.load import PackedPolicy, load_causal_model, longest_packable, not_packable
 from roll.models.packed_inputs import packed_inputs
 
-SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64, "pad_token_id": 0}
+SHAPE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "vocab_size": 64,
+    "pad_token_id": 0,
+}
 SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
 
 
@@ -57,10 +63,18 @@ SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1,
         (GraniteConfig(**SHAPE, logits_scaling=8.0), GraniteForCausalLM, "its logits_scaling of 8 changes logits"),
         (Gemma2Config(**SHAPE, head_dim=8), Gemma2ForCausalLM, "its final_logit_softcapping of 30 changes logits"),
         (BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4), BloomForCausalLM, "it has its own attention"),
-        (GPTJConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=4, rotary_dim=4), GPTJForCausalLM, "it has its own attention"),
+        (
+            GPTJConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=4, rotary_dim=4),
+            GPTJForCausalLM,
+            "it has its own attention",
+        ),
         (PhiConfig(**SHAPE), PhiForCausalLM, "its output matrix has a bias"),
         (CohereConfig(**SHAPE), CohereForCausalLM, "its logit_scale of 0.0625 changes logits"),
-        (GptOssConfig(**SHAPE, head_dim=8, num_local_experts=2, num_experts_per_tok=1), GptOssForCausalLM, "its attention has sinks"),
+        (
+            GptOssConfig(**SHAPE, head_dim=8, num_local_experts=2, num_experts_per_tok=1),
+            GptOssForCausalLM,
+            "its attention has sinks",
+        ),
         (
             Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]),
             Lfm2ForCausalLM,
@@ -69,7 +83,9 @@ SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1,
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,
 )
-def test_a_model_that_packing_would_change_is_refused(config: Any, kind: type[PreTrainedModel], why: str | None, tmp_path: Path) -> None:
+def test_a_model_that_packing_would_change_is_refused(
+    config: Any, kind: type[PreTrainedModel], why: str | None, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     model = kind(config)
     if why is None:
@@ -80,7 +96,13 @@ def test_a_model_that_packing_would_change_is_refused(config: Any, kind: type[Pr
         load_causal_model(str(tmp_path), ModelConfig.model_validate({"dtype": "fp32"}))
 
 
-LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0] * 4,
+    "factor": 4.0,
+}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +115,9 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 
     ],
     ids=lambda value: value["rope_type"] if isinstance(value, dict) else None,
 )
-def test_how_long_sequences_may_be_where_the_longest_decides_all_angles(rope: dict[str, Any], longest: int | None) -> None:
+def test_how_long_sequences_may_be_where_the_longest_decides_all_angles(
+    rope: dict[str, Any], longest: int | None
+) -> None:
     assert longest_packable(LlamaConfig(**SHAPE, max_position_embeddings=64, rope_parameters=rope)) == longest
 
 

@@ -83,7 +83,9 @@ def test_the_gpus_kernels_agree_with_the_cpus(tiny_model: Path) -> None:
     for name, parameter in policy.causal.named_parameters():
         theirs = exact.causal.get_parameter(name).grad
         assert theirs is not None and parameter.grad is not None
-        assert nn.functional.cosine_similarity(parameter.grad.cpu().float().flatten(), theirs.flatten(), dim=0) > 0.99, name
+        assert (
+            nn.functional.cosine_similarity(parameter.grad.cpu().float().flatten(), theirs.flatten(), dim=0) > 0.99
+        ), name
 
 
 def test_gradients_are_those_of_transformers(folder: Path) -> None:
@@ -97,7 +99,9 @@ def test_gradients_are_those_of_transformers(folder: Path) -> None:
     got = dict(policy.causal.named_parameters())
     assert got.keys() == expected.keys()
     for name, parameter in got.items():
-        torch.testing.assert_close(parameter.grad, expected[name].grad, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            parameter.grad, expected[name].grad, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @torch.no_grad()
@@ -122,7 +126,9 @@ def test_the_filler_runs_forward_and_backward_and_teaches_nothing(tiny_model: Pa
 
 
 def test_inputs_of_a_micro_batch_by_hand() -> None:
-    batch = concatenate([np.array([5, 6, 7], np.int32), np.array([8, 9], np.int32)], [np.array([0, 0, 1], bool), np.array([0, 1], bool)])
+    batch = concatenate(
+        [np.array([5, 6, 7], np.int32), np.array([8, 9], np.int32)], [np.array([0, 0, 1], bool), np.array([0, 1], bool)]
+    )
     inputs = packed_inputs(batch, "cpu")
     assert inputs.token_ids.tolist() == [5, 6, 7, 8, 9]
     assert inputs.position_ids.tolist() == [0, 1, 2, 0, 1]

@@ -16,7 +16,13 @@ from roll.models.layers import checkpoint_first, prepare_checkpointing
 from roll.models.load import add_lora
 from roll.models.routers import RouterLoss, balanced_routers, expert_blocks, router_modules
 
-SHAPE: dict[str, Any] = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
+SHAPE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+}
 SHAPE |= {"num_key_value_heads": 1, "pad_token_id": 0}
 WEIGHT = 0.3
 IDS = torch.randint(0, 64, (1, 23), generator=torch.Generator().manual_seed(0))
@@ -36,7 +42,9 @@ def qwen() -> Any:
 
 
 def expected_gradients(model: PreTrainedModel) -> tuple[float, dict[str, Tensor]]:
-    """Return the transformers auxiliary loss, averaged over layers, and the gradients of cross-entropy + WEIGHT * this loss."""
+    """Return the transformers auxiliary loss, averaged over layers, and the gradients of cross-entropy + WEIGHT * this
+    loss.
+    """
     outputs = model(input_ids=IDS, labels=IDS, output_router_logits=True)
     layers = [load_balancing_loss_func((each,), 6, 2) for each in outputs.router_logits]
     auxiliary = torch.stack([torch.as_tensor(each) for each in layers]).mean()
@@ -89,7 +97,9 @@ def test_routers_beneath_an_adapter() -> None:
     router_loss.begin(torch.tensor(WEIGHT))
     adapted(input_ids=IDS).logits.sum().mul(0.0).backward()
     gradients = {name: parameter.grad for name, parameter in adapted.named_parameters() if parameter.requires_grad}
-    assert {type(block).__name__ for block in [*model.modules()] if type(block) in expert_blocks(model)} == {"Qwen3MoeSparseMoeBlock"}
+    assert {type(block).__name__ for block in [*model.modules()] if type(block) in expert_blocks(model)} == {
+        "Qwen3MoeSparseMoeBlock"
+    }
     routers = [gradient for name, gradient in gradients.items() if ".gate.lora_B" in name]
     assert len(routers) == 3 and all(gradient is not None and gradient.abs().max() > 0 for gradient in routers)
 
@@ -100,7 +110,12 @@ def test_routers_beneath_an_adapter() -> None:
         ("qwen2", {}, None, False),
         ("mixtral", {"num_local_experts": 4}, "MixtralSparseMoeBlock", True),
         ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}, "OlmoeSparseMoeBlock", True),
-        ("deepseek_v3", {"n_routed_experts": 8, "first_k_dense_replace": 0, "n_group": 2, "topk_group": 1}, "DeepseekV3MoE", False),
+        (
+            "deepseek_v3",
+            {"n_routed_experts": 8, "first_k_dense_replace": 0, "n_group": 2, "topk_group": 1},
+            "DeepseekV3MoE",
+            False,
+        ),
     ],
 )
 def test_families(kind: str, values: dict[str, Any], block: str | None, balanced: bool) -> None:

@@ -20,16 +20,27 @@ from roll.runs.ending import loading_call
 
 @pytest.mark.parametrize(
     ("token_ids", "pad", "where"),
-    [([5, 6, 7], 9, 2), ([5, 6, 9], 9, 1), ([5, 9, 6, 9, 9], 9, 2), ([5, 6, 9], None, 2), ([9, 9, 9], 9, 2), ([5, 9], 9, 1)],
+    [
+        ([5, 6, 7], 9, 2),
+        ([5, 6, 9], 9, 1),
+        ([5, 9, 6, 9, 9], 9, 2),
+        ([5, 6, 9], None, 2),
+        ([9, 9, 9], 9, 2),
+        ([5, 9], 9, 1),
+    ],
 )
-def test_the_score_is_read_at_the_last_token_that_is_no_padding(token_ids: list[int], pad: int | None, where: int) -> None:
+def test_the_score_is_read_at_the_last_token_that_is_no_padding(
+    token_ids: list[int], pad: int | None, where: int
+) -> None:
     mask = scored_token(np.array(token_ids, np.int32), pad)
     assert np.flatnonzero(mask).tolist() == [where]
 
 
 def test_an_exported_reward_model_gives_transformers_the_same_scores(tmp_path: Path) -> None:
     write_model(tmp_path / "base", seed=0)
-    scores = load_scores(str(tmp_path / "base"), ModelConfig.model_validate({"dtype": "fp32", "gradient_checkpointing": "none"}), seed=0)
+    scores = load_scores(
+        str(tmp_path / "base"), ModelConfig.model_validate({"dtype": "fp32", "gradient_checkpointing": "none"}), seed=0
+    )
     torch.nn.init.normal_(scores.causal.get_parameter("score.weight"), generator=torch.Generator().manual_seed(0))
     tensors = {name: parameter.detach() for name, parameter in scores.causal.named_parameters()}
     export.write_model(tmp_path / "export", iter([tensors]), scores.causal, build_tokenizer())

@@ -1,4 +1,6 @@
-"""Several ranks that split a packed row compute the same outputs and gradients as one rank. The ranks are threads of this process."""
+"""Several ranks that split a packed row compute the same outputs and gradients as one rank. The ranks are threads of
+this process.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ class Ranks:
 
 @pytest.fixture(params=[2, 4], ids=lambda size: f"{size} ranks")
 def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ranks:
-    """Replace the collectives. The tiny model has 4 heads and 2 key-value heads, so 4 ranks need copies of the key-value heads."""
+    """Replace the collectives. The tiny model has 4 heads and 2 key-value heads, so 4 ranks need copies of the
+    key-value heads.
+    """
     ranks = Ranks(request.param)
     monkeypatch.setattr(sequence_parallel, "all_to_all", ranks.all_to_all)
     monkeypatch.setattr(torch.distributed, "all_gather", ranks.all_gather)
@@ -88,7 +92,10 @@ def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ra
 def sequences(lengths: list[int]) -> Sequences:
     """Return sequences of random tokens. All tokens except the first of each are the response."""
     generator = np.random.default_rng(3)
-    return concatenate([generator.integers(0, 250, length).astype(np.int32) for length in lengths], [np.arange(n) >= 1 for n in lengths])
+    return concatenate(
+        [generator.integers(0, 250, length).astype(np.int32) for length in lengths],
+        [np.arange(n) >= 1 for n in lengths],
+    )
 
 
 def said_and_learnt(
@@ -103,7 +110,9 @@ def said_and_learnt(
     everyones = [forward(None)] if ranks is None else ranks.run(forward)
     for others in everyones[1:]:
         assert all(torch.equal(mine, others[number]) for number, mine in enumerate(everyones[0]))
-    loss = torch.stack([((number + 1) * (part * weights).sum()) for said in everyones for number, part in enumerate(said)]).sum()
+    loss = torch.stack(
+        [((number + 1) * (part * weights).sum()) for said in everyones for number, part in enumerate(said)]
+    ).sum()
     trains = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [part.detach() for part in everyones[0]], list(torch.autograd.grad(loss, trains))
 
@@ -126,10 +135,16 @@ def with_head(kind: type[PackedValues]) -> Callable[[Path], PackedModel]:
     return load
 
 
-@pytest.mark.parametrize("load", [policy, student, with_head(PackedValues), with_head(PackedScores)], ids=["policy", "student", "v", "r"])
-def test_ranks_together_say_and_learn_what_one_does(load: Callable[[Path], PackedModel], tiny_model: Path, ranks: Ranks) -> None:
+@pytest.mark.parametrize(
+    "load", [policy, student, with_head(PackedValues), with_head(PackedScores)], ids=["policy", "student", "v", "r"]
+)
+def test_ranks_together_say_and_learn_what_one_does(
+    load: Callable[[Path], PackedModel], tiny_model: Path, ranks: Ranks
+) -> None:
     model, batch = load(tiny_model), sequences(LENGTHS)
-    states = np.random.default_rng(0).normal(size=(sum(LENGTHS) - 3, 24)).astype(np.float32) if load is student else None
+    states = (
+        np.random.default_rng(0).normal(size=(sum(LENGTHS) - 3, 24)).astype(np.float32) if load is student else None
+    )
     expected, gradients = said_and_learnt(model, batch, states, None)
     said, learnt = said_and_learnt(model, batch, states, ranks)
     assert ranks.exchanges == 2 * ranks.size * model.causal.config.num_hidden_layers
@@ -147,7 +162,9 @@ def test_the_filler_runs_on_every_rank_and_teaches_nothing(tiny_model: Path, ran
 
 
 def test_a_share_by_hand() -> None:
-    """Three shares of four tokens. The scored tokens 1, 4 and 8 use the states of tokens 0, 3 and 7 (back=1), or their own (back=0)."""
+    """Three shares of four tokens. The scored tokens 1, 4 and 8 use the states of tokens 0, 3 and 7 (back=1), or their
+    own (back=0).
+    """
     before, at = [], []
     for rank in range(3):
         share = TokenShare(SequenceGroup("", rank, 3), 4, np.array([1, 4, 8]))
@@ -180,9 +197,17 @@ def test_a_row_is_filled_up_by_a_sequence_of_its_own() -> None:
         ({}, 4, None),
         ({"num_key_value_heads": 1}, 4, None),
         ({}, 3, "8 attention heads cannot be split evenly over 3 ranks"),
-        ({"num_attention_heads": 6, "num_key_value_heads": 3}, 2, "3 key-value heads can be neither split evenly over 2 ranks"),
+        (
+            {"num_attention_heads": 6, "num_key_value_heads": 3},
+            2,
+            "3 key-value heads can be neither split evenly over 2 ranks",
+        ),
         ({"layer_types": ["linear_attention"] * 32}, 2, "layers of linear_attention"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, 2, "rotary embedding (dynamic)"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            2,
+            "rotary embedding (dynamic)",
+        ),
     ],
 )
 def test_what_cannot_be_shared_out(keys: dict[str, Any], size: int, why: str | None) -> None:

@@ -1,4 +1,6 @@
-"""The top-k output of a teacher: its divergence over k + 1 categories, compared with sums in float64 and with the full divergence."""
+"""The top-k output of a teacher: its divergence over k + 1 categories, compared with sums in float64 and with the full
+divergence.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,19 @@ from roll.models.student import PackedTopTeacher, output_rows
 from roll.models.teacher_top import TeacherTop, in_buckets
 
 TOKENS, WORDS, HEAT = 30, 40, 1.3
-MEASURES = [Divergence("forward_kl", temperature=HEAT), Divergence("reverse_kl", temperature=HEAT), Divergence("jsd", 0.3, HEAT)]
+MEASURES = [
+    Divergence("forward_kl", temperature=HEAT),
+    Divergence("reverse_kl", temperature=HEAT),
+    Divergence("jsd", 0.3, HEAT),
+]
 each = pytest.mark.parametrize("measure", MEASURES, ids=str)
 
 
 def doubles() -> tuple[Tensor, Tensor]:
     """Return the logits of a student and of a teacher, in float64."""
-    student, teacher = 2 * torch.randn(2, TOKENS, WORDS, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    student, teacher = 2 * torch.randn(
+        2, TOKENS, WORDS, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
     return student.requires_grad_(), teacher
 
 
@@ -57,12 +65,16 @@ def test_the_more_tokens_the_nearer_and_never_above(measure: Divergence) -> None
 
 @pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl"])
 def test_what_is_missing_is_the_divergence_within_the_tail(kind: str) -> None:
-    """By the chain rule of KL, the missing term is the probability of the tail times the KL of the distributions given the tail."""
+    """By the chain rule of KL, the missing term is the probability of the tail times the KL of the distributions given
+    the tail.
+    """
     measure, (student, teacher), count = next(one for one in MEASURES if one.kind == kind), doubles(), 8
     q, p = ((logits.detach() / HEAT).softmax(-1) for logits in (student, teacher))
     in_tail = torch.ones_like(p, dtype=torch.bool).scatter(-1, p.topk(count).indices, False)
     tails = [(values * in_tail).sum(-1, keepdim=True) for values in (q, p)]
-    (first, mass), (second, other) = ((p, tails[1]), (q, tails[0])) if kind == "forward_kl" else ((q, tails[0]), (p, tails[1]))
+    (first, mass), (second, other) = (
+        ((p, tails[1]), (q, tails[0])) if kind == "forward_kl" else ((q, tails[0]), (p, tails[1]))
+    )
     within = torch.where(in_tail, first / mass * ((first / mass) / (second / other)).log(), 0.0).sum(-1)
     missing = measure(student, teacher) - compared(measure, student, teacher, count)
     assert (missing - mass[:, 0] * within).abs().max() < 1e-12
@@ -71,8 +83,12 @@ def test_what_is_missing_is_the_divergence_within_the_tail(kind: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 8, 36, 99])
 @each
-def test_chunks_change_neither_values_nor_gradients(measure: Divergence, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare with the unchunked divergence in float64. The teacher's output matrix has fewer rows than the student's."""
+def test_chunks_change_neither_values_nor_gradients(
+    measure: Divergence, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compare with the unchunked divergence in float64. The teacher's output matrix has fewer rows than the
+    student's.
+    """
     monkeypatch.setattr(divergence, "head_tokens", lambda vocabulary: 64)  # 16 tokens per chunk
     generator, rows = torch.Generator().manual_seed(2), 36
     hidden, weight, teacher = (torch.randn(shape, generator=generator) for shape in ((70, 8), (WORDS, 8), (70, rows)))
@@ -92,7 +108,9 @@ def test_chunks_change_neither_values_nor_gradients(measure: Divergence, count: 
 @each
 def test_all_tokens_and_hidden_states_say_the_same(measure: Divergence) -> None:
     generator = torch.Generator().manual_seed(5)
-    hidden, weight, states, matrix = (torch.randn(shape, generator=generator) for shape in ((9, 8), (WORDS, 8), (9, 12), (WORDS, 12)))
+    hidden, weight, states, matrix = (
+        torch.randn(shape, generator=generator) for shape in ((9, 8), (WORDS, 8), (9, 12), (WORDS, 12))
+    )
     top = TeacherTop(WORDS, WORDS, HEAT)
     found = chunked_top_divergence(hidden, weight, top.encode(states @ matrix.T), top, measure)
     assert torch.allclose(found, chunked_divergence(hidden, weight, states, matrix, measure), atol=1e-6)
@@ -101,7 +119,9 @@ def test_all_tokens_and_hidden_states_say_the_same(measure: Divergence) -> None:
 @each
 @pytest.mark.parametrize("far", [100.0, 3e4])
 def test_distributions_beyond_all_measure_stay_finite(measure: Divergence, far: float) -> None:
-    """With fp32 logits. In the first row, the teacher is certain of the first token, and the student of a token in the tail."""
+    """With fp32 logits. In the first row, the teacher is certain of the first token, and the student of a token in the
+    tail.
+    """
     teacher, student = torch.zeros(2, WORDS), torch.zeros(2, WORDS)
     teacher[:, 0] = torch.tensor([far, -far])
     student[:, -1] = torch.tensor([far, -far])
@@ -130,7 +150,8 @@ def test_a_teacher_sends_the_top_of_its_own_logits(tiny_model: Path) -> None:
     """Compare packed sequences with the float64 logits of transformers for one sequence at a time."""
     generator, lengths = np.random.default_rng(1), [9, 2, 6]
     sequences = packing.concatenate(
-        [generator.integers(0, 250, length).astype(np.int32) for length in lengths], [np.arange(length) >= 2 for length in lengths]
+        [generator.integers(0, 250, length).astype(np.int32) for length in lengths],
+        [np.arange(length) >= 2 for length in lengths],
     )
     plain = Qwen2ForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
     expected = []
@@ -141,7 +162,9 @@ def test_a_teacher_sends_the_top_of_its_own_logits(tiny_model: Path) -> None:
     rows = output_rows(str(tiny_model), trust_remote_code=False)
     assert rows == logits.shape[1]
     top = TeacherTop(8, rows, HEAT)
-    teacher = PackedTopTeacher(load_causal_model(str(tiny_model), ModelConfig.model_validate({"dtype": "fp32"})), top).eval()
+    teacher = PackedTopTeacher(
+        load_causal_model(str(tiny_model), ModelConfig.model_validate({"dtype": "fp32"})), top
+    ).eval()
     with torch.no_grad():
         log_probs, token_ids = top.decode(teacher(packed_inputs(sequences, "cpu"))[0])
     p = (logits / HEAT).softmax(-1)

@@ -49,14 +49,36 @@ SPECIAL = [
         "<|channel|>",
         "<|message|>",
     ),
-    *("<|end|>", "<|start|>", "<|START_THINKING|>", "<|END_THINKING|>", "<|inner_prefix|>", "<|inner_suffix|>", "<|begin_of_thought|>"),
-    *("<|end_of_thought|>", "<thought>", "</thought>", "<longcat_think>", "</longcat_think>", "◁think▷", "◁/think▷", END, "<|tool|>"),
+    *(
+        "<|end|>",
+        "<|start|>",
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        "<|inner_prefix|>",
+        "<|inner_suffix|>",
+        "<|begin_of_thought|>",
+    ),
+    *(
+        "<|end_of_thought|>",
+        "<thought>",
+        "</thought>",
+        "<longcat_think>",
+        "</longcat_think>",
+        "◁think▷",
+        "◁/think▷",
+        END,
+        "<|tool|>",
+    ),
 ]
 
 
 def bytewise(special: list[str], plain: list[str] | None = None) -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token per byte, and these tokens."""
-    inner = Tokenizer(models.BPE(vocab={one: index for index, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[]))
+    inner = Tokenizer(
+        models.BPE(
+            vocab={one: index for index, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[]
+        )
+    )
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in special])
@@ -78,7 +100,9 @@ def test_marks_that_are_special_tokens_still_end_thinking(opened: str, closed: s
 
 def test_special_tokens_that_mark_no_thinking_are_left_out() -> None:
     tokenizer = bytewise(SPECIAL)
-    texts = ResponseTexts(tokenizer).several([ids_of(tokenizer, f"<think>a€<|tool|></think> b{END}"), [], ids_of(tokenizer, END)])
+    texts = ResponseTexts(tokenizer).several(
+        [ids_of(tokenizer, f"<think>a€<|tool|></think> b{END}"), [], ids_of(tokenizer, END)]
+    )
     assert texts == ["<think>a€</think> b", "", ""]
 
 
@@ -97,7 +121,9 @@ def test_turns_are_located_in_a_text_with_marks() -> None:
 
 def test_hf_infer_keeps_the_marks() -> None:
     tokenizer = bytewise(SPECIAL)
-    engine = HfGenerate(HfGenerateSettings("", ModelConfig.model_validate({})), Rank("actor_infer", 0, 1, "", 0, "cpu", limits.START))
+    engine = HfGenerate(
+        HfGenerateSettings("", ModelConfig.model_validate({})), Rank("actor_infer", 0, 1, "", 0, "cpu", limits.START)
+    )
     engine._tokenizer, engine._text, engine._model_ends = tokenizer, ResponseTexts(tokenizer), ids_of(tokenizer, END)
     ids = np.array(ids_of(tokenizer, f"[THINK]No[/THINK]Yes{END}"), np.int32)
     assert engine._completion(ids, None, Sampling(20)).text == "[THINK]No[/THINK]Yes"

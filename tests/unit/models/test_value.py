@@ -44,7 +44,10 @@ def with_head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 def states_alone(model: PreTrainedModel, batch: Sequences) -> list[Tensor]:
     """Return the hidden states [length, H] of each sequence, computed by transformers without packing."""
-    parts = [torch.from_numpy(batch.token_ids[begin:end]).long() for begin, end in zip(batch.offsets, batch.offsets[1:], strict=False)]
+    parts = [
+        torch.from_numpy(batch.token_ids[begin:end]).long()
+        for begin, end in zip(batch.offsets, batch.offsets[1:], strict=False)
+    ]
     return [model.base_model(input_ids=ids[None]).last_hidden_state[0] for ids in parts]
 
 
@@ -53,7 +56,9 @@ def test_the_value_of_a_token_has_read_what_stands_before_it(with_head: Path) ->
     model = AutoModelForSequenceClassification.from_pretrained(with_head, dtype=torch.float32)
     values = load_values(str(with_head), FP32, seed=0)
     weights = torch.linspace(-1, 1, int(batch.response_mask.sum()))
-    expected = torch.cat([(states.double() @ model.score.weight.double().T)[1:-1, 0] for states in states_alone(model, batch)])
+    expected = torch.cat(
+        [(states.double() @ model.score.weight.double().T)[1:-1, 0] for states in states_alone(model, batch)]
+    )
     (got,) = values(packed_inputs(batch, "cpu"))
     assert got.dtype == torch.float32
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=2e-5)
@@ -63,7 +68,9 @@ def test_the_value_of_a_token_has_read_what_stands_before_it(with_head: Path) ->
     mine = dict(values.causal.named_parameters())
     assert mine.keys() == theirs.keys()
     for name, parameter in mine.items():
-        torch.testing.assert_close(parameter.grad, theirs[name].grad, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            parameter.grad, theirs[name].grad, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @torch.no_grad()
@@ -102,7 +109,9 @@ def test_a_lora_critic_trains_its_adapter_and_its_head(with_head: Path) -> None:
     (plain,) = load_values(str(with_head), FP32, seed=0)(packed_inputs(batch, "cpu"))
     torch.testing.assert_close(adapted, plain)
     adapted.sum().backward()
-    moving = {name for name, parameter in values.named_parameters() if parameter.grad is not None and parameter.grad.any()}
+    moving = {
+        name for name, parameter in values.named_parameters() if parameter.grad is not None and parameter.grad.any()
+    }
     assert moving == {name for name in trains if ".lora_A." not in name}  # B is 0, so the gradient of A is still 0
 
 
@@ -115,7 +124,10 @@ def test_bf16_rounds_the_weights_and_not_the_heads_arithmetic(with_head: Path) -
     states = values.hidden(inputs).index_select(0, inputs.scored - 1)
     assert got.dtype == torch.float32
     torch.testing.assert_close(
-        got.double(), (states.double() @ values.causal.get_parameter("score.weight").double().T)[:, 0], rtol=1e-5, atol=1e-5
+        got.double(),
+        (states.double() @ values.causal.get_parameter("score.weight").double().T)[:, 0],
+        rtol=1e-5,
+        atol=1e-5,
     )
 
 

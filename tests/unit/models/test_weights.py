@@ -27,7 +27,9 @@ from roll.weight_sync.bucket import plan_buckets
 
 def load(folder: Path, dtype: str = "fp32", targets: str | None = None) -> PreTrainedModel | PeftModel:
     """Return the policy's model. If it has an adapter, the B matrices are random instead of 0."""
-    model_args = ModelConfig.model_validate({"dtype": dtype, "lora_target": targets, "lora_rank": 4, "lora_alpha": 12.0})
+    model_args = ModelConfig.model_validate(
+        {"dtype": dtype, "lora_target": targets, "lora_rank": 4, "lora_alpha": 12.0}
+    )
     model = load_causal_model(str(folder), model_args)
     if targets is None:
         return model
@@ -76,17 +78,23 @@ def test_merged_weights_are_pefts(folder: str, targets: str, request: pytest.Fix
     expected = dict(merged.named_parameters())
     assert got.keys() == expected.keys()
     for name, tensor in got.items():
-        torch.testing.assert_close(tensor, expected[name].data, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            tensor, expected[name].data, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
-@pytest.mark.parametrize("adapter", [torch.float32, torch.bfloat16], ids=["fp32 adapter, as with ZeRO-3", "bf16 adapter, as with ZeRO-1"])
+@pytest.mark.parametrize(
+    "adapter", [torch.float32, torch.bfloat16], ids=["fp32 adapter, as with ZeRO-3", "bf16 adapter, as with ZeRO-1"]
+)
 def test_merging_in_bf16_rounds_once(adapter: torch.dtype, tiny_model: Path) -> None:
     model = load(tiny_model, "bf16", "q_proj")
     name = "model.layers.2.self_attn.q_proj.weight"
     layer = model.get_submodule("base_model.model.model.layers.2.self_attn.q_proj")
     for part in ("lora_A", "lora_B"):
         layer.get_submodule(part).to(adapter)
-    weight, a, b = (layer.get_parameter(f"{part}.weight").double() for part in ("base_layer", "lora_A.default", "lora_B.default"))
+    weight, a, b = (
+        layer.get_parameter(f"{part}.weight").double() for part in ("base_layer", "lora_A.default", "lora_B.default")
+    )
     exact = weight + 3.0 * b @ a
     got = WeightView(model).model_tensors([name])[name]
     assert got.dtype == torch.bfloat16
@@ -97,7 +105,11 @@ def test_merging_in_bf16_rounds_once(adapter: torch.dtype, tiny_model: Path) -> 
 def test_what_must_be_gathered_for_a_name(tiny_model: Path) -> None:
     view = WeightView(load(tiny_model, targets="q_proj"))
     adapted, plain = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
-    assert [tuple(parameter.shape) for parameter in view.model_parameters([adapted])] == [(128, 128), (4, 128), (128, 4)]
+    assert [tuple(parameter.shape) for parameter in view.model_parameters([adapted])] == [
+        (128, 128),
+        (4, 128),
+        (128, 4),
+    ]
     assert len(view.model_parameters([plain, adapted])) == 4
     names = [spec.name for spec in view.adapter_specs()]
     assert len(view.adapter_parameters(names)) == 8
@@ -132,12 +144,16 @@ def test_a_target_that_no_adapter_would_take_is_refused(targets: str, lost: str,
     (fault,) = refused.value.faults
     assert fault.place == "model_args.lora_target"
     assert f"named {lost} that" in fault.problem
-    assert fault.remedy == "use all-linear, or names of this list: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    assert (
+        fault.remedy
+        == "use all-linear, or names of this list: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    )
 
 
 def test_a_target_may_name_its_block_too(tiny_model: Path) -> None:
     adapted = {
-        name.rpartition(".lora_")[0] for name in all_tensors(WeightView(load(tiny_model, targets="self_attn.q_proj, 0.mlp.up_proj")), True)
+        name.rpartition(".lora_")[0]
+        for name in all_tensors(WeightView(load(tiny_model, targets="self_attn.q_proj, 0.mlp.up_proj")), True)
     }
     assert {name.rpartition(".")[2] for name in adapted} == {"q_proj", "up_proj"}
 
@@ -160,11 +176,16 @@ def test_an_exported_model_loads_and_is_the_same_policy(
     assert index["metadata"]["total_size"] == sum(spec.nbytes for spec in view.model_specs())
     torch.testing.assert_close(log_probs(load(tmp_path / "export")), log_probs(model), rtol=0, atol=0)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "export").config.to_dict()["model_type"] == "qwen2"
-    assert AutoTokenizer.from_pretrained(tmp_path / "export")("7+4").input_ids == load_tokenizer(str(path))("7+4").input_ids
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path / "export")("7+4").input_ids
+        == load_tokenizer(str(path))("7+4").input_ids
+    )
 
 
 @pytest.mark.parametrize(("rank", "given", "alpha"), [(4, None, 8), (32, None, 64), (32, 12.0, 12)])
-def test_without_an_alpha_the_adapters_scale_is_two_whatever_the_rank(tiny_model: Path, rank: int, given: float | None, alpha: int) -> None:
+def test_without_an_alpha_the_adapters_scale_is_two_whatever_the_rank(
+    tiny_model: Path, rank: int, given: float | None, alpha: int
+) -> None:
     keys = {"dtype": "fp32", "lora_target": "q_proj", "lora_rank": rank, "lora_alpha": given}
     model_args = ModelConfig.model_validate(keys)
     adapted = add_lora(load_causal_model(str(tiny_model), model_args), model_args, seed=3)
@@ -176,18 +197,34 @@ def test_an_exported_adapter_loads_and_is_the_same_policy(tiny_model: Path, tmp_
     model = load(tiny_model, targets="all-linear")
     folder = tmp_path / "adapter"
     write_adapter_folder(folder, all_tensors(WeightView(model), adapter=True), model, load_tokenizer(str(tiny_model)))
-    loaded = PeftModel.from_pretrained(load_causal_model(str(tiny_model), ModelConfig.model_validate({"dtype": "fp32"})), str(folder))
+    loaded = PeftModel.from_pretrained(
+        load_causal_model(str(tiny_model), ModelConfig.model_validate({"dtype": "fp32"})), str(folder)
+    )
     torch.testing.assert_close(log_probs(loaded), log_probs(model), rtol=0, atol=0)
     described = json.loads(adapter_config(model))
     assert described["r"] == 4
     assert described["lora_alpha"] == 12
     assert described["inference_mode"] is True
-    assert set(described["target_modules"]) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert set(described["target_modules"]) == {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_merged_experts_and_routers_are_pefts(dtype: torch.dtype) -> None:
-    shape = {"vocab_size": 32, "hidden_size": 16, "moe_intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape = {
+        "vocab_size": 32,
+        "hidden_size": 16,
+        "moe_intermediate_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     shape |= {"head_dim": 8, "num_key_value_heads": 1, "num_experts": 5, "num_experts_per_tok": 2}
     plain: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **shape), dtype=dtype)
     names = list(dict(plain.named_parameters()))

@@ -20,7 +20,8 @@ def configured() -> Callable[..., Any]:
     def load(experiment: str, *words: str) -> Any:
         found: list[Any] = []
         compose(
-            ["--config-name", experiment, "dry_run=true", *words], lambda composed, presets: found.append(load_config(composed, presets))
+            ["--config-name", experiment, "dry_run=true", *words],
+            lambda composed, presets: found.append(load_config(composed, presets)),
         )
         return found[0]
 

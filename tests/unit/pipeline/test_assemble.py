@@ -21,7 +21,10 @@ def test_a_second_run_in_a_folder_is_refused_before_it_writes_anything(tmp_path:
     loaded: list[Config] = []
     words = ["--config-name", "tiny/tiny_warm_up", f"output_dir={tmp_path}", "dry_run=true"]
     compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
-    with CheckpointStore(tmp_path / "checkpoints", keep=1).held(), pytest.raises(CheckpointError, match="give each run its own output_dir"):
+    with (
+        CheckpointStore(tmp_path / "checkpoints", keep=1).held(),
+        pytest.raises(CheckpointError, match="give each run its own output_dir"),
+    ):
         assemble.run(loaded[0], make_plan(loaded[0]), quiet_life())
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 

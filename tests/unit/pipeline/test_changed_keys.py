@@ -1,4 +1,6 @@
-"""Keys that changed since the checkpoint: which are named, which are refused, and which are the same although written differently."""
+"""Keys that changed since the checkpoint: which are named, which are refused, and which are the same although written
+differently.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from roll.runs.changed_keys import RUN_ONLY, Change, change_faults, changes, rec
 def composed(name: str, *words: str) -> Config:
     found: list[Config] = []
     compose(
-        ["--config-name", name, "dry_run=true", *words], lambda config, presets: found.append(load_config(config, presets, imports=False))
+        ["--config-name", name, "dry_run=true", *words],
+        lambda config, presets: found.append(load_config(config, presets, imports=False)),
     )
     return found[0]
 
@@ -48,7 +51,10 @@ def test_an_equal_configuration_has_no_changes(before: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["actor_train.training_args.learning_rate=1e-4"], ["actor_train.training_args.learning_rate: 0.001 -> 0.0001"]),
+        (
+            ["actor_train.training_args.learning_rate=1e-4"],
+            ["actor_train.training_args.learning_rate: 0.001 -> 0.0001"],
+        ),
         (["adv_estimator=rloo"], ['adv_estimator: "grpo" -> "rloo"']),
         (["rewards.arithmetic.reward=math_rule"], ['rewards.arithmetic.reward: "exact_match" -> "math_rule"']),
         (["actor_train.data_args.file_name=other.jsonl"], None),
@@ -63,7 +69,9 @@ def test_an_equal_configuration_has_no_changes(before: dict[str, Any]) -> None:
         (["+policy_loss_args={memory_gib: 2}"], None),
     ],
 )
-def test_a_changed_experiment_is_named_and_refused(before: dict[str, Any], words: list[str], expected: list[str] | None) -> None:
+def test_a_changed_experiment_is_named_and_refused(
+    before: dict[str, Any], words: list[str], expected: list[str] | None
+) -> None:
     found = texts(before, *words)
     assert found if expected is None else found == expected
     assert refused(before, *words)
@@ -93,7 +101,14 @@ def test_a_fault_names_every_key_and_what_to_do(before: dict[str, Any]) -> None:
     config = composed(RLVR, "adv_estimator=rloo", "pg_clip=0.3", "max_steps=99")
     (fault,) = change_faults(changes(before, config), config, "out/checkpoints/step_4")
     assert fault.place == "resume_with_changes"
-    for part in ('adv_estimator: "grpo" -> "rloo"', "pg_clip: ", "-> 0.3", "max_steps: ", "(allowed)", "out/checkpoints/step_4"):
+    for part in (
+        'adv_estimator: "grpo" -> "rloo"',
+        "pg_clip: ",
+        "-> 0.3",
+        "max_steps: ",
+        "(allowed)",
+        "out/checkpoints/step_4",
+    ):
         assert part in fault.problem
     assert "resume_with_changes=true" in fault.remedy and "output_dir" in fault.remedy
 
@@ -120,7 +135,12 @@ def test_a_key_that_an_earlier_version_lacked_counts_as_its_default(before: dict
 
 
 def test_numbers_and_lists_are_compared_by_value(before: dict[str, Any]) -> None:
-    assert changes({**before, "gamma": int(before["gamma"]), "prompt_length": float(before["prompt_length"])}, composed(RLVR)) == []
+    assert (
+        changes(
+            {**before, "gamma": int(before["gamma"]), "prompt_length": float(before["prompt_length"])}, composed(RLVR)
+        )
+        == []
+    )
     ordered = recorded(composed(RLVR, "actor_train.data_args.file_name=[a.jsonl,b.jsonl]"))
     swapped = changes(ordered, composed(RLVR, "actor_train.data_args.file_name=[b.jsonl,a.jsonl]"))
     assert [one.key for one in swapped] == ["actor_train.data_args.file_name"]
@@ -134,7 +154,9 @@ def test_secrets_are_not_shown() -> None:
 def test_every_pattern_of_a_key_of_how_a_run_is_run_exists() -> None:
     """A pattern that matches nothing would be a misspelt key, whose change is then refused."""
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    keys = set(re.findall(r"^\| `([a-z_]+)`", page, re.MULTILINE)) | set(re.findall(r"^#+ `?([a-z_.<>]+)`?$", page, re.MULTILINE))
+    keys = set(re.findall(r"^\| `([a-z_]+)`", page, re.MULTILINE)) | set(
+        re.findall(r"^#+ `?([a-z_.<>]+)`?$", page, re.MULTILINE)
+    )
     last = {pattern.removesuffix(".*").rpartition(".")[2] for pattern in RUN_ONLY}
     assert {key for key in last if key not in keys} == set()
 

@@ -75,7 +75,14 @@ def test_an_export_stays_where_no_other_is_written(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_written_where_an_epoch_ends(tmp_path: Path) -> None:
     loaded: list[Config] = []
-    words = ["--config-name", "tiny/tiny_warm_up", f"output_dir={tmp_path}", "save_steps=epoch", "keep_checkpoints=9", "max_steps=null"]
+    words = [
+        "--config-name",
+        "tiny/tiny_warm_up",
+        f"output_dir={tmp_path}",
+        "save_steps=epoch",
+        "keep_checkpoints=9",
+        "max_steps=null",
+    ]
     compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
     checkpointer, trainer = Checkpointer(loaded[0], CheckpointStore(tmp_path / "checkpoints", keep=9)), Trainer()
     asyncio.run(checkpointer.restore(trainer, trainer, last_step=8, epochs=Epochs(rows=10, batch_size=4)))

@@ -1,4 +1,6 @@
-"""The RLVR loop on devices that hold only one fully onloaded role at a time, with an engine that may discard its weights."""
+"""The RLVR loop on devices that hold only one fully onloaded role at a time, with an engine that may discard its
+weights.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class FakeRole(ColocatedRole):
 
 
 class Work:
-    """Stands in for the parts of the loop. Each part checks that its roles are onloaded, and records the number of moves so far."""
+    """Stands in for the parts of the loop. Each part checks that its roles are onloaded, and records the number of
+    moves so far.
+    """
 
     def __init__(self, devices: Devices, phases: DevicePhases, evaluates: bool = False, saves: bool = False) -> None:
         self.devices, self.phases, self.evaluates, self.saves = devices, phases, evaluates, saves
@@ -145,7 +149,9 @@ async def run(work: Work, reference: str, steps: int, resumed: bool = False, own
     """Run the loop from the start, or from a checkpoint of step 1, and export the model."""
     if resumed:
         await work.kept.load(Path())
-    asked = {"": None, "role": ReferenceAtOnce(work.ref_log_probs), "trainer": ReferenceAtOnce(work.log_probs)}[reference]
+    asked = {"": None, "role": ReferenceAtOnce(work.ref_log_probs), "trainer": ReferenceAtOnce(work.log_probs)}[
+        reference
+    ]
     stand_in = cast(Any, work)
     parts = rlvr.Rlvr(
         phases=work.phases,
@@ -183,7 +189,9 @@ async def started(evaluates: bool = False, saves: bool = False) -> Work:
     ("resumed", "evaluates", "saves", "reference", "own_log_probs"),
     list(product([True, False], [True, False], [True, False], ["", "role", "trainer"], [True, False])),
 )
-def test_every_piece_of_work_finds_what_it_needs(resumed: bool, evaluates: bool, saves: bool, reference: str, own_log_probs: bool) -> None:
+def test_every_piece_of_work_finds_what_it_needs(
+    resumed: bool, evaluates: bool, saves: bool, reference: str, own_log_probs: bool
+) -> None:
     async def whole() -> Work:
         work = await started(evaluates, saves)
         await run(work, reference, 2, resumed, own_log_probs)
@@ -219,7 +227,9 @@ class PausedWork(Work):
     def __init__(self, pausing_for: Collection[str]) -> None:
         devices = Devices()
         devices.levels = dict.fromkeys(ROLES, Level.WHOLE)
-        super().__init__(devices, DevicePhases(DeviceSharing({}), engines=self, pausing_for=pausing_for), evaluates=True, saves=True)
+        super().__init__(
+            devices, DevicePhases(DeviceSharing({}), engines=self, pausing_for=pausing_for), evaluates=True, saves=True
+        )
         self.pausing_for, self.paused, self.seen = set(pausing_for), False, []
 
     async def pause(self) -> None:
@@ -229,7 +239,9 @@ class PausedWork(Work):
         if work in ("take", "evaluate"):
             assert not self.paused, f"generation is paused during {work}"
         elif work not in ("sync", "checkpoint"):
-            assert self.paused >= (role in self.pausing_for), f"{work} would run while the engine generates on the same devices"
+            assert self.paused >= (role in self.pausing_for), (
+                f"{work} would run while the engine generates on the same devices"
+            )
         self.seen.append((work, self.paused))
 
     async def push(self, version: int) -> None:
@@ -238,7 +250,9 @@ class PausedWork(Work):
 
 
 @pytest.mark.parametrize("pausing_for", [(), ("actor_train",), ("actor_train", "reference")])
-def test_generation_stops_for_the_first_work_on_its_devices_and_goes_on_after_the_sync(pausing_for: tuple[str, ...]) -> None:
+def test_generation_stops_for_the_first_work_on_its_devices_and_goes_on_after_the_sync(
+    pausing_for: tuple[str, ...],
+) -> None:
     work = PausedWork(pausing_for)
     asyncio.run(run(work, "role", 2))
     expected = [("take", False), ("reference", "reference" in pausing_for), ("train", "actor_train" in pausing_for)]

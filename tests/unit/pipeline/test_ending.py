@@ -77,11 +77,15 @@ def test_an_end_without_a_checkpoint_names_the_last_one(
     assert f"The run {said} after step 7." in page and cause in page and named in page
 
 
-def test_an_interrupt_that_wrote_its_checkpoint_tells_how_to_continue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_that_wrote_its_checkpoint_tells_how_to_continue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(tmp_path, KeyboardInterrupt(), checkpointer(LAST, is_at_end=True))
     printed = capsys.readouterr()
     assert "no checkpoint" not in printed.err
-    assert printed.out.splitlines()[-1] == "saved: output/a/checkpoints/step_20; the same command continues after step 20"
+    assert (
+        printed.out.splitlines()[-1] == "saved: output/a/checkpoints/step_20; the same command continues after step 20"
+    )
     assert "The run was interrupted after step 7." in (tmp_path / "report.html").read_text()
 
 
@@ -93,7 +97,9 @@ def test_a_run_that_is_done_has_a_report_without_a_word_of_its_end(tmp_path: Pat
     assert "the process died" not in page and "The run failed" not in page
 
 
-def test_a_refusal_before_the_run_changes_nothing_of_an_earlier_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_before_the_run_changes_nothing_of_an_earlier_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / END_FILE).write_text("earlier")
     log = run(tmp_path, ConfigError([Fault("seed", "43, but the checkpoint was written with 42", "set it")]), None)
     assert (tmp_path / END_FILE).read_text() == "earlier" and not capsys.readouterr().err
@@ -101,7 +107,9 @@ def test_a_refusal_before_the_run_changes_nothing_of_an_earlier_end(tmp_path: Pa
 
 
 def test_the_worker_s_traceback_is_in_the_log(tmp_path: Path) -> None:
-    assert "line 3, in step" in run(tmp_path, WorkerFailed("reference", 1, "it raised", "line 3, in step"), checkpointer(None))
+    assert "line 3, in step" in run(
+        tmp_path, WorkerFailed("reference", 1, "it raised", "line 3, in step"), checkpointer(None)
+    )
 
 
 def test_an_end_that_cannot_be_written_hides_no_cause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -115,7 +123,11 @@ def test_an_end_that_cannot_be_written_hides_no_cause(tmp_path: Path, caplog: py
     ("files", "imported", "name"),
     [
         ({"config.json": '{"architectures": ["Qwen2ForCausalLM"]}'}, transformers, "AutoModelForCausalLM"),
-        ({"config.json": '{"architectures": ["Qwen2ForSequenceClassification"]}'}, transformers, "AutoModelForSequenceClassification"),
+        (
+            {"config.json": '{"architectures": ["Qwen2ForSequenceClassification"]}'},
+            transformers,
+            "AutoModelForSequenceClassification",
+        ),
         ({"adapter_config.json": "{}"}, peft, "AutoPeftModelForCausalLM"),
     ],
 )

@@ -74,7 +74,9 @@ class Run:
         self.engines = ActorInfer(cast(Any, group), Running(None, len(group)), *[limits.RUN] * 3)
         self.trainer = Trainer(group)
         roles = ("actor_infer", "actor_train")
-        self.sharing = DeviceSharing({role: {other for other in roles if other != role} for role in roles} if shared else {})
+        self.sharing = DeviceSharing(
+            {role: {other for other in roles if other != role} for role in roles} if shared else {}
+        )
         self.phases = DevicePhases(self.sharing)
         routes = Routes(dict.fromkeys(range(len(group)), Route(Transport.FILE, True)), [False], 0)
         weights = WeightSync(cast(Any, self.trainer), self.engines.engines, lambda _: routes, True, 1, limits.CALL)
@@ -94,7 +96,9 @@ class Run:
     async def answers(self, samples: int) -> list[tuple[int, ...]]:
         """Generate samples, and return (seed, engine, number of the engine's process) for each."""
         await self.phases.generation()
-        found = await self.sync.generating(lambda: whole(self.engines.generate(PROMPT, Sampling(1, samples=samples), 10)))
+        found = await self.sync.generating(
+            lambda: whole(self.engines.generate(PROMPT, Sampling(1, samples=samples), 10))
+        )
         return [tuple(one.token_ids.tolist()) for one in found]
 
 
@@ -141,7 +145,9 @@ def test_who_is_back_before_the_next_sync_is_part_of_it(shared: bool) -> None:
         await asyncio.sleep(5)
         parts.group.kill(0)
         assert {engine for _, engine, _ in await answering} == {1}
-        assert parts.engines.pool.stale == [0] and parts.trainer.sent == 1, "the other engine serves, so no sync is needed yet"
+        assert parts.engines.pool.stale == [0] and parts.trainer.sent == 1, (
+            "the other engine serves, so no sync is needed yet"
+        )
         await parts.step(1)
         assert parts.engines.pool.serving == [0, 1] and parts.group.versions == [1, 1] and parts.trainer.sent == 2
 

@@ -17,7 +17,16 @@ from roll.agents import episode_groups
 from roll.rewards.passing import Bar
 from roll.rollout.group import Generator, SingleTurns, prompt_seed
 from roll.rollout.scheduler import TRAINING
-from roll.runs.rlvr.validation import VALIDATION, ByItself, Evaluator, majority, majority_at_k, pass_at_k, sizes, validation_metrics
+from roll.runs.rlvr.validation import (
+    VALIDATION,
+    ByItself,
+    Evaluator,
+    majority,
+    majority_at_k,
+    pass_at_k,
+    sizes,
+    validation_metrics,
+)
 from roll.types import (
     NO_VERDICT,
     Completion,
@@ -47,12 +56,15 @@ def elected(answers: Sequence[str], passes: Sequence[bool]) -> float:
     """Return the pass rate of the most frequent answer, averaged over ties. Empty answers do not vote."""
     votes = Counter(answer for answer in answers if answer)
     first = [answer for answer in votes if votes[answer] == max(votes.values())]
-    shares = [fmean(right for answer, right in zip(answers, passes, strict=True) if answer == winner) for winner in first]
+    shares = [
+        fmean(right for answer, right in zip(answers, passes, strict=True) if answer == winner) for winner in first
+    ]
     return fmean(shares) if shares else 0.0
 
 
 @pytest.mark.parametrize(
-    ("samples", "ks"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 4]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12])]
+    ("samples", "ks"),
+    [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 4]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12])],
 )
 def test_k_doubles_up_to_all_samples(samples: int, ks: list[int]) -> None:
     assert sizes(samples) == ks
@@ -68,7 +80,9 @@ def test_the_majority_is_elected_as_by_hand() -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 6])
 def test_maj_at_k_is_without_bias(k: int) -> None:
-    """The mean of `majority_at_k` over all orders of the samples equals the mean of `elected` over all subsets of k samples."""
+    """The mean of `majority_at_k` over all orders of the samples equals the mean of `elected` over all subsets of k
+    samples.
+    """
     answers, right = ("a", "a", "b", "c", "", "b"), "a"
     every = [majority_at_k(order, [answer == right for answer in order], k) for order in permutations(answers)]
     chosen = [elected(some, [answer == right for answer in some]) for some in combinations(answers, k)]
@@ -77,13 +91,19 @@ def test_maj_at_k_is_without_bias(k: int) -> None:
 
 def test_the_metrics_of_a_set() -> None:
     groups = [
-        group_of((r"so \boxed{4}", 1.0), (r"\boxed{ 4 } it is", 1.0), (r"\boxed{5}", 0.0), ("<think>\\boxed{5}</think>first\n4", 1.0)),
+        group_of(
+            (r"so \boxed{4}", 1.0),
+            (r"\boxed{ 4 } it is", 1.0),
+            (r"\boxed{5}", 0.0),
+            ("<think>\\boxed{5}</think>first\n4", 1.0),
+        ),
         group_of(("7", -1.0), ("8", -1.0), ("7", -1.0), ("9", 1.0)),
     ]
     metrics = {name.removeprefix("val/set/"): value for name, value in validation_metrics("set", groups, 4).items()}
     for k in (1, 2, 4):
         assert metrics[f"pass@{k}"] == pytest.approx((pass_at_k(4, 3, k) + pass_at_k(4, 1, k)) / 2)
-    # First prompt: (4, 4) is right, (5, 4) is a tie, and 4 wins over all. Second: (7, 8) is wrong, (7, 9) a tie, and 7 wins over all.
+    # First prompt: (4, 4) is right, (5, 4) is a tie, and 4 wins over all. Second: (7, 8) is wrong, (7, 9) a tie, and 7
+    # wins over all.
     assert metrics["maj@2"] == pytest.approx(((1 + 0.5) / 2 + (0 + 0.5) / 2) / 2) and metrics["maj@4"] == 0.5
     assert metrics["avg@4"] == pytest.approx((3 - 3 + 1) / 8)
     lengths = [len(segment.text) for group in groups for episode in group.episodes for segment in episode.sampled]
@@ -120,7 +140,9 @@ def test_pass_rates_are_those_of_the_prompts_with_accuracy() -> None:
 
 
 def test_what_got_no_verdict_passes_in_no_way() -> None:
-    groups = [group_of(("1", 1.0), ("1", 1.0), outcome=outcome) for outcome in (RewardOutcome.CRASHED, RewardOutcome.SCORED)]
+    groups = [
+        group_of(("1", 1.0), ("1", 1.0), outcome=outcome) for outcome in (RewardOutcome.CRASHED, RewardOutcome.SCORED)
+    ]
     metrics = validation_metrics("set", groups, 2)
     assert [metrics[f"val/set/{name}"] for name in ("pass@1", "pass@2", "maj@2", "avg@2")] == [0.5] * 4
     assert metrics["val/set/no_verdict_fraction"] == 0.5
@@ -146,7 +168,9 @@ class Echo(Generator):
     def __init__(self) -> None:
         self.asked: Counter[int] = Counter()
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
+    async def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
         self.asked[sampling.samples] += 1
         tokens = np.array([5], np.int32)
         answer = Completion(tokens, None, np.zeros(1, np.int32), FinishReason.STOP, str(token_ids[0]))

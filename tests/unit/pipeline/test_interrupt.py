@@ -27,7 +27,10 @@ Work = Callable[[Interrupt], Awaitable[None]]
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """Fail the test, instead of ending pytest, if `Interrupt` does not handle a signal."""
-    before = {number: signal.signal(number, lambda number, _: pytest.fail(f"signal {number} was not handled")) for number in SIGNALS}
+    before = {
+        number: signal.signal(number, lambda number, _: pytest.fail(f"signal {number} was not handled"))
+        for number in SIGNALS
+    }
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -37,7 +40,9 @@ def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def run(work: Work, ended: list[str], at_end: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic) -> None:
+def run(
+    work: Work, ended: list[str], at_end: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic
+) -> None:
     """Do the work like a real run: start, work, close the roles, which takes some time, and end the cluster."""
 
     async def close() -> None:
@@ -100,7 +105,9 @@ def test_the_second_ends_it_at_once(number: int) -> None:
 
 
 def test_signals_within_a_second_are_one() -> None:
-    """A run may get one interrupt several times: from the terminal or the batch system, and from the launcher, which forwards it."""
+    """A run may get one interrupt several times: from the terminal or the batch system, and from the launcher, which
+    forwards it.
+    """
     done, ended, taken = [], [], []
 
     async def work(interrupt: Interrupt) -> None:
@@ -132,7 +139,9 @@ def test_a_hangup_that_nohup_has_turned_off_stays_off() -> None:
 
 
 def test_a_terminal_that_has_gone_is_written_to_no_more(tmp_path: Path) -> None:
-    """If the connection breaks, the run continues to the end of its step, and printing to the closed terminal is not an error."""
+    """If the connection breaks, the run continues to the end of its step, and printing to the closed terminal is not an
+    error.
+    """
     program = """
 import asyncio, os, sys
 from roll.runs.interrupt import Interrupt
@@ -153,7 +162,9 @@ except KeyboardInterrupt:
 """
     ours, theirs = pty.openpty()
     words = [sys.executable, "-c", program, str(tmp_path / "saved")]
-    process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=own_terminal)
+    process = subprocess.Popen(
+        words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=own_terminal
+    )
     os.close(theirs)
     assert b"ready" in os.read(ours, 1 << 10)
     os.close(ours)

@@ -78,7 +78,12 @@ def test_a_policy_alone() -> None:
 def test_on_shared_devices_the_critic_learns_first() -> None:
     recorder = Recorder(sharing=20)
     metrics, position = asyncio.run(learning(recorder).update(BATCH, Position(0, 6)))
-    assert recorder.events == [("critic begins", "critic", 6), "critic ends", ("policy begins", "policy", 6), "policy ends"]
+    assert recorder.events == [
+        ("critic begins", "critic", 6),
+        "critic ends",
+        ("policy begins", "policy", 6),
+        "policy ends",
+    ]
     assert metrics == {"critic/loss": 6.0, "policy/loss": 6.0}
     assert position == Position(1, 8)
 
@@ -99,10 +104,9 @@ def test_while_the_critic_warms_up_the_policy_and_its_version_stay(at_once: bool
         _, position = asyncio.run(learn.update(BATCH, position))
         versions.append(position.policy_version)
     assert versions == [0, 0, 2, 4]
-    assert [name for name in recorder.names() if name.endswith("begins")] == ["critic begins"] * 3 + ["policy begins"] + [
-        "critic begins",
-        "policy begins",
-    ]
+    assert [name for name in recorder.names() if name.endswith("begins")] == ["critic begins"] * 3 + [
+        "policy begins"
+    ] + ["critic begins", "policy begins"]
     # After a resume, the position alone determines whether the critic still warms up.
     assert asyncio.run(learn.update(BATCH, Position(1, 0)))[1] == Position(2, 0)
     assert asyncio.run(learn.update(BATCH, Position(2, 0)))[1] == Position(3, 2)
@@ -226,7 +230,13 @@ def plan_of(train: list[int] | None, critic: list[int] | None, infer: list[int] 
 
 @pytest.mark.parametrize(
     ("train", "critic", "apart"),
-    [([0, 1], [2, 3], True), ([0, 1], [0, 1], False), ([0, 1], [1, 2], False), (None, None, False), ([0, 1], None, True)],
+    [
+        ([0, 1], [2, 3], True),
+        ([0, 1], [0, 1], False),
+        ([0, 1], [1, 2], False),
+        (None, None, False),
+        ([0, 1], None, True),
+    ],
 )
 def test_they_are_apart_on_devices_of_their_own(train: list[int] | None, critic: list[int] | None, apart: bool) -> None:
     assert are_apart(plan_of(train, critic, train)) is apart

@@ -1,4 +1,6 @@
-"""The RLVR and offline loops with parts that record their calls, and evaluation compared with values worked out by hand."""
+"""The RLVR and offline loops with parts that record their calls, and evaluation compared with values worked out by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,19 @@ from tests.unit.rollout.build import EachByItself, kept_nowhere
 
 def completion(token: int, version: int) -> Completion:
     return Completion(
-        np.array([token, 1], np.int32), np.array([-0.5, -0.25], np.float32), np.full(2, version, np.int32), FinishReason.STOP, str(token)
+        np.array([token, 1], np.int32),
+        np.array([-0.5, -0.25], np.float32),
+        np.full(2, version, np.int32),
+        FinishReason.STOP,
+        str(token),
     )
 
 
 def group(number: int, version: int) -> RolloutGroup:
     prompt = Prompt(number, np.array([7, 8, 9], np.int32), "789", "digits", {})
-    return RolloutGroup(prompt, [single_turn(prompt, completion(token, version), RewardResult(float(token % 2))) for token in (2, 3)])
+    return RolloutGroup(
+        prompt, [single_turn(prompt, completion(token, version), RewardResult(float(token % 2))) for token in (2, 3)]
+    )
 
 
 class Parts:
@@ -193,10 +201,13 @@ def test_the_trainers_log_probs_stand_beside_the_engines() -> None:
 def test_a_critics_values_become_advantages_and_its_returns() -> None:
     parts = Parts()
     credit = CreditAssignment(Credit("gae", Normalisation(gamma=0.5, lambd=0.5)))
-    asyncio.run(rlvr.train(wired(parts, max_steps=1, credit=credit, critic=parts, needs_log_probs=True), Position(0, 0)))
+    asyncio.run(
+        rlvr.train(wired(parts, max_steps=1, credit=credit, critic=parts, needs_log_probs=True), Position(0, 0))
+    )
     assert [call for call in parts.calls if isinstance(call, str)] == ["take", "reference", "log_probs", "values"]
     [batch] = parts.batches
-    # All values are 1/4. TD errors of the first response, with reward 0: -1/8 and -1/4. Of the second, with reward 1: -1/8 and 3/4.
+    # All values are 1/4. TD errors of the first response, with reward 0: -1/8 and -1/4. Of the second, with reward 1:
+    # -1/8 and 3/4.
     assert batch.advantages[[3, 4, 8, 9]].tolist() == pytest.approx([-0.1875, -0.25, 0.0625, 0.75])
     assert batch.values is not None and batch.values[:5].tolist() == [0, 0, 0, 0.25, 0.25]
     assert batch.returns is not None and batch.returns[[3, 4, 8, 9]].tolist() == pytest.approx([0.0625, 0, 0.3125, 1])
@@ -207,14 +218,17 @@ def test_a_teachers_states_reach_what_learns() -> None:
     asyncio.run(rlvr.train(wired(parts, max_steps=1, teachers=parts), Position(0, 0)))
     assert [call for call in parts.calls if isinstance(call, str)] == ["take", "reference", "teacher"]
     [batch] = parts.batches
-    assert batch.teacher_states is not None and batch.teacher_states.tolist() == [[2.0 * row, 2.0 * row + 1] for row in range(8)]
+    assert batch.teacher_states is not None and batch.teacher_states.tolist() == [
+        [2.0 * row, 2.0 * row + 1] for row in range(8)
+    ]
 
 
 def test_kl_in_the_reward_lowers_the_return_of_earlier_tokens_more() -> None:
     parts = Parts()
     credit = CreditAssignment(Credit("reinforce", Normalisation(), kl_coef=0.1, kl_estimator="k1"))
     asyncio.run(rlvr.train(wired(parts, max_steps=1, credit=credit), Position(0, 0)))
-    # k1 is the behaviour log-prob minus the reference log-prob: 0.25 and 0.5 on the two tokens. The reward of the first response is 0.
+    # k1 is the behaviour log-prob minus the reference log-prob: 0.25 and 0.5 on the two tokens. The reward of the first
+    # response is 0.
     assert parts.batches[0].advantages[3:5].tolist() == pytest.approx([-0.075, -0.05])
 
 
@@ -232,7 +246,9 @@ def test_a_resumed_run_syncs_first_and_does_not_validate_again() -> None:
 
 
 def offline_run(parts: Parts, held_out: dict[int, Metrics]) -> offline.Offline:
-    batch = given_batch([Example((ExampleSequence(np.array([5, 6, 7], np.int32), np.array([False, True, True])),), 0.0)])
+    batch = given_batch(
+        [Example((ExampleSequence(np.array([5, 6, 7], np.int32), np.array([False, True, True])),), 0.0)]
+    )
 
     class Rows:
         def draw(self, count: int) -> list[int]:
@@ -297,9 +313,13 @@ def test_pass_at_k_counts_subsets(samples: int, passed: int) -> None:
 
 
 class Answers(EachByItself):
-    """Answers a prompt with consecutive numbers, and rewards even ones. Scoring crashes for prompt 2, so its responses never pass."""
+    """Answers a prompt with consecutive numbers, and rewards even ones. Scoring crashes for prompt 2, so its responses
+    never pass.
+    """
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
+    async def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
         assert seed is not None
         assert not sampling.log_probs
         yield list(enumerate([completion(int(token_ids[0]) + sample, 0) for sample in range(sampling.samples)]))
@@ -320,7 +340,9 @@ class Comparing(Answers):
 def test_validation_scores_a_response_by_itself() -> None:
     prompts = [Prompt(0, np.array([10], np.int32), "", "digits", {})]
     metrics = asyncio.run(
-        Evaluator("held", prompts, SingleTurns(Answers(), ByItself(Comparing()), Sampling(4, log_probs=False)), 1, 0).run(kept_nowhere)
+        Evaluator(
+            "held", prompts, SingleTurns(Answers(), ByItself(Comparing()), Sampling(4, log_probs=False)), 1, 0
+        ).run(kept_nowhere)
     )
     assert metrics["val/held/pass@1"] == 1
 
@@ -341,7 +363,9 @@ def test_a_step_without_a_verdict_is_recorded_and_ends(outcome: RewardOutcome) -
     class Unscored(Parts):
         async def take(self) -> list[RolloutGroup]:
             prompt = Prompt(0, np.array([7], np.int32), "7", "digits", {})
-            return [RolloutGroup(prompt, [single_turn(prompt, completion(2, 0), RewardResult(0.0, outcome, note="why"))])]
+            return [
+                RolloutGroup(prompt, [single_turn(prompt, completion(2, 0), RewardResult(0.0, outcome, note="why"))])
+            ]
 
     parts = Unscored()
     with pytest.raises(RollError, match="why"):

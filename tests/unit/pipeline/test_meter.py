@@ -16,10 +16,7 @@ from roll.runs.rlvr.step_meter import StepMeter, engine_metrics
 from roll.types import Metrics
 from tests.unit.rollout.build import make_episode, make_group
 
-ENGINES = (
-    EngineActivity(7.5, 100, 40, 2, 3.0, 1.0, 0.25, 60),
-    EngineActivity(2.5, 50, 10, 1, 5.0, 0.0, 0.75, 0),
-)
+ENGINES = (EngineActivity(7.5, 100, 40, 2, 3.0, 1.0, 0.25, 60), EngineActivity(2.5, 50, 10, 1, 5.0, 0.0, 0.75, 0))
 
 
 def test_metrics_of_engines_by_hand() -> None:
@@ -37,9 +34,15 @@ def test_metrics_of_engines_by_hand() -> None:
 
 def test_what_an_engine_does_not_count_is_left_out() -> None:
     silent = EngineActivity(3.0, 7, 5)
-    assert engine_metrics([silent], 4.0) == {"engine/idle_fraction": 0.25, "engine/generated_tokens": 7, "engine/prefilled_tokens": 5}
+    assert engine_metrics([silent], 4.0) == {
+        "engine/idle_fraction": 0.25,
+        "engine/generated_tokens": 7,
+        "engine/prefilled_tokens": 5,
+    }
     slept = replace(ENGINES[0], running=None, waiting=None)
-    assert engine_metrics([slept, ENGINES[1]], 10.0)["engine/running"] == 5, "an engine without counts is left out of the mean"
+    assert engine_metrics([slept, ENGINES[1]], 10.0)["engine/running"] == 5, (
+        "an engine without counts is left out of the mean"
+    )
 
 
 def test_an_engine_that_is_asked_after_the_step_ended_is_not_less_than_never_idle() -> None:
@@ -63,7 +66,9 @@ def test_a_step_is_measured_with_what_its_engines_did() -> None:
 
     async def scenario() -> tuple[Metrics, Metrics]:
         meter = Meter({}, devices=1, resident={})
-        measure = StepMeter(meter, cast(RolloutScheduler, Sampler()), cast(ActorInfer, FacadeOfEngines()), {}, None, rows=8)
+        measure = StepMeter(
+            meter, cast(RolloutScheduler, Sampler()), cast(ActorInfer, FacadeOfEngines()), {}, None, rows=8
+        )
         groups = [make_group(number, [make_episode([3], 0.0)]) for number in (9, 11, 10)]
         return await measure.step([]), await measure.step(groups)
 

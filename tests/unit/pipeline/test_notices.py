@@ -28,16 +28,32 @@ def at_limit(config: Any, end: EndOfTurn = CHATML) -> str:
 
 
 def test_responses_at_the_limit_name_ends_limit_and_remedy(configured: Callable[..., Any]) -> None:
-    text = at_limit(configured("tiny/tiny_rlvr_lora_zero3", "response_length=48", "actor_infer.generating_args.max_new_tokens=null"))
-    for part in ("48 tokens", "response_length", "'<|endoftext|>' (the model's end of sequence)", "'<|im_end|>' (token 7", "SFT"):
+    text = at_limit(
+        configured("tiny/tiny_rlvr_lora_zero3", "response_length=48", "actor_infer.generating_args.max_new_tokens=null")
+    )
+    for part in (
+        "48 tokens",
+        "response_length",
+        "'<|endoftext|>' (the model's end of sequence)",
+        "'<|im_end|>' (token 7",
+        "SFT",
+    ):
         assert part in text
 
 
 @pytest.mark.parametrize(
     ("overrides", "end", "parts"),
     [
-        (["actor_infer.generating_args.max_new_tokens=5"], CHATML, ["5 tokens (actor_infer.generating_args.max_new_tokens)"]),
-        (["actor_infer.generating_args.ignore_eos=true"], CHATML, ["stops at: nothing.", "With ignore_eos no response"]),
+        (
+            ["actor_infer.generating_args.max_new_tokens=5"],
+            CHATML,
+            ["5 tokens (actor_infer.generating_args.max_new_tokens)"],
+        ),
+        (
+            ["actor_infer.generating_args.ignore_eos=true"],
+            CHATML,
+            ["stops at: nothing.", "With ignore_eos no response"],
+        ),
         ([], NO_END, ["stops at: '<|endoftext|>'", "no chat template", "stop_strings"]),
         ([], EndOfTurn((), ("</turn>",)), ["'</turn>' (the template's end of a turn)", "has not learnt"]),
         (["actor_infer.generating_args.stop_strings=[STOP]"], NO_END, ["'STOP' (stop_strings)", "has not learnt"]),
@@ -57,7 +73,10 @@ def test_each_held_out_set_has_its_own_limit(configured: Callable[..., Any]) -> 
     ends = {"a.b": CHATML, "c": NO_END}
     metrics = {"val/a.b/at_limit_fraction": 1.0, "val/c/at_limit_fraction": 0.99}
     [notice] = StepNotices(held_out_watches(config, TOKENIZER, ends)).after(0, metrics)
-    assert "every response of a.b" in notice.text and "3 tokens (validation.sets.a.b.generating_args.max_new_tokens)" in notice.text
+    assert (
+        "every response of a.b" in notice.text
+        and "3 tokens (validation.sets.a.b.generating_args.max_new_tokens)" in notice.text
+    )
     [notice] = StepNotices(held_out_watches(config, TOKENIZER, ends, "--max-new-tokens")).after(0, metrics)
     assert "3 tokens (--max-new-tokens)" in notice.text
 
@@ -65,20 +84,29 @@ def test_each_held_out_set_has_its_own_limit(configured: Callable[..., Any]) -> 
 def test_only_a_response_cut_at_its_length_counts_as_at_the_limit() -> None:
     turns = [observed([1]), sampled([2, 2]), observed([3]), sampled([4, 4])]
     stops = (StopReason.LENGTH, StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.COMPLETED)
-    played = {stop: make_group(0, [Episode([make_trajectory(*turns, stop=stop)], make_episode([5]).reward)]) for stop in stops}
+    played = {
+        stop: make_group(0, [Episode([make_trajectory(*turns, stop=stop)], make_episode([5]).reward)]) for stop in stops
+    }
     found = {stop: rollout_metrics([group], 0)["response/at_limit_fraction"] for stop, group in played.items()}
     assert found == dict.fromkeys(stops, 0.0) | {StopReason.LENGTH: 1.0}
 
 
 def step_of(*groups: list[float], greedy: float | None = None) -> list[RolloutGroup]:
     baseline = None if greedy is None else make_episode([5], greedy)
-    return [make_group(number, [make_episode([5, 6], r) for r in rewards], baseline=baseline) for number, rewards in enumerate(groups)]
+    return [
+        make_group(number, [make_episode([5, 6], r) for r in rewards], baseline=baseline)
+        for number, rewards in enumerate(groups)
+    ]
 
 
-def zero_fraction(groups: list[RolloutGroup], estimator: str, norm: Normalisation | None = None, shaping: Shaping | None = None) -> float:
+def zero_fraction(
+    groups: list[RolloutGroup], estimator: str, norm: Normalisation | None = None, shaping: Shaping | None = None
+) -> float:
     step = experience(groups, shaping or Shaping())
     values = np.zeros(len(step.sequences.token_ids), np.float32) if estimator == "gae" else None
-    return CreditAssignment(Credit(estimator, norm or Normalisation()))(step, None, None, values)[1]["advantage/zero_fraction"]
+    return CreditAssignment(Credit(estimator, norm or Normalisation()))(step, None, None, values)[1][
+        "advantage/zero_fraction"
+    ]
 
 
 @pytest.mark.parametrize("estimator", sorted(ADVANTAGES))
@@ -88,7 +116,9 @@ def test_every_estimator_tells_zero_advantages(estimator: str) -> None:
     assert zero_fraction(without, estimator) == 1
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "gigpo", "reinforce_plus_plus_baseline", "opo", "gpg", "maxrl"])
+@pytest.mark.parametrize(
+    "estimator", ["grpo", "dr_grpo", "rloo", "gigpo", "reinforce_plus_plus_baseline", "opo", "gpg", "maxrl"]
+)
 def test_equal_rewards_are_zero_despite_rounding(estimator: str) -> None:
     assert zero_fraction(step_of([0.1] * 3, [0.7] * 3), estimator) == 1
 
@@ -101,12 +131,18 @@ def test_the_share_counts_responses_that_teach_nothing() -> None:
 
 
 def cause(
-    config: Any, groups: list[RolloutGroup], norm: Normalisation | None = None, shaping: Shaping | None = None, dropped: float = 0
+    config: Any,
+    groups: list[RolloutGroup],
+    norm: Normalisation | None = None,
+    shaping: Shaping | None = None,
+    dropped: float = 0,
 ) -> str:
     step = experience(groups, shaping or Shaping())
     values = np.zeros(len(step.sequences.token_ids), np.float32)
     _, metrics = CreditAssignment(Credit(config.adv_estimator.name, norm or Normalisation()))(step, None, None, values)
-    [notice] = StepNotices([ZeroAdvantages(config)]).after(3, metrics | rollout_metrics(groups, 0) | {"sampling/dropped_groups": dropped})
+    [notice] = StepNotices([ZeroAdvantages(config)]).after(
+        3, metrics | rollout_metrics(groups, 0) | {"sampling/dropped_groups": dropped}
+    )
     return notice.text
 
 
@@ -118,30 +154,48 @@ def test_zero_advantages_name_the_cause(configured: Callable[..., Any]) -> None:
     assert "all 4 got the same reward (mean of the step: 0.5)" in equal and "filter" not in equal
     filtered = cause(made("adv_estimator=rloo"), step_of([0] * 4), dropped=6)
     assert "the 6 groups that the filter dropped" in filtered
-    masked = cause(made("adv_estimator=grpo", "difficulty_mask=true"), step_of([0, 1]), shaping=Shaping(difficulty=(0.6, 0.9)))
+    masked = cause(
+        made("adv_estimator=grpo", "difficulty_mask=true"), step_of([0, 1]), shaping=Shaping(difficulty=(0.6, 0.9))
+    )
     assert "difficulty_mask excluded all" in masked
     nothing = cause(made("adv_estimator=reinforce"), step_of([0, 0], [0, 0]))
     assert "Every reward of the step is 0" in nothing
-    batch = cause(made("adv_estimator=reinforce", "norm_mean_type=batch"), step_of([2, 2], [2, 2]), Normalisation(mean="batch"))
+    batch = cause(
+        made("adv_estimator=reinforce", "norm_mean_type=batch"), step_of([2, 2], [2, 2]), Normalisation(mean="batch")
+    )
     assert "Every reward of the step is 2" in batch
-    group = cause(made("adv_estimator=reinforce", "norm_mean_type=group"), step_of([0] * 4, [2] * 4), Normalisation(mean="group"))
+    group = cause(
+        made("adv_estimator=reinforce", "norm_mean_type=group"), step_of([0] * 4, [2] * 4), Normalisation(mean="group")
+    )
     assert "all 4 got the same reward" in group
     greedy = cause(made("adv_estimator=remax"), [*step_of([0, 0], greedy=0.0), *step_of([1, 1], greedy=1.0)])
     assert "the reward of the greedy response" in greedy
 
 
-@pytest.mark.parametrize(("shares", "said"), [({}, False), ({"crashed": 0.25, "timed_out": 0.5}, True), ({"unavailable": 0.75}, True)])
+@pytest.mark.parametrize(
+    ("shares", "said"), [({}, False), ({"crashed": 0.25, "timed_out": 0.5}, True), ({"unavailable": 0.75}, True)]
+)
 def test_rewards_that_failed_are_a_cause(shares: dict[str, float], said: bool, configured: Callable[..., Any]) -> None:
-    metrics = {"advantage/zero_fraction": 1.0, "reward/mean": 1.0, "reward/std": 0.0, "reward/equal_groups_fraction": 1.0}
+    metrics = {
+        "advantage/zero_fraction": 1.0,
+        "reward/mean": 1.0,
+        "reward/std": 0.0,
+        "reward/equal_groups_fraction": 1.0,
+    }
     metrics |= {f"reward/{outcome}_fraction": share for outcome, share in shares.items()}
     text = ZeroAdvantages(configured("tiny/tiny_rlvr_lora_zero3")).text(metrics)
     assert ("75% of the responses have no reward, because it failed" in text) == said
 
 
 def test_a_group_of_one_is_named_as_the_cause(configured: Callable[..., Any]) -> None:
-    text = cause(configured("tiny/tiny_rlvr_lora_zero3", "num_return_sequences_in_group=1", "adv_estimator=reinforce"), step_of([0], [0]))
+    text = cause(
+        configured("tiny/tiny_rlvr_lora_zero3", "num_return_sequences_in_group=1", "adv_estimator=reinforce"),
+        step_of([0], [0]),
+    )
     assert "Every reward" in text
-    config = configured("tiny/tiny_rlvr_lora_zero3", "adv_estimator=grpo").model_copy(update={"num_return_sequences_in_group": 1})
+    config = configured("tiny/tiny_rlvr_lora_zero3", "adv_estimator=grpo").model_copy(
+        update={"num_return_sequences_in_group": 1}
+    )
     assert "there is only one: raise num_return_sequences_in_group" in cause(config, step_of([0], [1]))
 
 

@@ -16,7 +16,16 @@ from roll.config.load.compose import compose
 from roll.config.load.loader import load_config
 from roll.config.plan.plan import Plan
 from roll.config.schema.pipelines import Config
-from roll.errors import BadInput, EngineShortage, Fault, RollError, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate
+from roll.errors import (
+    BadInput,
+    EngineShortage,
+    Fault,
+    RollError,
+    WorkerAbandoned,
+    WorkerDied,
+    WorkerFailed,
+    WorkerLate,
+)
 from roll.ray.cluster import ClusterSession
 from roll.runs import assemble
 from roll.runs import assemble as restarts
@@ -82,7 +91,9 @@ def test_an_engine_that_dies_amid_a_restart_is_started_with_the_others() -> None
 def test_a_step_that_fails_twice_and_one_loss_too_many_end_the_run() -> None:
     counted = Restarts(2)
     counted.wait_after(LOST, 4)
-    with pytest.raises(WorkerDied, match=r"^actor_train rank 1: its process 7 is stopped .*; step 4 failed again after a restart"):
+    with pytest.raises(
+        WorkerDied, match=r"^actor_train rank 1: its process 7 is stopped .*; step 4 failed again after a restart"
+    ):
         counted.wait_after(LOST, 4)
     counted.wait_after(LOST, 3)
     with pytest.raises(WorkerDied, match="the roles were already restarted 2 times, and max_restarts is 2$"):
@@ -109,7 +120,9 @@ class Roles:
 
 
 class Run:
-    """A loop of six steps with a checkpoint after every second one. `failures` has errors by (step, number of the attempt)."""
+    """A loop of six steps with a checkpoint after every second one. `failures` has errors by (step, number of the
+    attempt).
+    """
 
     def __init__(self, failures: dict[tuple[int, int], RollError]) -> None:
         self.failures, self.taken, self.restarts = failures, dict.fromkeys(range(7), 0), 0
@@ -134,7 +147,15 @@ class Run:
 def finished(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch, *keys: str) -> list[tuple[int, int]]:
     """Run to the end, and return the step and the number of restarts in each line of metrics."""
     loaded: list[Config] = []
-    words = ["--config-name", "tiny/tiny_warm_up", f"output_dir={folder}", "max_steps=6", "save_steps=2", "track_with=none", *keys]
+    words = [
+        "--config-name",
+        "tiny/tiny_warm_up",
+        f"output_dir={folder}",
+        "max_steps=6",
+        "save_steps=2",
+        "track_with=none",
+        *keys,
+    ]
     compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
     monkeypatch.setattr(assemble, "Roles", Roles)
     monkeypatch.setattr(restarts, "BACK_OFF_SECONDS", (limits.NONE,))
@@ -168,7 +189,9 @@ def test_steps_after_the_checkpoint_are_taken_and_logged_again(tmp_path: Path, m
     assert run.taken[3] == 2
 
 
-def test_a_loss_amid_a_restart_is_none_of_the_step_that_was_to_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_amid_a_restart_is_none_of_the_step_that_was_to_be_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Anew(Run):
         async def loop(self, roles: Any, context: RunContext, interrupt: Interrupt) -> Position:
             roles.are_running = context.restarts != 1
@@ -191,7 +214,11 @@ def test_a_loss_amid_a_restart_is_none_of_the_step_that_was_to_be_taken(tmp_path
     ],
 )
 def test_a_run_ends_with_what_would_fail_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: dict[tuple[int, int], RollError], keys: tuple[str, ...], said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failures: dict[tuple[int, int], RollError],
+    keys: tuple[str, ...],
+    said: str,
 ) -> None:
     with pytest.raises(RollError, match=said):
         finished(tmp_path, Run(failures), monkeypatch, *keys)

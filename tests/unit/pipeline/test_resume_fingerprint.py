@@ -34,12 +34,17 @@ def test_another_precision_is_refused_before_anything_starts(tmp_path: Path) -> 
         LoopState(1, 1, {}, of_keys(config), 0.0, {}).write(folder)
     Checkpointer(config, store).agree(of_keys(config), "set it to the checkpoint's value")
     other = composed(
-        f"output_dir={tmp_path}", "resume_from_checkpoint=auto", "actor_train.model_args.dtype=fp16", "critic.model_args.dtype=fp16"
+        f"output_dir={tmp_path}",
+        "resume_from_checkpoint=auto",
+        "actor_train.model_args.dtype=fp16",
+        "critic.model_args.dtype=fp16",
     )
     with pytest.raises(ConfigError) as raised:
         Checkpointer(other, store).agree(of_keys(other), "set it to the checkpoint's value")
     assert [fault.place for fault in raised.value.faults] == ["actor_train.model_args.dtype", "critic.model_args.dtype"]
-    assert "'fp16', but" in raised.value.faults[0].problem and "was written with 'fp32'" in raised.value.faults[0].problem
+    assert (
+        "'fp16', but" in raised.value.faults[0].problem and "was written with 'fp32'" in raised.value.faults[0].problem
+    )
     assert "set it to the checkpoint's value; or start a new run" in raised.value.faults[0].remedy
 
 

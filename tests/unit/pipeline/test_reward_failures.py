@@ -34,7 +34,9 @@ def asked(row: int, domain: str = "sums") -> Prompt:
     return Prompt(row, np.arange(2, dtype=np.int32), "", domain, {}, f"rows.jsonl:{row}")
 
 
-def heard(*results: RewardResult, sections: dict[str, RewardConfig] = SECTIONS) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+def heard(
+    *results: RewardResult, sections: dict[str, RewardConfig] = SECTIONS
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Return what is said while the results of rows 1, 2, ... arrive, and the totals."""
     said: list[tuple[str, str]] = []
     failures = RewardFailures(sections, lambda topic, text: said.append((topic, text)))
@@ -68,12 +70,16 @@ def test_each_kind_of_exception_is_said_once() -> None:
 
 def test_a_timeout_is_said_with_its_limit() -> None:
     [(_, text)], _ = heard(timed_out(10.0))
-    assert "timed out on rows.jsonl:1 (1 of 1 responses so far): no verdict after 10 s (rewards.sums.timeout: 10)" in text
+    assert (
+        "timed out on rows.jsonl:1 (1 of 1 responses so far): no verdict after 10 s (rewards.sums.timeout: 10)" in text
+    )
 
 
 def test_an_unavailable_judge_is_said_with_its_reason() -> None:
     gone = RewardResult(0.0, RewardOutcome.UNAVAILABLE, note="HTTP 503: no capacity for request 17")
-    said, [(_, total)] = heard(gone, RewardResult(0.0, RewardOutcome.UNAVAILABLE, note="HTTP 503: no capacity for request 18"))
+    said, [(_, total)] = heard(
+        gone, RewardResult(0.0, RewardOutcome.UNAVAILABLE, note="HTTP 503: no capacity for request 18")
+    )
     assert len(said) == 1
     assert "was unavailable on rows.jsonl:1" in said[0][1]
     assert "no capacity for request 17" in said[0][1]
@@ -81,7 +87,9 @@ def test_an_unavailable_judge_is_said_with_its_reason() -> None:
 
 
 def test_a_failed_part_is_named_not_its_sum() -> None:
-    section = RewardConfig.model_validate({"parts": {"form": {"reward": "grade.form"}, "sum": {"reward": "grade.grade"}}})
+    section = RewardConfig.model_validate(
+        {"parts": {"form": {"reward": "grade.form"}, "sum": {"reward": "grade.grade"}}}
+    )
     parts = parts_of("sums", section)
     [result] = summed(parts, [[FINE], [RAISED]])
     [(topic, text)], [(_, total)] = heard(result, sections={"sums": section})
@@ -169,7 +177,9 @@ def test_a_crash_reaches_terminal_log_record_and_report(tmp_path: Path, caplog: 
         asyncio.run(_two_steps(noticed(tracking), tracking))
     first, total = (entry.getMessage() for entry in caplog.records)
     assert first.startswith("step 1: rewards.sums (grade.grade) crashed on rows.jsonl:1 (1 of 2 responses so far):\n")
-    assert total.startswith("step 2: since step 0, rewards.sums (grade.grade) gave no verdict on 2 of 4 responses: 2 x ValueError")
+    assert total.startswith(
+        "step 2: since step 0, rewards.sums (grade.grade) gave no verdict on 2 of 4 responses: 2 x ValueError"
+    )
     assert [json.loads(line)["step"] for line in (tmp_path / NOTICES_FILE).read_text().splitlines()] == [1, 2]
     page = write_report(tmp_path).read_text()
     assert "return int(response)" in page

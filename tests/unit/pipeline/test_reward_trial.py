@@ -29,7 +29,10 @@ MATHS: dict[str, Any] = {"maths": {"reward": "math_rule"}}
 def config_of(rewards: dict[str, Any]) -> RlvrConfig:
     sections = {name: RewardConfig.model_validate({"timeout": limits.CALL, **keys}) for name, keys in rewards.items()}
     deadlines = SimpleNamespace(start=limits.START)
-    return cast(RlvrConfig, SimpleNamespace(rewards=sections, environments={}, validation=None, system_envs={}, deadlines=deadlines))
+    return cast(
+        RlvrConfig,
+        SimpleNamespace(rewards=sections, environments={}, validation=None, system_envs={}, deadlines=deadlines),
+    )
 
 
 @pytest.fixture
@@ -111,7 +114,11 @@ def test_usable_rows_pass(prompts_in: Any) -> None:
 
 def test_a_bar_of_the_users_reward_is_said() -> None:
     config = config_of(
-        {"own": {"reward": "mine:graded"}, "key": {"reward": "mine:graded", "passes_at": 0.5}, "model": {"reward": "reward_model"}}
+        {
+            "own": {"reward": "mine:graded"},
+            "key": {"reward": "mine:graded", "passes_at": 0.5},
+            "model": {"reward": "reward_model"},
+        }
     )
     bars = bars_by_domain(config, {"own": (Bar(1.0),), "key": (Bar(0.5),)})
     assert bars == {"own": (Bar(1.0),), "key": (Bar(0.5),), "model": ()}
@@ -121,12 +128,16 @@ def test_a_bar_of_the_users_reward_is_said() -> None:
 def test_an_environment_passes_by_key_or_success() -> None:
     config = config_of({"both": {"reward": "exact_match"}})
     by_key, by_success = EnvironmentConfig.model_validate({"passes_at": 7.5}), EnvironmentConfig.model_validate({})
-    cast(dict[str, EnvironmentConfig], config.environments).update({"key": by_key, "success": by_success, "both": by_success})
+    cast(dict[str, EnvironmentConfig], config.environments).update(
+        {"key": by_key, "success": by_success, "both": by_success}
+    )
     bars = bars_by_domain(config, {"both": (Bar(1.0),)})
     assert bars == {"key": (Bar(7.5),), "success": (Bar(1.0, ("environment/success",)),), "both": (Bar(1.0),)}
 
 
-def test_a_reward_that_fails_on_every_row_is_named_itself(prompts_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reward_that_fails_on_every_row_is_named_itself(
+    prompts_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "failing_reward.py").write_text("def fails(prompt, response, row):\n    return row['nothing']\n")
     monkeypatch.syspath_prepend(tmp_path)
     rewards: dict[str, Any] = {"own": {"reward": "failing_reward:fails"}}
@@ -137,6 +148,8 @@ def test_a_reward_that_fails_on_every_row_is_named_itself(prompts_in: Any, tmp_p
 
 def test_rows_of_a_domain_keep_their_indices(prompts_in: Any) -> None:
     rewards: dict[str, Any] = {"maths": {"reward": "math_rule"}, "short": {"reward": "length_penalty"}}
-    prompts = prompts_in("rows.jsonl", [{"tag": "short", "n": 0}, {"tag": "maths", "n": 1}, {"tag": "short", "n": 2}], rewards)
+    prompts = prompts_in(
+        "rows.jsonl", [{"tag": "short", "n": 0}, {"tag": "maths", "n": 1}, {"tag": "short", "n": 2}], rewards
+    )
     assert [(index, row["n"]) for index, row in prompts.rows("short")] == [(0, 0), (2, 2)]
     assert np.array_equal(prompts.domain_index, [1, 0, 1])

@@ -105,9 +105,15 @@ def test_a_trainer_knows_whether_it_shares_its_devices(
     assert [given["takes_turns"] for given in settings] == [shares]
 
 
-def test_a_schedule_spans_steps_times_updates_times_epochs(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedule_spans_steps_times_updates_times_epochs(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ("ppo_epochs=3", "loss_agg_mode=seq-mean-token-sum-norm", "loss_scale_factor=5")
-    config, settings, shapes = loaded("tiny/tiny_rlvr_lora_zero3", tmp_path, tiny_model, *words), list[dict[str, Any]](), list[TrainShape]()
+    config, settings, shapes = (
+        loaded("tiny/tiny_rlvr_lora_zero3", tmp_path, tiny_model, *words),
+        list[dict[str, Any]](),
+        list[TrainShape](),
+    )
     monkeypatch.setattr(roles, "WorkerGroup", Group)
     monkeypatch.setattr(roles, "worker_placements", lambda *_: [])
     monkeypatch.setattr(roles, "TrainSettings", lambda **given: settings.append(given))
@@ -153,7 +159,11 @@ def test_engines_and_rewards_outlive_the_trainer_side_unless_it_had_them_in_its_
                 return sorted(Group.log)
 
             assert not found.have_started
-            engines, reward, trainer = ["actor_infer starts"], ["rewards.arithmetic starts"], ["actor_train starts", "reference starts"]
+            engines, reward, trainer = (
+                ["actor_infer starts"],
+                ["rewards.arithmetic starts"],
+                ["actor_train starts", "reference starts"],
+            )
             assert await begin() == [*engines, *trainer, *reward] and found.have_started
             assert await begin() == []
             with found.unsettled("actor_infer"):
@@ -165,7 +175,9 @@ def test_engines_and_rewards_outlive_the_trainer_side_unless_it_had_them_in_its_
                 raise WorkerDied("actor_train", 0, "the process died")
             assert await end() == ["actor_infer is killed", "actor_train is killed", "reference is killed"]
             assert await begin() == [*engines, *trainer]
-            assert await end() == ["actor_train is killed", "reference is killed"], "ending actor_infer also clears its unsettled state"
+            assert await end() == ["actor_train is killed", "reference is killed"], (
+                "ending actor_infer also clears its unsettled state"
+            )
             with found.unsettled("actor_infer"):
                 pass
             await begin()

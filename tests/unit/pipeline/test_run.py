@@ -49,11 +49,19 @@ class Nothing:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Return a function that runs two steps, fails after the first one if given an error, and returns the log of the driver.
+    """Return a function that runs two steps, fails after the first one if given an error, and returns the log of the
+    driver.
 
     Further arguments are overrides.
     """
-    words = ["--config-name", "tiny/tiny_warm_up", "max_steps=2", "save_steps=1", f"output_dir={tmp_path}/run", "dry_run=true"]
+    words = [
+        "--config-name",
+        "tiny/tiny_warm_up",
+        "max_steps=2",
+        "save_steps=1",
+        f"output_dir={tmp_path}/run",
+        "dry_run=true",
+    ]
     words += ["track_with=none", "++system_envs={MY_TOKEN: of-mine-alone}"]
 
     @contextmanager
@@ -96,7 +104,13 @@ def test_the_jobs_of_a_multirun_are_compared_at_its_end(
         assemble.write_config(config, Path(config.output_dir))
 
     jobs: list[Config] = []
-    words = ["--config-name", "tiny/tiny_warm_up", "--multirun", "seed=1,2", f"output_dir={tmp_path}/seed_${{hydra:job.num}}"]
+    words = [
+        "--config-name",
+        "tiny/tiny_warm_up",
+        "--multirun",
+        "seed=1,2",
+        f"output_dir={tmp_path}/seed_${{hydra:job.num}}",
+    ]
     compose([*words, "dry_run=true"], lambda composed, presets: jobs.append(load_config(composed, presets)))
     wet = [(config.model_copy(update={"dry_run": False}), make_plan(config)) for config in jobs]
     monkeypatch.setattr(program, "jobs_of", lambda words: wet)
@@ -132,14 +146,20 @@ def test_a_run_that_comes_to_its_end(run: Callable[..., str], tmp_path: Path) ->
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["system_envs"] == {"MY_TOKEN": "***"}
 
 
-def test_a_run_that_fails_and_goes_on(run: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_fails_and_goes_on(
+    run: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(WorkerFailed):
         run(WorkerFailed("sft_train", 0, "the process died, with of-mine-alone"))
     printed = capsys.readouterr()
     assert "no checkpoint was written when the run ended; the last checkpoint is of step 1, " in printed.err
     assert "4 rows, 128 per step: 2 steps\n" in printed.out and "resumed" not in printed.out
     end = read_end(tmp_path / "run")
-    assert end and (end.outcome, end.cause, end.last_step) == ("failed", "sft_train rank 0: the process died, with ***", 2)
+    assert end and (end.outcome, end.cause, end.last_step) == (
+        "failed",
+        "sft_train rank 0: the process died, with ***",
+        2,
+    )
     assert "The run failed after step 1." in (tmp_path / "run" / "report.html").read_text()
     log = run(None)
     assert f"resumed from step 1, {tmp_path}/run/checkpoints/step_1\n" in capsys.readouterr().out
@@ -163,7 +183,11 @@ def test_a_changed_experiment_is_refused_in_its_run_folder(run: Callable[..., st
         run(None, f"{LEARNING_RATE}=0.5", "save_steps=2")
     (fault,) = raised.value.faults
     assert fault.place == "resume_with_changes"
-    assert f"{LEARNING_RATE}: " in fault.problem and "-> 0.5" in fault.problem and "save_steps: 1 -> 2 (allowed)" in fault.problem
+    assert (
+        f"{LEARNING_RATE}: " in fault.problem
+        and "-> 0.5" in fault.problem
+        and "save_steps: 1 -> 2 (allowed)" in fault.problem
+    )
     assert (tmp_path / "run" / "config.yaml").read_text() == written and len(read_starts(tmp_path / "run")) == 1
 
 
@@ -174,7 +198,9 @@ def test_a_changed_seed_is_named_with_all_other_changes(run: Callable[..., str])
     assert [fault.place for fault in raised.value.faults] == ["seed", "resume_with_changes"]
 
 
-def test_a_change_that_is_wanted_is_said_and_recorded(run: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_change_that_is_wanted_is_said_and_recorded(
+    run: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     failed_after_one_step(run)
     log = run(None, f"{LEARNING_RATE}=0.5", "resume_with_changes=true")
     assert f"changed since that checkpoint: {LEARNING_RATE}: " in capsys.readouterr().out
@@ -182,18 +208,28 @@ def test_a_change_that_is_wanted_is_said_and_recorded(run: Callable[..., str], t
     first, second = read_starts(tmp_path / "run")
     assert (first.after_step, list(first.changed)) == (None, [])
     assert second.after_step == 1 and any(LEARNING_RATE in text for text in second.changed)
-    earlier, now = (yaml.safe_load((tmp_path / "run" / name).read_text()) for name in ("config.start_1.yaml", "config.yaml"))
-    assert now["sft_train"]["training_args"]["learning_rate"] == 0.5 != earlier["sft_train"]["training_args"]["learning_rate"]
+    earlier, now = (
+        yaml.safe_load((tmp_path / "run" / name).read_text()) for name in ("config.start_1.yaml", "config.yaml")
+    )
+    assert (
+        now["sft_train"]["training_args"]["learning_rate"]
+        == 0.5
+        != earlier["sft_train"]["training_args"]["learning_rate"]
+    )
     assert "Changed after step 1" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_a_run_with_other_devices_resumes_without_being_asked(run: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_other_devices_resumes_without_being_asked(
+    run: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
     failed_after_one_step(run)
     run(None, "save_steps=2")
     assert "changed since that checkpoint: save_steps: 1 -> 2\n" in capsys.readouterr().out
 
 
-def test_a_completed_run_is_not_complete_for_another_experiment(run: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_completed_run_is_not_complete_for_another_experiment(
+    run: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
     run(None)
     capsys.readouterr()
     run(None)
@@ -206,16 +242,24 @@ def test_a_completed_run_is_not_complete_for_another_experiment(run: Callable[..
     assert f"has completed 2 steps with other values of {LEARNING_RATE}" in printed and "raise max_steps" in printed
 
 
-def test_a_completed_run_is_not_complete_for_other_rows(run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume_fingerprint, "of_rows", lambda config, prepared: {"sft_train.data_args.file_name": "digest 1"})
+def test_a_completed_run_is_not_complete_for_other_rows(
+    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        resume_fingerprint, "of_rows", lambda config, prepared: {"sft_train.data_args.file_name": "digest 1"}
+    )
     run(None)
-    monkeypatch.setattr(resume_fingerprint, "of_rows", lambda config, prepared: {"sft_train.data_args.file_name": "digest 2"})
+    monkeypatch.setattr(
+        resume_fingerprint, "of_rows", lambda config, prepared: {"sft_train.data_args.file_name": "digest 2"}
+    )
     for more in ([], ["resume_with_changes=true"]):
         with pytest.raises(ConfigError, match="digest 1"):
             run(None, *more)
 
 
-def test_fewer_steps_than_a_completed_run_has_are_said(run: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_fewer_steps_than_a_completed_run_has_are_said(
+    run: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
     run(None)
     run(None, "max_steps=1")
     assert "has completed 2 steps, more than max_steps, which is 1; nothing is trained" in capsys.readouterr().out
@@ -244,7 +288,9 @@ def without_config(folder: Path) -> None:
         (written / "loop.json").write_text(json.dumps(state))
 
 
-def test_a_checkpoint_of_an_earlier_version_is_compared_with_the_run_folder(run: Callable[..., str], tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_earlier_version_is_compared_with_the_run_folder(
+    run: Callable[..., str], tmp_path: Path
+) -> None:
     failed_after_one_step(run)
     without_config(tmp_path / "run")
     with pytest.raises(ConfigError, match=LEARNING_RATE):

@@ -1,4 +1,6 @@
-"""Teachers by domain: each gets only the sequences of its domains, and each token is compared with the teacher of its domain."""
+"""Teachers by domain: each gets only the sequences of its domains, and each token is compared with the teacher of its
+domain.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,13 @@ from tests.unit.rollout.build import make_episode, make_group, make_trajectory, 
 WORDS, TOP = 24, TeacherTop(4, 20, 1.5)
 """Output rows of the student, and the top-k output of the teachers: the top 4 of only 20 rows, at temperature 1.5."""
 DOMAINS: Mapping[str, tuple[str, ...]] = {"teachers.exact": ("math", "code"), "teachers.kind": ("chat",)}
-DRAWN = [("chat", [[5, 6], [7]]), ("math", [[8, 9, 3]]), ("code", [[4], [6, 6]]), ("chat", [[9]]), ("math", [[2], [3, 4, 5]])]
+DRAWN = [
+    ("chat", [[5, 6], [7]]),
+    ("math", [[8, 9, 3]]),
+    ("code", [[4], [6, 6]]),
+    ("chat", [[9]]),
+    ("math", [[2], [3, 4, 5]]),
+]
 """Domain and responses of each group."""
 
 
@@ -71,10 +79,15 @@ def ask(groups: list[RolloutGroup]) -> tuple[Asked, Experience, Floats]:
 
 
 def groups_of(drawn: list[tuple[str, list[list[int]]]]) -> list[RolloutGroup]:
-    return [make_group(number, [make_episode(ids) for ids in tokens], domain=domain) for number, (domain, tokens) in enumerate(drawn)]
+    return [
+        make_group(number, [make_episode(ids) for ids in tokens], domain=domain)
+        for number, (domain, tokens) in enumerate(drawn)
+    ]
 
 
-@pytest.mark.parametrize("measure", [Divergence("forward_kl", temperature=1.5), Divergence("reverse_kl", temperature=1.5)], ids=str)
+@pytest.mark.parametrize(
+    "measure", [Divergence("forward_kl", temperature=1.5), Divergence("reverse_kl", temperature=1.5)], ids=str
+)
 def test_each_token_is_compared_with_the_teacher_of_its_domain(measure: Divergence) -> None:
     """Compare value and gradient with a computation in float64, one group at a time."""
     groups = groups_of(DRAWN)

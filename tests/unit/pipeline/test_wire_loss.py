@@ -1,4 +1,6 @@
-"""The loss that a configuration builds: every key reaches its field, and no key of the loss is left out of this file."""
+"""The loss that a configuration builds: every key reaches its field, and no key of the loss is left out of this
+file.
+"""
 
 from __future__ import annotations
 
@@ -55,28 +57,68 @@ def rejects(loss: PolicyLoss) -> tuple[float, float]:
     return correction(loss).low, correction(loss).high
 
 
-CASES: list[tuple[str, KEYS, Callable[[Any], Any], Any]] = [  # key, its settings, what is read from the loss, and the value expected
-    *(("policy_loss", {"policy_loss": name}, lambda loss: type(loss.objective), kind) for name, kind in (CLIPPED | OTHERS).items()),
+CASES: list[
+    tuple[str, KEYS, Callable[[Any], Any], Any]
+] = [  # key, its settings, what is read from the loss, and the value expected
+    *(
+        ("policy_loss", {"policy_loss": name}, lambda loss: type(loss.objective), kind)
+        for name, kind in (CLIPPED | OTHERS).items()
+    ),
     *(("pg_clip", {"policy_loss": name, "pg_clip": 0.3}, clips, (0.3, 0.3)) for name in CLIPPED),
     *(("pg_clip_low", {"policy_loss": name, "pg_clip_low": 0.1}, clips, (0.1, 0.2)) for name in CLIPPED),
     *(("pg_clip_high", {"policy_loss": name, "pg_clip_high": 0.4}, clips, (0.2, 0.4)) for name in CLIPPED),
     ("dual_clip_loss", {"dual_clip_loss": 2.5}, lambda loss: loss.objective.dual_clip, 2.5),
     ("dual_clip_loss", {"dual_clip_loss": True}, lambda loss: loss.objective.dual_clip, 3.0),
     ("dual_clip_loss", {"dual_clip_loss": False}, lambda loss: loss.objective.dual_clip, None),
-    ("sapo_positive_temperature", {"policy_loss": "sapo", "sapo_positive_temperature": 3.0}, lambda loss: loss.objective, Sapo(3.0, 1.05)),
-    ("sapo_negative_temperature", {"policy_loss": "sapo", "sapo_negative_temperature": 3.0}, lambda loss: loss.objective, Sapo(1.0, 3.0)),
-    ("dppo_divergence", {"policy_loss": "dppo", "dppo_divergence": "kl"}, lambda loss: loss.objective, Dppo("kl", 0.05)),
+    (
+        "sapo_positive_temperature",
+        {"policy_loss": "sapo", "sapo_positive_temperature": 3.0},
+        lambda loss: loss.objective,
+        Sapo(3.0, 1.05),
+    ),
+    (
+        "sapo_negative_temperature",
+        {"policy_loss": "sapo", "sapo_negative_temperature": 3.0},
+        lambda loss: loss.objective,
+        Sapo(1.0, 3.0),
+    ),
+    (
+        "dppo_divergence",
+        {"policy_loss": "dppo", "dppo_divergence": "kl"},
+        lambda loss: loss.objective,
+        Dppo("kl", 0.05),
+    ),
     ("dppo_threshold", {"policy_loss": "dppo", "dppo_threshold": 0.3}, lambda loss: loss.objective, Dppo("tv", 0.3)),
-    ("topr_positive_weight", {"policy_loss": "topr", "topr_positive_weight": 0.5}, lambda loss: loss.objective, Topr(0.5, 1.0)),
-    ("topr_negative_weight", {"policy_loss": "topr", "topr_negative_weight": 0.5}, lambda loss: loss.objective, Topr(1.0, 0.5)),
+    (
+        "topr_positive_weight",
+        {"policy_loss": "topr", "topr_positive_weight": 0.5},
+        lambda loss: loss.objective,
+        Topr(0.5, 1.0),
+    ),
+    (
+        "topr_negative_weight",
+        {"policy_loss": "topr", "topr_negative_weight": 0.5},
+        lambda loss: loss.objective,
+        Topr(1.0, 0.5),
+    ),
     ("clip_cov_ratio", {"policy_loss": "clip_cov", "clip_cov_ratio": 0.5}, lambda loss: loss.objective.ratio, 0.5),
     ("clip_cov_low", {"policy_loss": "clip_cov", "clip_cov_low": 0.5}, lambda loss: loss.objective.low, 0.5),
     ("clip_cov_high", {"policy_loss": "clip_cov", "clip_cov_high": 7.0}, lambda loss: loss.objective.high, 7.0),
     ("kl_cov_ratio", {"policy_loss": "kl_cov", "kl_cov_ratio": 0.5}, lambda loss: loss.objective, KlCov(0.5, 1.0)),
     ("kl_cov_coef", {"policy_loss": "kl_cov", "kl_cov_coef": 2.0}, lambda loss: loss.objective, KlCov(2e-4, 2.0)),
-    ("policy_loss_args", {"policy_loss": USERS_LOSS, "policy_loss_args": {"positive": 4.0}}, lambda loss: loss.objective, Sapo(4.0, 1.05)),
+    (
+        "policy_loss_args",
+        {"policy_loss": USERS_LOSS, "policy_loss_args": {"positive": 4.0}},
+        lambda loss: loss.objective,
+        Sapo(4.0, 1.05),
+    ),
     *(
-        ("mismatch_correction", {"mismatch_correction": name}, lambda loss: (correction(loss).weight, correction(loss).reject), levels)
+        (
+            "mismatch_correction",
+            {"mismatch_correction": name},
+            lambda loss: (correction(loss).weight, correction(loss).reject),
+            levels,
+        )
         for name, levels in {
             "tis": ("token", None),
             "icepop": ("token", "token"),
@@ -105,11 +147,24 @@ CASES: list[tuple[str, KEYS, Callable[[Any], Any], Any]] = [  # key, its setting
     ("behaviour_log_probs", {"behaviour_log_probs": "on_policy"}, lambda loss: loss.on_policy, True),
     ("use_kl_loss", {"use_kl_loss": False, "kl_loss_coef": 0.5}, lambda loss: loss.kl_coef, 0.0),
     ("kl_loss_coef", {"use_kl_loss": True, "kl_loss_coef": 0.5}, lambda loss: loss.kl_coef, 0.5),
-    *(("kl_loss_type", {"kl_loss_type": kind}, lambda loss: loss.kl_estimator, kind) for kind in ("k1", "k2", "k3", "k1+", "k3+")),
-    ("kl_loss_importance", {"use_kl_loss": True, "kl_loss_importance": True, **ONE_UPDATE}, lambda loss: loss.kl_importance, True),
+    *(
+        ("kl_loss_type", {"kl_loss_type": kind}, lambda loss: loss.kl_estimator, kind)
+        for kind in ("k1", "k2", "k3", "k1+", "k3+")
+    ),
+    (
+        "kl_loss_importance",
+        {"use_kl_loss": True, "kl_loss_importance": True, **ONE_UPDATE},
+        lambda loss: loss.kl_importance,
+        True,
+    ),
     ("kl_loss_importance", {"use_kl_loss": True, "kl_loss_importance": False}, lambda loss: loss.kl_importance, False),
     ("kl_loss_importance", {"use_kl_loss": True, "async_generation_ratio": 1.0}, lambda loss: loss.kl_importance, True),
-    ("kl_loss_importance", {"use_kl_loss": False, "async_generation_ratio": 1.0}, lambda loss: loss.kl_importance, False),
+    (
+        "kl_loss_importance",
+        {"use_kl_loss": False, "async_generation_ratio": 1.0},
+        lambda loss: loss.kl_importance,
+        False,
+    ),
     ("entropy_loss_coef", {"entropy_loss_coef": 0.25}, lambda loss: loss.entropy_coef, 0.25),
     ("off_policy_mask_threshold", {"off_policy_mask_threshold": 0.5}, lambda loss: loss.mask_threshold, 0.5),
     ("off_policy_mask_threshold", {"off_policy_mask_threshold": None}, lambda loss: loss.mask_threshold, None),
@@ -139,6 +194,9 @@ def test_no_key_of_the_loss_is_left_out() -> None:
 def test_no_field_of_the_loss_is_left_unset(usual: RlvrConfig) -> None:
     plain = PolicyLoss()
     losses = [loss_of(usual, keys) for _, keys, _, _ in CASES]
-    assert {field.name for field in fields(plain) for loss in losses if getattr(loss, field.name) != getattr(plain, field.name)} == {
-        field.name for field in fields(plain)
-    }
+    assert {
+        field.name
+        for field in fields(plain)
+        for loss in losses
+        if getattr(loss, field.name) != getattr(plain, field.name)
+    } == {field.name for field in fields(plain)}

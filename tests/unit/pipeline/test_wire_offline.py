@@ -34,11 +34,21 @@ from roll.runs.run_context import RunContext
 from roll.types import Floats, Metrics, Sequences, TrainBatch
 from tests.quiet import quiet_life
 
-METRICS: tuple[str, ...] = ("sft/loss", "dpo/loss", "dpo/accuracy", "dpo/reward_margin", "distill/loss", "distill/divergence")
+METRICS: tuple[str, ...] = (
+    "sft/loss",
+    "dpo/loss",
+    "dpo/accuracy",
+    "dpo/reward_margin",
+    "distill/loss",
+    "distill/divergence",
+)
 COUNTED: tuple[str, ...] = ("reward_model/loss", "reward_model/accuracy", "reward_model/margin")
 CASES = {
     "sft": ("tiny_sft", ()),
-    "text": ("tiny_sft", ("~sft_train.data_args.prompt", "~sft_train.data_args.response", "+sft_train.data_args.text=prompt")),
+    "text": (
+        "tiny_sft",
+        ("~sft_train.data_args.prompt", "~sft_train.data_args.response", "+sft_train.data_args.text=prompt"),
+    ),
     "dpo": ("tiny_dpo", ("pretrain=output/tiny/model",)),
     "precomputed": ("tiny_dpo", ("pretrain=output/tiny/model", "reference_log_probs=precomputed")),
     "reward_model": ("tiny_reward_model", ("pretrain=output/tiny/model",)),
@@ -84,7 +94,9 @@ class Stand:
         self.groups = {"learner": Group()}
         self.lines: list[tuple[int, Metrics]] = []
 
-    def actor_train(self, name: str, role: Any, steps: int, temperature: float, load: Any, ends: tuple[int, ...]) -> Stand:
+    def actor_train(
+        self, name: str, role: Any, steps: int, temperature: float, load: Any, ends: tuple[int, ...]
+    ) -> Stand:
         assert temperature == 1.0
         pickle.dumps(load)
         self.calls.append(("role", name, steps))
@@ -213,7 +225,9 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callab
 
         prepared = assemble.prepare(config)
         checkpointer.agree(
-            resume_fingerprint.of_keys(config) | resume_fingerprint.of_weights(config) | resume_fingerprint.of_rows(config, prepared),
+            resume_fingerprint.of_keys(config)
+            | resume_fingerprint.of_weights(config)
+            | resume_fingerprint.of_rows(config, prepared),
             "as it was",
         )
 
@@ -234,7 +248,9 @@ def test_a_run_trains_and_looks_at_what_it_held_out(run: Callable[..., Stand], n
     assert [step for step, metrics in stand.lines if any(key.startswith("val/") for key in metrics)] == [0, 2, 3]
     width = 2 if name in ("dpo", "precomputed", "reward_model") else 1
     rows = 64 if width == 2 else 128
-    assert [call for call in stand.calls if call[0] == "train"] == [("train", version, rows * width) for version in range(3)]
+    assert [call for call in stand.calls if call[0] == "train"] == [
+        ("train", version, rows * width) for version in range(3)
+    ]
     held_out = sum(call[1] for call in stand.calls if call[0] == "evaluate")
     assert held_out == 3 * 400 * width, "a tenth of the 4000 rows, evaluated three times"
     metrics = stand.lines[-1][1]
@@ -259,7 +275,9 @@ def test_a_precomputed_reference_is_asked_before_the_first_step_alone(run: Calla
     assert sum(stand.calls[index][1] for index in asked) == 2 * (2 * 64 + 400)
     for batch in stand.batches:
         assert batch.ref_log_probs is not None
-        assert np.array_equal(batch.ref_log_probs, -batch.sequences.token_ids.astype(np.float32)), "each row should have its own log-probs"
+        assert np.array_equal(batch.ref_log_probs, -batch.sequences.token_ids.astype(np.float32)), (
+            "each row should have its own log-probs"
+        )
 
 
 def test_a_live_reference_is_asked_in_every_step(run: Callable[..., Stand]) -> None:
@@ -274,8 +292,18 @@ def test_a_live_reference_is_asked_in_every_step(run: Callable[..., Stand]) -> N
 
 REFERENCE = ("+reference.strategy_args.strategy_name=hf_infer", "pretrain=output/tiny/model")
 SHARED = {
-    "dpo": (*REFERENCE, "+actor_train.device_mapping=[0,1]", "~actor_train.world_size", "+reference.device_mapping=[0]"),
-    "distill": ("+student.device_mapping=[0,1]", "~student.world_size", "+teacher.device_mapping=[1]", "~teacher.world_size"),
+    "dpo": (
+        *REFERENCE,
+        "+actor_train.device_mapping=[0,1]",
+        "~actor_train.world_size",
+        "+reference.device_mapping=[0]",
+    ),
+    "distill": (
+        "+student.device_mapping=[0,1]",
+        "~student.world_size",
+        "+teacher.device_mapping=[1]",
+        "~teacher.world_size",
+    ),
 }
 
 
@@ -312,14 +340,20 @@ def test_a_score_is_read_at_the_end_of_each_response(run: Callable[..., Stand]) 
 
 @pytest.mark.parametrize("most", ["1000", "null"])
 def test_the_epochs_end_a_run_before_max_steps_and_without(run: Callable[..., Stand], most: str) -> None:
-    stand = run("sft", f"max_steps={most}", "sft_train.training_args.num_train_epochs=1", "eval_steps=0", "save_steps=0")
+    stand = run(
+        "sft", f"max_steps={most}", "sft_train.training_args.num_train_epochs=1", "eval_steps=0", "save_steps=0"
+    )
     assert ("role", "sft_train", 29) in stand.calls and len(stand.batches) == 29, "3600 rows in batches of 128"
 
 
-def test_the_console_counts_up_to_the_step_that_ends_the_epochs(start: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_console_counts_up_to_the_step_that_ends_the_epochs(
+    start: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted: list[int] = []
     console = assemble.console_tracker
-    monkeypatch.setattr(assemble, "console_tracker", lambda title, steps, life: counted.append(steps) or console(title, steps, life))
+    monkeypatch.setattr(
+        assemble, "console_tracker", lambda title, steps, life: counted.append(steps) or console(title, steps, life)
+    )
     with pytest.raises(Started):
         start("sft", "max_steps=1000", "sft_train.training_args.num_train_epochs=1")
     assert counted == [29]
@@ -332,7 +366,9 @@ def test_a_run_that_its_epochs_ended_is_not_begun_again(
     run("sft", *keys[:-1], f"{keys[-1]}1")
 
     def files() -> dict[Path, tuple[bytes, int]]:
-        kept = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.suffix not in (".log", ".lock")]
+        kept = [
+            path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.suffix not in (".log", ".lock")
+        ]
         return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in kept}
 
     before = files()
@@ -347,13 +383,29 @@ def test_a_run_that_its_epochs_ended_is_not_begun_again(
 CHANGES = [
     ("sft", "seed=7", "seed: 7, but .*step_2 was written with 42"),
     ("dpo", "seed=7", "seed: 7, but .*step_2 was written with 42"),
-    ("sft", "sft_train.training_args.gradient_accumulation_steps=2", "sft_train.training_args: 256 sequences an update, but .* with 128"),
-    ("reward_model", "reward_train.training_args.per_device_train_batch_size=1", "reward_train.training_args: 2 pairs an update, but"),
+    (
+        "sft",
+        "sft_train.training_args.gradient_accumulation_steps=2",
+        "sft_train.training_args: 256 sequences an update, but .* with 128",
+    ),
+    (
+        "reward_model",
+        "reward_train.training_args.per_device_train_batch_size=1",
+        "reward_train.training_args: 2 pairs an update, but",
+    ),
     ("sft", "data_split=[8,1,0]", "sft_train.data_args.file_name: 3556 rows, digest .* with 3600 rows, digest"),
-    ("dpo", "actor_train.data_args.rejected=prompt", "actor_train.data_args.rejected: 'prompt', but .* with 'rejected'"),
+    (
+        "dpo",
+        "actor_train.data_args.rejected=prompt",
+        "actor_train.data_args.rejected: 'prompt', but .* with 'rejected'",
+    ),
     ("dpo", "pretrain=output/tiny/teacher", "pretrain: weights with the digest .* with weights with the digest"),
     ("sft", "sft_train.data_args.system=sum", "sft_train.data_args.system: 'sum', but .* with nothing"),
-    ("distill", "student.data_args.response=rejected", "student.data_args.response: 'rejected', but .* with 'response'"),
+    (
+        "distill",
+        "student.data_args.response=rejected",
+        "student.data_args.response: 'rejected', but .* with 'response'",
+    ),
 ]
 
 
@@ -368,7 +420,9 @@ def test_a_run_goes_on_with_what_its_position_is_counted_in_or_not_at_all(
     assert len(refused.value.faults) == 1 and refused.value.exit_status == 2
     with pytest.raises(Started):
         start(name, *keys, "max_steps=3", "save_steps=3")
-    another, said = ("beta=0.2", "beta: 0.1 -> 0.2") if name == "dpo" else ("max_grad_norm=2", "max_grad_norm: 1.0 -> 2")
+    another, said = (
+        ("beta=0.2", "beta: 0.1 -> 0.2") if name == "dpo" else ("max_grad_norm=2", "max_grad_norm: 1.0 -> 2")
+    )
     with pytest.raises(ConfigError, match=said):
         start(name, *keys, "max_steps=3", another)
     with pytest.raises(Started):
@@ -410,7 +464,9 @@ def test_a_teacher_or_reference_of_another_vocabulary_is_refused(
 
 
 @pytest.mark.parametrize("name", ["sft", "dpo", "reward_model", "distill", "rlvr"])
-def test_a_token_of_a_row_without_an_embedding_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_token_of_a_row_without_an_embedding_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setitem(CASES, "rlvr", ("tiny_rlvr_lora_zero3", ()))
     for one in ("model", "teacher"):
@@ -421,12 +477,15 @@ def test_a_token_of_a_row_without_an_embedding_is_refused(folder: Path, tmp_path
         described = json.loads((tmp_path / one / "config.json").read_text())
         (tmp_path / one / "config.json").write_text(json.dumps(described | {"vocab_size": 259}))
     teacher = [f"teacher.model_args.model_name_or_path={tmp_path / 'teacher'}"] if name == "distill" else []
-    with pytest.raises(DataError, match=r"jsonl:\d+: it has the token 259, but the model has embeddings only for the tokens 0 to 258"):
+    with pytest.raises(
+        DataError, match=r"jsonl:\d+: it has the token 259, but the model has embeddings only for the tokens 0 to 258"
+    ):
         assemble.prepare(configuration(name, tmp_path / "run", f"pretrain={tmp_path / 'model'}", *teacher))
 
 
 @pytest.mark.parametrize(
-    ("name", "key"), [("dpo", "+reference.model_args.model_name_or_path"), ("distill", "teacher.model_args.model_name_or_path")]
+    ("name", "key"),
+    [("dpo", "+reference.model_args.model_name_or_path"), ("distill", "teacher.model_args.model_name_or_path")],
 )
 def test_another_model_with_fewer_embeddings_is_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, key: str
@@ -435,11 +494,17 @@ def test_another_model_with_fewer_embeddings_is_refused(
     shutil.copytree(folder / "output" / "tiny" / "model", tmp_path / "small")
     described = json.loads((tmp_path / "small" / "config.json").read_text())
     (tmp_path / "small" / "config.json").write_text(json.dumps(described | {"vocab_size": 258}))
-    with pytest.raises(DataError, match="its end-of-sequence token is 258, but a model has embeddings only for the tokens 0 to 257"):
-        assemble.prepare(configuration(name, tmp_path / "run", *(REFERENCE if name == "dpo" else ()), f"{key}={tmp_path / 'small'}"))
+    with pytest.raises(
+        DataError, match="its end-of-sequence token is 258, but a model has embeddings only for the tokens 0 to 257"
+    ):
+        assemble.prepare(
+            configuration(name, tmp_path / "run", *(REFERENCE if name == "dpo" else ()), f"{key}={tmp_path / 'small'}")
+        )
 
 
-def test_a_chat_template_with_a_token_without_an_embedding_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_template_with_a_token_without_an_embedding_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_model(tmp_path / "model", 0, agent=True)
     described = json.loads((tmp_path / "model" / "config.json").read_text())
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")

@@ -43,7 +43,9 @@ class Roles:
 
 
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 12), (5, 7)])
-def test_the_policys_schedule_leaves_out_the_critics_warmup(warmup: int, steps: int, configured: Callable[..., Any]) -> None:
+def test_the_policys_schedule_leaves_out_the_critics_warmup(
+    warmup: int, steps: int, configured: Callable[..., Any]
+) -> None:
     config, roles = configured("algorithms/ppo_critic", "max_steps=12", f"critic_warmup={warmup}"), Roles()
     context = cast(Any, SimpleNamespace(plan=make_plan(config)))
     with pytest.raises(Requested):
@@ -69,8 +71,13 @@ def test_validation_comes_first_regularly_and_last(eval_steps: int, validated: l
 
 
 @pytest.mark.parametrize(("most", "counts"), [(None, [3, 9]), (5, [3, 5])])
-def test_each_set_has_its_rows_and_its_sampling(most: int | None, counts: list[int], configured: Callable[..., Any]) -> None:
-    sets = "{few: {data_args: {file_name: a.jsonl, prompt: prompt}}, many: {data_args: {file_name: b.jsonl, prompt: prompt}, "
+def test_each_set_has_its_rows_and_its_sampling(
+    most: int | None, counts: list[int], configured: Callable[..., Any]
+) -> None:
+    sets = (
+        "{few: {data_args: {file_name: a.jsonl, prompt: prompt}}, many: {data_args: {file_name: b.jsonl, prompt: "
+        "prompt}, "
+    )
     sets += "generating_args: {temperature: 0.5, max_new_tokens: 3, num_return_sequences: 2}}}"
     config = configured("tiny/tiny_rlvr_lora_zero3", "seed=7", "validation.data_args=null", f"+validation.sets={sets}")
 
@@ -79,7 +86,9 @@ def test_each_set_has_its_rows_and_its_sampling(most: int | None, counts: list[i
             return self[index], prompt_id
 
     held_out = cast(Any, {"few": Rows(range(3)), "many": Rows(range(9))})
-    few, many = evaluators(config, *cast(Any, [None] * 4), held_out=held_out, ends={"few": NO_END, "many": EndOfTurn((7,))}, most=most)
+    few, many = evaluators(
+        config, *cast(Any, [None] * 4), held_out=held_out, ends={"few": NO_END, "many": EndOfTurn((7,))}, most=most
+    )
     assert [few.name, many.name] == ["few", "many"] and [few.seed, many.seed] == [7, 7]
     assert [list(cast(Any, one.prompts)) for one in (few, many)] == [[(n, n) for n in range(count)] for count in counts]
     assert (few.samples, many.samples) == (4, 2)

@@ -1,4 +1,6 @@
-"""Keys of the configuration reach the settings of rollouts, rewards, credit, critic, teacher and preferences: one key at a time."""
+"""Keys of the configuration reach the settings of rollouts, rewards, credit, critic, teacher and preferences: one key
+at a time.
+"""
 
 from __future__ import annotations
 
@@ -85,9 +87,17 @@ CREDIT: list[Case] = [
     ({"reward_clip_on": "normalised"}, lambda credit: credit.normalisation.clips_normalised, True),
     ({"advantage_clip": 4.0}, lambda credit: credit.normalisation.advantage_clip, 4.0),
     *(({"adv_estimator": method}, lambda credit: credit.estimator, name) for name, method in ESTIMATORS.items()),
-    ({"adv_estimator": ESTIMATORS["pass_at_k"], "pass_k": 3}, lambda credit: dict(credit.estimator_args), {"pass_k": 3}),
+    (
+        {"adv_estimator": ESTIMATORS["pass_at_k"], "pass_k": 3},
+        lambda credit: dict(credit.estimator_args),
+        {"pass_k": 3},
+    ),
     ({"adv_estimator": ESTIMATORS["gigpo"], **GIGPO}, lambda credit: dict(credit.estimator_args), GIGPO),
-    ({"adv_estimator": USERS, "adv_estimator_args": {"own": 1}}, lambda credit: dict(credit.estimator_args), {"own": 1}),
+    (
+        {"adv_estimator": USERS, "adv_estimator_args": {"own": 1}},
+        lambda credit: dict(credit.estimator_args),
+        {"own": 1},
+    ),
     ({"add_token_level_kl": True, "init_kl_coef": 0.25}, lambda credit: credit.kl_coef, 0.25),
     ({"add_token_level_kl": False, "init_kl_coef": 0.25}, lambda credit: credit.kl_coef, 0.0),
     *(({"kl_penalty": kind}, lambda credit: credit.kl_estimator, kind) for kind in ("k1", "k2", "k3", "abs")),
@@ -98,7 +108,9 @@ CREDIT: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize(("keys", "read", "expected"), CREDIT, ids=lambda one: str(one) if isinstance(one, dict) else "")
+@pytest.mark.parametrize(
+    ("keys", "read", "expected"), CREDIT, ids=lambda one: str(one) if isinstance(one, dict) else ""
+)
 def test_a_credit_key_reaches_its_field(
     keys: Mapping[str, Any], read: Callable[[Any], Any], expected: object, configured: Configured
 ) -> None:
@@ -124,7 +136,9 @@ SHAPING: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize(("keys", "read", "expected"), SHAPING, ids=lambda one: str(one) if isinstance(one, dict) else "")
+@pytest.mark.parametrize(
+    ("keys", "read", "expected"), SHAPING, ids=lambda one: str(one) if isinstance(one, dict) else ""
+)
 def test_a_shaping_key_reaches_its_field(
     keys: Mapping[str, Any], read: Callable[[Any], Any], expected: object, configured: Configured
 ) -> None:
@@ -138,9 +152,15 @@ SCHEDULER: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize(("keys", "read", "expected"), SCHEDULER, ids=lambda one: str(one) if isinstance(one, dict) else "")
+@pytest.mark.parametrize(
+    ("keys", "read", "expected"), SCHEDULER, ids=lambda one: str(one) if isinstance(one, dict) else ""
+)
 def test_a_scheduler_key_reaches_its_argument(
-    keys: Mapping[str, Any], read: Callable[[Any], Any], expected: object, configured: Configured, monkeypatch: pytest.MonkeyPatch
+    keys: Mapping[str, Any],
+    read: Callable[[Any], Any],
+    expected: object,
+    configured: Configured,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert read(scheduled(configured(RLVR).model_copy(update=keys), monkeypatch)) == expected
 
@@ -148,12 +168,16 @@ def test_a_scheduler_key_reaches_its_argument(
 def scheduled(config: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return the arguments of the scheduler by name."""
     signature = inspect.signature(wire_rlvr.RolloutScheduler)
-    monkeypatch.setattr(wire_rlvr, "RolloutScheduler", lambda *given, **named: dict(signature.bind(*given, **named).arguments))
+    monkeypatch.setattr(
+        wire_rlvr, "RolloutScheduler", lambda *given, **named: dict(signature.bind(*given, **named).arguments)
+    )
     return cast(Any, wire_rlvr.scheduler_of(config, cast(Any, None), cast(Any, None), lambda group: None))
 
 
 @pytest.mark.parametrize(("seeded", "seed"), [(True, 5), (False, None)])
-def test_prompts_have_seeds_only_if_seeded(seeded: bool, seed: int | None, configured: Configured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_have_seeds_only_if_seeded(
+    seeded: bool, seed: int | None, configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = configured(RLVR, "seed=5", f"++actor_infer.generating_args.seeded={str(seeded).lower()}")
     assert scheduled(config, monkeypatch)["seed"] == seed
 
@@ -174,13 +198,19 @@ def test_the_critics_keys_reach_its_updates(configured: Configured) -> None:
 
 
 @pytest.mark.parametrize("experiment", ["tiny/tiny_distill", "algorithms/on_policy_distillation_full"])
-def test_a_teachers_keys_reach_both_ends(experiment: str, configured: Configured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a top k, the student's loader gets the divergence. With it, both models get the same k and temperature."""
+def test_a_teachers_keys_reach_both_ends(
+    experiment: str, configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a top k, the student's loader gets the divergence. With it, both models get the same k and
+    temperature.
+    """
     monkeypatch.setattr(wire_teacher, "student_loader", lambda path, teacher, measure: measure)
     monkeypatch.setattr(wire_teacher, "output_rows", lambda path, trust: 100)
     monkeypatch.setattr(wire_teacher, "model_path", lambda config, model: "")
     model = cast(Any, SimpleNamespace(trust_remote_code=False))
-    config = configured(experiment).model_copy(update={"divergence": "jsd", "jsd_beta": 0.9, "distill_temperature": 2.0})
+    config = configured(experiment).model_copy(
+        update={"divergence": "jsd", "jsd_beta": 0.9, "distill_temperature": 2.0}
+    )
     measure, top = Divergence("jsd", 0.9, 2.0), TeacherTop(3, 100, 2.0)
     assert wire_teacher.teaching(config, model, [model]).load == measure
     both = wire_teacher.teaching(config.model_copy(update={"distill_top_k": 3}), model, [model])
@@ -206,8 +236,17 @@ PREFERENCES: list[tuple[Mapping[str, Any], object]] = [
     ({"preference_loss": "dpo_norm", "beta": 3.0, "label_smoothing": 0.2}, DpoNorm(3.0, 0.2)),
     ({"preference_loss": "simpo", "beta": 2.0, "simpo_gamma": 0.7}, SimPo(2.0, 0.7)),
     ({"preference_loss": "orpo", "beta": 0.3}, OrPo(0.3)),
-    ({"added_preference_losses": {"sft": 0.2, "ipo": 0.5}}, Mixture(Dpo(0.1), ((0.2, ChosenLikelihood()), (0.5, Ipo(0.1))))),
-    ({"preference_loss": Method("roll.algorithms.preference:Ipo", PreferenceTraits()), "preference_loss_args": {"beta": 7.0}}, Ipo(7.0)),
+    (
+        {"added_preference_losses": {"sft": 0.2, "ipo": 0.5}},
+        Mixture(Dpo(0.1), ((0.2, ChosenLikelihood()), (0.5, Ipo(0.1)))),
+    ),
+    (
+        {
+            "preference_loss": Method("roll.algorithms.preference:Ipo", PreferenceTraits()),
+            "preference_loss_args": {"beta": 7.0},
+        },
+        Ipo(7.0),
+    ),
 ]
 
 
@@ -217,7 +256,9 @@ def test_a_preference_key_reaches_its_field(keys: Mapping[str, Any], expected: o
 
 
 def preference_of(keys: Mapping[str, Any], configured: Configured) -> object:
-    named = {key: PREFERENCE_LOSSES.get(value, value) if key == "preference_loss" else value for key, value in keys.items()}
+    named = {
+        key: PREFERENCE_LOSSES.get(value, value) if key == "preference_loss" else value for key, value in keys.items()
+    }
     return preference_loss(configured("tiny/tiny_dpo").model_copy(update={"beta": 0.1, "label_smoothing": 0.0} | named))
 
 

@@ -1,4 +1,6 @@
-"""Asynchronous rewards that fail in many ways. A test copies this file to a temporary folder, where they create marker files."""
+"""Asynchronous rewards that fail in many ways. A test copies this file to a temporary folder, where they create marker
+files.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ def process_number(prompt: Prompt, response: str, row: Any) -> float:
 
 
 def longer_than(prompt: Prompt, responses: Sequence[str], row: Any) -> Any:
-    """Reward each response with the number of shorter ones in the group, unless the first response names a special case."""
+    """Reward each response with the number of shorter ones in the group, unless the first response names a special
+    case.
+    """
     match responses[0]:
         case "too few":
             return [1.0]

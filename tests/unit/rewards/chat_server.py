@@ -1,4 +1,6 @@
-"""A chat-completions server that answers or fails as the test specifies. It uses real sockets in the event loop of the test."""
+"""A chat-completions server that answers or fails as the test specifies. It uses real sockets in the event loop of the
+test.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class ChatServer:
 
 def completion(*answers: str, prompt_tokens: int = 7, completion_tokens: int = 3) -> Response:
     """Return a successful response with one choice per answer."""
-    choices = [{"index": index, "message": {"role": "assistant", "content": answer}} for index, answer in enumerate(answers)]
+    choices = [
+        {"index": index, "message": {"role": "assistant", "content": answer}} for index, answer in enumerate(answers)
+    ]
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
     return Response(body=json.dumps({"object": "chat.completion", "choices": choices, "usage": usage}).encode())
 
@@ -81,7 +85,9 @@ async def chat_server(behaviour: Behaviour) -> AsyncIterator[ChatServer]:
         await server.wait_closed()
 
 
-async def _serve(seen: ChatServer, behaviour: Behaviour, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+async def _serve(
+    seen: ChatServer, behaviour: Behaviour, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> bool:
     """Serve one request. Return whether the connection stays open for another one."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     request, *lines = head.strip().split("\r\n")
@@ -99,7 +105,11 @@ async def _serve(seen: ChatServer, behaviour: Behaviour, reader: asyncio.StreamR
         if response.hangs:
             await asyncio.Event().wait()
         said = {"content-type": "application/json", "content-length": str(len(response.body)), **response.headers}
-        head = f"HTTP/1.1 {response.status} X\r\n" + "".join(f"{name}: {value}\r\n" for name, value in said.items()) + "\r\n"
+        head = (
+            f"HTTP/1.1 {response.status} X\r\n"
+            + "".join(f"{name}: {value}\r\n" for name, value in said.items())
+            + "\r\n"
+        )
         whole = head.encode() + response.body
         writer.write(whole[: len(whole) // 2] if response.cut else whole)
         await writer.drain()

@@ -23,8 +23,12 @@ def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def nothing_left_behind() -> Iterator[None]:
-    """Check that no process, socket or pipe outlives the test. Libraries used by earlier tests may open a socket for a moment."""
+    """Check that no process, socket or pipe outlives the test. Libraries used by earlier tests may open a socket for a
+    moment.
+    """
     channels, processes = open_channels(), descendants(os.getpid())
     yield
     assert [pid for pid in descendants(os.getpid()) if pid not in processes] == []
-    limits.until(lambda: open_channels() <= channels, "no socket or pipe is left", found=lambda: open_channels() - channels)
+    limits.until(
+        lambda: open_channels() <= channels, "no socket or pipe is left", found=lambda: open_channels() - channels
+    )

@@ -1,11 +1,11 @@
 """Attacks of programs on the sandbox that judges them.
 
-attempts.txt has programs that escape if they run without an error. forgeries.txt has programs, each with a test that it must not pass.
-endless.txt has programs that never end.
+attempts.txt has programs that escape if they run without an error. forgeries.txt has programs, each with a test that it
+must not pass. endless.txt has programs that never end.
 
 `python escapes.py SECRET PORT NAME...` runs attacks as the current user. SECRET is a file that they must not read or
-change, and PORT the port of a local server that they must not reach. The script prints a JSON object that maps the name of each attack to
-its result.
+change, and PORT the port of a local server that they must not reach. The script prints a JSON object that maps the name
+of each attack to its result.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ from roll.rewards.sandbox.program import Ending, Job, Limits, Outcome, run
 HERE = Path(__file__).parent
 CPU, WALL = 2, 300.0
 SHORT_WALL = 3.0
-"""Wall time limit of programs that sleep, in seconds. The limits are not in tests/limits.py because this file runs as a script."""
+"""Wall time limit of programs that sleep, in seconds. The limits are not in tests/limits.py because this file runs as a
+script.
+"""
 LIMITS = Limits(cpu_seconds=CPU, wall_seconds=WALL, memory_mib=512, disk_mib=16, output_mib=1)
 WITHSTOOD = "withstood"
-BESIDE_THE_POINT = re.compile("ESCAPED|ModuleNotFound|ImportError|LookupError|NameError|SyntaxError|AttributeError|TypeError")
-"""Found in the output of an attack that succeeded, or that failed for a reason unrelated to the sandbox and so proves nothing."""
+BESIDE_THE_POINT = re.compile(
+    "ESCAPED|ModuleNotFound|ImportError|LookupError|NameError|SyntaxError|AttributeError|TypeError"
+)
+"""Found in the output of an attack that succeeded, or that failed for a reason unrelated to the sandbox and so proves
+nothing.
+"""
 CALL = """
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
@@ -64,7 +70,9 @@ def names() -> list[str]:
 
 
 def try_all(chosen: Iterable[str], secret: str, port: int) -> dict[str, str]:
-    """Run attacks. Return the result of each by name: WITHSTOOD, or a description if the sandbox did not withstand it."""
+    """Run attacks. Return the result of each by name: WITHSTOOD, or a description if the sandbox did not withstand
+    it.
+    """
     attempts, endless, forgeries = sections("attempts.txt"), sections("endless.txt"), sections("forgeries.txt")
     found = {}
     for name in chosen:
@@ -78,7 +86,9 @@ def try_all(chosen: Iterable[str], secret: str, port: int) -> dict[str, str]:
 
 
 def attempt(name: str, body: str) -> str:
-    """Run the code on two inputs. It must not see the second input while it runs on the first one. Return WITHSTOOD or the output."""
+    """Run the code on two inputs. It must not see the second input while it runs on the first one. Return WITHSTOOD or
+    the output.
+    """
     guarded = f"{CALL}\ntry:\n{textwrap.indent(body, '    ')}\n    print('ESCAPED')\nexcept BaseException as error:\n"
     source = f"{guarded}    print(type(error).__name__, error)\n"
     outcomes = _outcomes(Job(source, "input", (b"first", b"LATERCASE")), LIMITS)
@@ -88,13 +98,17 @@ def attempt(name: str, body: str) -> str:
 
 
 def forge(section: str, sandboxed: bool = True) -> str:
-    """Run a program with a test that it must not pass. Return WITHSTOOD, or the outcome if it passes or proves nothing."""
+    """Run a program with a test that it must not pass. Return WITHSTOOD, or the outcome if it passes or proves
+    nothing.
+    """
     source, test = section.split("--- test\n")
     source = source.replace("LIAR\n", LIAR).replace("FIND\n", FIND)
     kind = "text" if "{response}" in test else "assert"
     judged = {"kind": kind, "code": test, "source": source, "entry": "", "response": source}
     outcome = _outcomes(Job("" if kind == "text" else source, kind, (), (judged,)), LIMITS, sandboxed)[0]
-    beside = outcome.ending == Ending.COMPILE_ERROR or outcome.note.startswith(("NameError", "SyntaxError", "ModuleNotFound"))
+    beside = outcome.ending == Ending.COMPILE_ERROR or outcome.note.startswith(
+        ("NameError", "SyntaxError", "ModuleNotFound")
+    )
     return str(outcome) if outcome.ending == Ending.OK or beside else WITHSTOOD
 
 
@@ -102,7 +116,11 @@ def go_on(source: str, sleeps: bool) -> str:
     """Run a program that never ends. Return WITHSTOOD if a limit ends it, and the outcome otherwise."""
     limits = Limits(1, SHORT_WALL if sleeps else LIMITS.wall_seconds, 256, 16, 1)
     outcome = _outcomes(Job(source, "input", (b"",)), limits)[0]
-    ended = outcome.ending == Ending.WALL_TIME if sleeps else outcome.ending in (Ending.CPU_TIME, Ending.OUTPUT_SIZE, Ending.FAILED)
+    ended = (
+        outcome.ending == Ending.WALL_TIME
+        if sleeps
+        else outcome.ending in (Ending.CPU_TIME, Ending.OUTPUT_SIZE, Ending.FAILED)
+    )
     return WITHSTOOD if ended and outcome.cpu_seconds < 2 * limits.cpu_seconds else str(outcome)
 
 

@@ -1,4 +1,6 @@
-"""A reward that fails in many ways. A test copies this file to a temporary folder, where the reward creates marker files."""
+"""A reward that fails in many ways. A test copies this file to a temporary folder, where the reward creates marker
+files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A reward that attacks the process that runs it. A test copies this file to a temporary folder, where the reward creates marker files."""
+"""A reward that attacks the process that runs it. A test copies this file to a temporary folder, where the reward
+creates marker files.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,11 @@ PROMPT = Prompt(3, np.arange(4, dtype=np.int32), "text", "act", {"base": 100.0})
 def open_channels() -> set[str]:
     """Return the open sockets and pipes of this process, including those that other tests left open."""
     places = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    return {target for place in places if os.path.lexists(place) and (target := os.readlink(place)).startswith(("socket:", "pipe:"))}
+    return {
+        target
+        for place in places
+        if os.path.lexists(place) and (target := os.readlink(place)).startswith(("socket:", "pipe:"))
+    }
 
 
 def reward_children() -> list[int]:
@@ -50,7 +54,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Return the fields state, parent, group, session, ... of /proc/PID/stat, or an empty list if there is no such process."""
+    """Return the fields state, parent, group, session, ... of /proc/PID/stat, or an empty list if there is no such
+    process.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -63,7 +69,9 @@ def gone(pids: list[int]) -> bool:
 
 
 def section(**others: Any) -> RewardConfig:
-    return RewardConfig.model_validate({"reward": "faulty_rewards:act", "timeout": limits.CALL, "failed_value": -1.0, **others})
+    return RewardConfig.model_validate(
+        {"reward": "faulty_rewards:act", "timeout": limits.CALL, "failed_value": -1.0, **others}
+    )
 
 
 @asynccontextmanager
@@ -110,7 +118,9 @@ async def end_hangs(marks: Path) -> None:
 
 
 def run(coroutine: Coroutine[Any, Any, Any], hangs_end: Path | None = None) -> Any:
-    """Run a coroutine and return its result. If the folder of marker files is given, the deadlines of hanging responses expire."""
+    """Run a coroutine and return its result. If the folder of marker files is given, the deadlines of hanging responses
+    expire.
+    """
 
     async def bounded() -> Any:
         work = asyncio.ensure_future(coroutine)

@@ -18,7 +18,9 @@ from roll.types import Sampling
 from tests import limits
 from tests.unit.rewards.chat_server import Behaviour, ChatServer, Response, chat_server, completion, error
 
-MODEL = ApiModel("", "a-judge", "hush", Sampling(64, temperature=0.0), limits.CALL, retries=3, concurrency=4, max_calls=None, seed=5)
+MODEL = ApiModel(
+    "", "a-judge", "hush", Sampling(64, temperature=0.0), limits.CALL, retries=3, concurrency=4, max_calls=None, seed=5
+)
 
 
 class Naps:
@@ -32,7 +34,9 @@ class Naps:
 
 
 def asked(behaviour: Behaviour, *messages: str, model: ApiModel = MODEL) -> tuple[list[Reply], ChatServer, list[float]]:
-    """Send messages concurrently. Return the replies, the requests that the server received, and the waits between attempts."""
+    """Send messages concurrently. Return the replies, the requests that the server received, and the waits between
+    attempts.
+    """
 
     async def run() -> tuple[list[Reply], ChatServer, list[float]]:
         async with chat_server(behaviour) as server:
@@ -54,7 +58,12 @@ def test_speaks_the_protocol() -> None:
     (reply,), server, naps = asked(echo, "is it so?")
     assert reply == Reply(("echo is it so?",), 7, 3)
     assert server.bodies == [
-        {"model": "a-judge", "messages": [{"role": "user", "content": "is it so?"}], "max_tokens": 64, "temperature": 0.0}
+        {
+            "model": "a-judge",
+            "messages": [{"role": "user", "content": "is it so?"}],
+            "max_tokens": 64,
+            "temperature": 0.0,
+        }
     ]
     assert server.headers[0]["authorization"] == "Bearer hush"
     assert naps == []
@@ -62,9 +71,14 @@ def test_speaks_the_protocol() -> None:
 
 def test_sends_what_changes_the_sampling() -> None:
     sampling = Sampling(8, samples=2, temperature=0.7, top_p=0.9, top_k=5, repetition_penalty=1.1, stop=("\n",))
-    (reply,), server, _ = asked(lambda body, number: completion("a", "b"), "x", model=replace(MODEL, sampling=sampling, key=None))
+    (reply,), server, _ = asked(
+        lambda body, number: completion("a", "b"), "x", model=replace(MODEL, sampling=sampling, key=None)
+    )
     assert reply.answers == ("a", "b")
-    assert server.bodies[0] | {"n": 2, "top_p": 0.9, "top_k": 5, "repetition_penalty": 1.1, "stop": ["\n"]} == server.bodies[0]
+    assert (
+        server.bodies[0] | {"n": 2, "top_p": 0.9, "top_k": 5, "repetition_penalty": 1.1, "stop": ["\n"]}
+        == server.bodies[0]
+    )
     assert "authorization" not in server.headers[0]
 
 
@@ -155,7 +169,9 @@ def test_calls_are_bounded_and_that_is_said_once(caplog: pytest.LogCaptureFixtur
     ]
 
 
-@pytest.mark.parametrize("url", ["http://h/v1", "http://h/v1/", "http://h/v1/chat/completions", "http://h/v1/chat/completions/"])
+@pytest.mark.parametrize(
+    "url", ["http://h/v1", "http://h/v1/", "http://h/v1/chat/completions", "http://h/v1/chat/completions/"]
+)
 def test_takes_the_base_and_the_whole_address(url: str) -> None:
     assert replace(MODEL, url=url).address == "http://h/v1/chat/completions"
 

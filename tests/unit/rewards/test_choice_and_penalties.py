@@ -17,8 +17,7 @@ RIGHT_BOXED, RIGHT, WRONG_BOXED, WRONG = "So \\boxed{B}", "the Answer is (B), no
 
 
 @pytest.mark.parametrize(
-    ("reward_type", "values"),
-    [("loose", (1, 1, -1, -1)), ("strict", (1, -1, -1, -1)), ("soft", (1, 0.5, -0.5, -1))],
+    ("reward_type", "values"), [("loose", (1, 1, -1, -1)), ("strict", (1, -1, -1, -1)), ("soft", (1, 0.5, -0.5, -1))]
 )
 def test_the_three_reward_types(reward_type: Any, values: tuple[float, ...]) -> None:
     for response, value in zip((RIGHT_BOXED, RIGHT, WRONG_BOXED, WRONG), values, strict=True):
@@ -40,7 +39,9 @@ def test_the_three_reward_types(reward_type: Any, values: tuple[float, ...]) -> 
         ("no idea", None, None),
     ],
 )
-def test_a_letter_stands_alone_unless_asked_for_as_in_roll(response: str, letter: str | None, first: str | None) -> None:
+def test_a_letter_stands_alone_unless_asked_for_as_in_roll(
+    response: str, letter: str | None, first: str | None
+) -> None:
     for choice, found in (("letter", letter), ("first_capital", first)):
         results = [crossthinkqa(PROMPT, response, {"ground_truth": one}, choice=choice) for one in "ABIT"]  # type: ignore[arg-type]
         assert [result.score for result in results] == [float(one == found) for one in "ABIT"]
@@ -62,7 +63,9 @@ def test_penalties_are_added() -> None:
     assert result.value == pytest.approx(1.0 + repeated + short)
 
 
-@pytest.mark.parametrize(("arguments", "truth"), [({"reward_type": "hard"}, "B"), ({"choice": "any"}, "B"), ({}, "three")])
+@pytest.mark.parametrize(
+    ("arguments", "truth"), [({"reward_type": "hard"}, "B"), ({"choice": "any"}, "B"), ({}, "three")]
+)
 def test_what_crossthinkqa_cannot_judge(arguments: dict[str, Any], truth: str) -> None:
     with pytest.raises(ValueError, match="reward_type is 'hard'|choice is 'any'|has no capital letter"):
         crossthinkqa(PROMPT, RIGHT, {"ground_truth": truth}, **arguments)
@@ -97,7 +100,14 @@ def test_length(length: int, arguments: dict[str, Any], value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"most": 0.5}, {"short": 5, "enough": 4}, {"long": 500}, {"long": 300, "too_long": 500}, {"long": 500, "too_long": 450}]
+    "arguments",
+    [
+        {"most": 0.5},
+        {"short": 5, "enough": 4},
+        {"long": 500},
+        {"long": 300, "too_long": 500},
+        {"long": 500, "too_long": 450},
+    ],
 )
 def test_penalties_out_of_bounds(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError):

@@ -30,14 +30,66 @@ PROMPT = Prompt(0, np.zeros(1, dtype=np.int32), "", "code", {})
 ROOT = Path(__file__).parents[3]
 PACKAGES = Path(bubblewrap.bwrap_path()).parents[2]
 QUICK = (
-    *("read_secret", "symlink_to_secret", "write_standard_library", "proc_environment", "connect_to_host", "fork_bomb", "clone3"),
-    *("thread_bomb", "trace_first", "kill_all", "new_user_namespace", "old_abi", "memory", "memory_file", "fill_disk", "environment"),
-    *("descriptors", "search_memory", "floods_output", "sleeps", "exits", "ends_process_where_errors_are_caught", "liar", "liar_near"),
-    *("raises_stop_iteration", "lying_int", "shadowed_builtins", "patched_assertion", "own_pytest_file", "writes_everywhere"),
-    *("difference_of_itself", "learns_from_comparison", "contains_all", "counting_int", "equal_object_of_own_class", "own_isclose"),
+    *(
+        "read_secret",
+        "symlink_to_secret",
+        "write_standard_library",
+        "proc_environment",
+        "connect_to_host",
+        "fork_bomb",
+        "clone3",
+    ),
+    *(
+        "thread_bomb",
+        "trace_first",
+        "kill_all",
+        "new_user_namespace",
+        "old_abi",
+        "memory",
+        "memory_file",
+        "fill_disk",
+        "environment",
+    ),
+    *(
+        "descriptors",
+        "search_memory",
+        "floods_output",
+        "sleeps",
+        "exits",
+        "ends_process_where_errors_are_caught",
+        "liar",
+        "liar_near",
+    ),
+    *(
+        "raises_stop_iteration",
+        "lying_int",
+        "shadowed_builtins",
+        "patched_assertion",
+        "own_pytest_file",
+        "writes_everywhere",
+    ),
+    *(
+        "difference_of_itself",
+        "learns_from_comparison",
+        "contains_all",
+        "counting_int",
+        "equal_object_of_own_class",
+        "own_isclose",
+    ),
     *("builds_a_liar_there", "reads_frames_there", "search_test_file", "response_is_code"),
-    *("counting_list", "learns_where_a_search_ends", "end_of_iteration_with_another_name", "end_of_iteration_written_to_the_test"),
-    *("reads_the_tests_of_the_supervisor", "writes_to_the_pipes_of_others", "asynchronous_contexts", "flush_all_disks", "watches"),
+    *(
+        "counting_list",
+        "learns_where_a_search_ends",
+        "end_of_iteration_with_another_name",
+        "end_of_iteration_written_to_the_test",
+    ),
+    *(
+        "reads_the_tests_of_the_supervisor",
+        "writes_to_the_pipes_of_others",
+        "asynchronous_contexts",
+        "flush_all_disks",
+        "watches",
+    ),
 )
 QUICK_AS_OTHER = (
     "read_secret",
@@ -82,7 +134,12 @@ NESTED = 'text = """\n```\ninner\n```\n"""\nprint(text)\n'
         ("", None, None),
         *(
             (text, LOOSE, LOOSE)
-            for text in ("```python\nx = 1", "```python\nx = 1```", "```python\r\nx = 1\r\n```\t\r\n", "```\nx = 1\n```")
+            for text in (
+                "```python\nx = 1",
+                "```python\nx = 1```",
+                "```python\r\nx = 1\r\n```\t\r\n",
+                "```\nx = 1\n```",
+            )
         ),
         *(
             (f"```{name}\nx = 1\n```", LOOSE, LOOSE)
@@ -121,7 +178,9 @@ def test_one_fenced_block_is_the_program(response: str, first: str | None, last:
         ("\u0663", "3", 1, False),
     ],
 )
-def test_outputs_are_compared_by_lines_or_numbers(printed: str, expected: str, tolerance: float | None, same: bool) -> None:
+def test_outputs_are_compared_by_lines_or_numbers(
+    printed: str, expected: str, tolerance: float | None, same: bool
+) -> None:
     assert same_output(printed, expected, tolerance) is same
 
 
@@ -136,7 +195,8 @@ def test_tolerance_of_the_row_takes_precedence() -> None:
 
 
 @pytest.mark.parametrize(
-    "end", ["exit()", "quit()", "exit(0)", "import sys; sys.exit()", "raise SystemExit", "copyright; credits; license; help"]
+    "end",
+    ["exit()", "quit()", "exit(0)", "import sys; sys.exit()", "raise SystemExit", "copyright; credits; license; help"],
 )
 def test_a_script_ends_as_in_python(end: str) -> None:
     row = {"case_type": "input", "test_cases": [{"stdin": "", "expected_stdout": "3 1"}]}
@@ -159,7 +219,11 @@ def test_pays_all_only_for_all_cases() -> None:
         ("import made_up_module\ndef f(): return 1", "assert f() == 1", RewardOutcome.SCORED),
         ("import numpy\ndef f(:", "assert f() == 1", RewardOutcome.SCORED),
         ("def f(): raise ImportError(\"No module named 'numpy'\")", "assert f() == 1", RewardOutcome.SCORED),
-        ("try:\n    import numpy\nexcept ImportError:\n    pass\ndef f(): return 2", "assert f() == 1", RewardOutcome.SCORED),
+        (
+            "try:\n    import numpy\nexcept ImportError:\n    pass\ndef f(): return 2",
+            "assert f() == 1",
+            RewardOutcome.SCORED,
+        ),
         ("if 0: import numpy\ndef f(): return 2", "assert f() == 1", RewardOutcome.SCORED),
     ],
 )
@@ -170,7 +234,11 @@ def test_a_missing_known_package_gives_no_verdict(source: str, test: str, outcom
 
 
 def test_scripts_are_compared_by_what_they_write() -> None:
-    cases = [{"stdin": "2\n", "expected_stdout": "4\n"}, {"stdin": "3", "expected_stdout": " 6"}, {"stdin": "4", "expected_stdout": "9"}]
+    cases = [
+        {"stdin": "2\n", "expected_stdout": "4\n"},
+        {"stdin": "3", "expected_stdout": " 6"},
+        {"stdin": "4", "expected_stdout": "9"},
+    ]
     result = score(fenced("print(int(input()) * 2)"), {"case_type": "input", "test_cases": json.dumps(cases)})
     assert (result.value, result.outcome) == (pytest.approx(2 / 3), RewardOutcome.SCORED)
     assert result.parts["passed"] == pytest.approx(2 / 3) and "case 3 of 3: wrong output" in result.note
@@ -184,7 +252,11 @@ def test_scripts_are_compared_by_what_they_write() -> None:
         ("def f(x): return x + 1", ["assert f(1) == 2", "assert f(1) == 3"], 0.5),
         ("def sort(items): items.sort()", ["x = [3, 1, 2]\nsort(x)\nassert x == [1, 2, 3]"], 1),
         ("from typing import List\ndef g(x: List[int]) -> Dict: return Counter(x)", ["assert g([1, 1]) == {1: 2}"], 1),
-        ("def apply(f, items): return [f(item) for item in items]", ["assert apply(lambda x: x + 1, [1, 2]) == [2, 3]"], 1),
+        (
+            "def apply(f, items): return [f(item) for item in items]",
+            ["assert apply(lambda x: x + 1, [1, 2]) == [2, 3]"],
+            1,
+        ),
         ("def count(n):\n    yield from range(n)", ["assert list(count(3)) == [0, 1, 2]"], 1),
         (
             "class Low(ValueError): pass\nclass Account:\n    def __init__(self, n): self.n = n\n"
@@ -192,7 +264,13 @@ def test_scripts_are_compared_by_what_they_write() -> None:
             [
                 "a = Account(5)\na.take(2)\nassert a.n == 3 and isinstance(a, Account)",
                 "import pytest\ndef test_low():\n    with pytest.raises(Low, match='too'):\n        Account(1).take(2)",
-                "try:\n    Account(1).take(2)\nexcept ValueError as error:\n    assert str(error) == 'too low'\nelse:\n    assert False",
+                "try:\n    Account(1).take(2)\nexcept ValueError as error:\n    assert str(error) == 'too "
+                "low'\nelse:\n "
+                " "
+                " "
+                " "
+                "assert "
+                "False",
             ],
             1,
         ),
@@ -203,12 +281,21 @@ def test_scripts_are_compared_by_what_they_write() -> None:
         ),
         (
             "def size(node): return 0 if node is None else node.value + size(node.next)",
-            ["class Node:\n    def __init__(self, v, n=None): self.value, self.next = v, n\nassert size(Node(1, Node(2))) == 3"],
+            [
+                "class Node:\n    def __init__(self, v, n=None): self.value, self.next = v, n\nassert "
+                "size(Node(1, "
+                "Node(2))) "
+                "== "
+                "3"
+            ],
             1,
         ),
         (
             "from collections import namedtuple\nPair = namedtuple('Pair', 'a b')\ndef f(): return Pair(1, 2)",
-            ["assert f() == (1, 2) and f().b == 2 and len(f()) == 2", "from solution import f as g\nassert tuple(g()) == (1, 2)"],
+            [
+                "assert f() == (1, 2) and f().b == 2 and len(f()) == 2",
+                "from solution import f as g\nassert tuple(g()) == (1, 2)",
+            ],
             1,
         ),
         (
@@ -220,9 +307,19 @@ def test_scripts_are_compared_by_what_they_write() -> None:
         (
             "def f(x): return -x",
             [
-                "import pytest\n@pytest.mark.parametrize('x, y', [(1, -1), (2, -2)])\ndef test_f(x, y): assert f(x) == y",
-                "import pytest\n@pytest.mark.parametrize('x, y', [(1, -1), (2, 2)])\ndef test_f(x, y): assert f(x) == y",
-                "import pytest\n@pytest.fixture\ndef one(): return 1\nclass TestF:\n    def test_f(self, one): assert f(one) == -1",
+                "import pytest\n@pytest.mark.parametrize('x, y', [(1, -1), (2, -2)])\ndef test_f(x, y): assert "
+                "f(x) "
+                "== "
+                "y",
+                "import pytest\n@pytest.mark.parametrize('x, y', [(1, -1), (2, 2)])\ndef test_f(x, y): assert "
+                "f(x) "
+                "== "
+                "y",
+                "import pytest\n@pytest.fixture\ndef one(): return 1\nclass TestF:\n    def test_f(self, one): "
+                "assert "
+                "f(one) "
+                "== "
+                "-1",
                 "import unittest\nclass T(unittest.TestCase):\n    def test_f(self): self.assertEqual(f(1), 1)",
             ],
             0.5,
@@ -260,7 +357,14 @@ class V:
         ),
         ("def f(x): return [1.5, 2.5]", ["assert max(abs(a - b) for a, b in zip(f(2), [1.5, 2.5])) < 1e-6"]),
         ("def f(x): return {1, 2}", ["assert f(2) - {1, 2} == set() and 1 in f(2)"]),
-        (VECTOR, ["assert V(1) + V(2) == V(3) != V(1)", "assert len(V(3)) == 3 and str(V(1)) == 'V1' and 4 in V(4)", "assert V(1) < V(2)"]),
+        (
+            VECTOR,
+            [
+                "assert V(1) + V(2) == V(3) != V(1)",
+                "assert len(V(3)) == 3 and str(V(1)) == 'V1' and 4 in V(4)",
+                "assert V(1) < V(2)",
+            ],
+        ),
         (
             "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef f(x): return P(x)",
             ["assert f(2) == P(2)", "assert f(2) in [P(2)]"],
@@ -274,7 +378,10 @@ class V:
             "class S(list):\n    def push(self, x): self.append(x)",
             ["s = S()\ns.push(3)\nassert s == [3] and 3 in s and s[0] == 3\ns.push(4)\nassert s == [3, 4]"],
         ),
-        ("class S(str): pass\nclass D(dict): pass", ["assert 'bc' in S('abcd')", "d = D()\nd['a'] = 1\nassert 'a' in d and d == {'a': 1}"]),
+        (
+            "class S(str): pass\nclass D(dict): pass",
+            ["assert 'bc' in S('abcd')", "d = D()\nd['a'] = 1\nassert 'a' in d and d == {'a': 1}"],
+        ),
         (
             "class Node:\n    def __init__(self, v, n=None): self.v, self.n = v, n\n"
             "def reverse(h):\n    p = None\n    while h: h.n, p, h = p, h, h.n\n    return p",
@@ -324,12 +431,17 @@ WRONG = [
 ]
 MAIN = "if __name__ == '__main__':\n    print(mean(int(input())))"
 MEANS = {4: 2.5, 1: 1.0, 0: 0.0}
-CHECK = "def check(candidate):\n" + "".join(f"    assert abs(candidate({n}) - {mean}) < 1e-6\n" for n, mean in MEANS.items())
+CHECK = "def check(candidate):\n" + "".join(
+    f"    assert abs(candidate({n}) - {mean}) < 1e-6\n" for n, mean in MEANS.items()
+)
 KINDS = {
     "input": {"test_cases": [{"stdin": str(n), "expected_stdout": str(mean)} for n, mean in MEANS.items()]},
     "assert": {"test_cases": ["\n".join(f"assert mean({n}) == {mean}" for n, mean in MEANS.items())]},
     "pytest": {
-        "test_cases": [f"import pytest\ndef test_mean():\n    assert list(map(mean, {[*MEANS]})) == pytest.approx({[*MEANS.values()]})"]
+        "test_cases": [
+            f"import pytest\ndef test_mean():\n    assert list(map(mean, {[*MEANS]})) == "
+            f"pytest.approx({[*MEANS.values()]})"
+        ]
     },
     "check_based": {"test_cases": [{"assert_code": CHECK, "entry_point": "mean"}]},
 }
@@ -341,7 +453,9 @@ def test_only_the_right_program_passes_a_case_type(kind: str, sandbox: str) -> N
     row = {"case_type": kind, **KINDS[kind]}
     for tolerance in (None, 1e-5):
         assert score(fenced(f"{RIGHT}\n{MAIN}"), row, sandbox=sandbox, tolerance=tolerance, pays="all").value == 1
-    passed = [one for one in WRONG if score(fenced(f"{one}\n{MAIN}"), row, sandbox=sandbox, tolerance=1e-5, pays="all").value]
+    passed = [
+        one for one in WRONG if score(fenced(f"{one}\n{MAIN}"), row, sandbox=sandbox, tolerance=1e-5, pays="all").value
+    ]
     assert passed == []
 
 
@@ -350,7 +464,9 @@ def test_endings_can_be_told_apart() -> None:
     compiled = score(fenced("def f(:"), row)
     assert (compiled.parts["compile_error"], compiled.parts["timeout"]) == (1.0, 0.0) and "SyntaxError" in compiled.note
     late = score(fenced("while True: pass"), row, cpu_seconds=CPU_EXPIRY, cases="first_failure")
-    assert (late.parts["compile_error"], late.parts["timeout"]) == (0.0, 0.5) and late.note.startswith("case 1 of 2: timeout")
+    assert (late.parts["compile_error"], late.parts["timeout"]) == (0.0, 0.5) and late.note.startswith(
+        "case 1 of 2: timeout"
+    )
     assert CPU_EXPIRY / 2 < late.parts["cpu_seconds"] < 2 * CPU_EXPIRY
     assert score("No code, " * 1000, row).outcome == RewardOutcome.UNPARSABLE
 
@@ -364,9 +480,15 @@ def test_endings_can_be_told_apart() -> None:
         ({"case_type": "input", "test_cases": [{"stdin": ""}]}, "case 0 .* no text 'expected_stdout'"),
         ({"case_type": "assert", "test_cases": []}, "no 'test_cases'"),
         ({"case_type": "check_based", "test_case_function": "def f(): pass"}, "no function 'check'"),
-        ({"case_type": "check_based", "test_case_function": "def check(c): assert c(1"}, "the row's check cannot be read"),
+        (
+            {"case_type": "check_based", "test_case_function": "def check(c): assert c(1"},
+            "the row's check cannot be read",
+        ),
         *(
-            ({"case_type": kind, "test_cases": ["assert True", {"assert_code": "assert f(1"}]}, "case 1 of .* cannot be read")
+            (
+                {"case_type": kind, "test_cases": ["assert True", {"assert_code": "assert f(1"}]},
+                "case 1 of .* cannot be read",
+            )
             for kind in ("assert", "pytest", "text")
         ),
     ],
@@ -397,7 +519,9 @@ class Fusion(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        ran = subprocess.run([sys.executable, "-c", asked["code"]], input=asked["stdin"], capture_output=True, text=True, timeout=RUN)
+        ran = subprocess.run(
+            [sys.executable, "-c", asked["code"]], input=asked["stdin"], capture_output=True, text=True, timeout=RUN
+        )
         run_result = {
             "status": "Finished",
             "execution_time": 0.1,
@@ -454,7 +578,11 @@ def secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def processes() -> set[int]:
     """Return the PIDs of the sandboxes that this process or its descendants started, and of orphaned sandboxes."""
     own = {os.getpid(), 1, *(child.pid for child in psutil.Process().children(recursive=True))}
-    return {process.pid for process in psutil.process_iter(["ppid"]) if START in _command(process) and process.info["ppid"] in own}
+    return {
+        process.pid
+        for process in psutil.process_iter(["ppid"])
+        if START in _command(process) and process.info["ppid"] in own
+    }
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -469,7 +597,9 @@ def mounts() -> str:
 
 
 def tried(names: list[str], secret: str, server: HTTPServer) -> dict[str, str]:
-    """Run attacks, check that no process or mount remains, and return the results of those that the sandbox did not withstand."""
+    """Run attacks, check that no process or mount remains, and return the results of those that the sandbox did not
+    withstand.
+    """
     before = processes(), mounts()
     found = escapes.try_all(names, secret, server.server_port)
     until(lambda: processes() <= before[0], "all processes of the sandboxes have ended")
@@ -513,10 +643,20 @@ def as_other(names: list[str], secret: str, server: HTTPServer) -> dict[str, str
     paths = os.pathsep.join([str(ROOT), str(PACKAGES)])
     words = ["-P", str(Path(escapes.__file__)), secret, str(server.server_port), *names]
     for python in (sys.executable, "/usr/bin/python3"):
-        whom: dict[str, Any] = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": [], "env": {"PYTHONPATH": paths}, "cwd": "/"}
+        whom: dict[str, Any] = {
+            "user": nobody.pw_uid,
+            "group": nobody.pw_gid,
+            "extra_groups": [],
+            "env": {"PYTHONPATH": paths},
+            "cwd": "/",
+        }
         try:
             subprocess.run(
-                [python, "-P", "-c", "import roll.rewards.sandbox.program"], check=True, capture_output=True, timeout=RUN, **whom
+                [python, "-P", "-c", "import roll.rewards.sandbox.program"],
+                check=True,
+                capture_output=True,
+                timeout=RUN,
+                **whom,
             )
         except (OSError, subprocess.CalledProcessError):
             continue
@@ -538,7 +678,9 @@ def test_no_escape_of_all_works_for_a_user_without_rights(secret: str, server: H
 
 def test_a_sandbox_ends_with_whoever_made_it() -> None:
     made = "from tests.unit.rewards.escapes import *; go_on('import time; time.sleep(1000)', sleeps=False)"
-    maker = subprocess.Popen([sys.executable, "-c", made], cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    maker = subprocess.Popen(
+        [sys.executable, "-c", made], cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
     until(lambda: len(beneath(maker.pid)) > 2, "bubblewrap, supervisor and program of the sandbox run")
     sandbox = beneath(maker.pid)
     maker.kill()

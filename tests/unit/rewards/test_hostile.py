@@ -59,7 +59,9 @@ def test_what_a_reward_writes_on_its_socket_neither_runs_nor_decides(hostile: Pa
 
 
 def test_a_verdict_counts_once() -> None:
-    """A verdict that the reward writes with the seal of its own call counts for this call. A second verdict belongs to no call."""
+    """A verdict that the reward writes with the seal of its own call counts for this call. A second verdict belongs to
+    no call.
+    """
     before, forged, after = scored("ok", "one too many", "ok", reward=ACT)
     assert (before.value, forged.value) == (2.0, 1.0)
     assert after.outcome is RewardOutcome.CRASHED or after.value == 2.0
@@ -87,7 +89,10 @@ def test_a_reward_that_breaks_its_own_process_breaks_no_other_call(reward: str) 
 
 def test_what_a_reward_keeps_stays(hostile: Path) -> None:
     """A reward may keep a cache, or a model that the first call loads. Its process is not replaced."""
-    source = "LOADED = None\ndef act(prompt, response, row):\n    global LOADED\n    LOADED = (LOADED or 0) + 1\n    return LOADED\n"
+    source = (
+        "LOADED = None\ndef act(prompt, response, row):\n    global LOADED\n    LOADED = (LOADED or 0) + 1\n    "
+        "return LOADED\n"
+    )
     (hostile / "keeping_rewards.py").write_text(source)
 
     async def go() -> tuple[list[RewardResult], bool]:
@@ -135,13 +140,19 @@ def test_processes_that_stay_behind_a_call_are_bounded_too() -> None:
         (10**400, "returned an integer that is too large for a float"),
         (float("nan"), "returned nan, which is not finite"),
         (1e39, "returned 1e+39, which is too large for fp32"),
-        (RewardResult(10**400), "returned a malformed RewardResult: its value is an integer that is too large for a float"),
+        (
+            RewardResult(10**400),
+            "returned a malformed RewardResult: its value is an integer that is too large for a float",
+        ),
         (
             RewardResult(1.0, parts={str(number): 0.0 for number in range(MOST_PARTS + 1)}),
             "returned a malformed RewardResult: it has 65 parts",
         ),
         (RewardResult(1.0, parts={"x" * 101: 0.0}), "returned a malformed RewardResult: it has 1 parts"),
-        (RewardResult(1.0, parts={"a": -1e39}), "returned a malformed RewardResult: its part 'a' is -1e+39, which is too large for fp32"),
+        (
+            RewardResult(1.0, parts={"a": -1e39}),
+            "returned a malformed RewardResult: its part 'a' is -1e+39, which is too large for fp32",
+        ),
     ],
 )
 def test_a_value_beyond_bounds_is_no_verdict(returned: Any, note: str) -> None:
@@ -192,7 +203,9 @@ def test_a_verdict_is_looked_at_piece_by_piece(one: Any) -> None:
         results_of([one], ["response"])
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"[1, 2, 3, 4]", b"[1, 2, [], 3]", b"[" * 100000, b"9" * 5000, b"\x80\x04N."])
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"[]", b"[1, 2, 3, 4]", b"[1, 2, [], 3]", b"[" * 100000, b"9" * 5000, b"\x80\x04N."]
+)
 def test_what_is_no_message_is_garbled(body: bytes) -> None:
     for read in (read_answer, lambda body: read_ready(body, 1)):
         with pytest.raises(Garbled):

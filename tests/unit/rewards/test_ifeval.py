@@ -21,13 +21,23 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("verify_keyword_frequency", {"word": "ant", "N": 2}, "Ant, ant", "ant ant ant"),
     ("validate_forbidden_words", {"forbidden_words": ["ant", "c+"]}, "giant plants", "the ANT"),
     ("verify_letter_frequency", {"letter": "A", "N": 3}, "banana", "bananas are"),
-    ("validate_response_language", {"language": "de"}, "Das ist ein deutscher Satz, den man gut erkennen kann.", ENGLISH),
+    (
+        "validate_response_language",
+        {"language": "de"},
+        "Das ist ein deutscher Satz, den man gut erkennen kann.",
+        ENGLISH,
+    ),
     ("verify_paragraph_count", {"N": 2}, "one\n***\ntwo", "one\n***\n***\ntwo"),
     ("verify_paragraph_count", {"N": 2}, "* * *\none\n* * *\ntwo\n* * *", "one"),
     ("validate_word_constraint", {"N": 4, "quantifier": "at least"}, "one two-three four", "one two three"),
     ("validate_word_constraint", {"N": 3, "quantifier": "at most"}, "one two three", "one two three four"),
     ("validate_word_constraint", {"N": 30, "quantifier": "around"}, "x " * 33, "x " * 34),
-    ("verify_sentence_constraint", {"N": 2, "quantifier": "less than"}, "Dr. Smith came at 3.5 p.m. today.", "One. Two."),
+    (
+        "verify_sentence_constraint",
+        {"N": 2, "quantifier": "less than"},
+        "Dr. Smith came at 3.5 p.m. today.",
+        "One. Two.",
+    ),
     ("validate_paragraphs", {"N": 2, "first_word": "Then", "i": 2}, "One.\n\n'then, two", "One.\n\nNow two"),
     ("verify_postscript", {"postscript_marker": "P.P.S"}, "Text\np. p. s more", "Text\nP.S. more"),
     ("validate_placeholders", {"N": 2}, "[name] [street]", "[name"),
@@ -73,7 +83,10 @@ def test_no_answer_keeps_to_nothing() -> None:
         ("{", "is not JSON"),
         ("[1]", "is a list"),
         (None, "is a NoneType"),
-        ('{"func_name": "validate_commas"}', "names the unknown check 'validate_commas'; known checks: validate_choice,"),
+        (
+            '{"func_name": "validate_commas"}',
+            "names the unknown check 'validate_commas'; known checks: validate_choice,",
+        ),
         ('{"func_name": "validate_end", "end_phrase": null}', "has no end_phrase for the check validate_end"),
         ('{"func_name": "verify_bullet_points", "N": "two"}', "the N of 'ground_truth' is 'two'"),
         ('{"func_name": "validate_word_constraint", "N": 2, "quantifier": "nearly"}', "quantifier 'nearly' is unknown"),
@@ -106,7 +119,9 @@ def test_generated_texts_are_the_same_each_time_and_meet_each_check_both_ways() 
     assert verdicts == {(name, verdict) for name in CHECKS for verdict in (True, False)}
 
 
-@pytest.mark.parametrize("text", ["MACHINE LEARNING MODELS LEARN PATTERNS FROM DATA. NEURAL NETWORKS ARE ONE KIND OF MODEL.", "A1!", "ÉTÉ"])
+@pytest.mark.parametrize(
+    "text", ["MACHINE LEARNING MODELS LEARN PATTERNS FROM DATA. NEURAL NETWORKS ARE ONE KIND OF MODEL.", "A1!", "ÉTÉ"]
+)
 def test_case_is_checked_whatever_the_language(text: str) -> None:
     assert CHECKS["validate_uppercase"](text) and not CHECKS["validate_uppercase"](text + " a")
     assert CHECKS["validate_lowercase"](text.lower()) and not CHECKS["validate_lowercase"](text)
@@ -114,7 +129,12 @@ def test_case_is_checked_whatever_the_language(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("word", "text", "is_free"),
-    [("C++", "I like C++ best", False), ("A.I.", "the A.I. age", False), (".NET", "on .NET", False), ("C++", "I like C", True)],
+    [
+        ("C++", "I like C++ best", False),
+        ("A.I.", "the A.I. age", False),
+        (".NET", "on .NET", False),
+        ("C++", "I like C", True),
+    ],
 )
 def test_forbidden_words_with_marks_are_found(word: str, text: str, is_free: bool) -> None:
     assert CHECKS["validate_forbidden_words"](text, forbidden_words=[word]) is is_free
@@ -125,11 +145,26 @@ BY_ID: list[tuple[str, dict[str, Any], str, str]] = [
     ("keywords:frequency", {"keyword": "ant", "frequency": 2, "relation": "at least"}, "ant ant ant", "an ant"),
     ("keywords:frequency", {"keyword": "ant", "frequency": 2, "relation": "less than"}, "an ant", "ant, ant"),
     ("keywords:forbidden_words", {"forbidden_words": ["ant", "C++"]}, "giant C", "C++ is it"),
-    ("keywords:letter_frequency", {"letter": "a", "let_frequency": 3, "let_relation": "at least"}, "Ananas are", "an ant"),
-    ("language:response_language", {"language": "de"}, "Das ist ein deutscher Satz, den man gut erkennen kann.", ENGLISH),
+    (
+        "keywords:letter_frequency",
+        {"letter": "a", "let_frequency": 3, "let_relation": "at least"},
+        "Ananas are",
+        "an ant",
+    ),
+    (
+        "language:response_language",
+        {"language": "de"},
+        "Das ist ein deutscher Satz, den man gut erkennen kann.",
+        ENGLISH,
+    ),
     ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "less than"}, "Just one.", "One. Two."),
     ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "one\n***\ntwo", "one\n* * *\ntwo"),
-    ("length_constraints:number_words", {"num_words": 4.0, "relation": "at least"}, "one two-three four", "one two three"),
+    (
+        "length_constraints:number_words",
+        {"num_words": 4.0, "relation": "at least"},
+        "one two-three four",
+        "one two three",
+    ),
     (
         "length_constraints:nth_paragraph_first_word",
         {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "then"},
@@ -141,14 +176,24 @@ BY_ID: list[tuple[str, dict[str, Any], str, str]] = [
     ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "* one\n- two", "* one"),
     ("detectable_format:constrained_response", {}, "My answer is maybe.", "My answer is perhaps."),
     ("detectable_format:number_highlighted_sections", {"num_highlights": 2}, "*one* and *two*", "*one* and * *"),
-    ("detectable_format:multiple_sections", {"section_spliter": "Part", "num_sections": 2}, "Part 1\na\nPart 2\nb", "Part 2"),
+    (
+        "detectable_format:multiple_sections",
+        {"section_spliter": "Part", "num_sections": 2},
+        "Part 1\na\nPart 2\nb",
+        "Part 2",
+    ),
     ("detectable_format:json_format", {}, '{"a": 1}', "{'a': 1}"),
     ("detectable_format:title", {}, "<<a title>>\ntext", "<< >>"),
     ("combination:two_responses", {}, "one\n******\ntwo", "one\n******\none"),
     ("combination:repeat_prompt", {"prompt_to_repeat": "Say it."}, "say it. Yes", "Yes, say it."),
     ("startend:end_checker", {"end_phrase": "The end."}, 'So: "the end."', "The end. Or not"),
     ("startend:quotation", {}, '"all of it"', '"'),
-    ("change_case:capital_word_frequency", {"capital_frequency": 2, "capital_relation": "at least"}, "THE WELL one", "THE one"),
+    (
+        "change_case:capital_word_frequency",
+        {"capital_frequency": 2, "capital_relation": "at least"},
+        "THE WELL one",
+        "THE one",
+    ),
     ("change_case:english_capital", {}, ENGLISH.upper(), ENGLISH),
     ("change_case:english_lowercase", {}, ENGLISH.lower(), ENGLISH),
     ("punctuation:no_comma", {}, "none at all", "one, two"),
@@ -188,26 +233,47 @@ def test_rows_with_several_instructions_ask_for_all(row: dict[str, Any]) -> None
     values = [ifeval(PROMPT, text, row).value for text in ("a fox", "a fox, red", "a dog", "dog, cat", "")]
     shares = [ifeval(PROMPT, text, row, pays="share") for text in ("a fox", "a fox, red", "a dog", "dog, cat", "")]
     assert values == [1.0, 0.0, 0.0, 0.0, 0.0]
-    assert [(one.value, one.parts["followed"]) for one in shares] == [(1.0, 1.0), (0.5, 0.5), (0.5, 0.5), (0.0, 0.0), (0.0, 0.0)]
+    assert [(one.value, one.parts["followed"]) for one in shares] == [
+        (1.0, 1.0),
+        (0.5, 0.5),
+        (0.5, 0.5),
+        (0.0, 0.0),
+        (0.0, 0.0),
+    ]
 
 
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
-        ({"instruction_id_list": ["count:words"], "kwargs": [{}]}, "unknown instruction 'count:words'; known instructions: change_case"),
+        (
+            {"instruction_id_list": ["count:words"], "kwargs": [{}]},
+            "unknown instruction 'count:words'; known instructions: change_case",
+        ),
         ({"instruction_id_list": IDS, "kwargs": [{}]}, "arguments for each of the 2 instructions"),
         ({"instruction_id_list": [], "kwargs": []}, "not a list of instructions"),
         ({"instruction_id_list": IDS}, "the kwargs of keywords:existence have no keywords"),
-        ({"instruction_id_list": [IDS[1]], "kwargs": [{"keywords": None}]}, "the kwargs of keywords:existence have no keywords"),
-        ({"instruction_id_list": [IDS[1]], "kwargs": [{"keywords": [1]}]}, r"the keywords of the kwargs of keywords:existence is \[1\]"),
+        (
+            {"instruction_id_list": [IDS[1]], "kwargs": [{"keywords": None}]},
+            "the kwargs of keywords:existence have no keywords",
+        ),
+        (
+            {"instruction_id_list": [IDS[1]], "kwargs": [{"keywords": [1]}]},
+            r"the keywords of the kwargs of keywords:existence is \[1\]",
+        ),
         ({"instruction_id_list": [IDS[0]], "kwargs": [{"N": 1}]}, "have N, which it does not take"),
         ({"instruction_id_list": [IDS[0]], "kwargs": ["x"]}, "the kwargs of punctuation:no_comma is not JSON"),
         ({"instruction_id_list": [IDS[0]], "kwargs": [[]]}, "not an object"),
         ({"instruction_id_list": [IDS[0]], "ground_truth": "{}"}, "both 'instruction_id_list' and 'ground_truth'"),
         ({"ground_truth": {"instruction_id_list": ["x:y"]}}, "'ground_truth' names the unknown instruction 'x:y'"),
-        ({"ground_truth": json.dumps({"func_name": "verify_bullet_points", "N": float("inf")})}, "the N of 'ground_truth' is inf"),
         (
-            {"instruction_id_list": ["length_constraints:number_words"], "kwargs": [{"num_words": 3, "relation": "nearly"}]},
+            {"ground_truth": json.dumps({"func_name": "verify_bullet_points", "N": float("inf")})},
+            "the N of 'ground_truth' is inf",
+        ),
+        (
+            {
+                "instruction_id_list": ["length_constraints:number_words"],
+                "kwargs": [{"num_words": 3, "relation": "nearly"}],
+            },
             "quantifier 'nearly' is unknown",
         ),
     ],

@@ -35,12 +35,17 @@ class Answers:
 
 
 def judge(chat: Answers, template: str = "{response}", pattern: AnswerPattern | None = None) -> Judge:
-    return Judge(JudgeTemplate(template), pattern or AnswerPattern("(?i)yes"), chat, lambda prompt: prompt.row["question"], -1.0)
+    return Judge(
+        JudgeTemplate(template), pattern or AnswerPattern("(?i)yes"), chat, lambda prompt: prompt.row["question"], -1.0
+    )
 
 
 def test_fills_in_one_pass() -> None:
     template = JudgeTemplate(r"Q {question} R {response} A {reference} \boxed{x} {other} {response}")
-    assert template.filled("{response}", "{reference}", "ref") == r"Q {response} R {reference} A ref \boxed{x} {other} {reference}"
+    assert (
+        template.filled("{response}", "{reference}", "ref")
+        == r"Q {response} R {reference} A ref \boxed{x} {other} {reference}"
+    )
     assert template.needs_reference and not JudgeTemplate("{response}").needs_reference
 
 
@@ -54,7 +59,15 @@ def test_shipped_templates_have_what_they_need(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "value"),
-    [("YES", 1.0), ("**Yes.**", 1.0), ("No.", 0.0), ("yesterday", 0.0), ("<think>yes or no?</think>NO", 0.0), ("", None), (" \n", None)],
+    [
+        ("YES", 1.0),
+        ("**Yes.**", 1.0),
+        ("No.", 0.0),
+        ("yesterday", 0.0),
+        ("<think>yes or no?</think>NO", 0.0),
+        ("", None),
+        (" \n", None),
+    ],
 )
 @pytest.mark.parametrize("prompt", ["same_answer", "./prompt.txt"])
 def test_reads_yes_where_a_template_was_named(answer: str, value: float | None, prompt: str) -> None:
@@ -110,7 +123,13 @@ def test_judges_each_response() -> None:
         (0.0, RewardOutcome.SCORED),
         (-1.0, RewardOutcome.UNPARSABLE),
     ]
-    assert judged.take_counts() == {"asked": 3, "remembered": 0, "unavailable": 0, "prompt_tokens": 15, "answer_tokens": 6}
+    assert judged.take_counts() == {
+        "asked": 3,
+        "remembered": 0,
+        "unavailable": 0,
+        "prompt_tokens": 15,
+        "answer_tokens": 6,
+    }
     assert not any(judged.take_counts().values())
 
 

@@ -1,4 +1,6 @@
-"""Answers to mathematics that a person judged: `math_rule` gives the person's verdict on each, but for the misses named here."""
+"""Answers to mathematics that a person judged: `math_rule` gives the person's verdict on each, but for the misses named
+here.
+"""
 
 from __future__ import annotations
 
@@ -55,25 +57,23 @@ def test_notations_are_made_standard(written: str, value: str) -> None:
     assert standard(written) == value
 
 
-@pytest.mark.parametrize("answer", ["5", "5 \\text{ m/s}", "a+b", "\\boxed{", "((", "√", "½½", "", "$", "\\text{", "^", "((1,000)"])
+@pytest.mark.parametrize(
+    "answer", ["5", "5 \\text{ m/s}", "a+b", "\\boxed{", "((", "√", "½½", "", "$", "\\text{", "^", "((1,000)"]
+)
 def test_the_standard_notation_is_its_own(answer: str) -> None:
     assert standard(standard(answer)) == standard(answer)
 
 
-@pytest.mark.parametrize(("answer", "ends"), [("3-5", (3, 5)), ("3 – 5", (3, 5)), ("5-3", None), ("-3-5", None), ("x-5", None)])
+@pytest.mark.parametrize(
+    ("answer", "ends"), [("3-5", (3, 5)), ("3 – 5", (3, 5)), ("5-3", None), ("-3-5", None), ("x-5", None)]
+)
 def test_a_range_ascends(answer: str, ends: tuple[int, int] | None) -> None:
     assert range_of(answer) == ends
 
 
 @pytest.mark.parametrize(
     ("text", "unit"),
-    [
-        ("kilometres per hour", "km/h"),
-        ("square cm", "cm^2"),
-        ("mph", "mi/h"),
-        ("apples", None),
-        ("m/s^2", "m/s^2"),
-    ],
+    [("kilometres per hour", "km/h"), ("square cm", "cm^2"), ("mph", "mi/h"), ("apples", None), ("m/s^2", "m/s^2")],
 )
 def test_units_have_one_name(text: str, unit: str | None) -> None:
     assert named(text) == unit

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from benchmarks.math_pairs import PAIRS, read_pairs
 from roll.rewards.answers import last_boxed
 from roll.rewards.functions import math_rule as module
-from roll.rewards.functions.math_rule import PLAIN_NUMBER, SEARCHED_CHARACTERS, is_mathematics, judge, math_rule, shape_of
+from roll.rewards.functions.math_rule import (
+    PLAIN_NUMBER,
+    SEARCHED_CHARACTERS,
+    is_mathematics,
+    judge,
+    math_rule,
+    shape_of,
+)
 from roll.types import Prompt, RewardOutcome, RewardResult
 from tests.growth import ABOUT_LINEAR, growth
 
@@ -109,7 +116,9 @@ def test_the_reference_comes_from_ground_truth_and_else_from_answer() -> None:
 
 
 numbers = st.from_regex(PLAIN_NUMBER, fullmatch=True)
-small = st.integers(-20, 20).map(str) | st.decimals(-2, 2, places=6, allow_nan=False).map(lambda number: format(number, "f"))
+small = st.integers(-20, 20).map(str) | st.decimals(-2, 2, places=6, allow_nan=False).map(
+    lambda number: format(number, "f")
+)
 
 
 @settings(max_examples=200)
@@ -203,5 +212,11 @@ def test_references_have_few_shapes(reference: str, shape: str) -> None:
 
 
 def test_a_reference_is_mathematics_if_its_shape_is() -> None:
-    references = {pair.reference for pair in read_pairs(PAIRS)} | {"None", "\\text{yes}", "\\frac{1}{", "\\begin{matrix}", "%"}
+    references = {pair.reference for pair in read_pairs(PAIRS)} | {
+        "None",
+        "\\text{yes}",
+        "\\frac{1}{",
+        "\\begin{matrix}",
+        "%",
+    }
     assert {one for one in references if is_mathematics(shape_of(one)) != is_mathematics(one)} == set()

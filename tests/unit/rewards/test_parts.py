@@ -16,7 +16,12 @@ EPSILON = 1e-6
 PARTS = parts_of(
     "maths",
     RewardConfig.model_validate(
-        {"parts": {"right": {"reward": "math_rule", "weight": 2.0}, "brief": {"weight": -0.5, "failed_value": 4.0, "group": True}}}
+        {
+            "parts": {
+                "right": {"reward": "math_rule", "weight": 2.0},
+                "brief": {"weight": -0.5, "failed_value": 4.0, "group": True},
+            }
+        }
     ),
 )
 
@@ -31,7 +36,11 @@ def test_a_domain_has_one_part_without_a_name_or_those_that_it_adds_up() -> None
 
 
 def test_a_single_reward_stays_as_it_is_and_counts_with_its_failed_value() -> None:
-    results = [RewardResult(1.0), RewardResult(7.0, RewardOutcome.UNPARSABLE), RewardResult(7.0, RewardOutcome.UNAVAILABLE)]
+    results = [
+        RewardResult(1.0),
+        RewardResult(7.0, RewardOutcome.UNPARSABLE),
+        RewardResult(7.0, RewardOutcome.UNAVAILABLE),
+    ]
     (part,) = parts_of("maths", RewardConfig.model_validate({"failed_value": -1.0}))
     assert [result.value for result in summed([part], [results])] == [1.0, -1.0, -1.0]
 
@@ -66,7 +75,11 @@ def test_a_part_without_a_verdict_leaves_the_sum_without_one(outcome: RewardOutc
 
 def test_an_unparsable_part_counts_with_its_failed_value() -> None:
     (result,) = summed(PARTS, [[RewardResult(1.0)], [RewardResult(9.0, RewardOutcome.UNPARSABLE)]])
-    assert (result.value, result.outcome, result.parts) == (2.0 - 0.5 * 4.0, RewardOutcome.UNPARSABLE, {"right": 1.0, "brief": 4.0})
+    assert (result.value, result.outcome, result.parts) == (
+        2.0 - 0.5 * 4.0,
+        RewardOutcome.UNPARSABLE,
+        {"right": 1.0, "brief": 4.0},
+    )
 
 
 @pytest.mark.parametrize("values", [(1e308, 1e308), (1e308, -1e308), (3e38, 3e38)])
@@ -78,7 +91,9 @@ def test_a_sum_that_fp32_cannot_hold_is_no_verdict(values: tuple[float, float]) 
 
 
 def by_hand(group: Sequence[Sequence[float]], weights: Sequence[float], judged: Sequence[bool]) -> list[float]:
-    """Return the normalised sum, [responses], of the values [responses][parts]. Only judged responses count in mean and deviation."""
+    """Return the normalised sum, [responses], of the values [responses][parts]. Only judged responses count in mean and
+    deviation.
+    """
     sums = [0.0] * len(group)
     for part, weight in enumerate(weights):
         values = [of_one[part] for of_one, counts in zip(group, judged, strict=True) if counts]
@@ -98,7 +113,9 @@ def test_the_normalised_sum_is_that_of_the_parts_normalised_by_hand(seed: int) -
     judged = [drawn.random() < 0.8 for _ in range(size)]
     judged[drawn.randrange(size)] = True
     results = [
-        RewardResult(-3.0, RewardOutcome.SCORED if counts else RewardOutcome.UNAVAILABLE, dict(zip(weights, values, strict=True)))
+        RewardResult(
+            -3.0, RewardOutcome.SCORED if counts else RewardOutcome.UNAVAILABLE, dict(zip(weights, values, strict=True))
+        )
         for counts, values in zip(judged, group, strict=True)
     ]
     expected = by_hand(group, list(weights.values()), judged)

@@ -85,7 +85,10 @@ def test_only_scored_responses_pass(outcome: RewardOutcome) -> None:
 )
 def test_math_steps_passes_by_its_answer(response: str, expected: bool) -> None:
     assert passes("math_steps", {}, response, {"ground_truth": "5"}) is expected
-    assert passes("sum", {"parts": {"steps": {"reward": "math_steps", "weight": 0.1}}}, response, {"ground_truth": "5"}) is expected
+    assert (
+        passes("sum", {"parts": {"steps": {"reward": "math_steps", "weight": 0.1}}}, response, {"ground_truth": "5"})
+        is expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,9 @@ def test_right_prefix_passes_only_if_right(response: str, expected: bool) -> Non
     assert passes("right_prefix", {}, response, {"ground_truth": "abcd"}) is expected
 
 
-SUM = {"parts": {"right": {"reward": "exact_match", "weight": 0.2}, "brief": {"reward": "length_penalty", "weight": 5.0}}}
+SUM = {
+    "parts": {"right": {"reward": "exact_match", "weight": 0.2}, "brief": {"reward": "length_penalty", "weight": 5.0}}
+}
 
 
 def test_penalties_of_a_sum_do_not_fail_a_response() -> None:
@@ -155,7 +160,9 @@ def test_an_episode_passes_by_its_success() -> None:
     assert passed(scored(RewardResult(1.0)), by_success) and not passed(scored(RewardResult(0.9)), by_success)
 
 
-@pytest.mark.parametrize("traits", [{"passes_at": float("nan")}, {"passes_at": True}, {"passes_at": "1"}, {"passes_by": None}])
+@pytest.mark.parametrize(
+    "traits", [{"passes_at": float("nan")}, {"passes_at": True}, {"passes_at": "1"}, {"passes_by": None}]
+)
 def test_a_malformed_bar_is_a_fault(traits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll.rewards.functions.exact_match.exact_match.declared_traits", RewardTraits(**traits))
     with pytest.raises(ConfigError, match="rewards.d.reward"):

@@ -57,15 +57,25 @@ def test_results_come_back_whole_and_in_order() -> None:
         ("raise far away", RewardOutcome.CRASHED, "ValueError: the row has neither 'ground_truth' nor 'answer' (HERE)"),
         ("syntax", RewardOutcome.CRASHED, "SyntaxError: invalid syntax (HERE)"),
         ("nan", RewardOutcome.CRASHED, "returned a malformed RewardResult: its value is nan, which is not finite"),
-        ("inf part", RewardOutcome.CRASHED, "returned a malformed RewardResult: its part 'style' is inf, which is not finite"),
+        (
+            "inf part",
+            RewardOutcome.CRASHED,
+            "returned a malformed RewardResult: its part 'style' is inf, which is not finite",
+        ),
         ("garbage", RewardOutcome.CRASHED, "returned a list, not a RewardResult or a number: [1.0]"),
         ("nan number", RewardOutcome.CRASHED, "returned nan, which is not finite"),
         ("unavailable", RewardOutcome.UNAVAILABLE, "no sandbox here"),
-        ("malformed", RewardOutcome.CRASHED, "returned a malformed RewardResult: could not convert string to float: 'high'"),
+        (
+            "malformed",
+            RewardOutcome.CRASHED,
+            "returned a malformed RewardResult: could not convert string to float: 'high'",
+        ),
         ("unparsable", RewardOutcome.UNPARSABLE, "nothing there"),
     ],
 )
-def test_a_failed_reward_is_recorded_and_the_group_goes_on(response: str, outcome: RewardOutcome, note: str, marks: Path) -> None:
+def test_a_failed_reward_is_recorded_and_the_group_goes_on(
+    response: str, outcome: RewardOutcome, note: str, marks: Path
+) -> None:
     before, failed, after = scored("fine", response, "after", hangs_end=marks)
     assert (before.value, after.value) == (104.0, 105.0)
     assert (failed.value, failed.outcome) == (-1.0, outcome)
@@ -84,7 +94,9 @@ def test_a_crash_keeps_the_frames_of_user_code(marks: Path) -> None:
 
 
 def line_of(response: str) -> int:
-    """Return the line at which the reward fails: the one marked with the response, or the one after the line that names it."""
+    """Return the line at which the reward fails: the one marked with the response, or the one after the line that names
+    it.
+    """
     lines = Path(__file__).with_name("faulty.py").read_text().splitlines()
     named = next((number for number, line in enumerate(lines, 1) if f'response == "{response}"' in line), 0)
     return next((number for number, line in enumerate(lines, 1) if line.endswith(f"# {response}")), named + 1)
@@ -133,7 +145,12 @@ def test_several_failures_in_one_group_and_in_groups_at_once(marks: Path) -> Non
             return await asyncio.gather(*(rewards.score(PROMPT, group) for group in groups))
 
     outcomes = [[str(result.outcome) for result in results] for results in run(go(), marks)]
-    assert outcomes == [["timed_out", "scored", "crashed", "scored"], ["scored"] * 4, ["crashed", "timed_out"], ["scored"]]
+    assert outcomes == [
+        ["timed_out", "scored", "crashed", "scored"],
+        ["scored"] * 4,
+        ["crashed", "timed_out"],
+        ["scored"],
+    ]
 
 
 def test_what_a_reward_prints_does_not_disturb_its_results(capfd: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +173,9 @@ def test_what_a_reward_started_ends_with_it(response: str, marks: Path) -> None:
         async with process() as rewards:
             (leader,) = reward_children()
             await rewards.score(PROMPT, [response])
-            return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and stat_fields(int(pid))[3:4] == [str(leader)]]
+            return [
+                int(pid) for pid in os.listdir("/proc") if pid.isdigit() and stat_fields(int(pid))[3:4] == [str(leader)]
+            ]
 
     started = run(go(), marks)
     limits.until(lambda: gone(started), "the processes that the reward started have ended", limits.END)
@@ -223,7 +242,11 @@ def test_a_call_whose_child_somebody_killed_or_stopped_is_made_once_more(marks: 
         return found
 
     killed, stopped, twice = run(go())
-    assert [killed.outcome, stopped.outcome, twice.outcome] == [RewardOutcome.SCORED, RewardOutcome.SCORED, RewardOutcome.CRASHED]
+    assert [killed.outcome, stopped.outcome, twice.outcome] == [
+        RewardOutcome.SCORED,
+        RewardOutcome.SCORED,
+        RewardOutcome.CRASHED,
+    ]
 
 
 def test_a_cancelled_group_leaves_no_result_to_the_next(marks: Path) -> None:

@@ -76,11 +76,19 @@ def problems(keys: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[RowPr
             [None, "", " ", [1], True, "####", "{{", "a {", {"a": 1}, "nan", "NaN", "None", "null", "#### N/A"],
         ),
         ("math_steps", ["1"], [None, "{{"]),
-        ("exact_match", ["a", "{{", 0, "None"], [None, "", "work ####", ["a"], False, float("nan"), "nan", "#### <NA>"]),
+        (
+            "exact_match",
+            ["a", "{{", 0, "None"],
+            [None, "", "work ####", ["a"], False, float("nan"), "nan", "#### <NA>"],
+        ),
         ("right_prefix", ["a"], [None, ""]),
         ("multiple_choice", ["B", "(C)", "D) because"], [None, "", "12", "b"]),
         ("crossthinkqa", ["B", "the C"], [None, "", "12", "b"]),
-        ("ifeval", [CHECK, '{"func_name": "validate_no_commas"}'], [None, "", "text", {"func_name": "nothing"}, {"N": 1}]),
+        (
+            "ifeval",
+            [CHECK, '{"func_name": "validate_no_commas"}'],
+            [None, "", "text", {"func_name": "nothing"}, {"N": 1}],
+        ),
     ],
 )
 def test_a_shipped_reward_refuses_references_it_cannot_use(reward: str, good: list[Any], bad: list[Any]) -> None:
@@ -89,7 +97,12 @@ def test_a_shipped_reward_refuses_references_it_cannot_use(reward: str, good: li
 
 
 def test_an_answer_column_serves_without_a_ground_truth() -> None:
-    rows = [{"answer": "1"}, {"answer": "1", "ground_truth": ""}, {"answer": "", "ground_truth": None}, {"answer": "{{"}]
+    rows = [
+        {"answer": "1"},
+        {"answer": "1", "ground_truth": ""},
+        {"answer": "", "ground_truth": None},
+        {"answer": "{{"},
+    ]
     assert [one.index for one in problems({"reward": "math_rule"}, rows)] == [2, 3]
 
 
@@ -133,7 +146,15 @@ def test_a_reward_that_needs_a_service_is_not_called() -> None:
 
 
 def test_a_reward_without_check_is_tried_on_each_shape() -> None:
-    rows = [{"solution": "a"}, {"solution": "b"}, {"solution": None}, {"solution": ""}, {"solution": [1]}, {}, {"solution": None}]
+    rows = [
+        {"solution": "a"},
+        {"solution": "b"},
+        {"solution": None},
+        {"solution": ""},
+        {"solution": [1]},
+        {},
+        {"solution": None},
+    ]
     found = problems({"reward": "row_rewards:reads"}, rows)
     assert [one.index for one in found] == [2, 6, 4, 5]
     assert "AttributeError: 'NoneType' object has no attribute 'strip'" in found[0].problem
@@ -141,7 +162,10 @@ def test_a_reward_without_check_is_tried_on_each_shape() -> None:
 
 def test_a_reward_without_check_is_called_once_for_each_further_shape(tmp_path: Path) -> None:
     log = str(tmp_path / "calls")
-    problems({"reward": "row_rewards:counts"}, [{"log": log, "a": number} for number in range(50)] + [{"log": log, "a": ""}] * 5)
+    problems(
+        {"reward": "row_rewards:counts"},
+        [{"log": log, "a": number} for number in range(50)] + [{"log": log, "a": ""}] * 5,
+    )
     assert (tmp_path / "calls").read_text() == "x"
 
 

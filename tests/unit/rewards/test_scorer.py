@@ -25,7 +25,11 @@ ROWS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "1+1="}], "good": "2", "bad": "3"},
     {"messages": [SYSTEM, {"role": "user", "content": "a?"}], "good": "x y ", "bad": ""},
     {
-        "messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c?"}],
+        "messages": [
+            {"role": "user", "content": "a?"},
+            {"role": "assistant", "content": "b"},
+            {"role": "user", "content": "c?"},
+        ],
         "good": "d\ne",
         "bad": "f",
     },
@@ -36,7 +40,13 @@ ROWS: list[dict[str, Any]] = [
 def test_is_given_the_tokens_that_it_was_trained_on(template: Template, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    columns = {"file_name": str(file), "template": template, "messages": "messages", "chosen": "good", "rejected": "bad"}
+    columns = {
+        "file_name": str(file),
+        "template": template,
+        "messages": "messages",
+        "chosen": "good",
+        "rejected": "bad",
+    }
     data_args, tokenizer = DataConfig.model_validate(columns), build_tokenizer()
     trained = prepare_examples(data_args, tokenizer, Limits(500, 500), "pairs", cache_folder=tmp_path / "cache")
     encode = answered_encoder(renderer(template, tokenizer), tokenizer, template == "raw")

@@ -50,20 +50,24 @@ def test_a_late_call_is_cancelled_and_costs_neither_the_process_nor_its_neighbou
 
 @pytest.mark.parametrize(
     ("guilty", "outcome", "note"),
-    [
-        ("block 0 1", "timed_out", LATE),
-        ("exit 0 1", "crashed", "the process ended itself with status 3"),
-    ],
+    [("block 0 1", "timed_out", LATE), ("exit 0 1", "crashed", "the process ended itself with status 3")],
 )
-def test_a_call_that_costs_the_process_is_found_and_its_neighbours_are_scored(guilty: str, outcome: str, note: str, marks: Path) -> None:
+def test_a_call_that_costs_the_process_is_found_and_its_neighbours_are_scored(
+    guilty: str, outcome: str, note: str, marks: Path
+) -> None:
     """Neighbouring calls that have begun are repeated. Calls that have not begun are made as usual."""
     neighbours = ["after 0", "after 1"]
 
     async def go() -> list[RewardResult]:
         async with process(**AWAITED) as rewards:
-            scoring = asyncio.create_task(rewards.score(PROMPT, [neighbours[0], guilty, neighbours[1], "fine", "unavailable"]))
-            # Wait in a thread, because the clock of the loop, with all its deadlines, is advanced as soon as a call hangs.
-            await asyncio.to_thread(limits.until, (marks / "hanging").exists, "the faulty call blocks or ends the process", limits.CALL)
+            scoring = asyncio.create_task(
+                rewards.score(PROMPT, [neighbours[0], guilty, neighbours[1], "fine", "unavailable"])
+            )
+            # Wait in a thread, because the clock of the loop, with all its deadlines, is advanced as soon as a call
+            # hangs.
+            await asyncio.to_thread(
+                limits.until, (marks / "hanging").exists, "the faulty call blocks or ends the process", limits.CALL
+            )
             for number in (0, 1):
                 (marks / str(number)).touch()
             return await scoring
@@ -130,7 +134,15 @@ def test_a_reward_of_a_group_is_given_all_responses_at_once(name: str) -> None:
 
     async def go() -> list[list[RewardResult]]:
         async with process(**group) as rewards:
-            groups = [["a", "ccc", "bb"], ["a"], [], ["mixed", "", "", ""], ["too few", ""], ["no sequence"], ["raise", ""]]
+            groups = [
+                ["a", "ccc", "bb"],
+                ["a"],
+                [],
+                ["mixed", "", "", ""],
+                ["too few", ""],
+                ["no sequence"],
+                ["raise", ""],
+            ]
             return await asyncio.gather(*(rewards.score(PROMPT, responses) for responses in groups))
 
     lengths, one, none, mixed, few, no_sequence, failed = run(go())
@@ -166,12 +178,15 @@ def test_a_plain_function_does_not_run_side_by_side() -> None:
         async with process(reward="awaited_rewards:process_number", concurrency=2):
             pytest.fail("the reward process started")
 
-    with pytest.raises(ConfigError, match=r"rewards\.act\.concurrency: 2, but awaited_rewards:process_number is a plain function"):
+    with pytest.raises(
+        ConfigError, match=r"rewards\.act\.concurrency: 2, but awaited_rewards:process_number is a plain function"
+    ):
         run(go())
 
 
 @pytest.mark.parametrize(
-    ("settings", "function"), [(AWAITED, "act"), ({"reward": "awaited_rewards:longer_than", "group": True}, "longer_than")]
+    ("settings", "function"),
+    [(AWAITED, "act"), ({"reward": "awaited_rewards:longer_than", "group": True}, "longer_than")],
 )
 def test_awaited_and_group_rewards_keep_their_traces(settings: dict[str, Any], function: str, marks: Path) -> None:
     failed = scored("raise", **settings)[0]

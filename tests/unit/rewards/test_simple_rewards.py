@@ -24,7 +24,14 @@ PROMPT = Prompt(0, np.zeros(1, dtype=np.int32), "", "any", {})
 
 @pytest.mark.parametrize(
     ("response", "value"),
-    [("Paris", 1.0), (" Paris\n", 1.0), ("<think>Rome?</think> Paris", 1.0), ("paris", 0.0), ("Paris.", 0.0), ("", 0.0)],
+    [
+        ("Paris", 1.0),
+        (" Paris\n", 1.0),
+        ("<think>Rome?</think> Paris", 1.0),
+        ("paris", 0.0),
+        ("Paris.", 0.0),
+        ("", 0.0),
+    ],
 )
 def test_exact_match(response: str, value: float) -> None:
     assert exact_match(PROMPT, response, {"ground_truth": "Paris"}).value == value
@@ -167,7 +174,16 @@ def test_a_reward_is_found_by_name_and_a_user_s_by_path(tmp_path: Path, monkeypa
 
 def test_the_known_rewards_are_those_that_register() -> None:
     assert known_rewards() == [
-        *("code_sandbox", "crossthinkqa", "exact_match", "ifeval", "length_penalty", "math_rule", "math_steps", "multiple_choice"),
+        *(
+            "code_sandbox",
+            "crossthinkqa",
+            "exact_match",
+            "ifeval",
+            "length_penalty",
+            "math_rule",
+            "math_steps",
+            "multiple_choice",
+        ),
         *("no_reward", "repetition_penalty", "right_prefix"),
     ]
     assert [load_reward(name) for name in known_rewards()] == [REWARDS[name] for name in known_rewards()]
@@ -207,17 +223,23 @@ def test_a_reward_is_checked_with_its_arguments() -> None:
     assert reward_of(part("rewards.c", "exact_match", ignore_case=True)) is load_reward("exact_match")
     with pytest.raises(ConfigError, match=r"rewards\.a\.reward: no reward is named 'absent'"):
         reward_of(part("rewards.a", "absent"))
-    with pytest.raises(ConfigError, match=r"rewards\.b\.parts\.c\.reward_args: .*unexpected keyword argument 'ignore_cas'"):
+    with pytest.raises(
+        ConfigError, match=r"rewards\.b\.parts\.c\.reward_args: .*unexpected keyword argument 'ignore_cas'"
+    ):
         reward_of(part("rewards.b.parts.c", "exact_match", ignore_cas=True))
 
 
 def test_plain_functions_do_not_run_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "awaited_rewards.py").write_text("async def judge(prompt, response, row): ...\ndef plain(prompt, response, row): ...")
+    (tmp_path / "awaited_rewards.py").write_text(
+        "async def judge(prompt, response, row): ...\ndef plain(prompt, response, row): ..."
+    )
     monkeypatch.syspath_prepend(tmp_path)
     judge, plain = part("rewards.a", "awaited_rewards:judge"), part("rewards.a", "awaited_rewards:plain")
     assert [function.__name__ for function in rewards_of("a", (judge, plain), 4)] == ["judge", "plain"]
     assert [function.__name__ for function in rewards_of("a", (plain,), 1)] == ["plain"]
-    with pytest.raises(ConfigError, match=r"rewards\.a\.concurrency: 4, but awaited_rewards:plain is a plain function") as caught:
+    with pytest.raises(
+        ConfigError, match=r"rewards\.a\.concurrency: 4, but awaited_rewards:plain is a plain function"
+    ) as caught:
         rewards_of("a", (plain,), 4)
     assert "world_size: 4" in caught.value.faults[0].remedy
 

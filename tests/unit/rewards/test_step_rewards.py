@@ -132,7 +132,11 @@ def test_without_steps_the_verdict_counts_alone() -> None:
     assert (unparsable.outcome, unparsable.turns) == (RewardOutcome.UNPARSABLE, ())
 
 
-@given(rights=st.lists(st.booleans(), max_size=5), answer=st.sampled_from([22, 21]), share=st.sampled_from([0.0, 0.2, 0.49]))
+@given(
+    rights=st.lists(st.booleans(), max_size=5),
+    answer=st.sampled_from([22, 21]),
+    share=st.sampled_from([0.0, 0.2, 0.49]),
+)
 def test_steps_never_turn_the_verdict(rights: list[bool], answer: int, share: float) -> None:
     response = "\n".join(f"1+1={2 if right else 3}" for right in rights) + f"\n\\boxed{{{answer}}}"
     said = steps(response, share)

@@ -101,7 +101,9 @@ def tried(domains: dict[str, Any], with_rows: bool = True) -> list[Fault]:
 def test_sound_rewards_and_those_that_need_a_service_pass() -> None:
     parts = {"a": {"reward": "tried_rewards:asks"}, "b": {"reward": "tried_rewards:unparsable"}}
     sound = {"reward": "tried_rewards:sound"}
-    assert not tried({"sound": sound, "asks": {"reward": "tried_rewards:asks"}, "parts": {"parts": parts, "concurrency": 2}})
+    assert not tried(
+        {"sound": sound, "asks": {"reward": "tried_rewards:asks"}, "parts": {"parts": parts, "concurrency": 2}}
+    )
     assert not tried({"group": {"reward": "tried_rewards:sound_awaited", "group": True}})
 
 
@@ -117,7 +119,9 @@ def test_every_domain_s_fault_is_said_at_once_with_its_place_in_the_user_s_code(
         line = next(number for number, text in enumerate(MODULE.splitlines(), 1) if text.endswith(f"# {name}"))
         tried_on = f"'tried_rewards:{name}', called with an empty response to the first row of its domain, fails:"
         assert fault == Fault(
-            f"rewards.{name}.reward", f"{tried_on} {said} ({module}, line {line})", "fix the function; the row has the columns base"
+            f"rewards.{name}.reward",
+            f"{tried_on} {said} ({module}, line {line})",
+            "fix the function; the row has the columns base",
         )
 
 

@@ -30,7 +30,10 @@ def make_prompt(prompt_id: int, token_ids: Sequence[int] = (1, 2), domain: str =
 
 
 def sampled(
-    token_ids: Sequence[int], log_probs: Sequence[float] | None = None, versions: Sequence[int] | None = None, text: str = "text"
+    token_ids: Sequence[int],
+    log_probs: Sequence[float] | None = None,
+    versions: Sequence[int] | None = None,
+    text: str = "text",
 ) -> Segment:
     count = len(token_ids)
     return Segment(
@@ -62,16 +65,25 @@ def make_episode(
     note: str = "",
 ) -> Episode:
     """Return an episode with one response. It has no prompt; `make_group` adds one."""
-    return Episode([make_trajectory(sampled(token_ids, log_probs, versions), stop=stop)], RewardResult(reward, outcome, note=note))
+    return Episode(
+        [make_trajectory(sampled(token_ids, log_probs, versions), stop=stop)], RewardResult(reward, outcome, note=note)
+    )
 
 
 def make_group(
-    prompt_id: int, episodes: Sequence[Episode], token_ids: Sequence[int] = (1, 2), domain: str = "sums", baseline: Episode | None = None
+    prompt_id: int,
+    episodes: Sequence[Episode],
+    token_ids: Sequence[int] = (1, 2),
+    domain: str = "sums",
+    baseline: Episode | None = None,
 ) -> RolloutGroup:
     prompt = make_prompt(prompt_id, token_ids, domain)
 
     def answering(episode: Episode) -> Episode:
         first, *others = episode.trajectories
-        return replace(episode, trajectories=[replace(first, segments=[given(prompt.token_ids, prompt.text), *first.segments]), *others])
+        return replace(
+            episode,
+            trajectories=[replace(first, segments=[given(prompt.token_ids, prompt.text), *first.segments]), *others],
+        )
 
     return RolloutGroup(prompt, [answering(episode) for episode in episodes], baseline and answering(baseline))

@@ -1,7 +1,7 @@
 """A simulated engine, environments and a chat format for tests of episodes.
 
-A message is written `role:content|`. A turn of the policy begins with `assistant:` and ends with `|`. In it, `!name(text)` is a tool call,
-and `!name` without brackets is a malformed one. Each byte is a token.
+A message is written `role:content|`. A turn of the policy begins with `assistant:` and ends with `|`. In it,
+`!name(text)` is a tool call, and `!name` without brackets is a malformed one. Each byte is a token.
 """
 
 from __future__ import annotations
@@ -49,14 +49,22 @@ class Chat:
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Ints:
         return tokens("".join(f"{one['role']}:{one['content']}|" for one in messages) + "assistant:")
 
-    def bridge(self, before: Ints, sampled: Ints, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Ints | None:
+    def bridge(
+        self, before: Ints, sampled: Ints, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> Ints | None:
         closed = len(sampled) and sampled[-1] == END
-        return np.concatenate([tokens("" if closed else "|"), self.render(messages, tools)]) if self._has_bridge else None
+        return (
+            np.concatenate([tokens("" if closed else "|"), self.render(messages, tools)]) if self._has_bridge else None
+        )
 
     def parse(self, sampled: Ints, tools: Sequence[Mapping[str, Any]]) -> Parsed:
         said = text(sampled).removesuffix("|")
         calls = [
-            {"id": str(number), "type": "function", "function": {"name": name, "arguments": json.dumps({"text": given})}}
+            {
+                "id": str(number),
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps({"text": given})},
+            }
             for number, (name, given) in enumerate(re.findall(r"!(\w+)\((.*?)\)", said))
         ]
         unreadable = tuple(re.findall(r"!\w+(?![\w(])", said))
@@ -78,7 +86,9 @@ class Request:
 
 @dataclass
 class Engine:
-    """Answers a context with `says(context)` after `takes` seconds of the loop's time. Each answer increases the policy version by one."""
+    """Answers a context with `says(context)` after `takes` seconds of the loop's time. Each answer increases the policy
+    version by one.
+    """
 
     says: Callable[[str], str]
     version: int = 0
@@ -92,9 +102,22 @@ class Engine:
         self.requests.append(Request(text(token_ids), sampling, seed, session))
         await asyncio.sleep(self.takes)
         ids = tokens(f"{self.says(text(token_ids))}|")[: sampling.max_new_tokens]
-        reason = FinishReason.ABORT if self.aborts else FinishReason.STOP if ids[-1] in sampling.stop_token_ids else FinishReason.LENGTH
+        reason = (
+            FinishReason.ABORT
+            if self.aborts
+            else FinishReason.STOP
+            if ids[-1] in sampling.stop_token_ids
+            else FinishReason.LENGTH
+        )
         log_probs = -ids.astype(np.float32) if sampling.log_probs else None
-        yield [(0, Completion(ids, log_probs, np.full(len(ids), self.version, np.int32), reason, text(ids).removesuffix("|")))]
+        yield [
+            (
+                0,
+                Completion(
+                    ids, log_probs, np.full(len(ids), self.version, np.int32), reason, text(ids).removesuffix("|")
+                ),
+            )
+        ]
         self.version += 1
 
 
@@ -170,4 +193,6 @@ def episodes(
 
 def groups(player: Episodes, samples: int = 2, log_probs: bool = True, scorer: Scorer | None = None) -> EpisodeGroups:
     judged = frozenset({DOMAIN}) if scorer else frozenset[str]()
-    return EpisodeGroups(player, Sampling(20, samples=samples, log_probs=log_probs), 7, TRAINING, scorer or Judge(), judged)
+    return EpisodeGroups(
+        player, Sampling(20, samples=samples, log_probs=log_probs), 7, TRAINING, scorer or Judge(), judged
+    )

@@ -1,7 +1,7 @@
 """Runs of the scheduler with a simulated engine, rewards and trainer in virtual time, and their traces.
 
-After a change that is meant to alter the traces, run `PYTHONPATH=. python -m tests.unit.rollout.simulated`: it writes the traces of all
-`CASES` again.
+After a change that is meant to alter the traces, run `PYTHONPATH=. python -m tests.unit.rollout.simulated`: it writes
+the traces of all `CASES` again.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ class World(EachByItself):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.position = state["position"]
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
+    async def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
         """Generate 1 to 7 tokens per sample, or three times as many for every fourth prompt.
 
         Each token takes 0.5 to 3 s, and has the policy version at the end of this time.
@@ -129,7 +131,12 @@ class World(EachByItself):
         log_probs = (-0.25 - ids / 1000).astype(np.float32)
         reasons = (FinishReason.STOP, FinishReason.LENGTH)
         yield list(
-            enumerate([Completion(ids + n, log_probs, reached, reasons[n % 2], f"{prompt_id}/{n}") for n in range(sampling.samples)])
+            enumerate(
+                [
+                    Completion(ids + n, log_probs, reached, reasons[n % 2], f"{prompt_id}/{n}")
+                    for n in range(sampling.samples)
+                ]
+            )
         )
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
@@ -140,7 +147,9 @@ class World(EachByItself):
 
 
 def told(group: RolloutGroup) -> dict[str, Any]:
-    """Return a group for the trace. Each sample is: first and last token, last log-prob, versions, truncated, text, reward."""
+    """Return a group for the trace. Each sample is: first and last token, last log-prob, versions, truncated, text,
+    reward.
+    """
 
     def of(episode: Episode) -> list[Any]:
         [trajectory] = episode.trajectories
@@ -189,7 +198,9 @@ def trace_of(case: Case) -> list[Event]:
 
 def write() -> None:
     """Replace the stored traces by new ones for all cases."""
-    lines = {name: [json.dumps(event, separators=(",", ":")) for event in trace_of(case)] for name, case in CASES.items()}
+    lines = {
+        name: [json.dumps(event, separators=(",", ":")) for event in trace_of(case)] for name, case in CASES.items()
+    }
     cases = [f"{json.dumps(name)}: [\n" + ",\n".join(events) + "\n]" for name, events in lines.items()]
     TRACES.write_text("{" + ",\n".join(cases) + "}\n")
 

@@ -26,7 +26,13 @@ def assigned(step: Experience, ref_log_probs: Floats | None, credit: Credit) -> 
 
 def test_responses_lie_end_to_end() -> None:
     groups = [
-        make_group(7, [make_episode([5, 6], 1.0, log_probs=[-0.5, -0.25], versions=[3, 4]), make_episode([8], 2.0, log_probs=[-2])]),
+        make_group(
+            7,
+            [
+                make_episode([5, 6], 1.0, log_probs=[-0.5, -0.25], versions=[3, 4]),
+                make_episode([8], 2.0, log_probs=[-2]),
+            ],
+        ),
         make_group(9, [make_episode([4], 3.0, log_probs=[-3], versions=[1])], [3]),
     ]
     step = experience(groups, Shaping())
@@ -35,7 +41,17 @@ def test_responses_lie_end_to_end() -> None:
     assert step.sequences.response_mask.astype(int).tolist() == [0, 0, 1, 1, 0, 0, 1, 0, 1]
     assert step.rewards.tolist() == [1, 2, 3]
     assert step.groups.tolist() == [0, 0, 1]
-    assert step.behaviour_log_probs is not None and step.behaviour_log_probs.tolist() == [0, 0, -0.5, -0.25, 0, 0, -2, 0, -3]
+    assert step.behaviour_log_probs is not None and step.behaviour_log_probs.tolist() == [
+        0,
+        0,
+        -0.5,
+        -0.25,
+        0,
+        0,
+        -2,
+        0,
+        -3,
+    ]
     assert step.policy_versions.tolist() == [0, 0, 3, 4, 0, 0, 0, 0, 1]
 
 
@@ -92,7 +108,8 @@ def test_a_train_batch_carries_what_was_sampled() -> None:
 def test_the_kl_to_the_reference_is_paid_from_the_reward() -> None:
     step = experience([make_group(0, [make_episode([5, 6], 3.0, log_probs=[-1, -2])])], Shaping())
     ref = np.array([0, 0, -1.5, -1], np.float32)
-    # k1 is 1/2 and -1 at the two tokens, with weight 0.1. The return is 3 + 0.1 at the last token, and 0.05 less at the first.
+    # k1 is 1/2 and -1 at the two tokens, with weight 0.1. The return is 3 + 0.1 at the last token, and 0.05 less at the
+    # first.
     batch = assigned(step, ref, Credit("reinforce", Normalisation(), kl_coef=0.1, kl_estimator="k1"))
     np.testing.assert_allclose(batch.advantages, [0, 0, 3.05, 3.1], rtol=1e-6)
     assert batch.ref_log_probs is ref
@@ -120,7 +137,15 @@ def test_a_group_outside_the_thresholds_leaves_the_loss_and_not_the_statistics()
 
 def test_long_wrong_responses_leave_the_loss_and_not_the_group() -> None:
     groups = [
-        make_group(0, [make_episode([5] * 3, 0.0), make_episode([5] * 2, 0.0), make_episode([5] * 3, 0.5), make_episode([5] * 4, -1)])
+        make_group(
+            0,
+            [
+                make_episode([5] * 3, 0.0),
+                make_episode([5] * 2, 0.0),
+                make_episode([5] * 3, 0.5),
+                make_episode([5] * 4, -1),
+            ],
+        )
     ]
     step = experience(groups, Shaping(longest_wrong=3))
     in_loss = np.logical_or.reduceat(step.sequences.response_mask, step.sequences.offsets[:-1])
@@ -150,7 +175,17 @@ def test_the_greedy_response_is_compared_with_and_not_trained_on() -> None:
     assert step.baselines is not None
     assert step.baselines.tolist() == [0.25, 0.25, 1]
     assert 9 not in step.sequences.token_ids
-    assert assigned(step, None, Credit("remax", Normalisation())).advantages.tolist() == [0, 0, 0.75, 0, 0, -0.25, 0, 0, 0]
+    assert assigned(step, None, Credit("remax", Normalisation())).advantages.tolist() == [
+        0,
+        0,
+        0.75,
+        0,
+        0,
+        -0.25,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_a_long_greedy_response_pays_for_its_length() -> None:
@@ -172,7 +207,9 @@ def test_without_a_verdict_on_the_greedy_response_there_is_nothing_to_compare_wi
 def test_rewards_differ_among_the_responses_that_can_be_learnt_from() -> None:
     assert rewards_differ(make_group(0, [make_episode([5], 1.0), make_episode([5], 0.0)]))
     assert not rewards_differ(make_group(0, [make_episode([5], 1.0), make_episode([5], 1.0)]))
-    assert not rewards_differ(make_group(0, [make_episode([5], 1.0), make_episode([5], 0.0, outcome=RewardOutcome.CRASHED)]))
+    assert not rewards_differ(
+        make_group(0, [make_episode([5], 1.0), make_episode([5], 0.0, outcome=RewardOutcome.CRASHED)])
+    )
     assert not rewards_differ(make_group(0, [make_episode([5], 1.0)]))
 
 
@@ -201,7 +238,11 @@ def test_metrics_of_the_parts_of_a_reward_by_hand() -> None:
 
 def test_metrics_by_hand() -> None:
     groups = [
-        make_group(0, [make_episode([5, 6], 1.0, versions=[3, 4]), make_episode([7, 7, 7], stop=StopReason.LENGTH)], domain="sums"),
+        make_group(
+            0,
+            [make_episode([5, 6], 1.0, versions=[3, 4]), make_episode([7, 7, 7], stop=StopReason.LENGTH)],
+            domain="sums",
+        ),
         make_group(1, [make_episode([5], 4.0, versions=[2], outcome=RewardOutcome.UNPARSABLE)], domain="words"),
         make_group(2, [make_episode([5, 5], 9.0, versions=[5, 5], outcome=RewardOutcome.CRASHED)], domain="words"),
     ]
@@ -238,7 +279,10 @@ def test_a_domain_without_a_verdict_has_no_mean() -> None:
 def test_difficulty_is_measured_on_scores_without_penalties() -> None:
     """One of two responses is right, so ROLL trains on the group; the mean reward is -0.25."""
     right, wrong = make_episode([5], 0.5), make_episode([6], -1.0)
-    scored = [replace(right, reward=replace(right.reward, score=1.0)), replace(wrong, reward=replace(wrong.reward, score=0.0))]
+    scored = [
+        replace(right, reward=replace(right.reward, score=1.0)),
+        replace(wrong, reward=replace(wrong.reward, score=0.0)),
+    ]
     shaping = Shaping(difficulty=(0.1, 0.95))
     kept = experience([make_group(0, scored)], shaping)
     assert kept.sequences.response_mask.sum() == 2 and kept.difficulties.tolist() == [0.5, 0.5]
@@ -247,7 +291,9 @@ def test_difficulty_is_measured_on_scores_without_penalties() -> None:
 
 
 def test_a_step_without_any_verdict_has_no_reward() -> None:
-    metrics = rollout_metrics([make_group(0, [make_episode([5], 3.0, outcome=RewardOutcome.CRASHED)])], policy_version=0)
+    metrics = rollout_metrics(
+        [make_group(0, [make_episode([5], 3.0, outcome=RewardOutcome.CRASHED)])], policy_version=0
+    )
     assert "reward/mean" not in metrics and "reward/std" not in metrics
     assert metrics["reward/crashed_fraction"] == 1
 
@@ -258,7 +304,9 @@ def test_a_crashed_response_leaves_the_groups_advantages() -> None:
     step = experience([make_group(0, [scored[0], crashed, scored[1]]), make_group(1, [crashed, crashed])], Shaping())
     batch = assigned(step, None, Credit("reinforce", Normalisation(mean="group")))
     assert step.rewards.tolist() == [1, 3]
-    assert [float(batch.advantages[batch.sequences.response_mask][index]) for index in range(2)] == [-1, 1], "their mean is 2, not 4 / 3"
+    assert [float(batch.advantages[batch.sequences.response_mask][index]) for index in range(2)] == [-1, 1], (
+        "their mean is 2, not 4 / 3"
+    )
 
 
 def test_a_greedy_response_without_a_verdict_says_why() -> None:

@@ -29,7 +29,8 @@ RUNNING = Credit("reinforce", Normalisation(mean="running", std="running"))
 
 def test_running_moments_know_all_rewards_so_far() -> None:
     assignment = CreditAssignment(RUNNING)
-    # Rewards 0, 2: mean 1, sample variance 2. Rewards 0, 2, 4, 6: mean 3, squared deviations 9 + 1 + 1 + 9 = 20, variance 20 / 3.
+    # Rewards 0, 2: mean 1, sample variance 2. Rewards 0, 2, 4, 6: mean 3, squared deviations 9 + 1 + 1 + 9 = 20,
+    # variance 20 / 3.
     assert advantages_of(assignment, step_of(0, 2)) == pytest.approx([-1 / sqrt(2), 1 / sqrt(2)], rel=1e-5)
     std = sqrt(20 / 3)
     assert advantages_of(assignment, step_of(4, 6)) == pytest.approx([1 / std, 3 / std], rel=1e-5)
@@ -37,13 +38,18 @@ def test_running_moments_know_all_rewards_so_far() -> None:
 
 def test_rewards_are_compared_within_the_domain_of_their_prompts() -> None:
     drawn = [("math", [0, 4]), ("code", [1, 1, 7]), ("math", [2])]
-    groups = [make_group(number, [make_episode([5], r) for r in rewards], domain=domain) for number, (domain, rewards) in enumerate(drawn)]
+    groups = [
+        make_group(number, [make_episode([5], r) for r in rewards], domain=domain)
+        for number, (domain, rewards) in enumerate(drawn)
+    ]
     assignment = CreditAssignment(Credit("reinforce", Normalisation(mean="domain")))
     assert advantages_of(assignment, experience(groups, Shaping())) == [-2, 2, -2, -2, 4, 0]
 
 
 def test_a_saved_state_goes_on_exactly() -> None:
-    credit = Credit("reinforce", Normalisation(mean="running", std="running"), kl_coef=0.1, target_kl=0.01, kl_horizon=20)
+    credit = Credit(
+        "reinforce", Normalisation(mean="running", std="running"), kl_coef=0.1, target_kl=0.01, kl_horizon=20
+    )
     whole, first = CreditAssignment(credit), CreditAssignment(credit)
     ref = np.array([0, 0, -1.5, 0, 0, -1.25], np.float32)
     for assignment in (whole, first):
@@ -59,7 +65,8 @@ def test_a_saved_state_goes_on_exactly() -> None:
 
 def test_the_weight_of_the_kl_adapts_after_the_step_and_is_reported() -> None:
     assignment = CreditAssignment(Credit("reinforce", Normalisation(), kl_coef=0.1, target_kl=0.1, kl_horizon=4))
-    # k1 is 1/2 on both tokens, five times the target. The error is clipped to 0.2. Two responses and horizon 4: factor 1 + 0.2 * 2 / 4.
+    # k1 is 1/2 on both tokens, five times the target. The error is clipped to 0.2. Two responses and horizon 4: factor
+    # 1 + 0.2 * 2 / 4.
     ref = np.array([0, 0, -1.5, 0, 0, -1.5], np.float32)
     batch, metrics = assignment(step_of(0, 0), ref)
     assert batch.advantages[2] == pytest.approx(-0.05)
@@ -92,7 +99,8 @@ def test_weights_of_responses_by_hand() -> None:
     ]
     step = experience(groups, Shaping(max_len_mask=True))
     credit = Credit("grpo", Normalisation(), weigh_difficulty=True)
-    # Difficulties 0, 0, 1, 1: weights 1/2, 1/2, 2, 2. The last response is not in the loss. The mean of the other three weights is 1.
+    # Difficulties 0, 0, 1, 1: weights 1/2, 1/2, 2, 2. The last response is not in the loss. The mean of the other three
+    # weights is 1.
     assert sequence_weights(step, credit) == pytest.approx([0.5, 0.5, 2, 2])
     # Lengths 1, 3, 5, 3: weights 3/2, 1, 1/2, 1.
     assert sequence_weights(step, Credit("grpo", Normalisation(), weigh_length=True)) == pytest.approx([1.5, 1, 0.5, 1])
@@ -116,7 +124,9 @@ def test_on_policy_distillation_pays_each_token_what_the_teacher_gives_it_over_t
 
 def test_the_kl_weight_adapts_by_episodes_not_trajectories() -> None:
     path = make_trajectory(observed([1, 2]), sampled([5]))
-    group = RolloutGroup(make_prompt(0), [Episode([path, path, path], RewardResult(0.0)), Episode([path], RewardResult(0.0))])
+    group = RolloutGroup(
+        make_prompt(0), [Episode([path, path, path], RewardResult(0.0)), Episode([path], RewardResult(0.0))]
+    )
     assignment = CreditAssignment(Credit("reinforce", Normalisation(), kl_coef=0.1, target_kl=0.1, kl_horizon=4))
     # k1 is 1/2, five times the target. The error is clipped to 0.2. Two episodes and horizon 4: factor 1 + 0.2 * 2 / 4.
     assignment(experience([group], Shaping()), np.array([0, 0, -1.5] * 4, np.float32))

@@ -1,6 +1,7 @@
 """Runs in which engines die and restart at random, in virtual time: the scheduler, the engines and the sync together.
 
-Every prompt is used once and within its staleness limit. Each sample has its own seed, and comes from an engine with synced weights.
+Every prompt is used once and within its staleness limit. Each sample has its own seed, and comes from an engine with
+synced weights.
 """
 
 from __future__ import annotations
@@ -58,9 +59,13 @@ class Schedule(EachByItself):
         self.used: list[int] = []
         self.group = Engines(numbers.randint(1, 3), lambda seed: random.Random(seed).expovariate(0.3))
         self.group.start_seconds = lambda: numbers.uniform(0.5, 10.0)
-        self.group.slow = {method: numbers.choice([0.0, 0.5]) for method in ("pause", "load_adapter", "resume", "policy_version")}
+        self.group.slow = {
+            method: numbers.choice([0.0, 0.5]) for method in ("pause", "load_adapter", "resume", "policy_version")
+        }
         self.deaths = {engine: numbers.randint(0, MOST_RESTARTS - 1) for engine in range(len(self.group))}
-        self.group.faults = {engine: [numbers.choice([None, WorkerDied("actor_infer", engine, "again")])] for engine in self.deaths}
+        self.group.faults = {
+            engine: [numbers.choice([None, WorkerDied("actor_infer", engine, "again")])] for engine in self.deaths
+        }
 
     def draw(self, count: int) -> list[Prompt]:
         drawn = [make_prompt(self.position + number, [self.position + number]) for number in range(count)]
@@ -88,12 +93,16 @@ class Schedule(EachByItself):
 
     async def run(self) -> None:
         group, most = self.group, self.numbers.choice([None, 2 * len(self.group)])
-        engines = ActorInfer(cast(Any, group), Running(running_limits(len(group), most, None), len(group)), *[limits.RUN] * 3)
+        engines = ActorInfer(
+            cast(Any, group), Running(running_limits(len(group), most, None), len(group)), *[limits.RUN] * 3
+        )
         routes = Routes(dict.fromkeys(range(len(group)), Route(Transport.FILE, True)), [False], 0)
         weights = WeightSync(cast(Any, Trainer()), engines.engines, lambda _: routes, True, 1, limits.CALL)
         sync = EngineSync(weights, engines, DevicePhases(cast(Any, self)), nullcontext)
         sampling = Sampling(1, samples=SAMPLES)
-        scheduler = RolloutScheduler(self, SingleTurns(engines, self, sampling), BATCH, self.ratio, SEED, window=self.window)
+        scheduler = RolloutScheduler(
+            self, SingleTurns(engines, self, sampling), BATCH, self.ratio, SEED, window=self.window
+        )
         killing = asyncio.create_task(self.kill())
         limit = -(-self.ratio // 1) + self.window // BATCH - 1
         await sync.push(0)
@@ -108,7 +117,9 @@ class Schedule(EachByItself):
                 assert self.step - limit <= min(versions) and max(versions) <= self.step
             await asyncio.sleep(5.0)
             await sync.push(self.step + 1)
-            assert all(group.versions[engine] == self.step + 1 for engine in engines.pool.serving if group.is_alive(engine))
+            assert all(
+                group.versions[engine] == self.step + 1 for engine in engines.pool.serving if group.is_alive(engine)
+            )
         killing.cancel()
         await scheduler.aclose()
         await engines.close()

@@ -1,4 +1,6 @@
-"""Episodes in the scheduler: broken environments are replaced, finished episodes survive a resume, and held-out tasks are separate."""
+"""Episodes in the scheduler: broken environments are replaced, finished episodes survive a resume, and held-out tasks
+are separate.
+"""
 
 from __future__ import annotations
 
@@ -73,12 +75,16 @@ def test_groups_of_broken_environments_are_replaced_and_counted(ratio: float) ->
             failed.append(running.metrics().get("episode/failed_groups", 0.0))
         await running.aclose()
         assert worlds.seeds.count(drawn[1]) == 4, "two episodes, two attempts each"
-        assert not {drawn[1], drawn[2], drawn[6]} & set(seeds(told)), "`finished` is not called for groups that are replaced"
+        assert not {drawn[1], drawn[2], drawn[6]} & set(seeds(told)), (
+            "`finished` is not called for groups that are replaced"
+        )
         return [seeds(groups) for groups in taken], failed
 
     taken, failed = run(take)
     left = [seed for number, seed in enumerate(drawn) if number not in (1, 2, 6)]
-    assert taken == [left[:4], left[4:8], left[8:12]], "groups in the order drawn, with later ones in place of the broken ones"
+    assert taken == [left[:4], left[4:8], left[8:12]], (
+        "groups in the order drawn, with later ones in place of the broken ones"
+    )
     assert failed == [2.0, 1.0, 0.0]
 
 
@@ -88,7 +94,8 @@ def test_a_run_whose_environments_all_break_ends() -> None:
             groups(episodes(BySeed(lambda: BROKEN), saying()))  # type: ignore[arg-type]
         )
         with pytest.raises(
-            RollError, match=f"{MOST_FAILED * BATCH + 1} groups of one step .* the last one, of domain {DOMAIN}: it fell over"
+            RollError,
+            match=f"{MOST_FAILED * BATCH + 1} groups of one step .* the last one, of domain {DOMAIN}: it fell over",
         ):
             await running.take()
         await running.aclose()
@@ -97,7 +104,9 @@ def test_a_run_whose_environments_all_break_ends() -> None:
 
 
 def test_an_episode_may_span_updates_of_the_policy() -> None:
-    """Generation runs ahead. The version increases with every answer, so each turn has its own version, which is recorded."""
+    """Generation runs ahead. The version increases with every answer, so each turn has its own version, which is
+    recorded.
+    """
 
     async def take() -> list[RolloutGroup]:
         running = scheduler(groups(episodes(Worlds(fresh), saying())), ratio=1.0)
@@ -122,8 +131,17 @@ def test_finished_episodes_are_stored_whole(tmp_path: Path) -> None:
     assert text(back.prompt.token_ids) == text(group.prompt.token_ids) != ""
 
     def told(episode: Episode) -> list[Any]:
-        segments = [(text(one.token_ids), one.sampled, one.text, list(one.calls)) for one in episode.trajectories[0].segments]
-        return [segments, list(episode.turn_rewards), list(episode.turn_states), dict(episode.metrics), episode.reward, episode.stop]
+        segments = [
+            (text(one.token_ids), one.sampled, one.text, list(one.calls)) for one in episode.trajectories[0].segments
+        ]
+        return [
+            segments,
+            list(episode.turn_rewards),
+            list(episode.turn_states),
+            dict(episode.metrics),
+            episode.reward,
+            episode.stop,
+        ]
 
     assert [told(one) for one in back.episodes] == [told(one) for one in group.episodes]
 
@@ -135,7 +153,9 @@ def test_a_resumed_run_takes_what_was_finished(tmp_path: Path, log_probs: bool) 
         before.takes = engine.takes = limits.NONE
         first = scheduler(groups(episodes(Worlds(fresh), before)), ratio=1.0)
         taken = await first.take()
-        await limits.comes_true(lambda: len(before.requests) == 32, "all requests: eight groups with two episodes of two turns")
+        await limits.comes_true(
+            lambda: len(before.requests) == 32, "all requests: eight groups with two episodes of two turns"
+        )
         await asyncio.sleep(limits.LOOK)
         state = first.state_dict()
         await first.save(tmp_path)
@@ -148,7 +168,12 @@ def test_a_resumed_run_takes_what_was_finished(tmp_path: Path, log_probs: bool) 
         await second.aclose()
         assert not set(seeds(taken)) & set(seeds(others))
         assert all(len(group.prompt.token_ids) for group in others)
-        has = {segment.log_probs is not None for group in others for episode in group.episodes for segment in episode.sampled}
+        has = {
+            segment.log_probs is not None
+            for group in others
+            for episode in group.episodes
+            for segment in episode.sampled
+        }
         assert has == {log_probs}
         before_resume = {request.seed for request in before.requests}
         again = [request for request in engine.requests if request.seed in before_resume]

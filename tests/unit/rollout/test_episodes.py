@@ -38,7 +38,9 @@ def said(*contents: str, **more: Any) -> Step:
 
 
 def counting() -> Callable[[str], str]:
-    """Return a policy that answers `turn N`, where N is the number of assistant turns in the context, including its own."""
+    """Return a policy that answers `turn N`, where N is the number of assistant turns in the context, including its
+    own.
+    """
     return lambda context: f"turn {context.count('assistant:')}"
 
 
@@ -112,12 +114,16 @@ def test_a_turn_has_a_seed_of_its_own() -> None:
     group = run(play)
     seeds = [request.seed for request in engine.requests]
     assert len(set(seeds[:6])) == 6 and None not in seeds
-    assert sorted(map(str, seeds[:6])) == sorted(map(str, seeds[6:])), "the seeds of turns depend only on the seed of the prompt"
+    assert sorted(map(str, seeds[:6])) == sorted(map(str, seeds[6:])), (
+        "the seeds of turns depend only on the seed of the prompt"
+    )
     assert text(group.prompt.token_ids) == "user:go|assistant:" == group.prompt.text
 
 
 def stops() -> Iterator[tuple[StopReason, World, Engine, dict[str, Any], int]]:
-    """Yield each stop reason with an environment, an engine and limits that lead to it, and the expected number of turns."""
+    """Yield each stop reason with an environment, an engine and limits that lead to it, and the expected number of
+    turns.
+    """
     yield StopReason.COMPLETED, World([DONE]), Engine(counting()), {}, 1
     yield StopReason.LENGTH, World([said("a"), DONE]), Engine(lambda _: "x" * 30), {}, 1
     yield StopReason.MAX_TURNS, World([said("a")] * 4), Engine(counting()), {"max_turns": 3}, 3
@@ -187,7 +193,11 @@ def test_a_broken_environment_is_tried_again_fresh(reason: Any) -> None:
     assert [world.closed for world in worlds.opened] == [1, 1]
 
     episode, worlds = run(lambda: play(2, World([said("a"), broken]), broken, World([DONE])))
-    assert episode.stop is StopReason.ENVIRONMENT_FAILED and len(worlds.seeds) == 2 and episode.reward.note == "it fell over"
+    assert (
+        episode.stop is StopReason.ENVIRONMENT_FAILED
+        and len(worlds.seeds) == 2
+        and episode.reward.note == "it fell over"
+    )
     assert episode.reward.outcome.value == reason and not usable(RolloutGroup(task(), [episode]))
 
 
@@ -235,7 +245,10 @@ def test_an_observation_longer_than_a_prompt_may_be_is_a_failure() -> None:
         return await episodes(worlds, Engine(counting())).play(task(), 5, 11)
 
     episode = run(play)
-    assert episode.stop is StopReason.ENVIRONMENT_FAILED and "216 tokens, more than prompt_length, which is 100" in episode.reward.note
+    assert (
+        episode.stop is StopReason.ENVIRONMENT_FAILED
+        and "216 tokens, more than prompt_length, which is 100" in episode.reward.note
+    )
     assert [world.closed for world in worlds.opened] == [1, 1]
 
 
@@ -244,10 +257,16 @@ def test_calls_that_cannot_be_read_are_answered() -> None:
     world = World([said("2"), DONE])
     episode = one(world, Engine(lambda _: next(says)))
     assert "tool:Error: this tool call cannot be read, and nothing was done: !add|assistant:" in laid(episode)[0]
-    assert [message["content"] for message in world.heard] == ["!add(2)", "2"], "the environment does not get the malformed call"
+    assert [message["content"] for message in world.heard] == ["!add(2)", "2"], (
+        "the environment does not get the malformed call"
+    )
     assert list(episode.turn_rewards) == [0.0, 0.0, 1.0] and list(episode.turn_states) == ["go", "go", "2"]
     assert episode.metrics["tool_errors"] == 1 and episode.metrics["tool_calls"] == 1
-    assert [list(segment.calls) for segment in episode.sampled] == [[], [{"name": "add", "arguments": '{"text": "2"}'}], []]
+    assert [list(segment.calls) for segment in episode.sampled] == [
+        [],
+        [{"name": "add", "arguments": '{"text": "2"}'}],
+        [],
+    ]
 
 
 def test_calls_that_cannot_be_read_may_end_an_episode() -> None:

@@ -52,7 +52,9 @@ def test_each_domain_has_its_own() -> None:
     keep = ByDomain({"sums": MeanBetween(0.0, 1.0), "code": everything}, StdAbove(0.0))
     equal, differing = (0.5, 0.5), (0.0, 1.0)
     kept = {
-        (name, rewards) for name, rewards in product(("sums", "code", "other"), (equal, differing)) if keep(group_of(*rewards, domain=name))
+        (name, rewards)
+        for name, rewards in product(("sums", "code", "other"), (equal, differing))
+        if keep(group_of(*rewards, domain=name))
     }
     assert kept == {("sums", equal), ("sums", differing), ("code", equal), ("code", differing), ("other", differing)}
 
@@ -62,7 +64,9 @@ class Keys:
 
     def __init__(self, bound: int | None, **filters: dict[str, Any] | None) -> None:
         self.dynamic_sampling = bound and DynamicSamplingConfig(max_num_gen_batches=bound)
-        self.rewards = {name: RewardConfig.model_validate({"query_filter_config": keys}) for name, keys in filters.items()}
+        self.rewards = {
+            name: RewardConfig.model_validate({"query_filter_config": keys}) for name, keys in filters.items()
+        }
 
 
 MEAN = {"type": "mean_filter", "filter_args": {"threshold_down": 0.1, "threshold_up": 0.9}}
@@ -84,7 +88,12 @@ NONE = {"type": "no_filter"}
 def test_the_keys_decide_what_is_kept(keys: Any, batches: int | None, kept: str) -> None:
     assert most_batches(keys) == batches
     keep, rewards = kept_groups(keys), {"equal": (0.5, 0.5), "differing": (0.0, 1.0), "solved": (1.0, 1.0)}
-    found = [f"{domain} {name}" for domain in keys.rewards for name in rewards if keep(group_of(*rewards[name], domain=domain))]
+    found = [
+        f"{domain} {name}"
+        for domain in keys.rewards
+        for name in rewards
+        if keep(group_of(*rewards[name], domain=domain))
+    ]
     assert ", ".join(found) == kept or (kept == "all" and len(found) == 6)
 
 

@@ -24,7 +24,9 @@ class Engine:
         self.steps: asyncio.Queue[None] = asyncio.Queue()
         self.fails = self.closed = False
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
+    async def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
         try:
             for number in ORDER[: sampling.samples]:
                 await self.steps.get()
@@ -58,7 +60,9 @@ def test_samples_are_scored_while_others_are_drawn() -> None:
     async def run() -> None:
         engine, rewards = Engine(), Rewards()
         async with asyncio.timeout(limits.CALL):
-            group = asyncio.create_task(SingleTurns(engine, rewards, Sampling(1, samples=4)).sample(make_prompt(0), None))
+            group = asyncio.create_task(
+                SingleTurns(engine, rewards, Sampling(1, samples=4)).sample(make_prompt(0), None)
+            )
             for number in range(3):
                 engine.steps.put_nowait(None)
                 while len(rewards.scored) <= number:
@@ -77,7 +81,9 @@ def test_a_failure_gives_up_what_is_being_scored() -> None:
     async def run() -> None:
         engine, rewards = Engine(), Rewards()
         async with asyncio.timeout(limits.CALL):
-            group = asyncio.create_task(SingleTurns(engine, rewards, Sampling(1, samples=4)).sample(make_prompt(0), None))
+            group = asyncio.create_task(
+                SingleTurns(engine, rewards, Sampling(1, samples=4)).sample(make_prompt(0), None)
+            )
             engine.steps.put_nowait(None)
             while not rewards.scored:
                 await asyncio.sleep(0)

@@ -67,7 +67,9 @@ class Engine:
     def __init__(self, device: Device) -> None:
         self.device, self.calls = device, 0
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
+    async def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
         self.calls += 1
         for _ in range(100 - 5 * (self.calls % BATCH)):
             assert self.device.there == {"actor_infer"}
@@ -102,7 +104,9 @@ class Source:
 
     def draw(self, count: int) -> list[Prompt]:
         first, self.drawn = self.drawn, self.drawn + count
-        return [make_prompt(number, domain=self.domains[number % len(self.domains)]) for number in range(first, self.drawn)]
+        return [
+            make_prompt(number, domain=self.domains[number % len(self.domains)]) for number in range(first, self.drawn)
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -126,19 +130,26 @@ def test_two_moves_a_rollout(domains: list[str], moves: list[str]) -> None:
         judged = ["first", "second"]
         judges = Judges(device, judged)
         both = JudgedInTurn(
-            Engine(device), judges, {name: partial(phases.judging, f"rewards.{name}") for name in judged}, phases.generation
+            Engine(device),
+            judges,
+            {name: partial(phases.judging, f"rewards.{name}") for name in judged},
+            phases.generation,
         )
         scheduler = RolloutScheduler(Source(domains), SingleTurns(both, both, SAMPLING), BATCH, 0.0, None)
         for _ in range(3):
             await phases.generation()
             groups = await scheduler.take()
-            assert len(groups) == BATCH and all(episode.reward.value == 1.0 for group in groups for episode in group.episodes)
+            assert len(groups) == BATCH and all(
+                episode.reward.value == 1.0 for group in groups for episode in group.episodes
+            )
             await phases.training("actor_train")
         assert device.moves == [*moves, "actor_train"] * 3
         assert judges.most > 1, "the responses of a phase are judged at the same time"
         await phases.generation()
         held_out = [make_prompt(number, domain=domains[0]) for number in range(4)]
-        await Evaluator("held", held_out, SingleTurns(both, ByItself(both), SAMPLING), SAMPLING.samples, 0).run(kept_nowhere)
+        await Evaluator("held", held_out, SingleTurns(both, ByItself(both), SAMPLING), SAMPLING.samples, 0).run(
+            kept_nowhere
+        )
         assert device.moves[-len(moves) :] == moves
         await scheduler.aclose()
 
@@ -168,7 +179,10 @@ def test_what_is_asked_for_while_a_model_judges_is_generated_after_it() -> None:
         await device.enter()
         phases = DevicePhases(device.sharing)
         both = JudgedInTurn(
-            Engine(device), Judges(device, ["first"]), {"first": partial(phases.judging, "rewards.first")}, phases.generation
+            Engine(device),
+            Judges(device, ["first"]),
+            {"first": partial(phases.judging, "rewards.first")},
+            phases.generation,
         )
         prompt = make_prompt(0, domain="first")
         await phases.generation()
@@ -177,7 +191,9 @@ def test_what_is_asked_for_while_a_model_judges_is_generated_after_it() -> None:
         while device.there != {"rewards.first"}:
             await asyncio.sleep(0)
         await whole(both.generate(prompt.token_ids, SAMPLING))
-        assert device.discards == [("actor_infer", False), ("rewards.first", False)], "no sync would restore discarded weights"
+        assert device.discards == [("actor_infer", False), ("rewards.first", False)], (
+            "no sync would restore discarded weights"
+        )
         assert scoring.done() and device.moves == ["actor_infer", "rewards.first", "actor_infer"]
 
     asyncio.run(asyncio.wait_for(run(), limits.CALL))
@@ -189,7 +205,10 @@ def test_a_failure_lets_the_others_go_on() -> None:
         await device.enter()
         phases = DevicePhases(device.sharing)
         both = JudgedInTurn(
-            Engine(device), Judges(device, ["first"]), {"first": partial(phases.judging, "rewards.first")}, phases.generation
+            Engine(device),
+            Judges(device, ["first"]),
+            {"first": partial(phases.judging, "rewards.first")},
+            phases.generation,
         )
         prompt = make_prompt(0, domain="first")
         await phases.generation()

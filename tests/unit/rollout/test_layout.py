@@ -1,4 +1,6 @@
-"""Experience compared with a simple loop over all tokens, for random episodes with several trajectories and segments."""
+"""Experience compared with a simple loop over all tokens, for random episodes with several trajectories and
+segments.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def has_verdict(episode: Episode) -> bool:
 
 @given(groups())
 def test_every_token_has_its_place(drawn: list[RolloutGroup]) -> None:
-    kept = [(number, episode) for number, group in enumerate(drawn) for episode in group.episodes if has_verdict(episode)]
+    kept = [
+        (number, episode) for number, group in enumerate(drawn) for episode in group.episodes if has_verdict(episode)
+    ]
     assume(kept)
     tokens: list[tuple[int, bool, float, int]] = []
     ends, of_sequence, lengths, difficulties = [0], [], [], []
@@ -72,7 +76,9 @@ def test_every_token_has_its_place(drawn: list[RolloutGroup]) -> None:
                 versions = [run.version for run in segment.versions for _ in range(run.tokens)]
                 for token, token_id in enumerate(segment.token_ids.tolist()):
                     log_prob = 0.0 if segment.log_probs is None else float(segment.log_probs[token])
-                    tokens.append((token_id, segment.sampled and learns, log_prob, versions[token] if segment.sampled else 0))
+                    tokens.append(
+                        (token_id, segment.sampled and learns, log_prob, versions[token] if segment.sampled else 0)
+                    )
             ends.append(len(tokens))
             of_sequence.append(place)
         rewards = [episode.reward.value for own, episode in kept if own == number]
@@ -101,7 +107,9 @@ def test_runs_are_found_as_by_going_along_the_tokens(versions: list[int]) -> Non
 
 def test_an_observed_prompt_is_the_longest_first_segment() -> None:
     """The environment of the other episodes failed before its first observation."""
-    failed, played = (Episode([make_trajectory(observed(ids, text))], RewardResult(0.0)) for ids, text in (([], ""), ([3, 4], "seen")))
+    failed, played = (
+        Episode([make_trajectory(observed(ids, text))], RewardResult(0.0)) for ids, text in (([], ""), ([3, 4], "seen"))
+    )
     for episodes in ([failed, played, failed], [played, failed], [failed, played]):
         prompt = record.observed(make_prompt(0), episodes)
         assert (prompt.token_ids.tolist(), prompt.text) == ([3, 4], "seen")

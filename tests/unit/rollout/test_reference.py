@@ -43,7 +43,9 @@ class Model:
 
 
 def groups() -> list[RolloutGroup]:
-    """Return groups of different lengths. One response is long and wrong, one has no verdict, and one group has no verdict at all."""
+    """Return groups of different lengths. One response is long and wrong, one has no verdict, and one group has no
+    verdict at all.
+    """
     crashed = make_episode([90, 91], outcome=RewardOutcome.CRASHED)
     return [
         make_group(0, [make_episode([10, 11, 12], 1.0), make_episode([13, 14, 15, 16])]),

@@ -54,17 +54,30 @@ DRAWN = ["5", "2", "4", "14"]
 def prompts(count: int) -> PromptSet:
     """Return prompts of one token each, which is the number of the prompt."""
     place = {"file": 0, "label": None}
-    rows = [{"token_ids": [number], "text": str(number), "row": "{}", "number": number + 1, **place} for number in range(count)]
-    data_args, table = DataConfig.model_validate({"file_name": "rows.jsonl", "prompt": "prompt"}), datasets.Dataset.from_list(rows)
-    return PromptSet(("rows.jsonl",), ("sums",), np.arange(count), np.zeros(count, np.int16), {}, {}, {}, data_args, table)
+    rows = [
+        {"token_ids": [number], "text": str(number), "row": "{}", "number": number + 1, **place}
+        for number in range(count)
+    ]
+    data_args, table = (
+        DataConfig.model_validate({"file_name": "rows.jsonl", "prompt": "prompt"}),
+        datasets.Dataset.from_list(rows),
+    )
+    return PromptSet(
+        ("rows.jsonl",), ("sums",), np.arange(count), np.zeros(count, np.int16), {}, {}, {}, data_args, table
+    )
 
 
 class Same(EachByItself):
     """Engine and rewards in one object. Repeats the prompt, with reward 0."""
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
+    async def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
         yield list(
-            enumerate([Completion(token_ids, -np.ones(1, np.float32), np.zeros(1, np.int32), FinishReason.STOP, "x")] * sampling.samples)
+            enumerate(
+                [Completion(token_ids, -np.ones(1, np.float32), np.zeros(1, np.int32), FinishReason.STOP, "x")]
+                * sampling.samples
+            )
         )
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
@@ -76,7 +89,9 @@ def test_the_scheduler_goes_on_with_the_prompts_that_were_due(tmp_path: Path) ->
     state = LoopState.read(tmp_path)
 
     async def run() -> list[tuple[int, str]]:
-        scheduler = RolloutScheduler(PromptSampler(prompts(16), 42), SingleTurns(Same(), Same(), Sampling(8, samples=2)), 4, 1.0, 7)
+        scheduler = RolloutScheduler(
+            PromptSampler(prompts(16), 42), SingleTurns(Same(), Same(), Sampling(8, samples=2)), 4, 1.0, 7
+        )
         scheduler.load_state_dict(state.sampler)
         groups = await scheduler.take()
         await scheduler.aclose()

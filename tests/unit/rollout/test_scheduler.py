@@ -47,7 +47,9 @@ class Gated:
         self.asked: list[Sampling] = []
         self.fails_on: int | None = None
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
+    async def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
         prompt_id = int(token_ids[0])
         self.asked.append(sampling)
         self.seeds[prompt_id] = seed
@@ -66,7 +68,10 @@ class Gated:
         ids = np.zeros(1 + prompt_id, np.int32)
         yield list(
             enumerate(
-                [Completion(ids, ids.astype(np.float32), ids, FinishReason.STOP, f"{prompt_id}/{n}") for n in range(sampling.samples)]
+                [
+                    Completion(ids, ids.astype(np.float32), ids, FinishReason.STOP, f"{prompt_id}/{n}")
+                    for n in range(sampling.samples)
+                ]
             )
         )
 
@@ -85,7 +90,9 @@ class AlikeFor(EachByItself):
         self._alike = alike
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
-        return [RewardResult(0.0 if self._alike(prompt.prompt_id) else float(number)) for number in range(len(responses))]
+        return [
+            RewardResult(0.0 if self._alike(prompt.prompt_id) else float(number)) for number in range(len(responses))
+        ]
 
 
 def scheduler(
@@ -121,7 +128,9 @@ def test_synchronous_training_drains_before_it_hands_over() -> None:
             assert ids(groups) == list(range(4 * step, 4 * step + 4))
             assert source.position == 4 * (step + 1)
             assert not generator.running
-        assert [[episode.reward.value for episode in group.episodes] for group in groups] == [[n, n] for n in range(8, 12)]
+        assert [[episode.reward.value for episode in group.episodes] for group in groups] == [
+            [n, n] for n in range(8, 12)
+        ]
 
     asyncio.run(run())
 
@@ -261,7 +270,12 @@ def test_a_failure_that_is_still_in_flight_does_not_break_the_close() -> None:
 
 
 def test_prompt_seeds_differ_by_seed_stream_and_prompt_and_fit_31_bits() -> None:
-    seeds = {(run, stream, prompt): prompt_seed(run, stream, prompt) for run in range(4) for stream in range(2) for prompt in range(500)}
+    seeds = {
+        (run, stream, prompt): prompt_seed(run, stream, prompt)
+        for run in range(4)
+        for stream in range(2)
+        for prompt in range(500)
+    }
     assert len(set(seeds.values())) == len(seeds)
     assert all(0 <= seed < 2**31 for seed in seeds.values())
     assert prompt_seed(1, 0, 3) == seeds[1, 0, 3]
@@ -278,7 +292,11 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing() -> None:
         # Of 0 to 3, groups 0 and 2 are kept. Of the replacements 4 and 5, group 4 is kept, and then 6.
         assert ids(await rollouts.take()) == [0, 2, 4, 6]
         # Groups 1, 3 and 5 were dropped. Each had two responses, of 2, 4 and 6 tokens respectively.
-        assert rollouts.metrics() == {"sampling/drawn_groups": 7, "sampling/dropped_groups": 3, "sampling/dropped_tokens": 24}
+        assert rollouts.metrics() == {
+            "sampling/drawn_groups": 7,
+            "sampling/dropped_groups": 3,
+            "sampling/dropped_tokens": 24,
+        }
         # In synchronous training, nothing is generated beyond the step.
         assert source.position == 7 and not generator.running
         assert rollouts.state_dict() == {"position": 7}
@@ -289,11 +307,17 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing() -> None:
 
 def test_where_the_bound_is_hit_dropped_groups_fill_the_batch_up(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
-        rollouts, source = scheduler(Gated(is_open=True), scorer=AlikeFor(lambda prompt_id: prompt_id != 5), most_batches=2)
+        rollouts, source = scheduler(
+            Gated(is_open=True), scorer=AlikeFor(lambda prompt_id: prompt_id != 5), most_batches=2
+        )
         assert ids(await rollouts.take()) == [5, 0, 1, 2]
         assert source.position == 8
         # Groups 3, 4, 6 and 7 were dropped.
-        assert rollouts.metrics() == {"sampling/drawn_groups": 8, "sampling/dropped_groups": 4, "sampling/dropped_tokens": 48}
+        assert rollouts.metrics() == {
+            "sampling/drawn_groups": 8,
+            "sampling/dropped_groups": 4,
+            "sampling/dropped_tokens": 48,
+        }
 
     asyncio.run(run())
     assert "kept 1 of 8 drawn groups, but a step has 4" in caplog.text

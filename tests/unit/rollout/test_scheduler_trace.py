@@ -19,7 +19,9 @@ def test_the_trace_is_the_stored_one(name: str) -> None:
 
 
 def test_the_stored_traces_hold_what_they_are_for() -> None:
-    """All traces contain groups that wait for older ones, and a resume. Asynchronous ones also contain responses that span versions."""
+    """All traces contain groups that wait for older ones, and a resume. Asynchronous ones also contain responses that
+    span versions.
+    """
     stored = json.loads(TRACES.read_text())
     assert stored.keys() == CASES.keys()
     for name, trace in stored.items():

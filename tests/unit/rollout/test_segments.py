@@ -1,4 +1,6 @@
-"""Layout, credit, weights and micro-batches of episodes with several turns and trajectories. Expected values are worked out by hand."""
+"""Layout, credit, weights and micro-batches of episodes with several turns and trajectories. Expected values are worked
+out by hand.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,14 @@ def tool_call(reward: float = 1.0, stop: StopReason = StopReason.COMPLETED) -> E
 
 
 def compacted(reward: float = 3.0) -> Episode:
-    """Return an episode with two trajectories. The second has the prompt and the first turn of the first one as given tokens."""
+    """Return an episode with two trajectories. The second has the prompt and the first turn of the first one as given
+    tokens.
+    """
     first = make_trajectory(ASKED, sampled([10]), observed([20]), sampled([11, 12]), stop=StopReason.CONTEXT_FULL)
     return Episode(
-        [first, make_trajectory(ASKED, observed([10, 20]), sampled([14]), observed([23]))], RewardResult(reward), [1.0, 0.0, 1.0]
+        [first, make_trajectory(ASKED, observed([10, 20]), sampled([14]), observed([23]))],
+        RewardResult(reward),
+        [1.0, 0.0, 1.0],
     )
 
 
@@ -59,11 +65,55 @@ MASK = [0, 0, 1, 1, 0, 1, 0, 0, 1] + [0, 0, 1, 0, 1, 1] + [0, 0, 0, 0, 1, 0]
 
 def test_segments_lie_end_to_end_and_only_sampled_ones_are_learnt() -> None:
     step = step_of(tool_call(), compacted())
-    assert step.sequences.token_ids.tolist() == [1, 2, 10, 11, 20, 12, 21, 22, 13, 1, 2, 10, 20, 11, 12, 1, 2, 10, 20, 14, 23]
+    assert step.sequences.token_ids.tolist() == [
+        1,
+        2,
+        10,
+        11,
+        20,
+        12,
+        21,
+        22,
+        13,
+        1,
+        2,
+        10,
+        20,
+        11,
+        12,
+        1,
+        2,
+        10,
+        20,
+        14,
+        23,
+    ]
     assert step.sequences.offsets.tolist() == [0, 9, 15, 21]
     assert step.sequences.response_mask.astype(int).tolist() == MASK
     assert step.behaviour_log_probs is not None
-    assert step.behaviour_log_probs.tolist() == [0, 0, -0.5, -0.25, 0, -1, 0, 0, -2, 0, 0, -1, 0, -1, -1, 0, 0, 0, 0, -1, 0]
+    assert step.behaviour_log_probs.tolist() == [
+        0,
+        0,
+        -0.5,
+        -0.25,
+        0,
+        -1,
+        0,
+        0,
+        -2,
+        0,
+        0,
+        -1,
+        0,
+        -1,
+        -1,
+        0,
+        0,
+        0,
+        0,
+        -1,
+        0,
+    ]
     assert step.policy_versions.tolist() == [0, 0, 3, 4, 0, 4, 0, 0, 5] + [0] * 12
     assert step.episode_of_sequence.tolist() == [0, 1, 1]
     assert (step.rewards.tolist(), step.groups.tolist(), step.lengths.tolist()) == ([1, 3], [0, 0], [4, 4])
@@ -85,12 +135,15 @@ def test_returns_run_through_all_trajectories_of_an_episode() -> None:
     assert batch.advantages.tolist() == [0, 0, 1, 0, 2, 4, 0, 0, 0, 0, 8, 0]
     ref = np.array([0, 0, -2, 0, -2, -2, 0, 0, 0, 0, -2, 0], np.float32)
     batch = batch_of(step_of(compacted(8.0)), Credit("rloo", Normalisation(), kl_coef=0.5), ref)
-    # k1 is 1 at each of four tokens. In a group of one, the reward gives no advantage: a token only pays its own and later penalties.
+    # k1 is 1 at each of four tokens. In a group of one, the reward gives no advantage: a token only pays its own and
+    # later penalties.
     assert batch.advantages.tolist() == [0, 0, -2, 0, -1.5, -1, 0, 0, 0, 0, -0.5, 0]
 
 
 def test_each_sampled_segment_is_a_turn() -> None:
-    """The last turn also gets the rest of the reward: 0.25 of 1, and 1 of 3. Without turn rewards, it gets the whole reward."""
+    """The last turn also gets the rest of the reward: 0.25 of 1, and 1 of 3. Without turn rewards, it gets the whole
+    reward.
+    """
     step = step_of(tool_call(), compacted(), replace(tool_call(), turn_rewards=()), one_turn(2.0))
     assert step.turns is not None
     assert step.turns.rewards.tolist() == [0.5, 0, 0.5, 1, 0, 2, 0, 0, 1, 2]
@@ -105,7 +158,9 @@ def test_each_sampled_segment_is_a_turn() -> None:
 
 
 def test_turns_taken_in_one_state_are_compared() -> None:
-    """Rewards 1, 3 and 2. The first two episodes start in the same state. The third has unknown states, so only its reward is compared."""
+    """Rewards 1, 3 and 2. The first two episodes start in the same state. The third has unknown states, so only its
+    reward is compared.
+    """
     first = replace(tool_call(), turn_states=("start", "door", "start"))
     second, third = replace(compacted(), turn_states=("start", "hall", "door")), one_turn(2.0)
     step = step_of(first, second, third)
@@ -113,7 +168,8 @@ def test_turns_taken_in_one_state_are_compared() -> None:
     assert step.turns.states.tolist() == [0, 1, 0, 0, 2, 1, 3]
     own = {"step_reward_gamma": 0.5, "gigpo_std": False}
     batch = batch_of(step, Credit("gigpo", Normalisation(), estimator_args=own))
-    # Returns 0.625, 0.25, 0.5 and 1.5, 1, 2. Their mean is 0.875 in state start, and 1.125 in state door. The mean reward is 2.
+    # Returns 0.625, 0.25, 0.5 and 1.5, 1, 2. Their mean is 0.875 in state start, and 1.125 in state door. The mean
+    # reward is 2.
     paid = np.repeat([-1.25, -1.875, -1.375, 1.625, 1, 1.875, 0], [4, 2, 3, 3, 3, 6, 3])
     np.testing.assert_allclose(batch.advantages, step.sequences.response_mask * paid, rtol=1e-6)
     assert step_of(one_turn(2.0), tool_call()).turns.states is None  # type: ignore[union-attr]
@@ -152,7 +208,9 @@ def test_metrics_are_per_episode() -> None:
 def test_weights_of_episodes_are_those_of_their_sequences() -> None:
     step = step_of(tool_call(), compacted(), one_turn(0.0))
     # The episodes have 4, 4 and 1 sampled tokens: weights 1/2, 1/2 and 3/2, with mean 5/6.
-    assert sequence_weights(step, Credit("grpo", Normalisation(), weigh_length=True)) == pytest.approx([0.6, 0.6, 0.6, 1.8])
+    assert sequence_weights(step, Credit("grpo", Normalisation(), weigh_length=True)) == pytest.approx(
+        [0.6, 0.6, 0.6, 1.8]
+    )
 
 
 def test_an_update_holds_whole_episodes() -> None:
@@ -186,7 +244,9 @@ def test_a_trajectory_begins_with_what_is_given() -> None:
     with pytest.raises(AssertionError, match="must begin with given tokens"):
         step_of(make_episode([5]))
     with pytest.raises(AssertionError, match="log-probs of some responses but not of others"):
-        step_of(one_turn(1.0), Episode([make_trajectory(ASKED, replace(sampled([5]), log_probs=None))], RewardResult(0.0)))
+        step_of(
+            one_turn(1.0), Episode([make_trajectory(ASKED, replace(sampled([5]), log_probs=None))], RewardResult(0.0))
+        )
 
 
 def test_segments_of_no_token_change_nothing() -> None:

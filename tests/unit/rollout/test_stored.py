@@ -47,7 +47,9 @@ def episode(numbers: np.random.Generator) -> Episode:
         Trajectory([segment(numbers, sampled=bool(number % 2)) for number in range(int(numbers.integers(2, 5)))], stop)
         for stop in numbers.choice(np.array(list(StopReason)), int(numbers.integers(1, 3)))
     ]
-    reward = RewardResult(float(numbers.normal()), RewardOutcome.TIMED_OUT, {"format": 0.1}, "late", (TurnReward(2, 1 / 3),))
+    reward = RewardResult(
+        float(numbers.normal()), RewardOutcome.TIMED_OUT, {"format": 0.1}, "late", (TurnReward(2, 1 / 3),)
+    )
     return Episode([replace(path, stop=StopReason(path.stop)) for path in paths], reward, (0.25, 1e-300))
 
 
@@ -63,7 +65,9 @@ def plain(value: Any) -> Any:
 def test_groups_are_read_as_they_were_written(tmp_path: Path) -> None:
     numbers = np.random.default_rng(0)
     groups = {
-        number: StoredGroup(100 + number, number % 3, [episode(numbers) for _ in range(4)], episode(numbers) if number % 2 else None)
+        number: StoredGroup(
+            100 + number, number % 3, [episode(numbers) for _ in range(4)], episode(numbers) if number % 2 else None
+        )
         for number in (0, 1, 2, 7)
     }
     write_groups(tmp_path / FILE, groups)
@@ -73,7 +77,9 @@ def test_groups_are_read_as_they_were_written(tmp_path: Path) -> None:
         assert plain(found[number]) == plain(group)
 
 
-@pytest.mark.parametrize("spoil", [lambda content: b"", lambda content: content[: len(content) // 2], lambda content: b"{}" + content])
+@pytest.mark.parametrize(
+    "spoil", [lambda content: b"", lambda content: content[: len(content) // 2], lambda content: b"{}" + content]
+)
 def test_a_spoilt_file_is_named(tmp_path: Path, spoil: Any) -> None:
     write_groups(tmp_path / FILE, {0: StoredGroup(0, 0, [episode(np.random.default_rng(1))], None)})
     (tmp_path / FILE).write_bytes(spoil((tmp_path / FILE).read_bytes()))
@@ -94,20 +100,29 @@ class Engine(World):
         self.asked: list[int] = []
         self.release = asyncio.Event()
 
-    async def generate(self, token_ids: Ints, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
+    async def generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
         prompt_id = int(token_ids[0])
         self.asked.append(prompt_id)
         if prompt_id % 4 == 3:
             await self.release.wait()
         ids = np.array([prompt_id, self.version], np.int32)
         log_probs = np.zeros(2, np.float32) if sampling.log_probs else None
-        yield list(enumerate([Completion(ids, log_probs, np.full(2, self.version, np.int32), FinishReason.STOP, "")] * sampling.samples))
+        yield list(
+            enumerate(
+                [Completion(ids, log_probs, np.full(2, self.version, np.int32), FinishReason.STOP, "")]
+                * sampling.samples
+            )
+        )
 
     async def score(self, prompt: Any, responses: Sequence[str]) -> Sequence[RewardResult]:
         return [RewardResult(float(n)) for n in range(len(responses))]
 
 
-def scheduler(engine: Engine, finished: Callable[[RolloutGroup], None] | None = None, **sampling: Any) -> RolloutScheduler:
+def scheduler(
+    engine: Engine, finished: Callable[[RolloutGroup], None] | None = None, **sampling: Any
+) -> RolloutScheduler:
     sampler = SingleTurns(engine, engine, Sampling(8, samples=2, **sampling))
     return RolloutScheduler(engine, sampler, 4, 1.0, 7, window=8, finished=finished)
 
@@ -140,7 +155,9 @@ def test_what_was_finished_is_not_generated_again(tmp_path: Path, log_probs: boo
         stored = 0 if log_probs else 1
         assert told(groups) == [[3, 1], [5, stored], [6, stored], [7, 1]]
         assert [number for number in after.asked if number < 8] == again
-        assert all(sum(one is group for one in heard) == 1 for group in groups), "stored groups are also passed to `finished`"
+        assert all(sum(one is group for one in heard) == 1 for group in groups), (
+            "stored groups are also passed to `finished`"
+        )
         await second.aclose()
 
     asyncio.run(run())
@@ -160,7 +177,9 @@ def test_nothing_is_written_where_nothing_waits(tmp_path: Path) -> None:
 
 
 def test_stored_groups_keep_their_ages(tmp_path: Path) -> None:
-    """Group 1 is at the age limit, so it goes before group 0, which is as finished. Saved again, group 0 is as old as it was."""
+    """Group 1 is at the age limit, so it goes before group 0, which is as finished. Saved again, group 0 is as old as
+    it was.
+    """
 
     async def run() -> list[StoredGroup]:
         engine = Engine()
@@ -168,7 +187,9 @@ def test_stored_groups_keep_their_ages(tmp_path: Path) -> None:
         done = [await sampler.sample(make_prompt(number, [number]), None) for number in range(2)]
         limit = 2  # a ratio of 1 and a window of two batches
         ages = {0: limit - 1, 1: limit}
-        write_groups(tmp_path / FILE, {number: StoredGroup(number, ages[number], done[number].episodes, None) for number in ages})
+        write_groups(
+            tmp_path / FILE, {number: StoredGroup(number, ages[number], done[number].episodes, None) for number in ages}
+        )
         resumed = RolloutScheduler(engine, sampler, 1, 1.0, 7, window=2)
         await resumed.load(tmp_path)
         assert [group.prompt.prompt_id for group in await resumed.take()] == [1]

@@ -35,7 +35,15 @@ from roll.types import (
     StopReason,
     TurnReward,
 )
-from tests.unit.rollout.build import EachByItself, make_episode, make_group, make_prompt, make_trajectory, observed, sampled
+from tests.unit.rollout.build import (
+    EachByItself,
+    make_episode,
+    make_group,
+    make_prompt,
+    make_trajectory,
+    observed,
+    sampled,
+)
 
 
 def bytewise() -> PreTrainedTokenizerBase:
@@ -44,7 +52,9 @@ def bytewise() -> PreTrainedTokenizerBase:
 
 
 def wordwise() -> PreTrainedTokenizerBase:
-    """Return a tokenizer like SentencePiece: a word includes the space before it, and decoding removes the first space."""
+    """Return a tokenizer like SentencePiece: a word includes the space before it, and decoding removes the first
+    space.
+    """
     words = ["<unk>", "▁on", "e", "▁two", "▁", "=", "1", "2"]
     inner = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
     inner.decoder = decoders.Metaspace()
@@ -93,7 +103,9 @@ def test_blanks_that_depend_on_what_stands_before() -> None:
 
 
 def by_search(tokenizer: PreTrainedTokenizerBase, segment: Segment, end: int) -> int:
-    """Return the end in tokens by its definition: the smallest number of tokens whose text contains the first `end` characters."""
+    """Return the end in tokens by its definition: the smallest number of tokens whose text contains the first `end`
+    characters.
+    """
     if end == len(segment.text):
         return len(segment.token_ids)
     for count in range(1, len(segment.token_ids) + 1):
@@ -104,7 +116,10 @@ def by_search(tokenizer: PreTrainedTokenizerBase, segment: Segment, end: int) ->
 
 TOKENIZERS: list[tuple[Callable[[], PreTrainedTokenizerBase], st.SearchStrategy[list[int]]]] = [
     (bytewise, st.lists(st.integers(0, END_ID), min_size=1, max_size=24)),
-    (bytewise, st.text("ab €é\u4e2d🙂", min_size=1, max_size=8).map(lambda text: [*bytewise()(text).input_ids, END_ID])),
+    (
+        bytewise,
+        st.text("ab €é\u4e2d🙂", min_size=1, max_size=8).map(lambda text: [*bytewise()(text).input_ids, END_ID]),
+    ),
     (wordwise, st.lists(st.integers(1, 7), min_size=1, max_size=12)),
 ]
 
@@ -122,7 +137,9 @@ def test_against_the_definition(which: int, drawn: st.DataObject) -> None:
     assert got == sorted(got)
 
 
-def by_turns(token_ids: list[int], reward: float, ends: list[int], values: list[float], stop: StopReason = StopReason.COMPLETED) -> Episode:
+def by_turns(
+    token_ids: list[int], reward: float, ends: list[int], values: list[float], stop: StopReason = StopReason.COMPLETED
+) -> Episode:
     """Return an episode with a response that is divided into turns. It has no prompt, which `make_group` adds."""
     turns = tuple(TurnReward(number + 1, value) for number, value in enumerate(values))
     path = make_trajectory(observed([]), sampled(token_ids, text="x" * (len(turns) + 1)), stop=stop)
@@ -139,7 +156,8 @@ def advantages_of(groups: list[RolloutGroup], credit: Credit = BY_TURNS, shaping
 
 
 def test_turns_are_discounted_and_what_is_left_of_the_value_is_the_last_ones() -> None:
-    # Two turns get 1 and 2. The rest of the reward 7, which is 4, goes to the tokens after them. An undivided response is one turn.
+    # Two turns get 1 and 2. The rest of the reward 7, which is 4, goes to the tokens after them. An undivided response
+    # is one turn.
     groups = [make_group(0, [by_turns([5, 6, 7, 8, 9], 7.0, [2, 3], [1.0, 2.0]), make_episode([5, 6], 3.0)])]
     assert advantages_of(groups) == [0, 0, 3, 3, 4, 4, 4, 0, 0, 3, 3]
     step = experience(groups, Shaping())
@@ -155,12 +173,18 @@ def test_turns_that_end_in_one_token_are_one() -> None:
 
 def test_the_punishment_of_length_is_the_last_turns() -> None:
     shaping = Shaping(overlong=Overlong(limit=3, buffer=1, factor=4.0))
-    assert advantages_of([make_group(0, [by_turns([5, 6, 7], 2.0, [1, 3], [1.0, 1.0])])], shaping=shaping) == [0, 0, -0.5, -3, -3]
+    assert advantages_of([make_group(0, [by_turns([5, 6, 7], 2.0, [1, 3], [1.0, 1.0])])], shaping=shaping) == [
+        0,
+        0,
+        -0.5,
+        -3,
+        -3,
+    ]
 
 
 def test_the_turns_of_masked_responses_count_and_are_not_learnt() -> None:
     groups = [
-        make_group(0, [by_turns([5, 6], 3.0, [1, 2], [1.0, 2.0]), by_turns([7], 9.0, [1], [9.0], StopReason.LENGTH)]),
+        make_group(0, [by_turns([5, 6], 3.0, [1, 2], [1.0, 2.0]), by_turns([7], 9.0, [1], [9.0], StopReason.LENGTH)])
     ]
     credit = Credit("step_reinforce", Normalisation(gamma=0.5, mean="group"))
     # The returns are 2, 2 and 9, with mean 13/3.
@@ -183,7 +207,9 @@ def whole_texts(episode: Episode) -> str:
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_dividing_keeps_everything_and_pays_as_if_by_hand(drawn: st.DataObject) -> None:
-    """For any response and turns: the segments join to the response, and each has the rewards of the turns that end in it."""
+    """For any response and turns: the segments join to the response, and each has the rewards of the turns that end in
+    it.
+    """
     count = drawn.draw(st.integers(0, 6))
     ends = sorted(drawn.draw(st.lists(st.integers(min(count, 1), count), min_size=1, max_size=5)))
     values = [float(drawn.draw(st.integers(-3, 3))) for _ in ends]
@@ -199,7 +225,9 @@ def test_dividing_keeps_everything_and_pays_as_if_by_hand(drawn: st.DataObject) 
         assert read(parts.sampled).tolist() == read([whole]).tolist()
     borders = sorted({*ends, count})
     assert np.cumsum([len(segment.token_ids) for segment in parts.sampled]).tolist() == borders
-    assert list(parts.turn_rewards) == [sum(value for end, value in zip(ends, values, strict=True) if end == border) for border in borders]
+    assert list(parts.turn_rewards) == [
+        sum(value for end, value in zip(ends, values, strict=True) if end == border) for border in borders
+    ]
     joined = joined_turns([parts], np.array([reward], np.float32))
     assert joined is not None
     rest = reward - sum(values)
@@ -212,11 +240,16 @@ def test_dividing_keeps_everything_and_pays_as_if_by_hand(drawn: st.DataObject) 
 class Saying:
     """Answers every prompt with the same text, with one token per byte."""
 
-    async def generate(self, token_ids: object, sampling: Sampling, seed: int | None = None) -> AsyncGenerator[NumberedCompletions, None]:
+    async def generate(
+        self, token_ids: object, sampling: Sampling, seed: int | None = None
+    ) -> AsyncGenerator[NumberedCompletions, None]:
         tokenizer = bytewise()
         ids = np.array([*tokenizer("2€").input_ids, END_ID], np.int32)
         yield list(
-            enumerate([Completion(ids, None, np.zeros_like(ids), FinishReason.STOP, text_of(tokenizer, ids.tolist()))] * sampling.samples)
+            enumerate(
+                [Completion(ids, None, np.zeros_like(ids), FinishReason.STOP, text_of(tokenizer, ids.tolist()))]
+                * sampling.samples
+            )
         )
 
 
@@ -236,7 +269,9 @@ def test_a_response_is_divided_as_soon_as_it_is_scored(divides: bool) -> None:
     sampler = SingleTurns(Saying(), Halving(), Sampling(8, samples=2), True, locate)  # type: ignore[arg-type]
     group = asyncio.run(sampler.sample(make_prompt(0), None))
     for episode in group.episodes:
-        assert [(len(segment.token_ids), segment.text) for segment in episode.sampled] == ([(1, "2"), (4, "€")] if divides else [(5, "2€")])
+        assert [(len(segment.token_ids), segment.text) for segment in episode.sampled] == (
+            [(1, "2"), (4, "€")] if divides else [(5, "2€")]
+        )
         assert list(episode.turn_rewards) == ([0.5, 0.5] if divides else [])
     assert group.baseline is not None and len(group.baseline.sampled) == 1 and not group.baseline.turn_rewards
 
@@ -246,7 +281,9 @@ def test_each_unknown_state_is_a_state_apart() -> None:
         path = make_trajectory(observed([1]), sampled([5]), observed([2]), sampled([6]))
         return Episode([path], RewardResult(1.0), (0.0, 1.0), states)
 
-    joined = joined_turns([with_states("a", "b"), with_states(), with_states("b", "a"), with_states()], np.ones(4, np.float32))
+    joined = joined_turns(
+        [with_states("a", "b"), with_states(), with_states("b", "a"), with_states()], np.ones(4, np.float32)
+    )
     assert joined is not None and joined.states is not None
     assert joined.states.tolist() == [0, 1, 2, 3, 1, 0, 4, 5]
 

@@ -17,7 +17,9 @@ STORED = 0.7
 
 @dataclass
 class Schedule:
-    """A simulated trainer and engine. Groups have random durations. Due groups are taken first, then the shortest ones."""
+    """A simulated trainer and engine. Groups have random durations. Due groups are taken first, then the shortest
+    ones.
+    """
 
     numbers: random.Random
     batch: int
@@ -28,14 +30,18 @@ class Schedule:
     window: Window = field(init=False)
     step: int = 0
     first: int = 0
-    """Number, in the run, of the group that the window numbers 0: the oldest in flight at the last resume, or the next to draw."""
+    """Number, in the run, of the group that the window numbers 0: the oldest in flight at the last resume, or the next
+    to draw.
+    """
     drawn_at: dict[int, int] = field(default_factory=dict)
     finish: dict[int, float] = field(default_factory=dict)
     consumed: list[list[int]] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     most_drawn: int = 0
     stored: dict[int, int] = field(default_factory=dict)
-    """Ages, in steps, of groups that were finished but not handed over at a resume, and are not yet drawn again. Key: ordinal."""
+    """Ages, in steps, of groups that were finished but not handed over at a resume, and are not yet drawn again. Key:
+    ordinal.
+    """
 
     def __post_init__(self) -> None:
         self.window = Window(self.batch, self.ratio, self.width)
@@ -81,7 +87,9 @@ class Schedule:
     def resume(self) -> None:
         state, head = self.window.state_dict(), self.window.head
         in_flight = [ordinal + self.first for ordinal in self.window._drawn_at]
-        ages = {ordinal: self.window.age(ordinal - self.first) for ordinal in in_flight if self.finish[ordinal] < STORED}
+        ages = {
+            ordinal: self.window.age(ordinal - self.first) for ordinal in in_flight if self.finish[ordinal] < STORED
+        }
         assert all(age == self.step - self.drawn_at[ordinal] for ordinal, age in ages.items())
         self.first = self.first + head if head is not None else self.first + self.window._next
         self.window = Window(self.batch, self.ratio, self.width)
@@ -111,7 +119,9 @@ def check(run: Schedule) -> None:
     ages = [step - run.drawn_at[ordinal] for step, ordinals in enumerate(run.consumed) for ordinal in ordinals]
     assert max(ages) <= run.window.limit
     gone = set(consumed) | set(run.dropped)
-    assert all(ordinal in gone for ordinal in range(run.first + (run.window.head or 0))), "an ordinal before the head was left out"
+    assert all(ordinal in gone for ordinal in range(run.first + (run.window.head or 0))), (
+        "an ordinal before the head was left out"
+    )
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -171,7 +181,9 @@ def test_a_second_save_remembers_what_is_gone() -> None:
 
 
 def test_a_second_save_counts_from_its_own_head() -> None:
-    """Ordinal 0 was drawn and handed over, so the next ordinal is the head, and those that are gone are counted from it."""
+    """Ordinal 0 was drawn and handed over, so the next ordinal is the head, and those that are gone are counted from
+    it.
+    """
     again, once_more = Window(2, 1.0, 4), Window(2, 1.0, 4)
     again.load_state_dict({"begin": 0, "gone": [1, 3]})
     again.draw()

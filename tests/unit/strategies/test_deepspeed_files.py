@@ -13,7 +13,9 @@ from roll.training.deepspeed.files import SWAPPED, TAG, UNIVERSAL, load_states, 
 
 def engine(swaps: bool) -> SimpleNamespace:
     """Return a stand-in for a DeepSpeed engine on one rank, with the methods that are called before loading."""
-    return SimpleNamespace(zero_nvme_offload_optimizer=lambda: swaps, zero_optimization_stage=lambda: 3, autotp_size=lambda: 1)
+    return SimpleNamespace(
+        zero_nvme_offload_optimizer=lambda: swaps, zero_optimization_stage=lambda: 3, autotp_size=lambda: 1
+    )
 
 
 def written(folder: Path, swapped: bool) -> Path:
@@ -32,14 +34,17 @@ def test_states_on_nvme_and_in_memory_are_not_taken_for_each_other(tmp_path: Pat
 def test_states_on_nvme_go_to_as_many_ranks(tmp_path: Path) -> None:
     folder = written(tmp_path, swapped=True)
     with pytest.raises(
-        CheckpointError, match="was written by 1 ranks, but there are 2; states on NVMe can only be loaded by the same number"
+        CheckpointError,
+        match="was written by 1 ranks, but there are 2; states on NVMe can only be loaded by the same number",
     ):
         load_states(engine(swaps=True), folder, 2, strict=True)
 
 
 def test_a_universal_checkpoint_is_not_swapped(tmp_path: Path) -> None:
     (tmp_path / UNIVERSAL).mkdir()
-    with pytest.raises(CheckpointError, match="cannot be loaded with optimizer states on NVMe: set offload_optimizer.device to cpu"):
+    with pytest.raises(
+        CheckpointError, match="cannot be loaded with optimizer states on NVMe: set offload_optimizer.device to cpu"
+    ):
         load_states(engine(swaps=True), tmp_path, 1, strict=True)
 
 

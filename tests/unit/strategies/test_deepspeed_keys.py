@@ -1,4 +1,6 @@
-"""Every key of DeepSpeed is either accepted or refused, no other key is accepted, and `auto` leaves the choice to DeepSpeed."""
+"""Every key of DeepSpeed is either accepted or refused, no other key is accepted, and `auto` leaves the choice to
+DeepSpeed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from roll.training.deepspeed.setup import deepspeed_config
 
 
 def defaults(model: Any) -> dict[str, Any]:
-    return {field.alias or name: field.get_default(call_default_factory=True) for name, field in model.model_fields.items()}
+    return {
+        field.alias or name: field.get_default(call_default_factory=True) for name, field in model.model_fields.items()
+    }
 
 
 THEIRS: Mapping[str, dict[str, Any]] = {
@@ -50,7 +54,10 @@ def test_what_deepspeed_chooses_itself_is_of_the_keys_kind(block: str) -> None:
 
 def test_an_offload_takes_the_keys_of_its_kind() -> None:
     ours = set(ZeroOffloadConfig.model_fields)
-    for name, model in (("offload_optimizer", DeepSpeedZeroOffloadOptimizerConfig), ("offload_param", DeepSpeedZeroOffloadParamConfig)):
+    for name, model in (
+        ("offload_optimizer", DeepSpeedZeroOffloadOptimizerConfig),
+        ("offload_param", DeepSpeedZeroOffloadParamConfig),
+    ):
         assert ours - set(OFFLOADS[name]) <= set(model.model_fields)
         assert not set(OFFLOADS[name]) & set(model.model_fields)
 

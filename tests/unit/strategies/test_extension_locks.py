@@ -86,12 +86,16 @@ def test_a_lock_that_nobody_holds_is_removed_without_a_wait(folder: Path, caplog
     assert extension_locks(extension_cache()) == [module.ExtensionLock(lock, None)]
     with turn_to_compile(folder, 0.0, ME):
         assert not lock.exists()
-    assert [record.getMessage() for record in caplog.records] == [f"{ME} removed a lock: {lock} was left by a process that is gone"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{ME} removed a lock: {lock} was left by a process that is gone"
+    ]
     assert caplog.records[0].levelno == logging.WARNING
     assert extension_locks(extension_cache()) == []
 
 
-def test_a_living_holder_is_named_and_its_lock_stays_until_it_is_killed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_living_holder_is_named_and_its_lock_stays_until_it_is_killed(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lock = folder / LOCK
     with held(lock) as process:
         name = rf"process {process.pid} \(.*python.* -c .*\) holds {lock}"
@@ -120,8 +124,14 @@ def test_a_build_tool_that_outlived_its_process_is_waited_for(folder: Path, tmp_
     lock.touch()
     with subprocess.Popen([ninja, "60"], cwd=folder) as process:
         try:
-            limits.until(lambda: psutil.Process(process.pid).cmdline() == [str(ninja), "60"], "the process runs the copy of sleep")
-            with pytest.raises(TimeoutError, match=rf"process {process.pid} \({ninja} 60\) holds {lock}"), turn_to_compile(folder, 0.0, ME):
+            limits.until(
+                lambda: psutil.Process(process.pid).cmdline() == [str(ninja), "60"],
+                "the process runs the copy of sleep",
+            )
+            with (
+                pytest.raises(TimeoutError, match=rf"process {process.pid} \({ninja} 60\) holds {lock}"),
+                turn_to_compile(folder, 0.0, ME),
+            ):
                 pass
         finally:
             process.kill()
@@ -133,13 +143,17 @@ def test_where_a_process_may_be_elsewhere_age_decides(folder: Path, monkeypatch:
     lock.touch()
     on_network_mount(monkeypatch)
     with (
-        pytest.raises(TimeoutError, match="a process of another host, container or user, which cannot be seen from here, holds"),
+        pytest.raises(
+            TimeoutError, match="a process of another host, container or user, which cannot be seen from here, holds"
+        ),
         turn_to_compile(folder, 0.0, ME),
     ):
         pass
     age(folder, LONGEST_COMPILATION + 60)
     (folder / "cpu_adam.o").touch()
-    assert examine(lock) != module.ExtensionLock(lock, None), "a file in the folder is new, so a compilation may be in progress"
+    assert examine(lock) != module.ExtensionLock(lock, None), (
+        "a file in the folder is new, so a compilation may be in progress"
+    )
     age(folder, LONGEST_COMPILATION + 60)
     with turn_to_compile(folder, 0.0, ME):
         assert not lock.exists()
@@ -155,7 +169,9 @@ def test_a_lock_of_another_user_is_judged_by_age(folder: Path, monkeypatch: pyte
     assert examine(lock) == module.ExtensionLock(lock, None)
 
 
-def test_on_a_network_mount_a_dead_process_of_this_host_is_known_by_its_record(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_network_mount_a_dead_process_of_this_host_is_known_by_its_record(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     on_network_mount(monkeypatch)
     with turn_to_compile(folder, 0.0, ME):
         (folder / LOCK).touch()
@@ -179,7 +195,9 @@ def _compile(folder: Path, number: int) -> None:
 
 
 def test_one_process_compiles_at_a_time(folder: Path) -> None:
-    processes = [multiprocessing.get_context("fork").Process(target=_compile, args=(folder, number)) for number in range(4)]
+    processes = [
+        multiprocessing.get_context("fork").Process(target=_compile, args=(folder, number)) for number in range(4)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -188,7 +206,9 @@ def test_one_process_compiles_at_a_time(folder: Path) -> None:
     assert len(list(folder.glob("built*"))) == 4
 
 
-def test_the_process_that_has_the_turn_is_named_by_the_lock_it_holds(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_process_that_has_the_turn_is_named_by_the_lock_it_holds(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     other = folder.with_name("async_io")
     with turn_to_compile(folder, 0.0, ME):
         with (
@@ -198,7 +218,9 @@ def test_the_process_that_has_the_turn_is_named_by_the_lock_it_holds(folder: Pat
             pass
         with held(folder / LOCK) as process:
             with (
-                pytest.raises(TimeoutError, match=rf"to compile async_io: process {process.pid} \(.*\) holds {folder / LOCK}"),
+                pytest.raises(
+                    TimeoutError, match=rf"to compile async_io: process {process.pid} \(.*\) holds {folder / LOCK}"
+                ),
                 turn_to_compile(other, 0.0, ME),
             ):
                 pass

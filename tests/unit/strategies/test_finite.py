@@ -19,7 +19,9 @@ RANK = Rank("actor_train", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
 
 def micro_batch(*samples: int) -> MicroBatch:
     """Return a micro-batch of these samples. Its contents do not matter."""
-    sequences = packing.concatenate([np.zeros(2, np.int32)] * max(1, len(samples)), [np.ones(2, bool)] * max(1, len(samples)))
+    sequences = packing.concatenate(
+        [np.zeros(2, np.int32)] * max(1, len(samples)), [np.ones(2, bool)] * max(1, len(samples))
+    )
     numbers = np.zeros(len(sequences.token_ids), np.float32)
     return MicroBatch(TrainBatch(sequences, numbers, None, np.zeros(len(numbers), np.int32)), numbers, samples)
 
@@ -49,7 +51,9 @@ def test_a_finite_loss_and_its_gradients_are_left_as_they_are() -> None:
     watch.settle(skipped=False)
     watch.check()
     for mine, other in zip(watched.parameters(), plain.parameters(), strict=True):
-        assert mine.grad is other.grad is None or (mine.grad is not None and other.grad is not None and torch.equal(mine.grad, other.grad))
+        assert mine.grad is other.grad is None or (
+            mine.grad is not None and other.grad is not None and torch.equal(mine.grad, other.grad)
+        )
 
 
 def test_an_infinite_loss_with_a_finite_gradient_spoils_every_gradient() -> None:
@@ -66,21 +70,28 @@ def test_the_first_micro_batch_is_the_culprit_and_the_first_gradient_of_its_back
     run(watch, model, [0.0, 9.0], samples=(5, 8))  # the gradient of root is 0 times infinity
     run(watch, model, [4.0, 9.0], shift=torch.nan, samples=(6,))
     with pytest.raises(
-        NonFiniteError, match=r"1 updates in a row .* gradient of root is not finite in micro-batch 1 of rank 0 \(samples 5, 8"
+        NonFiniteError,
+        match=r"1 updates in a row .* gradient of root is not finite in micro-batch 1 of rank 0 \(samples 5, 8",
     ):
         watch.settle(skipped=True)
 
 
-def test_the_first_skip_of_a_row_is_the_one_that_is_named_and_an_update_ends_the_row(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_skip_of_a_row_is_the_one_that_is_named_and_an_update_ends_the_row(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = Model()
     watch = FiniteWatch(model, RANK, 2)
     for skipped, sample in ((True, 1), (False, 2), (True, 3)):
         run(watch, model, [4.0, 9.0], shift=torch.nan if skipped else 0.0, samples=(sample,))
         watch.settle(skipped)
     run(watch, model, [4.0, 9.0], shift=torch.nan, samples=(4,))
-    with pytest.raises(NonFiniteError, match=r"2 updates in a row were skipped; the first because the loss .*samples 3 of the step"):
+    with pytest.raises(
+        NonFiniteError, match=r"2 updates in a row were skipped; the first because the loss .*samples 3 of the step"
+    ):
         watch.settle(skipped=True)
-    assert [record.getMessage().partition("(")[2] for record in caplog.records] == [f"samples {n} of the step)" for n in (1, 3, 4)]
+    assert [record.getMessage().partition("(")[2] for record in caplog.records] == [
+        f"samples {n} of the step)" for n in (1, 3, 4)
+    ]
 
 
 def test_a_sum_that_overflows_has_no_culprit_and_fillers_have_no_samples(caplog: pytest.LogCaptureFixture) -> None:

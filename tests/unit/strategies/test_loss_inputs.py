@@ -19,5 +19,7 @@ def test_tokens_of_responses_that_several_versions_sampled(seed: int) -> None:
     sequences = concatenate([np.zeros(length, np.int32) for length in lengths], masks)
     zeros = np.zeros(lengths.sum(), np.float32)
     batch = TrainBatch(sequences, zeros, zeros, np.concatenate(versions).astype(np.int32))
-    expected = [len(set(row[mask].tolist())) > 1 for row, mask in zip(versions, masks, strict=True) for _ in range(mask.sum())]
+    expected = [
+        len(set(row[mask].tolist())) > 1 for row, mask in zip(versions, masks, strict=True) for _ in range(mask.sum())
+    ]
     assert spans_update(batch).tolist() == expected

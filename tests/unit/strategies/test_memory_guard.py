@@ -1,4 +1,6 @@
-"""Splitting of micro-batches that do not fit into GPU memory, the choice of recomputed layers, and out-of-memory messages."""
+"""Splitting of micro-batches that do not fit into GPU memory, the choice of recomputed layers, and out-of-memory
+messages.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,25 @@ from roll.backend import MicroBatch, Rank
 from roll.config.plan.memory import fewest_checkpointed
 from roll.data import packing
 from roll.errors import DeviceMemoryError
-from roll.models.memory_guard import FEWER_TOKENS, RECOMPUTE, MemoryGuard, Need, chosen, tokens_of, told_of_memory, within
+from roll.models.memory_guard import (
+    FEWER_TOKENS,
+    RECOMPUTE,
+    MemoryGuard,
+    Need,
+    chosen,
+    tokens_of,
+    told_of_memory,
+    within,
+)
 from roll.training.deepspeed.strategy import AutoCheckpointing
 from roll.types import TrainBatch
 from tests import limits
 
 RANK = Rank("actor_train", 2, 4, "127.0.0.1", 1, "cuda", limits.START)
 REPORT = (
-    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.25 GiB is free. "
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.25 GiB "
+    "is "
+    "free. "
     "Including non-PyTorch memory, this process has 138.00 GiB memory in use."
 )
 
@@ -42,7 +55,9 @@ class Memory:
 
 
 def micro_batch(*lengths: int) -> MicroBatch:
-    """Return a micro-batch of sequences with these lengths. The token ids of each sequence are its length, and the weights count up."""
+    """Return a micro-batch of sequences with these lengths. The token ids of each sequence are its length, and the
+    weights count up.
+    """
     total = sum(lengths)
     numbers = np.arange(total, dtype=np.float32)
     sequences = packing.concatenate([np.full(n, n, np.int32) for n in lengths], [np.arange(n) > 0 for n in lengths])
@@ -88,7 +103,9 @@ def test_a_long_sequence_that_does_not_fit_is_tried() -> None:
 
 
 def test_ranks_halve_together_and_run_as_many_micro_batches() -> None:
-    """Another rank has too little memory, and has five micro-batches after the split. This rank has enough memory, but fewer sequences."""
+    """Another rank has too little memory, and has five micro-batches after the split. This rank has enough memory, but
+    fewer sequences.
+    """
     answers = iter([1, 5, 0])
     asked: list[int] = []
 
@@ -119,7 +136,9 @@ def test_the_need_is_learned_from_the_largest_micro_batch_of_an_update() -> None
 
 
 def test_nothing_is_learned_from_the_filler() -> None:
-    """Otherwise all memory of a pass would be attributed to the filler's two tokens, and no micro-batch would fit any more."""
+    """Otherwise all memory of a pass would be attributed to the filler's two tokens, and no micro-batch would fit any
+    more.
+    """
     guard = MemoryGuard(32, Need(0, 1.0), Memory(4000, uses=[1032]))
     full = micro_batch(8, 8, 8, 8)
     with guard.measured(chosen(full, ())):
@@ -144,7 +163,8 @@ def test_layers_that_must_be_recomputed_by_hand() -> None:
 
 def test_auto_chooses_by_estimate_and_then_by_what_was_seen() -> None:
     applied: list[int] = []
-    # 100 tokens need 1000 bytes if all 10 layers are recomputed. Each other layer adds 4 bytes per token; the first estimate is 5.
+    # 100 tokens need 1000 bytes if all 10 layers are recomputed. Each other layer adds 4 bytes per token; the first
+    # estimate is 5.
     guard = MemoryGuard(100, Need(0, 99.0), Memory(4050))
     auto = AutoCheckpointing(guard, layers=10, layer_bytes=5.0, total=1000, apply=applied.append)
     seen = {10: 10.0, 4: 10.0 + 6 * 4.0, 3: 10.0 + 7 * 4.0}
@@ -165,7 +185,10 @@ def test_out_of_memory_is_told_with_place_and_remedy() -> None:
         patch.setenv("CUDA_VISIBLE_DEVICES", "6")
         raise torch.OutOfMemoryError(REPORT)
     assert str(caught.value) == (
-        "actor_train rank 2 ran out of memory on device 6 while training: requested 2.50 GiB, 1.25 GiB of 139.80 GiB were free; "
+        "actor_train rank 2 ran out of memory on device 6 while training: requested 2.50 GiB, 1.25 GiB of 139.80 "
+        "GiB "
+        "were "
+        "free; "
         "lower actor_train.max_tokens_per_microbatch, or set actor_train.model_args.gradient_checkpointing to all, "
         "or lower gpu_memory_utilization of an engine that shares the device"
     )

@@ -44,7 +44,9 @@ def test_mismatch_leaves_other_versions_out_whatever_they_hold() -> None:
 
 def test_responses_that_span_an_update_are_counted_apart() -> None:
     sums = MetricSums()
-    sums.add_mismatch(torch.tensor([0.5, 2.0, -1.0]), torch.tensor([True, True, True]), torch.tensor([False, True, False]))
+    sums.add_mismatch(
+        torch.tensor([0.5, 2.0, -1.0]), torch.tensor([True, True, True]), torch.tensor([False, True, False])
+    )
     merged = merge([sums.result({})])
     assert merged["mismatch/logprob_abs_diff_mean"] == pytest.approx(0.75)
     assert merged["mismatch/kl"] == pytest.approx((k3(0.5) + k3(-1.0)) / 2)

@@ -1,4 +1,6 @@
-"""Parameter groups, optimizers in one process compared with formulas in float64, and learning rate schedules of transformers."""
+"""Parameter groups, optimizers in one process compared with formulas in float64, and learning rate schedules of
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -46,20 +48,28 @@ class Model(nn.Module):
 def grouped(model: Model, training: TrainingConfig) -> dict[tuple[float, float], set[str]]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = parameter_groups(model, training)
-    return {(group["lr"], group["weight_decay"]): {names[id(parameter)] for parameter in group["params"]} for group in groups}
+    return {
+        (group["lr"], group["weight_decay"]): {names[id(parameter)] for parameter in group["params"]}
+        for group in groups
+    }
 
 
 def test_vectors_are_not_decayed_and_adapters_may_have_a_rate_of_their_own() -> None:
     matrices = {"dense.weight", "lora_A.weight", "embed.weight"}
     assert grouped(Model(), arguments(learning_rate=1.0)) == {(1.0, 0.0): matrices | {"dense.bias"}}
-    assert grouped(Model(), arguments(learning_rate=1.0, weight_decay=0.1)) == {(1.0, 0.1): matrices, (1.0, 0.0): {"dense.bias"}}
+    assert grouped(Model(), arguments(learning_rate=1.0, weight_decay=0.1)) == {
+        (1.0, 0.1): matrices,
+        (1.0, 0.0): {"dense.bias"},
+    }
     with_own = arguments(learning_rate=1.0, weight_decay=0.1, lora_learning_rate=0.0)
     expected = {(1.0, 0.1): matrices - {"lora_A.weight"}, (1.0, 0.0): {"dense.bias"}, (0.0, 0.1): {"lora_A.weight"}}
     assert grouped(Model(), with_own) == expected
 
 
 def expected(name: str, parameter: nn.Parameter, kind: str, steps: int) -> Tensor:
-    """Return a weight after `steps` with a constant gradient: learning rate 0.1, weight decay 0.2 for matrices, betas 0.8 and 0.9."""
+    """Return a weight after `steps` with a constant gradient: learning rate 0.1, weight decay 0.2 for matrices, betas
+    0.8 and 0.9.
+    """
     p, g, decay = parameter.detach().double(), parameter.grad, 0.2 if parameter.ndim > 1 else 0.0
     assert g is not None
     g, first, second = g.double(), torch.zeros_like(p), torch.zeros_like(p)
@@ -81,7 +91,11 @@ def expected(name: str, parameter: nn.Parameter, kind: str, steps: int) -> Tenso
 def test_three_steps_are_the_formulas(kind: str) -> None:
     training = arguments(optimizer=kind, learning_rate=0.1, weight_decay=0.2, adam_beta1=0.8, adam_beta2=0.9)
     model = Model()
-    after = {name: expected(name, parameter, kind, 3) for name, parameter in model.named_parameters() if parameter.requires_grad}
+    after = {
+        name: expected(name, parameter, kind, 3)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
     optimizer = make_optimizer(model, training, Place(RANK, stage=0, offloaded=False))
     for _ in range(3):
         optimizer.step()
@@ -143,7 +157,9 @@ def test_muon_is_the_formula_for_matrices_of_layers_and_adamw_for_the_rest() -> 
 @pytest.mark.parametrize("kind", ["adamw", "lion", "adagrad", "muon"])
 def test_without_zero_a_gradient_that_is_not_finite_changes_nothing(kind: str) -> None:
     model = Model()
-    optimizer: Any = make_optimizer(model, arguments(optimizer=kind, learning_rate=0.1), Place(RANK, stage=0, offloaded=False))
+    optimizer: Any = make_optimizer(
+        model, arguments(optimizer=kind, learning_rate=0.1), Place(RANK, stage=0, offloaded=False)
+    )
     before = {name: value.clone() for name, value in model.state_dict().items()}
     assert model.embed.weight.grad is not None
     model.embed.weight.grad[0, 0] = torch.nan
@@ -188,9 +204,12 @@ def test_a_schedule_is_transformers_own(name: str) -> None:
         "constant": [1.0] * 10,
         "constant_with_warmup": [0, 1 / 3, 2 / 3] + [1.0] * 7,
         "cosine": [0, 1 / 3, 2 / 3] + [0.5 * (1 + math.cos(math.pi * k / 7)) for k in range(7)],
-        "cosine_with_min_lr": [0, 1 / 3, 2 / 3] + [0.25 + 0.75 * 0.5 * (1 + math.cos(math.pi * k / 7)) for k in range(7)],
+        "cosine_with_min_lr": [0, 1 / 3, 2 / 3]
+        + [0.25 + 0.75 * 0.5 * (1 + math.cos(math.pi * k / 7)) for k in range(7)],
         "inverse_sqrt": [0, 1 / 3, 2 / 3] + [math.sqrt(3 / k) for k in range(3, 10)],
-        "warmup_stable_decay": [0, 1 / 3, 2 / 3] + [1.0] * 3 + [0.5 * (1 + math.cos(math.pi * k / 4)) for k in range(4)],
+        "warmup_stable_decay": [0, 1 / 3, 2 / 3]
+        + [1.0] * 3
+        + [0.5 * (1 + math.cos(math.pi * k / 4)) for k in range(4)],
     }
     if name in by_hand:
         assert rates == pytest.approx(by_hand[name], abs=1e-6)
@@ -200,7 +219,10 @@ def test_a_schedule_is_transformers_own(name: str) -> None:
 def linear_rates(total_updates: int, **keys: Any) -> list[float]:
     """Return the learning rates of all updates of a linear schedule with peak 1."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1.0)
-    schedule, rates = make_schedule(optimizer, arguments(learning_rate=1.0, lr_scheduler_type="linear", **keys), total_updates), []
+    schedule, rates = (
+        make_schedule(optimizer, arguments(learning_rate=1.0, lr_scheduler_type="linear", **keys), total_updates),
+        [],
+    )
     for _ in range(total_updates):
         rates.append(schedule.get_last_lr()[0])
         optimizer.step()
@@ -222,7 +244,9 @@ def linear_rates(total_updates: int, **keys: Any) -> list[float]:
 )
 def test_warmup_rises_linearly_then_the_rate_falls(keys: dict[str, Any], warmup: int) -> None:
     rising = [number / warmup for number in range(warmup)]
-    assert linear_rates(10, **keys) == pytest.approx(rising + [(10 - number) / (10 - warmup) for number in range(warmup, 10)])
+    assert linear_rates(10, **keys) == pytest.approx(
+        rising + [(10 - number) / (10 - warmup) for number in range(warmup, 10)]
+    )
 
 
 class Single(nn.Module):
@@ -244,14 +268,20 @@ class Single(nn.Module):
 
 
 def test_lions_momentum_may_outvote_a_gradient() -> None:
-    # Interpolations 0.2, 0.8 * 0.1 - 0.2 * 0.3 = 0.02 and 0.8 * 0.06 - 0.2 * 0.3 = -0.012, with momenta 0.1 and 0.06 between them.
-    assert Single().trained([1.0, -0.3, -0.3], optimizer="lion", adam_beta1=0.8, adam_beta2=0.9) == pytest.approx([-0.1, -0.2, -0.1])
+    # Interpolations 0.2, 0.8 * 0.1 - 0.2 * 0.3 = 0.02 and 0.8 * 0.06 - 0.2 * 0.3 = -0.012, with momenta 0.1 and 0.06
+    # between them.
+    assert Single().trained([1.0, -0.3, -0.3], optimizer="lion", adam_beta1=0.8, adam_beta2=0.9) == pytest.approx(
+        [-0.1, -0.2, -0.1]
+    )
 
 
 def test_adamws_moments_follow_changing_gradients() -> None:
-    # Moments 0.2 and 0.1, then 0.8 * 0.2 - 0.2 * 2 = -0.24 and 0.9 * 0.1 + 0.1 * 4 = 0.49, divided by 1 - 0.8^2 and 1 - 0.9^2.
+    # Moments 0.2 and 0.1, then 0.8 * 0.2 - 0.2 * 2 = -0.24 and 0.9 * 0.1 + 0.1 * 4 = 0.49, divided by 1 - 0.8^2 and 1 -
+    # 0.9^2.
     second = -0.1 + 0.1 * (0.24 / 0.36) / math.sqrt(0.49 / 0.19)
-    assert Single().trained([1.0, -2.0], optimizer="adamw", adam_beta1=0.8, adam_beta2=0.9) == pytest.approx([-0.1, second], abs=1e-6)
+    assert Single().trained([1.0, -2.0], optimizer="adamw", adam_beta1=0.8, adam_beta2=0.9) == pytest.approx(
+        [-0.1, second], abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adagrad"])

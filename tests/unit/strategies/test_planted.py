@@ -56,7 +56,11 @@ def checkpoint(folder: Path, planted: Mapping[str, Path], tag: str = TAG) -> Pat
     states = {"optimizer_state_dict": {"zero_stage": ZeroStageEnum(3), "loss_scaler": scaler}}
     model = {"module": {"model.weight": torch.ones(2)}, "shape": torch.Size([2])}
     for name, held in ((MODEL, model), (STATES, states)):
-        more = {"more": Planted(planted[kind])} if (kind := name.removesuffix("_states.pt").rpartition("_")[2]) in planted else {}
+        more = (
+            {"more": Planted(planted[kind])}
+            if (kind := name.removesuffix("_states.pt").rpartition("_")[2]) in planted
+            else {}
+        )
         torch.save(held | more, folder / tag / name)
     random_file(folder, 0).touch()
     return folder
@@ -71,12 +75,15 @@ def checkpoint(folder: Path, planted: Mapping[str, Path], tag: str = TAG) -> Pat
         lambda folder: to_universal(folder, folder / "out"),
     ],
 )
-def test_what_is_planted_in_a_checkpoint_is_refused_and_does_not_run(tmp_path: Path, kind: str, read: Callable[[Path], object]) -> None:
+def test_what_is_planted_in_a_checkpoint_is_refused_and_does_not_run(
+    tmp_path: Path, kind: str, read: Callable[[Path], object]
+) -> None:
     made = tmp_path / "made"
     folder = checkpoint(tmp_path, {kind: made})
     name = MODEL if kind == "model" else STATES
     with pytest.raises(
-        CheckpointError, match=rf"{TAG}/{name} contains an object that roll does not write.*: posix\.mkdir\. Nothing was executed"
+        CheckpointError,
+        match=rf"{TAG}/{name} contains an object that roll does not write.*: posix\.mkdir\. Nothing was executed",
     ):
         read(folder)
     assert not made.exists()
@@ -128,7 +135,9 @@ def test_the_process_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 class Attribute:
-    """Stands in for a member of an enumeration. Any version of Python pickles it as Python 3.11.2 pickles a real member."""
+    """Stands in for a member of an enumeration. Any version of Python pickles it as Python 3.11.2 pickles a real
+    member.
+    """
 
     def __init__(self, kind: type, name: str) -> None:
         self.kind, self.name = kind, name

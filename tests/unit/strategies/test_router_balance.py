@@ -30,14 +30,20 @@ def micro_batch(tokens: int) -> MicroBatch:
     """Return a micro-batch of one sequence, or a filler for 0 tokens."""
     sequences = concatenate([np.zeros(tokens or 2, np.int32)], [np.zeros(tokens or 2, np.bool_)])
     zeros = np.zeros(tokens or 2, np.float32)
-    return MicroBatch(TrainBatch(sequences, zeros, None, np.zeros(tokens or 2, np.int32)), zeros, (0,) if tokens else ())
+    return MicroBatch(
+        TrainBatch(sequences, zeros, None, np.zeros(tokens or 2, np.int32)), zeros, (0,) if tokens else ()
+    )
 
 
-def weights_of(tokens: list[int], ranks: int, elsewhere: int, coefficient: float, monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+def weights_of(
+    tokens: list[int], ranks: int, elsewhere: int, coefficient: float, monkeypatch: pytest.MonkeyPatch
+) -> list[float | None]:
     """Return the weights of one rank's micro-batches, while the other ranks have `elsewhere` tokens in all."""
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda total: total.add_(elsewhere))
     loss = Loss()
-    balance = RouterBalance(cast(Any, loss), coefficient, Rank("actor_train", 0, ranks, "127.0.0.1", 0, "cpu", limits.START))
+    balance = RouterBalance(
+        cast(Any, loss), coefficient, Rank("actor_train", 0, ranks, "127.0.0.1", 0, "cpu", limits.START)
+    )
     micro_batches = [micro_batch(count) for count in tokens]
     balance.begin_update(micro_batches)
     for one in micro_batches:

@@ -27,20 +27,26 @@ BACKENDS = ("torch", "transformers", "deepspeed", "vllm", "ray")
 
 def test_importing_settings_imports_no_backend() -> None:
     code = f"import sys, roll.backend_settings; print([name for name in {BACKENDS} if name in sys.modules])"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=limits.PROCESS)
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=limits.PROCESS
+    )
     assert said.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("load", [load_policy, load_values, load_scores])
 def test_a_trainer_s_settings_travel(load: ModelLoader) -> None:
     training = TrainingConfig.model_validate({"learning_rate": 0.1})
-    settings = TrainSettings("model", MODEL_ARGS, training, DEEPSPEED, 1.0, total_updates=3, token_budget=64, seed=1, load=load)
+    settings = TrainSettings(
+        "model", MODEL_ARGS, training, DEEPSPEED, 1.0, total_updates=3, token_budget=64, seed=1, load=load
+    )
     assert pickle.loads(pickle.dumps(settings)) == settings
 
 
 def test_the_other_settings_travel() -> None:
     for settings in (
-        VllmSettings("model", MODEL_ARGS, VllmConfig.model_validate({}), 64, None, 0, takes_turns=True, keeps_kv_cache=False),
+        VllmSettings(
+            "model", MODEL_ARGS, VllmConfig.model_validate({}), 64, None, 0, takes_turns=True, keeps_kv_cache=False
+        ),
         HfScoreSettings("model", MODEL_ARGS, PackedTeacher),
         ShardedScoreSettings("model", MODEL_ARGS, DEEPSPEED, PackedPolicy),
     ):

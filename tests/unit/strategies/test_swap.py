@@ -32,13 +32,25 @@ with own_folder(Path(sys.argv[1])) as folder:
 def swapping(path: Path) -> DeepSpeedConfig:
     offload = {"device": "nvme", "nvme_path": str(path), "buffer_count": 5}
     return DeepSpeedConfig.model_validate(
-        {"zero_optimization": {"stage": 3, "offload_optimizer": offload, "offload_param": offload, "reduce_bucket_size": 7}}
+        {
+            "zero_optimization": {
+                "stage": 3,
+                "offload_optimizer": offload,
+                "offload_param": offload,
+                "reduce_bucket_size": 7,
+            }
+        }
     )
 
 
 def paths(config: DeepSpeedConfig) -> list[Path]:
     zero = config.zero_optimization
-    assert zero.offload_optimizer and zero.offload_param and zero.offload_optimizer.nvme_path and zero.offload_param.nvme_path
+    assert (
+        zero.offload_optimizer
+        and zero.offload_param
+        and zero.offload_optimizer.nvme_path
+        and zero.offload_param.nvme_path
+    )
     return [Path(zero.offload_optimizer.nvme_path), Path(zero.offload_param.nvme_path)]
 
 
@@ -82,7 +94,9 @@ def test_what_a_killed_process_left_is_removed_and_a_living_ones_and_other_files
     (tmp_path / "zero_stage_3").mkdir()
     with ExitStack() as ends:
         killed, living = (
-            ends.enter_context(subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True))
+            ends.enter_context(
+                subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+            )
             for _ in range(2)
         )
         ends.callback(living.kill)
@@ -103,4 +117,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a writable folder on this host") as raised, swap:
         pass
     zero = "critic.strategy_args.strategy_config.zero_optimization"
-    assert [fault.place for fault in raised.value.faults] == [f"{zero}.offload_optimizer.nvme_path", f"{zero}.offload_param.nvme_path"]
+    assert [fault.place for fault in raised.value.faults] == [
+        f"{zero}.offload_optimizer.nvme_path",
+        f"{zero}.offload_param.nvme_path",
+    ]

@@ -1,4 +1,6 @@
-"""`run_in_loop` runs a coroutine to its end with or without a running event loop. A signal handler that raises cancels it."""
+"""`run_in_loop` runs a coroutine to its end with or without a running event loop. A signal handler that raises cancels
+it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ def to_the_process() -> None:
 
 
 def to_another_thread() -> None:
-    """Send a signal to the calling thread. It does not interrupt the main thread's wait, but its handler still runs in the main thread.
+    """Send a signal to the calling thread. It does not interrupt the main thread's wait, but its handler still runs in
+    the main thread.
 
     A signal to the process that arrives just before the wait begins has the same effect.
     """
@@ -81,8 +84,12 @@ def test_a_signal_handler_that_raises_cancels_the_work_and_waits_for_its_end(sen
     assert course == ["closed"]
 
 
-def test_a_signal_handler_that_raises_while_the_thread_starts_keeps_the_work_from_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Thread.start` waits for the new thread, so a signal handler may raise inside it although the thread already runs."""
+def test_a_signal_handler_that_raises_while_the_thread_starts_keeps_the_work_from_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`Thread.start` waits for the new thread, so a signal handler may raise inside it although the thread already
+    runs.
+    """
     course: list[str] = []
     start = threading.Thread.start
 

@@ -44,7 +44,9 @@ def left_by_a_run(parent: Path) -> Path:
     return folder
 
 
-def test_a_run_that_goes_on_where_its_process_id_is_not_seen_keeps_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_where_its_process_id_is_not_seen_keeps_its_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This happens if two containers share /dev/shm or /tmp."""
     monkeypatch.setattr(cluster, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(os, "getpid", lambda: 999999999)
@@ -57,7 +59,9 @@ def test_a_run_that_goes_on_where_its_process_id_is_not_seen_keeps_its_folders(t
 
 
 @pytest.mark.parametrize("program", [HOLDS, SEMAPHORE])
-def test_the_next_run_removes_what_a_killed_one_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+def test_the_next_run_removes_what_a_killed_one_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
     folder = left_by_a_run(tmp_path)
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.pid
@@ -87,12 +91,17 @@ time.sleep(3600)
 
 
 def test_what_others_keep_in_shared_memory_stays() -> None:
-    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as name, tempfile.NamedTemporaryFile(dir=SHARED_MEMORY) as older:
+    with (
+        tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as name,
+        tempfile.NamedTemporaryFile(dir=SHARED_MEMORY) as older,
+    ):
         model = Path(name) / "model.safetensors"
         for file in (model, Path(older.name)):
             file.write_bytes(b"weights")
         time.sleep(2 * CLOCK_SLACK)  # so that the worker starts measurably later than the files were written
-        with subprocess.Popen([sys.executable, "-c", MAPS, model, older.name], stdout=subprocess.PIPE, text=True) as worker:
+        with subprocess.Popen(
+            [sys.executable, "-c", MAPS, model, older.name], stdout=subprocess.PIPE, text=True
+        ) as worker:
             assert worker.stdout is not None and worker.stdout.readline() == "mapped\n"
             leftovers = Leftovers(Path(name) / "actor_infer.held")
             leftovers.look([worker.pid])

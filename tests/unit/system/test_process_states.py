@@ -16,7 +16,9 @@ from roll.system import process_states
 from roll.system.process_states import Finding, Problem, end_family, examine
 from tests import limits
 
-PARENT = "import subprocess, sys; child = subprocess.Popen(['sleep', '3600']); print(child.pid, flush=True); child.wait()"
+PARENT = (
+    "import subprocess, sys; child = subprocess.Popen(['sleep', '3600']); print(child.pid, flush=True); child.wait()"
+)
 
 
 @pytest.fixture
@@ -37,12 +39,15 @@ def test_a_stopped_process_is_found_and_one_that_goes_on_is_not(family: tuple[su
     assert examine(asked) == {}
     os.kill(child, signal.SIGSTOP)
     limits.until(lambda: examine({child: False}) != {}, "the child is stopped")
-    assert examine(asked) == {child: Finding(Problem.STOPPED, child)}, "a process that is examined itself does not count as a child"
+    assert examine(asked) == {child: Finding(Problem.STOPPED, child)}, (
+        "a process that is examined itself does not count as a child"
+    )
     assert examine({parent.pid: True}) == {parent.pid: Finding(Problem.STOPPED, child)}
     assert examine({parent.pid: False}) == {}, "its children do not count"
     os.kill(parent.pid, signal.SIGSTOP)
     limits.until(
-        lambda: examine({parent.pid: True}) == {parent.pid: Finding(Problem.STOPPED, parent.pid)}, "the process itself comes first"
+        lambda: examine({parent.pid: True}) == {parent.pid: Finding(Problem.STOPPED, parent.pid)},
+        "the process itself comes first",
     )
     os.kill(child, signal.SIGCONT)
     os.kill(parent.pid, signal.SIGCONT)
@@ -54,7 +59,10 @@ def test_a_stopped_family_is_ended(family: tuple[subprocess.Popen[str], int]) ->
     os.kill(parent.pid, signal.SIGSTOP)
     os.kill(child, signal.SIGSTOP)
     end_family(parent.pid)
-    limits.until(lambda: examine({parent.pid: True}) == {parent.pid: Finding(Problem.GONE, parent.pid)}, "it is gone, reaped or not")
+    limits.until(
+        lambda: examine({parent.pid: True}) == {parent.pid: Finding(Problem.GONE, parent.pid)},
+        "it is gone, reaped or not",
+    )
     parent.wait(limits.END)
     limits.until(lambda: child in examine({child: False}), "its child is gone")
     end_family(parent.pid)  # a process that is gone is no error

@@ -14,7 +14,9 @@ from roll.system.signs import MARK, Sign, Usage, cpu_seconds, enter, look
 from tests import limits
 
 
-def test_the_last_stage_of_a_log_is_found_and_each_is_read_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_stage_of_a_log_is_found_and_each_is_read_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "actor_train-0.log"
     assert look(None, log, 0) == signs.Look(None, 0, None, False), "there is no log yet"
     enter("loading the model")
@@ -32,7 +34,9 @@ def test_the_last_stage_of_a_log_is_found_and_each_is_read_once(tmp_path: Path, 
 
 def test_cpu_time_grows_with_what_a_process_and_its_ended_children_compute() -> None:
     before, here = cpu_seconds([os.getpid()]), os.times()
-    assert before is not None and before == pytest.approx(sum(here[:4]), abs=0.2), "the same clocks, read in another way"
+    assert before is not None and before == pytest.approx(sum(here[:4]), abs=0.2), (
+        "the same clocks, read in another way"
+    )
     subprocess.run([sys.executable, "-c", "sum(range(10_000_000))"], check=True, timeout=limits.PROCESS)
     after = look(os.getpid(), Path("none"), 0).usage
     assert after is not None and after.cpu_seconds > before

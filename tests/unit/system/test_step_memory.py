@@ -1,4 +1,6 @@
-"""`memory_of_steps` changes garbage collection and memory allocation while its block runs, and restores them afterwards."""
+"""`memory_of_steps` changes garbage collection and memory allocation while its block runs, and restores them
+afterwards.
+"""
 
 from __future__ import annotations
 

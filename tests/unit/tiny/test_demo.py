@@ -28,7 +28,9 @@ def experiment(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_run_is_finished_once_its_last_step_is_logged_and_its_policy_exported(tmp_path: Path, experiment: Path) -> None:
+def test_a_run_is_finished_once_its_last_step_is_logged_and_its_policy_exported(
+    tmp_path: Path, experiment: Path
+) -> None:
     assert not demo.finished(experiment)
     write_metrics(tmp_path / "run", {"step": 1}, {"step": 2}, torn='{"step": 3')
     (tmp_path / "run" / "export").mkdir()
@@ -54,7 +56,8 @@ def test_a_run_that_validated_once_has_no_summary(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "status"), [("", 0), ("raise SystemExit(3)", 3), ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 128 + 9)]
+    ("code", "status"),
+    [("", 0), ("raise SystemExit(3)", 3), ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 128 + 9)],
 )
 def test_the_status_of_a_step_is_passed_on(code: str, status: int) -> None:
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
@@ -78,7 +81,9 @@ time.sleep(3600)
 @pytest.mark.parametrize(("number", "to_group"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_an_interrupted_step_is_left_the_time_to_end(number: signal.Signals, to_group: bool) -> None:
     code = f"import sys; from examples.tiny import demo; sys.exit(demo.run(['-c', {SLOW_STEP!r}]))"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

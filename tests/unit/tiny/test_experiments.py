@@ -1,4 +1,6 @@
-"""The tiny demo's two experiments: both pass the checks and can be planned, and the second starts from the first one's export."""
+"""The tiny demo's two experiments: both pass the checks and can be planned, and the second starts from the first one's
+export.
+"""
 
 from pathlib import Path
 
@@ -64,7 +66,9 @@ def test_the_plan_runs_every_role_on_the_cpu(rlvr: RlvrConfig, tmp_path: Path, m
     assert plan.reference == "role"
 
 
-def test_the_warm_up_has_rows_for_all_its_steps(warm_up: SftConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warm_up_has_rows_for_all_its_steps(
+    warm_up: SftConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_problems(demo.PROBLEMS, seed=0)
     rows = len((demo.PROBLEMS / "train.jsonl").read_text().splitlines())

@@ -54,8 +54,12 @@ def test_a_share_of_the_conversations_calls_the_tool_and_is_right(conversations:
     assert len({asked["content"] for asked, *_ in conversations}) > 5000
 
 
-def test_what_is_learnt_is_what_the_policy_will_meet(tokenizer: PreTrainedTokenizerBase, conversations: list[list[dict]]) -> None:
-    """A conversation has the same tokens whether it is rendered as a whole (for the warm-up) or built turn by turn (in an episode)."""
+def test_what_is_learnt_is_what_the_policy_will_meet(
+    tokenizer: PreTrainedTokenizerBase, conversations: list[list[dict]]
+) -> None:
+    """A conversation has the same tokens whether it is rendered as a whole (for the warm-up) or built turn by turn (in
+    an episode).
+    """
     chat = chat_renderer(tokenizer, "model", "native")
     asked, call, result, answer = next(messages for messages in conversations if len(messages) == 4)
     text = tokenizer.apply_chat_template([asked, call, result, answer], tokenize=False)
@@ -85,5 +89,7 @@ def test_each_experiment_of_the_agent_reads_what_the_step_before_it_writes() -> 
     assert Path(agent.pretrain) == Path(warm_up.output_dir) / "export"
     [environment] = agent.environments.values()
     assert environment.environment_args == PROBLEMS and environment.rows is not None
-    assert environment.rows <= FIRST_SEED < FIRST_HELD_OUT, "the warm-up shares no task with RLVR training or validation"
+    assert environment.rows <= FIRST_SEED < FIRST_HELD_OUT, (
+        "the warm-up shares no task with RLVR training or validation"
+    )
     assert agent.validation is not None and set(agent.validation.rows) == set(agent.environments)

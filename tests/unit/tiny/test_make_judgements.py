@@ -36,7 +36,9 @@ def test_a_pair_has_the_right_answer_and_often_a_near_miss(problems: list[dict[s
     rows = pairs(problems, seed=0)
     assert [row["response"] for row in rows] == [problem["ground_truth"] for problem in problems for _ in range(EACH)]
     distances = [
-        abs(int(row["rejected"]) - int(row["response"])) for row in rows if row["rejected"].isdecimal() and row["rejected"].isascii()
+        abs(int(row["rejected"]) - int(row["response"]))
+        for row in rows
+        if row["rejected"].isdecimal() and row["rejected"].isascii()
     ]
     assert 0 not in distances
     assert sum(distance <= 2 for distance in distances) > len(rows) / 4
@@ -49,5 +51,7 @@ def test_the_files_hold_the_rows_and_the_question(tmp_path: Path) -> None:
     for _ in range(2):
         write_judgements(tmp_path / "problems" / "train.jsonl", tmp_path / "judgements", seed=0)
     for name, rows in (("judgements", judgements(train, 0)), ("pairs", pairs(train, 0))):
-        assert [json.loads(line) for line in (tmp_path / "judgements" / f"{name}.jsonl").read_text().splitlines()] == rows
+        assert [
+            json.loads(line) for line in (tmp_path / "judgements" / f"{name}.jsonl").read_text().splitlines()
+        ] == rows
     assert (tmp_path / "judgements" / "prompt.txt").read_text() == f"{TEMPLATE}\n"

@@ -41,7 +41,9 @@ def test_the_end_of_a_turn_is_one_token_apart_from_the_padding(tokenizer: PreTra
     assert len(tokenizer) <= VOCABULARY
 
 
-def test_the_folder_loads_in_fp32_and_predicts_over_the_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_folder_loads_in_fp32_and_predicts_over_the_vocabulary(
+    folder: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.float32
     assert model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr()
@@ -80,7 +82,10 @@ def test_problems_and_answers_fit_the_lengths_of_the_experiments(tokenizer: PreT
     assert max(len(tokenizer(row["response"] + "<|im_end|>").input_ids) for row in rows) <= 8
 
 
-SCRIPTS = {"make_model": "one token per byte, 64 positions, without a chat template", "make_problems": "heldout.jsonl with"}
+SCRIPTS = {
+    "make_model": "one token per byte, 64 positions, without a chat template",
+    "make_problems": "heldout.jsonl with",
+}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -1,4 +1,6 @@
-"""The tiny agent's warm-up walks have the tokens of episodes on its frozen lake, seldom reach the goal, and contain no held-out map."""
+"""The tiny agent's warm-up walks have the tokens of episodes on its frozen lake, seldom reach the goal, and contain no
+held-out map.
+"""
 
 from __future__ import annotations
 
@@ -73,14 +75,21 @@ def test_what_is_seen_by_hand(player: tuple[int, int], goal: tuple[int, int], sa
 
 def test_most_moves_are_drawn_at_random(walks: list[list[dict[str, Any]]]) -> None:
     """If only one direction leads towards the goal, a quarter of the random moves take it, too."""
-    turns = [str(message["content"]).split() for messages in walks for message in messages if message["role"] == "assistant"]
+    turns = [
+        str(message["content"]).split() for messages in walks for message in messages if message["role"] == "assistant"
+    ]
     single = [action[0] == letters for _, letters, action in turns if len(letters) == 1]
     assert len(single) > 5000
-    assert sum(single) / len(single) == pytest.approx(SENSIBLE + (1 - SENSIBLE) / 4, abs=0.025), "within four standard deviations"
+    assert sum(single) / len(single) == pytest.approx(SENSIBLE + (1 - SENSIBLE) / 4, abs=0.025), (
+        "within four standard deviations"
+    )
 
 
-def test_what_is_learnt_is_what_the_policy_will_meet(walks: list[list[dict[str, Any]]], lake: RlvrConfig, tmp_path: Path) -> None:
-    """A walk has the same tokens whether it is rendered as a whole, as for the warm-up, or built turn by turn, as in an episode.
+def test_what_is_learnt_is_what_the_policy_will_meet(
+    walks: list[list[dict[str, Any]]], lake: RlvrConfig, tmp_path: Path
+) -> None:
+    """A walk has the same tokens whether it is rendered as a whole, as for the warm-up, or built turn by turn, as in an
+    episode.
 
     The tokens fit the limits.
     """

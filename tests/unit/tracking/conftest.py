@@ -90,7 +90,9 @@ def group() -> Callable[..., RolloutGroup]:
 
         def answer(text: str, length: int, reward: RewardResult, finish: FinishReason = FinishReason.STOP) -> Episode:
             ids = np.arange(length, dtype=np.int32)
-            return single_turn(question, Completion(ids, ids.astype(np.float32), np.zeros_like(ids), finish, text), reward)
+            return single_turn(
+                question, Completion(ids, ids.astype(np.float32), np.zeros_like(ids), finish, text), reward
+            )
 
         right = RewardResult(1.0, parts={"format": 1.0})
         wrong = RewardResult(0.0, parts={"format": 1.0}, note="read 381")
@@ -109,7 +111,9 @@ def group() -> Callable[..., RolloutGroup]:
 
 @pytest.fixture
 def of_several_turns(group: Callable[..., RolloutGroup]) -> RolloutGroup:
-    """Return a group of two episodes: one with a tool call between two turns, and one whose context was compacted in between."""
+    """Return a group of two episodes: one with a tool call between two turns, and one whose context was compacted in
+    between.
+    """
     question = group(7).prompt
     asked, zero = given(question.token_ids, question.text), np.zeros(3, np.float32)
 
@@ -120,7 +124,9 @@ def of_several_turns(group: Callable[..., RolloutGroup]) -> RolloutGroup:
     tool = Trajectory([asked, say("Let me ask the tool."), answer, say("It is 391.")], StopReason.MAX_TURNS)
     first = Trajectory([asked, say("A long thought.")], StopReason.CONTEXT_FULL)
     second = Trajectory([given(np.arange(5, dtype=np.int32), "In short: 17 · 23"), say("391")], StopReason.COMPLETED)
-    return RolloutGroup(question, [Episode([tool], RewardResult(1.0), [0.25, 0.5]), Episode([first, second], RewardResult(0.5))])
+    return RolloutGroup(
+        question, [Episode([tool], RewardResult(1.0), [0.25, 0.5]), Episode([first, second], RewardResult(0.5))]
+    )
 
 
 @pytest.fixture

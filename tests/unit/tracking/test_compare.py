@@ -47,7 +47,9 @@ def test_the_runs_of_a_folder_are_found_in_the_order_of_their_numbers(write: Wri
     runs = [write(f"sweep/seed_{number}") for number in (2, 10, 1)]
     deep = write("sweep/b/deep")
     assert find_runs([tmp_path / "sweep"]) == [deep, runs[2], runs[0], runs[1]]
-    assert find_runs([runs[1], tmp_path / "sweep"]) == [runs[1], deep, runs[2], runs[0]], "each run once, in the order of the arguments"
+    assert find_runs([runs[1], tmp_path / "sweep"]) == [runs[1], deep, runs[2], runs[0]], (
+        "each run once, in the order of the arguments"
+    )
     assert labels([runs[0], deep]) == ["seed_2", "b/deep"]
 
 
@@ -67,7 +69,14 @@ def test_keys_that_differ_are_paths_with_the_value_of_each_run() -> None:
     one = {"seed": 1, "a": {"rate": 1e-5, "list": [1, 2]}, "gone": {}, "output_dir": "x", "text": "1"}
     other = {"seed": 1, "a": {"rate": 2e-5, "list": [1, 2], "new": None}, "gone": {}, "output_dir": "y", "text": 1}
     third = {**one, "a": {**one["a"], "list": [1, 3]}}  # pyright: ignore[reportGeneralTypeIssues]
-    assert flattened(one) == {"seed": "1", "a.rate": "1e-05", "a.list": "[1, 2]", "gone": "{}", "output_dir": "x", "text": "1"}
+    assert flattened(one) == {
+        "seed": "1",
+        "a.rate": "1e-05",
+        "a.list": "[1, 2]",
+        "gone": "{}",
+        "output_dir": "x",
+        "text": "1",
+    }
     assert same_keys([one, other, third]) == 3, "seed, gone, and text"
     assert differing([one, other, third]) == {
         "a.list": ["[1, 2]", "[1, 2]", "[1, 3]"],
@@ -79,8 +88,18 @@ def test_keys_that_differ_are_paths_with_the_value_of_each_run() -> None:
 def test_a_block_that_only_some_runs_have_is_one_entry() -> None:
     defaults = {f"default_{number}": None for number in range(9)}
     judge, rule = {"reward": "llm_judge", "timeout": 10.0, **defaults}, {"reward": None, "timeout": 10.0, **defaults}
-    one = {"rewards": {"a": judge, "both": {"timeout": 5}}, "critic": rule, "validation": None, "sets": {}, "options": {"rate": 0.1}}
-    other = {"rewards": {"b": rule, "both": {"timeout": 6}}, "critic": None, "validation": {"data_args": {"file_name": "x"}, **defaults}}
+    one = {
+        "rewards": {"a": judge, "both": {"timeout": 5}},
+        "critic": rule,
+        "validation": None,
+        "sets": {},
+        "options": {"rate": 0.1},
+    }
+    other = {
+        "rewards": {"b": rule, "both": {"timeout": 6}},
+        "critic": None,
+        "validation": {"data_args": {"file_name": "x"}, **defaults},
+    }
     other |= {"sets": {"easy": rule, "hard": rule}, "options": {}}
     assert differing([one, other]) == {
         "critic": [ONLY_HERE, ABSENT],
@@ -112,18 +131,25 @@ def test_results_are_the_last_and_the_best_of_each_run(write: Write) -> None:
     assert first and (first.value, first.best, first.best_step, first.is_best) == (0.5, 0.75, 1, True)
     assert second and (second.value, second.best, second.best_step, second.is_best) == (0.625, 0.625, 4, False)
     entropy, _ = rows["policy/entropy"]
-    assert entropy and (entropy.value, entropy.best, entropy.is_best) == (0.25, None, False), "neither direction is better"
+    assert entropy and (entropy.value, entropy.best, entropy.is_best) == (0.25, None, False), (
+        "neither direction is better"
+    )
     seconds, _ = rows["time/step"]
     assert seconds and seconds.value == 25.0 and seconds.is_best, "the median; both runs are equally fast"
 
 
 def test_runs_of_different_pipelines_are_compared_by_the_keys_that_all_have(write: Write) -> None:
-    folders = [write("tuned", pipeline="sft", loss_on="all", seed=1), write("rewarded", pipeline="rlvr", adv_estimator="grpo", seed=2)]
+    folders = [
+        write("tuned", pipeline="sft", loss_on="all", seed=1),
+        write("rewarded", pipeline="rlvr", adv_estimator="grpo", seed=2),
+    ]
     found = compare_runs(folders)
     assert found.keys == {"pipeline": ["sft", "rlvr"], "seed": ["1", "2"]} and found.same_keys == 1, "pretrain"
     assert "2 of 3 common configuration keys differ" in comparison_text(found, 80)
     assert "Keys that only some of these runs have are left out" in comparison_page(found)
-    assert "are left out" not in comparison_page(compare_runs(folders[:1] + [write("longer", pipeline="sft", max_steps=9)]))
+    assert "are left out" not in comparison_page(
+        compare_runs(folders[:1] + [write("longer", pipeline="sft", max_steps=9)])
+    )
 
 
 @pytest.mark.parametrize("key", ["pipeline", "preference_loss", "divergence"])
@@ -145,7 +171,9 @@ def test_losses_that_runs_compute_differently_have_no_best_value(key: str, tmp_p
 
 def test_results_come_before_the_keys_that_differ(write: Write) -> None:
     domain = {"reward": "llm_judge", **{f"default_{number}": None for number in range(9)}}
-    found = compare_runs([write("a", rewards={"old": {**domain, "reward": None}}), write("b", rewards={"new": domain}, seed=7)])
+    found = compare_runs(
+        [write("a", rewards={"old": {**domain, "reward": None}}), write("b", rewards={"new": domain}, seed=7)]
+    )
     text, page = comparison_text(found, 80), comparison_page(found)
     assert text.index("reward/mean") < text.index("marks the best") < text.index("rewards.new") < text.index("3 of 4")
     assert page.index('<h2 id="results">') < page.index('<h2 id="what-differs">') < page.index("rewards.new")
@@ -158,7 +186,9 @@ def test_results_come_before_the_keys_that_differ(write: Write) -> None:
 def test_keys_are_wrapped_after_dots(write: Write) -> None:
     keys = {"strategy_args": {"strategy_config": {"gradient_accumulation_steps": 1, "kept": "same"}}}
     other = {"strategy_args": {"strategy_config": {"gradient_accumulation_steps": "a/long/" * 9, "kept": "same"}}}
-    lines = comparison_text(compare_runs([write("a", actor_train=keys), write("b", actor_train=other)]), 80).splitlines()
+    lines = comparison_text(
+        compare_runs([write("a", actor_train=keys), write("b", actor_train=other)]), 80
+    ).splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith("actor_train"))
     assert [line.split()[0] for line in lines[start : start + 2]] == ["actor_train.strategy_args.", "strategy_config."]
     assert any(line.startswith("gradient_accumulation_steps ") for line in lines)
@@ -190,14 +220,21 @@ def test_runs_with_nothing_in_common_are_refused(tmp_path: Path, write: Write) -
 def test_the_text_fits_its_width_and_leaves_nothing_out(width: int, count: int, write: Write, tmp_path: Path) -> None:
     for number in range(count):
         path = "/somewhere/" + "far/" * number
-        write(f"learning_rate_of_the_sweep_{number}", solved=(0.1, 0.2 + number / 1000), rows=path, **{"a_key_of_" + "many_" * 9: number})
+        write(
+            f"learning_rate_of_the_sweep_{number}",
+            solved=(0.1, 0.2 + number / 1000),
+            rows=path,
+            **{"a_key_of_" + "many_" * 9: number},
+        )
     text = comparison_text(compare_runs([tmp_path]), width)
     assert max(map(len, text.splitlines())) <= width
     together = re.sub(r"\s+", "", text)
     for number in range(count):
         assert f"learning_rate_of_the_sweep_{number}" in together
         assert f"{0.2 + number / 1000:.3f}".rstrip("0") in text
-    assert f"{0.2 + (count - 1) / 1000:.3f}* (4)".replace("0*", "*") in text.replace("0*", "*"), "the best run is marked"
+    assert f"{0.2 + (count - 1) / 1000:.3f}* (4)".replace("0*", "*") in text.replace("0*", "*"), (
+        "the best run is marked"
+    )
     assert "2 of 3 configuration keys differ" in text
 
 
@@ -216,7 +253,9 @@ def test_the_page_is_one_file_with_a_curve_of_each_run(write: Write) -> None:
 def test_clocks_are_the_hours_after_which_steps_had_ended(write: Write) -> None:
     runs = [read_run(write("a")), read_run(write("b", steps=2))]
     first, second = clocks(runs)
-    assert first["steps"] == [1, 2, 3, 4] and first["hours"] == pytest.approx([10 / 3600, 30 / 3600, 60 / 3600, 100 / 3600], rel=1e-5)
+    assert first["steps"] == [1, 2, 3, 4] and first["hours"] == pytest.approx(
+        [10 / 3600, 30 / 3600, 60 / 3600, 100 / 3600], rel=1e-5
+    )
     assert second["steps"] == [1, 2]
 
 
@@ -230,5 +269,11 @@ def test_the_command(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "give another file with --output" in capsys.readouterr().err
     root = Path(__file__).parents[3]
     command = [sys.executable, "-m", "roll.compare", str(tmp_path)]
-    failed = subprocess.run([*command, "nothing"], cwd=root, capture_output=True, text=True, timeout=limits.PROCESS, check=False)
-    assert failed.returncode == 2 and "nothing: there is no such folder" in failed.stderr and "Traceback" not in failed.stderr
+    failed = subprocess.run(
+        [*command, "nothing"], cwd=root, capture_output=True, text=True, timeout=limits.PROCESS, check=False
+    )
+    assert (
+        failed.returncode == 2
+        and "nothing: there is no such folder" in failed.stderr
+        and "Traceback" not in failed.stderr
+    )

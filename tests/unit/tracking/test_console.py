@@ -57,7 +57,9 @@ def test_without_a_terminal_lines_are_plain() -> None:
     assert isinstance(console_tracker("run", 10, quiet_life()), PlainConsole)
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0s"), (59.6, "1m00s"), (200, "3m20s"), (3599.7, "1h00m"), (18_420, "5h07m")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0s"), (59.6, "1m00s"), (200, "3m20s"), (3599.7, "1h00m"), (18_420, "5h07m")]
+)
 def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
@@ -75,7 +77,9 @@ def test_eta_follows_the_last_ten_steps() -> None:
     assert progress.eta_seconds is None
     for step, seconds in enumerate((300.0, 90.0, 2.0)):
         progress = progress.after(step, {"time/step": seconds})
-        assert progress.eta_seconds is None, "neither step 0 nor step 1, which compiles, predicts the duration of later steps"
+        assert progress.eta_seconds is None, (
+            "neither step 0 nor step 1, which compiles, predicts the duration of later steps"
+        )
     assert progress.after(3, {"time/step": 4.0}).eta_seconds == 3.0 * 97, "the mean of two steps, for 97 steps"
     progress = Progress(max_steps=100)
     for step in range(1, 21):
@@ -90,7 +94,15 @@ def test_the_live_view_shows_the_run() -> None:
         tracker.log(step, STEP | {"reward/mean": step / 4})
     tracker.close()
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
-    for part in ("qwen-rlvr", "step 3/100", "eta 3m", "reward 0.75  ▁▅█", "0.55 (step 3)", "rollout 1.2 · train 0.8", "1,234 tok/s"):
+    for part in (
+        "qwen-rlvr",
+        "step 3/100",
+        "eta 3m",
+        "reward 0.75  ▁▅█",
+        "0.55 (step 3)",
+        "rollout 1.2 · train 0.8",
+        "1,234 tok/s",
+    ):
         assert part in shown, part
 
 
@@ -109,7 +121,9 @@ def test_a_terminal_is_left_sane_when_the_run_fails() -> None:
     )
     leader, follower = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "PYTHONPATH": str(Path(__file__).parents[3])}
-    child = subprocess.Popen([sys.executable, "-c", program], stdin=follower, stdout=follower, stderr=follower, env=environment)
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=follower, stdout=follower, stderr=follower, env=environment
+    )
     os.close(follower)
     shown = b""
     try:
@@ -134,7 +148,10 @@ def test_a_terminal_is_left_sane_when_the_run_fails() -> None:
         ({"val/a/pass@1": 0.5, "val/a/avg@1": 0.4, "val/b/avg@2": -1.0}, "val pass@1 a 0.50, b avg@2 -1.00"),
         ({"val/a/loss": 0.5}, "val loss 0.50"),
         ({"val/a/pass@1": 0.5, "val/a/avg@1": 0.5, "val/a/no_verdict_fraction": 0.0}, "val pass@1 0.50"),
-        ({"val/a/pass@1": 0.5, "val/a/avg@1": 0.5, "val/a/no_verdict_fraction": 0.125}, "val pass@1 0.50 (12% not scored)"),
+        (
+            {"val/a/pass@1": 0.5, "val/a/avg@1": 0.5, "val/a/no_verdict_fraction": 0.125},
+            "val pass@1 0.50 (12% not scored)",
+        ),
         ({"val/a/no_verdict_fraction": 1.0}, "val none (100% not scored)"),
         (
             {"val/a/pass@1": 0.5, "val/a/no_verdict_fraction": 0.004, "val/b/no_verdict_fraction": 1.0},
@@ -146,8 +163,14 @@ def test_a_set_shows_its_accuracy_or_mean(metrics: dict[str, float], expected: s
     assert plain_line(Progress(1).after(1, metrics)).endswith(expected)
 
 
-def rewarded(scored: float, crashed: float = 0.0, timed_out: float = 0.0, mean: float | None = None) -> dict[str, float]:
-    shares = {"reward/scored_fraction": scored, "reward/crashed_fraction": crashed, "reward/timed_out_fraction": timed_out}
+def rewarded(
+    scored: float, crashed: float = 0.0, timed_out: float = 0.0, mean: float | None = None
+) -> dict[str, float]:
+    shares = {
+        "reward/scored_fraction": scored,
+        "reward/crashed_fraction": crashed,
+        "reward/timed_out_fraction": timed_out,
+    }
     return shares | ({} if mean is None else {"reward/mean": mean})
 
 

@@ -43,7 +43,10 @@ def test_a_spread_has_both_ends_and_no_wide_gap(count: int, most: int) -> None:
     found = spread(count, most)
     assert found == sorted(set(found)) and len(found) == min(count, most)
     assert (found[0], found[-1]) == (0, count - 1)
-    assert all(later - earlier <= math.ceil((count - 1) / (len(found) - 1)) for earlier, later in zip(found[:-1], found[1:], strict=True))
+    assert all(
+        later - earlier <= math.ceil((count - 1) / (len(found) - 1))
+        for earlier, later in zip(found[:-1], found[1:], strict=True)
+    )
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=120), st.integers(0, 30))
@@ -65,7 +68,9 @@ def test_bars_keep_the_sum_of_equal_buckets(values: list[float], most: int) -> N
     centres, widths, means = bucket_means(steps, values, most)
     assert len(centres) == len(means) == min(len(values), most)
     borders = [centre + width / 2 for centre, width in zip(centres, widths, strict=True)]
-    assert [0.5, *borders[:-1]] == [centre - width / 2 for centre, width in zip(centres, widths, strict=True)], "no gap between bars"
+    assert [0.5, *borders[:-1]] == [centre - width / 2 for centre, width in zip(centres, widths, strict=True)], (
+        "no gap between bars"
+    )
     assert borders[-1] == len(values) + 0.5
     edges = [len(values) * bucket // len(means) for bucket in range(len(means) + 1)]
     pairs = list(zip(edges[:-1], edges[1:], strict=True))

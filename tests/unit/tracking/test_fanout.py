@@ -49,7 +49,9 @@ def test_all_hear_of_everything(group: Callable[..., RolloutGroup]) -> None:
 
 
 @pytest.mark.parametrize("error", [ConnectionError, SystemExit])
-def test_a_failing_tracker_is_reported_once_closed_and_left_out(caplog: pytest.LogCaptureFixture, error: type[BaseException]) -> None:
+def test_a_failing_tracker_is_reported_once_closed_and_left_out(
+    caplog: pytest.LogCaptureFixture, error: type[BaseException]
+) -> None:
     record, broken, sound = Recorder("jsonl"), Recorder("wandb", ["log"], error), Recorder("tensorboard")
     with caplog.at_level(logging.INFO), Tracking(record, [broken, sound]) as tracking:
         for step in range(3):

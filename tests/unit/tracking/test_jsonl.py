@@ -38,7 +38,9 @@ def test_each_line_is_on_the_file_when_the_call_returns(tmp_path: Path) -> None:
     tracker.close()
 
 
-def test_a_full_disk_is_told_with_the_file_and_hides_behind_nothing(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:
+def test_a_full_disk_is_told_with_the_file_and_hides_behind_nothing(
+    tmp_path: Path, group: Callable[..., RolloutGroup]
+) -> None:
     tracker = JsonlTracker(tmp_path)
     tracker.close()
     with Path("/dev/full").open("ab", buffering=0) as full:
@@ -54,8 +56,22 @@ def test_what_json_cannot_say_becomes_null() -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
-    line = to_line({"step": 1, "a": math.nan, "b": {"c": [math.inf, 1.5, np.float32("-inf")]}, "d": np.float32(0.5), "e": np.int64(3)})
-    assert json.loads(line, parse_constant=refuse) == {"step": 1, "a": None, "b": {"c": [None, 1.5, None]}, "d": 0.5, "e": 3}
+    line = to_line(
+        {
+            "step": 1,
+            "a": math.nan,
+            "b": {"c": [math.inf, 1.5, np.float32("-inf")]},
+            "d": np.float32(0.5),
+            "e": np.int64(3),
+        }
+    )
+    assert json.loads(line, parse_constant=refuse) == {
+        "step": 1,
+        "a": None,
+        "b": {"c": [None, 1.5, None]},
+        "d": 0.5,
+        "e": 3,
+    }
 
 
 def test_any_text_makes_one_line_of_valid_utf8() -> None:
@@ -73,7 +89,9 @@ def test_samples_hold_the_whole_group_and_are_bounded(tmp_path: Path, group: Cal
     assert [record["prompt_id"] for record in records] == [0, 1] and unreadable == 0
     assert records[0]["step"] == 3 and records[0]["domain"] == "math" and records[0]["prompt_length"] == 24
     assert "17 · 23" in records[0]["prompt"] and records[0]["ground_truth"] == "391"
-    assert [record["responses_of_step"] for record in records] == [20, 20], "five groups of four responses, of which two groups are kept"
+    assert [record["responses_of_step"] for record in records] == [20, 20], (
+        "five groups of four responses, of which two groups are kept"
+    )
     assert records[0]["responses"][1] == {
         "text": "17 · 23 is 381, so \\boxed{381}.",
         "reward": 0.0,
@@ -84,7 +102,10 @@ def test_samples_hold_the_whole_group_and_are_bounded(tmp_path: Path, group: Cal
         "finish_reason": "stop",
         "length": 18,
     }
-    assert records[0]["responses"][2]["finish_reason"] == "length" and records[0]["responses"][2]["outcome"] == "unparsable"
+    assert (
+        records[0]["responses"][2]["finish_reason"] == "length"
+        and records[0]["responses"][2]["outcome"] == "unparsable"
+    )
     assert records[0]["responses"][3]["parts"] == {"format": None}
     tracker.close()
 
@@ -131,7 +152,10 @@ def test_samples_show_the_segments_of_several_turns(tmp_path: Path, of_several_t
     ]
     assert compacted["finish_reason"] == "stop"
     assert compacted["trajectories"] == [
-        {"stop": "context_full", "segments": [asked, {"role": "assistant", "sampled": True, "text": "A long thought.", "length": 3}]},
+        {
+            "stop": "context_full",
+            "segments": [asked, {"role": "assistant", "sampled": True, "text": "A long thought.", "length": 3}],
+        },
         {
             "stop": "completed",
             "segments": [

@@ -24,18 +24,22 @@ def sign(role: str, stage: str, cpu: float = 0.0, progress: str = "", is_busy: b
 
 def test_a_stage_is_told_when_it_begins_and_once() -> None:
     chosen = PlainSigns()
-    assert chosen.lines([sign("actor_train", "loading the model", 1.25)], 0.0) == ["actor_train: loading the model, 1.2 s of CPU, 1.00 GiB"]
-    assert chosen.lines([sign("actor_train", "loading the model", 2.0)], 0.5 * T) == []
-    assert chosen.lines([Sign("actor_train", "building the engine"), sign("critic", "ready", is_busy=False)], 0.6 * T) == [
-        "actor_train: building the engine",
-        "critic: ready, 0.0 s of CPU, 1.00 GiB",
+    assert chosen.lines([sign("actor_train", "loading the model", 1.25)], 0.0) == [
+        "actor_train: loading the model, 1.2 s of CPU, 1.00 GiB"
     ]
+    assert chosen.lines([sign("actor_train", "loading the model", 2.0)], 0.5 * T) == []
+    assert chosen.lines(
+        [Sign("actor_train", "building the engine"), sign("critic", "ready", is_busy=False)], 0.6 * T
+    ) == ["actor_train: building the engine", "critic: ready, 0.0 s of CPU, 1.00 GiB"]
 
 
 def test_between_stages_what_has_moved_is_told_in_turn_and_what_has_not_is_not() -> None:
     chosen, still = PlainSigns(), sign("reference", "loading the model", 7.0)
     told = [
-        chosen.lines([sign("actor_train", "training", tick), sign("actor_infer", "generating", 0.0, f"{tick} of 8"), still], tick * T)
+        chosen.lines(
+            [sign("actor_train", "training", tick), sign("actor_infer", "generating", 0.0, f"{tick} of 8"), still],
+            tick * T,
+        )
         for tick in range(4)
     ]
     assert [[line.partition(":")[0] for line in lines] for lines in told] == [
@@ -46,7 +50,9 @@ def test_between_stages_what_has_moved_is_told_in_turn_and_what_has_not_is_not()
     ]
     assert told[2] == ["actor_infer: generating, 2 of 8, 0.0 s of CPU, 1.00 GiB"]
     assert chosen.lines([still], 100 * T) == [], "a role without progress is not reported again"
-    assert chosen.lines([sign("reference", "loading the model", 9.0, is_busy=False)], 200 * T) == [], "an idle role is not reported"
+    assert chosen.lines([sign("reference", "loading the model", 9.0, is_busy=False)], 200 * T) == [], (
+        "an idle role is not reported"
+    )
 
 
 def test_signs_end_with_the_first_step_and_come_again_after_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +68,9 @@ def test_signs_end_with_the_first_step_and_come_again_after_a_restart(capsys: py
         life.show([sign("actor_train", "process started")])
     roles = [line.partition(",")[0] for line in out.getvalue().splitlines()]
     assert roles == ["driver: starting Ray", "actor_train: loading the model", "actor_train: process started"]
-    assert re.match(r"driver: starting Ray, \d+\.\d s of CPU, \d\.\d\d GiB", out.getvalue()), "CPU time and memory of this process"
+    assert re.match(r"driver: starting Ray, \d+\.\d s of CPU, \d\.\d\d GiB", out.getvalue()), (
+        "CPU time and memory of this process"
+    )
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -70,7 +78,9 @@ def test_the_panel_fits_the_terminal_and_gives_way_to_the_view_of_the_steps(widt
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=width)
     with Life(console) as life:
-        life.show([sign("rewards.arithmetic", "loading libraries, compiling (1 of 2 ranks); process started (1 of 2 ranks)")])
+        life.show(
+            [sign("rewards.arithmetic", "loading libraries, compiling (1 of 2 ranks); process started (1 of 2 ranks)")]
+        )
         assert life._live is not None
         life._live.refresh()
         view = LiveConsole("run", 2, life, console)
@@ -79,6 +89,9 @@ def test_the_panel_fits_the_terminal_and_gives_way_to_the_view_of_the_steps(widt
         view.log(1, STEP)
         view.close()
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
-    assert "rewards.arithmetic: loading libraries, compiling" in shown and "actor_infer: generating, 3 of 8 responses" in shown
+    assert (
+        "rewards.arithmetic: loading libraries, compiling" in shown
+        and "actor_infer: generating, 3 of 8 responses" in shown
+    )
     assert max(map(len, re.split(r"[\r\n]+", shown))) <= width
     assert shown.rindex("step 1/2") > shown.index("rewards.arithmetic")

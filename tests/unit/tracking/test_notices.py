@@ -24,8 +24,12 @@ class Full:
 def said(values: Mapping[int, float | None]) -> list[tuple[int, int]]:
     """Return step and length of the row of each notice. A value of None is a step without the metric."""
     notices = StepNotices([Full()])
-    steps = {step: {"tank/litres": 5.0} | ({} if value is None else {Full.metric: value}) for step, value in values.items()}
-    return [(notice.step, notice.in_a_row) for step, metrics in steps.items() for notice in notices.after(step, metrics)]
+    steps = {
+        step: {"tank/litres": 5.0} | ({} if value is None else {Full.metric: value}) for step, value in values.items()
+    }
+    return [
+        (notice.step, notice.in_a_row) for step, metrics in steps.items() for notice in notices.after(step, metrics)
+    ]
 
 
 def test_a_lasting_condition_is_said_at_powers_of_ten() -> None:
@@ -52,7 +56,10 @@ def test_a_notice_reaches_terminal_log_record_and_report(tmp_path: Path, caplog:
         tracking.watch([Full()])
         for step in range(1, 13):
             tracking.log(step, {Full.metric: 1.0, "tank/litres": float(step)})
-    expected = ["step 1: the tank is full at 1 litres: drain it", "step 10 (10 in a row): the tank is full at 10 litres: drain it"]
+    expected = [
+        "step 1: the tank is full at 1 litres: drain it",
+        "step 10 (10 in a row): the tank is full at 10 litres: drain it",
+    ]
     assert [entry.getMessage() for entry in caplog.records] == expected
     assert [json.loads(line)["step"] for line in (tmp_path / NOTICES_FILE).read_text().splitlines()] == [1, 10]
     page = write_report(tmp_path).read_text()
@@ -66,7 +73,9 @@ def test_a_resumed_run_says_what_still_holds(tmp_path: Path) -> None:
             for step in steps:
                 tracking.log(step, {Full.metric: 1.0, "tank/litres": 1.0})
     lines = [json.loads(line) for line in (tmp_path / NOTICES_FILE).read_text().splitlines()]
-    assert [(line["step"], line["in_a_row"]) for line in lines] == [(1, 1), (8, 1), (10, 3)], "step 10 of the first run was repeated"
+    assert [(line["step"], line["in_a_row"]) for line in lines] == [(1, 1), (8, 1), (10, 3)], (
+        "step 10 of the first run was repeated"
+    )
 
 
 def test_topics_have_one_line_each_in_the_report() -> None:

@@ -53,7 +53,12 @@ def test_a_step_that_just_fits_is_shown() -> None:
 
 
 def test_responses_are_counted_once_for_each_step_and_set() -> None:
-    lines = [Kept(0, 1, 9, 4, "", 64), Kept(1, 1, 9, 4, "", 64), Kept(2, 2, 9, 4, "", 32), Kept(3, 2, 9, 4, "gsm8k", 100)]
+    lines = [
+        Kept(0, 1, 9, 4, "", 64),
+        Kept(1, 1, 9, 4, "", 64),
+        Kept(2, 2, 9, 4, "", 32),
+        Kept(3, 2, 9, 4, "gsm8k", 100),
+    ]
     assert sampled(lines) == 64 + 32 + 100
     assert sampled([*lines, Kept(4, 3, 9, 4)]) is None, "files of earlier versions do not record the number"
 
@@ -66,7 +71,10 @@ def test_training_and_validation_are_both_on_the_page(tmp_path: Path, group: Cal
     training, validation = page_samples(tmp_path)
     assert (training.shown, training.kept, training.sampled) == (4, 4, 12)
     assert (validation.shown, validation.kept, validation.sampled) == (8, 8, 20)
-    assert [(one["set"], one["id"], one["answer"]) for one in validation.groups] == [("gsm8k", 0, "391"), ("gsm8k", 1, "391")]
+    assert [(one["set"], one["id"], one["answer"]) for one in validation.groups] == [
+        ("gsm8k", 0, "391"),
+        ("gsm8k", 1, "391"),
+    ]
 
 
 def test_a_long_text_keeps_beginning_and_end() -> None:

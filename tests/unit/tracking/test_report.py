@@ -91,8 +91,14 @@ def test_the_page_says_what_came_of_the_run(run_dir: Path) -> None:
     assert "Training: 960 of 960 sampled responses were recorded; all are on this page." in page.text
     assert [group["step"] for group in page.groups] == [step for step in range(1, 121) for _ in range(2)]
     [right, wrong, cut, late] = page.groups[0]["responses"]
-    assert page.groups[0]["answer"] == "391" and (right["reward"], right["flags"], wrong["note"]) == (1.0, [], "format 1 · read 381")
-    assert cut["flags"] == ["unparsable", "truncated"] and late["flags"] == ["timed out"] and late["note"] == "10 s passed"
+    assert page.groups[0]["answer"] == "391" and (right["reward"], right["flags"], wrong["note"]) == (
+        1.0,
+        [],
+        "format 1 · read 381",
+    )
+    assert (
+        cut["flags"] == ["unparsable", "truncated"] and late["flags"] == ["timed out"] and late["note"] == "10 s passed"
+    )
 
 
 def test_best_stands_only_where_one_way_is_better(tmp_path: Path) -> None:
@@ -114,7 +120,13 @@ def test_the_page_says_how_the_run_was_started(run_dir: Path) -> None:
     _, last = read_starts(run_dir)
     assert last.command == shlex.join(sys.orig_argv)
     text = Page(write_report(run_dir).read_text()).text
-    for part in (", the last of 2", last.command, socket.gethostname(), f"python {platform.python_version()}", str(Path.cwd())):
+    for part in (
+        ", the last of 2",
+        last.command,
+        socket.gethostname(),
+        f"python {platform.python_version()}",
+        str(Path.cwd()),
+    ):
         assert part in text, part
 
 
@@ -129,14 +141,32 @@ def test_every_chart_has_its_place_on_the_page(run_dir: Path) -> None:
     ]  # fmt: skip
     html = write_report(run_dir).read_text()
     drawn = set(re.findall(r'"(chart-\d+-\d+)":', html))
-    assert len(drawn) == len(titles) and drawn == {element for element in Page(html).ids if element.startswith("chart-")}
+    assert len(drawn) == len(titles) and drawn == {
+        element for element in Page(html).ids if element.startswith("chart-")
+    }
 
 
 def test_the_curves_are_the_metrics() -> None:
     rows = [
         {"step": 0, "val/a/pass@1": 0.25, "time/evaluate": 4.0},
-        {"step": 1, "reward/mean": 0.5, "reward/std": 0.25, "mismatch/kl": None, "time/step": 10.0, "time/rollout": 6.0, "time/train": 3.0},
-        {"step": 2, "reward/mean": 0.75, "reward/std": 0.5, "mismatch/kl": 0.01, "time/step": 8.0, "time/rollout": 5.0, "time/train": 3.0},
+        {
+            "step": 1,
+            "reward/mean": 0.5,
+            "reward/std": 0.25,
+            "mismatch/kl": None,
+            "time/step": 10.0,
+            "time/rollout": 6.0,
+            "time/train": 3.0,
+        },
+        {
+            "step": 2,
+            "reward/mean": 0.75,
+            "reward/std": 0.5,
+            "mismatch/kl": 0.01,
+            "time/step": 8.0,
+            "time/rollout": 5.0,
+            "time/train": 3.0,
+        },
     ]
     figures = {chart.title: chart.figure.to_plotly_json() for section in sections(rows) for chart in section.charts}
     assert set(figures) == {"Reward", "Validation", "Mismatch", "Who worked when"}
@@ -145,11 +175,18 @@ def test_the_curves_are_the_metrics() -> None:
     assert (band["x"], band["y"]) == ([1, 2, 2, 1], [0.25, 0.25, 1.25, 0.75])
     assert figures["Mismatch"]["data"][0]["x"] == [2] and figures["Mismatch"]["layout"]["yaxis"]["type"] == "log"
     bars = {bar["name"]: bar["y"] for bar in figures["Who worked when"]["data"]}
-    assert bars == {"waits for rollouts": [0.0, 6.0, 5.0], "train": [0.0, 3.0, 3.0], "evaluate": [4.0, 0.0, 0.0], "other": [0.0, 1.0, 0.0]}
+    assert bars == {
+        "waits for rollouts": [0.0, 6.0, 5.0],
+        "train": [0.0, 3.0, 3.0],
+        "evaluate": [4.0, 0.0, 0.0],
+        "other": [0.0, 1.0, 0.0],
+    }
 
 
 def test_the_engines_lane_has_the_seconds_of_the_step() -> None:
-    """The first step takes 10 s: the loop waits for 2 s, and the engines work for 7.5 s. In the second step, they get no requests."""
+    """The first step takes 10 s: the loop waits for 2 s, and the engines work for 7.5 s. In the second step, they get
+    no requests.
+    """
     rows = [
         {"step": 1, "time/step": 10.0, "time/rollout": 2.0, "time/train": 8.0, "engine/idle_fraction": 0.25},
         {"step": 2, "time/step": 4.0, "time/train": 4.0, "engine/idle_fraction": None},
@@ -211,7 +248,9 @@ def test_the_start_counts_in_the_total_and_not_in_the_pace(tmp_path: Path) -> No
 def test_a_run_of_supervised_fine_tuning(tmp_path: Path) -> None:
     tracker = JsonlTracker(tmp_path / "sft-run")
     for step in (1, 2, 3):
-        tracker.log(step, {"sft/loss": 3.0 - step / 2, "policy/lr": 1e-5, "time/step": 1.0, "val/held_out/loss": 3.0 - step / 4})
+        tracker.log(
+            step, {"sft/loss": 3.0 - step / 2, "policy/lr": 1e-5, "time/step": 1.0, "val/held_out/loss": 3.0 - step / 4}
+        )
     tracker.close()
     page = Page(write_report(tmp_path / "sft-run").read_text())
     assert "sft-run" in page.text and "Learning rate" in page.text and "held_out/loss" in page.text
@@ -219,7 +258,9 @@ def test_a_run_of_supervised_fine_tuning(tmp_path: Path) -> None:
 
 
 def test_the_steps_of_the_page_are_those_that_the_run_was_to_take(tmp_path: Path) -> None:
-    """Without end.json, the page shows `max_steps`. With it, the page shows `last_step`, which is lower if the epochs end earlier."""
+    """Without end.json, the page shows `max_steps`. With it, the page shows `last_step`, which is lower if the epochs
+    end earlier.
+    """
     tracker = JsonlTracker(tmp_path)
     tracker.log(7, {"sft/loss": 1.0, "time/step": 1.0, "epoch": 0.25})
     tracker.close()
@@ -264,8 +305,12 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(run_dir: Path, monke
 def test_the_command_prints_the_path(run_dir: Path) -> None:
     command = [sys.executable, "-m", "roll.tracking.report"]
     root = Path(__file__).parents[3]
-    done = subprocess.run([*command, str(run_dir)], cwd=root, capture_output=True, text=True, timeout=limits.PROCESS, check=True)
+    done = subprocess.run(
+        [*command, str(run_dir)], cwd=root, capture_output=True, text=True, timeout=limits.PROCESS, check=True
+    )
     assert done.stdout.strip() == str(run_dir / "report.html")
     shutil.rmtree(run_dir)
-    failed = subprocess.run([*command, str(run_dir)], cwd=root, capture_output=True, text=True, timeout=limits.PROCESS, check=False)
+    failed = subprocess.run(
+        [*command, str(run_dir)], cwd=root, capture_output=True, text=True, timeout=limits.PROCESS, check=False
+    )
     assert failed.returncode == 2 and "there is no such file" in failed.stderr and "Traceback" not in failed.stderr

@@ -1,7 +1,7 @@
 """Trackers for W&B, SwanLab, MLflow and Trackio.
 
-roll does not require these packages. Each is replaced by a fake module that has the documented functions and argument names, and records
-the calls. If a package is installed, a further test uses the real one, without a network.
+roll does not require these packages. Each is replaced by a fake module that has the documented functions and argument
+names, and records the calls. If a package is installed, a further test uses the real one, without a network.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def fake_wandb(calls: Calls) -> dict[str, Any]:
 
 
 def fake_swanlab(calls: Calls) -> dict[str, Any]:
-    def init(*, project: str, name: str, group: str, config: dict[str, Any], log_dir: str, mode: str = "online") -> FakeRun:
+    def init(
+        *, project: str, name: str, group: str, config: dict[str, Any], log_dir: str, mode: str = "online"
+    ) -> FakeRun:
         calls.append(("init", dict(locals())))
         return FakeRun(calls)
 
@@ -76,7 +78,9 @@ def fake_swanlab(calls: Calls) -> dict[str, Any]:
 
 
 def fake_trackio(calls: Calls) -> dict[str, Any]:
-    def init(project: str, name: str, config: dict[str, Any], resume: str, embed: bool, space_id: str | None = None) -> FakeRun:
+    def init(
+        project: str, name: str, config: dict[str, Any], resume: str, embed: bool, space_id: str | None = None
+    ) -> FakeRun:
         calls.append(("init", dict(locals())))
         return FakeRun(calls)
 
@@ -96,7 +100,9 @@ def fake_mlflow(calls: Calls) -> dict[str, Any]:
 
     return {
         "set_tracking_uri": lambda uri: calls.append(("set_tracking_uri", {"uri": uri})),
-        "set_experiment": lambda experiment_name: calls.append(("set_experiment", {"experiment_name": experiment_name})),
+        "set_experiment": lambda experiment_name: calls.append(
+            ("set_experiment", {"experiment_name": experiment_name})
+        ),
         "start_run": start_run,
         "log_metrics": log_metrics,
         "log_dict": log_dict,
@@ -137,7 +143,9 @@ def test_all_of_them_at_once_get_metrics_and_samples(
     tmp_path: Path, calls: dict[str, Calls], group: Callable[..., RolloutGroup], caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {"wandb": {"project": "mine", "mode": "offline"}, "swanlab": {"mode": "offline"}}
-    with Tracking(JsonlTracker(tmp_path), open_named(["tensorboard", *FAKES, "none"], facts(tmp_path, 6), settings)) as tracking:
+    with Tracking(
+        JsonlTracker(tmp_path), open_named(["tensorboard", *FAKES, "none"], facts(tmp_path, 6), settings)
+    ) as tracking:
         tracking.log(7, METRICS)
         tracking.samples(7, [group(), group()])
     assert not caplog.records
@@ -151,7 +159,9 @@ def test_all_of_them_at_once_get_metrics_and_samples(
         assert (first["data"]["step"] if name == "wandb" else first["step"]) == 7
         assert len(second["data"]["samples"]) == 4, "the four responses of one group"
     assert calls["wandb"][0][1]["project"] == "mine" and calls["wandb"][0][1]["mode"] == "offline"
-    assert calls["wandb"][0][1]["dir"] == str(tmp_path) and calls["swanlab"][0][1]["log_dir"] == str(tmp_path / "swanlab")
+    assert calls["wandb"][0][1]["dir"] == str(tmp_path) and calls["swanlab"][0][1]["log_dir"] == str(
+        tmp_path / "swanlab"
+    )
     assert ("define_metric", {"name": "*", "step_metric": "step"}) in calls["wandb"]
     assert calls["trackio"][0][1]["resume"] == "allow"
     text = calls["swanlab"][2][1]["data"]["samples"][0]
@@ -161,7 +171,9 @@ def test_all_of_them_at_once_get_metrics_and_samples(
 def test_mlflow_gets_names_that_it_takes_and_the_configuration_as_a_file(
     tmp_path: Path, calls: dict[str, Calls], group: Callable[..., RolloutGroup]
 ) -> None:
-    (tracker,) = open_named(["mlflow"], facts(tmp_path), {"mlflow": {"tracking_uri": "http://somewhere", "experiment_name": "theirs"}})
+    (tracker,) = open_named(
+        ["mlflow"], facts(tmp_path), {"mlflow": {"tracking_uri": "http://somewhere", "experiment_name": "theirs"}}
+    )
     tracker.log(7, METRICS)
     tracker.samples(7, [group(), group()])
     tracker.close()
@@ -170,7 +182,9 @@ def test_mlflow_gets_names_that_it_takes_and_the_configuration_as_a_file(
     assert arguments[0] == {"uri": "http://somewhere"} and arguments[1] == {"experiment_name": "theirs"}
     assert arguments[2] == {"run_name": "exp"}
     assert arguments[3] == {"dictionary": CONFIG, "artifact_file": "config.yaml", "run_id": "r1"}
-    assert set(arguments[4]["data"]) == {"reward/mean", "val/gsm8k/pass_at_1", "policy/loss"} and arguments[4]["step"] == 7
+    assert (
+        set(arguments[4]["data"]) == {"reward/mean", "val/gsm8k/pass_at_1", "policy/loss"} and arguments[4]["step"] == 7
+    )
     assert arguments[5]["artifact_file"] == "samples/step_7.json" and len(arguments[5]["dictionary"]["groups"]) == 1
     assert metric_name("mismatch/|a|") == "mismatch/_a_"
 
@@ -206,7 +220,11 @@ OFFLINE: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", OFFLINE)
 def test_the_real_package_takes_what_it_is_given(
-    name: str, tmp_path: Path, group: Callable[..., RolloutGroup], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    tmp_path: Path,
+    group: Callable[..., RolloutGroup],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if find_spec(name) is None:
         pytest.skip(f"the package {name} is not installed")
@@ -216,4 +234,6 @@ def test_the_real_package_takes_what_it_is_given(
     with Tracking(JsonlTracker(tmp_path), opened) as tracking:
         tracking.log(1, METRICS)
         tracking.samples(1, [group()])
-    assert [tracker.name for tracker in opened] == [name] and not [entry for entry in caplog.records if "failed" in entry.getMessage()]
+    assert [tracker.name for tracker in opened] == [name] and not [
+        entry for entry in caplog.records if "failed" in entry.getMessage()
+    ]

@@ -82,7 +82,9 @@ def test_a_stopwatch_adds_up_by_part_also_after_an_exception(clock: Clock) -> No
     assert watch.take() == {}
 
 
-def test_the_drivers_log_goes_to_its_file_and_warnings_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_drivers_log_goes_to_its_file_and_warnings_to_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = logging.getLogger()
     before = (root.level, root.handlers[:])
     with RunLog(tmp_path) as log:
@@ -115,7 +117,10 @@ def test_a_second_process_appends_to_the_log(tmp_path: Path) -> None:
     for text in ("first", "second"):
         with RunLog(tmp_path):
             logging.getLogger().info(text)
-    assert [line.split(": ")[-1] for line in (tmp_path / "logs" / "driver.log").read_text().splitlines()] == ["first", "second"]
+    assert [line.split(": ")[-1] for line in (tmp_path / "logs" / "driver.log").read_text().splitlines()] == [
+        "first",
+        "second",
+    ]
 
 
 def test_seconds_of_a_part_within_another_are_its_own(clock: Clock) -> None:

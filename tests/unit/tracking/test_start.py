@@ -59,4 +59,6 @@ def test_the_commit_is_that_of_the_folder_s_own_repository(tmp_path: Path) -> No
     assert commit_of(tmp_path, ".") == f"{commit}-dirty"
     (tmp_path / "environment").mkdir()
     (tmp_path / "environment" / "theirs.py").touch()
-    assert commit_of(tmp_path / "environment", "theirs.py") == "", "a file that the repository does not track has no commit"
+    assert commit_of(tmp_path / "environment", "theirs.py") == "", (
+        "a file that the repository does not track has no commit"
+    )

@@ -44,7 +44,9 @@ def test_what_is_filled_in_is_what_the_views_show() -> None:
         assert buffer is not None
         shown = checked(buffer[:size], bucket)
         assert shown.keys() == held.keys()
-        assert all(torch.equal(shown[name], tensor) and shown[name].dtype == tensor.dtype for name, tensor in held.items())
+        assert all(
+            torch.equal(shown[name], tensor) and shown[name].dtype == tensor.dtype for name, tensor in held.items()
+        )
     sender.empty()
     assert sender._slots == [None] * SLOTS
 
@@ -103,12 +105,17 @@ def test_a_broadcast_reaches_every_worker(rendezvous: Rendezvous) -> None:
     with ThreadPoolExecutor(3) as threads:
         joined = threads.submit(sender.join, rendezvous)
         route = Route(Transport.BROADCAST, same_host=False, first_rank=1)
-        readers = [future.result() for future in [threads.submit(BucketReader, route, rendezvous, worker, CPU) for worker in range(2)]]
+        readers = [
+            future.result()
+            for future in [threads.submit(BucketReader, route, rendezvous, worker, CPU) for worker in range(2)]
+        ]
         joined.result()
         for number in range(5):
             held = tensors(number)
             reading = [
-                threads.submit(reader.read, sent) for sent in [sender.fill(held, number % SLOTS, shared=False)] for reader in readers
+                threads.submit(reader.read, sent)
+                for sent in [sender.fill(held, number % SLOTS, shared=False)]
+                for reader in readers
             ]
             for future in reading:
                 arrived = future.result()
@@ -133,7 +140,10 @@ def test_a_rendezvous_that_nobody_else_comes_to_has_a_deadline(rendezvous: Rende
 def test_who_waits_for_a_member_that_has_died_is_told(rendezvous: Rendezvous) -> None:
     with ThreadPoolExecutor(2) as threads:
         route = Route(Transport.BROADCAST, same_host=False, first_rank=1)
-        waiting = [threads.submit(DeviceSender(CPU).join, rendezvous), threads.submit(BucketReader, route, rendezvous, 0, CPU)]
+        waiting = [
+            threads.submit(DeviceSender(CPU).join, rendezvous),
+            threads.submit(BucketReader, route, rendezvous, 0, CPU),
+        ]
         cut_off(rendezvous)  # the third member never joins
         for future in waiting:
             with pytest.raises(WeightSyncError, match="cut off before all of its members had joined"):

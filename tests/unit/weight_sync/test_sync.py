@@ -1,4 +1,6 @@
-"""`WeightSync`: the order of its calls, versions and epochs, engines that die during a sync, and the reported causes of failures."""
+"""`WeightSync`: the order of its calls, versions and epochs, engines that die during a sync, and the reported causes of
+failures.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,11 @@ class FakeEngine:
 
 
 def by_broadcast(engines: Collection[int]) -> Routes:
-    return Routes({number: Route(Transport.BROADCAST, True, 1 + place) for place, number in enumerate(engines)}, [False], 1 + len(engines))
+    return Routes(
+        {number: Route(Transport.BROADCAST, True, 1 + place) for place, number in enumerate(engines)},
+        [False],
+        1 + len(engines),
+    )
 
 
 def by_file(engines: Collection[int]) -> Routes:
@@ -181,9 +187,19 @@ def test_two_files_serve_any_number_of_buckets(tmp_path: Path) -> None:
 def test_an_adapter_travels_as_a_peft_folder(tmp_path: Path) -> None:
     weight_sync, sender, engines = sync(tmp_path, adapter=True, find=by_broadcast)
     asyncio.run(weight_sync.push(1))
-    assert engines.log == ["pause 0", "pause 1", "adapter", "loaded 0 adapter", "loaded 1 adapter", "resume 0 1", "resume 1 1"]
+    assert engines.log == [
+        "pause 0",
+        "pause 1",
+        "adapter",
+        "loaded 0 adapter",
+        "loaded 1 adapter",
+        "resume 0 1",
+        "resume 1 1",
+    ]
     assert torch.equal(engines.loaded[1]["lora"], sender.lora["lora"])
-    assert [rendezvous for _, rendezvous in sender.opened] == [None] and not engines.opened, "an adapter needs no broadcast"
+    assert [rendezvous for _, rendezvous in sender.opened] == [None] and not engines.opened, (
+        "an adapter needs no broadcast"
+    )
 
 
 def test_an_engine_at_another_version_is_an_error(tmp_path: Path) -> None:
@@ -205,7 +221,9 @@ def test_a_bucket_that_does_not_load_ends_the_sync_before_an_engine_resumes(tmp_
 
 
 def test_versions_are_unknown_from_pause_to_resume(tmp_path: Path) -> None:
-    """A sync that fails leaves engines with parts of two versions, so the version before the sync is no longer theirs."""
+    """A sync that fails leaves engines with parts of two versions, so the version before the sync is no longer
+    theirs.
+    """
     weight_sync, _, engines = sync(tmp_path)
     seen: list[dict[int, int | None]] = []
 
@@ -247,7 +265,9 @@ def test_each_set_of_engines_has_an_epoch_and_its_own_broadcast(tmp_path: Path) 
         await weight_sync.push(1)
         weight_sync.choose({1: 0, 0: 0})
         await weight_sync.push(2)
-        assert weight_sync.epoch == 0 and len(sender.opened) == 1, "the same set of engines keeps its epoch and broadcast"
+        assert weight_sync.epoch == 0 and len(sender.opened) == 1, (
+            "the same set of engines keeps its epoch and broadcast"
+        )
         weight_sync.choose({1: 0})
         await weight_sync.push(3)
         assert weight_sync.versions == {0: 2, 1: 3}, "an engine that is left out keeps its version"
@@ -267,7 +287,9 @@ def test_who_dies_is_left_out_and_the_others_get_everything_once(tmp_path: Path,
     engines.dies_at = {1: at}
     assert asyncio.run(weight_sync.push(3)) == [0]
     assert engines.loaded[0].keys() == sender.weights.keys() and "resume 0 3" in engines.log
-    assert [line for line in engines.log if line.startswith("loaded 0")] == [f"loaded 0 bucket{slot}.safetensors" for slot in (0, 1, 0)]
+    assert [line for line in engines.log if line.startswith("loaded 0")] == [
+        f"loaded 0 bucket{slot}.safetensors" for slot in (0, 1, 0)
+    ]
     assert weight_sync.versions == {0: 3, 1: None} and not engines.given_up
 
 
@@ -291,7 +313,9 @@ def test_where_all_die_nothing_more_is_gathered(tmp_path: Path, at: str) -> None
     engines.dies_at = {0: at, 1: at}
     assert asyncio.run(weight_sync.push(3)) == []
     written = [line for line in engines.log if line.startswith("write")]
-    assert len(written) == {"pause": 0, "w0": 2, "w4": 3}[at], "each bucket is gathered while the previous one is loaded"
+    assert len(written) == {"pause": 0, "w0": 2, "w4": 3}[at], (
+        "each bucket is gathered while the previous one is loaded"
+    )
 
 
 def test_the_same_engine_in_another_process_opens_its_broadcast_anew(tmp_path: Path) -> None:
@@ -311,13 +335,17 @@ def test_a_death_before_a_broadcast_leaves_the_others_one_of_their_own(tmp_path:
 
 
 @pytest.mark.parametrize("at", ["open", "w0", "w2", "w4"])
-def test_a_death_amid_a_broadcast_gives_the_others_up(tmp_path: Path, at: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_death_amid_a_broadcast_gives_the_others_up(
+    tmp_path: Path, at: str, caplog: pytest.LogCaptureFixture
+) -> None:
     weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
     engines.dies_at = {1: at}
     assert asyncio.run(weight_sync.push(1)) == []
     cause = "a broadcast of weights was cut off: actor_infer rank 1: the process died"
     assert engines.given_up == [(0, cause)] and caplog.messages == [cause]
-    assert sender.cut == [rendezvous for _, rendezvous in sender.opened], "otherwise the trainer would wait for the engine that died"
+    assert sender.cut == [rendezvous for _, rendezvous in sender.opened], (
+        "otherwise the trainer would wait for the engine that died"
+    )
     engines.dies_at = {}
     weight_sync.choose({0: 1, 1: 1})
     assert asyncio.run(weight_sync.push(1)) == [0, 1] and len(sender.opened) == 2
@@ -336,7 +364,9 @@ def test_a_trainer_that_does_not_come_to_a_broadcast_is_late(tmp_path: Path, mon
     weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
     engines.dies_at, engines.error = {1: "open"}, WorkerWaited
     sender.stays_away = True
-    with pytest.raises(WorkerLate, match="^actor_train rank 0: actor_train did not join a collective operation .* engine 1 waited$"):
+    with pytest.raises(
+        WorkerLate, match="^actor_train rank 0: actor_train did not join a collective operation .* engine 1 waited$"
+    ):
         asyncio.run(weight_sync.push(1))
 
 
@@ -368,6 +398,12 @@ def test_who_did_not_come_is_named_and_not_who_waited(monkeypatch: pytest.Monkey
         never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         await together({"actor_train": fail(waited), "actor_infer rank 0": fail(waited), "actor_infer rank 1": never})
 
-    said = "^actor_infer rank 1 did not join a collective operation of the weight sync in which actor_train, actor_infer rank 0 waited$"
+    said = (
+        "^actor_infer rank 1 did not join a collective operation of the weight sync in which actor_train, "
+        "actor_infer "
+        "rank "
+        "0 "
+        "waited$"
+    )
     with pytest.raises(WeightSyncError, match=said):
         asyncio.run(broadcast())

@@ -15,7 +15,9 @@ from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Samp
 
 
 class Engines(Ranks[GenerateStrategy]):
-    """Fake engines. The token ids of a completion are its seed, engine and process; its policy version is the engine's."""
+    """Fake engines. The token ids of a completion are its seed, engine and process; its policy version is the
+    engine's.
+    """
 
     role = "actor_infer"
 

@@ -1,4 +1,6 @@
-"""`ActorInfer` distributes the samples of a prompt over engines with room. The result of each sample depends only on its seed."""
+"""`ActorInfer` distributes the samples of a prompt over engines with room. The result of each sample depends only on
+its seed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ PROMPT = np.array([7, 8], np.int32)
 
 
 class Group(Ranks[GenerateStrategy]):
-    """Fake engines that finish a sample when its gate opens. The token ids of a completion are its seed and its engine."""
+    """Fake engines that finish a sample when its gate opens. The token ids of a completion are its seed and its
+    engine.
+    """
 
     role = "actor_infer"
 

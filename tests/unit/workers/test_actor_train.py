@@ -43,7 +43,10 @@ class TwoRanks(Ranks[TrainStrategy]):
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
         self.arguments = list(arguments.values())
         if method == BucketSender.fill_bucket.__name__:
-            return [DeviceBucket((), "sum", {f"GPU-{rank}": b""} if shared else {}) for rank, (_, _, shared) in arguments.items()]
+            return [
+                DeviceBucket((), "sum", {f"GPU-{rank}": b""} if shared else {})
+                for rank, (_, _, shared) in arguments.items()
+            ]
         return [TrainResult({"policy/loss": 1.0}, 2, {}) for _ in arguments]
 
 
@@ -79,7 +82,9 @@ def test_a_step_with_fewer_sequences_than_updates_makes_them_all_the_same(weight
     learner = ActorTrain(cast(WorkerGroup, ranks), SHAPE, Path(), limits.CALL, limits.CALL, limits.CALL)
     assert asyncio.run(learner.train_step(batch, PolicyLoss(), 0)) == {"policy/loss": 0.5}
     for rank, (updates, *_) in enumerate(ranks.arguments):
-        assert [len(micro_batches) for micro_batches in updates] == [1] * 6, "other ranks would wait for a rank with fewer passes"
+        assert [len(micro_batches) for micro_batches in updates] == [1] * 6, (
+            "other ranks would wait for a rank with fewer passes"
+        )
         trained = [sum(is_trained(part) for part in micro_batches) for micro_batches in updates]
         assert trained == ([1, 0, 0] * 2 if rank == 0 else [0] * 6)
 
@@ -87,7 +92,8 @@ def test_a_step_with_fewer_sequences_than_updates_makes_them_all_the_same(weight
 @pytest.mark.parametrize(
     ("device", "flops", "mfu"),
     [
-        # 2 passes over 30 and 10 tokens: 6 FLOPs per parameter and token, plus 3 x 100 x (900 + 100) / 2 for attention; 4 s, two devices.
+        # 2 passes over 30 and 10 tokens: 6 FLOPs per parameter and token, plus 3 x 100 x (900 + 100) / 2 for attention;
+        # 4 s, two devices.
         ("NVIDIA H100 80GB HBM3", TrainingFlops(10**9, 10**9, 100), 2 * (6e9 * 40 + 150_000) / (4 * 2 * 989e12)),
         ("NVIDIA H100 80GB HBM3", TrainingFlops(10**9, 0), 2 * 4e9 * 40 / (4 * 2 * 989e12)),
         ("NVIDIA H100 80GB HBM3", None, None),
@@ -95,9 +101,13 @@ def test_a_step_with_fewer_sequences_than_updates_makes_them_all_the_same(weight
         (None, TrainingFlops(10**9, 10**9), None),
     ],
 )
-def test_utilisation_by_hand(device: str | None, flops: TrainingFlops | None, mfu: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_utilisation_by_hand(
+    device: str | None, flops: TrainingFlops | None, mfu: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("roll.training.actor_train.time", SimpleNamespace(perf_counter=iter([100.0, 104.0]).__next__))
-    sequences = concatenate([np.arange(count, dtype=np.int32) for count in (30, 10)], [np.arange(count) > 0 for count in (30, 10)])
+    sequences = concatenate(
+        [np.arange(count, dtype=np.int32) for count in (30, 10)], [np.arange(count) > 0 for count in (30, 10)]
+    )
     batch = TrainBatch(sequences, np.ones(40, np.float32), np.zeros(40, np.float32), np.zeros(40, np.int32))
     ranks = cast(WorkerGroup, TwoRanks(device))
     learner = ActorTrain(ranks, replace(SHAPE, flops=flops), Path(), limits.CALL, limits.CALL, limits.CALL)
@@ -116,7 +126,9 @@ def is_trained(part: MicroBatch) -> bool:
 def test_replicas_are_merged_by_what_they_counted() -> None:
     pairs = "reward/margin"
     first = TrainResult({"policy/loss": 2.0, "policy/ratio": 1.0}, 1, {"optimizer/lr": 0.1}, {pairs: 6.0}, {pairs: 2.0})
-    second = TrainResult({"policy/loss": 2.0}, 7, {"optimizer/lr": 0.1}, {pairs: 1.0, "odd": 0.0}, {pairs: 5.0, "odd": 0.0})
+    second = TrainResult(
+        {"policy/loss": 2.0}, 7, {"optimizer/lr": 0.1}, {pairs: 1.0, "odd": 0.0}, {pairs: 5.0, "odd": 0.0}
+    )
     # 4 over 8 tokens, 1 over 8 tokens, and 7 over 7 pairs. The mean of the replicas' means would be 8/7, 1/2 and 1.6.
     assert merge([first, second]) == {"policy/loss": 0.5, "policy/ratio": 0.125, "optimizer/lr": 0.1, pairs: 1.0}
 
@@ -131,7 +143,9 @@ def test_replicas_are_merged_by_what_they_counted() -> None:
     ],
 )
 def test_weights_of_tokens_by_hand(mode: str, weights: list[float]) -> None:
-    sequences = concatenate([np.arange(3, dtype=np.int32), np.arange(2, dtype=np.int32)], [np.arange(3) > 0, np.arange(2) > 0])
+    sequences = concatenate(
+        [np.arange(3, dtype=np.int32), np.arange(2, dtype=np.int32)], [np.arange(3) > 0, np.arange(2) > 0]
+    )
     batch = TrainBatch(sequences, np.ones(5, np.float32), np.zeros(5, np.float32), np.zeros(5, np.int32))
     [[part]] = micro_batches_of(batch, [0, 1], 1, replace(SHAPE, loss_agg_mode=mode, loss_scale=8.0))
     assert part.loss_weights[sequences.response_mask] == pytest.approx(weights)

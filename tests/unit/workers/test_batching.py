@@ -1,4 +1,6 @@
-"""Batched calls: each gets its own result, even if others fail. The remote process is simulated by a class in this process."""
+"""Batched calls: each gets its own result, even if others fail. The remote process is simulated by a class in this
+process.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def run(scenario: Callable[[Process, BatchedCaller], Coroutine[Any, Any, None]])
 
 def test_calls_of_one_turn_travel_together_and_each_gets_its_answer() -> None:
     async def scenario(process: Process, caller: BatchedCaller) -> None:
-        assert await asyncio.gather(*(caller.call("double", (number,)) for number in range(1000))) == list(range(0, 2000, 2))
+        assert await asyncio.gather(*(caller.call("double", (number,)) for number in range(1000))) == list(
+            range(0, 2000, 2)
+        )
         assert process.posts == [1000]
         assert [len(answers) for answers in process.collected] == [1000]
         assert await caller.call("double", (4,)) == 8, "a later call works after all have finished"

@@ -34,7 +34,9 @@ def test_a_call_travels_as_the_name_of_its_method() -> None:
     group = FourRanks()
     assert asyncio.run(group.within(limits.CALL).all(TrainStrategy.save, Path("x"))) == [0, 1, 2, 3]
     assert asyncio.run(group.within(limits.PROCESS).one(2, GenerateStrategy.resume, 7)) == 2
-    assert asyncio.run(group.within(limits.START).each(GenerateStrategy.onload, [(True,), (False,), (True,), (False,)])) == [0, 1, 2, 3]
+    assert asyncio.run(
+        group.within(limits.START).each(GenerateStrategy.onload, [(True,), (False,), (True,), (False,)])
+    ) == [0, 1, 2, 3]
     assert group.heard == [
         ("save", dict.fromkeys(range(4), (Path("x"),)), limits.CALL),
         ("resume", {2: (7,)}, limits.PROCESS),
@@ -44,7 +46,10 @@ def test_a_call_travels_as_the_name_of_its_method() -> None:
 
 def test_the_first_rank_of_each_replica_answers_for_it() -> None:
     group = FourRanks()
-    assert asyncio.run(group.within(limits.CALL).each_replica(TrainStrategy.load, [(Path("a"),), (Path("b"),)])) == [0, 2]
+    assert asyncio.run(group.within(limits.CALL).each_replica(TrainStrategy.load, [(Path("a"),), (Path("b"),)])) == [
+        0,
+        2,
+    ]
     assert [str(folder) for (folder,) in group.heard[0][1].values()] == ["a", "a", "b", "b"]
 
 

@@ -37,7 +37,9 @@ def asleep() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether the process runs. A killed orphan remains as a zombie until it is reaped, and does not count as running."""
+    """Return whether the process runs. A killed orphan remains as a zombie until it is reaped, and does not count as
+    running.
+    """
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -46,7 +48,11 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.parametrize(
     ("cut_off", "raised"),
-    [(SystemExit(15), KeyboardInterrupt), (KeyboardInterrupt(), KeyboardInterrupt), (OSError(), cluster.ClusterUnavailable)],
+    [
+        (SystemExit(15), KeyboardInterrupt),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (OSError(), cluster.ClusterUnavailable),
+    ],
 )
 def test_a_start_that_is_cut_off_leaves_nothing(
     cut_off: BaseException, raised: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -91,7 +97,9 @@ def test_the_death_of_a_head_ends_the_work_and_is_its_cause(tmp_path: Path) -> N
     assert reached == ["work that ends by itself"]
 
 
-def test_a_head_that_stays_stopped_ends_the_work_also_while_the_event_loop_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_stays_stopped_ends_the_work_also_while_the_event_loop_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A call to a stopped GCS returns only when the GCS is killed."""
     monkeypatch.setattr(cluster, "LOOK_EVERY", limits.LOOK)
     with asleep() as process:
@@ -104,12 +112,18 @@ def test_a_head_that_stays_stopped_ends_the_work_also_while_the_event_loop_is_he
                 process.wait(limits.END)  # block the event loop, as a call to the stopped GCS would
                 await asyncio.sleep(limits.CALL)
 
-        with pytest.raises(cluster.ClusterUnavailable, match=r"Ray: its process .* on this host was stopped \(SIGSTOP\)"):
+        with pytest.raises(
+            cluster.ClusterUnavailable, match=r"Ray: its process .* on this host was stopped \(SIGSTOP\)"
+        ):
             asyncio.run(work())
 
 
-def test_a_head_that_goes_on_in_between_is_not_taken_for_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only consecutive checks count. Here, the check finds the process running once between two series of the tolerated length."""
+def test_a_head_that_goes_on_in_between_is_not_taken_for_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only consecutive checks count. Here, the check finds the process running once between two series of the tolerated
+    length.
+    """
     most = cluster.LOOKS_STOPPED - 1
     looks = iter([True] * most + [False] + [True] * most)
     seen = threading.Event()

@@ -1,4 +1,6 @@
-"""Time sharing of devices: which roles are offloaded and onloaded, and in which order. The roles only record their calls."""
+"""Time sharing of devices: which roles are offloaded and onloaded, and in which order. The roles only record their
+calls.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,12 @@ def test_those_in_the_way_leave_before_those_needed_come() -> None:
         assert sorted(asked(log)) == ["actor_infer onloads WEIGHTS", "actor_train onloads WHOLE"]
         log.clear()
         await sharing.bring({"actor_infer": WHOLE}, discard={"actor_infer"})
-        assert log == ["actor_train offloads", "actor_train offloads, done", "actor_infer onloads WHOLE", "actor_infer onloads WHOLE, done"]
+        assert log == [
+            "actor_train offloads",
+            "actor_train offloads, done",
+            "actor_infer onloads WHOLE",
+            "actor_infer onloads WHOLE, done",
+        ]
         log.clear()
         await sharing.bring({"reference": WHOLE}, discard={"actor_infer"})
         assert asked(log) == ["actor_infer discards", "reference onloads WHOLE"]

@@ -53,12 +53,18 @@ def answer(port: int, method: str, token: str | None) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-def test_a_stranger_at_the_ports_is_refused_and_a_hangup_ends_no_process_of_ray_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stranger_at_the_ports_is_refused_and_a_hangup_ends_no_process_of_ray_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     before = {name: os.environ.get(name) for name in OF_TOKENS}
     others = set(psutil.Process().children(recursive=True))
     with cluster(tmp_path, gpus=0, gpus_per_node=8):
-        assert not [child for child in psutil.Process().children(recursive=True) if child not in others and not blocks_hangups(child)]
+        assert not [
+            child
+            for child in psutil.Process().children(recursive=True)
+            if child not in others and not blocks_hangups(child)
+        ]
         doors = listening()
         assert {name for name, _, _ in doors} >= METHODS.keys()
         assert {ip.removeprefix("::ffff:") for _, ip, _ in doors} == {LOOPBACK}, doors

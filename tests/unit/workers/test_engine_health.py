@@ -21,7 +21,11 @@ def test_a_death_a_restart_and_the_way_back() -> None:
     assert health.loaded(1) == 4.5
     assert health.state(1) is EngineState.STALE and health.those(SERVING) == [0] and health.those(PRESENT) == [0, 1]
     health.has_weights(1)
-    assert health.those(SERVING) == [0, 1] and (health.restarts(0), health.restarts(1), health.all_restarts) == (0, 1, 1)
+    assert health.those(SERVING) == [0, 1] and (health.restarts(0), health.restarts(1), health.all_restarts) == (
+        0,
+        1,
+        1,
+    )
 
 
 def test_a_death_amid_the_restart_counts_and_the_time_goes_on() -> None:
@@ -65,7 +69,9 @@ def test_it_retires_when_it_dies_after_its_last_restart() -> None:
         ([None] * 4, False, {}),
     ],
 )
-def test_two_like_deaths_before_any_answer_retire_it(causes: list[str | None], answers: bool, hopeless: dict[int, str]) -> None:
+def test_two_like_deaths_before_any_answer_retire_it(
+    causes: list[str | None], answers: bool, hopeless: dict[int, str]
+) -> None:
     health = EngineHealth(2)
     if answers:
         health.answered(0)

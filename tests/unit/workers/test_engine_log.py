@@ -11,12 +11,21 @@ from roll.ray.engine_log import LONGEST_CAUSE, root_cause
 
 CORE = "(EngineCore pid=9797) ERROR 11-25 11:19:03 [core.py:1512] "
 TRACEBACK = (
-    f'{CORE}Traceback (most recent call last):\n{CORE}  File "core.py", line 1496, in run_engine_core\n{CORE}    raise RuntimeError(\n'
+    f'{CORE}Traceback (most recent call last):\n{CORE}  File "core.py", line 1496, in '
+    f"run_engine_core\n{CORE} "
+    f"   "
+    f"raise RuntimeError(\n"
 )
 KERNEL = "Unsupported CPU attention configuration: head_dim=16 isa=2 kv_cache_idx=0"
-PASSED_ON = f"{CORE}RuntimeError: Worker failed with error '{KERNEL}', please check the stack trace above for the root cause\n"
+PASSED_ON = (
+    f"{CORE}RuntimeError: Worker failed with error '{KERNEL}', please check the stack trace above for the root cause\n"
+)
 DEAD = (
-    "(MainProcess pid=9258) ERROR 11-25 11:19:03 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore had an issue.\n"
+    "(MainProcess pid=9258) ERROR 11-25 11:19:03 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: "
+    "EngineCore "
+    "had "
+    "an "
+    "issue.\n"
 )
 FATAL = f"{CORE}EngineCore encountered a fatal error.\n{TRACEBACK}"
 START = FATAL.replace("encountered a fatal error", "failed to start")

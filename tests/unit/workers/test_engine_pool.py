@@ -29,7 +29,9 @@ Scenario = Callable[[Engines, ActorInfer], Coroutine[Any, Any, None]]
 
 def run(scenario: Scenario, group: Engines, most: int | None = None, kind: type[ActorInfer] = ActorInfer) -> None:
     async def closed() -> None:
-        engines = kind(cast(Any, group), Running(running_limits(len(group), most, None), len(group)), *[limits.CALL] * 3)
+        engines = kind(
+            cast(Any, group), Running(running_limits(len(group), most, None), len(group)), *[limits.CALL] * 3
+        )
         await scenario(group, engines)
         await engines.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}, "a task was left behind"
@@ -63,7 +65,9 @@ def test_what_had_not_ended_begins_anew_elsewhere_with_its_own_seeds() -> None:
         group.kill(0)
         assert drawn(await answer) == [(10, 0, 0), (11, 0, 0), (12, 0, 0), (13, 1, 0), (14, 1, 0)]
         assert group.asked[:2] == [(0, "generate", (5, 10)), (1, "generate", (2, 13))]
-        assert asyncio.get_running_loop().time() == pytest.approx(12.5 + 14), "the unfinished samples were started again"
+        assert asyncio.get_running_loop().time() == pytest.approx(12.5 + 14), (
+            "the unfinished samples were started again"
+        )
 
     run(scenario, Engines(2, by_seed))
 
@@ -142,7 +146,10 @@ def test_after_its_last_restart_an_engine_retires_and_the_last_one_ends_the_run(
 
 def fatal(exception: str) -> str:
     """Return what vLLM's engine process prints when it ends with an exception."""
-    return f"x\n(EngineCore pid=7) ERROR 11-25 11:19:03 [core.py:1512] EngineCore encountered a fatal error.\n{exception}\n"
+    return (
+        f"x\n(EngineCore pid=7) ERROR 11-25 11:19:03 [core.py:1512] EngineCore encountered a fatal "
+        f"error.\n{exception}\n"
+    )
 
 
 def test_an_engine_that_dies_twice_of_its_first_request_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
@@ -154,7 +161,11 @@ def test_an_engine_that_dies_twice_of_its_first_request_ends_the_run(caplog: pyt
         await back(engines, 0)
         await asyncio.sleep(1)
         group.kill(0)
-        said = r"^actor_infer rank 0: on host 10\.0\.0\.0, it died twice of the same exception before .*: RuntimeError: no kernel;"
+        said = (
+            r"^actor_infer rank 0: on host 10\.0\.0\.0, it died twice of the same exception before .*: "
+            r"RuntimeError: "
+            r"no kernel;"
+        )
         for waiting in (answer, engines.pool.until(lambda: False)):
             with pytest.raises(WorkerDied, match=said):
                 await waiting
@@ -220,7 +231,10 @@ def test_a_restart_that_fails_like_the_first_death_is_the_last() -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [DataError([Fault("pretrain", "it cannot be read", "give another")]), EngineShortage("actor_infer", 0, "too little memory")],
+    [
+        DataError([Fault("pretrain", "it cannot be read", "give another")]),
+        EngineShortage("actor_infer", 0, "too little memory"),
+    ],
     ids=["bad input", "shortage"],
 )
 def test_a_restart_that_would_fail_again_ends_the_run(fault: RollError) -> None:
@@ -271,7 +285,11 @@ def test_who_dies_in_a_call_of_all_is_left_out() -> None:
         group.kill(1)
         await pausing
         assert list(engines.pool.present) == [0, 2]
-        assert await engines.activity() == [EngineActivity(1.0, 1, 1), EngineActivity(0.0, 0, 0), EngineActivity(1.0, 1, 1)]
+        assert await engines.activity() == [
+            EngineActivity(1.0, 1, 1),
+            EngineActivity(0.0, 0, 0),
+            EngineActivity(1.0, 1, 1),
+        ]
         with pytest.raises(WorkerDied, match="actor_infer rank 1: it is restarting"):
             await engines.pool.one(1, limits.CALL, GenerateStrategy.pause)
         await back(engines, 1)

@@ -1,4 +1,6 @@
-"""Failed starts of Ray: an address that a run cannot join is refused before Ray is called, and Ray's errors get a remedy."""
+"""Failed starts of Ray: an address that a run cannot join is refused before Ray is called, and Ray's errors get a
+remedy.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,16 @@ def test_addresses_of_the_client_and_the_dashboard_are_refused(address: str, mon
     assert isinstance(ended.value.code, str) and address in ended.value.code and "\n" not in ended.value.code
 
 
-def test_what_ray_says_as_it_does_not_start_is_told_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ray_says_as_it_does_not_start_is_told_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def late(**_: object) -> None:
         raise Exception("The current node timed out\n during startup.")
 
     monkeypatch.setattr(ray, "init", late)
-    said = r"^Ray: did not start on this host: The current node timed out during startup\.\n    see Ray's output in logs/ray"
+    said = (
+        r"^Ray: did not start on this host: The current node timed out during startup\.\n    see Ray's output in "
+        r"logs/ray"
+    )
     with pytest.raises(ClusterUnavailable, match=said):
         start(tmp_path, 0)

@@ -14,7 +14,12 @@ from roll.ray.placement import gpu_nodes, worker_placements
 
 
 def node(address: str, gpus: int, alive: bool = True) -> dict[str, Any]:
-    return {"NodeID": f"node at {address}", "NodeManagerAddress": address, "Resources": {"GPU": gpus} if gpus else {}, "Alive": alive}
+    return {
+        "NodeID": f"node at {address}",
+        "NodeManagerAddress": address,
+        "Resources": {"GPU": gpus} if gpus else {},
+        "Alive": alive,
+    }
 
 
 @pytest.fixture
@@ -22,11 +27,15 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Return the list of nodes that `ray.nodes` returns, which a test fills."""
     found: list[dict[str, Any]] = []
     monkeypatch.setattr(ray, "nodes", lambda: found)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: type("Context", (), {"get_node_id": lambda self: "node at 10.0.0.1"})())
+    monkeypatch.setattr(
+        ray, "get_runtime_context", lambda: type("Context", (), {"get_node_id": lambda self: "node at 10.0.0.1"})()
+    )
     return found
 
 
-def test_devices_are_counted_over_living_nodes_with_gpus_by_their_addresses_as_numbers(nodes: list[dict[str, Any]]) -> None:
+def test_devices_are_counted_over_living_nodes_with_gpus_by_their_addresses_as_numbers(
+    nodes: list[dict[str, Any]],
+) -> None:
     nodes += [node("10.0.0.10", 4), node("10.0.0.9", 4), node("10.0.0.1", 0), node("10.0.0.2", 4, alive=False)]
     assert gpu_nodes() == ["node at 10.0.0.9", "node at 10.0.0.10"]
     places = worker_placements(RolePlan("actor_train", "deepspeed_train", ((3,), (4,))), 4, {"COLOUR": "blue"})
@@ -49,14 +58,20 @@ def test_addresses_may_be_of_version_6(nodes: list[dict[str, Any]]) -> None:
         ((2, 8), 8, r"\[2, 8\]"),  # the 8 devices would be on the first node, which has 2
     ],
 )
-def test_too_few_gpus_are_told_with_what_nodes_have(nodes: list[dict[str, Any]], counts: tuple[int, ...], gpus: int, counted: str) -> None:
+def test_too_few_gpus_are_told_with_what_nodes_have(
+    nodes: list[dict[str, Any]], counts: tuple[int, ...], gpus: int, counted: str
+) -> None:
     nodes += [node(f"10.0.0.{number}", count) for number, count in enumerate(counts, 1)]
     needed = -(-gpus // 8)
-    with pytest.raises(ConfigError, match=rf"asks for {gpus} GPUs on {needed} node\(s\) of 8 each; .* by address, have {counted}"):
+    with pytest.raises(
+        ConfigError, match=rf"asks for {gpus} GPUs on {needed} node\(s\) of 8 each; .* by address, have {counted}"
+    ):
         check_gpus(gpus, 8)
 
 
-@pytest.mark.parametrize(("address", "where"), [(None, "Ray sees none on this host"), ("10.0.0.1:6379", "no node of the cluster has one")])
+@pytest.mark.parametrize(
+    ("address", "where"), [(None, "Ray sees none on this host"), ("10.0.0.1:6379", "no node of the cluster has one")]
+)
 def test_where_there_are_no_gpus_it_is_told_how_to_run_on_the_cpu(
     address: str | None, where: str, nodes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,7 +68,10 @@ def times(*errors: Exception | None) -> Callable[[int, str], Exception | None]:
     return lambda rank, method: left.pop(0) if left else None
 
 
-DIED, LATE = WorkerDied("rewards.d", 1, "the process died"), WorkerLate("rewards.d", 1, "score did not finish within 5 s")
+DIED, LATE = (
+    WorkerDied("rewards.d", 1, "the process died"),
+    WorkerLate("rewards.d", 1, "score did not finish within 5 s"),
+)
 
 
 @pytest.mark.parametrize("error", [DIED, LATE])
@@ -81,7 +84,9 @@ def test_what_a_worker_that_died_had_not_answered_is_asked_again(error: WorkerFa
 def test_calls_that_one_death_failed_replace_it_once() -> None:
     async def go() -> list[int]:
         dead = {0}
-        group = Group(lambda rank, method: DIED if method != "replace" and rank == 1 and group.process[1] in dead else None)
+        group = Group(
+            lambda rank, method: DIED if method != "replace" and rank == 1 and group.process[1] in dead else None
+        )
         ranks = replaced(group)
         calls = [ranks.one(rank, limits.CALL, Worker.double, number) for number, rank in enumerate([1, 1, 1, 0])]
         found = await asyncio.gather(*calls)
@@ -99,7 +104,9 @@ def test_a_replacement_that_dies_as_it_starts_counts() -> None:
 
 def test_a_worker_that_always_dies_ends_the_run_with_the_cause() -> None:
     group = Group(lambda rank, method: None if method == "replace" else DIED)
-    with pytest.raises(WorkerFailed, match=f"rewards.d.*1.*the process died; it has been replaced {MOST} times within an hour"):
+    with pytest.raises(
+        WorkerFailed, match=f"rewards.d.*1.*the process died; it has been replaced {MOST} times within an hour"
+    ):
         asyncio.run(replaced(group).one(1, limits.CALL, Worker.double, 4))
     assert group.process == [0, MOST]
 

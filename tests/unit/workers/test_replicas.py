@@ -32,7 +32,11 @@ class FourRanks(WorkerGroup[TrainStrategy]):
 
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
         self.heard = list(arguments.values())
-        says = {"values": values, "train_step": lambda updates, *_: learnt(updates[0]), "evaluate": lambda parts, *_: learnt(parts)}
+        says = {
+            "values": values,
+            "train_step": lambda updates, *_: learnt(updates[0]),
+            "evaluate": lambda parts, *_: learnt(parts),
+        }
         return [says[method](*given) if rank % 2 == 0 else None for rank, given in arguments.items()]
 
 
@@ -65,12 +69,20 @@ def test_ranks_of_a_replica_score_the_same_and_each_sequence_is_scored_once() ->
 
 def test_a_sequence_is_learnt_by_one_replica_and_counted_once() -> None:
     group, learner = FourRanks(), Learner(FourRanks(), SHAPE, limits.CALL, limits.CALL, limits.CALL)
-    assert asyncio.run(learner.train_step(batch(), NegativeLogLikelihood(), 0)) == {"sft/loss": 2.0, "sft/lr": 0.1, "sft/row": 1.0}
-    results = asyncio.run(Learner(group, SHAPE, limits.CALL, limits.CALL, limits.CALL).evaluate(batch(), NegativeLogLikelihood()))
+    assert asyncio.run(learner.train_step(batch(), NegativeLogLikelihood(), 0)) == {
+        "sft/loss": 2.0,
+        "sft/lr": 0.1,
+        "sft/row": 1.0,
+    }
+    results = asyncio.run(
+        Learner(group, SHAPE, limits.CALL, limits.CALL, limits.CALL).evaluate(batch(), NegativeLogLikelihood())
+    )
     assert sum(result.tokens for result in results) == sum(LENGTHS) - len(LENGTHS)
     by_replica = [group.heard[rank][0] for rank in (0, 2)]
     assert group.heard[1][0] is by_replica[0]
-    assert sorted(sample for parts in by_replica for part in parts for sample in part.samples) == list(range(len(LENGTHS)))
+    assert sorted(sample for parts in by_replica for part in parts for sample in part.samples) == list(
+        range(len(LENGTHS))
+    )
     # The loss weights sum to one over the replicas, and not over the ranks.
     weights = sum(float(part.loss_weights.sum(dtype=np.float64)) for parts in by_replica for part in parts)
     assert abs(weights - 1) < 1e-6

@@ -90,7 +90,9 @@ def test_a_judge_never_forgets_its_weights() -> None:
     group = Group(None)
     assert (
         asyncio.run(
-            JudgeEngines(cast(WorkerGroup, group), Running(None, len(group)), limits.CALL, limits.CALL, limits.CALL).offload(discard=True)
+            JudgeEngines(
+                cast(WorkerGroup, group), Running(None, len(group)), limits.CALL, limits.CALL, limits.CALL
+            ).offload(discard=True)
         )
         == 7
     )
@@ -98,7 +100,9 @@ def test_a_judge_never_forgets_its_weights() -> None:
 
 
 def test_messages_that_wait_for_their_turn_have_time_for_it() -> None:
-    model = ApiModel("http://h", "m", None, SAMPLING, seconds=limits.CALL, retries=1, concurrency=2, max_calls=None, seed=0)
+    model = ApiModel(
+        "http://h", "m", None, SAMPLING, seconds=limits.CALL, retries=1, concurrency=2, max_calls=None, seed=0
+    )
 
     async def run() -> None:
         group = Group(Reply(("yes",)), size=1)

@@ -53,7 +53,9 @@ def test_the_results_of_a_group_are_combined_where_its_parts_are_normalised() ->
     assert facade({}).combined(PROMPT, results) == results
     assert facade(PARTS).combined(PROMPT, results) == results
     combined = facade({**PARTS, "normalise": "group"}).combined(PROMPT, results)
-    assert [result.value for result in combined] == pytest.approx([2 * 0.5**0.5, -2 * 0.5**0.5], rel=1e-5), "2 (1 - 0.5) / 0.707"
+    assert [result.value for result in combined] == pytest.approx([2 * 0.5**0.5, -2 * 0.5**0.5], rel=1e-5), (
+        "2 (1 - 0.5) / 0.707"
+    )
     assert [result.parts for result in combined] == [result.parts for result in results]
 
 
@@ -65,17 +67,25 @@ def test_calls_that_may_be_made_twice_have_twice_the_time() -> None:
     once, parts = RewardConfig.model_validate({"timeout": 5.0}), RewardConfig.model_validate({"timeout": 5.0, **PARTS})
     side_by_side = RewardConfig.model_validate({"timeout": 5.0, "concurrency": 8})
     failing = 4 * (5.0 + REPLACED)
-    assert [longest(section, 4) for section in (once, parts, side_by_side)] == [failing + SLACK, 2 * failing + SLACK, 2 * failing + SLACK]
+    assert [longest(section, 4) for section in (once, parts, side_by_side)] == [
+        failing + SLACK,
+        2 * failing + SLACK,
+        2 * failing + SLACK,
+    ]
 
 
 def test_a_group_goes_to_the_least_busy_worker_and_has_time_for_each_response_to_fail() -> None:
     async def scores() -> None:
         group = Group()
-        rewards = Rewards({"maths": cast(WorkerGroup, group)}, {"maths": RewardConfig.model_validate({"timeout": 5.0})}, limits.START)
+        rewards = Rewards(
+            {"maths": cast(WorkerGroup, group)}, {"maths": RewardConfig.model_validate({"timeout": 5.0})}, limits.START
+        )
         waiting = [asyncio.ensure_future(rewards.score(PROMPT, ["a"] * count)) for count in (4, 1, 2)]
         await asyncio.sleep(0)
         failing = 5.0 + REPLACED
-        assert group.calls == [(0, 4 * failing + SLACK), (1, failing + SLACK), (1, 3 * failing + SLACK)], "queued responses count"
+        assert group.calls == [(0, 4 * failing + SLACK), (1, failing + SLACK), (1, 3 * failing + SLACK)], (
+            "queued responses count"
+        )
         group.go.set()
         assert [len(results) for results in await asyncio.gather(*waiting)] == [4, 1, 2]
         await rewards.score(PROMPT, ["a"])

@@ -25,7 +25,9 @@ class Machine:
         if self.is_silent:
             raise TimeoutError
         self.asked += [(node_id, pid, begin) for pid, _, begin in asked]
-        return [Look(self.stages.pop(log.name, None), begin + 10, Usage(1.0, 5), self.compiles) for _, log, begin in asked]
+        return [
+            Look(self.stages.pop(log.name, None), begin + 10, Usage(1.0, 5), self.compiles) for _, log, begin in asked
+        ]
 
 
 class Group:
@@ -41,7 +43,11 @@ class Group:
 
     def states(self) -> Sequence[RankState]:
         ranks = [(7, None), (8, "far")]
-        return [] if self.is_ending else [RankState(pid, node, Path(str(pid)), self.begin, self.is_built) for pid, node in ranks]
+        return (
+            []
+            if self.is_ending
+            else [RankState(pid, node, Path(str(pid)), self.begin, self.is_built) for pid, node in ranks]
+        )
 
 
 def test_from_the_process_to_its_work() -> None:
@@ -54,7 +60,9 @@ def test_from_the_process_to_its_work() -> None:
     assert sign() == Sign("actor_train", "starting its process", Usage(2.0, 10))
     assert machine.asked == [(None, 7, 100), ("far", 8, 100)], "the log of an earlier process is skipped"
     machine.stages = {"7": "loading the model", "8": "process started"}
-    assert sign() == Sign("actor_train", "loading the model (1 of 2 ranks); process started (1 of 2 ranks)", Usage(2.0, 10))
+    assert sign() == Sign(
+        "actor_train", "loading the model (1 of 2 ranks); process started (1 of 2 ranks)", Usage(2.0, 10)
+    )
     machine.stages = {"8": "loading the model"}
     machine.compiles = True
     assert sign() == Sign("actor_train", "loading the model, compiling", Usage(2.0, 10))
@@ -64,14 +72,18 @@ def test_from_the_process_to_its_work() -> None:
     group.work = "training"
     assert sign() == Sign("actor_train", "training", Usage(2.0, 10))
     group.is_built, group.begin = False, 500
-    assert sign() == Sign("actor_train", "starting its process", Usage(2.0, 10)), "a replacement starts from the beginning"
+    assert sign() == Sign("actor_train", "starting its process", Usage(2.0, 10)), (
+        "a replacement starts from the beginning"
+    )
     machine.is_silent = True
     assert sign() == Sign("actor_train", "starting its process"), "a node that does not answer is no error"
     group.is_ending = True
     assert sign() is None
 
 
-@pytest.mark.parametrize(("stages", "text"), [(["a", "a"], "a"), (["b", "a", "b"], "b (2 of 3 ranks); a (1 of 3 ranks)")])
+@pytest.mark.parametrize(
+    ("stages", "text"), [(["a", "a"], "a"), (["b", "a", "b"], "b (2 of 3 ranks); a (1 of 3 ranks)")]
+)
 def test_ranks_are_joined(stages: list[str], text: str) -> None:
     assert joined(stages) == text
 

@@ -53,7 +53,9 @@ def test_without_limits_the_least_busy_engine_takes_all() -> None:
 
 
 @given(most=st.integers(2, 40), engines=st.integers(1, 4), events=st.lists(st.integers(1, 9), max_size=60))
-def test_no_engine_has_more_than_its_share_and_none_idles_while_samples_wait(most: int, engines: int, events: list[int]) -> None:
+def test_no_engine_has_more_than_its_share_and_none_idles_while_samples_wait(
+    most: int, engines: int, events: list[int]
+) -> None:
     shares = [limit.samples for limit in running_limits(engines, max(most, engines), None) or ()]
     running, has, waiting = Running(running_limits(engines, max(most, engines), None), engines), [0] * engines, 0
     for event in events:

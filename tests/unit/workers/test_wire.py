@@ -14,8 +14,12 @@ TEXTS = st.text(max_size=8)
 
 @st.composite
 def completions(draw: st.DrawFn) -> Completion:
-    """Draw a completion, possibly without tokens, with one or several policy versions, and with or without log-probs."""
-    tokens = draw(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(-50, 0, width=32), st.integers(0, 2)), max_size=6))
+    """Draw a completion, possibly without tokens, with one or several policy versions, and with or without
+    log-probs.
+    """
+    tokens = draw(
+        st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(-50, 0, width=32), st.integers(0, 2)), max_size=6)
+    )
     has_log_probs, is_one_version = draw(st.booleans()), draw(st.booleans())
     return Completion(
         np.array([token for token, _, _ in tokens], np.int32),
@@ -39,10 +43,17 @@ def test_completions_arrive_as_they_were(sent: list[Completion]) -> None:
     for one, other in zip(sent, arrived, strict=True):
         assert same(one.token_ids, other.token_ids) and same(one.log_probs, other.log_probs)
         assert same(one.policy_versions, other.policy_versions)
-        assert (one.text, one.finish_reason) == (other.text, other.finish_reason) and isinstance(other.finish_reason, FinishReason)
+        assert (one.text, one.finish_reason) == (other.text, other.finish_reason) and isinstance(
+            other.finish_reason, FinishReason
+        )
 
 
-@given(value=st.floats(allow_nan=False), outcome=st.sampled_from(RewardOutcome), note=TEXTS, turns=st.lists(st.integers(1, 9)))
+@given(
+    value=st.floats(allow_nan=False),
+    outcome=st.sampled_from(RewardOutcome),
+    note=TEXTS,
+    turns=st.lists(st.integers(1, 9)),
+)
 def test_rewards_arrive_as_they_were(value: float, outcome: RewardOutcome, note: str, turns: list[int]) -> None:
     sent = RewardResult(value, outcome, {"part": value}, note, tuple(TurnReward(end, value) for end in turns))
     assert decoded(encoded(sent)) == sent

@@ -1,4 +1,6 @@
-"""IFEval's 25 instructions by their ids, each with its check and the names of its arguments, as in the data set google/IFEval."""
+"""IFEval's 25 instructions by their ids, each with its check and the names of its arguments, as in the data set
+google/IFEval.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,23 @@ class Instruction(NamedTuple):
 
 INSTRUCTIONS: Mapping[str, Instruction] = {
     "keywords:existence": Instruction(words.verify_keywords, {"keywords": "keyword_list"}),
-    "keywords:frequency": Instruction(words.keyword_frequency, {"keyword": "word", "frequency": "N", "relation": "quantifier"}),
+    "keywords:frequency": Instruction(
+        words.keyword_frequency, {"keyword": "word", "frequency": "N", "relation": "quantifier"}
+    ),
     "keywords:forbidden_words": Instruction(words.validate_forbidden_words, {"forbidden_words": "forbidden_words"}),
     "keywords:letter_frequency": Instruction(
         words.letter_frequency, {"letter": "letter", "let_frequency": "N", "let_relation": "quantifier"}
     ),
     "language:response_language": Instruction(whole.validate_response_language, {"language": "language"}),
-    "length_constraints:number_sentences": Instruction(words.verify_sentence_constraint, {"num_sentences": "N", "relation": "quantifier"}),
+    "length_constraints:number_sentences": Instruction(
+        words.verify_sentence_constraint, {"num_sentences": "N", "relation": "quantifier"}
+    ),
     "length_constraints:number_paragraphs": Instruction(
         partial(layout.verify_paragraph_count, divider=layout.THREE_STARS), {"num_paragraphs": "N"}
     ),
-    "length_constraints:number_words": Instruction(words.validate_word_constraint, {"num_words": "N", "relation": "quantifier"}),
+    "length_constraints:number_words": Instruction(
+        words.validate_word_constraint, {"num_words": "N", "relation": "quantifier"}
+    ),
     "length_constraints:nth_paragraph_first_word": Instruction(
         layout.validate_paragraphs, {"num_paragraphs": "N", "nth_paragraph": "i", "first_word": "first_word"}
     ),
@@ -41,7 +49,9 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
     "detectable_content:postscript": Instruction(layout.verify_postscript, {"postscript_marker": "postscript_marker"}),
     "detectable_format:number_bullet_lists": Instruction(layout.verify_bullet_points, {"num_bullets": "N"}),
     "detectable_format:constrained_response": Instruction(partial(layout.validate_choice, options=ANSWERS)),
-    "detectable_format:number_highlighted_sections": Instruction(layout.validate_highlighted_sections, {"num_highlights": "N"}),
+    "detectable_format:number_highlighted_sections": Instruction(
+        layout.validate_highlighted_sections, {"num_highlights": "N"}
+    ),
     "detectable_format:multiple_sections": Instruction(
         layout.validate_sections, {"section_spliter": "section_splitter", "num_sections": "N"}
     ),

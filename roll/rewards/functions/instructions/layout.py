@@ -19,7 +19,9 @@ SIX_STARS = "******"
 
 
 def verify_paragraph_count(text: str, N: int, *, divider: re.Pattern[str] = DIVIDER) -> bool:
-    """Return whether dividers separate N paragraphs. Only the text before the first and after the last divider may be empty."""
+    """Return whether dividers separate N paragraphs. Only the text before the first and after the last divider may be
+    empty.
+    """
     parts = [part.strip() for part in divider.split(text)]
     if not all(parts[1:-1]):
         return False

@@ -26,13 +26,16 @@ def validate_response_language(text: str, language: str) -> bool:
 def validate_uppercase(text: str) -> bool:
     """Return whether there are letters, and all are capitals.
 
-    IFEval also asks langdetect for English, which calls most English text in capitals another language. Only the case is checked here.
+    IFEval also asks langdetect for English, which calls most English text in capitals another language. Only the case
+    is checked here.
     """
     return text.isupper()
 
 
 def validate_lowercase(text: str) -> bool:
-    """Return whether there are letters, and all are lower-case. As in `validate_uppercase`, the language is not checked."""
+    """Return whether there are letters, and all are lower-case. As in `validate_uppercase`, the language is not
+    checked.
+    """
     return text.islower()
 
 

@@ -11,8 +11,12 @@ from collections.abc import Sequence
 END = re.compile(r"[.!?]+[\"'”’)\]*_]*(?=\s|$)")
 KNOWN = "mr mrs ms dr prof st sr jr vs etc inc ltd co corp fig gen col sgt capt lt rev hon approx dept est"
 MONTHS = "jan feb mar apr jun jul aug sep sept oct nov dec"
-ABBREVIATION = re.compile(rf"(?:^|[\s(\"'“‘])(?:[A-Za-z]|(?:[A-Za-z]\.)+[A-Za-z]|(?i:{'|'.join([*KNOWN.split(), *MONTHS.split()])}))$")
-"""Matches text after which a full stop does not end a sentence: an initial, letters with full stops, a known abbreviation."""
+ABBREVIATION = re.compile(
+    rf"(?:^|[\s(\"'“‘])(?:[A-Za-z]|(?:[A-Za-z]\.)+[A-Za-z]|(?i:{'|'.join([*KNOWN.split(), *MONTHS.split()])}))$"
+)
+"""Matches text after which a full stop does not end a sentence: an initial, letters with full stops, a known
+abbreviation.
+"""
 NUMBERED = re.compile(r"(?:^|\n)\s*\d{1,3}$")
 """Matches the number of a list item."""
 
@@ -20,13 +24,16 @@ NUMBERED = re.compile(r"(?:^|\n)\s*\d{1,3}$")
 def sentences(text: str) -> list[str]:
     """Return the sentences of a text.
 
-    A sentence ends at a full stop, exclamation mark or question mark (with any closing marks) before white space or the end of the text.
-    A full stop does not end a sentence after an abbreviation or a list number, or before a lower-case letter.
+    A sentence ends at a full stop, exclamation mark or question mark (with any closing marks) before white space or the
+    end of the text. A full stop does not end a sentence after an abbreviation or a list number, or before a lower-case
+    letter.
     """
     found, begin = [], 0
     for end in END.finditer(text):
         before, after = text[begin : end.start()], text[end.end() :].lstrip()
-        if end[0].startswith(".") and (after[:1].islower() or NUMBERED.search(before) or (after and ABBREVIATION.search(before))):
+        if end[0].startswith(".") and (
+            after[:1].islower() or NUMBERED.search(before) or (after and ABBREVIATION.search(before))
+        ):
             continue
         if (sentence := text[begin : end.end()].strip()) != "":
             found.append(sentence)
@@ -38,8 +45,9 @@ WORD = re.compile(r"\w+")
 TOKEN = re.compile(r"\w(?:[\w'.&/-]*\w)?")
 """A word, including marks that join its parts, so that a hyphenated word counts once."""
 TOLERANCE = 10
-"""`around` allows a difference of a tenth of the number, or of 1 if that is more. IFEval itself has no such relation, but data sets that
-use its checks do."""
+"""`around` allows a difference of a tenth of the number, or of 1 if that is more. IFEval itself has no such relation,
+but data sets that use its checks do.
+"""
 
 
 def holds(count: int, quantifier: str, number: int) -> bool:
@@ -79,7 +87,9 @@ def verify_keyword_frequency(text: str, word: str, N: int) -> bool:
 
 
 def keyword_frequency(text: str, word: str, N: int, quantifier: str) -> bool:
-    """Return whether the number of occurrences of the word has the relation `quantifier` to N. See `verify_keyword_frequency`."""
+    """Return whether the number of occurrences of the word has the relation `quantifier` to N. See
+    `verify_keyword_frequency`.
+    """
     return holds(_occurrences(word, text), quantifier, N)
 
 
@@ -88,7 +98,9 @@ def validate_forbidden_words(text: str, forbidden_words: Sequence[str]) -> bool:
 
     IFEval's pattern never finds a word that begins or ends with a mark, such as `C++`. Here such a word is found too.
     """
-    return not any(re.search(rf"(?<!\w){re.escape(word.strip())}(?!\w)", text, re.IGNORECASE) for word in forbidden_words)
+    return not any(
+        re.search(rf"(?<!\w){re.escape(word.strip())}(?!\w)", text, re.IGNORECASE) for word in forbidden_words
+    )
 
 
 def verify_letter_frequency(text: str, letter: str, N: int) -> bool:

@@ -1,6 +1,7 @@
 """Restricts a process of the sandbox with resource limits and a system call filter (seccomp).
 
-The filter forbids new processes, also for root. A program is therefore a single process, and RLIMIT_AS limits all of its memory.
+The filter forbids new processes, also for root. A program is therefore a single process, and RLIMIT_AS limits all of
+its memory.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ CAPABILITY_VERSION = 0x20080522
 CAPABILITIES_OF_FILES = 0b110
 """CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: root may need them to read the interpreter's files."""
 UNPRIVILEGED = 65533
-"""User id that root changes to, because some limits do not apply to root. Below 65536, because a container may have no larger ids."""
+"""User id that root changes to, because some limits do not apply to root. Below 65536, because a container may have no
+larger ids.
+"""
 ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 """Return values of a filter. The lower half is the error number."""
 LOAD, JUMP_EQUAL, JUMP_SET, JUMP_AT_LEAST, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
-"""BPF operations: load a word; jump if the word is equal to a value, has one of its bits set, or is at least the value; return."""
+"""BPF operations: load a word; jump if the word is equal to a value, has one of its bits set, or is at least the value;
+return.
+"""
 NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, 16
-"""Offsets in a filter's input: the number of the system call, the architecture, the lower half of the first argument."""
+"""Offsets in a filter's input: the number of the system call, the architecture, the lower half of the first argument.
+"""
 X86_64 = 0xC000003E
 X32 = 0x40000000
 """Bit that is set in the system call numbers of the x32 ABI, which offers the same system calls."""
@@ -36,13 +42,74 @@ SIGNALS = (62, 200, 234, 129, 297)
 """kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo: allowed only with the caller's own process as the target."""
 FORBIDDEN = (
     *(57, 58, 59, 322),  # fork, vfork, execve, execveat
-    *(101, 310, 311, 312, 434, 438, 424, 440, 448),  # ptrace, process_vm_readv and _writev, kcmp, pidfd_*, process_madvise and _mrelease
-    *(41, 29, 64, 68, 240, 319, 447),  # socket, shmget, semget, msgget, mq_open, memfd_create and _secret: memory outside RLIMIT_AS
+    *(
+        101,
+        310,
+        311,
+        312,
+        434,
+        438,
+        424,
+        440,
+        448,
+    ),  # ptrace, process_vm_readv and _writev, kcmp, pidfd_*, process_madvise and _mrelease
+    *(
+        41,
+        29,
+        64,
+        68,
+        240,
+        319,
+        447,
+    ),  # socket, shmget, semget, msgget, mq_open, memfd_create and _secret: memory outside RLIMIT_AS
     *(272, 308, 161, 155, 165, 166, 428, 429, 430, 431, 432, 433, 442),  # unshare, setns, chroot, pivot_root, mounts
     *(133, 259, 188, 189, 190, 303, 304),  # mknod, mknodat, setxattr and its variants, file handles
-    *(88, 266, 206, 253, 294, 162, 306),  # symlinks, aio contexts, inotify: kernel memory and totals of the machine; sync and syncfs
-    *(425, 426, 427, 321, 298, 323, 300, 248, 249, 250),  # io_uring, bpf, perf_event_open, userfaultfd, fanotify_init, keys
-    *(175, 176, 313, 246, 320, 169, 167, 168, 163, 164, 170, 171, 172, 173, 179, 443, 103, 153, 154, 135, 212, 256, 279),  # the machine
+    *(
+        88,
+        266,
+        206,
+        253,
+        294,
+        162,
+        306,
+    ),  # symlinks, aio contexts, inotify: kernel memory and totals of the machine; sync and syncfs
+    *(
+        425,
+        426,
+        427,
+        321,
+        298,
+        323,
+        300,
+        248,
+        249,
+        250,
+    ),  # io_uring, bpf, perf_event_open, userfaultfd, fanotify_init, keys
+    *(
+        175,
+        176,
+        313,
+        246,
+        320,
+        169,
+        167,
+        168,
+        163,
+        164,
+        170,
+        171,
+        172,
+        173,
+        179,
+        443,
+        103,
+        153,
+        154,
+        135,
+        212,
+        256,
+        279,
+    ),  # the machine
 )
 
 
@@ -79,14 +146,17 @@ def leave_root() -> None:
     os.setresgid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
     os.setresuid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
     library = ctypes.CDLL(None, use_errno=True)
-    _check(library.unshare(CLONE_NEWUSER), "unshare")  # grants all capabilities in the new namespace; the next call drops them
+    _check(
+        library.unshare(CLONE_NEWUSER), "unshare"
+    )  # grants all capabilities in the new namespace; the next call drops them
     _check(library.capset(struct.pack("=II", CAPABILITY_VERSION, 0), bytes(24)), "capset")
 
 
 def _drop_capabilities() -> None:
     """Give up the capabilities of root, except to read files of other users. Only root without a sandbox has any.
 
-    With them, a program could open the descriptors of the supervisor and of the test's process, and so forge its verdict.
+    With them, a program could open the descriptors of the supervisor and of the test's process, and so forge its
+    verdict.
     """
     library = ctypes.CDLL(None, use_errno=True)
     header, held = struct.pack("=II", CAPABILITY_VERSION, 0), ctypes.create_string_buffer(24)
@@ -116,14 +186,27 @@ def _program(own: int) -> bytes:
     rules = [
         *(_step(LOAD, ARCHITECTURE), _step(JUMP_EQUAL, X86_64, 1, 0), _step(RETURN, KILL)),
         *(_step(LOAD, NUMBER), _step(JUMP_AT_LEAST, X32, 0, 1), _step(RETURN, EPERM)),
-        *(_step(JUMP_EQUAL, CLONE3, 0, 1), _step(RETURN, ENOSYS)),  # a filter cannot read its flags; glibc then uses clone
-        *(_step(JUMP_EQUAL, CLONE, 0, 4), _step(LOAD, ARGUMENT), _step(JUMP_SET, CLONE_THREAD, 1, 0), _step(RETURN, EPERM)),
+        *(
+            _step(JUMP_EQUAL, CLONE3, 0, 1),
+            _step(RETURN, ENOSYS),
+        ),  # a filter cannot read its flags; glibc then uses clone
+        *(
+            _step(JUMP_EQUAL, CLONE, 0, 4),
+            _step(LOAD, ARGUMENT),
+            _step(JUMP_SET, CLONE_THREAD, 1, 0),
+            _step(RETURN, EPERM),
+        ),
         _step(RETURN, ALLOW),
     ]
     for number in FORBIDDEN:
         rules += [_step(JUMP_EQUAL, number, 0, 1), _step(RETURN, EPERM)]
     for number in SIGNALS:
-        rules += [_step(JUMP_EQUAL, number, 0, 4), _step(LOAD, ARGUMENT), _step(JUMP_EQUAL, own, 1, 0), _step(RETURN, EPERM)]
+        rules += [
+            _step(JUMP_EQUAL, number, 0, 4),
+            _step(LOAD, ARGUMENT),
+            _step(JUMP_EQUAL, own, 1, 0),
+            _step(RETURN, EPERM),
+        ]
         rules += [_step(RETURN, ALLOW)]
     rules += [_step(JUMP_EQUAL, PRLIMIT, 0, 4), _step(LOAD, ARGUMENT), _step(JUMP_EQUAL, 0, 1, 0), _step(RETURN, EPERM)]
     return b"".join([*rules, _step(RETURN, ALLOW), _step(RETURN, ALLOW)])
@@ -142,7 +225,10 @@ def _filter_calls(program: bytes) -> None:
 
 def _control(option: int, first: int, second: int = 0) -> None:
     library = ctypes.CDLL(None, use_errno=True)
-    _check(library.prctl(option, ctypes.c_ulong(first), ctypes.c_ulong(second), ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
+    _check(
+        library.prctl(option, ctypes.c_ulong(first), ctypes.c_ulong(second), ctypes.c_ulong(0), ctypes.c_ulong(0)),
+        f"prctl {option}",
+    )
 
 
 def _check(result: int, call: str) -> None:

@@ -1,4 +1,6 @@
-"""The process that runs a test and alone decides the verdict. It has the code of the test, and only proxies of the candidate's objects."""
+"""The process that runs a test and alone decides the verdict. It has the code of the test, and only proxies of the
+candidate's objects.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def judge(test: Mapping[str, Any], channel: Channel) -> tuple[bytes, str]:
     """Return (PASSED or FAILED, the reason of a failure).
 
     Args:
-        test: `kind` (`assert`, `check` or `text`), `code` of the test, `source` of the candidate, `entry` (name of the function to pass
+        test: `kind` (`assert`, `check` or `text`), `code` of the test, `source` of the candidate, `entry` (name of the
+            function to pass
             to `check`), and `response` (the text of the response).
     """
     try:
@@ -51,7 +54,9 @@ def _run(test: Mapping[str, Any], channel: Channel) -> None:
     else:
         names = Link(channel, guarded=True).request("names")
         of_python = OF_CHECKS if test["kind"] == "check" else OF_TESTS
-        namespace |= {name: value for name, value in names.items() if not hasattr(builtins, name) and name not in of_python}
+        namespace |= {
+            name: value for name, value in names.items() if not hasattr(builtins, name) and name not in of_python
+        }
         namespace |= imported_by(ast.parse(test["source"]))
         solution = types.ModuleType(SOLUTION)
         vars(solution).update(names)
@@ -65,7 +70,9 @@ def _run(test: Mapping[str, Any], channel: Channel) -> None:
 
 
 def _run_tests(namespace: dict[str, Any]) -> None:
-    """Run the test functions, the methods of test classes and the unittest cases in a namespace, in order. Raise at the first failure."""
+    """Run the test functions, the methods of test classes and the unittest cases in a namespace, in order. Raise at the
+    first failure.
+    """
     own = {name: value for name, value in namespace.items() if getattr(value, "__module__", None) == "__main__"}
     fixtures = {name: value for name, value in own.items() if isinstance(value, pytest_like.Fixture)}
     for name, value in own.items():
@@ -99,7 +106,9 @@ def _run_test(function: Callable[..., Any], fixtures: Mapping[str, Any]) -> None
 
 
 class _Response(ast.NodeTransformer):
-    """Replaces `{response}` in a test by the text of the response, always as data, never as code: within a string, or as a string."""
+    """Replaces `{response}` in a test by the text of the response, always as data, never as code: within a string, or
+    as a string.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text

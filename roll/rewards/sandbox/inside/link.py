@@ -1,7 +1,8 @@
 """Calls between the test's process and the candidate's process, in both directions.
 
-Plain values are passed by value. If a call changes a list, dict or set that it received, the change is applied to the caller's object too.
-Every other object stays in its own process, and the other process holds a proxy of it, called a mirror (mirror.py).
+Plain values are passed by value. If a call changes a list, dict or set that it received, the change is applied to the
+caller's object too. Every other object stays in its own process, and the other process holds a proxy of it, called a
+mirror (mirror.py).
 
     test                                candidate
       ── ask call f([3, 1], key=...) ─────▶
@@ -18,7 +19,14 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from roll.rewards.sandbox.inside.mirror import OPERATIONS, attributes_of, is_mirror, make_class, operators_of, plain_base
+from roll.rewards.sandbox.inside.mirror import (
+    OPERATIONS,
+    attributes_of,
+    is_mirror,
+    make_class,
+    operators_of,
+    plain_base,
+)
 from roll.rewards.sandbox.inside.values import MUTABLE, decode_plain, encode_plain, overwrite
 from roll.rewards.sandbox.inside.wire import Broken, Channel
 
@@ -47,8 +55,8 @@ class Letter:
 class Link:
     """One end of the connection.
 
-    A guarded end exposes only two things: calls of objects that the test passed, and attributes of objects whose classes the
-    test defines. Frames, globals and closures of functions cannot be reached through it.
+    A guarded end exposes only two things: calls of objects that the test passed, and attributes of objects whose
+    classes the test defines. Frames, globals and closures of functions cannot be reached through it.
     """
 
     def __init__(self, channel: Channel, guarded: bool, others: Callable[[str, Any], Any] | None = None) -> None:
@@ -61,7 +69,9 @@ class Link:
         self._handles: dict[int, int] = {}
         self._mirrors: dict[int, Any] = {}
         self.acts = 0
-        """Number of requests that may have changed an object of the other process. Looking at an object's content changes nothing."""
+        """Number of requests that may have changed an object of the other process. Looking at an object's content
+        changes nothing.
+        """
 
     def request(self, kind: str, *parts: Any) -> Any:
         """Send a request and return the other process's answer.
@@ -86,7 +96,9 @@ class Link:
                 raise StopIteration
             raise RuntimeError("StopIteration")
         if how == "raised":
-            raise result if isinstance(result, Exception) and not isinstance(result, ENDS) else RuntimeError(str(result))
+            raise (
+                result if isinstance(result, Exception) and not isinstance(result, ENDS) else RuntimeError(str(result))
+            )
         return result
 
     def serve(self) -> None:
@@ -120,7 +132,9 @@ class Link:
             changes = [[number, content] for number, content in enumerate(after) if content != before[number]]
             self._channel.send(["answer", how, self._write(result, letter), changes])
         except (ValueError, RecursionError, RuntimeError, TypeError) as error:
-            self._channel.send(["answer", "raised", self._write(ValueError(f"cannot be passed on: {error}"), Letter()), []])
+            self._channel.send(
+                ["answer", "raised", self._write(ValueError(f"cannot be passed on: {error}"), Letter()), []]
+            )
 
     def _do(self, kind: str, parts: list[Any]) -> Any:
         if self._guarded and (not parts or id(parts[0]) not in self._handles):

@@ -1,13 +1,14 @@
 """Mirrors: proxies in one process for objects of the other, to which they forward operations.
 
-The verdict of a test does not depend on operators that the candidate defines. A mirror and a value of the test have no operator in common:
-arithmetic and order raise TypeError, they are unequal, and the value never reaches the candidate. `==` compares plain data in this process:
+The verdict of a test does not depend on operators that the candidate defines. A mirror and a value of the test have no
+operator in common: arithmetic and order raise TypeError, they are unequal, and the value never reaches the candidate.
+`==` compares plain data in this process:
 
 - an object whose class derives from a plain type equals a plain value if its content does;
 - two mirrors of one class that defines `__eq__` are equal if their attributes are.
 
-`in` fetches all items, and compares here. Operators between two of the candidate's objects, calls, items, `len`, truth tests and iteration
-are asked in the candidate's process; the test compares what they return.
+`in` fetches all items, and compares here. Operators between two of the candidate's objects, calls, items, `len`, truth
+tests and iteration are asked in the candidate's process; the test compares what they return.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from typing import Any
 from roll.rewards.sandbox.inside.values import MUTABLE
 
 BINARY = {
-    **{f"__{name}__": getattr(operator, f"__{name}__") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")},
+    **{
+        f"__{name}__": getattr(operator, f"__{name}__")
+        for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+    },
     **{f"__{name}__": getattr(operator, f"__{name}__") for name in ("and", "or", "xor", "lshift", "rshift")},
     "__divmod__": divmod,
 }
@@ -74,7 +78,9 @@ def operators_of(kind: type) -> list[str]:
 
 
 def attributes_of(target: Any) -> dict[str, Any]:
-    """Return the attributes of an object itself, also those in slots, and its content if its class derives from a plain type."""
+    """Return the attributes of an object itself, also those in slots, and its content if its class derives from a plain
+    type.
+    """
     slots = [name for kind in type(target).__mro__ for name in _slots(kind) if hasattr(target, name)]
     base: Any = plain_base(type(target))
     content = {"": base(target)} if base else {}
@@ -83,7 +89,9 @@ def attributes_of(target: Any) -> dict[str, Any]:
 
 def _slots(kind: type) -> tuple[str, ...]:
     named = kind.__dict__.get("__slots__", ())
-    return tuple(name for name in ([named] if isinstance(named, str) else named) if name not in ("__dict__", "__weakref__"))
+    return tuple(
+        name for name in ([named] if isinstance(named, str) else named) if name not in ("__dict__", "__weakref__")
+    )
 
 
 def plain_base(kind: type) -> type | None:
@@ -137,8 +145,8 @@ class Mirror(metaclass=MirrorClass):
     def _plain(self) -> Any:
         """Return the object's plain content. Raises TypeError if there is none.
 
-        An immutable content is fetched only once, a mutable one again only after a request that may have changed it. So an object that
-        counts how often it is looked at shows the same content to all comparisons.
+        An immutable content is fetched only once, a mutable one again only after a request that may have changed it. So
+        an object that counts how often it is looked at shows the same content to all comparisons.
         """
         acts, content = self.__dict__.get("_content", (-1, None))
         if acts < 0 or (isinstance(content, MUTABLE) and acts != self._link.acts):
@@ -186,7 +194,9 @@ class Mirror(metaclass=MirrorClass):
 
 
 def _has(container: Any, item: Any) -> bool:
-    """Return whether an item is in a container. All items are fetched first: where the search ends would show the candidate the item."""
+    """Return whether an item is in a container. All items are fetched first: where the search ends would show the
+    candidate the item.
+    """
     return item in list(container)
 
 
@@ -235,6 +245,8 @@ def _judged(operation: str) -> Callable[[Any, Any], Any]:
             return JUDGED[operation](self._plain(), other)
         if operation in COMPARED:
             return NotImplemented
-        raise TypeError(f"{operation}: an object of the candidate's own class and a value of the test have no operators")
+        raise TypeError(
+            f"{operation}: an object of the candidate's own class and a value of the test have no operators"
+        )
 
     return judge

@@ -1,4 +1,6 @@
-"""A substitute for pytest, which is slow to import: raises, approx, parametrize, fixtures without scopes, skip and fail."""
+"""A substitute for pytest, which is slow to import: raises, approx, parametrize, fixtures without scopes, skip and
+fail.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,12 @@ def _raising(expected: Any, match: str | None) -> Iterator[Raised]:
         raise AssertionError(f"{expected} was not raised")
 
 
-def raises(expected: Any, function: Callable[..., Any] | None = None, *args: Any, match: str | None = None, **kwargs: Any) -> Any:
-    """Check that one of the expected exceptions is raised: by a call of `function` if given, else in the returned context manager."""
+def raises(
+    expected: Any, function: Callable[..., Any] | None = None, *args: Any, match: str | None = None, **kwargs: Any
+) -> Any:
+    """Check that one of the expected exceptions is raised: by a call of `function` if given, else in the returned
+    context manager.
+    """
     if function is None:
         return _raising(expected, match)
     with _raising(expected, match) as raised:
@@ -60,8 +66,9 @@ def raises(expected: Any, function: Callable[..., Any] | None = None, *args: Any
 
 
 class approx:
-    """Compares equal within a tolerance, element by element. The tolerance is the larger of `rel` (1e-6) times the expected value and `abs`
-    (1e-12)."""
+    """Compares equal within a tolerance, element by element. The tolerance is the larger of `rel` (1e-6) times the
+    expected value and `abs` (1e-12).
+    """
 
     def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None, nan_ok: bool = False) -> None:
         self.expected, self._rel, self._abs, self._nan_ok = expected, rel, abs, nan_ok
@@ -85,7 +92,11 @@ class approx:
                 and len(expected) == len(actual)
                 and all(self._near(*pair) for pair in zip(expected, actual, strict=True))
             )
-        if isinstance(expected, bool) or not isinstance(expected, int | float | complex) or not isinstance(actual, int | float | complex):
+        if (
+            isinstance(expected, bool)
+            or not isinstance(expected, int | float | complex)
+            or not isinstance(actual, int | float | complex)
+        ):
             return bool(expected == actual)
         if isinstance(expected, float) and math.isnan(expected):
             return self._nan_ok and isinstance(actual, float) and math.isnan(actual)
@@ -157,7 +168,11 @@ def fixtures_for(function: Any, given: Mapping[str, Any], fixtures: Mapping[str,
 
 
 def _needed(function: Any) -> list[str]:
-    return [name for name, parameter in inspect.signature(function).parameters.items() if parameter.default is parameter.empty]
+    return [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is parameter.empty
+    ]
 
 
 def _value(name: str, fixtures: Mapping[str, Fixture], stack: ExitStack) -> Any:

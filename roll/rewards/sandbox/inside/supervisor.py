@@ -1,11 +1,13 @@
-"""The first process of the sandbox. It starts, measures and ends the other processes. It never reads the expected values of a test.
+"""The first process of the sandbox. It starts, measures and ends the other processes. It never reads the expected
+values of a test.
 
     descriptor   use
     0            sealed file: the job, and then the input of each case of a script
     1            socket: an outcome for each case; its other end closes when the process that created the sandbox ends
     3            sealed file: the tests, which only the processes of tests read
 
-The supervisor is process 1 of its process namespace, so processes in the namespace cannot kill it, and Linux kills them when it ends.
+The supervisor is process 1 of its process namespace, so processes in the namespace cannot kill it, and Linux kills them
+when it ends.
 """
 
 from __future__ import annotations
@@ -34,11 +36,15 @@ from roll.rewards.sandbox.inside.wire import Channel
 JOB, OUTCOMES, TESTS = 0, 1, 3
 FRAME = struct.Struct("<Q")
 OUTCOME = struct.Struct("<BdII")
-"""Header of a case's outcome: the ending, CPU seconds, bytes of the output, bytes of the note. The output and the note follow it."""
+"""Header of a case's outcome: the ending, CPU seconds, bytes of the output, bytes of the note. The output and the note
+follow it.
+"""
 OK, FAILED, COMPILE_ERROR, CPU_TIME, WALL_TIME, OUTPUT_SIZE = range(6)
 NOTE_BYTES = 400
 CERTAINLY = 0.5
-"""Share of the CPU limit. A killed process that used at least this share was killed because of the limit; the kernel's count may lag."""
+"""Share of the CPU limit. A killed process that used at least this share was killed because of the limit; the kernel's
+count may lag.
+"""
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -85,7 +91,9 @@ def main() -> None:
 
 
 def read_frame(descriptor: int) -> bytes:
-    """Read the next frame. Processes that share the descriptor also share the file position, so the next read continues after it."""
+    """Read the next frame. Processes that share the descriptor also share the file position, so the next read continues
+    after it.
+    """
     (size,) = FRAME.unpack(os.read(descriptor, FRAME.size))
     frame = bytearray()
     while len(frame) < size:
@@ -93,7 +101,9 @@ def read_frame(descriptor: int) -> bytes:
     return bytes(frame)
 
 
-def _run_script(source: str, stdin: bytes, limits: Mapping[str, Any], deadline: float) -> tuple[int, float, bytes, bytes]:
+def _run_script(
+    source: str, stdin: bytes, limits: Mapping[str, Any], deadline: float
+) -> tuple[int, float, bytes, bytes]:
     given = _sealed(stdin)
     out, out_end = os.pipe()
     err, err_end = os.pipe()
@@ -113,7 +123,9 @@ def _run_script(source: str, stdin: bytes, limits: Mapping[str, Any], deadline: 
     return _verdict(process, limits), process.cpu, bytes(process.outputs[out]), _last_line(process.outputs[err])
 
 
-def _run_test(source: str, has_candidate: bool, limits: Mapping[str, Any], deadline: float) -> tuple[int, float, bytes, bytes]:
+def _run_test(
+    source: str, has_candidate: bool, limits: Mapping[str, Any], deadline: float
+) -> tuple[int, float, bytes, bytes]:
     ours, theirs = socket.socketpair()
     said, said_end = os.pipe()
     err, err_end = os.pipe()
@@ -222,7 +234,9 @@ def _watch(processes: list[Watched], first: Watched, most: int, deadline: float)
             for key, _ in selector.select(max(remaining, 0)):
                 process, descriptor = key.data
                 if process is None:
-                    os._exit(1)  # The reader is gone. A dying bubblewrap may not have permission to kill this user's process.
+                    os._exit(
+                        1
+                    )  # The reader is gone. A dying bubblewrap may not have permission to kill this user's process.
                 if descriptor is None:
                     selector.unregister(process.pidfd)
                     _reap(process)

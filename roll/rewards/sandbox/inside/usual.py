@@ -11,19 +11,40 @@ from collections.abc import Iterable
 from typing import Any
 
 MODULES = (
-    *("bisect", "collections", "copy", "datetime", "functools", "heapq", "io", "itertools", "json", "math", "operator", "random", "re"),
+    *(
+        "bisect",
+        "collections",
+        "copy",
+        "datetime",
+        "functools",
+        "heapq",
+        "io",
+        "itertools",
+        "json",
+        "math",
+        "operator",
+        "random",
+        "re",
+    ),
     *("statistics", "string", "sys", "typing"),
 )
 OF_MODULES = {
-    "typing": "Any Callable Deque Dict FrozenSet Generator Generic Iterable Iterator List Literal Mapping NamedTuple Optional Sequence Set"
+    "typing": "Any Callable Deque Dict FrozenSet Generator Generic Iterable Iterator List Literal Mapping NamedTuple "
+    "Optional "
+    "Sequence "
+    "Set"
     " Tuple Type TypeVar Union",
     "collections": "Counter OrderedDict defaultdict deque namedtuple",
     "functools": "cache cmp_to_key lru_cache partial reduce",
     "heapq": "heapify heappop heappush heappushpop heapreplace nlargest nsmallest",
     "bisect": "bisect_left bisect_right insort",
-    "itertools": "accumulate chain combinations combinations_with_replacement count cycle groupby islice pairwise permutations product"
+    "itertools": "accumulate chain combinations combinations_with_replacement count cycle groupby islice pairwise "
+    "permutations "
+    "product"
     " takewhile zip_longest",
-    "math": "atan2 ceil comb cos exp factorial floor gcd hypot inf fabs isclose isqrt lcm log log10 log2 pi prod radians sin sqrt tan",
+    "math": "atan2 ceil comb cos exp factorial floor gcd hypot inf fabs isclose isqrt lcm log log10 log2 pi prod "
+    "radians "
+    "sin sqrt tan",
     "copy": "deepcopy",
     "operator": "itemgetter",
     "string": "ascii_lowercase ascii_letters ascii_uppercase digits punctuation",
@@ -40,7 +61,9 @@ MODULE_OF = {name: module for module, names in OF_MODULES.items() for name in na
 
 
 def provide(tree: ast.AST, namespace: dict[str, Any], here: Iterable[str] = ()) -> None:
-    """Add to a namespace the names of MODULES and OF_MODULES that a program uses, except names in `namespace` or `here`."""
+    """Add to a namespace the names of MODULES and OF_MODULES that a program uses, except names in `namespace` or
+    `here`.
+    """
     read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - namespace.keys() - set(here)
     for name in read:
         if name in MODULE_OF:
@@ -59,16 +82,24 @@ def imported_by(tree: ast.Module) -> dict[str, Any]:
                 if top in sys.stdlib_module_names:
                     module = importlib.import_module(alias.name)
                     bound[alias.asname or top] = module if alias.asname else sys.modules[top]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").partition(".")[0] in sys.stdlib_module_names:
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.level == 0
+            and (node.module or "").partition(".")[0] in sys.stdlib_module_names
+        ):
             bound |= _names_of(importlib.import_module(str(node.module)), node.names)
     return {name: value for name, value in bound.items() if not hasattr(builtins, name) and _is_harmless(value)}
 
 
 def _is_harmless(value: Any) -> bool:
-    """Return whether an object cannot pass a test merely by its nature. `unittest.mock.ANY` can, because it equals everything."""
+    """Return whether an object cannot pass a test merely by its nature. `unittest.mock.ANY` can, because it equals
+    everything.
+    """
     if (getattr(value, "__module__", "") or getattr(value, "__name__", "")).partition(".")[0] in NOT_FOR_PROGRAMS:
         return False
-    return callable(value) or isinstance(value, types.ModuleType | int | float | str) or type(value).__module__ == "typing"
+    return (
+        callable(value) or isinstance(value, types.ModuleType | int | float | str) or type(value).__module__ == "typing"
+    )
 
 
 def _names_of(module: Any, names: list[ast.alias]) -> dict[str, Any]:

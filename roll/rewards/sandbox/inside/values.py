@@ -21,7 +21,11 @@ BY_TEXT: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "Fraction": (Fraction, str, lambda text: Fraction(str(text))),
     "datetime": (datetime, datetime.isoformat, lambda text: datetime.fromisoformat(text)),
     "date": (date, date.isoformat, lambda text: date.fromisoformat(text)),
-    "timedelta": (timedelta, lambda value: [value.days, value.seconds, value.microseconds], lambda parts: timedelta(*map(int, parts))),
+    "timedelta": (
+        timedelta,
+        lambda value: [value.days, value.seconds, value.microseconds],
+        lambda parts: timedelta(*map(int, parts)),
+    ),
 }
 """By tag: the type, its encoder to values of JSON, and its decoder."""
 TAG_OF = {kind: tag for tag, (kind, _, _) in BY_TEXT.items()}
@@ -33,11 +37,18 @@ SEQUENCES: dict[str, Callable[[Any], Any]] = {
     "bytearray": bytearray,
     "deque": deque,
 }
-MAPPINGS: dict[str, Callable[[Any], Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter, "defaultdict": dict}
+MAPPINGS: dict[str, Callable[[Any], Any]] = {
+    "dict": dict,
+    "OrderedDict": OrderedDict,
+    "Counter": Counter,
+    "defaultdict": dict,
+}
 
 
 def encode_plain(value: Any, encode: Encode) -> Any:
-    """Encode a value whose type is exactly one of the plain types. Return None for any other value. `encode` encodes its items."""
+    """Encode a value whose type is exactly one of the plain types. Return None for any other value. `encode` encodes
+    its items.
+    """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return [value]

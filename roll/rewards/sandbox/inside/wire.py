@@ -32,10 +32,14 @@ class Channel:
         self.broken = False
 
     def send(self, message: Any) -> None:
-        """Send a message. Raises Broken if the other end is gone, and ValueError if the message is too large or cannot be encoded."""
+        """Send a message. Raises Broken if the other end is gone, and ValueError if the message is too large or cannot
+        be encoded.
+        """
         body = self._dumps(message).encode("ascii")
         if len(body) > LARGEST:
-            raise ValueError(f"a value of {len(body)} bytes is too large to be passed between the test and the candidate")
+            raise ValueError(
+                f"a value of {len(body)} bytes is too large to be passed between the test and the candidate"
+            )
         try:
             self._connection.sendall(LENGTH.pack(len(body)) + body)
         except OSError as error:
