@@ -33,6 +33,7 @@ test-all: $(ROLL)
 
 lint: $(ROLL)
 	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
 	.venv/bin/pyright --pythonpath .venv/bin/python
 
 $(PACKAGES): requirements/$(KIND).lock requirements/install.sh

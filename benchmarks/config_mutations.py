@@ -49,11 +49,15 @@ DEADLINE = 20
 VALUES: Sequence[Any] = (
     None, True, False, 0, 1, -1, 2, 3, 7, 64, 10**6, 2**31, 2**63, 2**64, 10**18, 10**30, 10**400,
     0.0, -0.0, 0.5, 1.5, -1.0, 1e-300, 5e-324, 1e300, 4.6e18, float("inf"), float("-inf"), float("nan"),
-    "", " ", "a", "auto", "none", "null", "true", "1", "1e-5", "0x10", "a b", "a/b", "../..", "~", "~nobody/x", "/proc/x", "/dev/null", "/",
+    "", " ", "a", "auto", "none", "null", "true", "1", "1e-5", "0x10", "a b", "a/b", "../..", "~", "~nobody/x",
+    "/proc/x", "/dev/null", "/",
     "x" * 300, "x/" * 3000, "\x00", "a\x00b", "\ud800", "é", "漢字", "{}", "[]", "${seed}", "${nope}", "${pipeline}",
-    "${oc.env:HOME}", "${oc.env:ROLL_NOT_SET}", "${.x}", "${..}", "list(range(0,4))", "list(range(0,10000000))", "range(4)+range(2)",
-    "[0]*9", "(((((((((", "a.b:c", ":", "a:b", "https://user:password@host/x", "file:///x", "rlvr", "sft", "grpo", "vllm", "hf_infer",
-    [], [None], [1], ["a"], [[]], [0, 0], list(range(3000)), {}, {"a": 1}, {"": 1}, {"a/b": {}}, {"a": {"a": {"a": {}}}}, [{}], [{"a": []}],
+    "${oc.env:HOME}", "${oc.env:ROLL_NOT_SET}", "${.x}", "${..}", "list(range(0,4))", "list(range(0,10000000))",
+    "range(4)+range(2)",
+    "[0]*9", "(((((((((", "a.b:c", ":", "a:b", "https://user:password@host/x", "file:///x", "rlvr", "sft", "grpo",
+    "vllm", "hf_infer",
+    [], [None], [1], ["a"], [[]], [0, 0], list(range(3000)), {}, {"a": 1}, {"": 1}, {"a/b": {}},
+    {"a": {"a": {"a": {}}}}, [{}], [{"a": []}],
 )  # fmt: skip
 
 

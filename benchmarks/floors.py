@@ -61,7 +61,8 @@ def generate(work: Work, rank: int, device: str, timer: Any) -> Figures:
             engine.generate(prompts, sampling, lora_request=adapter, use_tqdm=False)
 
         figures[name] = timer(run)
-    engine.llm_engine.engine_core.shutdown()  # A spawned process runs no exit handlers, so its engine's process would outlive it.
+    # A spawned process runs no exit handlers, so its engine's process would outlive it.
+    engine.llm_engine.engine_core.shutdown()
     return figures
 
 

@@ -69,7 +69,8 @@ def turns(work: AgentWork, rank: int, device: str, timer: Any) -> Figures:
         begin = time.perf_counter()
         _play(llm, own, number, kept, adapter)
         seconds.append(time.perf_counter() - begin)
-    llm.llm_engine.engine_core.shutdown()  # A spawned process runs no exit handlers, so its engine's process would outlive it.
+    # A spawned process runs no exit handlers, so its engine's process would outlive it.
+    llm.llm_engine.engine_core.shutdown()
     return {"seconds": seconds}
 
 

@@ -1,9 +1,8 @@
 """Preference losses on pairs of responses to one prompt, and on single responses with a label. Pure tensor functions.
 
 In all formulas, y is a response, c and r are the chosen and the rejected response of a pair, l(y) = log pi(y|x) is
-summed over tokens,
-|y| is the number of tokens, m(y) = l(y) / |y|, `ref` marks the same quantity under the reference policy, and s is the logistic function.
-Every token of a pair has the loss of the pair, so the mean over tokens and then sequences (`seq-mean-token-mean`) is
+summed over tokens, |y| is the number of tokens, m(y) = l(y) / |y|, `ref` marks the same quantity under the reference
+policy, and s is the logistic function. Every token of a pair has the loss of the pair, so the mean over tokens and then sequences (`seq-mean-token-mean`) is
 the mean over pairs.
 """
 

@@ -58,17 +58,19 @@ python -m roll.pipeline --config-name rlvr_lora_zero3 actor_train.training_args.
 - The name is looked up in all folders of `examples/`; write `folder/name` if several folders have a file of that name.
   `--config-path DIR` or `--config-dir DIR` selects another folder.
 - `key=value` sets a key, whether or not the file has it. `+key=value`, `++key=value` and `~key` work as in Hydra.
-- Presets are included with `defaults: [../config/deepspeed_zero3@_here_]` and used as `strategy_config: ${deepspeed_zero3}`.
-  The same line finds the shipped presets from a folder outside the examples.
-  To change one key of a preset, set it in the preset: `deepspeed_zero3.zero_optimization.stage3_max_live_parameters=500000000`.
+- Presets are included with `defaults: [../config/deepspeed_zero3@_here_]` and used as
+  `strategy_config: ${deepspeed_zero3}`. The same line finds the shipped presets from a folder outside the examples.
+  To change one key of a preset, set it in the preset:
+  `deepspeed_zero3.zero_optimization.stage3_max_live_parameters=500000000`.
 - An unknown root key is a variable if `${...}` refers to it: `gpus: list(range(0,8))` and `device_mapping: ${gpus}`.
 - `dry_run=true` prints the plan (roles on devices, batch sizes, memory) and exits. It imports neither torch nor ray.
-- `--multirun` checks all jobs of a sweep before the first one starts. Each job needs its own `output_dir`: use `${hydra:job.num}` in it.
+- `--multirun` checks all jobs of a sweep before the first one starts. Each job needs its own `output_dir`: use
+  `${hydra:job.num}` in it.
 - All faults are listed at once, each with its key, its value and a remedy, and the exit status is 2.
 - No value that you set is changed silently. Two keys that contradict each other are a fault.
 """
-LIMITS = f"""If a type has no bound, whole numbers are at most {LARGEST_COUNT}, and other numbers at most {LARGEST_NUMBER:g} in magnitude.
-Numbers other than 0 are at least {SMALLEST_NUMBER:g} in magnitude.
+LIMITS = f"""If a type has no bound, whole numbers are at most {LARGEST_COUNT}, and other numbers at most
+{LARGEST_NUMBER:g} in magnitude. Numbers other than 0 are at least {SMALLEST_NUMBER:g} in magnitude.
 """
 
 

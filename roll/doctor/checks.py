@@ -29,7 +29,8 @@ OK, WARNING, BROKEN = Verdict.OK, Verdict.WARNING, Verdict.BROKEN
 def examine(facts: Facts) -> list[Finding]:
     """Return all findings."""
     checks: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-        _python, _packages, _gpus, _compilers, _torch, _ops, _links, _network, _shared_memory, _folders, _limits, _sandbox, _ray,
+        _python, _packages, _gpus, _compilers, _torch, _ops, _links, _network, _shared_memory, _folders, _limits,
+        _sandbox, _ray,
     )  # fmt: skip
     return [finding for check in checks for finding in check(facts)]
 

@@ -135,7 +135,8 @@ def changes(before: Mapping[str, Any], config: Config) -> list[Change]:
     found = []
     for place in dict.fromkeys([*new, *old]):
         if any(place[:end] in old or place[:end] in new for end in range(1, len(place))):
-            continue  # One side has null or a single value for the whole block, which is reported at the block's own place.
+            # One side has null or a single value for the whole block, which is reported at the block's own place.
+            continue
         was, value = _value(before, place), _value(now, place)
         if was is _MISSING:
             was = _default(type(config), now, place)

@@ -12,7 +12,8 @@ from roll.config.load.loader import load_config
 from roll.config.plan.plan import Plan, make_plan
 
 ZERO = "strategy_args:{strategy_name:deepspeed_train,strategy_config:{zero_optimization:{stage:3}}}"
-CRITIC = f"+critic={{model_args:{{dtype:fp32}},training_args:{{per_device_train_batch_size:8,gradient_accumulation_steps:1}},{ZERO}}}"
+BATCHES = "training_args:{per_device_train_batch_size:8,gradient_accumulation_steps:1}"
+CRITIC = f"+critic={{model_args:{{dtype:fp32}},{BATCHES},{ZERO}}}"
 GAE = ("adv_estimator=gae", CRITIC)
 GPUS = ("actor_train.device_mapping=[0]", "critic.device_mapping=[1]")
 CASES = [

@@ -74,6 +74,7 @@ def test_trainer_and_engine_agree_after_every_sync(folder: Path, runs: Runs) -> 
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     case = Case("hybrid", "step_full", "bf16", 0.01, {"actor_train.training_args.learning_rate": 5e-4})
     experiment = ("--config-dir", str(ROOT / "benchmarks" / "config"), "--config-name", case.config)
-    arguments = f"{{kv_cache_memory_bytes: {KV_CACHE_BYTES}, additional_config: {{gdn_prefill_backend: triton}}}}"  # without FlashInfer
+    # without FlashInfer
+    arguments = f"{{kv_cache_memory_bytes: {KV_CACHE_BYTES}, additional_config: {{gdn_prefill_backend: triton}}}}"
     keys = overrides(case, folder, 0, 0) | {"actor_infer.strategy_args.strategy_config.engine_args": arguments}
     check(runs.run(case.name, experiment, keys), case)

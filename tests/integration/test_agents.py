@@ -24,7 +24,10 @@ from roll.agents.environments.base import Observation, Step
 
 
 class Asks:
-    """Two turns about a sum. Each answer earns half its fraction of digits. With `trouble`, some tasks break in the last step."""
+    """Two turns about a sum. Each answer earns half its fraction of digits.
+
+    With `trouble`, some tasks break in the last step.
+    """
 
     def __init__(self, trouble: bool = False) -> None:
         self._trouble = trouble

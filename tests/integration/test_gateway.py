@@ -30,7 +30,8 @@ for turn in range(3):
         with client.chat.completions.stream(model="policy", messages=messages, tools=row["tools"]) as stream:
             message = stream.get_final_completion().choices[0].message
     else:
-        message = client.chat.completions.create(model="policy", messages=messages, tools=row["tools"]).choices[0].message
+        message = client.chat.completions.create(model="policy", messages=messages,
+        tools=row["tools"]).choices[0].message
     messages.append(message.model_dump(exclude_none=True, exclude={"parsed"}))
     for call in message.tool_calls or ():
         left, right = json.loads(call.function.arguments)["x"].split("*")

@@ -27,7 +27,8 @@ def some(prompt, response, row):
 
 def none(prompt, response, row):
     """Fails as soon as the run has begun."""
-    return float(int(row["ground_truth"]) / (not Path(__file__).with_name("unscored").joinpath("metrics.jsonl").exists()))
+    has_begun = Path(__file__).with_name("unscored").joinpath("metrics.jsonl").exists()
+    return float(int(row["ground_truth"]) / (not has_begun))
 '''
 
 

@@ -360,7 +360,8 @@ class Capped(Objective):
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
         ratio = tokens.log_ratio.detach().exp()
         weight = ratio.clamp(max=self.cap)
-        return Surrogate(-weight * tokens.advantages * tokens.log_probs, torch.full_like(ratio, self.cap), tokens.advantages > 0)
+        return Surrogate(-weight * tokens.advantages * tokens.log_probs, torch.full_like(ratio, self.cap),
+        tokens.advantages > 0)
 '''
 REWARD = '''
 from roll.rewards.answers import final_text, ground_truth

@@ -188,9 +188,13 @@ def _normalised_parts(config: RlvrConfig) -> Iterator[Fault]:
     traits = config.adv_estimator.traits
     reasons = {
         "num_return_sequences_in_group is 1: every reward would be 0": config.num_return_sequences_in_group == 1,
-        f"adv_estimator {config.adv_estimator} compares with a greedy response, which is not part of the group": traits.needs_greedy,
+        (
+            f"adv_estimator {config.adv_estimator} compares with a greedy response, which is not part of the group"
+        ): traits.needs_greedy,
         f"adv_estimator {config.adv_estimator} credits turns, whose rewards are not normalised": traits.needs_turns,
-        f"adv_estimator {config.adv_estimator} divides by the mean reward of a group: every advantage would be 0": traits.divides_by_mean,
+        (
+            f"adv_estimator {config.adv_estimator} divides by the mean reward of a group: every advantage would be 0"
+        ): traits.divides_by_mean,
         "difficulty_mask uses the mean reward of a group, which would be 0": config.difficulty_mask,
         "difficulty_loss_weight uses the mean reward of a group, which would be 0": config.difficulty_loss_weight,
         "error_max_len_clip treats every response with a reward of 0 or less as wrong": config.error_max_len_clip,

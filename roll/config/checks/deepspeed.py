@@ -31,7 +31,8 @@ OFFLOADS = {
 """For each of the two offload blocks, the keys of `ZeroOffloadConfig` that only the other block may have."""
 ON_HOST, PARTITIONS = "cpu_checkpointing", "partition_activations"
 RECOMPUTING = [
-    ON_HOST, PARTITIONS, "contiguous_memory_optimization", "number_checkpoints", "synchronize_checkpoint_boundary", "profile",
+    ON_HOST, PARTITIONS, "contiguous_memory_optimization", "number_checkpoints", "synchronize_checkpoint_boundary",
+    "profile",
 ]  # fmt: skip
 """Keys of DeepSpeed's `activation_checkpointing`."""
 

@@ -105,7 +105,9 @@ def _token_credit(config: RlvrConfig) -> Iterator[Fault]:
     if loss.traits.carries_token_credit:
         return
     reasons = {
-        f"adv_estimator {estimator} gives the tokens of one response different advantages": estimator.traits.credits_tokens,
+        (
+            f"adv_estimator {estimator} gives the tokens of one response different advantages"
+        ): estimator.traits.credits_tokens,
         f"gamma {config.gamma:g} gives the tokens of one response different advantages": estimator.traits.discounts
         and config.gamma != 1,
         "add_token_level_kl gives each token its own penalty": config.add_token_level_kl,

@@ -119,11 +119,14 @@ ZERO_REFUSED: Mapping[str, tuple[str, str]] = {
 
 ZERO: Mapping[str, Kind] = dict.fromkeys(
     (
-        "contiguous_gradients", "reduce_scatter", "use_multi_rank_bucket_allreduce", "allgather_partitions", "overlap_comm",
+        "contiguous_gradients", "reduce_scatter", "use_multi_rank_bucket_allreduce", "allgather_partitions",
+        "overlap_comm",
         "load_from_fp32_weights", "compute_grad_norm", "stage3_gather_16bit_weights_on_model_save",
-        "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential", "stage3_gather_fp16_weights_on_model_save",
+        "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
+        "stage3_gather_fp16_weights_on_model_save",
         "ignore_unused_parameters", "round_robin_gradients", "parameter_alignment", "zero_quantized_weights",
-        "zero_quantized_nontrainable_weights", "zero_quantized_gradients", "memory_efficient_linear", "pipeline_loading_checkpoint",
+        "zero_quantized_nontrainable_weights", "zero_quantized_gradients", "memory_efficient_linear",
+        "pipeline_loading_checkpoint",
         "override_module_apply", "log_trace_cache_warnings", "enable_sanity_checks",
     ),
     FLAG,

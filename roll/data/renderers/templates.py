@@ -25,7 +25,8 @@ CHATML_TOOLS = """\
         {{- 'You are provided with function signatures within <tools></tools> XML tags:\\n<tools>' }}
         {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
         {{- '\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within ' }}
-        {{- '<tool_call></tool_call> XML tags:\\n<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>' }}
+        {{- '<tool_call></tool_call> XML tags:\\n<tool_call>\\n' }}
+        {{- '{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>' }}
     {%- endif %}
     {{- '<|im_end|>\\n' }}
 {%- endif %}

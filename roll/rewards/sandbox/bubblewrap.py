@@ -43,7 +43,8 @@ SURVEY = (
 import bz2, ctypes, decimal, hashlib, json, lzma, os, sqlite3, sys, zlib
 from importlib.util import find_spec
 mapped = {line.split(None, 5)[5].strip() for line in open("/proc/self/maps") if ".so" in line}
-print(json.dumps({"program": os.path.realpath(sys.executable), "prefix": sys.base_prefix, "own": sys.prefix, "libraries": sorted(mapped),
+print(json.dumps({"program": os.path.realpath(sys.executable), "prefix": sys.base_prefix, "own": sys.prefix,
+"libraries": sorted(mapped),
                   "standard": [os.path.dirname(os.__file__)], "path": [path for path in sys.path if path],
                   "packages": [name for name in PACKAGES if find_spec(name)]}))
 """

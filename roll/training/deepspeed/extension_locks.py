@@ -177,7 +177,8 @@ def _holders(path: Path, lock: os.stat_result) -> list[str]:
         except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
             continue  # the process has ended
         except (PermissionError, psutil.AccessDenied):
-            continue  # a process of another user, or a protected one such as ssh-agent, but never a Python process of this user
+            # a process of another user, or a protected one such as ssh-agent, but never a Python process of this user
+            continue
     return holders
 
 

@@ -133,7 +133,8 @@ actor_infer:
   strategy_args:
     strategy_name: vllm
     strategy_config:
-      {gpu_memory_utilization: 0.6, enforce_eager: false, block_size: 16, max_model_len: 8000, dtype: bfloat16, sleep_level: 2}
+      {gpu_memory_utilization: 0.6, enforce_eager: false, block_size: 16, max_model_len: 8000, dtype: bfloat16,
+       sleep_level: 2}
   device_mapping: list(range(0,8)) + list(range(8,12))
   infer_batch_size: 1
 

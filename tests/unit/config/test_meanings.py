@@ -200,7 +200,8 @@ def test_a_critic_starts_from_the_model_of_rewards() -> None:
 @pytest.mark.parametrize("role", ["sft_train", "student"])
 def test_the_pipeline_of_a_file_of_roll_follows_from_its_role(role: str) -> None:
     text = f"""
-    {{exp_name: a, logging_dir: b, checkpoint_config: {{}}, logging_steps: 1, sequence_length: 512, num_nodes: 1, {role}: {{}}}}
+    {{exp_name: a, logging_dir: b, checkpoint_config: {{}}, logging_steps: 1, sequence_length: 512, num_nodes: 1,
+     {role}: {{}}}}
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

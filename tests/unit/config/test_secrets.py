@@ -105,7 +105,8 @@ def test_no_secret_is_left_in_what_a_run_writes(
     assert not [secret for secret in (*HIDE, "of-the-file") if secret in written]
     kept = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert kept["system_envs"] == {
-        "HF_TOKEN": HIDDEN, "MY_SECRET": HIDDEN, "DB_PASSWORD": HIDDEN, "TOKENIZERS_PARALLELISM": "false", "COLOUR": "blue"
+        "HF_TOKEN": HIDDEN, "MY_SECRET": HIDDEN, "DB_PASSWORD": HIDDEN, "TOKENIZERS_PARALLELISM": "false",
+        "COLOUR": "blue"
     }  # fmt: skip
     assert kept["max_steps"] == moved.max_steps and kept["pretrain"] == moved.pretrain
     assert given == [{"tracking_uri": "https://me:pass-word@host/x", "access_token": "tracker-key"}], (

@@ -221,7 +221,8 @@ import asyncio
 from roll.agents.gateway.agent import agent_environment, run_agent
 from roll.system.tree import TreeBounds
 spawns = {SPAWNS + "time.sleep(1e6)"!r}
-asyncio.run(run_agent(({sys.executable!r}, "-c", spawns.replace("flush=True", "flush=True, file=open('pids', 'w')")), {{}},
+asyncio.run(run_agent(({sys.executable!r}, "-c", spawns.replace("flush=True", "flush=True, file=open('pids', 'w')")),
+{{}},
     agent_environment("http://127.0.0.1:1/v1", "key", {{}}), TreeBounds(1 << 32, 64)))
 """
     parent = subprocess.Popen(python(code), cwd=tmp_path)

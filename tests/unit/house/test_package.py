@@ -28,7 +28,8 @@ def test_importing_roll_imports_nothing_else_and_gives_the_functions() -> None:
     script = """
 import sys
 import roll
-print(sorted(name for name in sys.modules if name.startswith("roll.")), {"torch", "ray", "pydantic", "hydra"} & set(sys.modules))
+print(sorted(name for name in sys.modules if name.startswith("roll.")), {"torch", "ray", "pydantic",
+"hydra"} & set(sys.modules))
 from roll import Request, evaluate, load_config, train
 print(load_config.__module__, evaluate.__module__, train.__module__)
 """

@@ -78,7 +78,8 @@ def test_flash_attention_is_given_what_its_package_documents(window: int | None)
     """
 
     def varlen(
-        q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *, softmax_scale: float, causal: bool,
+        q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *, softmax_scale: float,
+        causal: bool,
         window_size: tuple[int, int],
     ) -> Tensor:  # fmt: skip
         assert causal and cu_q is cu_k and max_q == max_k == int(cu_q.diff().max())

@@ -315,7 +315,8 @@ from roll.types import Prompt
 from tests import limits
 
 async def main():
-    rewards = RewardProcess("act", RewardConfig.model_validate({"reward": "faulty_rewards:act", "timeout": limits.RUN}), limits.START)
+    rewards = RewardProcess("act", RewardConfig.model_validate({"reward": "faulty_rewards:act", "timeout": limits.RUN}),
+    limits.START)
     await rewards.start()
     asyncio.create_task(rewards.score(Prompt(0, np.zeros(1, dtype=np.int32), "", "act", {}), ["hang in C"]))
     await limits.comes_true(Path(sys.argv[1]).exists, "the response hangs")
