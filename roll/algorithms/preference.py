@@ -2,8 +2,8 @@
 
 In all formulas, y is a response, c and r are the chosen and the rejected response of a pair, l(y) = log pi(y|x) is
 summed over tokens, |y| is the number of tokens, m(y) = l(y) / |y|, `ref` marks the same quantity under the reference
-policy, and s is the logistic function. Every token of a pair has the loss of the pair, so the mean over tokens and then sequences (`seq-mean-token-mean`) is
-the mean over pairs.
+policy, and s is the logistic function. Every token of a pair has the loss of the pair, so the mean over tokens and then
+sequences (`seq-mean-token-mean`) is the mean over pairs.
 """
 
 from __future__ import annotations
