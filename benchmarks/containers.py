@@ -28,7 +28,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
-from roll.data.examples import Kind, Limits, prepare_examples
+from roll.data.examples import Kind, LengthLimits, prepare_examples
 from roll.data.prompts import prepare_prompts
 
 LONGEST = 1 << 20
@@ -135,7 +135,7 @@ def learnt_of(
 ) -> Learnt:
     """Return what is learnt of the rows in a file."""
     data_args = DataConfig.model_validate({"file_name": str(file), **columns})
-    found = prepare_examples(data_args, tokenizer, Limits(LONGEST, LONGEST), kind, cache_folder=cache)
+    found = prepare_examples(data_args, tokenizer, LengthLimits(LONGEST, LONGEST), kind, cache_folder=cache)
     sequences = [found.example(index).sequences[0] for index in range(len(found))]
     ids, masks = [one.token_ids.tolist() for one in sequences], [one.response_mask.tolist() for one in sequences]
     return Learnt(sum(map(len, ids)), sum(map(sum, masks)), digest([ids, masks]))

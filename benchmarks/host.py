@@ -35,7 +35,7 @@ from rich.table import Table
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.losses import Loss
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.backend import MicroBatch, Rank, TrainResult
+from roll.backend import MicroBatch, Rank, TrainStepResult
 from roll.config.derived.placement import RolePlan
 from roll.config.schema.roles import RewardConfig
 from roll.engines.actor_infer import ActorInfer
@@ -133,13 +133,13 @@ class Trainer:
 
     def train_step(
         self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int
-    ) -> TrainResult:
+    ) -> TrainStepResult:
         """See `TrainStrategy`. In the checked step, the metric is a digest of the batches."""
         batches = [one for update in updates for one in update]
         tokens = sum(len(one.batch.sequences.token_ids) for one in batches)
         # A metric is a sum over tokens; 24 bits of a digest stay exact.
         sums = {self._name: float(digest(batches) & 0xFFFFFF)} if policy_version == CHECKED else {}
-        return TrainResult(sums, tokens, {})
+        return TrainStepResult(sums, tokens, {})
 
     def close(self) -> None:
         """See `TrainStrategy`."""

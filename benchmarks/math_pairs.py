@@ -56,10 +56,10 @@ def by_math_rule(reference: str, response: str) -> bool:
 def by_math_verify(reference: str, response: str) -> bool:
     """Return whether math-verify alone calls the response right. The reference is given to it as a box."""
     return verify(
-        parse(f"\\boxed{{{reference}}}", parsing_timeout=None),
-        parse(response, parsing_timeout=None),
+        parse(f"\\boxed{{{reference}}}", parsing_timeout=None),  # type: ignore[arg-type]
+        parse(response, parsing_timeout=None),  # type: ignore[arg-type]
         timeout_seconds=None,
-    )  # type: ignore[arg-type]
+    )
 
 
 def wrong_verdicts(pairs: Sequence[Pair], judge: Callable[[str, str], bool]) -> list[Pair]:

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 from benchmarks.work import TrainingWork, Work
-from roll.models.attention import register
+from roll.models.attention import register_packed_kernel
 
 HEAD_CHUNK = 4096
 """Number of tokens whose logits are computed at a time."""
@@ -56,7 +56,7 @@ class LogProbs(nn.Module):
 def load(work: TrainingWork, lora: bool) -> Any:
     """Load the transformers model, optionally with an adapter on every linear layer."""
     causal: Any = AutoModelForCausalLM.from_pretrained(
-        work.model, dtype=DTYPES[work.dtype], attn_implementation=register()
+        work.model, dtype=DTYPES[work.dtype], attn_implementation=register_packed_kernel()
     )
     if lora:
         from peft import LoraConfig, get_peft_model

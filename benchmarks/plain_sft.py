@@ -22,7 +22,7 @@ from benchmarks.plain import LogProbs, Timer, Trainer
 from benchmarks.work import SftWork
 from roll.backend import MicroBatch
 from roll.config.derived.batch import plan_batch
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.plan.memory import compiles
 from roll.config.schema.offline import SftConfig
 from roll.data.example_batch import given_batch
@@ -72,7 +72,7 @@ def batches(config: SftConfig, ranks: int) -> Iterator[list[list[MicroBatch]]]:
 
 def run_config(work: SftWork) -> SftConfig:
     """Return the run's own configuration."""
-    config = load_config(OmegaConf.create(OmegaConf.load(Path(work.scratch) / "run" / "config.yaml")))  # pyright: ignore[reportArgumentType]
+    config = checked_config(OmegaConf.create(OmegaConf.load(Path(work.scratch) / "run" / "config.yaml")))  # pyright: ignore[reportArgumentType]
     assert isinstance(config, SftConfig)
     return config
 

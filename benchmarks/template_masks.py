@@ -27,7 +27,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from roll.config.schema.model import DataConfig
-from roll.data.examples import Limits, prepare_examples
+from roll.data.examples import LengthLimits, prepare_examples
 from roll.data.native import Form, NativeTemplate
 from roll.errors import DataError
 
@@ -241,7 +241,7 @@ def roll_pieces(tokenizer: PreTrainedTokenizerFast, row: Mapping[str, Any]) -> l
         data_args = DataConfig.model_validate({"file_name": str(file), "messages": "messages"})
         try:
             rows = prepare_examples(
-                data_args, tokenizer, Limits(10**5, 10**5), "turns", cache_folder=Path(folder) / "cache"
+                data_args, tokenizer, LengthLimits(10**5, 10**5), "turns", cache_folder=Path(folder) / "cache"
             )
         except DataError as error:
             return error.faults[0].problem

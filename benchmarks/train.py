@@ -182,7 +182,9 @@ def work(options: argparse.Namespace, vocabulary: int) -> tuple[Any, list[Any]]:
     weights = loss_weights(sequences, "token-mean")
     ((*forwards,),) = packing.split(sequences.lengths, 1, options.tokens).ranks
     return sequences, [
-        MicroBatch(packing.take(batch, indices), packing.select_tokens(weights, sequences, indices), tuple(indices))
+        MicroBatch(
+            packing.take_sequences(batch, indices), packing.select_tokens(weights, sequences, indices), tuple(indices)
+        )
         for indices in forwards
     ]
 

@@ -17,14 +17,14 @@ from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
 from roll.evaluation.request import Request
 from roll.evaluation.results import EvaluationResult
-from roll.evaluation.run import run as run_evaluation
+from roll.evaluation.run import run_evaluation as run_evaluation
 from roll.evaluation.settings import plan_evaluation
 from roll.evaluation.subject import find_subject
-from roll.runs.assemble import run
+from roll.runs.assemble import run_experiment
 from roll.runs.checkpointer import EXPORT
 from roll.runs.jobs import jobs_of
 from roll.tracking.jsonl import METRICS_FILE, read_ends
-from roll.tracking.life import Life
+from roll.tracking.life import ActivityDisplay
 from roll.types import Metrics
 
 
@@ -78,9 +78,9 @@ def train(config: Config) -> TrainResult:
     if config.dry_run:
         raise ConfigError([Fault("dry_run", "true", "remove it: load_config has checked everything")])
     plan = make_plan(config, [])
-    with Life(Console()) as life:
+    with ActivityDisplay(Console()) as life:
         life.driver("loading models and data")
-        run(config, plan, life)
+        run_experiment(config, plan, life)
     folder = Path(config.output_dir)
     records, _ = read_ends(folder / METRICS_FILE)
     last = dict(records[-1])
@@ -100,6 +100,6 @@ def evaluate(request: Request | str | Path) -> EvaluationResult:
         KeyboardInterrupt: The evaluation was interrupted. The samples so far are written.
     """
     asked = request if isinstance(request, Request) else Request(str(request))
-    with Life(Console(stderr=True)) as life:
+    with ActivityDisplay(Console(stderr=True)) as life:
         life.driver("loading models and data")
         return run_evaluation(plan_evaluation(asked, find_subject(asked.subject)), life)

@@ -54,7 +54,7 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
-class TrainResult:
+class TrainStepResult:
     """One replica's share of a training step."""
 
     sums: Metrics
@@ -102,13 +102,13 @@ class TrainStrategy(Protocol):
 
     def train_step(
         self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int
-    ) -> TrainResult:
+    ) -> TrainStepResult:
         """Run one optimizer update per list of micro-batches. `policy_version` is the version before the first
         update.
         """
         ...
 
-    def evaluate(self, micro_batches: Sequence[MicroBatch], loss: Loss, temperature: float) -> TrainResult:
+    def evaluate(self, micro_batches: Sequence[MicroBatch], loss: Loss, temperature: float) -> TrainStepResult:
         """Return the metrics of the loss on held-out micro-batches, without computing gradients."""
         ...
 

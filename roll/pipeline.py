@@ -44,13 +44,13 @@ def _run(config: Config, plan: Plan) -> None:
     show_plan(config, plan, Console(width=None if sys.stdout.isatty() else WIDTH))
     if config.dry_run:
         return
-    from roll.tracking.life import Life
+    from roll.tracking.life import ActivityDisplay
 
-    with Life(Console()) as life:
+    with ActivityDisplay(Console()) as life:
         life.driver("loading libraries")
-        from roll.runs.assemble import run  # Imported here, so that a dry run imports neither torch nor ray.
+        from roll.runs.assemble import run_experiment  # Imported here, so that a dry run imports neither torch nor ray.
 
-        run(config, plan, life)
+        run_experiment(config, plan, life)
 
 
 def _compare(folders: Sequence[Path]) -> None:

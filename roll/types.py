@@ -265,13 +265,13 @@ class Sampling:
     log_probs: bool = True
     """Whether to return the log-probs of the sampled tokens. Generation is faster without them."""
 
-    def spoken(self, token_ids: list[int]) -> list[int]:
+    def without_stop_token(self, token_ids: list[int]) -> list[int]:
         """Return a response's tokens without the token of `stop_token_ids` that ended it, which need not be a special
         token.
         """
         return token_ids[:-1] if token_ids and token_ids[-1] in self.stop_token_ids else token_ids
 
-    def said(self, text: str) -> str:
+    def without_end_text(self, text: str) -> str:
         """Return a response's text without the text of `end_texts` that ended it."""
         return min((text.partition(end)[0] for end in self.end_texts), key=len, default=text)
 

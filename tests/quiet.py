@@ -6,9 +6,9 @@ import io
 
 from rich.console import Console
 
-from roll.tracking.life import Life
+from roll.tracking.life import ActivityDisplay
 
 
-def quiet_life() -> Life:
+def quiet_life() -> ActivityDisplay:
     """Return a `Life` that writes to a buffer, for tests that do not check its output."""
-    return Life(Console(file=io.StringIO()))
+    return ActivityDisplay(Console(file=io.StringIO()))

@@ -21,7 +21,7 @@ from rich.text import Text
 from roll.api import load_config
 from roll.config.plan.plan import make_plan
 from roll.config.plan.show import show_plan
-from roll.tracking.console import Progress, live_view
+from roll.tracking.console import ConsoleProgress, live_view
 
 HERE = Path(__file__).resolve().parent
 EXPERIMENT = f"{HERE.name}/tiny_rlvr_lora_zero3"
@@ -138,7 +138,7 @@ def console(rows: Sequence[Mapping[str, float]]) -> str:
     with printed.capture() as plan:
         show_plan(config, make_plan(config), printed)
     shown = plan.get().partition(REST_OF_PLAN)[0]
-    progress = Progress(config.max_steps or 0)
+    progress = ConsoleProgress(config.max_steps or 0)
     for row in rows[: len(rows) * 3 // 4]:
         progress = progress.after(int(row["step"]), dict(row))
     terminal = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)

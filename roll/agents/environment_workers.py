@@ -14,7 +14,7 @@ from roll.agents.hosting.process import EnvironmentProcess
 from roll.backend import Rank
 from roll.config.schema.environments import EnvironmentConfig
 from roll.errors import EnvironmentFailed, NeighbourFailed, RollError
-from roll.hosted.user_code_log import SLACK, bound_log
+from roll.hosted.user_code_log import SLACK
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import Replaced
 from roll.types import Metrics
@@ -51,7 +51,7 @@ class EnvironmentWorker:
 
     async def start(self) -> None:
         """Start the process and load its environment."""
-        self._bounding = asyncio.create_task(bound_log())
+        self._bounding = asyncio.create_task(keep_log_bounded())
         self._malformed_calls = (await self._process.start()).malformed_calls
 
     async def open(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from roll.agents.episodes import Player
 from roll.data.tasks import SEED
 from roll.rollout.batch import has_verdict
-from roll.rollout.group import GroupSampler, Scorer, gathered, prompt_seed, sample_seed, sampled_so
+from roll.rollout.group import GroupSampler, Scorer, gather_or_cancel, prompt_seed, sample_seed, sampled_so
 from roll.rollout.record import observed
 from roll.types import Episode, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
 
@@ -41,7 +41,7 @@ class EpisodeGroups:
         given = prompt.row.get(SEED)
         of_world = given if isinstance(given, int) else prompt_seed(self.seed, self.stream, prompt.prompt_id)
         seeds = [None if seed is None else sample_seed(seed, number) for number in range(self.sampling.samples)]
-        played: Sequence[Episode] = await gathered([self.episodes.play(prompt, of_world, own) for own in seeds])
+        played: Sequence[Episode] = await gather_or_cancel([self.episodes.play(prompt, of_world, own) for own in seeds])
         if prompt.domain in self.judged:
             played = await self._judged(prompt, played)
         return RolloutGroup(observed(prompt, played), played)

@@ -227,7 +227,7 @@ class _Turns:
                 min(room, self._sampling.max_new_tokens), None if seed is None else turn_seed(seed, turn)
             )
             parsed = self._with_new_ids(self._renderer.parse(completion.token_ids, self._tools))
-            self.transcript.act(completion, calls_of(parsed.message), self._state)
+            self.transcript.act(completion, named_calls(parsed.message), self._state)
             self.transcript.counts["tool_calls"] += len(parsed.message.get("tool_calls") or ())
             self.transcript.counts[TOOL_ERRORS] += len(parsed.malformed)
             self._messages.append(parsed.message)
@@ -340,7 +340,7 @@ def state_of(seen: Observation | Step) -> str:
     )
 
 
-def calls_of(message: Message) -> list[dict[str, Any]]:
+def named_calls(message: Message) -> list[dict[str, Any]]:
     """Return the name and the arguments of each of a message's tool calls."""
     return [
         {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}

@@ -19,7 +19,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.types import CONNECTION_CLOSED, CallToolResult, TextContent
 
 from roll.agents.hosting.messages import McpServer
-from roll.agents.tools import Answered, CallError, answered, refused
+from roll.agents.tools import Answered, CallError, answered, failed_call
 from roll.errors import EnvironmentFailed
 
 LEFT_OUT = "[a part of type {} is left out]"
@@ -65,15 +65,15 @@ class McpTools:
             async with asyncio.timeout(server.call_timeout):
                 result = await client.call_tool(name, json.loads(call["function"]["arguments"] or "{}"))
         except TimeoutError:
-            return refused(call, CallError(f"'{name}' did not answer within {server.call_timeout:g} s"))
+            return failed_call(call, CallError(f"'{name}' did not answer within {server.call_timeout:g} s"))
         except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
             raise EnvironmentFailed(f"{server} has ended") from error
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
                 raise EnvironmentFailed(f"{server} has ended: {error}") from error
-            return refused(call, CallError(str(error)))
-        text = text_of(result)
-        return refused(call, CallError(text)) if result.is_error else answered(call, text)
+            return failed_call(call, CallError(str(error)))
+        text = result_text(result)
+        return failed_call(call, CallError(text)) if result.is_error else answered(call, text)
 
     async def close(self) -> None:
         """Close all connections and end the servers that were started."""
@@ -110,7 +110,7 @@ class McpTools:
                 return
 
 
-def text_of(result: CallToolResult) -> str:
+def result_text(result: CallToolResult) -> str:
     """Return the text of a result. Each part that is not text is replaced by a note with its type."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content)

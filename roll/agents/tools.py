@@ -57,7 +57,7 @@ class Tools:
         """Raise ValueError if a function cannot be used as a tool, or two functions have the same name."""
         self._tools: dict[str, Tool] = {}
         for function in functions:
-            tool = tool_of(function)
+            tool = function_tool(function)
             if tool.name in self._tools:
                 raise ValueError(f"two tools are named '{tool.name}'")
             self._tools[tool.name] = tool
@@ -91,7 +91,7 @@ class Tools:
         except EnvironmentFailed:
             raise
         except Exception as error:
-            return refused(call, error)
+            return failed_call(call, error)
 
     async def answer_awaited(self, call: Mapping[str, Any]) -> Answered:
         """Do the same as `answer` for a function that may be `async def`."""
@@ -101,7 +101,7 @@ class Tools:
         except EnvironmentFailed:
             raise
         except Exception as error:
-            return refused(call, error)
+            return failed_call(call, error)
 
     def _begun(self, call: Mapping[str, Any]) -> Any:
         function = call["function"]
@@ -110,7 +110,7 @@ class Tools:
         return tool.function(**_arguments(tool, function["arguments"]))
 
 
-def tool_of(function: Callable[..., Any]) -> Tool:
+def function_tool(function: Callable[..., Any]) -> Tool:
     """Return the tool for a function, with a schema from its name, docstring (including `Args:`) and type hints.
 
     Raises:
@@ -199,7 +199,7 @@ def answered(call: Mapping[str, Any], value: Any) -> Answered:
     return Answered(_message(call, text), failed=False)
 
 
-def refused(call: Mapping[str, Any], error: Exception) -> Answered:
+def failed_call(call: Mapping[str, Any], error: Exception) -> Answered:
     """Return the message to the model about a failed call."""
     said = str(error) if isinstance(error, CallError) else f"{type(error).__name__}: {error}"
     return Answered(_message(call, f"Error: {said}"[:MOST_ERROR]), failed=True)

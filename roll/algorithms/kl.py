@@ -16,7 +16,7 @@ EXPONENTIAL = ("k3", "k3+")
 KNOWN = "k1, k2, k3, abs, k1+, k3+"
 
 
-def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: str) -> Tensor:
+def token_kl(log_probs: Tensor, ref_log_probs: Tensor, estimator: str) -> Tensor:
     """Estimate KL(policy || reference) at each sampled token, in nats, from the two log-probs of that token.
 
     With d = ref - policy: k1 = -d (unbiased, high variance), k2 = d^2 / 2 (biased, low variance),
@@ -46,7 +46,7 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: str) -> Ten
         case "abs":
             return d.abs()
         case "k1+" | "k3+":
-            value, carrier = kl_estimate(log_probs, ref_log_probs, estimator[:-1]), d.square() / 2
+            value, carrier = token_kl(log_probs, ref_log_probs, estimator[:-1]), d.square() / 2
             return value.detach() + carrier - carrier.detach()
     raise ValueError(f"no KL estimator is named '{estimator}'; known: {KNOWN}")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.corrections import MismatchCorrection
-from roll.algorithms.kl import EXPONENTIAL, importance_weighted, kl_estimate
+from roll.algorithms.kl import EXPONENTIAL, importance_weighted, token_kl
 from roll.algorithms.losses import Loss, LossInputs, TokenLosses
 from roll.algorithms.objectives import Objective, PolicyTokens, Ppo
 from roll.algorithms.ratios import is_clamped
@@ -56,7 +56,7 @@ class PolicyLoss(Loss):
             "policy/loss": losses.detach(),
             "policy/ratio": surrogate.ratio,
             "policy/clip_fraction": surrogate.clipped.float(),
-            "policy/kl_behaviour": kl_estimate(
+            "policy/kl_behaviour": token_kl(
                 old, log_probs, "k3"
             ).detach(),  # KL(old || policy); k3 is unbiased over samples of `old`
             "policy/entropy": entropy.detach(),
@@ -73,7 +73,7 @@ class PolicyLoss(Loss):
             losses = torch.where(masked, 0.0, losses)
             metrics["policy/off_policy_masked_fraction"] = masked.float()
         if inputs.ref_log_probs is not None:
-            kl = kl_estimate(log_probs, inputs.ref_log_probs, self.kl_estimator)
+            kl = token_kl(log_probs, inputs.ref_log_probs, self.kl_estimator)
             metrics["policy/kl_ref"] = kl.detach()
             if self.kl_estimator in EXPONENTIAL:
                 clamped = clamped | is_clamped(inputs.ref_log_probs - log_probs)

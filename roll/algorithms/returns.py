@@ -15,7 +15,7 @@ from roll.types import Floats, Ints, Sequences
 
 
 @dataclass(frozen=True)
-class Turns:
+class EpisodeTurns:
     """The K turns of E episodes, ordered by episode."""
 
     rewards: Floats
@@ -84,10 +84,10 @@ def turn_returns(rewards: np.ndarray, rows: np.ndarray, gamma: float) -> Doubles
     return _backward(rewards.astype(np.float64), rows, gamma)
 
 
-def undivided(sequences: Sequences, rewards: Floats) -> Turns:
+def undivided(sequences: Sequences, rewards: Floats) -> EpisodeTurns:
     """Return turns in which each response is a single turn."""
     rows = np.arange(len(sequences), dtype=np.int32)
-    return Turns(rewards, rows, np.repeat(rows, sequences.lengths))
+    return EpisodeTurns(rewards, rows, np.repeat(rows, sequences.lengths))
 
 
 def _response_tokens(sequences: Sequences) -> tuple[np.ndarray, np.ndarray]:

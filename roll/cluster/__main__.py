@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from roll.cluster.commands import Command, join_words, start_commands, stop_commands
-from roll.cluster.hostfile import choose, parse_hostfile
+from roll.cluster.hostfile import filter_hosts, parse_hostfile
 from roll.errors import ConfigError, Fault, RollError
 
 SECONDS = 120.0
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if faults := [_no_flag(word) for word in rest]:
             raise ConfigError(faults)
-        hosts = choose(
+        hosts = filter_hosts(
             parse_hostfile(_read(arguments.hostfile), str(arguments.hostfile)), arguments.include, arguments.exclude
         )
         start = arguments.action == "start"
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         for number, command in enumerate(commands):
             print(command, flush=True)
-            if arguments.run and (failure := run(command)):
+            if arguments.run and (failure := run_on_host(command)):
                 ended = _end(stop_commands(hosts[:number], arguments.ray)) if start else ""
                 raise HostFailed(failure + ended)
         if start:
@@ -104,7 +104,7 @@ def _no_flag(word: str) -> Fault:
     )
 
 
-def run(command: Command) -> str | None:
+def run_on_host(command: Command) -> str | None:
     """Run a command on its host with the deadline `SECONDS`. Return why it failed, None if it succeeded."""
     try:
         done = subprocess.run(command.over_ssh, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -124,7 +124,7 @@ def _end(commands: Sequence[Command]) -> str:
     """Stop the hosts that have started, so that no partial cluster remains. Return a text about the result, to append
     to a message.
     """
-    failures = [failure for command in commands if (failure := run(command))]
+    failures = [failure for command in commands if (failure := run_on_host(command))]
     if failures:
         return "; some hosts that had started could not be stopped: " + "; ".join(failures)
     return f"; stopped again: {', '.join(command.host for command in commands)}" if commands else ""

@@ -68,7 +68,7 @@ def _is_name(name: str) -> bool:
         return False
 
 
-def choose(hosts: Sequence[Host], include: str | None, exclude: str | None) -> list[Host]:
+def filter_hosts(hosts: Sequence[Host], include: str | None, exclude: str | None) -> list[Host]:
     """Return the hosts and GPUs that are left after DeepSpeed's `--include` or `--exclude`.
 
     The options have the format `NAME[:SLOT[,SLOT ...]]`, joined by `@`. At most one of them is given.

@@ -37,7 +37,7 @@ from roll.config.roll_v2.keys import (
 from roll.config.roll_v2.model_rewards import KEY, OF_MODELS, PROMPTS
 from roll.config.roll_v2.reward_functions import MEANT
 from roll.config.schema.base import LARGEST_COUNT, LARGEST_NUMBER, SMALLEST_NUMBER
-from roll.config.schema.fields import ANY_NAME, section_at, sections
+from roll.config.schema.fields import ANY_NAME, blocks_of, section_at
 from roll.config.schema.foreign import STRATEGIES
 from roll.config.schema.methods import Named
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
@@ -74,7 +74,7 @@ LIMITS = f"""If a type has no bound, whole numbers are at most {LARGEST_COUNT}, 
 """
 
 
-def reference() -> str:
+def reference_page() -> str:
     """Return the page."""
     parts = [INTRODUCTION, LIMITS]
     parts.append(_section("All pipelines", "", ExperimentConfig))
@@ -97,7 +97,7 @@ def _blocks() -> list[type[BaseModel]]:
     waiting: list[type[BaseModel]] = list(PIPELINES.values())
     while waiting:
         block = waiting.pop(0)
-        below = [inner for field in block.model_fields.values() for inner, _ in sections(field.annotation)]
+        below = [inner for field in block.model_fields.values() for inner, _ in blocks_of(field.annotation)]
         waiting += [inner for inner in below if inner not in found and inner not in waiting]
         if block not in PIPELINES.values() and block not in found:
             found.append(block)
@@ -116,7 +116,7 @@ def _places(block: type[BaseModel]) -> list[str]:
 def _below(section: type[BaseModel], above: str, wanted: type[BaseModel]) -> list[str]:
     places: list[str] = []
     for name, field in section.model_fields.items():
-        for inner, keyed in sections(field.annotation):
+        for inner, keyed in blocks_of(field.annotation):
             place = f"{above}{name}" + (f".{ANY_NAME}" if keyed else "")
             places += [place] if inner is wanted else []
             places += _below(inner, f"{place}.", wanted)
@@ -301,9 +301,9 @@ def _meanings(values: Mapping[typing.Any, typing.Any], none: str = "what roll al
 def main() -> None:
     """Print the page, or write it to the file named on the command line."""
     if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(reference(), encoding="utf-8")
+        Path(sys.argv[1]).write_text(reference_page(), encoding="utf-8")
     else:
-        print(reference(), end="")
+        print(reference_page(), end="")
 
 
 if __name__ == "__main__":

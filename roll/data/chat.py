@@ -167,7 +167,7 @@ def render_example(
             raise
         # An earlier turn is rendered differently once an answer follows. What the template writes after the prompt is
         # the same.
-        spoken = turns.spoken(len(turns) - 1)
+        spoken = turns.as_last(len(turns) - 1)
         prompt = prompt.removesuffix(turns.opened(len(turns) - 1)[len(spoken.prompt) :])
         return prompt, turns.last_ending(spoken.text, eos_token)
     return spoken.prompt, turns.last_ending(spoken.text, eos_token)
@@ -199,7 +199,7 @@ def render_turns(
     turns = Turns(messages, render, marks)
     pieces, context = [], ""
     for turn, number in enumerate(turns.numbers):
-        spoken, opened = turns.spoken(turn), turns.opened(turn)
+        spoken, opened = turns.as_last(turn), turns.opened(turn)
         context = context.removesuffix(opened[len(spoken.prompt) :]) if turn else spoken.prompt
         following = ""
         if turn + 1 < len(turns):

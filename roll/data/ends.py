@@ -86,7 +86,7 @@ def _ending(message: Mapping[str, Any], render: RenderMessages, marks: Sequence[
     """
     try:
         turns = Turns([ASKED, message], render, marks)
-        text = turns.last_ending(turns.spoken(0).text, "")
+        text = turns.last_ending(turns.as_last(0).text, "")
     except TemplateFault:
         return ""
     before, _, ending = text.rpartition(PROBE)

@@ -21,13 +21,13 @@ from roll.data.prompts import checked_renderer
 from roll.data.rows import (
     Conversation,
     RowFault,
+    column_number,
+    column_text,
     example_conversation,
     labelled_conversation,
-    number,
     pair_conversations,
     remarks_of,
     template_arguments,
-    text_of,
 )
 from roll.data.sources import find_sources
 from roll.data.tables import (
@@ -62,7 +62,7 @@ two responses to compare.
 
 
 @dataclass(frozen=True)
-class Part:
+class RowRange:
     """Selects a part of a source's rows."""
 
     shares: tuple[float, ...]
@@ -82,7 +82,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Limits:
+class LengthLimits:
     """Largest lengths of a row's prompt and of its response, in tokens."""
 
     prompt: int
@@ -168,10 +168,10 @@ def _sequence(token_ids: Ints, learnt_from: int) -> ExampleSequence:
 def prepare_examples(
     data_args: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
-    limits: Limits,
+    limits: LengthLimits,
     kind: Kind = "responses",
     learn_all: bool = False,
-    part: Part | None = None,
+    part: RowRange | None = None,
     cache_folder: Path | None = None,
     embedded: int | None = None,
 ) -> ExampleSet:
@@ -217,7 +217,7 @@ def prepare_examples(
     positions = np.flatnonzero(meant & fits & is_learnt)
     remarks = count_remarks(table, positions, sources)
     if not len(positions):
-        least = Limits(_least(prompt[meant]), _least(np.maximum(response, rejected)[meant]))
+        least = LengthLimits(_least(prompt[meant]), _least(np.maximum(response, rejected)[meant]))
         raise DataError(_nothing_left(limits, least, too_long, wordless, sources[0].name))
     longest, starts = limits.prompt + limits.response, np.zeros(len(positions), np.int64)
     if is_raw:
@@ -235,7 +235,7 @@ def _texts(
 ) -> Texts:
     if render is None:
         assert data_args.text is not None
-        return Texts(text_of(row, data_args.text), eos_token)
+        return Texts(column_text(row, data_args.text), eos_token)
     texts = _read_texts(
         row,
         data_args,
@@ -254,7 +254,7 @@ def _read_texts(row: Mapping[str, Any], data_args: DataConfig, reading: Reading,
         conversation, desirable = labelled_conversation(row, data_args)
         return replace(reading.response(conversation), value=float(desirable))
     chosen, rejected = map(reading.response, pair_conversations(row, data_args))
-    return _compared(chosen, rejected, number(row, data_args.margin) if data_args.margin else 0.0)
+    return _compared(chosen, rejected, column_number(row, data_args.margin) if data_args.margin else 0.0)
 
 
 class Reading:
@@ -343,7 +343,7 @@ def _least(tokens: NDArray[np.int32]) -> int:
 
 
 def _nothing_left(
-    limits: Limits, least: Limits, too_long: Mapping[str, int], wordless: Mapping[str, int], name: str
+    limits: LengthLimits, least: LengthLimits, too_long: Mapping[str, int], wordless: Mapping[str, int], name: str
 ) -> list[Fault]:
     """Return the faults of a set without a usable row.
 

@@ -63,7 +63,7 @@ class Form:
             found[self.reasoning] = message[REASONING[0]]
         if self.parts:
             found["content"] = [{"type": "text", "text": message["content"]}]
-        if calls := calls_of(message):
+        if calls := message_calls(message):
             found["tool_calls"] = [self._call(call) for call in calls]
         return found
 
@@ -74,7 +74,7 @@ class Form:
         return with_arguments(call, json.dumps(arguments, ensure_ascii=False))
 
 
-def calls_of(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def message_calls(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Return the tool calls of a message. Raises TemplateFault if they are not a list of objects."""
     calls = message.get("tool_calls") or ()
     if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):

@@ -28,7 +28,7 @@ def concatenate(token_ids: Sequence[Ints], response_masks: Sequence[Bools]) -> S
     return Sequences(np.concatenate(token_ids).astype(np.int32), offsets, np.concatenate(response_masks))
 
 
-def positions(offsets: np.ndarray, indices: Sequence[int]) -> np.ndarray:
+def token_positions(offsets: np.ndarray, indices: Sequence[int]) -> np.ndarray:
     """Return the token positions of the chosen sequences, in the order of `indices`."""
     return np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in indices])
 
@@ -55,7 +55,7 @@ class Selection:
                 return np.concatenate([field[span] for span in spans])
 
 
-def choose(sequences: Sequences, indices: Sequence[int]) -> Selection:
+def select_sequences(sequences: Sequences, indices: Sequence[int]) -> Selection:
     """Select sequences in the order of `indices`. Select the filler if there are no indices."""
     if not len(indices):
         return Selection(FILLER, [])
@@ -73,15 +73,15 @@ def choose(sequences: Sequences, indices: Sequence[int]) -> Selection:
 
 def select(sequences: Sequences, indices: Sequence[int]) -> Sequences:
     """Return the chosen sequences in the order of `indices`, or the filler if there are none."""
-    return choose(sequences, indices).sequences
+    return select_sequences(sequences, indices).sequences
 
 
 def select_tokens(field: NDArray[Number], sequences: Sequences, indices: Sequence[int]) -> NDArray[Number]:
     """Return a per-token field of the chosen sequences, or zeros for the filler if there are no indices."""
-    return choose(sequences, indices).tokens(field)
+    return select_sequences(sequences, indices).tokens(field)
 
 
-def members(examples: Sequence[int], sequences_per_example: int) -> list[int]:
+def members_of(examples: Sequence[int], sequences_per_example: int) -> list[int]:
     """Return the sequence indices of the chosen examples, in the order of `examples`."""
     if sequences_per_example == 1:
         return list(examples)
@@ -94,7 +94,7 @@ def updates_of(batch: TrainBatch, updates: int) -> list[list[int]]:
     """
     if batch.episode_of_sequence is None:
         parts = np.array_split(np.arange(batch.example_count), updates)
-        return [members(part.tolist(), batch.sequences_per_example) for part in parts]
+        return [members_of(part.tolist(), batch.sequences_per_example) for part in parts]
     firsts = np.append(np.unique(batch.episode_of_sequence, return_index=True)[1], len(batch))
     parts = np.array_split(np.arange(len(firsts) - 1), updates)
     return [list(range(firsts[part[0]], firsts[part[-1] + 1])) if len(part) else [] for part in parts]
@@ -110,15 +110,15 @@ def response_rows(sequences: Sequences, indices: Sequence[int]) -> NDArray[np.in
     if not len(indices):
         return np.empty(0, np.int64)
     rows = np.cumsum(sequences.response_mask) - 1
-    where = positions(sequences.offsets, indices)
+    where = token_positions(sequences.offsets, indices)
     return rows[where][sequences.response_mask[where]]
 
 
-def take(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
+def take_sequences(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
     """Return the chosen sequences of a batch, or the filler if there are no indices. `indices` must cover whole
     examples.
     """
-    chosen = choose(batch.sequences, indices)
+    chosen = select_sequences(batch.sequences, indices)
 
     def if_given(field: np.ndarray | None) -> np.ndarray | None:
         return None if field is None else chosen.tokens(field)
@@ -186,7 +186,7 @@ def split(
         if most <= forwards:
             break
         forwards = most
-    bins = [[tuple(members(examples, sequences_per_example)) for examples in rank] for rank in packed]
+    bins = [[tuple(members_of(examples, sequences_per_example)) for examples in rank] for rank in packed]
     return Split(tuple(tuple(rank) + ((),) * (forwards - len(rank)) for rank in bins))
 
 

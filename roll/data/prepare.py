@@ -28,7 +28,7 @@ REPEATED = "with the question of an earlier row"
 
 
 @dataclass(frozen=True)
-class Wish:
+class SetRequest:
     """The options of the command line."""
 
     name: str
@@ -44,7 +44,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class WrittenRows:
     """Row counts of the written files."""
 
     rows: Mapping[str, int]
@@ -57,14 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prepare the data set given on the command line. Return the exit status."""
     given = parser().parse_args(argv)
     public = SETS[given.set]
-    wish = Wish(
+    wish = SetRequest(
         given.set,
         given.source or public.hub_name,
         given.output or Path("data") / given.set,
         given.validation,
         given.seed,
     )
-    return run_command(lambda: print(summary(wish, prepare(wish))))
+    return run_command(lambda: print(rows_summary(wish, write_set(wish))))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def prepare(wish: Wish) -> Prepared:
+def write_set(wish: SetRequest) -> WrittenRows:
     """Write the folder `wish.output` atomically. The same source and seed give the same files.
 
     Rows of the training split whose question is also in the test split are left out.
@@ -100,7 +100,7 @@ def prepare(wish: Wish) -> Prepared:
             cannot be created.
     """
     public = SETS[wish.name]
-    with _whole(wish.output) as folder:
+    with _atomic_folder(wish.output) as folder:
         seen: set[bytes] = set()
         tested, test_left_out = _write(folder / TEST, _rows(wish, public, public.test), seen)
         usable, train_left_out = _write(folder / TRAIN, _rows(wish, public, public.train), seen)
@@ -112,10 +112,10 @@ def prepare(wish: Wish) -> Prepared:
                 )
         _hold_out(folder, frozenset(random.Random(wish.seed).sample(range(usable), wish.validation)))
     rows = {TRAIN: usable - wish.validation, VALIDATION: wish.validation, TEST: tested}
-    return Prepared(rows, {public.train: train_left_out, public.test: test_left_out})
+    return WrittenRows(rows, {public.train: train_left_out, public.test: test_left_out})
 
 
-def summary(wish: Wish, prepared: Prepared) -> str:
+def rows_summary(wish: SetRequest, prepared: WrittenRows) -> str:
     """Return the summary to print: a line for each file, and one for each reason why rows of a split were left out."""
     public = SETS[wish.name]
     origin = {TRAIN: public.train, VALIDATION: f"{public.train}, drawn with seed {wish.seed}", TEST: public.test}
@@ -130,7 +130,7 @@ def summary(wish: Wish, prepared: Prepared) -> str:
     return "\n".join(lines)
 
 
-def _rows(wish: Wish, public: PublicSet, split: str) -> Iterator[PreparedRow | LeftOut]:
+def _rows(wish: SetRequest, public: PublicSet, split: str) -> Iterator[PreparedRow | LeftOut]:
     """Yield, for each row of a split in order, the prepared row or the reason why it is left out.
 
     Raises:
@@ -198,7 +198,7 @@ def _hold_out(folder: Path, numbers: frozenset[int]) -> None:
 
 
 @contextmanager
-def _whole(out: Path) -> Iterator[Path]:
+def _atomic_folder(out: Path) -> Iterator[Path]:
     """Yield a temporary folder next to `out`. It is renamed to `out` at the end, or removed after an error.
 
     Raises:

@@ -21,7 +21,7 @@ from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.chat import ChatTemplate, renderer, template_remedy
-from roll.data.routes import Routes, tag_routes
+from roll.data.routes import DomainRoutes, tag_routes
 from roll.data.rows import RowFault, prompt_conversation, read_row, remarks_of, template_arguments
 from roll.data.sources import find_sources
 from roll.data.tables import (
@@ -128,7 +128,7 @@ def prepare_prompts(
         DataError: some rows cannot be used (each fault names `file:row`), or no prompt is left.
         ConfigError: two domains claim the same tag.
     """
-    routes = Routes(tuple(sections), tag_routes(sections))
+    routes = DomainRoutes(tuple(sections), tag_routes(sections))
     sources = find_sources(data_args.file_name, data_args.split)
     texts = partial(
         _prompt_text, data_args=data_args, render=checked_renderer(data_args, tokenizer), unwritten=Unwritten()

@@ -13,13 +13,13 @@ MOST_NAMED = 20
 """Largest number of tags in a warning. Those with the most rows come first."""
 
 
-def remark(counts: Mapping[str, int], what: str) -> None:
+def warn_of_rows(counts: Mapping[str, int], what: str) -> None:
     """Log a warning for each file. `counts` is the number of rows by file; `what` continues "3 of its rows"."""
     for file, count in counts.items():
         LOG.warning("%s: %d of its rows %s", file, count, what)
 
 
-def remark_routes(prompts: PromptSet) -> None:
+def warn_of_routes(prompts: PromptSet) -> None:
     """Log warnings about prompts whose tag or domain names no reward domain of this run."""
     names = ", ".join(prompts.names)
     if prompts.unknown_tags:

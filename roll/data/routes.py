@@ -27,7 +27,7 @@ class Label(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Routes:
+class DomainRoutes:
     """Maps labels to reward domains."""
 
     domains: tuple[str, ...]

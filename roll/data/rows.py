@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.config.schema.model import DataConfig, truths_as_text
 from roll.data.json_text import parsed
-from roll.data.messages import ROLE_FROM, ROLE_OF, ROLES, MessageFault, read_message, unread_keys
+from roll.data.messages import ROLE_FROM, ROLE_OF, ROLES, MessageFault, read_message, unread_message_keys
 from roll.registry import nearest
 from roll.types import FP32_MAX
 
@@ -82,7 +82,7 @@ def reference_at(row: Mapping[str, Any], path: str) -> Any:
             has = (
                 f"{holder} has: {', '.join(map(str, names)) or 'no keys'}"
                 if is_object
-                else f"{holder} is {_shown(found)}"
+                else f"{holder} is {_excerpt(found)}"
             )
             remedy = (
                 "fill it in, or name the column of the reference answer, or keys that lead to it, in "
@@ -105,11 +105,11 @@ def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     tools, others = (_optional(row, column) for column in (TOOLS, TEMPLATE_ARGUMENTS))
     if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         remedy = f"make '{TOOLS}' a list of objects, the JSON schemas of functions"
-        raise RowFault(f"'{TOOLS}' is not a list of objects", f"'{TOOLS}' is {_shown(tools)}", remedy)
+        raise RowFault(f"'{TOOLS}' is not a list of objects", f"'{TOOLS}' is {_excerpt(tools)}", remedy)
     if others and not isinstance(others, dict):
         remedy = f"make '{TEMPLATE_ARGUMENTS}' an object such as {{\"enable_thinking\": false}}"
         raise RowFault(
-            f"'{TEMPLATE_ARGUMENTS}' is not an object", f"'{TEMPLATE_ARGUMENTS}' is {_shown(others)}", remedy
+            f"'{TEMPLATE_ARGUMENTS}' is not an object", f"'{TEMPLATE_ARGUMENTS}' is {_excerpt(others)}", remedy
         )
     for key in truths_as_text(others or {}):
         problem = (
@@ -210,14 +210,14 @@ def labelled_conversation(row: Mapping[str, Any], data_args: DataConfig) -> tupl
     label = _column(row, data_args.label)
     label = LABELS.get(label.strip().lower(), label) if isinstance(label, str) else label
     if label not in (True, False):
-        problem = f"'{data_args.label}' is {_shown(label)}"
+        problem = f"'{data_args.label}' is {_excerpt(label)}"
         raise RowFault(f"'{data_args.label}' is not a label", problem, "make it true (desirable) or false, or 1 or 0")
     if data_args.response is None:
         return example_conversation(row, data_args), bool(label)
     return [*prompt_conversation(row, data_args), _answer(row, data_args.response)], bool(label)
 
 
-def number(row: Mapping[str, Any], column: str) -> float:
+def column_number(row: Mapping[str, Any], column: str) -> float:
     """Return the number in a column. Raises RowFault if it is missing, not a number, or outside the range of fp32."""
     value = _column(row, column)
     value = float(value) if isinstance(value, str) and JSON_NUMBER.fullmatch(value.strip()) else value
@@ -225,7 +225,7 @@ def number(row: Mapping[str, Any], column: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not -FP32_MAX <= value <= FP32_MAX:
         raise RowFault(
             f"'{column}' is not a number",
-            f"'{column}' is {_shown(value)}",
+            f"'{column}' is {_excerpt(value)}",
             f"make '{column}' a number that fp32 can hold",
         )
     return float(value)
@@ -261,7 +261,7 @@ def _prompt(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
 def _question(row: Mapping[str, Any], prompt: str, further: str | None) -> str:
     text = row.get(further) if further else None
     if text is not None and not isinstance(text, str):
-        problem = f"'{further}' is a {type(text).__name__}: {_shown(text)}"
+        problem = f"'{further}' is a {type(text).__name__}: {_excerpt(text)}"
         raise RowFault(f"'{further}' is not text", problem, f"make '{further}' a string, which may be empty")
     said = _said(row, prompt)
     return f"{said}\n{text}" if text and text.strip() else said
@@ -277,7 +277,7 @@ def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -
     remedy = f"make '{column}' a list of objects with a `role` ({', '.join(ROLES)}) and a text as `content`"
     if not isinstance(messages, list):
         raise RowFault(
-            "messages are not a list", f"'{column}' is a {type(messages).__name__}: {_shown(messages)}", remedy
+            "messages are not a list", f"'{column}' is a {type(messages).__name__}: {_excerpt(messages)}", remedy
         )
     if not messages:
         raise RowFault("no messages", f"'{column}' is an empty list", remedy)
@@ -289,7 +289,7 @@ def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -
 def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise RowFault(
-            "malformed message", f"{place} is a {type(message).__name__}, not an object: {_shown(message)}", remedy
+            "malformed message", f"{place} is a {type(message).__name__}, not an object: {_excerpt(message)}", remedy
         )
     try:
         read = read_message(message)
@@ -326,7 +326,7 @@ def remarks_of(row: Mapping[str, Any], data_args: DataConfig) -> tuple[str, ...]
         if isinstance(messages, str):
             messages = _parsed_or_none(messages) if _holds_messages(messages) else None
         for message in messages if isinstance(messages, list) else ():
-            found |= {UNREAD.format(key): None for key in unread_keys(message)}
+            found |= {UNREAD.format(key): None for key in unread_message_keys(message)}
     return tuple(found)
 
 
@@ -338,7 +338,7 @@ def _from_json(text: str, column: str) -> Any:
         what = "an object" if column == TEMPLATE_ARGUMENTS else "a list"
         remedy = f"make '{column}' {what}, or the JSON text of one"
         raise RowFault(
-            f"'{column}' is not JSON", f"'{column}' is text that is not JSON ({error}): {_shown(text)}", remedy
+            f"'{column}' is not JSON", f"'{column}' is text that is not JSON ({error}): {_excerpt(text)}", remedy
         ) from error
 
 
@@ -365,7 +365,7 @@ def _optional(row: Mapping[str, Any], column: str) -> Any:
     return value
 
 
-def text_of(row: Mapping[str, Any], column: str) -> str:
+def column_text(row: Mapping[str, Any], column: str) -> str:
     """Return the text in a column. Raises RowFault if it is missing, not a text, or blank."""
     text = _column(row, column)
     if not isinstance(text, str):
@@ -375,7 +375,7 @@ def text_of(row: Mapping[str, Any], column: str) -> str:
             if is_messages and text
             else f"make '{column}' a string"
         )
-        raise RowFault(f"'{column}' is not text", f"'{column}' is a {type(text).__name__}: {_shown(text)}", remedy)
+        raise RowFault(f"'{column}' is not text", f"'{column}' is a {type(text).__name__}: {_excerpt(text)}", remedy)
     if not text.strip():
         raise RowFault(f"'{column}' is empty", f"'{column}' has no text", "fill in the text, or remove the row")
     return text
@@ -385,9 +385,9 @@ def _said(row: Mapping[str, Any], column: str) -> str:
     """Return the text of a single message. Raises RowFault as `text_of` does, and if the text is a JSON list of
     messages.
     """
-    text = text_of(row, column)
+    text = column_text(row, column)
     if _holds_messages(text):
-        problem = f"'{column}' is the JSON text of messages, which would be read as they are written: {_shown(text)}"
+        problem = f"'{column}' is the JSON text of messages, which would be read as they are written: {_excerpt(text)}"
         raise RowFault(f"'{column}' is not text", problem, f"it holds messages: set data_args.messages={column}")
     return text
 
@@ -415,6 +415,6 @@ def _column(row: Mapping[str, Any], column: str) -> Any:
     return row[column]
 
 
-def _shown(value: Any) -> str:
+def _excerpt(value: Any) -> str:
     text = re.sub(r"\s+", " ", repr(value))
     return text if len(text) <= 60 else f"{text[:57]}..."

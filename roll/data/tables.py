@@ -31,7 +31,7 @@ from roll.data.chat import TemplateFault
 from roll.data.rows import RowFault
 from roll.data.sources import Source
 from roll.errors import DataError, Fault, RollError
-from roll.system.locks import LockHeld, locked
+from roll.system.locks import LockHeld, holding_lock
 from roll.system.orphans import forks_die_too
 
 FORMAT = "13"
@@ -325,10 +325,10 @@ def prepared_table(
         RollError: another process held the lock for longer than LOCK_SECONDS.
     """
     root = cache_folder or Path(HF_DATASETS_CACHE) / "roll"
-    folder = root / fingerprint(sources, preparation, purpose)
+    folder = root / table_name(sources, preparation, purpose)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with locked(root / f"{folder.name}.lock", LOCK_SECONDS):
+        with holding_lock(root / f"{folder.name}.lock", LOCK_SECONDS):
             if not folder.exists():
                 _build(folder, sources, preparation)
     except LockHeld as error:
@@ -342,7 +342,7 @@ def prepared_table(
     )
 
 
-def fingerprint(sources: Sequence[Source], preparation: Preparation, purpose: str) -> str:
+def table_name(sources: Sequence[Source], preparation: Preparation, purpose: str) -> str:
     """Return the name of a table: a digest of its sources, columns, template and tokenizer."""
     tokenizer = preparation.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -27,8 +27,8 @@ from roll.data.native import (
     THOUGHT,
     Messages,
     TemplateFault,
-    calls_of,
     function_of,
+    message_calls,
     with_arguments,
 )
 
@@ -39,7 +39,7 @@ ANSWERED: Mapping[str, Any] = {"role": "tool", "content": "Fed."}
 
 
 @dataclass(frozen=True)
-class Spoken:
+class RenderedTurn:
     """An assistant's turn, and the prompt that it continues."""
 
     prompt: str
@@ -78,7 +78,7 @@ class Turns:
             self._opened[turn] = self.render(self._before(turn), True)
         return self._opened[turn]
 
-    def spoken(self, turn: int) -> Spoken:
+    def as_last(self, turn: int) -> RenderedTurn:
         """Return a turn as it is rendered when it is the last one.
 
         Raises:
@@ -87,7 +87,7 @@ class Turns:
         *before, message = self.until(turn)
         return self.split(before, self.opened(turn), self.render([*before, message], False), message)
 
-    def split(self, before: Messages, prompt: str, whole: str, message: Mapping[str, Any]) -> Spoken:
+    def split(self, before: Messages, prompt: str, whole: str, message: Mapping[str, Any]) -> RenderedTurn:
         """Split the text `whole` of a conversation that ends with `message` into the prompt and the message's turn.
 
         A prompt may open the thinking. If `message` has thinking, the turn continues that prompt, as it does when the
@@ -98,22 +98,22 @@ class Turns:
             TemplateFault: the template renders the prompt differently once the turn follows it.
         """
         if whole.startswith(prompt):
-            return Spoken(prompt, whole[len(prompt) :], len(prompt))
+            return RenderedTurn(prompt, whole[len(prompt) :], len(prompt))
         shared = self._shared(prompt, whole)
         if len(shared) < len(self._shared(self.render(before, False), prompt)):
             raise TemplateFault("the template renders the prompt differently once the response follows it")
         rest, thinking = prompt[len(shared) :], inline(message)
         if thinking is None:
-            return Spoken(shared, whole[len(shared) :], len(shared))
+            return RenderedTurn(shared, whole[len(shared) :], len(shared))
         if not rest.strip():  # the row's thinking lacks only the white space that the prompt ends with
-            return Spoken(prompt, whole[len(shared) :].lstrip(), None)
+            return RenderedTurn(prompt, whole[len(shared) :].lstrip(), None)
         if not rest.strip().endswith(THINK):
-            return Spoken(shared, whole[len(shared) :], len(shared))
+            return RenderedTurn(shared, whole[len(shared) :], len(shared))
         answer = thinking.rpartition(THOUGHT)[2].strip()
         at = whole.rfind(answer)
         if at < len(shared):
             raise TemplateFault("the template opens the thinking, and does not write the answer after it")
-        return Spoken(
+        return RenderedTurn(
             prompt, thinking.lstrip().removeprefix(THINK).lstrip("\n").rstrip() + whole[at + len(answer) :], None
         )
 
@@ -121,7 +121,7 @@ class Turns:
         """Return the messages up to a turn, with a word in place of each earlier turn."""
         return [*self._before(turn), self.messages[self.numbers[turn]]]
 
-    def told(self, turn: int) -> str:
+    def text_before(self, turn: int) -> str:
         """Return the text of the conversation up to a turn, with a word in place of it and of each earlier turn."""
         if turn not in self._told:
             self._told[turn] = self.render(self._before(turn + 1, whole=False), False)
@@ -136,7 +136,7 @@ class Turns:
                 cannot be told.
         """
         turn = len(self) - 1
-        tail = self._after(turn, self.told(turn)).rstrip()
+        tail = self._after(turn, self.text_before(turn)).rstrip()
         if self._is_closed(tail):
             self._check_no_header()
             return text.rstrip()
@@ -158,7 +158,7 @@ class Turns:
         Raises:
             TemplateFault: the end of the turn differs if others follow, and not only in its last special token.
         """
-        tail, following = self._after(turn, self.told(turn)).rstrip(), self._after(turn, self.opened(turn + 1))
+        tail, following = self._after(turn, self.text_before(turn)).rstrip(), self._after(turn, self.opened(turn + 1))
         if following.startswith(tail):
             mark = "" if self._is_closed(tail) else self._leading_mark(following[len(tail) :])
             return text.rstrip() + mark, following[len(tail) + len(mark) :]
@@ -187,8 +187,10 @@ class Turns:
         first, later = prompt, self.opened(turn + 1)
         if turn:
             first, later = self._after(turn - 1, first), self._after(turn - 1, later)
-        later = later[: self._found(turn, later)]
-        last = (self._after(turn - 1, self.told(turn)) if turn else self.told(turn)).partition(self._name(turn))[0]
+        later = later[: self._index(turn, later)]
+        last = (self._after(turn - 1, self.text_before(turn)) if turn else self.text_before(turn)).partition(
+            self._name(turn)
+        )[0]
         if later == last:
             return
         header = self._header(turn)
@@ -237,7 +239,7 @@ class Turns:
     def _answered(self) -> str:
         """Return the text after the last turn's word if a user or the called tools answer it."""
         turn = len(self) - 1
-        calls = calls_of(self.messages[self.numbers[turn]])
+        calls = message_calls(self.messages[self.numbers[turn]])
         answers = [
             {**ANSWERED, "tool_call_id": call.get("id"), "name": function_of(call).get("name")} for call in calls
         ]
@@ -264,12 +266,12 @@ class Turns:
         if message["role"] != "assistant":
             return message
         word = self._name(self.numbers.index(number))
-        if not calls_of(message):
+        if not message_calls(message):
             return {"role": "assistant", "content": word}
-        calls = [with_arguments(call, {"leaf": word}) for call in calls_of(message)]
+        calls = [with_arguments(call, {"leaf": word}) for call in message_calls(message)]
         return {"role": "assistant", "content": "", "tool_calls": calls}
 
-    def _found(self, turn: int, text: str) -> int:
+    def _index(self, turn: int, text: str) -> int:
         """Return the index of a turn's word in a text. Raises TemplateFault if it is not there."""
         at = text.find(self._name(turn))
         if at < 0:
@@ -277,7 +279,7 @@ class Turns:
         return at
 
     def _after(self, turn: int, text: str) -> str:
-        self._found(turn, text)
+        self._index(turn, text)
         return text.rpartition(self._name(turn))[2]
 
     def _shared(self, one: str, other: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll.data.messages import REASONING
-from roll.data.native import THINK, THOUGHT, Messages, TemplateFault, calls_of, with_arguments
+from roll.data.native import THINK, THOUGHT, Messages, TemplateFault, message_calls, with_arguments
 from roll.data.turns import unused_word
 
 SURE = 12
@@ -25,7 +25,7 @@ ContextText = Callable[[Messages], str]
 
 
 @dataclass(frozen=True)
-class Part:
+class MessagePart:
     """A part of a message."""
 
     name: str
@@ -94,11 +94,11 @@ class Unwritten:
         return list(lost)
 
     def _is_written(
-        self, message: Mapping[str, Any], part: Part, text: str, again: Callable[[str], str], first: bool = False
+        self, message: Mapping[str, Any], part: MessagePart, text: str, again: Callable[[str], str], first: bool = False
     ) -> bool:
         if len(part.text) >= SURE and (part.text in text or json.dumps(part.text, ensure_ascii=False)[1:-1] in text):
             return True
-        calls = min(len(calls_of(message)), 2)
+        calls = min(len(message_calls(message)), 2)
         kind = (message["role"], part.name, calls, REASONING[0] in message, first)
         if len(part.text) >= SURE or kind not in self._written:
             word = unused_word(text)
@@ -109,7 +109,7 @@ class Unwritten:
         return self._written[kind]
 
 
-def _parts(message: Mapping[str, Any], whole: bool) -> Iterator[tuple[Part, Change]]:
+def _parts(message: Mapping[str, Any], whole: bool) -> Iterator[tuple[MessagePart, Change]]:
     """Yield the parts of a message. Without `whole`, leave out thinking, which many templates drop from earlier turns
     on purpose.
 
@@ -121,17 +121,20 @@ def _parts(message: Mapping[str, Any], whole: bool) -> Iterator[tuple[Part, Chan
     for piece in pieces if whole else pieces[-1:]:
         if text := piece.strip():
             yield (
-                Part("the text" if piece == pieces[-1] else "the thinking", text),
+                MessagePart("the text" if piece == pieces[-1] else "the thinking", text),
                 _replaced(message, "content", content, text),
             )
     reasoning = message.get(REASONING[0])
     if whole and isinstance(reasoning, str) and reasoning.strip():
-        yield Part("the thinking", reasoning.strip()), _replaced(message, REASONING[0], reasoning, reasoning.strip())
-    if not whole and message["role"] != "tool" and isinstance(name := message.get("name"), str):
-        yield Part(NAME, name), lambda word: {**message, "name": word}
-    if calls := calls_of(message):
         yield (
-            Part("a tool call", ""),
+            MessagePart("the thinking", reasoning.strip()),
+            _replaced(message, REASONING[0], reasoning, reasoning.strip()),
+        )
+    if not whole and message["role"] != "tool" and isinstance(name := message.get("name"), str):
+        yield MessagePart(NAME, name), lambda word: {**message, "name": word}
+    if calls := message_calls(message):
+        yield (
+            MessagePart("a tool call", ""),
             lambda word: {**message, "tool_calls": [*calls[:-1], with_arguments(calls[-1], {"leaf": word})]},
         )
 

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roll.doctor.checks import examine
-from roll.doctor.facts import Finding, Verdict
-from roll.doctor.gather import gather
+from roll.doctor.checks import diagnose
+from roll.doctor.facts import Diagnosis, Verdict
+from roll.doctor.gather import gather_facts
 
 STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.BROKEN: "bold red"}
 
@@ -26,13 +26,13 @@ STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.BROKEN: "bold 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check the machine and print the findings. Return the exit status."""
     arguments = parser().parse_args(argv)
-    findings = examine(gather())
+    findings = diagnose(gather_facts())
     if arguments.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:
         console = Console(width=None if sys.stdout.isatty() else 160)
-        console.print(table(findings))
-        console.print(summary(findings), highlight=False)
+        console.print(findings_table(findings))
+        console.print(findings_summary(findings), highlight=False)
     return exit_status(findings)
 
 
@@ -43,12 +43,12 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def exit_status(findings: Sequence[Finding]) -> int:
+def exit_status(findings: Sequence[Diagnosis]) -> int:
     """Return 1 if something is broken, otherwise 0."""
     return int(any(finding.verdict is Verdict.BROKEN for finding in findings))
 
 
-def table(findings: Sequence[Finding]) -> Table:
+def findings_table(findings: Sequence[Diagnosis]) -> Table:
     """Return a table with a row for each finding. Its remedy is below the finding."""
     out = Table(show_lines=False)
     for column in ("", "what", "found"):
@@ -61,7 +61,7 @@ def table(findings: Sequence[Finding]) -> Table:
     return out
 
 
-def summary(findings: Sequence[Finding]) -> str:
+def findings_summary(findings: Sequence[Diagnosis]) -> str:
     """Return one line with the number of findings of each verdict."""
     broken, warnings = ([f for f in findings if f.verdict is verdict] for verdict in (Verdict.BROKEN, Verdict.WARNING))
     return f"{len(broken)} broken, {len(warnings)} warning(s), {len(findings) - len(broken) - len(warnings)} ok"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from roll.doctor.facts import COMPILED_OPS, Facts, Finding, Network, Verdict
+from roll.doctor.facts import COMPILED_OPS, Diagnosis, Facts, Network, Verdict
 from roll.system.sizes import GIB
 from roll.training.deepspeed.extension_locks import REMEDY
 
@@ -26,28 +26,28 @@ NVME_OP = "async_io"
 OK, WARNING, BROKEN = Verdict.OK, Verdict.WARNING, Verdict.BROKEN
 
 
-def examine(facts: Facts) -> list[Finding]:
+def diagnose(facts: Facts) -> list[Diagnosis]:
     """Return all findings."""
-    checks: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    checks: tuple[Callable[[Facts], Iterator[Diagnosis]], ...] = (
         _python, _packages, _gpus, _compilers, _torch, _ops, _links, _network, _shared_memory, _folders, _limits,
         _sandbox, _ray,
     )  # fmt: skip
     return [finding for check in checks for finding in check(facts)]
 
 
-def _python(facts: Facts) -> Iterator[Finding]:
+def _python(facts: Facts) -> Iterator[Diagnosis]:
     version = ".".join(map(str, facts.python))
     if facts.python < (3, 11):
-        yield Finding(
+        yield Diagnosis(
             "Python", BROKEN, f"{version}; roll needs 3.11 or later", "install Python 3.11, then `make install`"
         )
     else:
-        yield Finding("Python", OK, f"{version}, {facts.executable}")
+        yield Diagnosis("Python", OK, f"{version}, {facts.executable}")
 
 
-def _packages(facts: Facts) -> Iterator[Finding]:
+def _packages(facts: Facts) -> Iterator[Diagnosis]:
     if not facts.required:
-        yield Finding(
+        yield Diagnosis(
             "packages", BROKEN, "roll can be imported, but is not installed", "pip install -e . (or `make install`)"
         )
     deviating = 0
@@ -55,7 +55,7 @@ def _packages(facts: Facts) -> Iterator[Finding]:
         there, tested = facts.installed.get(package), facts.locked.get(package)
         if there is None:
             deviating += 1
-            yield Finding(
+            yield Diagnosis(
                 package,
                 BROKEN,
                 f"not installed; {allowed or 'any version'} is required",
@@ -63,13 +63,13 @@ def _packages(facts: Facts) -> Iterator[Finding]:
             )
         elif not _allows(allowed, there):
             deviating += 1
-            yield Finding(package, BROKEN, f"{there}; {allowed} is required", _pip(package, tested, allowed))
+            yield Diagnosis(package, BROKEN, f"{there}; {allowed} is required", _pip(package, tested, allowed))
         elif tested and not _same(there, tested):
             deviating += 1
-            yield Finding(package, WARNING, f"{there}; the tests run with {tested}", _pip(package, tested, allowed))
+            yield Diagnosis(package, WARNING, f"{there}; the tests run with {tested}", _pip(package, tested, allowed))
     if facts.required and not deviating:
         versions = ", ".join(f"{name} {facts.installed[name]}" for name in NAMED if name in facts.installed)
-        yield Finding("packages", OK, f"{len(facts.required)} as tested: {versions}")
+        yield Diagnosis("packages", OK, f"{len(facts.required)} as tested: {versions}")
 
 
 def _pip(package: str, tested: str | None, allowed: str) -> str:
@@ -91,68 +91,68 @@ def _same(there: str, tested: str) -> bool:
     return there == tested if "+" in tested else found.public == Version(tested).public
 
 
-def _gpus(facts: Facts) -> Iterator[Finding]:
+def _gpus(facts: Facts) -> Iterator[Diagnosis]:
     if not facts.gpus:
-        yield Finding("GPUs", OK, "none: roles run on the CPU")
+        yield Diagnosis("GPUs", OK, "none: roles run on the CPU")
         return
     for (name, total), count in Counter((gpu.name, gpu.total) for gpu in facts.gpus).items():
-        yield Finding("GPUs", OK, f"{count} x {name}, {total / GIB:.0f} GiB each; driver {facts.driver}")
+        yield Diagnosis("GPUs", OK, f"{count} x {name}, {total / GIB:.0f} GiB each; driver {facts.driver}")
     busy = [
         f"{number} ({gpu.used / GIB:.1f} GiB)" for number, gpu in enumerate(facts.gpus) if gpu.used > BUSY * gpu.total
     ]
     if busy:
         remedy = "see `nvidia-smi` for the processes; end them, or map the roles to other devices"
-        yield Finding("GPU memory", WARNING, f"in use on {', '.join(busy)}", remedy)
+        yield Diagnosis("GPU memory", WARNING, f"in use on {', '.join(busy)}", remedy)
     if shares := [
         f"{number}: {gpu.utilisation}%" for number, gpu in enumerate(facts.gpus) if gpu.utilisation is not None
     ]:
-        yield Finding("GPU utilisation", OK, f"{', '.join(shares)} at this moment")
+        yield Diagnosis("GPU utilisation", OK, f"{', '.join(shares)} at this moment")
 
 
-def _compilers(facts: Facts) -> Iterator[Finding]:
+def _compilers(facts: Facts) -> Iterator[Diagnosis]:
     if not facts.tools.get("c++"):
         verdict, need = (BROKEN, "Triton and torch.compile need") if facts.gpus else (WARNING, "DeepSpeed's ops need")
-        yield Finding("compiler", verdict, f"c++ was not found; {need} it", "apt-get install g++")
+        yield Diagnosis("compiler", verdict, f"c++ was not found; {need} it", "apt-get install g++")
 
 
-def _torch(facts: Facts) -> Iterator[Finding]:
+def _torch(facts: Facts) -> Iterator[Diagnosis]:
     torch = facts.torch
     if isinstance(torch, str):
-        yield Finding("torch", BROKEN, f"it cannot be imported: {torch}", "make install")
+        yield Diagnosis("torch", BROKEN, f"it cannot be imported: {torch}", "make install")
     elif facts.gpus and not torch["cuda"]:
-        yield Finding(
+        yield Diagnosis(
             "torch", BROKEN, "it is built for the CPU, but this machine has GPUs", "requirements/install.sh gpu"
         )
     elif facts.gpus and not torch["cuda_available"]:
         remedy = f"install a driver that suits CUDA {torch['cuda']}, or a torch built for this driver"
-        yield Finding(
+        yield Diagnosis(
             "torch",
             BROKEN,
             f"it is built for CUDA {torch['cuda']}, but finds no GPU; the driver is {facts.driver}",
             remedy,
         )
     elif facts.gpus:
-        yield Finding(
+        yield Diagnosis(
             "torch", OK, f"CUDA {torch['cuda']}, NCCL {torch['nccl']}, compute capability {torch['capability']}"
         )
     elif not torch["gloo"]:
-        yield Finding(
+        yield Diagnosis(
             "torch",
             BROKEN,
             "it is built without gloo, the communication backend for the CPU",
             "requirements/install.sh cpu",
         )
     else:
-        yield Finding("torch", OK, "for the CPU, with gloo")
+        yield Diagnosis("torch", OK, "for the CPU, with gloo")
 
 
-def _ops(facts: Facts) -> Iterator[Finding]:
+def _ops(facts: Facts) -> Iterator[Diagnosis]:
     if isinstance(facts.ops, str):
-        yield Finding("DeepSpeed ops", BROKEN, f"DeepSpeed cannot be imported: {facts.ops}", "make install")
+        yield Diagnosis("DeepSpeed ops", BROKEN, f"DeepSpeed cannot be imported: {facts.ops}", "make install")
         return
     missing = [tool for tool in ("c++", "ninja") if not facts.tools.get(tool)]
     usable = [name for name, state in facts.ops.items() if state["installed"] or (state["compatible"] and not missing)]
-    yield Finding("DeepSpeed ops", OK, f"compiled or can be compiled: {', '.join(sorted(usable)) or 'none'}")
+    yield Diagnosis("DeepSpeed ops", OK, f"compiled or can be compiled: {', '.join(sorted(usable)) or 'none'}")
     cuda = None if isinstance(facts.torch, str) else facts.torch["cuda"]
     if problem := _offload_problem(facts, missing, usable, cuda):
         toolkit = f"the CUDA toolkit {cuda} and " if facts.gpus else ""
@@ -161,11 +161,11 @@ def _ops(facts: Facts) -> Iterator[Finding]:
             f"cpuoffload "
             f"presets need these"
         )
-        yield Finding("optimizer offload", WARNING, problem, remedy)
+        yield Diagnosis("optimizer offload", WARNING, problem, remedy)
     if not facts.gpus:
         return
     if NVME_OP not in usable:
-        yield Finding(
+        yield Diagnosis(
             "NVMe offload",
             WARNING,
             f"{NVME_OP} cannot be compiled",
@@ -173,7 +173,7 @@ def _ops(facts: Facts) -> Iterator[Finding]:
         )
     if facts.arch_list and (plain := re.sub(r"(\d)[a-z]\b", r"\1", facts.arch_list)) != facts.arch_list:
         found = f"TORCH_CUDA_ARCH_LIST={facts.arch_list}, which DeepSpeed cannot parse when it compiles an op"
-        yield Finding("optimizer offload", WARNING, found, f"export TORCH_CUDA_ARCH_LIST='{plain}'")
+        yield Diagnosis("optimizer offload", WARNING, found, f"export TORCH_CUDA_ARCH_LIST='{plain}'")
 
 
 def _offload_problem(facts: Facts, missing: list[str], usable: list[str], cuda: str | None) -> str | None:
@@ -188,12 +188,12 @@ def _offload_problem(facts: Facts, missing: list[str], usable: list[str], cuda: 
     return None if OFFLOAD_OP in usable else f"{OFFLOAD_OP} cannot be compiled"
 
 
-def _links(facts: Facts) -> Iterator[Finding]:
+def _links(facts: Facts) -> Iterator[Diagnosis]:
     if len(facts.gpus) < 2:
         return
     slow = {pair: link for pair, link in facts.links.items() if not link.startswith("NV")}
     if not facts.links:
-        yield Finding(
+        yield Diagnosis(
             "NVLink", WARNING, "`nvidia-smi topo -m` does not report how the GPUs are connected", "run it by hand"
         )
     elif slow:
@@ -204,28 +204,28 @@ def _links(facts: Facts) -> Iterator[Finding]:
             "all "
             "connections"
         )
-        yield Finding(
+        yield Diagnosis(
             "NVLink",
             WARNING,
             f"{len(slow)} of {len(facts.links)} pairs of GPUs are not connected by it: {pairs}",
             remedy,
         )
     else:
-        yield Finding("NVLink", OK, f"between all pairs of GPUs ({', '.join(sorted(set(facts.links.values())))})")
+        yield Diagnosis("NVLink", OK, f"between all pairs of GPUs ({', '.join(sorted(set(facts.links.values())))})")
 
 
-def _network(facts: Facts) -> Iterator[Finding]:
+def _network(facts: Facts) -> Iterator[Diagnosis]:
     network = facts.network
     fast = f"; InfiniBand or RoCE: {', '.join(network.infiniband)}" if network.infiniband else ""
     names = ", ".join(network.interfaces) or "none but the loopback"
     if network.chosen is not None:
         if not _chosen(network):
             found = f"NCCL_SOCKET_IFNAME={network.chosen}, but the interfaces are {names}"
-            yield Finding(
+            yield Diagnosis(
                 "network", BROKEN, found, f"export NCCL_SOCKET_IFNAME={network.default or 'NAME'}, or unset it"
             )
         else:
-            yield Finding(
+            yield Diagnosis(
                 "network", OK, f"NCCL_SOCKET_IFNAME={network.chosen} selects {', '.join(_chosen(network))}{fast}"
             )
     elif len(network.interfaces) > 1 and not network.infiniband:
@@ -235,11 +235,11 @@ def _network(facts: Facts) -> Iterator[Finding]:
             f"GLOO_SOCKET_IFNAME "
             f"to the same"
         )
-        yield Finding(
+        yield Diagnosis(
             "network", WARNING, f"there are several interfaces, and NCCL chooses one of them: {names}", remedy
         )
     else:
-        yield Finding("network", OK, f"{names}{fast}")
+        yield Diagnosis("network", OK, f"{names}{fast}")
 
 
 def _chosen(network: Network) -> list[str]:
@@ -255,65 +255,67 @@ def _chosen(network: Network) -> list[str]:
     return [name for name in (*network.interfaces, "lo") if listed(name) != (network.chosen or "").startswith("^")]
 
 
-def _shared_memory(facts: Facts) -> Iterator[Finding]:
+def _shared_memory(facts: Facts) -> Iterator[Diagnosis]:
     found = f"{facts.shared_memory / GIB:.1f} GiB free"
     remedy = "mount -o remount,size=16G /dev/shm, or in a container `docker run --shm-size=16g`"
     if facts.shared_memory < LEAST_SHARED_MEMORY // 8:
-        yield Finding("/dev/shm", BROKEN, found, remedy)
+        yield Diagnosis("/dev/shm", BROKEN, found, remedy)
     elif facts.shared_memory < LEAST_SHARED_MEMORY:
-        yield Finding("/dev/shm", WARNING, f"{found}; weight syncs and Ray's objects need space there", remedy)
+        yield Diagnosis("/dev/shm", WARNING, f"{found}; weight syncs and Ray's objects need space there", remedy)
     else:
-        yield Finding("/dev/shm", OK, found)
+        yield Diagnosis("/dev/shm", OK, found)
 
 
-def _folders(facts: Facts) -> Iterator[Finding]:
+def _folders(facts: Facts) -> Iterator[Diagnosis]:
     for folder in facts.folders:
         found = f"{folder.path}, {folder.free / GIB:.0f} GiB free"
         if folder.problem:
-            yield Finding(folder.use, BROKEN, f"{folder.path} cannot be written: {folder.problem}", folder.remedy)
+            yield Diagnosis(folder.use, BROKEN, f"{folder.path} cannot be written: {folder.problem}", folder.remedy)
         elif folder.free < LEAST_DISK:
-            yield Finding(folder.use, WARNING, found, f"free space, or {folder.remedy}")
+            yield Diagnosis(folder.use, WARNING, found, f"free space, or {folder.remedy}")
         elif folder.use != COMPILED_OPS or not facts.extension_locks:
-            yield Finding(folder.use, OK, found)
+            yield Diagnosis(folder.use, OK, found)
     for lock in facts.extension_locks:
         if lock.holder:
-            yield Finding(COMPILED_OPS, WARNING, f"{lock}; a run that needs this op waits for it", REMEDY)
+            yield Diagnosis(COMPILED_OPS, WARNING, f"{lock}; a run that needs this op waits for it", REMEDY)
         else:
             found = f"{lock}; a run that needs this op removes the file, but other programs wait for it forever"
-            yield Finding(COMPILED_OPS, WARNING, found, f"rm {lock.path}")
+            yield Diagnosis(COMPILED_OPS, WARNING, found, f"rm {lock.path}")
 
 
-def _limits(facts: Facts) -> Iterator[Finding]:
+def _limits(facts: Facts) -> Iterator[Diagnosis]:
     memory = f"{facts.memory / GIB:.0f} GiB of memory available, {facts.open_files:,} open files"
     if facts.open_files < LEAST_OPEN_FILES:
-        yield Finding("host", WARNING, f"{memory}; Ray may need more open files", "ulimit -n 65536")
+        yield Diagnosis("host", WARNING, f"{memory}; Ray may need more open files", "ulimit -n 65536")
     else:
-        yield Finding("host", OK, memory)
+        yield Diagnosis("host", OK, memory)
 
 
-def _sandbox(facts: Facts) -> Iterator[Finding]:
+def _sandbox(facts: Facts) -> Iterator[Diagnosis]:
     if facts.sandbox is None:
-        yield Finding("sandbox", OK, "programs run in bubblewrap, with namespaces of their own (reward code_sandbox)")
+        yield Diagnosis("sandbox", OK, "programs run in bubblewrap, with namespaces of their own (reward code_sandbox)")
     else:
         why, _, remedy = facts.sandbox.partition("; ")
-        yield Finding("sandbox", WARNING, f"the reward code_sandbox cannot run programs: {why}", remedy)
+        yield Diagnosis("sandbox", WARNING, f"the reward code_sandbox cannot run programs: {why}", remedy)
 
 
-def _ray(facts: Facts) -> Iterator[Finding]:
+def _ray(facts: Facts) -> Iterator[Diagnosis]:
     if facts.ray_address is None:
-        yield Finding("Ray", OK, "RAY_ADDRESS is not set: a run starts Ray on this host")
+        yield Diagnosis("Ray", OK, "RAY_ADDRESS is not set: a run starts Ray on this host")
     elif isinstance(facts.ray_nodes, str):
         remedy = (
             "run `ray start --address=HEAD:6379` here, set RAY_AUTH_MODE=token if the cluster requires a token, "
             "or "
             "unset RAY_ADDRESS"
         )
-        yield Finding("Ray", BROKEN, f"the cluster at {facts.ray_address} cannot be joined: {facts.ray_nodes}", remedy)
+        yield Diagnosis(
+            "Ray", BROKEN, f"the cluster at {facts.ray_address} cannot be joined: {facts.ray_nodes}", remedy
+        )
     else:
         nodes = ", ".join(f"{node['address']} ({node['gpus']} GPUs)" for node in facts.ray_nodes)
         found = f"the cluster at {facts.ray_address} has {len(facts.ray_nodes)} node(s): {nodes}"
         if giving_way := [node["address"] for node in facts.ray_nodes if node["niceness"] > 0]:
             found += f"; workers on {', '.join(giving_way)} have a lower priority than other processes there"
-            yield Finding("Ray", WARNING, found, "start Ray with RAY_worker_niceness=0")
+            yield Diagnosis("Ray", WARNING, found, "start Ray with RAY_worker_niceness=0")
         else:
-            yield Finding("Ray", OK, found)
+            yield Diagnosis("Ray", OK, found)

@@ -24,7 +24,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """One line of the report."""
 
     subject: str

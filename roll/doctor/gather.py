@@ -37,7 +37,7 @@ GPU_QUERY = "--query-gpu=driver_version,name,memory.total,memory.used,utilizatio
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def gather() -> Facts:
+def gather_facts() -> Facts:
     """Gather all facts. This takes some seconds, because torch, DeepSpeed and Ray are examined in separate
     processes.
     """
@@ -48,7 +48,7 @@ def gather() -> Facts:
         python=(sys.version_info.major, sys.version_info.minor),
         executable=sys.executable,
         required=required(_own_requirements(), kind),
-        locked=locked(_read(locks_folder() / f"{kind}.lock")),
+        locked=locked_versions(_read(locks_folder() / f"{kind}.lock")),
         installed=_installed(),
         driver=driver,
         gpus=gpus,
@@ -79,7 +79,7 @@ def required(lines: list[str], kind: str) -> dict[str, str]:
     return {name: ",".join(filter(None, specifiers)) for name, specifiers in found.items()}
 
 
-def locked(text: str) -> dict[str, str]:
+def locked_versions(text: str) -> dict[str, str]:
     """Return the versions of a lock file by package."""
     return {
         canonicalize_name(name): version
@@ -190,15 +190,15 @@ def _folders() -> Iterator[Folder]:
     models = Path(os.environ.get("HF_HOME") or _cache() / "huggingface")
     kernels = Path.home() / ".cache" / "roll"
     temporary = Path(os.environ.get("TMPDIR") or "/tmp")
-    yield look("temporary files", temporary, temporary, "export TMPDIR=/another/folder, which must exist")
-    yield look("models and data", models, existing(models), "export HF_HOME=/another/folder")
-    yield look(
+    yield probe_folder("temporary files", temporary, temporary, "export TMPDIR=/another/folder, which must exist")
+    yield probe_folder("models and data", models, existing(models), "export HF_HOME=/another/folder")
+    yield probe_folder(
         COMPILED_OPS, extension_cache(), existing(extension_cache()), "export TORCH_EXTENSIONS_DIR=/another/folder"
     )
-    yield look(
+    yield probe_folder(
         "compiled kernels", kernels, existing(kernels), "correct the owner of ~/.cache, or export HOME=/another/folder"
     )
-    yield look("working directory", _here(), Path("."), "cd to another folder, or give an absolute output_dir")
+    yield probe_folder("working directory", _here(), Path("."), "cd to another folder, or give an absolute output_dir")
 
 
 def _here() -> Path:
@@ -213,7 +213,7 @@ def existing(path: Path) -> Path:
     return next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
 
 
-def look(use: str, path: Path, folder: Path, remedy: str) -> Folder:
+def probe_folder(use: str, path: Path, folder: Path, remedy: str) -> Folder:
     """Try to write a file in `folder`, and return the facts about it. The file is nameless, so that nothing can
     remain.
     """

@@ -19,7 +19,7 @@ from roll.backend import EngineActivity, GenerateStrategy
 from roll.engines.pool import EnginePool
 from roll.engines.running import Running
 from roll.errors import RollError, WorkerDied, WorkerLate
-from roll.ray.device_sharing import Level
+from roll.ray.device_sharing import Residency
 from roll.ray.group import LOOK_SECONDS, WorkerGroup
 from roll.types import Ints, Metrics, NumberedCompletions, Sampling, Session
 from roll.weight_sync.bucket import Adapter, Bucket
@@ -128,7 +128,7 @@ class ActorInfer:
                 len(together), self._homes.get(request.session) if request.session else None
             )
             if not count:
-                self.pool.tell()  # `waits` may have become true
+                self.pool.wake()  # `waits` may have become true
                 return
             if request.session:
                 self._homes[request.session] = engine
@@ -227,7 +227,7 @@ class ActorInfer:
         running samples.
         """
         activities = await self.pool.each(LOOK_SECONDS, GenerateStrategy.activity)
-        self._running.heed(activities)
+        self._running.adapt(activities)
         self._place()
         return [activities.get(engine, EngineActivity(0.0, 0, 0)) for engine in range(len(self._group))]
 
@@ -246,10 +246,10 @@ class ActorInfer:
         await self.pool.each(self._sync_seconds, GenerateStrategy.offload, discard)
         return await self._group.held_bytes()
 
-    async def onload(self, level: Level) -> None:
+    async def onload(self, level: Residency) -> None:
         """See `ColocatedRole`. Dead engines restart once the others are completely onloaded."""
-        await self.pool.each(self._sync_seconds, GenerateStrategy.onload, level is Level.WHOLE)
-        if level is Level.WHOLE:
+        await self.pool.each(self._sync_seconds, GenerateStrategy.onload, level is Residency.WHOLE)
+        if level is Residency.WHOLE:
             self.pool.come_back()
 
     async def close(self) -> None:

@@ -32,7 +32,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from roll.backend import GenerateStrategy
 from roll.errors import BadInput, EngineShortage, RollError, WorkerDied, WorkerFailed, WorkerLate
-from roll.ray.device_sharing import together
+from roll.ray.device_sharing import run_together
 from roll.ray.engine_log import root_cause
 from roll.ray.group import LOOK_SECONDS, WorkerGroup
 
@@ -98,14 +98,14 @@ class EngineHealth:
         """Total number of restarts of all engines."""
         return sum(engine.restarts for engine in self._engines)
 
-    def those(self, states: Collection[EngineState]) -> list[int]:
+    def in_states(self, states: Collection[EngineState]) -> list[int]:
         """Return the numbers of the engines in one of these states, in order."""
         return [number for number, engine in enumerate(self._engines) if engine.state in states]
 
     @property
     def all_retired(self) -> bool:
         """Whether no engine will ever serve again."""
-        return len(self.those([EngineState.RETIRED])) == len(self._engines)
+        return len(self.in_states([EngineState.RETIRED])) == len(self._engines)
 
     @property
     def hopeless(self) -> dict[int, str]:
@@ -213,22 +213,22 @@ class EnginePool:
     @property
     def serving(self) -> list[int]:
         """Engines that accept requests."""
-        return self._health.those(SERVING)
+        return self._health.in_states(SERVING)
 
     @property
     def suspect(self) -> list[int]:
         """Engines that still accept requests, but missed the deadline of their last one."""
-        return self._health.those([EngineState.SUSPECT])
+        return self._health.in_states([EngineState.SUSPECT])
 
     @property
     def stale(self) -> list[int]:
         """Restarted engines that wait for weights."""
-        return self._health.those([EngineState.STALE])
+        return self._health.in_states([EngineState.STALE])
 
     @property
     def present(self) -> dict[int, int]:
         """Engines with a live process, mapped to their numbers of restarts."""
-        return {engine: self._health.restarts(engine) for engine in self._health.those(PRESENT)}
+        return {engine: self._health.restarts(engine) for engine in self._health.in_states(PRESENT)}
 
     @property
     def restarts(self) -> int:
@@ -242,7 +242,7 @@ class EnginePool:
                 raise self.failure
             await self._news.wait()
 
-    def tell(self) -> None:
+    def wake(self) -> None:
         """Make the tasks in `until` check their conditions again."""
         self._news.set()
         self._news = asyncio.Event()
@@ -263,7 +263,7 @@ class EnginePool:
         was_suspect = self._health.state(engine) is EngineState.SUSPECT
         self._health.answered(engine)
         if was_suspect:
-            self._tell_all()
+            self._notify_engines()
 
     async def one(
         self,
@@ -298,7 +298,7 @@ class EnginePool:
             except WorkerDied:
                 return  # its death was reported, and it restarts
 
-        await together(ask(engine) for engine in self.present)
+        await run_together(ask(engine) for engine in self.present)
         return said
 
     async def explained(self, engine: int, process: int, error: RollError) -> RollError:
@@ -325,7 +325,7 @@ class EnginePool:
     async def _probe_all(self) -> None:
         while True:
             await asyncio.sleep(PROBE_EVERY)
-            await together(self._probe(engine, process) for engine, process in self.present.items())
+            await run_together(self._probe(engine, process) for engine, process in self.present.items())
 
     async def _probe(self, engine: int, process: int) -> None:
         """Report an engine as dead if its process is gone or it reports a fatal error. A late answer is ignored: the
@@ -351,7 +351,7 @@ class EnginePool:
             return
         if self._health.late(engine):
             self.report_dead(engine, f"{error.cause}, and the previous requests were late as well")
-        self._tell_all()
+        self._notify_engines()
 
     def report_dead(self, engine: int, cause: str) -> None:
         """Start the restart of an engine that is dead, stopped or makes no progress. Idempotent."""
@@ -359,7 +359,7 @@ class EnginePool:
             return  # the restart itself reports its failure
         self._note_death(engine, cause)
         self._restarting[engine] = asyncio.create_task(self._restart(engine, cause))
-        self._tell_all()
+        self._notify_engines()
 
     def _note_death(self, engine: int, cause: str, raised: bool = False) -> None:
         """Note a death. `raised`: the cause is an exception already. A signal or a silence may be an accident, so it is
@@ -409,7 +409,7 @@ class EnginePool:
                 self.failure = self._last_death(engine, cause)
         except Exception as error:
             self.failure = error
-        self._tell_all()
+        self._notify_engines()
 
     def _last_death(self, engine: int, cause: str) -> WorkerDied:
         """Return the failure of a run whose engines are all retired. An exception against which no restart helps is
@@ -435,11 +435,11 @@ class EnginePool:
         """Note that these engines have the policy's weights."""
         for engine in engines:
             self._health.has_weights(engine)
-        self._tell_all()
+        self._notify_engines()
 
-    def _tell_all(self) -> None:
+    def _notify_engines(self) -> None:
         self._changed()
-        self.tell()
+        self.wake()
 
     @contextmanager
     def in_sync(self) -> Iterator[None]:
@@ -456,7 +456,7 @@ class EnginePool:
         """Hold back restarts, and wait for those in progress. Call it before other roles are onloaded."""
         self._is_away = True
         self._gate()
-        await self.until(lambda: not self._health.those([EngineState.RESTARTING]))
+        await self.until(lambda: not self._health.in_states([EngineState.RESTARTING]))
 
     def come_back(self) -> None:
         """Allow restarts again. Call it when no other role is on the devices."""

@@ -46,7 +46,7 @@ class RequestGate(asyncio.Event):
         self._count()
         self.in_flight -= 1
 
-    def take_busy_seconds(self) -> float:
+    def reset_busy_seconds(self) -> float:
         """Return the number of seconds that the engine was busy since the last call."""
         self._count()
         busy, self._busy = self._busy, 0.0

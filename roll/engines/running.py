@@ -39,7 +39,7 @@ class RunningLimit:
     def __post_init__(self) -> None:
         self.samples = self.most
 
-    def heed(self, activity: EngineActivity, most_running: int) -> None:
+    def adapt(self, activity: EngineActivity, most_running: int) -> None:
         """Adapt the limit to the engine's activity in a step. `most_running` is the largest number of concurrent
         samples in it.
         """
@@ -114,12 +114,12 @@ class Running:
         """Record that `samples` samples of an engine have ended."""
         self._running[engine] -= samples
 
-    def heed(self, activities: Mapping[int, EngineActivity]) -> None:
+    def adapt(self, activities: Mapping[int, EngineActivity]) -> None:
         """Adapt the limits to the engines' activity since the last call."""
         limits = self._limits or ()
         for engine, limit in enumerate(limits):
             if engine in activities:
-                limit.heed(activities[engine], self._most[engine])
+                limit.adapt(activities[engine], self._most[engine])
         self._most = list(self._running)
 
     @property

@@ -32,14 +32,14 @@ def _evaluate(request: Request) -> None:
     if request.dry_run:
         _show(_planned(request))
         return
-    from roll.tracking.life import Life
+    from roll.tracking.life import ActivityDisplay
 
-    with Life(Console(stderr=True)) as life:
+    with ActivityDisplay(Console(stderr=True)) as life:
         life.driver("loading libraries")
         from roll.evaluation.results import result_table
-        from roll.evaluation.run import run
+        from roll.evaluation.run import run_evaluation
 
-        result = run(_planned(request), life)
+        result = run_evaluation(_planned(request), life)
     Console().print(result_table(result))
     print(f"samples and results: {result.folder}")
 

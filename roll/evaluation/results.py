@@ -24,8 +24,8 @@ from roll.runs.rlvr.validation import (
     NO_BARS,
     bars_for,
     earned,
+    estimate_pass_at_k,
     judged_groups,
-    pass_at_k,
     passes_of,
     sizes,
     unscored,
@@ -53,7 +53,7 @@ def standard_error(values: Sequence[float]) -> float:
     return sqrt(sum((value - mean) ** 2 for value in values)) / len(values)
 
 
-def share(values: Sequence[float], samples: int) -> Estimate:
+def share_estimate(values: Sequence[float], samples: int) -> Estimate:
     """Return the mean of shares, with the Wilson score interval for the effective sample size.
 
     The effective sample size is p (1 - p) / SE^2, where p is the mean and SE its standard error. With one response to
@@ -139,14 +139,14 @@ def set_result(
     """
     right = [sum(passes_of(group, bars)) for group in judged_groups(groups, bars)]
     rewards = [[earned(episode.reward) for episode in group.episodes] for group in groups]
-    estimates = {"accuracy": share([count / samples for count in right], samples)} if right else {}
+    estimates = {"accuracy": share_estimate([count / samples for count in right], samples)} if right else {}
     for k in sizes(samples)[1:] if right else ():
-        estimates[f"pass@{k}"] = share([pass_at_k(samples, count, k) for count in right], samples)
+        estimates[f"pass@{k}"] = share_estimate([estimate_pass_at_k(samples, count, k) for count in right], samples)
     failed = unscored(groups)
     if failed < sum(map(len, rewards)):
         are_shares = all(0 <= reward <= 1 for of_group in rewards for reward in of_group)
         means = [fmean(of_group) for of_group in rewards]
-        estimates[f"avg@{samples}"] = share(means, samples) if are_shares else average(means)
+        estimates[f"avg@{samples}"] = share_estimate(means, samples) if are_shares else average(means)
     metrics = validation_metrics(name, groups, samples, bars)
     del metrics[f"val/{name}/policy_version"]  # the weights are not updated during an evaluation
     return SetResult(len(groups), samples, estimates, metrics, failed)

@@ -19,20 +19,20 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.secrets import redacted
 from roll.errors import ConfigError, DataError, Fault
 from roll.evaluation.results import RESULTS_FILE, EvaluationResult, sample_record, set_result, write_results
-from roll.evaluation.settings import Evaluation, as_asked
+from roll.evaluation.settings import Evaluation, with_option_names
 from roll.evaluation.subject import Subject
 from roll.export.__main__ import export
 from roll.ray.cluster import ClusterSession, cluster
 from roll.ray.guarded import guarded
 from roll.rewards.passing import Bars, said
-from roll.runs.assemble import tell_signs
+from roll.runs.assemble import show_activity
 from roll.runs.interrupt import Interrupt
-from roll.runs.rlvr.held_out import HeldOutInputs, answers, prepare
+from roll.runs.rlvr.held_out import HeldOutInputs, held_out_groups, prepare_held_out
 from roll.runs.roles import Roles, is_trainer_side
 from roll.system.event_loop import run_in_loop
 from roll.system.own_folder import own_folder
 from roll.tracking.jsonl import SAMPLES_FILE, to_line
-from roll.tracking.life import Life
+from roll.tracking.life import ActivityDisplay
 from roll.tracking.logs import RunLog
 from roll.tracking.notices import StepNotices
 from roll.types import RolloutGroup
@@ -42,7 +42,7 @@ PARTS = 10
 """Number of progress lines for each set, and for the responses of all sets."""
 
 
-def run(evaluation: Evaluation, life: Life) -> EvaluationResult:
+def run_evaluation(evaluation: Evaluation, life: ActivityDisplay) -> EvaluationResult:
     """Answer every held-out prompt, score the answers, and write the results. `life` shows the stages until the first
     answers.
 
@@ -65,19 +65,21 @@ def run(evaluation: Evaluation, life: Life) -> EvaluationResult:
         samples = stack.enter_context((folder / SAMPLES_FILE).open("wb", buffering=0))
         asked = {name: min(len(rows), evaluation.request.limit or len(rows)) for name, rows in inputs.held_out.items()}
         responses = sum(count * _samples(config, name) for name, count in asked.items())
-        progress = Progress(samples, asked, responses, inputs.bars, life)
-        _tell(
+        progress = EvaluationProgress(samples, asked, responses, inputs.bars, life)
+        _print_stage(
             f"{', '.join(f'{name}: {count} of {len(inputs.held_out[name])} prompts' for name, count in asked.items())} "
             f"will be answered"
         )
-        _tell(f"a response passes if: {said(inputs.bars)}")
-        _tell(f"starting {', '.join(f'{role.ranks} x {name} ({role.strategy})' for name, role in plan.roles.items())}")
+        _print_stage(f"a response passes if: {said(inputs.bars)}")
+        _print_stage(
+            f"starting {', '.join(f'{role.ranks} x {name} ({role.strategy})' for name, role in plan.roles.items())}"
+        )
         life.driver("starting Ray")
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node, secrets.hide) as session:
-            interrupt.take()
+            interrupt.install()
             groups = run_in_loop(partial(_answers, evaluation, config, inputs, session, interrupt, progress, life))
-        _tell("all responses are scored; computing the results")
+        _print_stage("all responses are scored; computing the results")
         sets = {name: set_result(name, found, _samples(config, name), inputs.bars) for name, found in groups.items()}
         notices = StepNotices(inputs.watches).after(
             0, {name: value for one in sets.values() for name, value in one.metrics.items()}
@@ -99,9 +101,9 @@ def _inputs(evaluation: Evaluation, config: RlvrConfig) -> HeldOutInputs:
             key.
     """
     try:
-        return prepare(config)
+        return prepare_held_out(config)
     except DataError as error:
-        raise DataError([as_asked(fault, evaluation.request) for fault in error.faults]) from error
+        raise DataError([with_option_names(fault, evaluation.request) for fault in error.faults]) from error
 
 
 async def _answers(
@@ -110,22 +112,27 @@ async def _answers(
     inputs: HeldOutInputs,
     session: ClusterSession,
     interrupt: Interrupt,
-    progress: Progress,
-    life: Life,
+    progress: EvaluationProgress,
+    life: ActivityDisplay,
 ) -> dict[str, list[RolloutGroup]]:
     async with AsyncExitStack() as stack:
         with interrupt.working():
             async with session.watched():
                 roles = Roles(config, evaluation.plan, session, stack)
-                async with roles.liveness.watched(is_trainer_side), guarded(tell_signs(roles, life)):
-                    return await answers(config, inputs, roles, evaluation.request.limit, progress)
+                async with roles.liveness.watched(is_trainer_side), guarded(show_activity(roles, life)):
+                    return await held_out_groups(config, inputs, roles, evaluation.request.limit, progress)
 
 
-class Progress:
+class EvaluationProgress:
     """Implements `Listener`: writes finished samples, and prints the progress and the failures of rewards."""
 
     def __init__(
-        self, samples: BinaryIO, prompts: Mapping[str, int], responses: int, bars: Mapping[str, Bars], life: Life
+        self,
+        samples: BinaryIO,
+        prompts: Mapping[str, int],
+        responses: int,
+        bars: Mapping[str, Bars],
+        life: ActivityDisplay,
     ) -> None:
         """
         Args:
@@ -143,13 +150,13 @@ class Progress:
     def begun(self) -> None:
         """See `Listener`."""
         self._life.rest()
-        _tell(f"all roles are ready; answering {', '.join(self._prompts)}: 0 of {self._responses} responses")
+        _print_stage(f"all roles are ready; answering {', '.join(self._prompts)}: 0 of {self._responses} responses")
 
     def answered(self, responses: int) -> None:
         """See `Listener`. Environments may ask for a response again, so the number is bounded."""
         before, self._answered = self._answered, min(self._answered + responses, self._responses)
         if _is_due(before, self._answered, self._responses):
-            _tell(f"answering: {self._answered} of {self._responses} responses")
+            _print_stage(f"answering: {self._answered} of {self._responses} responses")
 
     def failed(self, topic: str, text: str) -> None:
         """See `Listener`."""
@@ -166,7 +173,7 @@ class Progress:
         self._done[name] += 1
         done, all_of_them = self._done[name], self._prompts[name]
         if _is_due(done - 1, done, all_of_them):
-            _tell(f"scoring {name}: {done} of {all_of_them} prompts answered and scored")
+            _print_stage(f"scoring {name}: {done} of {all_of_them} prompts answered and scored")
 
 
 def _is_due(before: int, after: int, total: int) -> bool:
@@ -174,7 +181,7 @@ def _is_due(before: int, after: int, total: int) -> bool:
     return after * PARTS // total != before * PARTS // total
 
 
-def _tell(text: str) -> None:
+def _print_stage(text: str) -> None:
     LOG.info("%s", text)
     print(text, file=sys.stderr, flush=True)
 
@@ -231,7 +238,7 @@ def _weights(subject: Subject, folder: Path) -> Iterator[str]:
         return
     source = subject.trained.source
     with own_folder(folder) as scratch:
-        _tell(f"exporting the weights of {source.checkpoint}")
+        _print_stage(f"exporting the weights of {source.checkpoint}")
         out = scratch / "model"
         try:
             export(source.checkpoint, out, "hf" if source.model_args.lora_target is None else "merged")

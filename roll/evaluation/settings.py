@@ -86,14 +86,16 @@ def plan_evaluation(request: Request, subject: Subject) -> Evaluation:
                 raise ConfigError(loaded.faults)
             plan = make_plan(loaded.config, loaded.faults)
         except ConfigError as error:
-            raise ConfigError(list(dict.fromkeys(as_asked(fault, request) for fault in error.faults))) from None
+            raise ConfigError(
+                list(dict.fromkeys(with_option_names(fault, request) for fault in error.faults))
+            ) from None
     assert isinstance(loaded.config, RlvrConfig), "the pipeline of an evaluation is rlvr"
     texts = [*(str(one.message) for one in caught), *plan.warnings]
     config = loaded.config
     return Evaluation(request, subject, config, inference_plan(config, plan), tuple(dict.fromkeys(texts)))
 
 
-def as_asked(fault: Fault, request: Request) -> Fault:
+def with_option_names(fault: Fault, request: Request) -> Fault:
     """Return the fault with the command-line option in place of the configuration key, if an option set the value."""
     place = fault.place
     for pattern, said in PLACES:
@@ -335,10 +337,10 @@ def _plain(block: BaseModel) -> dict[str, Any]:
     """Return the keys of a block that differ from the defaults, as JSON values, without secrets, which a run's
     config.yaml hides.
     """
-    return _shown(block.model_dump(mode="json", exclude_defaults=True))
+    return _printable(block.model_dump(mode="json", exclude_defaults=True))
 
 
-def _shown(tree: Any) -> Any:
+def _printable(tree: Any) -> Any:
     if isinstance(tree, dict):
-        return {key: _shown(value) for key, value in tree.items() if value is not None and value != HIDDEN}
-    return [_shown(value) for value in tree] if isinstance(tree, list) else tree
+        return {key: _printable(value) for key, value in tree.items() if value is not None and value != HIDDEN}
+    return [_printable(value) for value in tree] if isinstance(tree, list) else tree

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
-from roll.export.source import CHECKPOINTS, CONFIG, CheckpointSource, find_source, read_run
+from roll.export.source import CHECKPOINTS, CONFIG, CheckpointSource, find_source, read_run_config
 from roll.runs.checkpoint.manifest import MANIFEST
 from roll.runs.checkpoint.state import LoopState
 
@@ -55,7 +55,7 @@ def find_subject(text: str) -> Subject:
             raise ConfigError([Fault(PLACE, f"'{text}' trained a reward model, which generates nothing", remedy)])
         run = source.checkpoint.absolute().parent.parent
         step = LoopState.read(source.checkpoint).step
-        return Subject(f"{run.name}-step_{step}", source.model, Trained(source, run, read_run(run), step))
+        return Subject(f"{run.name}-step_{step}", source.model, Trained(source, run, read_run_config(run), step))
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         remedy = "give the run folder, or merge the adapter first: python -m roll.export RUN OUT --format merged"
         raise ConfigError([Fault(PLACE, f"'{text}' holds an adapter without its model", remedy)])

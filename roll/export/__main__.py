@@ -79,7 +79,7 @@ def export(path: Path, out: Path, wish: str | None) -> str:
         raise ConfigError(
             [Fault("--format", problem, "set it to universal; the reward model itself is in export/ of the run folder")]
         )
-    with _whole(out) as folder:
+    with _atomic_folder(out) as folder:
         if form == "universal":
             convert.write_universal(source, folder)
         elif form == "peft":
@@ -92,7 +92,7 @@ def export(path: Path, out: Path, wish: str | None) -> str:
 
 
 @contextmanager
-def _whole(out: Path) -> Iterator[Path]:
+def _atomic_folder(out: Path) -> Iterator[Path]:
     """Yield a temporary folder next to `out`. It is renamed to `out` at the end, or removed after an error.
 
     Raises:

@@ -30,7 +30,7 @@ def write_hf(source: CheckpointSource, out: Path, exact: bool) -> None:
     """Write all weights of a fully trained policy as a Hugging Face folder. With `exact`, write the fp32 weights of the
     optimizer.
     """
-    found = deepspeed_files.weights(source.checkpoint, as_held=not exact)
+    found = deepspeed_files.trained_weights(source.checkpoint, as_held=not exact)
     model = _empty_model(source)
     view = WeightView(model)
     buckets = (
@@ -50,7 +50,7 @@ def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
         base.float()
         base.config.dtype = torch.float32
     model = add_lora(base, source.model_args, source.seed)
-    found = deepspeed_files.weights(source.checkpoint, as_held=not exact)
+    found = deepspeed_files.trained_weights(source.checkpoint, as_held=not exact)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             parameter.data = _weight(found, name, source)
@@ -64,7 +64,7 @@ def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
 def write_peft(source: CheckpointSource, out: Path) -> None:
     """Write the trained adapter as a PEFT folder."""
     model = add_lora(_empty_model(source), source.model_args, source.seed)
-    found = deepspeed_files.weights(source.checkpoint, as_held=True)
+    found = deepspeed_files.trained_weights(source.checkpoint, as_held=True)
     names = {
         spec.name: spec.name.replace(".weight", f".{ADAPTER}.weight") for spec in WeightView(model).adapter_specs()
     }

@@ -9,11 +9,11 @@ from omegaconf import OmegaConf
 from yaml import YAMLError
 
 from roll.config.derived.batch import learner
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.schema.model import DataConfig, ModelConfig
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
-from roll.runs.checkpoint.manifest import MANIFEST, verify
+from roll.runs.checkpoint.manifest import MANIFEST, verify_checkpoint
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.tracking.start import read_starts
 
@@ -45,7 +45,7 @@ def find_source(path: Path) -> CheckpointSource:
     store = CheckpointStore(path / CHECKPOINTS, keep=1)
     is_run = store.folder.is_dir()
     if (path / MANIFEST).is_file() or (path.is_dir() and path.absolute().parent.name == CHECKPOINTS and not is_run):
-        verify(path)
+        verify_checkpoint(path)
         checkpoint, run = path, path.absolute().parent.parent
     else:
         newest = store.newest_verified("export from a copy of the run folder, or from another run") if is_run else None
@@ -55,13 +55,13 @@ def find_source(path: Path) -> CheckpointSource:
                 [Fault("checkpoint", f"'{path}' is neither a run folder with checkpoints nor a checkpoint", remedy)]
             )
         checkpoint, run = newest, path
-    config = read_run(run)
+    config = read_run_config(run)
     _, role = learner(config)
-    model = found_model(role.model_args.model_name_or_path or config.pretrain, run)
+    model = model_source(role.model_args.model_name_or_path or config.pretrain, run)
     return CheckpointSource(checkpoint, model, role.model_args, config.seed, config.pipeline, role.data_args)
 
 
-def found_model(name: str, run: Path) -> str:
+def model_source(name: str, run: Path) -> str:
     """Return the Hub id or the absolute folder of a model that the run named, perhaps relative to its own working
     directory.
     """
@@ -69,7 +69,7 @@ def found_model(name: str, run: Path) -> str:
     return next((str((folder / name).absolute()) for folder in folders if (folder / name).is_dir()), name)
 
 
-def read_run(run: Path) -> Config:
+def read_run_config(run: Path) -> Config:
     """Read the configuration that a run wrote into its folder.
 
     Raises:
@@ -85,4 +85,4 @@ def read_run(run: Path) -> Config:
         raise ConfigError(
             [Fault(str(run / CONFIG), f"cannot be read: {error}", "restore the file that the run wrote")]
         ) from error
-    return load_config(written, (), imports=False)  # pyright: ignore[reportArgumentType]
+    return checked_config(written, (), imports=False)  # pyright: ignore[reportArgumentType]

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from roll.hosted.frames import HEADER, MOST_BYTES, Garbled, encoded
+from roll.hosted.frames import HEADER, MOST_BYTES, Garbled, framed_pickle
 from roll.system.orphans import is_alive
 from roll.system.tree import LOOK_EVERY, TreeBounds, tree
 
@@ -98,7 +98,9 @@ class Child:
     async def send(self, message: Any, timeout: float) -> None:
         """Send a message. Raise TimeoutError after `timeout` seconds, or ChildDied."""
         try:
-            await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(self._socket, encoded(message)), timeout)
+            await asyncio.wait_for(
+                asyncio.get_running_loop().sock_sendall(self._socket, framed_pickle(message)), timeout
+            )
         except OSError as error:
             if isinstance(error, TimeoutError):
                 raise

@@ -30,7 +30,7 @@ def framed(body: bytes) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def encoded(message: Any) -> bytes:
+def framed_pickle(message: Any) -> bytes:
     """Return a message of the parent as it is sent: pickled, with the length in front."""
     return framed(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
@@ -40,7 +40,7 @@ def new_seals(count: int) -> tuple[int, ...]:
     return tuple(seal for (seal,) in SEAL.iter_unpack(secrets.token_bytes(SEAL.size * count)))
 
 
-def shown(body: bytes) -> str:
+def garbled_text(body: bytes) -> str:
     """Return the error text for an unreadable message."""
     return f"{len(body)} bytes that are not a valid message: {body[:SHOWN_BYTES]!r}"
 

@@ -12,7 +12,7 @@ from roll.system.orphans import adopt_orphans, die_with
 
 
 @contextmanager
-def served(descriptor: int, parent: int) -> Generator[tuple[socket.socket, BinaryIO]]:
+def serving_parent(descriptor: int, parent: int) -> Generator[tuple[socket.socket, BinaryIO]]:
     """A context that yields the socket to the parent and a stream of the parent's messages. This process dies with its
     parent.
 

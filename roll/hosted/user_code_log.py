@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 
 
-def begin_anew(descriptor: int, most_bytes: int) -> bool:
+def bound_log(descriptor: int, most_bytes: int) -> bool:
     """If the file of a descriptor has more than `most_bytes`, copy it to `<name>.1` and empty it. Return whether that
     was done.
 
@@ -45,8 +45,8 @@ LOOK_EVERY = 1.0
 """Seconds between two checks of the log's size."""
 
 
-async def bound_log() -> None:
+async def keep_log_bounded() -> None:
     """Keep the log of this process below `LOG_BYTES`, until cancelled."""
     while True:
-        await asyncio.to_thread(begin_anew, LOG_DESCRIPTOR, LOG_BYTES)
+        await asyncio.to_thread(bound_log, LOG_DESCRIPTOR, LOG_BYTES)
         await asyncio.sleep(LOOK_EVERY)

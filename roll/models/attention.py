@@ -20,7 +20,7 @@ from roll.models.sequence_parallel import over_ranks
 PACKED = "roll_packed"
 
 
-def register() -> str:
+def register_packed_kernel() -> str:
     """Register the packed kernel in transformers, and return its name for `attn_implementation`."""
     AttentionInterface.register(PACKED, over_ranks(packed_attention))
     return PACKED
@@ -66,7 +66,7 @@ def packed_attention(
         )
         assert isinstance(out, Tensor)
         return out[None], None
-    rows, columns = positions(cu_seq_lens_q, query.shape[2])
+    rows, columns = packed_positions(cu_seq_lens_q, query.shape[2])
     count = len(cu_seq_lens_q) - 1
 
     def side_by_side(packed: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def packed_attention(
     return out.transpose(1, 2)[rows, columns][None], None
 
 
-def positions(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+def packed_positions(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     """Return the sequence index and the position within the sequence of every packed token, [T] each."""
     lengths = offsets.diff()
     rows = torch.repeat_interleave(torch.arange(len(lengths), device=offsets.device), lengths, output_size=tokens)

@@ -24,7 +24,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from roll.config.derived.model_shape import HYBRIDS, LINEAR
-from roll.models.attention import positions
+from roll.models.attention import packed_positions
 from roll.models.layers import decoder_layers
 
 CHUNK = 64
@@ -168,7 +168,7 @@ def convolution_by_shifts(row: Tensor, weight: Tensor, activation: str, offsets:
     activation.
     """
     tokens, width = row.shape[1], weight.shape[1]
-    _, columns = positions(offsets, tokens)
+    _, columns = packed_positions(offsets, tokens)
     values, weights = row.float(), weight.float()
     out = values * weights[:, -1]
     for back in range(1, width):

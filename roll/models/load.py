@@ -37,7 +37,7 @@ from roll.errors import ConfigError, DataError, Fault
 from roll.models import attention
 from roll.models.gated_delta import delta_layers, has_delta_layers, pack_delta_layers
 from roll.models.head import LogProbHead
-from roll.models.sequence_parallel import ATTENTION, BY_LENGTH, Attention, TokenShare, gather, over_ranks
+from roll.models.sequence_parallel import ATTENTION, BY_LENGTH, Attention, TokenShare, gather_values, over_ranks
 
 LOGIT_KEYS = (
     "final_logit_softcapping",
@@ -256,7 +256,7 @@ class PackedModel(nn.Module):
             return compute(hidden.index_select(0, inputs.scored - back), slice(None))
         rows = share.rows(back)
         states = hidden.index_select(0, inputs.scored[rows] - back - share.tokens.start)
-        return gather(compute(states, rows), share.counts(back), share.group)
+        return gather_values(compute(states, rows), share.counts(back), share.group)
 
 
 class PackedPolicy(PackedModel):
@@ -344,7 +344,9 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
     """
     implementation = "sdpa"
     if packed:
-        implementation = register_flash() if model_args.attn_implementation == "fa2" else attention.register()
+        implementation = (
+            register_flash() if model_args.attn_implementation == "fa2" else attention.register_packed_kernel()
+        )
     try:
         loaded = kind.from_pretrained(
             path,

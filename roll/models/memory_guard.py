@@ -95,7 +95,7 @@ Most = Callable[[int], int]
 """Function that returns the maximum of a number over all ranks. A collective, unless there is only one rank."""
 
 
-def alone(number: int) -> int:
+def of_one_rank(number: int) -> int:
     """Return the number itself. This is `Most` for a single rank."""
     return number
 
@@ -136,7 +136,7 @@ def within(micro_batches: Sequence[MicroBatch], token_budget: int) -> list[Micro
             token_budget,
             1,
         )
-        out += [chosen(micro_batch, packing.members(examples, sequences_per_example)) for examples in bins]
+        out += [chosen(micro_batch, packing.members_of(examples, sequences_per_example)) for examples in bins]
     return out
 
 
@@ -144,7 +144,7 @@ def chosen(micro_batch: MicroBatch, indices: Sequence[int]) -> MicroBatch:
     """Return a micro-batch of the selected sequences. Without any, it is a filler that contributes no gradient."""
     weights = packing.select_tokens(micro_batch.loss_weights, micro_batch.batch.sequences, indices)
     samples = tuple(micro_batch.samples[index] for index in indices) if micro_batch.samples else ()
-    return MicroBatch(packing.take(micro_batch.batch, indices), weights, samples)
+    return MicroBatch(packing.take_sequences(micro_batch.batch, indices), weights, samples)
 
 
 @dataclass
@@ -155,7 +155,7 @@ class MemoryGuard:
     need: Need
     """Current estimate of the memory of a micro-batch."""
     memory: DeviceMemory
-    most: Most = alone
+    most: Most = of_one_rank
     _largest: int = field(default=0, init=False)
     _learning: bool = field(default=True, init=False)
 
@@ -216,7 +216,7 @@ class MemoryGuard:
 
 
 @contextmanager
-def told_of_memory(rank: Rank, doing: str, *remedies: str) -> Iterator[None]:
+def readable_memory_errors(rank: Rank, doing: str, *remedies: str) -> Iterator[None]:
     """Replace torch's out-of-memory error in the block by a readable one.
 
     Args:

@@ -67,7 +67,7 @@ def scored_only(field: Floats, sequences: Sequences, device: str) -> Tensor:
     return to_device(field[sequences.response_mask].astype(np.float32, copy=False), device)
 
 
-def spread(values: Tensor, sequences: Sequences) -> Floats:
+def spread_to_tokens(values: Tensor, sequences: Sequences) -> Floats:
     """Return an array [T] with the values [S] at the response tokens and 0 elsewhere."""
     out = np.zeros(len(sequences.token_ids), np.float32)
     out[sequences.response_mask] = values.float().cpu().numpy()

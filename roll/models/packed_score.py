@@ -9,9 +9,9 @@ from torch import Tensor
 
 from roll.backend import Rank
 from roll.models.load import PackedInputs, PackedModel
-from roll.models.memory_guard import FEWER_TOKENS, told_of_memory
+from roll.models.memory_guard import FEWER_TOKENS, readable_memory_errors
 from roll.models.offload import Offload, tensors_in
-from roll.models.packed_inputs import packed_inputs, spread
+from roll.models.packed_inputs import packed_inputs, spread_to_tokens
 from roll.models.sequence_parallel import SequenceGroup
 from roll.types import Floats, Sequences
 
@@ -35,11 +35,11 @@ def score(
     Raises:
         DeviceMemoryError: a micro-batch is too large for the device.
     """
-    with told_of_memory(rank, "scoring", FEWER_TOKENS):
+    with readable_memory_errors(rank, "scoring", FEWER_TOKENS):
         # Read results only after all micro-batches are queued, so that the device does not wait for the host between
         # them.
         scores = [forward(packed_inputs(part, rank.device, temperature, over=over))[0] for part in micro_batches]
-    return [spread(values, part) for values, part in zip(scores, micro_batches, strict=True)]
+    return [spread_to_tokens(values, part) for values, part in zip(scores, micro_batches, strict=True)]
 
 
 def states(forward: Forward, micro_batches: Sequence[Sequences], rank: Rank) -> list[Floats]:
@@ -49,7 +49,7 @@ def states(forward: Forward, micro_batches: Sequence[Sequences], rank: Rank) -> 
     Raises:
         DeviceMemoryError: a micro-batch is too large for the device.
     """
-    with told_of_memory(rank, "computing the teacher's states", FEWER_TOKENS):
+    with readable_memory_errors(rank, "computing the teacher's states", FEWER_TOKENS):
         return [forward(packed_inputs(part, rank.device))[0].float().cpu().numpy() for part in micro_batches]
 
 
@@ -76,5 +76,5 @@ class PackedScore:
 
     def onload(self) -> None:
         """See `ScoreStrategy`."""
-        with told_of_memory(self._rank, "returning to the device"):
+        with readable_memory_errors(self._rank, "returning to the device"):
             self._offload.onload()

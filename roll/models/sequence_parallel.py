@@ -143,7 +143,7 @@ def over_ranks(kernel: Attention) -> Attention:
         if over is None:
             return kernel(module, query, key, value, attention_mask, **more)
         out, _ = kernel(module, *to_heads(query, key, value, over), attention_mask, **more)
-        return to_tokens(out, over), None
+        return split_tokens(out, over), None
 
     return attend
 
@@ -163,7 +163,7 @@ def to_heads(query: Tensor, key: Tensor, value: Tensor, over: SequenceGroup) -> 
     return [part.transpose(0, 1)[None] for part in row.split([part.shape[2] for part in parts], dim=1)]
 
 
-def to_tokens(out: Tensor, over: SequenceGroup) -> Tensor:
+def split_tokens(out: Tensor, over: SequenceGroup) -> Tensor:
     """Convert attention outputs [1, T, heads / P, D] (this rank's heads, all tokens) to [1, T / P, heads, D] (all
     heads, its tokens).
     """
@@ -171,7 +171,7 @@ def to_tokens(out: Tensor, over: SequenceGroup) -> Tensor:
     return all_to_all(shares, over.name).transpose(0, 1).flatten(1, 2)[None]
 
 
-def gather(values: Sequence[Tensor], counts: Sequence[int], over: SequenceGroup) -> tuple[Tensor, ...]:
+def gather_values(values: Sequence[Tensor], counts: Sequence[int], over: SequenceGroup) -> tuple[Tensor, ...]:
     """Gather fp32 values [K] of each rank into [S] on every rank, where K is the rank's entry in `counts`.
     Differentiable.
 

@@ -68,7 +68,7 @@ def load_value_model(path: str, model_args: ModelConfig, new_head: bool = True) 
             raise DataError([no_reward_model(path, f"its weights have no head '{HEAD}'")])
         weight = torch.zeros(1, model.config.get_text_config().hidden_size)
     else:
-        weight = whole(getattr(model, HEAD).weight)
+        weight = whole_parameter(getattr(model, HEAD).weight)
     # ZeRO-3 requires all trained parameters to have the same precision, and PEFT's adapters are fp32.
     dtype = torch.float32 if model_args.lora_target else DTYPES[model_args.dtype]
     setattr(model, HEAD, ValueHead(nn.Parameter(weight.to(dtype))))
@@ -101,7 +101,7 @@ def no_reward_model(path: str, why: str) -> Fault:
     return Fault("model_args.model_name_or_path", f"'{path}' is not a reward model: {why}", remedy)
 
 
-def whole(parameter: nn.Parameter) -> Tensor:
+def whole_parameter(parameter: nn.Parameter) -> Tensor:
     """Return a copy of the whole parameter. Collective if ZeRO-3 has sharded the parameter."""
     if not hasattr(parameter, "ds_id"):
         return parameter.detach().clone()

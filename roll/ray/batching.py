@@ -34,13 +34,13 @@ from roll.types import Completion, FinishReason, Floats, Ints
 REASONS = {reason.value: reason for reason in FinishReason}
 
 
-def encoded(value: Any) -> bytes:
+def encode_value(value: Any) -> bytes:
     """Return the bytes from which `decoded` restores a value. If the value cannot be pickled, raise pickle's error, of
     any type.
     """
     stream = BytesIO()
     pickler = pickle.Pickler(stream, pickle.HIGHEST_PROTOCOL)
-    pickler.dispatch_table = {Completion: _taken_apart}
+    pickler.dispatch_table = {Completion: _as_tuple}
     pickler.dump(value)
     return stream.getvalue()
 
@@ -50,7 +50,7 @@ def decoded(travelled: bytes) -> Any:
     return pickle.loads(travelled)
 
 
-def _taken_apart(one: Completion) -> tuple[Any, ...]:
+def _as_tuple(one: Completion) -> tuple[Any, ...]:
     token_ids, versions = np.asarray(one.token_ids, np.int32), np.asarray(one.policy_versions, np.int32)
     is_one_version = len(versions) and (versions == versions[0]).all()
     log_probs = None if one.log_probs is None else np.asarray(one.log_probs, np.float32).tobytes()
@@ -139,7 +139,7 @@ class BatchedCaller:
 
     def _send(self, method: str, arguments: tuple[Any, ...]) -> int:
         number = self._number
-        call = encoded((number, method, arguments))
+        call = encode_value((number, method, arguments))
         self._number += 1
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._post)
@@ -265,12 +265,12 @@ class BatchedServer:
             if isinstance(called, AsyncGenerator):
                 async with aclosing(called):
                     async for item in called:
-                        self._put(number, encoded((item, None)), last=False)
+                        self._put(number, encode_value((item, None)), last=False)
                 answer = b""
             else:
-                answer = encoded((await called, None))
+                answer = encode_value((await called, None))
         except Exception as error:
-            answer = encoded((None, Failure(portable(error, encoded, decoded), traceback.format_exc())))
+            answer = encode_value((None, Failure(portable(error, encode_value, decoded), traceback.format_exc())))
         self._under_way -= 1
         self._put(number, answer, last=True)
 

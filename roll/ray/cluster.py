@@ -139,21 +139,21 @@ class ClusterSession:
         Raises:
             ClusterUnavailable: one of Ray's processes died or was stopped.
         """
-        async with guarded(self._watch()):
+        async with guarded(self._keep_watching()):
             yield
 
-    async def _watch(self) -> None:
+    async def _keep_watching(self) -> None:
         """Check Ray's processes in a thread, because a call to a stopped GCS blocks the event loop until the GCS is
         killed.
         """
         left = threading.Event()
         with ThreadPoolExecutor(1, "ray-heads") as thread:
             try:
-                await asyncio.get_running_loop().run_in_executor(thread, self._look, left)
+                await asyncio.get_running_loop().run_in_executor(thread, self._watch, left)
             finally:
                 left.set()
 
-    def _look(self, left: threading.Event) -> None:
+    def _watch(self, left: threading.Event) -> None:
         stopped = dict.fromkeys(self.heads, 0)
         while not left.wait(LOOK_EVERY):
             for head in self.heads:
@@ -228,15 +228,15 @@ def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Proc
     before = set(psutil.Process().children())
     try:
         if os.environ.get("RAY_ADDRESS"):
-            join()
+            join_cluster()
         else:
             with hangups_blocked():
-                start(scratch, gpus)
+                start_cluster(scratch, gpus)
     except SystemExit:  # raised by Ray's handler of SIGTERM, which ray.init installs
         raise KeyboardInterrupt from None
     finally:
         started = [process for process in psutil.Process().children() if process not in before]
-        leftovers.look([process.pid for process in started])
+        leftovers.record([process.pid for process in started])
     return [process for process in started if process.name() in HEADS]
 
 
@@ -260,7 +260,7 @@ def temporary() -> Path:
     return system if len(str(system)) <= LONGEST_TEMPORARY else Path("/tmp")  # noqa: S108
 
 
-def start(scratch: Path, gpus: int) -> None:
+def start_cluster(scratch: Path, gpus: int) -> None:
     """Start a cluster on this host that no other host can reach.
 
     Raises:
@@ -287,7 +287,7 @@ def start(scratch: Path, gpus: int) -> None:
         raise ClusterUnavailable(str(Fault("Ray", problem, remedy))) from error
 
 
-def join() -> None:
+def join_cluster() -> None:
     """Join the cluster at `RAY_ADDRESS`.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Level(IntEnum):
+class Residency(IntEnum):
     """How much of a role is on its devices."""
 
     AWAY = 0
@@ -33,7 +33,7 @@ class ColocatedRole(Protocol):
         """
         ...
 
-    async def onload(self, level: Level) -> None:
+    async def onload(self, level: Residency) -> None:
         """Onload the weights, or everything."""
         ...
 
@@ -48,19 +48,19 @@ class DeviceSharing:
         """`shared` maps each role that takes turns to the roles with which it takes turns."""
         self._shared = shared
         self._colocated: dict[str, ColocatedRole] = {}
-        self._levels: dict[str, Level] = {}
+        self._levels: dict[str, Residency] = {}
         self.resident: dict[str, int] = {}
         """Bytes that stayed on the fullest device of each role at its last offload, if known."""
 
-    async def enter(self, role: str, colocated: ColocatedRole) -> None:
+    async def register(self, role: str, colocated: ColocatedRole) -> None:
         """Register a role that has started and holds all its memory. If it takes turns, offload it, so that the next
         role can start.
         """
         if role in self._shared:
-            self._colocated[role], self._levels[role] = colocated, Level.WHOLE
+            self._colocated[role], self._levels[role] = colocated, Residency.WHOLE
             await self._offload(role, discard=True)
 
-    async def bring(self, needs: Mapping[str, Level], discard: Collection[str] = ()) -> None:
+    async def bring(self, needs: Mapping[str, Residency], discard: Collection[str] = ()) -> None:
         """Onload roles to at least the given levels, after offloading the roles that share devices with them.
 
         Args:
@@ -70,12 +70,12 @@ class DeviceSharing:
         Raises:
             WorkerFailed: a role could not be offloaded or onloaded, or was late.
         """
-        coming = {role: level for role, level in needs.items() if self._levels.get(role, Level.WHOLE) < level}
-        others = [role for role, level in self._levels.items() if level > Level.AWAY and role not in needs]
-        await together(
+        coming = {role: level for role, level in needs.items() if self._levels.get(role, Residency.WHOLE) < level}
+        others = [role for role, level in self._levels.items() if level > Residency.AWAY and role not in needs]
+        await run_together(
             self._offload(role, role in discard) for role in others if not coming.keys().isdisjoint(self._shared[role])
         )
-        await together(self._onload(role, level) for role, level in coming.items())
+        await run_together(self._onload(role, level) for role, level in coming.items())
 
     async def make_room(self, starting: Collection[str], discard: Collection[str]) -> None:
         """Make room for roles that are about to start: offload the roles that share devices with them, whatever their
@@ -84,7 +84,7 @@ class DeviceSharing:
         `discard` is as in `bring`.
         """
         near = [role for role in self._levels if not set(starting).isdisjoint(self._shared[role])]
-        await together(self._offload(role, role in discard) for role in near)
+        await run_together(self._offload(role, role in discard) for role in near)
 
     def ended(self, role: str) -> None:
         """Note that a role's processes have ended and hold no device memory."""
@@ -93,16 +93,16 @@ class DeviceSharing:
 
     async def _offload(self, role: str, discard: bool) -> None:
         stayed = await self._colocated[role].offload(discard)
-        self._levels[role] = Level.AWAY
+        self._levels[role] = Residency.AWAY
         if stayed is not None:
             self.resident[role] = stayed
 
-    async def _onload(self, role: str, level: Level) -> None:
+    async def _onload(self, role: str, level: Residency) -> None:
         await self._colocated[role].onload(level)
         self._levels[role] = level
 
 
-async def together(work: Iterable[Awaitable[T]]) -> list[T]:
+async def run_together(work: Iterable[Awaitable[T]]) -> list[T]:
     """Run all awaitables concurrently and return their results in order. The first failure cancels the others and is
     raised.
     """

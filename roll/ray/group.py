@@ -113,7 +113,7 @@ class WorkerGroup(Ranks[S]):
         self.device_name = (await self._build(everyone, await self.free_address(seconds), seconds))[0]
         self._started = True
         LOG.info("%s has started, %d rank(s)", self.role, len(self))
-        await self._look(everyone)
+        await self._record_processes(everyone)
 
     async def replace(self, rank: int, seconds: float) -> None:
         """Kill one rank's process and its children, and build the same strategy in a new process at the same placement.
@@ -127,7 +127,7 @@ class WorkerGroup(Ranks[S]):
         """
         assert self._started and not self._stopped, f"{self.role} is not running"
         self._built.discard(rank)
-        await self._look([rank])
+        await self._record_processes([rank])
         ray.kill(self._actors[rank], no_restart=True)
         self._pids.pop(rank, None)
         self._killed.pop(rank, None)
@@ -138,7 +138,7 @@ class WorkerGroup(Ranks[S]):
             self._batched.callers[rank] = BatchedCaller(_Actor(actor))
         [meeting] = await self._gather([actor.free_address.remote()], "free_address", seconds, [rank])
         await self._build([rank], meeting, seconds)
-        await self._look([rank])
+        await self._record_processes([rank])
 
     async def _build(self, ranks: Sequence[int], meeting: tuple[str, int], seconds: float) -> list[str | None]:
         """Build the strategies of some ranks. Return the names of their devices."""
@@ -154,7 +154,7 @@ class WorkerGroup(Ranks[S]):
         try:
             # Search during the start, because the traces of an engine that fails to start cannot be found afterwards.
             while not building.done():
-                await self._look(ranks)
+                await self._record_processes(ranks)
                 await asyncio.wait({building}, timeout=LOOK_EVERY)
             names = await building
             self._built |= set(ranks)
@@ -162,10 +162,10 @@ class WorkerGroup(Ranks[S]):
         finally:
             building.cancel()
 
-    async def _look(self, ranks: Sequence[int]) -> None:
+    async def _record_processes(self, ranks: Sequence[int]) -> None:
         """Record the child processes and shared-memory files of some ranks, as far as they are on this host."""
         pids = {rank: self._pids[rank] for rank in ranks if rank in self._pids and self.is_here(rank)}
-        await asyncio.to_thread(lambda: [self._leftovers[rank].look([pid]) for rank, pid in pids.items()])
+        await asyncio.to_thread(lambda: [self._leftovers[rank].record([pid]) for rank, pid in pids.items()])
 
     def is_here(self, rank: int) -> bool:
         """Return whether a rank runs on this host, so that it can use the run's local folders."""
@@ -258,12 +258,12 @@ class WorkerGroup(Ranks[S]):
             self._calls[method.__name__] -= 1
             items.close()
 
-    async def beside(self, make: Callable[[S, Rank], C], seconds: float) -> Beside[C]:
+    async def colocate(self, make: Callable[[S, Rank], C], seconds: float) -> Colocated[C]:
         """Build an object from the strategy in every rank's process. It is called like the strategy, and closed before
         the strategy.
         """
         places = await self._gather([actor.add.remote(make) for actor in self._actors], "start", seconds)
-        return Beside(self, places[0])
+        return Colocated(self, places[0])
 
     async def _gather(
         self, refs: list[Any], method: str, seconds: float, ranks: Sequence[int] | None = None
@@ -379,11 +379,13 @@ class WorkerGroup(Ranks[S]):
             return
         self._stopped = True
         try:
-            await self._look(range(len(self)))
+            await self._record_processes(range(len(self)))
             if self._started and seconds:
                 await self._close(seconds)
         finally:
-            await self._look(range(len(self)))  # meanwhile, a rank may have been replaced or have started processes
+            await self._record_processes(
+                range(len(self))
+            )  # meanwhile, a rank may have been replaced or have started processes
             for actor in self._actors:
                 ray.kill(actor, no_restart=True)
             await asyncio.gather(*(asyncio.to_thread(leftovers.remove, GRACE) for leftovers in self._leftovers))
@@ -404,7 +406,7 @@ class WorkerGroup(Ranks[S]):
                 LOG.info("%s rank %d did not close: %s", self.role, rank, _cause(error))
 
 
-class Beside(Ranks[S]):
+class Colocated(Ranks[S]):
     """The objects that `beside` built, as ranks."""
 
     def __init__(self, group: WorkerGroup[Any], place: int) -> None:

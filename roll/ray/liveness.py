@@ -23,8 +23,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from roll.errors import WorkerDied
 from roll.ray.calls import Ranks
 from roll.ray.guarded import guarded
-from roll.system.process_states import Finding, Problem, end_family, examine
-from roll.system.signs import Look, look
+from roll.system.process_states import Problem, ProcessFinding, end_family, find_stopped
+from roll.system.signs import ProcessActivity, process_activity
 
 S = TypeVar("S", covariant=True)
 LOG = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class WatchedGroup(Protocol):
 class Nodes(Protocol):
     """The nodes of the cluster by id. None is the driver's node."""
 
-    async def examine(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, Finding]:
+    async def examine(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
         """See `process_states.examine`."""
         ...
 
@@ -112,12 +112,12 @@ class Liveness:
     async def _watch(self, is_awaited: Callable[[str], bool]) -> None:
         while True:
             await asyncio.sleep(EVERY)
-            lost = [failure for failure in await self.look() if is_awaited(failure.role)]
+            lost = [failure for failure in await self.check() if is_awaited(failure.role)]
             if lost:
                 await asyncio.sleep(HEARD_SECONDS)
                 raise lost[0]
 
-    async def look(self) -> list[WorkerDied]:
+    async def check(self) -> list[WorkerDied]:
         """Check all processes once, and kill stopped ones.
 
         Return a failure for each rank that is now certain to be dead or stopped. Later checks do not return it again.
@@ -139,7 +139,7 @@ class Liveness:
                     lost.append(await self._report(group, process, finding))
         return lost
 
-    async def _examined(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, Finding] | None:
+    async def _examined(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, ProcessFinding] | None:
         """Return the findings for processes of a node, None if the node does not answer."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -148,7 +148,7 @@ class Liveness:
             LOG.info("node %s does not report the states of its processes: %s", node_id, error)
             return None
 
-    def _is_certain(self, process: tuple[str, WorkerProcess], finding: Finding | None) -> bool:
+    def _is_certain(self, process: tuple[str, WorkerProcess], finding: ProcessFinding | None) -> bool:
         """Return whether this check is the one that makes a problem certain.
 
         A process that was never seen running does not count as gone: it may be invisible here.
@@ -164,7 +164,7 @@ class Liveness:
         self._counts[process] = (finding.problem, count)
         return count == LOOKS[finding.problem]
 
-    async def _report(self, group: WatchedGroup, process: WorkerProcess, finding: Finding) -> WorkerDied:
+    async def _report(self, group: WatchedGroup, process: WorkerProcess, finding: ProcessFinding) -> WorkerDied:
         own = finding.pid == process.pid
         what = (
             f"its process {finding.pid}"
@@ -193,10 +193,10 @@ class RayNodes:
     def __init__(self) -> None:
         self._probes: dict[str | None, Any] = {}
 
-    async def examine(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, Finding]:
+    async def examine(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
         """See `Nodes`."""
         if is_own(node_id):
-            return await asyncio.to_thread(examine, pids)
+            return await asyncio.to_thread(find_stopped, pids)
         return await self._probe(node_id).examine.remote(dict(pids))
 
     async def end_family(self, node_id: str | None, pid: int) -> None:
@@ -206,10 +206,10 @@ class RayNodes:
         else:
             await self._probe(node_id).end_family.remote(pid)
 
-    async def look(self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
+    async def look(self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]) -> list[ProcessActivity]:
         """See `Lookers`."""
         if is_own(node_id):
-            return await asyncio.to_thread(_looks, asked)
+            return await asyncio.to_thread(_activities, asked)
         return await self._probe(node_id).look.remote(list(asked))
 
     def _probe(self, node_id: str | None) -> Any:
@@ -229,21 +229,21 @@ def is_own(node_id: str | None) -> bool:
 class Probe:
     """An actor that checks the processes of its node."""
 
-    def examine(self, pids: Mapping[int, bool]) -> dict[int, Finding]:
+    def examine(self, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
         """See `process_states.examine`."""
-        return examine(pids)
+        return find_stopped(pids)
 
     def end_family(self, pid: int) -> None:
         """See `process_states.end_family`."""
         end_family(pid)
 
-    def look(self, asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
+    def look(self, asked: Sequence[tuple[int | None, Path, int]]) -> list[ProcessActivity]:
         """See `signs.look`."""
-        return _looks(asked)
+        return _activities(asked)
 
 
-def _looks(asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
-    return [look(*one) for one in asked]
+def _activities(asked: Sequence[tuple[int | None, Path, int]]) -> list[ProcessActivity]:
+    return [process_activity(*one) for one in asked]
 
 
 class Paced(Ranks[S]):

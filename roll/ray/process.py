@@ -29,7 +29,7 @@ from roll.config.derived.devices import visible_devices
 from roll.errors import EngineShortage, RollError, WorkerFailed
 from roll.ray.batching import Answers, BatchedServer, portable
 from roll.ray.engine_log import root_cause
-from roll.system.signs import enter
+from roll.system.signs import announce
 from roll.system.step_memory import collect_rarely
 
 ByDevice = list[dict[int, int]]
@@ -204,7 +204,7 @@ class Process:
         _see(devices)
         _find_programs()
         _use_own_temporary()
-        enter("process started")
+        announce("process started")
 
     def free_address(self) -> tuple[str, int]:
         """Return this host's address and a free port for the role's rendezvous."""
@@ -225,7 +225,7 @@ class Process:
     def build(self, settings: Settings[Any], rank: Rank) -> str | None:
         """Build the strategy. Return the name of its device; see `device_name`."""
         self._monitor = MemoryMonitor(rank.device)
-        enter(IMPORTING)
+        announce(IMPORTING)
         with _portable_errors():
             self._rank, self._hosted = rank, [settings.build(rank)]
         return device_name()
@@ -258,7 +258,7 @@ class AsyncProcess:
         _see(devices)
         _find_programs()
         _use_own_temporary()
-        enter("process started")
+        announce("process started")
 
     async def free_address(self) -> tuple[str, int]:
         """See `Process`."""
@@ -279,7 +279,7 @@ class AsyncProcess:
     async def build(self, settings: Settings[Any], rank: Rank) -> str | None:
         """Build and start the strategy. Return the name of its device; see `device_name`."""
         self._monitor = MemoryMonitor(rank.device)
-        enter(IMPORTING)
+        announce(IMPORTING)
         with _portable_errors(), _named_cause(rank, self._log):
             self._strategy = settings.build(rank)
             self._batched = BatchedServer(lambda method: getattr(self._strategy, method))

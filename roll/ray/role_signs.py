@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ray.exceptions import RayError
 
-from roll.system.signs import Look, Sign
+from roll.system.signs import Activity, ProcessActivity
 
 LOG = logging.getLogger(__name__)
 ANSWER_SECONDS = 3.0
@@ -68,12 +68,12 @@ class ObservedGroup(Protocol):
 class Lookers(Protocol):
     """The nodes of the cluster by id. None is the driver's node."""
 
-    async def look(self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
+    async def look(self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]) -> list[ProcessActivity]:
         """Call `signs.look` for several processes of a node."""
         ...
 
 
-class RoleSigns:
+class RoleActivity:
     """Observes the roles' processes. It remembers how far each log was read, and the latest stage of each process."""
 
     def __init__(self, lookers: Lookers) -> None:
@@ -81,20 +81,22 @@ class RoleSigns:
         self._ends: dict[Path, int] = {}
         self._stages: dict[Path, str] = {}
 
-    async def of(self, group: ObservedGroup, progress: str) -> Sign | None:
+    async def of(self, group: ObservedGroup, progress: str) -> Activity | None:
         """Return a role's current activity, or None if its group is being ended. `progress` describes the progress of
         that activity.
         """
         states = group.states()
         if not states:
             return None
-        looks = await asyncio.gather(*(self._look(state) for state in states))
+        looks = await asyncio.gather(*(self._read(state) for state in states))
         stages = [self._stage(state, found, group.work) for state, found in zip(states, looks, strict=True)]
         usages = [found.usage for found in looks if found and found.usage]
         usage = sum(usages[1:], usages[0]) if usages else None
-        return Sign(group.role, joined(stages), usage, progress, is_busy=any(stage != READY for stage in stages))
+        return Activity(
+            group.role, common_stage(stages), usage, progress, is_busy=any(stage != READY for stage in stages)
+        )
 
-    async def _look(self, state: RankState) -> Look | None:
+    async def _read(self, state: RankState) -> ProcessActivity | None:
         if self._ends.get(state.log, 0) < state.begin:  # the rank has a new process
             self._stages.pop(state.log, None)
         begin = max(state.begin, self._ends.get(state.log, 0))
@@ -109,7 +111,7 @@ class RoleSigns:
             self._stages[state.log] = found.stage
         return found
 
-    def _stage(self, state: RankState, found: Look | None, work: str | None) -> str:
+    def _stage(self, state: RankState, found: ProcessActivity | None, work: str | None) -> str:
         stage = (work or READY) if state.is_built else self._stages.get(state.log, NO_PROCESS)
         return f"{stage}, compiling" if found and found.compiles and not stage.startswith("compiling") else stage
 
@@ -119,7 +121,7 @@ def work_of(method: str) -> str:
     return WORK.get(method, method.replace("_", " "))
 
 
-def joined(stages: Sequence[str]) -> str:
+def common_stage(stages: Sequence[str]) -> str:
     """Return one text for all ranks: their common stage, or each stage with its number of ranks."""
     counts = {stage: stages.count(stage) for stage in dict.fromkeys(stages)}
     if len(counts) == 1:

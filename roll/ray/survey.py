@@ -9,7 +9,7 @@ import sys
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from roll.ray.cluster import ClusterUnavailable, join
+from roll.ray.cluster import ClusterUnavailable, join_cluster
 
 SECONDS = 60.0
 """Deadline for every node to start a worker."""
@@ -23,7 +23,7 @@ def niceness() -> int:
 
 def main() -> None:
     try:
-        join()
+        join_cluster()
     except ClusterUnavailable as error:
         sys.exit(str(error).splitlines()[0])
     nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeManagerAddress"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
-from roll.rewards.sandbox.program import Ending, Job, Outcome
+from roll.rewards.sandbox.program import CaseEnd, Job, Outcome
 
 OPENING = re.compile(r"[ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?(`{3,}|~{3,})[ \t]*([^`\n]*)")
 """The first line of a fenced block, which may be the first line of a list item: the fence and its info text."""
@@ -159,8 +159,8 @@ def _near(mine: str, theirs: str, tolerance: float) -> bool:
 
 def passes(cases: Cases, number: int, outcome: Outcome, tolerance: float | None = None) -> bool:
     """Return whether the outcome of a case is right. The row's own tolerance takes precedence over `tolerance`."""
-    if outcome.ending is not Ending.OK or not cases.expected:
-        return outcome.ending is Ending.OK
+    if outcome.ending is not CaseEnd.OK or not cases.expected:
+        return outcome.ending is CaseEnd.OK
     asked = tolerance if cases.tolerance is None else cases.tolerance
     return same_output(outcome.output.decode("utf-8", "replace"), cases.expected[number], asked)
 
@@ -198,7 +198,7 @@ def cases_of(row: Mapping[str, Any]) -> Cases:
     if kind == "input":
         inputs = tuple(_text(case, "stdin", index).encode() for index, case in enumerate(listed))
         expected = tuple(_text(case, "expected_stdout", index).strip() for index, case in enumerate(listed))
-        return _some(Cases(kind, inputs, expected, (), _tolerance(row)))
+        return _first_cases(Cases(kind, inputs, expected, (), _tolerance(row)))
     if kind != "check_based":
         codes = [
             case if isinstance(case, str) else _text(case, "assert_code", index) for index, case in enumerate(listed)
@@ -206,7 +206,7 @@ def cases_of(row: Mapping[str, Any]) -> Cases:
         for index, code in enumerate(codes):
             _parsed(code, f"case {index} of the row's 'test_cases'")
         tests = tuple(("", code, "") for code in codes)
-        return _some(Cases(kind, (), (), tests))
+        return _first_cases(Cases(kind, (), (), tests))
     function = row.get("test_case_function")
     if isinstance(function, str) and function.strip():
         listed = [{**(listed[0] if listed and isinstance(listed[0], dict) else {}), "assert_code": function}]
@@ -218,7 +218,7 @@ def cases_of(row: Mapping[str, Any]) -> Cases:
             (str(named.get("import_prefix") or ""), test, entry)
             for test in one_assert_each(_text(named, "assert_code", index))
         ]
-    return _some(Cases(kind, (), (), tuple(checks)))
+    return _first_cases(Cases(kind, (), (), tuple(checks)))
 
 
 def one_assert_each(check: str) -> list[str]:
@@ -302,7 +302,7 @@ def _tolerance(row: Mapping[str, Any]) -> float | None:
     return float(value)
 
 
-def _some(cases: Cases) -> Cases:
+def _first_cases(cases: Cases) -> Cases:
     if not cases.inputs and not cases.tests:
         raise ValueError("the row has no 'test_cases'")
     return cases

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from roll.backend import Rank
 from roll.config.schema.roles import RewardConfig
-from roll.hosted.user_code_log import SLACK, bound_log
+from roll.hosted.user_code_log import SLACK
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import Replaced
 from roll.rewards.hosting.process import RewardProcess
@@ -43,7 +43,7 @@ class RewardWorker:
 
     async def start(self) -> None:
         """Start the process and load its reward functions."""
-        self._bounding = asyncio.create_task(bound_log())
+        self._bounding = asyncio.create_task(keep_log_bounded())
         await self._process.start()
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:

@@ -22,14 +22,14 @@ CRASHED.
 """
 
 
-def verdict(returned: Any, response: str) -> RewardResult:
+def checked_result(returned: Any, response: str) -> RewardResult:
     """Return the result of one response. The function must have returned a `RewardResult` or a number, else the result
     is CRASHED.
     """
     if isinstance(returned, RewardResult):
-        return _whole(returned, len(response))
+        return _bounded(returned, len(response))
     if not isinstance(returned, Real | np.bool_):
-        return crashed(f"returned a {type(returned).__name__}, not a RewardResult or a number: {_shown(returned)}")
+        return crashed(f"returned a {type(returned).__name__}, not a RewardResult or a number: {_excerpt(returned)}")
     try:
         return RewardResult(_number("returned", returned))
     except Exception as error:  # a number of a user-defined class may raise anything
@@ -46,12 +46,13 @@ def verdicts(returned: Any, responses: Sequence[str]) -> list[RewardResult]:
         several = list(returned)
     except TypeError:
         problem = (
-            f"returned a {type(returned).__name__}, not a sequence with a result for each response: {_shown(returned)}"
+            f"returned a {type(returned).__name__}, "
+            f"not a sequence with a result for each response: {_excerpt(returned)}"
         )
         return [crashed(problem)] * len(responses)
     if len(several) != len(responses):
         return [crashed(f"returned {len(several)} results for {len(responses)} responses")] * len(responses)
-    return [verdict(one, response) for one, response in zip(several, responses, strict=True)]
+    return [checked_result(one, response) for one, response in zip(several, responses, strict=True)]
 
 
 def raised(error: BaseException, caller: str) -> RewardResult:
@@ -71,7 +72,7 @@ def timed_out(seconds: float) -> RewardResult:
     return RewardResult(0.0, RewardOutcome.TIMED_OUT, note=f"no verdict after {seconds:g} s")
 
 
-def _whole(result: RewardResult, characters: int) -> RewardResult:
+def _bounded(result: RewardResult, characters: int) -> RewardResult:
     try:
         if len(result.parts) > MOST_PARTS or any(len(str(name)) > MOST_PART_NAME for name in result.parts):
             allowed = f"at most {MOST_PARTS} are allowed, with names of at most {MOST_PART_NAME} characters"
@@ -100,7 +101,7 @@ def _number(what: str, number: Any) -> float:
     return value
 
 
-def _shown(returned: Any) -> str:
+def _excerpt(returned: Any) -> str:
     return repr(returned)[:NOTE_CHARACTERS]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roll.algorithms.returns import Turns
+from roll.algorithms.returns import EpisodeTurns
 from roll.algorithms.shaping import Overlong, is_long_and_wrong, overlong_penalty
 from roll.errors import RollError
 from roll.rollout.record import token_log_probs, token_versions
@@ -73,7 +73,7 @@ class Experience:
     """[E], 1 minus the mean score of the group."""
     baselines: Floats | None
     """[E], shaped reward of the greedy response to the same prompt; None without greedy responses."""
-    turns: Turns | None = None
+    turns: EpisodeTurns | None = None
     """Rewards of the episodes' turns; None if every episode is one turn."""
 
     @property

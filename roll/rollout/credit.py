@@ -15,7 +15,7 @@ import torch
 from pydantic import TypeAdapter
 
 from roll.algorithms.advantages import Normalisation, Scores, advantages, value_targets
-from roll.algorithms.kl import adapted_coefficient, kl_estimate
+from roll.algorithms.kl import adapted_coefficient, token_kl
 from roll.algorithms.moments import EPSILON, RunningMoments
 from roll.algorithms.shaping import balanced, difficulty_weights, length_weights
 from roll.rollout.batch import Experience
@@ -119,7 +119,7 @@ def train_batch(
         assert ref_log_probs is not None, "a KL term in the reward without reference log-probs"
         log_probs = step.behaviour_log_probs if proximal_log_probs is None else proximal_log_probs
         assert log_probs is not None, "a KL term in the reward without log-probs of the policy"
-        kl = kl_estimate(torch.from_numpy(log_probs), torch.from_numpy(ref_log_probs), credit.kl_estimator).numpy()
+        kl = token_kl(torch.from_numpy(log_probs), torch.from_numpy(ref_log_probs), credit.kl_estimator).numpy()
         penalties = (state.kl_coef * kl).astype(np.float32)
         mean = float(kl[mask].mean()) if mask.any() else 0.0
         metrics |= {"reward/kl_coef": state.kl_coef, "reward/kl_mean": mean}

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from roll.rollout.record import single_turns
-from roll.rollout.turns import Locate, divided
+from roll.rollout.turns import Locate, by_turns
 from roll.types import Completion, Episode, Ints, NumberedCompletions, Prompt, RewardResult, RolloutGroup, Sampling
 
 T = TypeVar("T")
@@ -87,11 +87,13 @@ class SingleTurns:
             greedy = replace(sampling, samples=1, temperature=0.0, top_p=1.0, top_k=-1)
             drawing.append(self.generator.generate(prompt.token_ids, greedy, seed))
         async with aclosing(_Scored(prompt, self.scorer)) as scored:
-            await gathered([scored.draw(answer, sampling.samples * number) for number, answer in enumerate(drawing)])
+            await gather_or_cancel(
+                [scored.draw(answer, sampling.samples * number) for number, answer in enumerate(drawing)]
+            )
             completions, results = await scored.group()
         episodes = single_turns(prompt, completions, results)
         if locate:
-            episodes = await asyncio.to_thread(lambda: [divided(episode, locate) for episode in episodes])
+            episodes = await asyncio.to_thread(lambda: [by_turns(episode, locate) for episode in episodes])
         return RolloutGroup(prompt, episodes[: sampling.samples], episodes[-1] if self.greedy_baseline else None)
 
     def yields(self, prompt: Prompt, episodes: Sequence[Episode], baseline: Episode | None) -> bool:
@@ -147,7 +149,7 @@ class _Scored:
             scoring.cancel()
 
 
-async def gathered(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_or_cancel(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Await all coroutines and return their results; if one fails, cancel the others."""
     if len(work) == 1:  # saves the cost of a task
         return [await work[0]]

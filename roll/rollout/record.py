@@ -41,12 +41,12 @@ def single_turns(prompt: Prompt, completions: Sequence[Completion], results: Seq
     """Return one episode for each response to a prompt. The episodes share the segment that holds the prompt."""
     asked = given(prompt.token_ids, prompt.text)
     return [
-        Episode([Trajectory([asked, sampled(completion)], STOPPED[completion.finish_reason])], result)
+        Episode([Trajectory([asked, sampled_segment(completion)], STOPPED[completion.finish_reason])], result)
         for completion, result in zip(completions, results, strict=True)
     ]
 
 
-def sampled(one: Completion, calls: Sequence[Mapping[str, Any]] = ()) -> Segment:
+def sampled_segment(one: Completion, calls: Sequence[Mapping[str, Any]] = ()) -> Segment:
     """Return a segment that the policy sampled, with its tool calls."""
     return Segment(one.token_ids, True, one.log_probs, version_runs(one.policy_versions), one.text, calls)
 

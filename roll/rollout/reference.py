@@ -59,7 +59,7 @@ class ReferenceAtOnce:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _ReferenceCall:
     group: RolloutGroup
     """A reference to the group, so that its id is not reused."""
     task: asyncio.Task[Floats]
@@ -74,14 +74,14 @@ class ReferenceAhead:
     def __init__(self, log_probs: LogProbs, shaping: Shaping) -> None:
         """`shaping` must be the one that the steps use."""
         self._log_probs, self._shaping = log_probs, shaping
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _ReferenceCall] = {}
         self._turn = (
             asyncio.Lock()
         )  # one call at a time: a call that waits in the reference's queue would use up its deadline there
 
     def finished(self, group: RolloutGroup) -> None:
         """See `StepReference`. Groups are computed in the order in which they finish."""
-        self._asked[id(group)] = _Asked(group, asyncio.create_task(self._of_one(group)))
+        self._asked[id(group)] = _ReferenceCall(group, asyncio.create_task(self._of_one(group)))
 
     async def of(self, groups: Sequence[RolloutGroup], sequences: Sequences) -> Floats:
         """See `StepReference`."""

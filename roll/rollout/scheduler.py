@@ -364,14 +364,14 @@ class RolloutScheduler:
         """
         self._failed_groups = 0
         if self._most_batches is None:
-            groups = await self._whole(self._batch_size)
+            groups = await self._next_groups(self._batch_size)
             self._window.next_step()
             return groups
         kept: list[RolloutGroup] = []
         dropped: list[RolloutGroup] = []
         left = self._most_batches * self._batch_size
         while left and len(kept) < self._batch_size:
-            groups = await self._whole(min(self._batch_size - len(kept), left))
+            groups = await self._next_groups(min(self._batch_size - len(kept), left))
             left -= len(groups)
             for group in groups:
                 (kept if self._keep(group) else dropped).append(group)
@@ -402,7 +402,7 @@ class RolloutScheduler:
         """
         return self._metrics | ({"episode/failed_groups": float(self._failed_groups)} if self._failed_groups else {})
 
-    async def _whole(self, count: int) -> list[RolloutGroup]:
+    async def _next_groups(self, count: int) -> list[RolloutGroup]:
         """Return the next `count` finished groups without a failed environment."""
         groups: list[RolloutGroup] = []
         while len(groups) < count:
@@ -458,7 +458,7 @@ class RolloutScheduler:
         if stored and self._sampler.yields(prompt, stored.episodes, stored.baseline):
             finished = asyncio.get_running_loop().create_future()
             self._window.set_age(ordinal, stored.age)
-            finished.set_result(self._told(stored.of(prompt)))
+            finished.set_result(self._with_notes(stored.of(prompt)))
             self._in_flight[ordinal] = _InFlight(position, finished)
             return
         if stored:
@@ -470,9 +470,9 @@ class RolloutScheduler:
         self._in_flight[ordinal] = _InFlight(position, asyncio.create_task(self._sample(prompt, seed)))
 
     async def _sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
-        return self._told(await self._sampler.sample(prompt, seed))
+        return self._with_notes(await self._sampler.sample(prompt, seed))
 
-    def _told(self, group: RolloutGroup) -> RolloutGroup:
+    def _with_notes(self, group: RolloutGroup) -> RolloutGroup:
         if self._finished_one and failure(group) is None:
             self._finished_one(group)
         return group

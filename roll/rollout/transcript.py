@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roll.rollout.record import given, sampled
+from roll.rollout.record import given, sampled_segment
 from roll.types import (
     Completion,
     Episode,
@@ -45,7 +45,7 @@ class Transcript:
         """Append the policy's turn, with the state of the environment before it. Its reward is 0 until `earn` adds to
         it.
         """
-        self._paths[-1].append(sampled(completion, calls))
+        self._paths[-1].append(sampled_segment(completion, calls))
         self._earned.append(0.0)
         self._states.append(state)
         self.context = np.concatenate([self.context, completion.token_ids], dtype=np.int32)
@@ -82,5 +82,5 @@ class Transcript:
 def without_verdict(token_ids: Ints, text: str, stop: StopReason, note: str, outcome: RewardOutcome) -> Episode:
     """Return an episode without sampled tokens, with reward 0: it ended before the policy's first turn."""
 
-    path = Trajectory([given(token_ids, text), sampled(NOTHING_SAMPLED, ())], stop)
+    path = Trajectory([given(token_ids, text), sampled_segment(NOTHING_SAMPLED, ())], stop)
     return Episode([path], RewardResult(0.0, outcome, note=note), (0.0,), ("",))

@@ -10,7 +10,7 @@ from os.path import commonprefix
 
 import numpy as np
 
-from roll.algorithms.returns import Turns
+from roll.algorithms.returns import EpisodeTurns
 from roll.rollout.record import cut
 from roll.types import Episode, Floats, Ints, Segment
 
@@ -74,7 +74,7 @@ class TurnEnds:
         return self._pieces[token_id]
 
 
-def divided(episode: Episode, locate: Locate) -> Episode:
+def by_turns(episode: Episode, locate: Locate) -> Episode:
     """Return the episode with one segment for each turn of its response. If the reward names no turns, return it
     unchanged.
 
@@ -95,7 +95,7 @@ def divided(episode: Episode, locate: Locate) -> Episode:
     return replace(episode, trajectories=[replace(trajectory, segments=[prompt, *parts])], turn_rewards=earned.tolist())
 
 
-def joined_turns(episodes: Sequence[Episode], rewards: Floats) -> Turns | None:
+def joined_turns(episodes: Sequence[Episode], rewards: Floats) -> EpisodeTurns | None:
     """Return the turns of a step's episodes, one for each sampled segment; None if every episode is one turn.
 
     Args:
@@ -112,7 +112,7 @@ def joined_turns(episodes: Sequence[Episode], rewards: Floats) -> Turns | None:
         earned.append(values)
         lengths.append(_turn_lengths(episode))
     counts = list(map(len, earned))
-    return Turns(
+    return EpisodeTurns(
         rewards=np.concatenate(earned).astype(np.float32),
         rows=np.repeat(np.arange(len(episodes), dtype=np.int32), counts),
         of_token=np.repeat(np.arange(sum(counts), dtype=np.int32), np.concatenate(lengths)),

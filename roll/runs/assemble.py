@@ -36,12 +36,12 @@ from roll.errors import ConfigError, Fault, WorkerAbandoned, WorkerDied, WorkerF
 from roll.ray.cluster import cluster
 from roll.ray.guarded import guarded
 from roll.ray.liveness import RayNodes
-from roll.ray.role_signs import RoleSigns
+from roll.ray.role_signs import RoleActivity
 from roll.runs import resume_fingerprint
 from roll.runs.changed_keys import Change, change_faults, recorded
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.checkpointer import CONFIG_FILE, Checkpointer
-from roll.runs.ending import Ending
+from roll.runs.ending import RunEnding
 from roll.runs.interrupt import Interrupt
 from roll.runs.offline import distill as wire_distill
 from roll.runs.offline import dpo as wire_dpo
@@ -50,22 +50,22 @@ from roll.runs.offline import sft as wire_sft
 from roll.runs.offline.wiring import steps_of
 from roll.runs.rlvr import wiring as wire_rlvr
 from roll.runs.roles import Roles, is_trainer_side
-from roll.runs.run_context import Loop, Prepared, RunContext
+from roll.runs.run_context import Loop, PreparedRun, RunContext
 from roll.system.event_loop import run_in_loop
 from roll.system.step_memory import memory_of_steps
 from roll.tracking.base import RunFacts
 from roll.tracking.console import StepLog, console_tracker
 from roll.tracking.fanout import Tracking
 from roll.tracking.jsonl import JsonlTracker
-from roll.tracking.life import TICK, Life
+from roll.tracking.life import TICK, ActivityDisplay
 from roll.tracking.logs import RunLog
 from roll.tracking.run import open_named
 from roll.tracking.start import read_starts, write_start
 
 
-async def tell_signs(roles: Roles, life: Life) -> None:
+async def show_activity(roles: Roles, life: ActivityDisplay) -> None:
     """Update the console until cancelled. Skip updates while its output is not visible."""
-    asked = RoleSigns(RayNodes())
+    asked = RoleActivity(RayNodes())
     while True:
         if life.is_seen:
             groups = roles.all_groups
@@ -144,7 +144,7 @@ BEFORE_FIRST = -1
 """Last recorded step of a run without records. Records begin with step 0, which has the metrics before any training."""
 
 
-def run(config: Config, plan: Plan, life: Life) -> None:
+def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
     """Run an experiment. Check models and data first, so that no role starts for a run that cannot work.
 
     `life` shows the activity of the driver and the roles.
@@ -160,14 +160,14 @@ def run(config: Config, plan: Plan, life: Life) -> None:
         store = CheckpointStore(folder / "checkpoints", config.keep_checkpoints)
         stack.enter_context(store.held())  # Locked first, because a second run would write into the files of this one.
         stack.enter_context(RunLog(folder, secrets.hide))
-        ending = stack.enter_context(Ending(folder, secrets.hide))
+        ending = stack.enter_context(RunEnding(folder, secrets.hide))
         LOG.info("the plan:\n%s", plan_text(config, plan))
         checkpointer = Checkpointer(config, store)
         changed = _changed(config, checkpointer)
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
         life.driver("checking model and data")
-        prepared = prepare(config)
+        prepared = prepare_run(config)
         checkpointer.agree(
             resume_fingerprint.of_rows(config, prepared),
             "use the same files, columns, template, lengths and data_split as before",
@@ -191,14 +191,14 @@ def run(config: Config, plan: Plan, life: Life) -> None:
         life.driver("starting Ray")
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node, secrets.hide) as session:
-            interrupt.take()
+            interrupt.install()
             stack.enter_context(memory_of_steps())
             context = RunContext(plan, session, checkpointer, tracker)
             reopen = partial(_reopened, stack, config, steps, life)
             run_in_loop(partial(_run, config, plan, prepared.loop, context, interrupt, life, reopen))
 
 
-def last_step(config: Config, plan: Plan, prepared: Prepared) -> int:
+def last_step(config: Config, plan: Plan, prepared: PreparedRun) -> int:
     """Return the last step of the run: `max_steps`, or the step that ends the last epoch."""
     if not isinstance(config, OfflineConfig) or prepared.rows is None:
         assert config.max_steps is not None, "only offline pipelines may leave max_steps unset"
@@ -260,7 +260,7 @@ def _say_resumed(checkpointer: Checkpointer, changed: Sequence[Change]) -> None:
         LOG.info("changed since the checkpoint: %s", one)
 
 
-def prepare(config: Config) -> Prepared:
+def prepare_run(config: Config) -> PreparedRun:
     """Check models and data, and return the loop, ready to run.
 
     Raises:
@@ -268,15 +268,15 @@ def prepare(config: Config) -> Prepared:
     """
     match config:
         case RlvrConfig():
-            return wire_rlvr.prepare(config)
+            return wire_rlvr.prepare_rlvr(config)
         case SftConfig():
-            return wire_sft.prepare(config)
+            return wire_sft.prepare_sft(config)
         case DpoConfig():
-            return wire_dpo.prepare(config)
+            return wire_dpo.prepare_dpo(config)
         case RewardModelConfig():
-            return wire_reward_model.prepare(config)
+            return wire_reward_model.prepare_reward_model(config)
         case DistillConfig():
-            return wire_distill.prepare(config)
+            return wire_distill.prepare_distill(config)
 
 
 def write_config(config: Config, folder: Path) -> None:
@@ -312,7 +312,7 @@ async def _run(
     loop: Loop,
     context: RunContext,
     interrupt: Interrupt,
-    life: Life,
+    life: ActivityDisplay,
     reopen: Callable[[int | None], Tracking],
 ) -> None:
     """Run the loop to completion. Restart it if the trainer's side loses a process; see `Restarts`."""
@@ -325,7 +325,7 @@ async def _run(
                     seconds = restarts.wait_after(lost, context.tracker.step_under_way if roles.are_running else None)
                     await roles.end_trainer_side()
                     step = context.checkpointer.go_back()
-                    _tell_restart(lost, f"restart {restarts.count} of {config.max_restarts}", step)
+                    _log_restart(lost, f"restart {restarts.count} of {config.max_restarts}", step)
                     await asyncio.sleep(seconds)
                     context.tracker.close()
                     life.wake()
@@ -333,7 +333,7 @@ async def _run(
 
 
 async def _attempt(
-    roles: Roles, loop: Loop, context: RunContext, interrupt: Interrupt, life: Life
+    roles: Roles, loop: Loop, context: RunContext, interrupt: Interrupt, life: ActivityDisplay
 ) -> WorkerFailed | None:
     """Run the loop. Return the failure that ended it, or None if it completed.
 
@@ -341,7 +341,7 @@ async def _attempt(
         WorkerFailed: a worker failed before all roles had started for the first time.
     """
     try:
-        async with roles.liveness.watched(is_trainer_side), guarded(tell_signs(roles, life)):
+        async with roles.liveness.watched(is_trainer_side), guarded(show_activity(roles, life)):
             position = await loop(roles, context, interrupt)
             await context.checkpointer.finish(position)
     except WorkerFailed as failure:
@@ -351,21 +351,21 @@ async def _attempt(
     return None
 
 
-def _tell_restart(lost: WorkerFailed, which: str, step: int | None) -> None:
+def _log_restart(lost: WorkerFailed, which: str, step: int | None) -> None:
     """Log the failure, the number of the restart, and the step that the run continues from."""
     origin = "its start" if step is None else f"the checkpoint of step {step}"
     LOG.warning("%s; %s: the run continues from %s", lost, which, origin)
     LOG.info("%s\n%s", lost, lost.traceback)
 
 
-def _reopened(stack: ExitStack, config: Config, steps: int, life: Life, step: int | None) -> Tracking:
+def _reopened(stack: ExitStack, config: Config, steps: int, life: ActivityDisplay, step: int | None) -> Tracking:
     """Reopen the trackers to continue after `step`, or from the start if it is None. Remove the records of later
     steps.
     """
     return stack.enter_context(open_trackers(config, BEFORE_FIRST if step is None else step, steps, life))
 
 
-def open_trackers(config: Config, resumed_step: int | None, steps: int, life: Life) -> Tracking:
+def open_trackers(config: Config, resumed_step: int | None, steps: int, life: ActivityDisplay) -> Tracking:
     """Open the metrics file, the console tracker for a run of `steps` steps, and the trackers of `track_with`."""
     folder = Path(config.output_dir)
     facts = RunFacts(folder, config.exp_name, redacted(config.model_dump(mode="json")), resumed_step)

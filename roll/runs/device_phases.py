@@ -30,7 +30,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from roll.ray.device_sharing import DeviceSharing, Level
+from roll.ray.device_sharing import DeviceSharing, Residency
 
 
 class Pausable(Protocol):
@@ -60,34 +60,34 @@ class DevicePhases:
     pausing_for: Collection[str] = ()
     """Roles that use the devices of resident engines. Generation is paused for them until the next sync."""
 
-    async def bring(self, levels: Mapping[str, Level], discarding: Collection[str]) -> None:
+    async def bring(self, levels: Mapping[str, Residency], discarding: Collection[str]) -> None:
         """Onload roles to the given levels; see `DeviceSharing.bring`."""
         with self.part("onload"), self.in_hands():
             await self.sharing.bring(levels, discarding)
 
     async def generation(self) -> None:
         """Prepare for generation by the engine."""
-        await self.bring({"actor_infer": Level.WHOLE}, ())
+        await self.bring({"actor_infer": Residency.WHOLE}, ())
 
     async def judging(self, role: str) -> None:
         """Prepare for rewards computed by `role`. Generation may continue afterwards without a sync."""
-        await self.bring({role: Level.WHOLE}, ())
+        await self.bring({role: Residency.WHOLE}, ())
 
     async def scoring(self, role: str) -> None:
         """Prepare for log-probs, values or teacher states computed by `role`. A sync must precede the next
         generation.
         """
         await self._pause_for(role)
-        await self.bring({role: Level.WHOLE}, ("actor_infer",))
+        await self.bring({role: Residency.WHOLE}, ("actor_infer",))
 
     async def training(self, *roles: str) -> None:
         """Prepare for training `roles` concurrently. A sync must precede the next generation."""
         await self._pause_for(*roles)
-        await self.bring(dict.fromkeys(roles, Level.WHOLE), ("actor_infer",))
+        await self.bring(dict.fromkeys(roles, Residency.WHOLE), ("actor_infer",))
 
     async def sync(self) -> None:
         """Prepare for a weight sync. The engine's KV cache is allocated again later, when the trainer is offloaded."""
-        await self.bring({"actor_train": Level.WHOLE, "actor_infer": Level.WEIGHTS}, ())
+        await self.bring({"actor_train": Residency.WHOLE, "actor_infer": Residency.WEIGHTS}, ())
 
     async def _pause_for(self, *roles: str) -> None:
         if self.engines and not set(roles).isdisjoint(self.pausing_for):
@@ -96,4 +96,4 @@ class DevicePhases:
 
     async def checkpoint(self, role: str) -> None:
         """Prepare for `role` to write its state to a checkpoint, or to read it."""
-        await self.bring({role: Level.WHOLE}, ())
+        await self.bring({role: Residency.WHOLE}, ())

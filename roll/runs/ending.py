@@ -20,7 +20,7 @@ from roll.tracking.report.write import write_report
 LOG = logging.getLogger(__name__)
 
 
-class Ending:
+class RunEnding:
     """A context that spans a run and reports how it ended. Only the log and the lock of the run folder outlive it."""
 
     def __init__(self, folder: Path, hide: Callable[[str], str]) -> None:
@@ -35,7 +35,7 @@ class Ending:
         (self._folder / END_FILE).unlink(missing_ok=True)
         self._checkpointer = checkpointer
 
-    def __enter__(self) -> Ending:
+    def __enter__(self) -> RunEnding:
         return self
 
     def __exit__(
@@ -57,7 +57,7 @@ class Ending:
             write_end(self._folder, end)
         except OSError as failure:
             LOG.warning("%s cannot be written: %s", self._folder / END_FILE, failure)
-        report(self._folder)
+        write_report_if_any(self._folder)
         if isinstance(error, KeyboardInterrupt) and self._checkpointer.is_at_end and self._checkpointer.last:
             step, saved = self._checkpointer.last
             print(f"saved: {saved}; the same command continues after step {step}", flush=True)
@@ -101,7 +101,7 @@ def checkpoint_line(checkpointer: Checkpointer) -> str:
     return f"the last checkpoint is of step {step}, {folder}"
 
 
-def report(folder: Path) -> None:
+def write_report_if_any(folder: Path) -> None:
     """Write the report if any metrics were recorded, also after a failure. Errors are only logged, so that they do not
     hide the end.
     """

@@ -47,7 +47,7 @@ class Interrupt:
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
         if self._before[signal.SIGHUP] is signal.SIG_IGN:  # ignored by nohup
             del self._before[signal.SIGHUP]
-        self.take()
+        self.install()
         return self
 
     def __exit__(
@@ -56,7 +56,7 @@ class Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def take(self) -> None:
+    def install(self) -> None:
         """Install the handlers. Call again after a library, such as Ray, has installed its own."""
         for number in self._before:
             signal.signal(number, self._handle)
@@ -84,12 +84,12 @@ class Interrupt:
         if number == signal.SIGHUP:
             self._leave_terminals()
         if self._work is not None:
-            self._work[0].call_soon_threadsafe(self._tell, signal.Signals(number).name, self._clock())
+            self._work[0].call_soon_threadsafe(self._report, signal.Signals(number).name, self._clock())
         elif not self._is_ending:
             self._happened = self._is_ending = True
             raise KeyboardInterrupt
 
-    def _tell(self, name: str, now: float) -> None:
+    def _report(self, name: str, now: float) -> None:
         """Handle a signal that arrived at the time `now`. Runs in the event loop."""
         if self._work is None or self._happened and now - self._first < SAME_SECONDS:
             return

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from roll.algorithms.losses import Loss
-from roll.ray.device_sharing import together
+from roll.ray.device_sharing import run_together
 from roll.runs.checkpointer import Trainer
 from roll.runs.device_phases import DevicePhases
 from roll.runs.position import Position
@@ -56,7 +56,7 @@ class Learning:
         if critic and critic.at_once:
             await self.phases.training("actor_train", "critic")
             policy = [self.policy.train_step(batch, self.loss, version)] if policy_learns else []
-            parts += await together([critic.learner.train_step(batch, critic.loss, version), *policy])
+            parts += await run_together([critic.learner.train_step(batch, critic.loss, version), *policy])
         else:
             if critic:
                 await self.phases.training("critic")

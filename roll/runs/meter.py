@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
-from roll.ray.device_sharing import DeviceSharing, together
+from roll.ray.device_sharing import DeviceSharing, run_together
 from roll.ray.group import WorkerGroup
 from roll.runs.roles import Roles
 from roll.runs.run_context import RunContext
@@ -45,12 +45,12 @@ class Meter:
         """
         now = time.perf_counter()
         seconds, self._step_began = now - self._step_began, now
-        metrics = self._watch.take() | {"time/step": seconds, "run/restarts": float(self._restarts)}
+        metrics = self._watch.reset() | {"time/step": seconds, "run/restarts": float(self._restarts)}
         if tokens:
             metrics["throughput/tokens_per_second"] = tokens / seconds
             metrics["throughput/tokens_per_second_per_device"] = tokens / seconds / self._devices
             metrics["throughput/samples_per_second"] = samples / seconds
-        peaks = await together(group.peak_bytes() for group in self._groups.values())
+        peaks = await run_together(group.peak_bytes() for group in self._groups.values())
         for role, peak in zip(self._groups, peaks, strict=True):
             if peak is not None:
                 metrics[f"memory/{role}/peak_bytes"] = float(peak)

@@ -15,7 +15,7 @@ from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import LearnerConfig
 from roll.data.tables import COLUMNS
-from roll.runs.run_context import Prepared
+from roll.runs.run_context import PreparedRun
 
 
 def of_keys(config: Config) -> dict[str, str]:
@@ -60,10 +60,10 @@ def of_weights(config: Config) -> dict[str, str]:
     if role.model_args.lora_target is None:
         return {}
     own = role.model_args.model_name_or_path
-    return {f"{name}.model_args.model_name_or_path" if own else "pretrain": weights(own or config.pretrain)}
+    return {f"{name}.model_args.model_name_or_path" if own else "pretrain": weights_identity(own or config.pretrain)}
 
 
-def weights(model: str) -> str:
+def weights_identity(model: str) -> str:
     """Return text that identifies a model's weights: a digest of the files' names, sizes and middles, or the model's
     Hub name.
     """
@@ -78,6 +78,6 @@ def weights(model: str) -> str:
     return f"weights with the digest {digest.hexdigest()[:12]}"
 
 
-def of_rows(config: Config, prepared: Prepared) -> dict[str, str]:
+def of_rows(config: Config, prepared: PreparedRun) -> dict[str, str]:
     """Return the fingerprint of the training rows."""
     return {f"{learner(config)[0]}.data_args.file_name": prepared.identity}

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from roll.agents.environment_workers import EnvironmentSettings, EnvironmentWorker, EnvironmentWorkers
 from roll.backend import RewardStrategy, TeachStrategy, TrainStrategy
 from roll.backend_settings import ModelLoader, ModelWrapper, Settings
-from roll.config.checks.deepspeed import deepspeed_config, swap_paths
+from roll.config.checks.deepspeed import role_deepspeed_config, swap_paths
 from roll.config.derived.batch import longest_sequence, sequences_per_update
 from roll.config.derived.environment_roles import ENVIRONMENTS
 from roll.config.derived.placement import keeps_kv_cache, neighbours, sends_adapter
@@ -28,8 +28,8 @@ from roll.config.schema.roles import (
     ExperimentConfig,
     LearnerConfig,
     ReferenceConfig,
+    RewardModelRole,
     RoleConfig,
-    ServedConfig,
 )
 from roll.engines.actor_infer import ActorInfer
 from roll.engines.hf.settings import HfGenerateSettings, HfRewardSettings, HfScoreSettings
@@ -209,7 +209,7 @@ class Roles:
             keeps_kv_cache=True,
         )
 
-    def reward_model(self, name: str, role: ServedConfig, positions: int) -> tuple[ScorerEngines, int]:
+    def reward_model(self, name: str, role: RewardModelRole, positions: int) -> tuple[ScorerEngines, int]:
         """Request the engines of a reward model. Return them with their context length in tokens.
 
         It is vLLM's `max_model_len` if that is set, otherwise `positions`.
@@ -341,10 +341,10 @@ class Roles:
                 facade = self._colocated[name]
                 if isinstance(facade, ActorInfer):
                     facade.pool.begin_probes()
-                await self._sharing.enter(name, facade)
+                await self._sharing.register(name, facade)
 
     def _group(self, name: str, role: RoleConfig, settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
-        deepspeed = deepspeed_config(role)
+        deepspeed = role_deepspeed_config(role)
         for path in (
             swap_paths(deepspeed).values() if deepspeed else ()
         ):  # called after the group's end: a killed rank leaves its files

@@ -30,7 +30,7 @@ Loop = Callable[[Roles, RunContext, Interrupt], Awaitable[Position]]
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """A pipeline whose models and data have been checked."""
 
     loop: Loop

@@ -28,7 +28,7 @@ class Leftovers:
         self._files: set[Path] = set()
         self._looks = threading.Lock()
 
-    def look(self, pids: Sequence[int]) -> None:
+    def record(self, pids: Sequence[int]) -> None:
         """Record the current processes and files. Call it early and repeatedly: the files of a process cannot be found
         after its end.
         """

@@ -22,7 +22,7 @@ class LockHeld(Exception):
 
 
 @contextmanager
-def locked(path: Path, seconds: float = 0.0) -> Iterator[None]:
+def holding_lock(path: Path, seconds: float = 0.0) -> Iterator[None]:
     """A context that holds the lock of `path`. The file is created if it does not exist, and is not removed.
 
     On a file system without locks, log a warning and hold nothing.
@@ -47,7 +47,7 @@ def locked(path: Path, seconds: float = 0.0) -> Iterator[None]:
         lock.release()
 
 
-def take(file: BinaryIO) -> bool:
+def try_lock(file: BinaryIO) -> bool:
     """Lock an open file until it is closed. Return False if another process holds the lock, or if the file system has
     no locks.
     """

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from roll.system.locks import locked, take
+from roll.system.locks import holding_lock, try_lock
 
 PREFIX = "roll-"
 LOCK = ".lock"
@@ -27,7 +27,7 @@ def own_folder(parent: Path | None) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
     try:
         new = folder / f"{LOCK}.new"
-        with locked(new):
+        with holding_lock(new):
             new.rename(
                 folder / LOCK
             )  # the lock is held before it is visible, so that no other process can remove the folder in between
@@ -42,7 +42,7 @@ def ownerless(parent: Path) -> Iterator[Path]:
     """
     for file in parent.glob(f"{PREFIX}[0-9]*-*/{LOCK}"):
         with suppress(FileNotFoundError, PermissionError), file.open("rb") as lock:
-            if take(lock):
+            if try_lock(lock):
                 yield file.parent
 
 

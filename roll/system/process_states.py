@@ -21,7 +21,7 @@ class Problem(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProcessFinding:
     """A process that does not run."""
 
     problem: Problem
@@ -35,7 +35,7 @@ class _Process:
     parent: int
 
 
-def examine(pids: Mapping[int, bool]) -> dict[int, Finding]:
+def find_stopped(pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
     """Return findings about stopped and ended processes, by process id. Running processes have none.
 
     `pids` maps each process to whether its stopped descendants count as well. Ended descendants never count.
@@ -46,14 +46,14 @@ def examine(pids: Mapping[int, bool]) -> dict[int, Finding]:
     for pid in pids:
         process = processes.get(pid)
         if process is None or process.state in "ZX":
-            found[pid] = Finding(Problem.GONE, pid)
+            found[pid] = ProcessFinding(Problem.GONE, pid)
         elif process.state == "T":
-            found[pid] = Finding(Problem.STOPPED, pid)
+            found[pid] = ProcessFinding(Problem.STOPPED, pid)
     for pid, process in processes.items():
         if process.state == "T" and pid not in pids:
             for ancestor in _ancestors(pid, processes):
                 if pids.get(ancestor):
-                    found.setdefault(ancestor, Finding(Problem.STOPPED, pid))
+                    found.setdefault(ancestor, ProcessFinding(Problem.STOPPED, pid))
     return found
 
 

@@ -34,7 +34,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Sign:
+class Activity:
     """The current activity of a role."""
 
     role: str
@@ -51,7 +51,7 @@ class Sign:
 
 
 @dataclass(frozen=True)
-class Look:
+class ProcessActivity:
     """The observed activity of one process."""
 
     stage: str | None
@@ -64,12 +64,12 @@ class Look:
     """Whether the process or one of its children is a compiler."""
 
 
-def enter(stage: str) -> None:
+def announce(stage: str) -> None:
     """Announce a new stage of this process in its log, which is its stdout."""
     print(f"{MARK}{stage}", flush=True)
 
 
-def look(pid: int | None, log: Path, begin: int) -> Look:
+def process_activity(pid: int | None, log: Path, begin: int) -> ProcessActivity:
     """Read a process's log from byte `begin` on, and query the kernel for the process and its children. Call it on the
     process's host.
     """
@@ -84,7 +84,7 @@ def look(pid: int | None, log: Path, begin: int) -> Look:
     family = tree(pid) if pid is not None else []
     cpu = cpu_seconds(family)
     usage = None if cpu is None else Usage(cpu, resident_bytes(family))
-    return Look(stage, end, usage, any(name in COMPILERS for name in _names(family)))
+    return ProcessActivity(stage, end, usage, any(name in COMPILERS for name in _names(family)))
 
 
 def cpu_seconds(pids: Iterable[int]) -> float | None:

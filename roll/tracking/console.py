@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roll.tracking.base import LOSSES, Tracker
-from roll.tracking.life import Life
+from roll.tracking.life import ActivityDisplay
 from roll.types import NO_VERDICT, Metrics, RolloutGroup
 
 LOG = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ SHORT = {"weight_sync": "sync", "evaluate": "eval", "checkpoint": "save"}
 
 
 @dataclass(frozen=True)
-class Progress:
+class ConsoleProgress:
     """The state of a run that the console shows."""
 
     max_steps: int
@@ -54,7 +54,7 @@ class Progress:
     timed: int = 0
     """Number of steps with a known duration."""
 
-    def after(self, step: int, metrics: Metrics) -> Progress:
+    def after(self, step: int, metrics: Metrics) -> ConsoleProgress:
         """Return the progress after `step`, which had these `metrics`."""
         losses = [metrics[name] for name in LOSSES if name in metrics]
         name, value = ("loss", losses[0]) if losses else ("reward", metrics.get("reward/mean"))
@@ -83,7 +83,7 @@ class Progress:
         return sum(self.step_seconds) / len(self.step_seconds) * (self.max_steps - self.step)
 
 
-def console_tracker(title: str, max_steps: int, life: Life) -> Tracker:
+def console_tracker(title: str, max_steps: int, life: ActivityDisplay) -> Tracker:
     """Return a live view if stdout is a terminal, or else a tracker that prints plain lines.
 
     Args:
@@ -97,8 +97,8 @@ class PlainConsole:
 
     name = "console"
 
-    def __init__(self, max_steps: int, life: Life) -> None:
-        self._progress, self._life = Progress(max_steps), life
+    def __init__(self, max_steps: int, life: ActivityDisplay) -> None:
+        self._progress, self._life = ConsoleProgress(max_steps), life
 
     def log(self, step: int, metrics: Metrics) -> None:
         self._progress = self._progress.after(step, metrics)
@@ -119,7 +119,7 @@ class StepLog:
     name = "log"
 
     def __init__(self, max_steps: int) -> None:
-        self._progress = Progress(max_steps)
+        self._progress = ConsoleProgress(max_steps)
 
     def log(self, step: int, metrics: Metrics) -> None:
         self._progress = self._progress.after(step, metrics)
@@ -137,12 +137,12 @@ class LiveConsole:
 
     name = "console"
 
-    def __init__(self, title: str, max_steps: int, life: Life, console: Console | None = None) -> None:
+    def __init__(self, title: str, max_steps: int, life: ActivityDisplay, console: Console | None = None) -> None:
         """The view replaces the panel of `life` at the first metrics, and shows the rows of `life` below its own
         lines.
         """
         self._title, self._life = title, life
-        self._progress = Progress(max_steps)
+        self._progress = ConsoleProgress(max_steps)
         self._logged_at = time.monotonic()
         self._live = Live(get_renderable=self._view, console=console or Console(), refresh_per_second=2)
 
@@ -169,7 +169,7 @@ class LiveConsole:
         return Group(live_view(self._title, self._progress, time.monotonic() - self._logged_at), self._life.rows())
 
 
-def plain_line(progress: Progress) -> str:
+def plain_line(progress: ConsoleProgress) -> str:
     """Return a line: `step 12/100  reward 0.61  val pass@1 0.55  2.3 s (rollout 1.2, train 0.8, sync 0.1)  1,234 tok/s
     eta 3m20s`.
     """
@@ -191,7 +191,7 @@ def plain_line(progress: Progress) -> str:
     return "  ".join(fields)
 
 
-def live_view(title: str, progress: Progress, seconds_since: float) -> RenderableType:
+def live_view(title: str, progress: ConsoleProgress, seconds_since: float) -> RenderableType:
     """Return lines with the progress, the main metric and the speed. `seconds_since` is the time since the last
     metrics.
     """
@@ -257,7 +257,7 @@ def _is_unscored(metrics: Mapping[str, float]) -> bool:
     return "reward/scored_fraction" in metrics and "reward/mean" not in metrics
 
 
-def _headline(progress: Progress) -> str:
+def _headline(progress: ConsoleProgress) -> str:
     """Return the main metric of the last step, with the shares of its responses without a verdict: `reward 0.61 (4%
     crashed)`.
     """

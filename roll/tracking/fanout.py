@@ -46,7 +46,7 @@ class Tracking:
     def log(self, step: int, metrics: Metrics) -> None:
         self._record.log(step, metrics)
         self._last_step = step
-        self._tell_others(lambda tracker: tracker.log(step, metrics))
+        self._call_others(lambda tracker: tracker.log(step, metrics))
         if found := self._step_notices.after(step, metrics):
             self.notices(found)
 
@@ -58,7 +58,7 @@ class Tracking:
 
     def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         self._record.samples(step, groups)
-        self._tell_others(lambda tracker: tracker.samples(step, groups))
+        self._call_others(lambda tracker: tracker.samples(step, groups))
 
     def held_out(self, step: int, name: str, groups: Sequence[RolloutGroup]) -> None:
         """See `Record`. Other trackers do not receive responses of validation."""
@@ -81,7 +81,7 @@ class Tracking:
     ) -> None:
         self.close()
 
-    def _tell_others(self, tell: Callable[[Tracker], None]) -> None:
+    def _call_others(self, tell: Callable[[Tracker], None]) -> None:
         for tracker in list(self._others):
             try:
                 tell(tracker)

@@ -20,7 +20,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from roll.system.signs import Sign, Usage, cpu_seconds
+from roll.system.signs import Activity, Usage, cpu_seconds
 from roll.system.tree import resident_bytes, tree
 
 LOG = logging.getLogger(__name__)
@@ -32,14 +32,14 @@ DRIVER = "driver"
 """Name of the driver among the roles."""
 
 
-class PlainSigns:
+class PlainActivity:
     """Chooses the lines to print. Has no clock and prints nothing itself."""
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[float, Sign]] = {}
+        self._told: dict[str, tuple[float, Activity]] = {}
         self._last = float("-inf")
 
-    def lines(self, signs: Sequence[Sign], now: float) -> list[str]:
+    def lines(self, signs: Sequence[Activity], now: float) -> list[str]:
         """Return the lines to print at the time `now`, in seconds.
 
         They report every role that has entered a stage since its last line. If there is none and LINE_EVERY has passed,
@@ -55,14 +55,14 @@ class PlainSigns:
         return [str(sign) for sign in due]
 
 
-class Life:
+class ActivityDisplay:
     """Shows signs of life from `__enter__` until `rest`, and again after `wake`."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         """`console` gets a panel if it is a terminal, or else lines."""
         self._console, self._clock = console, clock
-        self._signs: dict[str, Sign] = {}
-        self._plain = PlainSigns()
+        self._signs: dict[str, Activity] = {}
+        self._plain = PlainActivity()
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._stage, self._others, self._works = "", list[int](), False
@@ -70,7 +70,7 @@ class Life:
         self._is_awake = False
         self._thread = threading.Thread(target=self._tick, name="signs of life", daemon=True)
 
-    def __enter__(self) -> Life:
+    def __enter__(self) -> ActivityDisplay:
         self.wake()
         self._thread.start()
         return self
@@ -86,9 +86,9 @@ class Life:
         """Set the driver's stage, and whether the driver itself works or waits for its roles."""
         if (stage, is_busy) != (self._stage, self._works):
             self._stage, self._works = stage, is_busy
-            self._look_at_driver()
+            self._read_driver()
 
-    def show(self, signs: Sequence[Sign]) -> None:
+    def show(self, signs: Sequence[Activity]) -> None:
         """Set the current signs of all roles. Roles that are missing have ended."""
         with self._lock:
             self._signs = {name: sign for name, sign in self._signs.items() if name == DRIVER} | {
@@ -141,17 +141,17 @@ class Life:
             LOG.info("signs of life cannot be printed any more: %s", error)
             self._is_awake = False
 
-    def _look_at_driver(self) -> None:
+    def _read_driver(self) -> None:
         usage = driver_usage(self._others)
         with self._lock:
-            self._signs[DRIVER] = Sign(DRIVER, self._stage, usage, is_busy=self._works)
+            self._signs[DRIVER] = Activity(DRIVER, self._stage, usage, is_busy=self._works)
             self._refresh()
 
     def _tick(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signal handlers belong to the main thread
         while not self._ended.wait(TICK):
             if self._stage and self.is_seen:
-                self._look_at_driver()
+                self._read_driver()
 
 
 def driver_usage(others: Sequence[int]) -> Usage | None:
@@ -165,7 +165,7 @@ def driver_usage(others: Sequence[int]) -> Usage | None:
     return None if cpu is None else Usage(cpu, resident_bytes(own))
 
 
-def row(sign: Sign) -> Text:
+def row(sign: Activity) -> Text:
     """Return a row of the panel. It is cut off at the width of the terminal."""
     text = Text(f"{sign.role}: ", style="bold", no_wrap=True, overflow="ellipsis")
     return text.append(str(sign).removeprefix(f"{sign.role}: "), style="not bold")

@@ -30,7 +30,7 @@ class Stopwatch:
             self._seconds[part] += seconds - self._inner
             self._inner = outer + seconds
 
-    def take(self) -> Metrics:
+    def reset(self) -> Metrics:
         """Return the seconds of each part since the last call, as metrics `time/<part>`, and start again at 0."""
         metrics = {f"time/{part}": seconds for part, seconds in self._seconds.items()}
         self._seconds.clear()

@@ -15,18 +15,18 @@ import torch
 
 from roll.algorithms.aggregation import loss_weights
 from roll.algorithms.losses import Loss
-from roll.backend import MicroBatch, Rank, TrainResult, TrainStrategy
+from roll.backend import MicroBatch, Rank, TrainStepResult, TrainStrategy
 from roll.data import packing
 from roll.errors import WeightSyncError
 from roll.models.flops import TrainingFlops, dense_bf16_peak
 from roll.ray.calls import Calls, Ranks
-from roll.ray.device_sharing import Level
+from roll.ray.device_sharing import Residency
 from roll.ray.group import WorkerGroup
 from roll.training.scoring import gather_tokens, share_out
 from roll.types import Floats, Metrics, Sequences, TensorSpec, TrainBatch
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket, cut_off
-from roll.weight_sync.routes import Rendezvous, Routes, Transport
+from roll.weight_sync.routes import Rendezvous, SyncRoutes, Transport
 from roll.weight_sync.sender import BucketSender
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class Learner:
             await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.train_step, arguments)
         )
 
-    async def evaluate(self, batch: TrainBatch, loss: Loss) -> list[TrainResult]:
+    async def evaluate(self, batch: TrainBatch, loss: Loss) -> list[TrainStepResult]:
         """Return the loss's metrics on a held-out batch, one result for each replica. `merge` averages them."""
         replicas = micro_batches_of(batch, range(len(batch)), self._group.replicas, self._shape)
         arguments = [(micro_batches, loss, self._shape.temperature) for micro_batches in replicas]
@@ -104,7 +104,7 @@ class Learner:
         await self._group.within(self._sync_seconds).all(TrainStrategy.offload)
         return await self._group.held_bytes()
 
-    async def onload(self, level: Level) -> None:
+    async def onload(self, level: Residency) -> None:
         """See `ColocatedRole`. Onloads everything."""
         await self._group.within(self._sync_seconds).all(TrainStrategy.onload)
 
@@ -125,7 +125,7 @@ class ActorTrain(Learner):
         super().__init__(group, shape, train_seconds, sync_seconds, save_seconds)
         self._folder = folder
         self._senders: Ranks[BucketSender] | None = None
-        self._routes = Routes({}, (), 0)
+        self._routes = SyncRoutes({}, (), 0)
 
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
         """See `Learner`. Adds `throughput/mfu`, if the model's FLOPs and the device's peak are known."""
@@ -158,10 +158,10 @@ class ActorTrain(Learner):
         """Return the address of rank 0's host and a free port there."""
         return await self._group.free_address(self._sync_seconds)
 
-    async def open_routes(self, routes: Routes, rendezvous: Rendezvous | None) -> None:
+    async def open_routes(self, routes: SyncRoutes, rendezvous: Rendezvous | None) -> None:
         """See `Sender`."""
         if self._senders is None:
-            self._senders = await self._group.beside(bucket_sender, self._sync_seconds)
+            self._senders = await self._group.colocate(bucket_sender, self._sync_seconds)
         if rendezvous is not None or self._routes.broadcast_size:
             await self._sending.one(0, BucketSender.join_broadcast, rendezvous)
         self._routes = routes
@@ -188,7 +188,7 @@ class ActorTrain(Learner):
             path = self._folder / f"bucket{slot}.safetensors"
             return of_rank_0(await self._sending.all(BucketSender.write_bucket, names, path))
         arguments = [(names, slot, shared) for shared in self._routes.shared]
-        return joined(await self._sending.each(BucketSender.fill_bucket, arguments))
+        return merge_buckets(await self._sending.each(BucketSender.fill_bucket, arguments))
 
     async def empty_buckets(self) -> None:
         """Free the buckets' memory on the devices."""
@@ -218,7 +218,7 @@ def of_rank_0(said: Sequence[T | None]) -> T:
     return said[0]
 
 
-def joined(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
+def merge_buckets(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
     """Merge the ranks' buckets into one that has the handles of all buffers.
 
     Raises:
@@ -240,7 +240,7 @@ def micro_batches_of(
     A step with fewer sequences than updates has updates without sequences. In these, all replicas run the filler (see
     `packing.take`).
     """
-    chosen = packing.take(batch, update)
+    chosen = packing.take_sequences(batch, update)
     if not len(update):
         return [[MicroBatch(chosen, np.zeros(len(chosen.sequences.token_ids), np.float32))] for _ in range(replicas)]
     weights = loss_weights(
@@ -253,13 +253,13 @@ def micro_batches_of(
     def micro_batch(indices: Sequence[int]) -> MicroBatch:
         samples = tuple(update[index] for index in indices)
         return MicroBatch(
-            packing.take(chosen, indices), packing.select_tokens(weights, chosen.sequences, indices), samples
+            packing.take_sequences(chosen, indices), packing.select_tokens(weights, chosen.sequences, indices), samples
         )
 
     return [[micro_batch(indices) for indices in forwards] for forwards in split.ranks]
 
 
-def merge(results: Sequence[TrainResult]) -> Metrics:
+def merge(results: Sequence[TrainStepResult]) -> Metrics:
     """Turn the replicas' sums into means: over all response tokens, or over the tokens, sequences or pairs that were
     counted.
     """

@@ -8,7 +8,7 @@ import numpy as np
 
 from roll.backend import ScoreStrategy, TeachStrategy
 from roll.data import packing
-from roll.ray.device_sharing import Level
+from roll.ray.device_sharing import Residency
 from roll.ray.group import WorkerGroup
 from roll.types import Floats, Sequences
 
@@ -27,7 +27,7 @@ def gather_tokens(sequences: Sequences, split: packing.Split, results: Sequence[
     for forwards, values in zip(split.ranks, results, strict=True):
         for indices, part in zip(forwards, values, strict=True):
             if indices:
-                out[packing.positions(sequences.offsets, indices)] = part
+                out[packing.token_positions(sequences.offsets, indices)] = part
     return out
 
 
@@ -57,7 +57,7 @@ class Reference:
         await self._group.within(self._move_seconds).all(ScoreStrategy.offload)
         return await self._group.held_bytes()
 
-    async def onload(self, level: Level) -> None:
+    async def onload(self, level: Residency) -> None:
         """See `ColocatedRole`. A reference has only its weights."""
         await self._group.within(self._move_seconds).all(ScoreStrategy.onload)
 

@@ -54,14 +54,14 @@ class Adapter:
             WeightSyncError: the weights do not match what was sent.
         """
         if self.content is None:
-            verify(self.weights)
+            verify_file(self.weights)
             yield Path(self.weights.path).parent
             return
         with tempfile.TemporaryDirectory() as made:
             file = Path(made) / ADAPTER_WEIGHTS
             file.write_bytes(self.content)
             (file.parent / ADAPTER_CONFIG).write_text(self.config)
-            verify(replace(self.weights, path=str(file)))
+            verify_file(replace(self.weights, path=str(file)))
             yield file.parent
 
 
@@ -111,7 +111,7 @@ def read_bucket(bucket: Bucket) -> dict[str, Tensor]:
     Raises:
         WeightSyncError: the bytes, names, dtypes or shapes differ from what was sent.
     """
-    verify(bucket)
+    verify_file(bucket)
     tensors = load_file(bucket.path)
     found = {name: spec(name, tensor) for name, tensor in tensors.items()}
     for sent in bucket.tensors:
@@ -124,7 +124,7 @@ def read_bucket(bucket: Bucket) -> dict[str, Tensor]:
     return {sent.name: tensors[sent.name] for sent in bucket.tensors}
 
 
-def verify(bucket: Bucket) -> None:
+def verify_file(bucket: Bucket) -> None:
     """Compare the checksum of the file with that of the bucket.
 
     Raises:

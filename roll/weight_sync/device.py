@@ -70,7 +70,7 @@ def views(buffer: Tensor, tensors: Sequence[TensorSpec]) -> dict[str, Tensor]:
     }
 
 
-def fingerprint(buffer: Tensor) -> str:
+def buffer_checksum(buffer: Tensor) -> str:
     """Return a checksum of the buffer: two sums modulo 2**64, of its 8-byte words, and of each word times its position,
     in hex.
 
@@ -104,9 +104,9 @@ class Broadcast:
             WeightSyncError: a member died, and the broadcast was cut off.
         """
         limit = timedelta(seconds=rendezvous.seconds)
-        store = dist.TCPStore(
+        store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             rendezvous.address, rendezvous.port, rendezvous.size, rank == 0, limit, wait_for_workers=False
-        )  # pyright: ignore[reportPrivateImportUsage]
+        )
         meet(store, rank, rendezvous)
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
@@ -204,10 +204,10 @@ class DeviceSender:
         buffer = self._free(slot, layout(specs)[1])
         targets = views(buffer, specs)
         torch._foreach_copy_([targets[name] for name in tensors], list(tensors.values()))  # pyright: ignore[reportPrivateImportUsage]
-        checksum = fingerprint(buffer)  # reads its result back to the host, so the copies are complete
+        checksum = buffer_checksum(buffer)  # reads its result back to the host, so the copies are complete
         if self._broadcast is not None:
             self._sending[slot] = self._broadcast.start(buffer)
-        return DeviceBucket(specs, checksum, share(buffer) if shared else {})
+        return DeviceBucket(specs, checksum, ipc_handle(buffer) if shared else {})
 
     def _free(self, slot: int, size: int) -> Tensor:
         if self._sending[slot] is not None:
@@ -237,7 +237,7 @@ class DeviceSender:
         self._slots, self._sending = [None] * SLOTS, [None] * SLOTS
 
 
-def share(buffer: Tensor) -> dict[str, bytes]:
+def ipc_handle(buffer: Tensor) -> dict[str, bytes]:
     """Return the IPC handle of a flat uint8 buffer, by the UUID of its GPU. Another process on this GPU can open the
     buffer with it.
     """
@@ -266,13 +266,13 @@ def open_shared(bucket: DeviceBucket, device: torch.device) -> Tensor:
     return rebuild_cuda_tensor(*parts)[: layout(bucket.tensors)[1]].clone()
 
 
-def checked(buffer: Tensor, bucket: DeviceBucket) -> dict[str, Tensor]:
+def verified_tensors(buffer: Tensor, bucket: DeviceBucket) -> dict[str, Tensor]:
     """Verify the checksum of a received buffer, and return its tensors.
 
     Raises:
         WeightSyncError: the checksum differs from what was sent.
     """
-    if (found := fingerprint(buffer)) != bucket.checksum:
+    if (found := buffer_checksum(buffer)) != bucket.checksum:
         names = f"{bucket.tensors[0].name} to {bucket.tensors[-1].name}"
         raise WeightSyncError(f"the checksum of the bucket {names} is {found}, but {bucket.checksum} was sent")
     return views(buffer, bucket.tensors)

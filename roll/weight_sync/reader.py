@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from roll.weight_sync.bucket import Bucket, read_bucket
-from roll.weight_sync.device import Broadcast, DeviceBucket, checked, layout, open_shared
+from roll.weight_sync.device import Broadcast, DeviceBucket, layout, open_shared, verified_tensors
 from roll.weight_sync.routes import Rendezvous, Route, Transport
 
 
@@ -31,10 +31,10 @@ class BucketReader:
         if isinstance(bucket, Bucket):
             return read_bucket(bucket)
         if self._broadcast is None:
-            return checked(open_shared(bucket, self._device), bucket)
+            return verified_tensors(open_shared(bucket, self._device), bucket)
         buffer = torch.empty(layout(bucket.tensors)[1], dtype=torch.uint8, device=self._device)
         self._broadcast.start(buffer).wait()
-        return checked(buffer, bucket)
+        return verified_tensors(buffer, bucket)
 
     def close(self) -> None:
         """Leave the broadcast group, if any."""

@@ -46,7 +46,7 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Routes:
+class SyncRoutes:
     """The ways in which weights reach all engines that take part in syncs."""
 
     to: Mapping[int, Route]
@@ -57,10 +57,10 @@ class Routes:
     """Number of members of the broadcast group, including the trainer; 0 if no engine needs a broadcast."""
 
 
-def find_routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collection[int]) -> Routes:
+def find_routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collection[int]) -> SyncRoutes:
     """Return the routes to the given engines. Ranks of the broadcast group are contiguous."""
     to = routes(train, infer, gpus_per_node, engines)
-    return Routes(to, sharing_ranks(train, infer, to), broadcast_size(to.values(), infer.tensor_parallel))
+    return SyncRoutes(to, sharing_ranks(train, infer, to), broadcast_size(to.values(), infer.tensor_parallel))
 
 
 def routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collection[int]) -> dict[int, Route]:

@@ -22,7 +22,7 @@ from roll.errors import ECHO_SECONDS, WeightSyncError, WorkerAbandoned, WorkerDi
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets
 from roll.weight_sync.device import SLOTS, DeviceBucket
-from roll.weight_sync.routes import Rendezvous, Route, Routes
+from roll.weight_sync.routes import Rendezvous, Route, SyncRoutes
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Sender(Protocol):
         """Return an address and a free port for the rendezvous of a broadcast."""
         ...
 
-    async def open_routes(self, routes: Routes, rendezvous: Rendezvous | None) -> None:
+    async def open_routes(self, routes: SyncRoutes, rendezvous: Rendezvous | None) -> None:
         """Prepare to send on these routes only. If there is a rendezvous, wait for the engines to join it."""
         ...
 
@@ -121,7 +121,7 @@ class WeightSync:
         self,
         sender: Sender,
         engines: Sequence[Engine],
-        find_routes: Callable[[Collection[int]], Routes],
+        find_routes: Callable[[Collection[int]], SyncRoutes],
         adapter: bool,
         bucket_bytes: int,
         seconds: float,
@@ -170,10 +170,10 @@ class WeightSync:
             if routes.broadcast_size:
                 address, port = await self._sender.free_address()
                 rendezvous = self._rendezvous = Rendezvous(address, port, routes.broadcast_size, self._seconds)
-            opening = self._asked(
+            opening = self._calls(
                 lambda number, engine: engine.open_route(routes.to[number], rendezvous), rendezvous is not None
             )
-            await together({TRAINER: self._sender.open_routes(routes, rendezvous)} | opening)
+            await gather_named({TRAINER: self._sender.open_routes(routes, rendezvous)} | opening)
         self._opened = epoch
 
     async def push(self, policy_version: int) -> list[int]:
@@ -237,10 +237,10 @@ class WeightSync:
         async def keep(number: int, engine: Engine) -> None:
             answers[number] = await ask(number, engine)
 
-        await together(self._asked(keep))
+        await gather_named(self._calls(keep))
         return dict(sorted(answers.items()))
 
-    def _asked(
+    def _calls(
         self, ask: Callable[[int, Engine], Awaitable[None]], broadcasts: bool = False
     ) -> dict[str, Awaitable[None]]:
         """Return the calls of `ask` for all participating engines that are alive, by name.
@@ -273,22 +273,22 @@ class WeightSync:
             if not self._living:
                 break
         if sent is not None:
-            await together(self._loading(sent))
+            await gather_named(self._loading(sent))
         await self._sender.empty_buckets()
 
     def _loading(self, bucket: Bucket | DeviceBucket) -> dict[str, Awaitable[None]]:
-        return self._asked(lambda _, engine: engine.load_bucket(bucket), self._rendezvous is not None)
+        return self._calls(lambda _, engine: engine.load_bucket(bucket), self._rendezvous is not None)
 
     async def _send_while_loading(
         self, names: Sequence[str], slot: int, sent: Bucket | DeviceBucket | None
     ) -> Bucket | DeviceBucket:
         """Send the next bucket while the engines load the previous one."""
         sending = asyncio.ensure_future(self._sender.send_bucket(names, slot))
-        await together({TRAINER: sending} | (self._loading(sent) if sent else {}))
+        await gather_named({TRAINER: sending} | (self._loading(sent) if sent else {}))
         return sending.result()
 
 
-async def together(work: Mapping[str, Awaitable[T]]) -> list[T]:
+async def gather_named(work: Mapping[str, Awaitable[T]]) -> list[T]:
     """Run all tasks concurrently, and return their results in order. The keys are the names of the processes that run
     them.
 

@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.plan.plan import make_plan
 from roll.errors import ConfigError
 from roll.pipeline import main
@@ -103,7 +103,7 @@ def judged(folder: Path, compositions: dict[str, Composition]) -> Callable[..., 
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                make_plan(load_config(changed, passing - {override.key_or_group for override in parsed}))
+                make_plan(checked_config(changed, passing - {override.key_or_group for override in parsed}))
         except ConfigError as refusal:
             assert refusal.exit_status == 2
             return str(refusal)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.plan.plan import Plan, make_plan
 
 ZERO = "strategy_args:{strategy_name:deepspeed_train,strategy_config:{zero_optimization:{stage:3}}}"
@@ -91,7 +91,7 @@ def plan_of(folder: Path, *overrides: str) -> Plan:
     """Return the plan of the valid experiment with these overrides."""
     plans: list[Plan] = []
     arguments = ["--config-path", str(folder / "exp"), "--config-name", "sound", "dry_run=true", *overrides]
-    compose(arguments, lambda composed, presets: plans.append(make_plan(load_config(composed, presets))))
+    compose(arguments, lambda composed, presets: plans.append(make_plan(checked_config(composed, presets))))
     (plan,) = plans
     return plan
 

@@ -12,7 +12,7 @@ from roll.config.plan.plan import Plan
 from roll.config.schema.pipelines import Config
 from roll.errors import DataError, Fault, WorkerFailed
 from roll.pipeline import main
-from roll.tracking.life import Life
+from roll.tracking.life import ActivityDisplay
 
 ENDS = [
     (None, 0, ""),
@@ -34,7 +34,7 @@ def test_exit_status_and_last_line(
 ) -> None:
     started: list[str] = []
 
-    def run(config: Config, plan: Plan, life: Life) -> None:
+    def run(config: Config, plan: Plan, life: ActivityDisplay) -> None:
         started.extend(plan.roles)
         if end:
             raise end

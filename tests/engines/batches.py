@@ -11,7 +11,7 @@ import torch
 from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.models.load import load_causal_model
-from roll.models.packed_inputs import spread
+from roll.models.packed_inputs import spread_to_tokens
 from roll.training.actor_train import TrainShape, micro_batches_of
 from roll.types import Floats, TrainBatch
 from tests.engines.plain import token_statistics
@@ -33,7 +33,7 @@ def make_batch(model_folder: Path) -> TrainBatch:
     mask = sequences.response_mask
     model = load_causal_model(str(model_folder), FP32, packed=False)
     with torch.no_grad():
-        own = spread(token_statistics(model, sequences, TEMPERATURE)[0], sequences)
+        own = spread_to_tokens(token_statistics(model, sequences, TEMPERATURE)[0], sequences)
 
     def noise(scale: float) -> Floats:
         return np.where(mask, generator.normal(scale=scale, size=len(mask)), 0).astype(np.float32)
@@ -47,7 +47,7 @@ def make_batch(model_folder: Path) -> TrainBatch:
 
 def take(batch: TrainBatch, indices: list[int]) -> TrainBatch:
     """Return the batch of the chosen sequences."""
-    chosen = packing.positions(batch.sequences.offsets, indices)
+    chosen = packing.token_positions(batch.sequences.offsets, indices)
     assert batch.ref_log_probs is not None
     assert batch.behaviour_log_probs is not None
     return TrainBatch(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.backend import Rank, TrainResult
+from roll.backend import Rank, TrainStepResult
 from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Case, Work, tensors_of, trainer
 
 
@@ -21,7 +21,7 @@ class Trained:
     saved: dict[str, Tensor]
     """Weights at the checkpoint, any adapter merged in."""
     adapter: dict[str, Tensor]
-    curve: list[TrainResult]
+    curve: list[TrainStepResult]
     """Results of the three updates that follow the checkpoint."""
     weights: dict[str, Tensor]
     """Weights after these updates."""

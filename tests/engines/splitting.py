@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.losses import Loss
-from roll.backend import MicroBatch, Rank, TrainResult
+from roll.backend import MicroBatch, Rank, TrainStepResult
 from roll.backend_settings import ModelLoader
 from roll.config.schema.model import TrainingConfig
 from roll.models.load import load_policy
@@ -29,7 +29,7 @@ class Update:
 
     gradient: Tensor
     """The complete gradient, reduced over all ranks, before the optimizer step."""
-    result: TrainResult
+    result: TrainStepResult
 
 
 def updates(

@@ -49,7 +49,7 @@ class Stepped:
 
     def take(self) -> EngineActivity:
         """Return the counts so far and reset them."""
-        return self.counts.take(BUSY, tokens_in_flight(cast(AsyncLLM, self)))
+        return self.counts.reset(BUSY, tokens_in_flight(cast(AsyncLLM, self)))
 
 
 def prefilled(request_id: str, computed: int, cached: int = 0, tokens: int = 1) -> EngineCoreOutput:

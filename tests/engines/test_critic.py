@@ -100,13 +100,13 @@ def gathered(batch: TrainBatch, by_rank: list[list[Floats]]) -> Floats:
     for forwards, fields in zip(packing.split(LENGTHS, RANKS, BUDGET).ranks, by_rank, strict=True):
         for indices, field in zip(forwards, fields, strict=True):
             if indices:
-                out[packing.positions(batch.sequences.offsets, indices)] = field
+                out[packing.token_positions(batch.sequences.offsets, indices)] = field
     return out
 
 
 @each_exact_case
 def test_its_updates_are_adamws(seen: dict[Case, list[Seen]], batch: TrainBatch, small_model: Path, case: Case) -> None:
-    one, two = packing.take(batch, range(5)), packing.take(batch, range(5, 10))
+    one, two = packing.take_sequences(batch, range(5)), packing.take_sequences(batch, range(5, 10))
     plain = plain_updates(small_model, case.lora, [one, two, one, two])
     for got, (expected, _), tolerance in (
         (seen[case][0].first, plain[0], 1e-5),

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from roll.algorithms.losses import NegativeLogLikelihood
-from roll.backend import MicroBatch, Rank, TrainResult
+from roll.backend import MicroBatch, Rank, TrainStepResult
 from roll.data import packing
 from roll.models.load import PackedPolicy, load_causal_model
-from roll.models.packed_inputs import packed_inputs, spread
+from roll.models.packed_inputs import packed_inputs, spread_to_tokens
 from roll.training.actor_train import TrainShape, merge, micro_batches_of
 from roll.types import Floats, TrainBatch
 from tests.engines.ranks import run_ranks
@@ -30,7 +30,7 @@ from tests.engines.training import SEED, Case, settings, tensors_of, trainer_of
 pytestmark = pytest.mark.full
 COEFFICIENT = 0.5
 LENGTHS = [9, 4, 14, 6, 11, 3, 8, 5]
-Seen = tuple[dict[str, Tensor], TrainResult, list[Floats]]
+Seen = tuple[dict[str, Tensor], TrainStepResult, list[Floats]]
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_what_is_exported_is_what_was_trained(expert_model: Path, batch: TrainBa
             sequences = part.batch.sequences
             with torch.no_grad():
                 np.testing.assert_allclose(
-                    field, spread(packed(packed_inputs(sequences, "cpu"))[0], sequences), atol=1e-5
+                    field, spread_to_tokens(packed(packed_inputs(sequences, "cpu"))[0], sequences), atol=1e-5
                 )
                 for start, end in zip(sequences.offsets[:-1], sequences.offsets[1:], strict=True):
                     ids = torch.from_numpy(sequences.token_ids[start:end]).long()

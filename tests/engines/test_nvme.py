@@ -11,7 +11,7 @@ from deepspeed.ops.op_builder import AsyncIOBuilder  # pyright: ignore[reportAtt
 
 from roll.errors import CheckpointError
 from roll.training.actor_train import merge
-from roll.training.deepspeed.files import to_universal, weights
+from roll.training.deepspeed.files import to_universal, trained_weights
 from roll.types import TrainBatch
 from tests.engines.elastic import checkpoint_of
 from tests.engines.ranks import run_ranks
@@ -40,7 +40,7 @@ def test_a_resumed_run_goes_on_to_the_bit(batch: TrainBatch, small_model: Path, 
         assert_close(resumed[0][number].saved, whole[0][number].saved, 0.0)
         assert_close(resumed[0][number].weights, whole[0][number].weights, 0.0)
         for convert in (
-            lambda folder: weights(folder, as_held=True),
+            lambda folder: trained_weights(folder, as_held=True),
             lambda folder: to_universal(folder, tmp_path / "out"),
         ):
             with pytest.raises(CheckpointError, match="on NVMe: resume the run"):

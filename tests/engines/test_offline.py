@@ -176,9 +176,9 @@ def test_the_loss_of_every_update_is_the_one_by_hand(
 
     async def run() -> list[Metrics]:
         if name == "sft":
-            return await learn(actor_train, batches(given, wire_sft.make_batch, actor_train))
+            return await learn(actor_train, batches(given, wire_sft.sft_batch, actor_train))
         other = reference if name in REFERENCED else None
-        preferences = batches(given, partial(wire_dpo.make_batch, loss), actor_train, other)
+        preferences = batches(given, partial(wire_dpo.dpo_batch, loss), actor_train, other)
         if name == "dpo":
             preferences = await preferences.record(range(len(given)), 5, reference)
         return await learn(actor_train, preferences)
@@ -197,7 +197,9 @@ def test_the_scores_of_a_reward_model_are_learnt_as_by_hand(ranks: ServedRanks, 
     expected = plain_losses(plain_scorer(small_model), learnt_examples(given), plain_offline.bradley_terry)
     ranks.build(trainer_settings(small_model, 3, load_scores))
     actor_train = trainer(ranks, 30, "seq-mean-token-mean")
-    said = asyncio.run(learn(actor_train, batches(given, partial(wire_reward_model.make_batch, None), actor_train)))
+    said = asyncio.run(
+        learn(actor_train, batches(given, partial(wire_reward_model.reward_model_batch, None), actor_train))
+    )
     assert [line["reward_model/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
     assert [line["before/reward_model/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
     assert max(expected) - min(expected) > 1e-3, "the updates changed nothing"
@@ -221,7 +223,7 @@ def test_a_student_learns_from_its_teacher_as_by_hand(
 
     student = trainer(ranks, 30, "token-mean")
     said = asyncio.run(
-        learn(student, batches(given, partial(wire_distill.make_batch, Distillation(MIX)), student, ask))
+        learn(student, batches(given, partial(wire_distill.distill_batch, Distillation(MIX)), student, ask))
     )
     assert [line["distill/loss"] for line in said] == pytest.approx(expected, abs=1e-5)
     assert [line["before/distill/loss"] for line in said] == pytest.approx(expected, abs=1e-5)

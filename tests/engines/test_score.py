@@ -15,7 +15,7 @@ from roll.data import packing
 from roll.engines.hf.settings import HfScoreSettings
 from roll.engines.hf.strategy import HfScore
 from roll.models.load import PackedPolicy
-from roll.models.packed_inputs import spread
+from roll.models.packed_inputs import spread_to_tokens
 from roll.types import Floats, Sequences
 from tests import limits
 from tests.engines.plain import token_statistics
@@ -40,7 +40,7 @@ def direct(small_model: Path, sequences: Sequences) -> Floats:
     """Return log-probs from transformers' logits in float64, from one forward pass per sequence, [T]."""
     model = AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float64)
     with torch.no_grad():
-        return spread(token_statistics(model, sequences, TEMPERATURE)[0], sequences)
+        return spread_to_tokens(token_statistics(model, sequences, TEMPERATURE)[0], sequences)
 
 
 def parts(sequences: Sequences, ranks: int) -> list[list[Sequences]]:
@@ -56,7 +56,7 @@ def gathered(sequences: Sequences, ranks: int, by_rank: list[list[Floats]]) -> F
         for indices, field in zip(forwards, fields, strict=True):
             assert field.dtype == np.float32
             if indices:
-                out[packing.positions(sequences.offsets, indices)] = field
+                out[packing.token_positions(sequences.offsets, indices)] = field
             else:
                 assert not field.any()
     return out

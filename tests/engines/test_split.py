@@ -18,7 +18,7 @@ from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.models.load import load_causal_model
-from roll.models.packed_inputs import spread
+from roll.models.packed_inputs import spread_to_tokens
 from roll.training.actor_train import TrainShape, micro_batches_of
 from roll.types import Floats, TrainBatch
 from tests.engines.plain import token_statistics
@@ -66,7 +66,7 @@ def batch(small_model: Path) -> TrainBatch:
     mask = sequences.response_mask
     model = load_causal_model(str(small_model), ModelConfig.model_validate({"dtype": "fp32"}), packed=False)
     with torch.no_grad():
-        own = spread(token_statistics(model, sequences, TEMPERATURE)[0], sequences)
+        own = spread_to_tokens(token_statistics(model, sequences, TEMPERATURE)[0], sequences)
 
     def near(scale: float) -> Floats:
         return np.where(mask, own + generator.normal(scale=scale, size=len(mask)), 0).astype(np.float32)

@@ -250,7 +250,7 @@ def test_a_checkpoint_of_another_sharing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="autotp_size of 2: resume with the same"):
         deepspeed_files.load_states(whole, tmp_path, SHARED, strict=True)
     with pytest.raises(CheckpointError, match="holds each tensor in parts"):
-        deepspeed_files.weights(tmp_path, as_held=True)
+        deepspeed_files.trained_weights(tmp_path, as_held=True)
     with pytest.raises(CheckpointError, match="holds each tensor in parts"):
         deepspeed_files.to_universal(tmp_path, tmp_path / "out")
     (tmp_path / deepspeed_files.UNIVERSAL).mkdir()
@@ -271,9 +271,9 @@ def test_a_checkpoint_of_another_sharing_is_refused(tmp_path: Path) -> None:
     ids=lambda value: getattr(value, "model_type", None),
 )
 def test_a_model_that_cannot_be_shared_out_is_refused(config: PreTrainedConfig, why: str) -> None:
-    from roll.training.deepspeed.tensor import prepare
+    from roll.training.deepspeed.tensor import set_tensor_plan
 
     model: Any = SimpleNamespace(causal=SimpleNamespace(config=config))
     with pytest.raises(ConfigError, match=why) as refused:
-        prepare(model, SHARED, Rank("actor_train", 0, SHARED, "localhost", 1, "cpu", limits.START))
+        set_tensor_plan(model, SHARED, Rank("actor_train", 0, SHARED, "localhost", 1, "cpu", limits.START))
     assert refused.value.faults[0].place == "actor_train.strategy_args.strategy_config.tensor_parallel.autotp_size"

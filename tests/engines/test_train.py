@@ -17,7 +17,7 @@ from torch import Tensor
 from roll.backend import MicroBatch
 from roll.data import packing
 from roll.models.load import PackedPolicy, load_causal_model
-from roll.models.packed_inputs import packed_inputs, spread
+from roll.models.packed_inputs import packed_inputs, spread_to_tokens
 from roll.training.actor_train import merge
 from roll.types import Floats, Sequences, TrainBatch
 from tests.engines.batches import FP32, LENGTHS, SPANNING_SEQUENCE, make_batch, shares, take
@@ -212,7 +212,7 @@ def test_neither_recomputing_nor_compiling_layers_changes_anything(outcomes: Run
 def score(policy: PackedPolicy, sequences: Sequences) -> Floats:
     """Return log-probs from one forward pass of the policy, [T]."""
     with torch.no_grad():
-        return spread(policy(packed_inputs(sequences, "cpu", TEMPERATURE))[0], sequences)
+        return spread_to_tokens(policy(packed_inputs(sequences, "cpu", TEMPERATURE))[0], sequences)
 
 
 def gathered(batch: TrainBatch, ranks: int, by_rank: list[list[Floats]]) -> Floats:
@@ -222,7 +222,7 @@ def gathered(batch: TrainBatch, ranks: int, by_rank: list[list[Floats]]) -> Floa
         assert len(forwards) == len(fields)
         for indices, field in zip(forwards, fields, strict=True):
             if indices:
-                out[packing.positions(batch.sequences.offsets, indices)] = field
+                out[packing.token_positions(batch.sequences.offsets, indices)] = field
     return out
 
 

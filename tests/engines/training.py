@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.backend import MicroBatch, Rank, TrainResult
+from roll.backend import MicroBatch, Rank, TrainStepResult
 from roll.backend_settings import ModelLoader
 from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.model import ModelConfig, TrainingConfig
@@ -111,18 +111,18 @@ class Outcome:
 
     scored_before: list[Floats]
     first: dict[str, Tensor]
-    first_result: TrainResult
+    first_result: TrainStepResult
     second: dict[str, Tensor]
-    second_result: TrainResult
+    second_result: TrainStepResult
     scored_after: list[Floats]
     scored_without_adapter: list[Floats]
     adapter: dict[str, Tensor]
     resumed: dict[str, Tensor]
-    resumed_result: TrainResult
+    resumed_result: TrainStepResult
     broken: dict[str, Tensor]
-    broken_result: TrainResult
+    broken_result: TrainStepResult
     single: dict[str, Tensor]
-    single_result: TrainResult
+    single_result: TrainStepResult
     bytes_here: int
     """Result of `held_bytes` before `offload`."""
     bytes_away: int
@@ -250,7 +250,7 @@ def train_case(rank: Rank, case: Case, model: Path, work: Work, folder: Path) ->
     """Run everything that the tests check for one case."""
     folder.mkdir(parents=True, exist_ok=True)
 
-    def step(strategy: Any, updates: Updates, version: int) -> TrainResult:
+    def step(strategy: Any, updates: Updates, version: int) -> TrainStepResult:
         return strategy.train_step(updates, LOSS, TEMPERATURE, version)
 
     seen: dict[str, Any] = {}

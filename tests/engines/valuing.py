@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 
 from roll.algorithms.value_loss import ValueLoss
-from roll.backend import Rank, TrainResult
+from roll.backend import Rank, TrainStepResult
 from roll.models.load import add_lora
 from roll.models.value import load_values
 from roll.types import Floats, Sequences, TrainBatch
@@ -52,12 +52,12 @@ class Seen:
 
     values_before: list[Floats]
     first: dict[str, Tensor]
-    first_result: TrainResult
+    first_result: TrainStepResult
     second: dict[str, Tensor]
-    second_result: TrainResult
+    second_result: TrainStepResult
     values_after: list[Floats]
     resumed: dict[str, Tensor]
-    resumed_result: TrainResult
+    resumed_result: TrainStepResult
 
 
 def value_case(rank: Rank, case: Case, model: Path, share: Share, folder: Path) -> Seen:

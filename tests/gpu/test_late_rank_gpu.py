@@ -30,9 +30,9 @@ class Meeting:
     """A strategy that joins the process group that a trainer would create."""
 
     def __init__(self, rank: Rank) -> None:
-        from roll.training.deepspeed.setup import join
+        from roll.training.deepspeed.setup import join_process_group
 
-        join(rank)
+        join_process_group(rank)
         self._rank = rank
 
     def meet(self, late: int | None) -> float:

@@ -209,9 +209,8 @@ def used() -> int:
 
 def push(one: Engine, model: Path) -> None:
     """Send the model's own weights to the engine."""
-    view = WeightView(
-        PackedPolicy(load_causal_model(str(model), ModelConfig.model_validate({"dtype": "bf16"})).cuda()).model
-    )  # pyright: ignore[reportCallIssue]
+    loaded = load_causal_model(str(model), ModelConfig.model_validate({"dtype": "bf16"}))
+    view = WeightView(PackedPolicy(loaded.cuda()).model)  # pyright: ignore[reportCallIssue]
     sender = DeviceSender(torch.device("cuda"))
 
     async def update() -> None:

@@ -96,10 +96,10 @@ def micro_batches(token_budget: int) -> tuple[list[MicroBatch], np.ndarray]:
     weights = loss_weights(sequences, "token-mean")
     (forwards,) = packing.split(sequences.lengths, 1, token_budget).ranks
     parts = [
-        MicroBatch(packing.take(batch, indices), packing.select_tokens(weights, sequences, indices))
+        MicroBatch(packing.take_sequences(batch, indices), packing.select_tokens(weights, sequences, indices))
         for indices in forwards
     ]
-    return parts, np.concatenate([packing.positions(sequences.offsets, indices) for indices in forwards])
+    return parts, np.concatenate([packing.token_positions(sequences.offsets, indices) for indices in forwards])
 
 
 def train(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from roll.runs.rlvr.validation import pass_at_k
+from roll.runs.rlvr.validation import estimate_pass_at_k
 from tests import limits
 from tests.integration.conftest import World
 from tests.integration.test_agents import agent
@@ -54,7 +54,7 @@ def test_a_checkpoint_is_answered_by_transformers(world: World, leaves_nothing: 
     assert estimates["accuracy"]["value"] == pytest.approx(sum(map(sum, right)) / 96)
     assert estimates["accuracy"]["low"] < estimates["accuracy"]["value"] < estimates["accuracy"]["high"]
     assert estimates["pass@4"]["value"] == pytest.approx(sum(map(any, right)) / 24)
-    assert estimates["pass@2"]["value"] == pytest.approx(sum(pass_at_k(4, sum(one), 2) for one in right) / 24)
+    assert estimates["pass@2"]["value"] == pytest.approx(sum(estimate_pass_at_k(4, sum(one), 2) for one in right) / 24)
     assert not list((world.folder / "ours").glob("roll-*")), "the exported weights must be removed"
     leaves_nothing()
 

@@ -26,7 +26,7 @@ from roll.ray.cluster import LONGEST_SOCKET, check_gpus, cluster, temporary
 from roll.ray.group import WorkerGroup
 from roll.ray.liveness import Liveness, RayNodes
 from roll.ray.placement import worker_placements
-from roll.system.process_states import Finding, Problem
+from roll.system.process_states import Problem, ProcessFinding
 from tests import limits
 
 pytestmark = pytest.mark.engines
@@ -147,7 +147,7 @@ async def group_of_two(logs: Path, readable: bool = True, replica_size: int = 1)
 
 
 def is_stopped(probe: Any, pid: int) -> bool:
-    return ray.get(probe.examine.remote({pid: True})) == {pid: Finding(Problem.STOPPED, pid)}
+    return ray.get(probe.examine.remote({pid: True})) == {pid: ProcessFinding(Problem.STOPPED, pid)}
 
 
 async def finds_what_is_stopped(logs: Path) -> None:

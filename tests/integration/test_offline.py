@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from roll.config.schema.model import DataConfig
-from roll.data.examples import ExampleSequence, Kind, Limits, Part, prepare_examples
+from roll.data.examples import ExampleSequence, Kind, LengthLimits, RowRange, prepare_examples
 from tests.integration.conftest import World
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
@@ -33,7 +33,7 @@ def held_out(world: World, kind: Kind, **columns: str) -> list[tuple[ExampleSequ
         {"file_name": str(world.folder / "output/tiny/problems/train.jsonl"), "template": "raw", **columns}
     )
     tokenizer = AutoTokenizer.from_pretrained(world.folder / "warm" / "export")
-    rows = prepare_examples(data_args, tokenizer, Limits(16, 8), kind, part=Part((9.0, 1.0, 0.0), 1, SEED))
+    rows = prepare_examples(data_args, tokenizer, LengthLimits(16, 8), kind, part=RowRange((9.0, 1.0, 0.0), 1, SEED))
     return [rows.example(number).sequences for number in range(len(rows))]
 
 

@@ -80,7 +80,7 @@ def calc(x: str) -> str:
     Raises:
         ValueError: it is not such a sum.
     """
-    return str(value_of(x))
+    return str(calculate(x))
 
 
 def made(seed: int, digits: int, operators: str) -> tuple[str, str]:
@@ -95,7 +95,7 @@ MOST_CHARACTERS = 200
 """Largest number of characters of an expression."""
 
 
-def value_of(text: str) -> int:
+def calculate(text: str) -> int:
     """Compute an expression of whole numbers, which may have signs, with + - * and no brackets. Products are computed
     first.
 

@@ -15,10 +15,10 @@ from roll.agents.environments.base import ENVIRONMENTS, Message, Observation, St
 from roll.agents.environments.tasks import task_of, with_more
 from roll.config.derived.environment_roles import MOST_STEPS
 from roll.rewards.answers import final_text
-from roll.rewards.functions.code_sandbox import describe, verdict
+from roll.rewards.functions.code_sandbox import cases_verdict, describe
 from roll.rewards.programs import Cases, cases_of, job_of, passes, program_of
-from roll.rewards.sandbox.bubblewrap import survey
-from roll.rewards.sandbox.program import Limits, Outcome, ready, run
+from roll.rewards.sandbox.bubblewrap import find_interpreter
+from roll.rewards.sandbox.program import Outcome, ProgramLimits, ready, run_program
 from roll.types import RewardResult
 
 SHOWN = 500
@@ -81,7 +81,7 @@ class CodeRepl:
         if public_cases < 1 or max_steps < 1:
             raise ValueError(f"public_cases and max_steps must be at least 1; they are {public_cases} and {max_steps}")
         self._public_count, self._max_steps, self._sandboxed, self._python = public_cases, max_steps, sandboxed, python
-        self._limits = Limits(cpu_seconds, wall_seconds, memory_mib, disk_mib, output_mib)
+        self._limits = ProgramLimits(cpu_seconds, wall_seconds, memory_mib, disk_mib, output_mib)
         self._column, self._steps = column, 0
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
@@ -91,10 +91,10 @@ class CodeRepl:
             ValueError: the row has no task or no readable cases, or no case would be hidden.
             SandboxUnavailable: this machine cannot run the sandbox.
         """
-        self._public, self._hidden = divided(cases_of(row), self._public_count)
-        await asyncio.to_thread(ready, survey(self._python), self._sandboxed)
+        self._public, self._hidden = split_cases(cases_of(row), self._public_count)
+        await asyncio.to_thread(ready, find_interpreter(self._python), self._sandboxed)
         task = INSTRUCTION.format(public=self._public_count, left=self._max_steps)
-        return Observation(with_more(task_of(row, self._column), f"{task}\n\n{shown_cases(self._public)}"))
+        return Observation(with_more(task_of(row, self._column), f"{task}\n\n{cases_text(self._public)}"))
 
     async def step(self, message: Message) -> Step:
         """Run the program in the message. Return its results on the public cases or, at the end of the episode, the
@@ -105,10 +105,10 @@ class CodeRepl:
         is_last = self._steps >= self._max_steps
         program = text if self._public.kind == "text" else program_of(text)
         if program is None:
-            return self._asked_again(NO_PROGRAM, is_last, {"no_program": 1.0})
+            return self._retry_step(NO_PROGRAM, is_last, {"no_program": 1.0})
         passed, seen = await asyncio.to_thread(self._tried, program)
         if passed < self._public_count and not is_last:
-            return self._asked_again(seen, is_last, {})
+            return self._retry_step(seen, is_last, {})
         judged = await asyncio.to_thread(self._judged, program)
         counted = {
             "public_passed": passed / self._public_count,
@@ -120,7 +120,7 @@ class CodeRepl:
     def close(self) -> None:
         """Do nothing: each sandbox ends with its program."""
 
-    def _asked_again(self, what: str, is_last: bool, counted: Mapping[str, float]) -> Step:
+    def _retry_step(self, what: str, is_last: bool, counted: Mapping[str, float]) -> Step:
         if is_last:
             return Step(done=True, metrics={**counted, "attempts": float(self._steps), "success": 0.0})
         left = f"{what}\n\nYou have {self._max_steps - self._steps} attempt(s) left."
@@ -130,17 +130,17 @@ class CodeRepl:
         """Return the number of public cases that a program passes, and a report on every case."""
         with closing(self._outcomes(self._public, program)) as outcomes:  # type: ignore[type-var]
             said = [(passes(self._public, number, outcome), outcome) for number, outcome in enumerate(outcomes)]
-        lines = [f"Test {number + 1}: {shown_outcome(self._public, number, *one)}" for number, one in enumerate(said)]
+        lines = [f"Test {number + 1}: {outcome_text(self._public, number, *one)}" for number, one in enumerate(said)]
         return sum(is_right for is_right, _ in said), "\n\n".join(lines)
 
     def _judged(self, program: str) -> RewardResult:
-        return verdict(self._outcomes(self._hidden, program), self._hidden, until_first=False)
+        return cases_verdict(self._outcomes(self._hidden, program), self._hidden, until_first=False)
 
     def _outcomes(self, cases: Cases, program: str) -> Iterator[Outcome]:
-        return run(job_of(cases, program), self._limits, survey(self._python), self._sandboxed)
+        return run_program(job_of(cases, program), self._limits, find_interpreter(self._python), self._sandboxed)
 
 
-def divided(cases: Cases, public: int) -> tuple[Cases, Cases]:
+def split_cases(cases: Cases, public: int) -> tuple[Cases, Cases]:
     """Return (public cases, hidden cases). Raises ValueError if no case would be hidden."""
     count = len(cases.inputs) or len(cases.tests)
     if count <= public:
@@ -152,7 +152,7 @@ def divided(cases: Cases, public: int) -> tuple[Cases, Cases]:
     return some(slice(public)), some(slice(public, None))
 
 
-def shown_cases(cases: Cases) -> str:
+def cases_text(cases: Cases) -> str:
     """Return the description of the public cases for the first message."""
     if cases.expected:
         pairs = zip(cases.inputs, cases.expected, strict=True)
@@ -162,7 +162,7 @@ def shown_cases(cases: Cases) -> str:
     return "\n\n".join(f"Test:\n{_cut(code)}" for _, code, _ in cases.tests)
 
 
-def shown_outcome(cases: Cases, number: int, is_right: bool, outcome: Outcome) -> str:
+def outcome_text(cases: Cases, number: int, is_right: bool, outcome: Outcome) -> str:
     """Return the report on a public case."""
     if is_right:
         return "passed."

@@ -48,7 +48,7 @@ class Lake(NamedTuple):
         return min(max(cell[0] + down, 0), self.size - 1), min(max(cell[1] + right, 0), self.size - 1)
 
 
-def drawn(size: int, p: float, random: Random) -> Lake:
+def random_lake(size: int, p: float, random: Random) -> Lake:
     """Draw a map whose goal can be reached from the start. Start and goal are random cells.
 
     Args:
@@ -113,7 +113,7 @@ class FrozenLake(GridWorld):
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """Return the map of a seed."""
         self._random = Random(seed)
-        self.lake = drawn(self.size, self.p, self._random)
+        self.lake = random_lake(self.size, self.p, self._random)
         self.player = self.lake.start
         return self._templates.first(self.drawing())
 

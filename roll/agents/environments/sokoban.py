@@ -37,7 +37,7 @@ ROOMS, PLAYS = 200, 10
 """Largest number of rooms to try, and number of backward games in each room."""
 
 
-class Level(NamedTuple):
+class SokobanLevel(NamedTuple):
     """The cells of a room: floor, targets, boxes and the player."""
 
     floor: frozenset[Cell]
@@ -51,7 +51,7 @@ def added(cell: Cell, move: Cell) -> Cell:
     return cell[0] + move[0], cell[1] + move[1]
 
 
-def drawn(rows: int, columns: int, boxes: int, depth: int, random: Random) -> Level:
+def random_level(rows: int, columns: int, boxes: int, depth: int, random: Random) -> SokobanLevel:
     """Generate a level that can be solved and in which no box is on a target.
 
     Args:
@@ -65,8 +65,8 @@ def drawn(rows: int, columns: int, boxes: int, depth: int, random: Random) -> Le
         if len(floor) < 2 * boxes + 1:
             continue
         *targets, player = random.sample(sorted(floor), boxes + 1)
-        solved = Level(floor, frozenset(targets), frozenset(targets), player)
-        found = max((played_back(solved, depth, random) for _ in range(PLAYS)), key=distance, default=solved)
+        solved = SokobanLevel(floor, frozenset(targets), frozenset(targets), player)
+        found = max((play_backwards(solved, depth, random) for _ in range(PLAYS)), key=distance, default=solved)
         if distance(found):
             return found
     raise ValueError(
@@ -89,7 +89,7 @@ def dug(rows: int, columns: int, random: Random) -> frozenset[Cell]:
     return frozenset(floor)
 
 
-def played_back(level: Level, depth: int, random: Random) -> Level:
+def play_backwards(level: SokobanLevel, depth: int, random: Random) -> SokobanLevel:
     """Play a random game backwards. Return the level on the way whose boxes are farthest from the targets."""
     best = level
     for _ in range(depth):
@@ -105,7 +105,7 @@ def played_back(level: Level, depth: int, random: Random) -> Level:
     return best
 
 
-def distance(level: Level) -> int:
+def distance(level: SokobanLevel) -> int:
     """Return the sum over the boxes of the distance to the nearest target, in moves, ignoring walls. 0 if any box is on
     a target.
     """
@@ -172,7 +172,7 @@ class Sokoban(GridWorld):
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """Return the room of a seed."""
         rows, columns = self.dim_room
-        self.level = drawn(rows, columns, self.num_boxes, self.search_depth, Random(seed))
+        self.level = random_level(rows, columns, self.num_boxes, self.search_depth, Random(seed))
         return self._templates.first(self.drawing())
 
     def _act(self, action: int) -> Step:
@@ -197,7 +197,7 @@ class Sokoban(GridWorld):
         return "\n".join("".join(self._lookup[_code(self.level, (row, column))] for column in columns) for row in rows)
 
 
-def pushed(level: Level, move: Cell) -> Level:
+def pushed(level: SokobanLevel, move: Cell) -> SokobanLevel:
     """Return the level after a move. The player pushes a box that is in the way. A blocked move has no effect."""
     player = added(level.player, move)
     beyond = added(player, move)
@@ -207,7 +207,7 @@ def pushed(level: Level, move: Cell) -> Level:
     return level._replace(player=player, boxes=boxes)
 
 
-def _code(level: Level, cell: Cell) -> int:
+def _code(level: SokobanLevel, cell: Cell) -> int:
     is_target = cell in level.targets
     if cell == level.player:
         return PLAYER_ON_TARGET if is_target else PLAYER

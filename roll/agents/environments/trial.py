@@ -16,7 +16,7 @@ TRIAL_SEED = 0
 ProblemOf = Callable[[Observation], str]
 
 
-async def trial(
+async def try_environments(
     sections: Mapping[str, EnvironmentConfig],
     firsts: Mapping[str, Mapping[str, Any]],
     start_seconds: float,

@@ -71,7 +71,7 @@ async def run_agent(
     ends, alive = os.pipe()
     try:
         process = await _started(command, environment, bounds, ends)
-        telling = asyncio.create_task(_tell(process, json.dumps(dict(row), default=str).encode()))
+        telling = asyncio.create_task(_write(process, json.dumps(dict(row), default=str).encode()))
         try:
             return await _run(process)
         finally:
@@ -100,7 +100,7 @@ async def _started(
     )
 
 
-async def _tell(process: asyncio.subprocess.Process, text: bytes) -> None:
+async def _write(process: asyncio.subprocess.Process, text: bytes) -> None:
     assert process.stdin is not None
     with suppress(ConnectionError):  # the agent may end without reading the row
         process.stdin.write(text)

@@ -14,7 +14,7 @@ The arguments of a call are a JSON object as text.
 """
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A refused request, with the HTTP status of its response."""
 
     def __init__(self, status: int, fault: Fault, kind: str = "invalid_request_error") -> None:
@@ -27,7 +27,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Asked:
+class AgentRequest:
     """A request of an agent."""
 
     messages: Sequence[Message]
@@ -40,7 +40,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PolicyAnswer:
     """The policy's answer."""
 
     identity: str
@@ -54,6 +54,6 @@ class Answer:
     completion_tokens: int
 
 
-def refusal(place: str, problem: str, remedy: str, status: int = 400) -> Refused:
+def refusal(place: str, problem: str, remedy: str, status: int = 400) -> RequestRefused:
     """Return the refusal of a request because of something in its body."""
-    return Refused(status, Fault(place, problem, remedy))
+    return RequestRefused(status, Fault(place, problem, remedy))

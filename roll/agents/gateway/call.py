@@ -20,7 +20,7 @@ from roll.errors import BAD_INPUT
 from roll.hosted.raised import raised_where
 
 
-def found(name: str) -> Callable[..., Any]:
+def import_agent(name: str) -> Callable[..., Any]:
     """Import a function by name. Raises ValueError if it does not exist or does not accept row, base_url and
     api_key.
     """
@@ -45,7 +45,7 @@ async def _awaited(value: Any) -> None:
 def main(name: str, only_check: bool) -> int:
     """Check the function, and call it unless `only_check`. Return the exit status."""
     try:
-        function = found(name)
+        function = import_agent(name)
     except ValueError as error:
         print(error)
         return BAD_INPUT

@@ -85,10 +85,10 @@ def check_order(messages: Sequence[Message], place: str) -> None:
 
 def tools_of(given: Any, place: str) -> list[Mapping[str, Any]]:
     """Return the schemas of tools in the format of chat completions. Raises Refused if they are invalid."""
-    return [tool_of(one, f"{place}[{number}]") for number, one in enumerate(listed(given, place, MOST_TOOLS))]
+    return [checked_tool(one, f"{place}[{number}]") for number, one in enumerate(listed(given, place, MOST_TOOLS))]
 
 
-def tool_of(given: Any, place: str) -> Mapping[str, Any]:
+def checked_tool(given: Any, place: str) -> Mapping[str, Any]:
     """Return the schema of one tool. Raises Refused if it is invalid."""
     function = given.get("function") if isinstance(given, Mapping) and given.get("type") == "function" else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -103,7 +103,7 @@ def tool_of(given: Any, place: str) -> Mapping[str, Any]:
     }
 
 
-def text_of(given: Any, place: str) -> str:
+def checked_text(given: Any, place: str) -> str:
     """Return the text of a message's content, which may be a string, null, or a list of text parts. Raises Refused for
     anything else.
     """
@@ -167,7 +167,7 @@ def _message(given: Any, place: str) -> Message:
     role = given.get("role") if isinstance(given, Mapping) else None
     if role not in ROLES:
         raise refusal(f"{place}.role", f"{role!r:.80} is not supported", f"give one of {', '.join(ROLES)}")
-    text = text_of(given.get("content"), f"{place}.content")
+    text = checked_text(given.get("content"), f"{place}.content")
     message: dict[str, Any] = {"role": messages.ROLE_OF[role], "content": text}
     if role == "tool":
         if not isinstance(given.get("tool_call_id"), str):

@@ -113,14 +113,16 @@ class AgentEpisodes:
                 raise
             return StopReason.DEADLINE
         if end is not None and end.status != 0 and session.stop not in FULL:
-            raise EnvironmentFailed(f"the agent ended with status {end.status}: {_said(end, session)}")
+            raise EnvironmentFailed(f"the agent ended with status {end.status}: {_failure_note(end, session)}")
         if session.last is None:
             why = (
                 "its first request was longer than sequence_length"
                 if session.stop is StopReason.CONTEXT_FULL
                 else "it sent no request"
             )
-            raise EnvironmentFailed(f"the policy gave the agent no answer, because {why}: {_said(end, session)}")
+            raise EnvironmentFailed(
+                f"the policy gave the agent no answer, because {why}: {_failure_note(end, session)}"
+            )
         return session.stop
 
 
@@ -163,7 +165,7 @@ async def _judged(environment: EnvironmentSession, session: AgentSession) -> flo
     return step.reward
 
 
-def _said(end: AgentEnd | None, session: AgentSession) -> str:
+def _failure_note(end: AgentEnd | None, session: AgentSession) -> str:
     """Return the note for a failed agent: the last refused request and the end of the agent's output."""
     refused = f"the gateway refused a request: {session.refused}" if session.refused else ""
     return "; ".join(filter(None, (refused, end.output if end else ""))) or "it wrote nothing"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from roll.agents.gateway.asked import Answer, Asked, Message, refusal
+from roll.agents.gateway.asked import AgentRequest, Message, PolicyAnswer, refusal
 from roll.agents.gateway.checked import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -14,10 +14,10 @@ from roll.agents.gateway.checked import (
     call_of,
     check_keys,
     check_order,
+    checked_text,
+    checked_tool,
     count_of,
     listed,
-    text_of,
-    tool_of,
 )
 
 MEANT = frozenset({"input", "instructions", "tools", "max_output_tokens", "previous_response_id"})
@@ -32,7 +32,7 @@ WITHOUT_EFFECT = frozenset({"reasoning"})
 Item = Mapping[str, Any]
 
 
-def read_response(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]) -> Asked:
+def read_response(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]) -> AgentRequest:
     """Parse the body of a request.
 
     Args:
@@ -42,17 +42,17 @@ def read_response(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Messag
         Refused: the request is invalid or not supported.
     """
     check_keys(body, MEANT | WITHOUT_EFFECT, RESPONSES_NEUTRAL)
-    messages = conversation_of(body, earlier)
+    messages = request_conversation(body, earlier)
     check_order(messages, "input")
-    if instructions := text_of(body.get("instructions"), "instructions"):
+    if instructions := checked_text(body.get("instructions"), "instructions"):
         messages = [{"role": "system", "content": instructions}, *messages]
     tools = [
         _tool(one, f"tools[{number}]") for number, one in enumerate(listed(body.get("tools"), "tools", MOST_TOOLS))
     ]
-    return Asked(messages, tools, count_of(body.get("max_output_tokens"), "max_output_tokens"))
+    return AgentRequest(messages, tools, count_of(body.get("max_output_tokens"), "max_output_tokens"))
 
 
-def conversation_of(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]) -> list[Message]:
+def request_conversation(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]) -> list[Message]:
     """Return the conversation of a request without its instructions: the messages up to `previous_response_id`, then
     those of the input.
 
@@ -76,7 +76,7 @@ def conversation_of(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Mess
     return [*before, *new]
 
 
-def output_items(answer: Answer) -> list[dict[str, Any]]:
+def output_items(answer: PolicyAnswer) -> list[dict[str, Any]]:
     """Return the policy's message and tool calls as output items."""
     items: list[dict[str, Any]] = []
     calls = answer.message.get("tool_calls") or ()
@@ -97,7 +97,7 @@ def output_items(answer: Answer) -> list[dict[str, Any]]:
     return items
 
 
-def response_body(answer: Answer, model: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def response_body(answer: PolicyAnswer, model: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body of a complete response. If the response is streamed, its last event contains this body."""
     usage = {
         "input_tokens": answer.prompt_tokens,
@@ -116,13 +116,13 @@ def response_body(answer: Answer, model: str, body: Mapping[str, Any]) -> dict[s
     }
 
 
-def response_events(answer: Answer, model: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def response_events(answer: PolicyAnswer, model: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the events of a streamed response."""
     for number, event in enumerate(_events(answer, model, body)):
         yield {**event, "sequence_number": number}
 
 
-def _events(answer: Answer, model: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _events(answer: PolicyAnswer, model: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     begun = {
         **_head(answer, model, body),
         "status": "in_progress",
@@ -193,7 +193,7 @@ def _messages(items: Sequence[Any]) -> list[Message]:
                 {
                     "role": "tool",
                     "tool_call_id": item["call_id"],
-                    "content": text_of(item.get("output"), f"{place}.output"),
+                    "content": checked_text(item.get("output"), f"{place}.output"),
                 }
             )
         elif kind != "reasoning":
@@ -211,7 +211,7 @@ def _message(item: Item, place: str) -> dict[str, Any]:
         )
     return {
         "role": "system" if role == "developer" else role,
-        "content": text_of(item.get("content"), f"{place}.content"),
+        "content": checked_text(item.get("content"), f"{place}.content"),
     }
 
 
@@ -221,14 +221,14 @@ def _tool(given: Any, place: str) -> Mapping[str, Any]:
         raise refusal(
             place, f"{given!r:.80} is not a function", 'give {"type": "function", "name": ..., "parameters": ...}'
         )
-    return tool_of({"type": "function", "function": given}, place)
+    return checked_tool({"type": "function", "function": given}, place)
 
 
-def _status(answer: Answer) -> str:
+def _status(answer: PolicyAnswer) -> str:
     return "incomplete" if answer.finish == "length" else "completed"
 
 
-def _head(answer: Answer, model: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def _head(answer: PolicyAnswer, model: str, body: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": f"resp_{answer.identity}",
         "object": "response",

@@ -22,7 +22,7 @@ from typing import Any
 
 from aiohttp import web
 
-from roll.agents.gateway.asked import Answer, Asked, Message, Refused, refusal
+from roll.agents.gateway.asked import AgentRequest, Message, PolicyAnswer, RequestRefused, refusal
 from roll.agents.gateway.checked import (
     NEUTRAL,
     check_keys,
@@ -33,20 +33,20 @@ from roll.agents.gateway.checked import (
     stops_of,
     tools_of,
 )
-from roll.agents.gateway.responses import conversation_of, read_response, response_body, response_events
+from roll.agents.gateway.responses import read_response, request_conversation, response_body, response_events
 from roll.agents.gateway.session import AgentSession
 from roll.errors import ConfigError, Fault, RollError
 
 MEANT = frozenset({"messages", "tools", "max_tokens", "max_completion_tokens", "stop"})
 
 
-def read_chat(body: Mapping[str, Any]) -> Asked:
+def read_chat(body: Mapping[str, Any]) -> AgentRequest:
     """Parse the body of a request. Raises Refused if it is invalid or not supported."""
     check_keys(body, MEANT, NEUTRAL)
     messages = messages_of(body.get("messages"), "messages")
     check_order(messages, "messages")
     counts = [count_of(body.get(key), key) for key in ("max_completion_tokens", "max_tokens")]
-    return Asked(
+    return AgentRequest(
         messages,
         tools_of(body.get("tools"), "tools"),
         next((one for one in counts if one), None),
@@ -64,7 +64,7 @@ def wants_usage(body: Mapping[str, Any]) -> bool:
     return flag_of(options.get("include_usage"), "stream_options.include_usage")
 
 
-def chat_body(answer: Answer, model: str) -> dict[str, Any]:
+def chat_body(answer: PolicyAnswer, model: str) -> dict[str, Any]:
     """Return the body of a response that is not streamed."""
     said = answer.message["content"]
     message = {**answer.message, "refusal": None, "content": None if _calls(answer) and not said else said}
@@ -72,7 +72,7 @@ def chat_body(answer: Answer, model: str) -> dict[str, Any]:
     return {**_head(answer, model, "chat.completion"), "choices": [choice], "usage": usage(answer)}
 
 
-def chat_chunks(answer: Answer, model: str, with_usage: bool) -> Iterator[dict[str, Any]]:
+def chat_chunks(answer: PolicyAnswer, model: str, with_usage: bool) -> Iterator[dict[str, Any]]:
     """Yield the chunks of a streamed response."""
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     if answer.message.get("reasoning_content"):
@@ -88,17 +88,17 @@ def chat_chunks(answer: Answer, model: str, with_usage: bool) -> Iterator[dict[s
         yield {**head, "choices": [], "usage": usage(answer)}
 
 
-def usage(answer: Answer) -> dict[str, int]:
+def usage(answer: PolicyAnswer) -> dict[str, int]:
     """Return the token counts of an answer."""
     total = answer.prompt_tokens + answer.completion_tokens
     return {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens, "total_tokens": total}
 
 
-def _calls(answer: Answer) -> list[Mapping[str, Any]]:
+def _calls(answer: PolicyAnswer) -> list[Mapping[str, Any]]:
     return list(answer.message.get("tool_calls") or ())
 
 
-def _head(answer: Answer, model: str, kind: str) -> dict[str, Any]:
+def _head(answer: PolicyAnswer, model: str, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{answer.identity}", "object": kind, "created": answer.created, "model": model}
 
 
@@ -204,12 +204,15 @@ class Gateway:
             return web.json_response(response_body(await asking, model, body))
         return await _streamed(request, asking, lambda answer: map(_event, response_events(answer, model, body)))
 
-    async def _kept(self, opened: _Open, asked: Asked, identity: str, body: Mapping[str, Any]) -> Answer:
+    async def _kept(self, opened: _Open, asked: AgentRequest, identity: str, body: Mapping[str, Any]) -> PolicyAnswer:
         """Return the answer, and keep its conversation, so that another request can continue it by the response's
         id.
         """
         answer = await opened.session.answer(asked, identity)
-        opened.conversations[f"resp_{answer.identity}"] = [*conversation_of(body, opened.conversations), answer.message]
+        opened.conversations[f"resp_{answer.identity}"] = [
+            *request_conversation(body, opened.conversations),
+            answer.message,
+        ]
         return answer
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -226,7 +229,7 @@ class Gateway:
             fault = Fault(
                 "Authorization", "not the key of an open session", "send `Bearer` and the agent's OPENAI_API_KEY"
             )
-            raise Refused(401, fault, "authentication_error")
+            raise RequestRefused(401, fault, "authentication_error")
         request[OPENED] = found
         return found
 
@@ -253,7 +256,7 @@ async def _body_of(request: web.Request) -> tuple[Mapping[str, Any], str]:
 
 
 async def _streamed(
-    request: web.Request, asking: Awaitable[Answer], written: Callable[[Answer], Iterable[bytes]]
+    request: web.Request, asking: Awaitable[PolicyAnswer], written: Callable[[PolicyAnswer], Iterable[bytes]]
 ) -> web.StreamResponse:
     """Send the complete answer as server-sent events, with keep-alive comments before it."""
     task = asyncio.ensure_future(asking)
@@ -268,7 +271,7 @@ async def _streamed(
         try:
             for event in written(task.result()):
                 await response.write(event)
-        except Refused as refused:
+        except RequestRefused as refused:
             await response.write(_data(refused.body()))
         except RollError as error:
             await response.write(_data(_failure(error).body()))
@@ -290,24 +293,24 @@ async def _plain_errors(
     """Convert errors to responses in the error format of OpenAI's API."""
     try:
         return await handler(request)
-    except Refused as refused:
+    except RequestRefused as refused:
         if (opened := request.get(OPENED)) is not None:
             opened.session.refused = str(refused)  # for the note, if the agent fails because of it
         return web.json_response(refused.body(), status=refused.status)
     except web.HTTPRequestEntityTooLarge as error:
         fault = Fault("body", f"larger than {request.client_max_size} bytes", "send less, or raise gateway.body_mib")
-        return web.json_response(Refused(error.status, fault).body(), status=error.status)
+        return web.json_response(RequestRefused(error.status, fault).body(), status=error.status)
     except web.HTTPException as error:
         fault = Fault(request.path, error.reason, "use POST /v1/chat/completions, POST /v1/responses or GET /v1/models")
-        return web.json_response(Refused(error.status, fault).body(), status=error.status)
+        return web.json_response(RequestRefused(error.status, fault).body(), status=error.status)
     except RollError as error:
         failed = _failure(error)
         return web.json_response(failed.body(), status=failed.status)
 
 
-def _failure(error: RollError) -> Refused:
+def _failure(error: RollError) -> RequestRefused:
     """Return the refusal for an agent after the engine has failed. The task of the episode raises the error itself."""
-    return Refused(500, Fault("policy", str(error), "the run ends"), "server_error")
+    return RequestRefused(500, Fault("policy", str(error), "the run ends"), "server_error")
 
 
 def _model(body: Mapping[str, Any]) -> str:

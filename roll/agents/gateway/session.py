@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from roll.agents.environments.base import TOOL_ERRORS
-from roll.agents.episodes import NO_TOKENS, SessionGenerator, calls_of
-from roll.agents.gateway.asked import Answer, Asked, Message, Refused, refusal
+from roll.agents.episodes import NO_TOKENS, SessionGenerator, named_calls
+from roll.agents.gateway.asked import AgentRequest, Message, PolicyAnswer, RequestRefused, refusal
 from roll.data.chat import TemplateFault
 from roll.data.renderers.base import ChatRenderer, Parsed
 from roll.rollout.group import turn_seed
-from roll.rollout.record import given, sampled
+from roll.rollout.record import given, sampled_segment
 from roll.rollout.transcript import without_verdict
 from roll.types import (
     Completion,
@@ -146,7 +146,7 @@ class Histories:
             self._paths.append(path := _Path())
         else:
             path = opening.continued.path
-        path.segments += [given(opening.given, self._renderer.text(opening.given)), sampled(completion, calls)]
+        path.segments += [given(opening.given, self._renderer.text(opening.given)), sampled_segment(completion, calls)]
         path.states.append(opening.state)
         laid = np.concatenate([segment.token_ids for segment in path.segments])
         assert np.array_equal(laid[: len(laid) - len(completion.token_ids)], opening.context), (
@@ -239,7 +239,7 @@ class AgentSession:
         stops = tuple(sorted({*sampling.stop_token_ids, *renderer.stop_token_ids}))
         self._sampling = replace(sampling, samples=1, stop_token_ids=stops)
         self._histories, self._engine_session = Histories(renderer), Session()
-        self._answers: dict[str, asyncio.Task[Answer]] = {}
+        self._answers: dict[str, asyncio.Task[PolicyAnswer]] = {}
         self._inner_ids: dict[str, str] = {}
         self._requests = 0
         self._is_closed = False
@@ -253,7 +253,7 @@ class AgentSession:
         self.refused = ""
         """The last refusal; empty if there was none."""
 
-    async def answer(self, asked: Asked, identity: str) -> Answer:
+    async def answer(self, asked: AgentRequest, identity: str) -> PolicyAnswer:
         """Return the policy's answer. Requests with the same `identity` share one answer, even if the first caller
         stopped waiting.
 
@@ -303,18 +303,18 @@ class AgentSession:
         states = tuple(self._histories.states)
         return Episode(trajectories, RewardResult(earned), (0.0,) * len(states), states, dict(self.counts))
 
-    def _failed(self, task: asyncio.Task[Answer], identity: str) -> None:
+    def _failed(self, task: asyncio.Task[PolicyAnswer], identity: str) -> None:
         """Handle the end of a request: a failed one may be repeated. Any error except a refusal ends the session."""
         error = None if task.cancelled() else task.exception()
         if task.cancelled() or error is not None:
             del self._answers[identity]
-        if isinstance(error, Refused):
+        if isinstance(error, RequestRefused):
             self.refused = str(error)
         elif error is not None and not self._is_over.done():
             self._is_over.set_exception(error)
             self._is_over.exception()  # mark it as retrieved, because nobody may be waiting
 
-    async def _sampled(self, asked: Asked, turn: int) -> Answer:
+    async def _sampled(self, asked: AgentRequest, turn: int) -> PolicyAnswer:
         inner = [self._with_inner_ids(message) for message in asked.messages]
         try:
             opening = self._histories.open(asked.messages, inner, asked.tools)
@@ -331,7 +331,7 @@ class AgentSession:
             self._histories.give_up(opening)
             raise
 
-    async def _laid(self, opening: Opening, asked: Asked, turn: int, room: int) -> Answer:
+    async def _laid(self, opening: Opening, asked: AgentRequest, turn: int, room: int) -> PolicyAnswer:
         most = min(room, self._sampling.max_new_tokens, asked.max_tokens or room)
         sampling = replace(self._sampling, max_new_tokens=most, stop=(*self._sampling.stop, *asked.stop))
         seed = None if self._seed is None else turn_seed(self._seed, turn)
@@ -339,7 +339,7 @@ class AgentSession:
             [completion] = [completion async for ended in answer for _, completion in ended]
         parsed = self._renderer.parse(completion.token_ids, asked.tools)
         message = self._outward(parsed, asked.stop)
-        self._histories.lay(opening, completion, message, calls_of(message))
+        self._histories.lay(opening, completion, message, named_calls(message))
         self.counts["tool_calls"] += len(message.get("tool_calls") or ())
         self.counts[TOOL_ERRORS] += len(parsed.malformed)
         self.last = message
@@ -357,7 +357,7 @@ class AgentSession:
             return StopReason.COMPLETED
         return StopReason.LENGTH if room >= self._sampling.max_new_tokens else StopReason.CONTEXT_FULL
 
-    def _full(self, stop: StopReason, prompt_tokens: int = 0) -> Answer:
+    def _full(self, stop: StopReason, prompt_tokens: int = 0) -> PolicyAnswer:
         """Return an empty answer with the finish reason `length`.
 
         After MAX_TURNS no more answers are possible. After CONTEXT_FULL they are, because a shorter conversation may
@@ -374,8 +374,8 @@ class AgentSession:
         if not self._is_over.done():
             self._is_over.set_result(None)
 
-    def _answer(self, message: Message, finish: str, prompt_tokens: int, completion_tokens: int) -> Answer:
-        return Answer(uuid.uuid4().hex, int(self._clock()), message, finish, prompt_tokens, completion_tokens)
+    def _answer(self, message: Message, finish: str, prompt_tokens: int, completion_tokens: int) -> PolicyAnswer:
+        return PolicyAnswer(uuid.uuid4().hex, int(self._clock()), message, finish, prompt_tokens, completion_tokens)
 
     def _outward(self, parsed: Parsed, stop: Sequence[str]) -> Message:
         """Return the message for the agent: calls have new ids, malformed calls become text, and the text ends before a

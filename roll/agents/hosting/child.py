@@ -31,13 +31,20 @@ from typing import Any, Protocol
 
 from roll.agents.environments.base import TOOL_ERRORS, Message, Observation, Step
 from roll.agents.environments.checked import BadReturn, observation_of, step_of
-from roll.agents.hosting.loading import Loaded, loaded
-from roll.agents.hosting.messages import Assignment, Call, Ready, failed_message, ready_message, returned_message
+from roll.agents.hosting.loading import LoadedEnvironment, loaded
+from roll.agents.hosting.messages import (
+    Call,
+    EnvironmentAssignment,
+    EnvironmentReady,
+    environment_ready_message,
+    failed_message,
+    returned_message,
+)
 from roll.agents.tools import Answered, Tools, calls_for
 from roll.errors import ConfigError, EnvironmentFailed
 from roll.hosted.frames import receive, receive_next
 from roll.hosted.raised import raised_where
-from roll.hosted.served import bound_memory, served
+from roll.hosted.served import bound_memory, serving_parent
 
 
 class Servers(Protocol):
@@ -142,7 +149,7 @@ Returned = Observation | Step | None
 class Sessions:
     """The environments of this process, by session number."""
 
-    def __init__(self, assignment: Assignment, found: Loaded) -> None:
+    def __init__(self, assignment: EnvironmentAssignment, found: LoadedEnvironment) -> None:
         self._assignment, self._loaded = assignment, found
         self._hosted: dict[int, Hosted] = {}
 
@@ -171,15 +178,15 @@ class Sessions:
 
 def main(descriptor: int, parent: int) -> None:
     """Serve calls until the parent closes the socket."""
-    with served(descriptor, parent) as (connection, incoming):
-        assignment: Assignment = receive(incoming)
+    with serving_parent(descriptor, parent) as (connection, incoming):
+        assignment: EnvironmentAssignment = receive(incoming)
         bound_memory(assignment.memory_bytes)
         try:
             found = loaded(assignment.domain, assignment.environment, assignment.environment_args, assignment.tools)
         except ConfigError as error:
-            connection.sendall(ready_message(Ready(error.faults)))
+            connection.sendall(environment_ready_message(EnvironmentReady(error.faults)))
             return
-        connection.sendall(ready_message(Ready((), found.side_by_side, found.malformed_calls)))
+        connection.sendall(environment_ready_message(EnvironmentReady((), found.side_by_side, found.malformed_calls)))
         sessions = Sessions(assignment, found)
         if found.side_by_side:
             asyncio.run(_side_by_side(connection, assignment, sessions))
@@ -202,7 +209,7 @@ def _reply(call: Call, finish: Callable[[Coroutine[Any, Any, Returned]], Returne
     try:
         return returned_message(call, finish(sessions.made(call)))
     except BaseException as error:  # sys.exit() in one environment must not end the others
-        return failed_message(call, EnvironmentFailed(_said(call, error)))
+        return failed_message(call, EnvironmentFailed(_error_note(call, error)))
 
 
 def _finished_at_once(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
@@ -215,7 +222,7 @@ def _finished_at_once(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
     raise RuntimeError("a plain method returned an awaitable; write the method as async def")
 
 
-async def _side_by_side(connection: socket.socket, assignment: Assignment, sessions: Sessions) -> None:
+async def _side_by_side(connection: socket.socket, assignment: EnvironmentAssignment, sessions: Sessions) -> None:
     own, running = os.getpid(), dict[int, asyncio.Task[None]]()
     connection.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=connection)
@@ -244,7 +251,7 @@ async def _awaited(call: Call, seconds: float, sessions: Sessions) -> bytes:
         async with deadline:
             reply = returned_message(call, await sessions.made(call))
     except BaseException as error:
-        reply = failed_message(call, EnvironmentFailed(_said(call, error)))
+        reply = failed_message(call, EnvironmentFailed(_error_note(call, error)))
     if deadline.expired():  # a call that ends after the deadline has timed out, whatever its result
         return failed_message(call, late(call.method, seconds))
     return reply
@@ -255,7 +262,7 @@ def late(method: str, seconds: float) -> EnvironmentFailed:
     return EnvironmentFailed(f"{method} did not end within step_timeout, {seconds:g} s", "timed_out")
 
 
-def _said(call: Call, error: BaseException) -> str:
+def _error_note(call: Call, error: BaseException) -> str:
     return f"{call.method} failed: {error if isinstance(error, BadReturn) else raised_where(error, __file__)}"
 
 

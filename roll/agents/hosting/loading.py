@@ -19,7 +19,7 @@ METHODS: Mapping[str, tuple[Any, ...]] = {"reset": ({}, 0), "step": ({},), "clos
 MALFORMED = ("answer", "end", "step")
 
 
-class Loaded(NamedTuple):
+class LoadedEnvironment(NamedTuple):
     """The environment's class and the tools of a domain."""
 
     make: Callable[..., Any]
@@ -32,7 +32,9 @@ class Loaded(NamedTuple):
     malformed_calls: MalformedCalls
 
 
-def loaded(domain: str, environment: str, environment_args: Mapping[str, Any], tools: tuple[str, ...]) -> Loaded:
+def loaded(
+    domain: str, environment: str, environment_args: Mapping[str, Any], tools: tuple[str, ...]
+) -> LoadedEnvironment:
     """Import the class and the tools of a domain.
 
     Raises:
@@ -62,7 +64,7 @@ def loaded(domain: str, environment: str, environment_args: Mapping[str, Any], t
         inspect.iscoroutinefunction(make.reset) and inspect.iscoroutinefunction(make.step) and known.all_async
     )
     is_plain = not any(inspect.iscoroutinefunction(getattr(make, name)) for name in METHODS) and not known.any_async
-    return Loaded(make, known, side_by_side, is_plain, malformed_calls)
+    return LoadedEnvironment(make, known, side_by_side, is_plain, malformed_calls)
 
 
 def _class(name: str, place: str) -> Any:

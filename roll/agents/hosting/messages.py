@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from roll.agents.environments.base import MalformedCalls, Observation, Step
 from roll.agents.environments.checked import json_of, observation_from, step_from
 from roll.errors import EnvironmentFailed, Fault
-from roll.hosted.frames import Garbled, framed, shown
+from roll.hosted.frames import Garbled, framed, garbled_text
 from roll.hosted.raised import NOTE_CHARACTERS
 
 Method = Literal["reset", "step", "close"]
@@ -31,7 +31,7 @@ class McpServer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Assignment:
+class EnvironmentAssignment:
     """The first message to a child: its environment, its tools and its limits."""
 
     domain: str
@@ -47,7 +47,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Ready:
+class EnvironmentReady:
     """A child's first message, before any call."""
 
     faults: tuple[Fault, ...]
@@ -69,7 +69,7 @@ class Call(NamedTuple):
     given: tuple[Any, ...]
 
 
-class Reply(NamedTuple):
+class EnvironmentReply(NamedTuple):
     """The outcome of a call."""
 
     number: int
@@ -79,7 +79,7 @@ class Reply(NamedTuple):
     failed: EnvironmentFailed | None
 
 
-def ready_message(ready: Ready) -> bytes:
+def environment_ready_message(ready: EnvironmentReady) -> bytes:
     """Encode `Ready` as the child sends it."""
     faults = [[fault.place, fault.problem, fault.remedy] for fault in ready.faults]
     return framed(json.dumps([faults, ready.side_by_side, ready.malformed_calls]).encode())
@@ -96,31 +96,31 @@ def failed_message(call: Call, failed: EnvironmentFailed) -> bytes:
     return framed(json.dumps([call.number, call.seal, None, [failed.why[:NOTE_CHARACTERS], failed.reason]]).encode())
 
 
-def read_ready(body: bytes) -> Ready:
+def read_environment_ready(body: bytes) -> EnvironmentReady:
     """Decode the `Ready` of a child. Raises Garbled if it is malformed."""
     try:
         faults, side_by_side, malformed_calls = json.loads(body)
         found = tuple(Fault(*map(_text, fault)) for fault in faults)
     except (ValueError, TypeError, RecursionError) as error:
-        raise Garbled(shown(body)) from error
+        raise Garbled(garbled_text(body)) from error
     if type(side_by_side) is bool and malformed_calls in ("answer", "end", "step"):
-        return Ready(found, side_by_side, malformed_calls)
-    raise Garbled(shown(body))
+        return EnvironmentReady(found, side_by_side, malformed_calls)
+    raise Garbled(garbled_text(body))
 
 
-def read_reply(body: bytes) -> Reply:
+def read_environment_reply(body: bytes) -> EnvironmentReply:
     """Decode a reply, except its returned value. Raises Garbled if it is malformed."""
     try:
         number, seal, returned, failed = json.loads(body)
         broke = None if failed is None else EnvironmentFailed(_text(failed[0])[:NOTE_CHARACTERS], REASONS[failed[1]])
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-        raise Garbled(shown(body)) from error
+        raise Garbled(garbled_text(body)) from error
     if type(number) is int and type(seal) is int:
-        return Reply(number, seal, returned, broke)
-    raise Garbled(shown(body))
+        return EnvironmentReply(number, seal, returned, broke)
+    raise Garbled(garbled_text(body))
 
 
-def value_of(method: Method, returned: Any) -> Observation | Step | None:
+def returned_value(method: Method, returned: Any) -> Observation | Step | None:
     """Decode the returned value of a reply. Raises Garbled if it is malformed."""
     try:
         return {"reset": observation_from, "step": step_from, "close": lambda _: None}[method](returned)

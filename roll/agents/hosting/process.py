@@ -20,7 +20,16 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from roll.agents.environments.base import Message, Observation, Step
-from roll.agents.hosting.messages import Assignment, Call, McpServer, Method, Ready, read_ready, read_reply, value_of
+from roll.agents.hosting.messages import (
+    Call,
+    EnvironmentAssignment,
+    EnvironmentReady,
+    McpServer,
+    Method,
+    read_environment_ready,
+    read_environment_reply,
+    returned_value,
+)
 from roll.config.derived.environment_roles import environment_of
 from roll.config.schema.environments import EnvironmentConfig
 from roll.errors import ConfigError, EnvironmentFailed, NeighbourFailed, RollError
@@ -53,7 +62,7 @@ class _Held:
     """A child process, with its sessions and calls."""
 
     child: Child
-    ready: Ready = Ready(())
+    ready: EnvironmentReady = EnvironmentReady(())
     sessions: set[int] = field(default_factory=set)
     pending: dict[int, _Pending] = field(default_factory=dict)
     """Calls in progress, by number."""
@@ -86,7 +95,7 @@ class EnvironmentProcess:
         self._closed = False
         self._number = 0
 
-    async def start(self) -> Ready:
+    async def start(self) -> EnvironmentReady:
         """Start the child, so that an environment that cannot be loaded is reported before training.
 
         Raises:
@@ -177,7 +186,7 @@ class EnvironmentProcess:
                 except TimeoutError:
                     continue
                 for message in messages:
-                    _take(held, message)
+                    _deliver(held, message)
         except ChildDied as died:
             self._lose(held, EnvironmentFailed(str(died)))
         except Garbled as garbled:
@@ -195,7 +204,7 @@ class EnvironmentProcess:
         held.child.end_process()
         if self._held is held:
             self._held = None
-        burying = asyncio.create_task(_bury(held))
+        burying = asyncio.create_task(_close_when_done(held))
         self._burying.add(burying)
         burying.add_done_callback(self._burying.discard)
         if not self._closed:
@@ -228,7 +237,7 @@ class EnvironmentProcess:
                 held.tasks.append(asyncio.create_task(held.child.watch(f"environments.{self._domain}", self._bounds)))
                 await held.child.send(self._assignment(), self._start_seconds)
                 message, *_ = await held.child.receive(self._start_seconds)
-                held.ready = read_ready(message)
+                held.ready = read_environment_ready(message)
                 if held.ready.faults:
                     raise ConfigError(held.ready.faults)
             except BaseException as error:
@@ -244,15 +253,15 @@ class EnvironmentProcess:
             self._held = held
             return held
 
-    def _assignment(self) -> Assignment:
+    def _assignment(self) -> EnvironmentAssignment:
         section = self._section
         name = environment_of(self._domain, section)
         servers = tuple(McpServer(one.command or (), one.url, one.call_timeout) for one in section.mcp)
         bounds = section.step_timeout, self._bounds.memory_bytes
-        return Assignment(self._domain, name, section.environment_args, section.tools, servers, *bounds)
+        return EnvironmentAssignment(self._domain, name, section.environment_args, section.tools, servers, *bounds)
 
 
-async def _bury(held: _Held) -> None:
+async def _close_when_done(held: _Held) -> None:
     """Close the socket of an ended child once all reads and writes have ended."""
     for task in held.tasks:
         task.cancel()
@@ -262,16 +271,16 @@ async def _bury(held: _Held) -> None:
         held.child.kill()
 
 
-def _take(held: _Held, message: bytes) -> None:
+def _deliver(held: _Held, message: bytes) -> None:
     """Deliver the outcome of a call. Raises Garbled if no such call is in progress, or the reply is malformed."""
-    reply = read_reply(message)
+    reply = read_environment_reply(message)
     pending = held.pending.get(reply.number)
     if pending is None or pending.done.done() or pending.call.seal != reply.seal:
         raise Garbled("it does not carry the number of a call in progress")
     if reply.failed is not None:
         pending.done.set_exception(reply.failed)
     else:
-        pending.done.set_result(value_of(pending.call.method, reply.returned))
+        pending.done.set_result(returned_value(pending.call.method, reply.returned))
 
 
 async def _to_its_end(call: Coroutine[Any, Any, R]) -> R:

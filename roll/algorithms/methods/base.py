@@ -74,7 +74,7 @@ class Method(Generic[Traits]):
 Methods = Mapping[str, Method[Traits]]
 
 
-def table(*methods: Method[Traits]) -> Methods[Traits]:
+def methods_table(*methods: Method[Traits]) -> Methods[Traits]:
     """Return the methods by name. Messages and the configuration reference list them in this order."""
     return MappingProxyType({method.name: method for method in methods})
 

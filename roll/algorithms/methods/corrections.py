@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from roll.algorithms.methods.base import Method, table
+from roll.algorithms.methods.base import Method, methods_table
 
 Level = Literal["token", "sequence", "geometric"]
 
@@ -28,7 +28,7 @@ class CorrectionTraits:
 
 
 NO_CORRECTION = Method("none", CorrectionTraits())
-CORRECTIONS = table(
+CORRECTIONS = methods_table(
     NO_CORRECTION,
     Method("tis", CorrectionTraits(weight="token", cap=2.0)),
     Method("icepop", CorrectionTraits(weight="token", reject="token", low=0.5, high=5.0)),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from roll.algorithms.methods.base import Fields, Method, same_names, table
+from roll.algorithms.methods.base import Fields, Method, methods_table, same_names
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def _method(
     return Method(name, traits, (*["gamma"] * bool(traits.discounts), *NORM_KEYS * traits.normalises, *own), fields)
 
 
-ESTIMATORS = table(
+ESTIMATORS = methods_table(
     _method("grpo", EstimatorTraits(own_scope="group")),
     _method("dr_grpo", EstimatorTraits()),
     _method("rloo", EstimatorTraits()),

@@ -15,7 +15,7 @@ from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES, Prefere
 
 
 @dataclass(frozen=True)
-class Kind:
+class MethodKey:
     """A configuration key that selects a method."""
 
     key: str
@@ -41,8 +41,8 @@ class Kind:
 KINDS = {
     kind.key: kind
     for kind in (
-        Kind("adv_estimator", "an advantage estimator", ESTIMATORS, EstimatorTraits(), ("scores", "norm")),
-        Kind(
+        MethodKey("adv_estimator", "an advantage estimator", ESTIMATORS, EstimatorTraits(), ("scores", "norm")),
+        MethodKey(
             "policy_loss",
             "a policy loss",
             POLICY_LOSSES,
@@ -50,7 +50,7 @@ KINDS = {
             ("tokens",),
             "roll.algorithms.objectives:Objective",
         ),
-        Kind(
+        MethodKey(
             "preference_loss",
             "a preference loss",
             PREFERENCE_LOSSES,
@@ -58,7 +58,7 @@ KINDS = {
             ("chosen", "rejected"),
             "roll.algorithms.preference:PairObjective",
         ),
-        Kind(
+        MethodKey(
             "mismatch_correction",
             "a correction",
             CORRECTIONS,

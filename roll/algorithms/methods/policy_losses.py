@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from roll.algorithms.methods.base import Fields, Method, table
+from roll.algorithms.methods.base import Fields, Method, methods_table
 
 CLIP = ("pg_clip", "pg_clip_low", "pg_clip_high")
 USUAL_DUAL_CLIP = 3.0
@@ -63,7 +63,7 @@ def _kl_cov(keys: Fields) -> Fields:
     return {"ratio": keys["kl_cov_ratio"], "coef": keys["kl_cov_coef"]}
 
 
-POLICY_LOSSES = table(
+POLICY_LOSSES = methods_table(
     Method("ppo", PolicyLossTraits(), (*CLIP, "dual_clip_loss"), _ppo),
     Method("pg", PolicyLossTraits(ratio=None)),
     Method("gspo", PolicyLossTraits(ratio="sequence", usual_clip=(3e-4, 4e-4), largest_clip=0.01), CLIP, _clip),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from roll.algorithms.methods.base import Fields, Method, table
+from roll.algorithms.methods.base import Fields, Method, methods_table
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def _simpo(keys: Fields) -> Fields:
     return {"beta": keys["beta"], "gamma": keys["simpo_gamma"]}
 
 
-PREFERENCE_LOSSES = table(
+PREFERENCE_LOSSES = methods_table(
     Method("dpo", PreferenceTraits(), ("beta", "label_smoothing")),
     Method("ipo", PreferenceTraits(), ("beta",)),
     Method("dpo_norm", PreferenceTraits(), ("beta", "label_smoothing")),

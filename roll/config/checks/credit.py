@@ -12,7 +12,7 @@ from roll.algorithms.methods.adaptive_kl import LARGEST_ERROR
 from roll.algorithms.methods.base import readers
 from roll.algorithms.methods.estimators import CLIP_NORMALISED, ESTIMATORS, NORM_KEYS, EstimatorTraits
 from roll.config.derived.rewards import named_rewards
-from roll.config.schema.faults import unread_keys
+from roll.config.schema.faults import unread_method_keys
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import QueryFilterConfig, RewardConfig
 from roll.config.shipped import rewards_with_turns
@@ -273,7 +273,7 @@ def _estimators(wanted: Callable[[EstimatorTraits], bool]) -> str:
 
 def _critic(config: RlvrConfig) -> Iterator[Fault]:
     own = {key: names for key, names in readers(ESTIMATORS).items() if key not in COMPARED}
-    yield from unread_keys(config, "adv_estimator", own)
+    yield from unread_method_keys(config, "adv_estimator", own)
     estimator = config.adv_estimator
     if not estimator.traits.needs_values:
         if config.critic is not None:

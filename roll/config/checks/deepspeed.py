@@ -37,7 +37,7 @@ RECOMPUTING = [
 """Keys of DeepSpeed's `activation_checkpointing`."""
 
 
-def deepspeed_config(role: RoleConfig) -> DeepSpeedConfig | None:
+def role_deepspeed_config(role: RoleConfig) -> DeepSpeedConfig | None:
     """Return the role's DeepSpeed configuration, or None if it runs on another backend."""
     strategy = role.strategy_args
     return (
@@ -62,7 +62,7 @@ def deepspeed_faults(config: Config) -> list[Fault]:
     """
     faults: list[Fault] = []
     for name, role in model_roles(config).items():
-        settings, where = deepspeed_config(role), f"{name}.strategy_args.strategy_config"
+        settings, where = role_deepspeed_config(role), f"{name}.strategy_args.strategy_config"
         if settings is None:
             continue
         zero = f"{where}.zero_optimization"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roll.config.derived.placement import model_roles, vllm_config
-from roll.config.schema.faults import shown
+from roll.config.schema.faults import printable
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
@@ -19,7 +19,8 @@ def determinism_faults(config: Config) -> Iterator[Fault]:
         wish = role.model_args.compile_layers
         if vllm_config(role) is None and (wish is True or wish == "auto" and role.device_mapping):
             problem = (
-                f"{shown(wish)}, but deterministic is true, and compiled layers choose their kernels by measured speed"
+                f"{printable(wish)}, but deterministic is true, and compiled layers "
+                "choose their kernels by measured speed"
             )
             yield Fault(f"{name}.model_args.compile_layers", problem, f"set {name}.model_args.compile_layers=false")
 

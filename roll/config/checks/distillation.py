@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roll.config.derived.teachers import TEACHERS, teacher_roles
-from roll.config.schema.faults import unread_keys
+from roll.config.schema.faults import unread_method_keys
 from roll.config.schema.offline import DistillConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
@@ -46,7 +46,7 @@ def on_policy_distillation_faults(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _teacher(config: DistillConfig | RlvrConfig) -> Iterator[Fault]:
-    yield from unread_keys(config, "divergence", {"jsd_beta": ("jsd",)})
+    yield from unread_method_keys(config, "divergence", {"jsd_beta": ("jsd",)})
     teachers = teacher_roles(config) if isinstance(config, RlvrConfig) else {"teacher": config.teacher}
     for name, teacher in teachers.items():
         if teacher.model_args.lora_target:

@@ -12,7 +12,7 @@ from roll.errors import Fault
 from roll.registry import nearest
 
 
-def environment_faults(config: RlvrConfig) -> Iterator[Fault]:
+def environment_key_faults(config: RlvrConfig) -> Iterator[Fault]:
     """Yield faults of the keys of environments, and of keys that cannot be combined with environments."""
     if not config.rewards and not config.environments:
         yield Fault(

@@ -8,7 +8,7 @@ from itertools import combinations
 from roll.config.checks.credit import credit_faults, credit_warnings, filter_faults
 from roll.config.checks.determinism import determinism_faults, determinism_warnings
 from roll.config.checks.distillation import on_policy_distillation_faults
-from roll.config.checks.environments import environment_faults, environment_warnings
+from roll.config.checks.environments import environment_key_faults, environment_warnings
 from roll.config.checks.loss import loss_faults, loss_warnings
 from roll.config.checks.methods import method_faults
 from roll.config.checks.model_rewards import model_reward_faults
@@ -55,7 +55,7 @@ def experiment_faults(config: Config) -> list[Fault]:
             *model_reward_faults(config),
             *filter_faults(config),
         ]
-        faults += environment_faults(config)
+        faults += environment_key_faults(config)
     return faults
 
 

@@ -16,8 +16,8 @@ from roll.algorithms.methods.corrections import CORRECTIONS
 from roll.algorithms.methods.policy_losses import POLICY_LOSSES
 from roll.config.derived.batch import plan_batch
 from roll.config.derived.corrections import BOUNDS, is_corrected
-from roll.config.derived.ratios import WHOLE, keeps_engine_log_probs, ratio_source, shown, truncations, weighs_kl
-from roll.config.schema.faults import unread_keys
+from roll.config.derived.ratios import WHOLE, keeps_engine_log_probs, keys_text, ratio_source, truncations, weighs_kl
+from roll.config.schema.faults import unread_method_keys
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
 
@@ -31,7 +31,7 @@ def staleness_faults(config: RlvrConfig) -> Iterator[Fault]:
     problems, changes = [], []
     if given := truncations(config.actor_infer.generating_args):
         problems.append(
-            f"sampling with {shown(given)} changes the distribution to one that the log-probs do not describe"
+            f"sampling with {keys_text(given)} changes the distribution to one that the log-probs do not describe"
         )
         changes += [f"actor_infer.generating_args.{key}={WHOLE[key]}" for key in given]
     loss, source = config.policy_loss, ratio_source(config)
@@ -83,7 +83,9 @@ def _own_keys(config: RlvrConfig) -> Iterator[Fault]:
     if bound is not False and "dual_clip_loss" not in loss.keys:
         remedy = f"set it to false, or policy_loss={' or '.join(own['dual_clip_loss'])}"
         yield Fault("dual_clip_loss", f"{str(bound).lower()}, but policy_loss {loss} has no dual clip", remedy)
-    yield from unread_keys(config, "policy_loss", {key: names for key, names in own.items() if key not in SWITCHES})
+    yield from unread_method_keys(
+        config, "policy_loss", {key: names for key, names in own.items() if key not in SWITCHES}
+    )
     if "topr_positive_weight" in loss.keys and not (config.topr_positive_weight or config.topr_negative_weight):
         yield Fault(
             "topr_positive_weight",
@@ -234,7 +236,7 @@ def _sampling(config: RlvrConfig) -> Iterator[Fault]:
             else f"mismatch_correction {config.mismatch_correction}"
         )
         problem = (
-            f"with {shown(given)} the engine samples from a modified distribution, but {reader} needs the "
+            f"with {keys_text(given)} the engine samples from a modified distribution, but {reader} needs the "
             f"trainer's "
             f"full distribution"
         )
@@ -249,7 +251,7 @@ def loss_warnings(config: RlvrConfig) -> Iterator[str]:
     if given:
         extra = "" if config.behaviour_log_probs else ", so behaviour_log_probs is trainer"
         yield (
-            f"actor_infer.generating_args: with {shown(given)} responses are sampled from a modified "
+            f"actor_infer.generating_args: with {keys_text(given)} responses are sampled from a modified "
             f"distribution, "
             f"but "
             f"the "

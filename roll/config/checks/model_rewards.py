@@ -10,7 +10,7 @@ from roll.config.derived.placement import judged_in_turn, model_roles, vllm_conf
 from roll.config.derived.reward_roles import PREFIX, model_reward, names_file, reward_roles
 from roll.config.schema.model_rewards import JUDGE, MODEL_REWARDS, ModelRewardKeys
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import RewardConfig, ServedConfig
+from roll.config.schema.roles import RewardConfig, RewardModelRole
 from roll.config.shipped import judge_templates
 from roll.errors import Fault
 from roll.registry import nearest
@@ -54,7 +54,7 @@ def model_reward_faults(config: RlvrConfig) -> Iterator[Fault]:
         if kind == JUDGE:
             yield from _judge(where, reward)
         if source in ("inference", "scorer"):
-            yield from _served_keys(where, reward, f"{kind} serves a model")
+            yield from _reward_model_keys(where, reward, f"{kind} serves a model")
         if source == "api":
             yield from _api(where, reward)
         for name, part in reward.parts.items():
@@ -99,7 +99,7 @@ def _judge(where: str, reward: RewardConfig) -> Iterator[Fault]:
         yield Fault(f"{where}.judge_prompt", f"there is no template '{prompt}'{nearest(prompt, list(known))}", remedy)
 
 
-def _served_keys(where: str, reward: RewardConfig, why: str) -> Iterator[Fault]:
+def _reward_model_keys(where: str, reward: RewardConfig, why: str) -> Iterator[Fault]:
     if reward.strategy_args is None:
         yield Fault(
             f"{where}.strategy_args", f"missing, but {why}", "add strategy_args with strategy_name vllm or hf_infer"
@@ -150,7 +150,7 @@ def _url(place: str, url: str) -> Iterator[Fault]:
         yield Fault(place, f"'{url}' is not an http or https URL", remedy)
 
 
-def _role(name: str, role: ServedConfig) -> Iterator[Fault]:
+def _role(name: str, role: RewardModelRole) -> Iterator[Fault]:
     if role.model_args.lora_target:
         yield Fault(
             f"{name}.model_args.lora_target",

@@ -10,7 +10,7 @@ from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
 from roll.config.checks.distillation import distillation_faults
 from roll.config.derived.batch import has_pairs, row_learner, sequences_per_update
 from roll.config.derived.preferences import added_losses, compares
-from roll.config.schema.faults import unread_keys
+from roll.config.schema.faults import unread_method_keys
 from roll.config.schema.model import DataConfig, truths_as_text
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, SftConfig
 from roll.errors import Fault
@@ -154,7 +154,7 @@ def _preferences(config: DpoConfig) -> Iterator[Fault]:
     yield from _added(config)
     also_read = {key for method in added_losses(config) for key in method.keys}
     own = {key: names for key, names in readers(PREFERENCE_LOSSES).items() if key not in also_read}
-    yield from unread_keys(config, "preference_loss", own)
+    yield from unread_method_keys(config, "preference_loss", own)
     if config.reference and not asked:
         yield Fault("reference", f"set, but preference_loss {loss} uses no reference", "remove it: ~reference")
     if asked and config.reference is None and not learning.model_args.lora_target:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 
 from roll.config.derived.placement import tensor_parallel
 from roll.config.schema.engine import DeepSpeedTrainStrategyConfig
-from roll.config.schema.kinds import COUNT, FRACTION, NUMBER, SIZE, Kind, one_of
+from roll.config.schema.kinds import COUNT, FRACTION, NUMBER, SIZE, ValueKind, one_of
 from roll.config.schema.roles import LearnerConfig
 from roll.errors import Fault
 from roll.registry import nearest
 
 SHAPES = one_of("linear", "cosine", "1-sqrt")
-LEAST: Mapping[str, Kind] = {"min_lr": NUMBER, "min_lr_rate": FRACTION}
-SCHEDULES: Mapping[str, Mapping[str, Kind]] = {
+LEAST: Mapping[str, ValueKind] = {"min_lr": NUMBER, "min_lr_rate": FRACTION}
+SCHEDULES: Mapping[str, Mapping[str, ValueKind]] = {
     "linear": {},
     "cosine": {"num_cycles": NUMBER},
     "cosine_with_restarts": {"num_cycles": SIZE},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from roll.config.checks.deepspeed import deepspeed_config
+from roll.config.checks.deepspeed import role_deepspeed_config
 from roll.config.derived.model_shape import ModelShape
 from roll.config.derived.placement import model_roles, sequence_parallel, uneven_replicas
 from roll.config.schema.engine import DeepSpeedConfig, DeepSpeedInferStrategyConfig, TensorParallelConfig
@@ -39,7 +39,7 @@ def tensor_parallel_faults(config: Config, shapes: Mapping[str, ModelShape]) -> 
     """
     faults: list[Fault] = []
     for name, role in model_roles(config).items():
-        settings = deepspeed_config(role)
+        settings = role_deepspeed_config(role)
         if settings and settings.tensor_parallel:
             where = f"{name}.strategy_args.strategy_config.tensor_parallel"
             faults += _keys(settings, where)

@@ -49,6 +49,6 @@ def truncations(rollout: GeneratingConfig) -> dict[str, float]:
     return {key: value for key, (value, changes) in changed.items() if changes}
 
 
-def shown(given: Mapping[str, float]) -> str:
+def keys_text(given: Mapping[str, float]) -> str:
     """Return keys and values as text for a message: `top_p 0.9 and top_k 50`."""
     return " and ".join(f"{key} {value:g}" for key, value in given.items())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from roll.config.schema.model_rewards import JUDGE, MODEL_REWARDS, SCORER, JudgeSamplingConfig
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import JudgeConfig, RewardConfig, ScorerConfig, ServedConfig
+from roll.config.schema.roles import JudgeConfig, RewardConfig, RewardModelRole, ScorerConfig
 
 PREFIX = "rewards."
 """Prefix of the names of roles that serve the model of a domain."""
@@ -21,7 +21,7 @@ def model_reward(domain: str, reward: RewardConfig) -> str | None:
     return name if name in MODEL_REWARDS and not reward.parts else None
 
 
-def reward_role(domain: str, reward: RewardConfig) -> ServedConfig | None:
+def reward_role(domain: str, reward: RewardConfig) -> RewardModelRole | None:
     """Return the role that serves a domain's model, or None for functions and for judges behind a URL."""
     kind = model_reward(domain, reward)
     if kind is None or reward.strategy_args is None or reward.judge_model_type == "api":
@@ -36,7 +36,7 @@ def reward_role(domain: str, reward: RewardConfig) -> ServedConfig | None:
     return {JUDGE: JudgeConfig, SCORER: ScorerConfig}[kind](strategy_args=reward.strategy_args, **keys)
 
 
-def reward_roles(config: RlvrConfig) -> dict[str, ServedConfig]:
+def reward_roles(config: RlvrConfig) -> dict[str, RewardModelRole]:
     """Return the roles that serve reward models, by name: `rewards.<domain>`."""
     roles = {f"{PREFIX}{domain}": reward_role(domain, reward) for domain, reward in config.rewards.items()}
     return {name: role for name, role in roles.items() if role is not None}

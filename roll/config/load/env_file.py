@@ -74,7 +74,7 @@ def _unquoted(value: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
 
 
-def environment_faults(config: Config) -> list[Fault]:
+def variable_faults(config: Config) -> list[Fault]:
     """Return faults of variable names in `system_envs` that are invalid or must not be set in a configuration."""
     names = [(f"{where}.{name}", name) for where, variables in _sections(config).items() for name in variables]
     faults = [

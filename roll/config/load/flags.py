@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from pydantic import BaseModel
 
-from roll.config.schema.fields import homes
+from roll.config.schema.fields import paths_of_key
 from roll.config.schema.other_names import counterpart_of
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.roles import ExperimentConfig
@@ -129,12 +129,12 @@ def _unknown_flag(flag: str) -> Fault:
     if hyphens in (*NAMES, *FLAGS):
         return Fault(flag, "is written with hyphens", f"write {hyphens}")
     problem = "is not a flag of this command; configuration keys are written without --, as KEY=VALUE"
-    found = counterpart_of(name, ExperimentConfig) or _homes(name)
+    found = counterpart_of(name, ExperimentConfig) or _key_remedy(name)
     return Fault(flag, problem, found or "see --help for the flags, and docs/configuration.md for the keys")
 
 
-def _homes(name: str) -> str | None:
+def _key_remedy(name: str) -> str | None:
     """Return the remedy for a key that was written as a flag, or None if no pipeline has a key of this name."""
     schemas: Sequence[type[BaseModel]] = tuple(PIPELINES.values())
-    found = list(dict.fromkeys(place for schema in schemas for place in homes(schema, name)))
+    found = list(dict.fromkeys(place for schema in schemas for place in paths_of_key(schema, name)))
     return f"write {' or '.join(f'{place}=VALUE' for place in found[:4])}" if found else None

@@ -144,7 +144,7 @@ def container_faults(raw: Any) -> list[Fault]:
         where = dotted([step if isinstance(step, int) else UNUSABLE.sub("?", str(step)) for step in place])
         if len(place) > DEEPEST:
             return [Fault(where, TOO_DEEP, FLATTEN)]
-        if place and not in_list and not _is_text_or_whole(place[-1]):
+        if place and not in_list and not _is_text_or_integer(place[-1]):
             faults.append(Fault(where, "the key is not text", "quote the key"))
         if isinstance(value, Mapping) and len(set(map(str, value))) < len(value):
             faults.append(Fault(where, "two of its keys are the same when read as text", "remove one of them"))
@@ -153,7 +153,7 @@ def container_faults(raw: Any) -> list[Fault]:
     return faults or _expansion_faults(raw)
 
 
-def _is_text_or_whole(key: Any) -> bool:
+def _is_text_or_integer(key: Any) -> bool:
     """Return whether a key is text or a whole number, such as the keys of a table of symbols."""
     return isinstance(key, str) or isinstance(key, int) and not isinstance(key, bool)
 

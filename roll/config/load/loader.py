@@ -18,12 +18,12 @@ from omegaconf.errors import (
 from pydantic import ValidationError
 
 from roll.config.load.limits import container_faults
-from roll.config.load.user_code import look_into
+from roll.config.load.user_code import inspect_user_code
 from roll.config.roll_v2.defaults import is_of_roll, settle_defaults
 from roll.config.roll_v2.meanings import settle_meanings
 from roll.config.roll_v2.pictures import picture_faults
 from roll.config.roll_v2.translate import Translation, referenced_text, translate
-from roll.config.schema.faults import schema_faults, shown, without_unknown
+from roll.config.schema.faults import printable, schema_faults, without_unknown
 from roll.config.schema.other_names import counterpart_of
 from roll.config.schema.pipelines import PIPELINES, Config
 from roll.config.shipped import preset_names
@@ -45,7 +45,7 @@ class ConfigWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedConfig:
     """A composed configuration, checked against the schema."""
 
     config: Config | None
@@ -53,7 +53,7 @@ class Loaded:
     faults: list[Fault]
 
 
-def load_config(composed: DictConfig, passing: Collection[str] | None = None, imports: bool = True) -> Config:
+def checked_config(composed: DictConfig, passing: Collection[str] | None = None, imports: bool = True) -> Config:
     """Return the configuration that `read_config` reads.
 
     Raises:
@@ -66,7 +66,7 @@ def load_config(composed: DictConfig, passing: Collection[str] | None = None, im
     return loaded.config
 
 
-def read_config(composed: DictConfig, passing: Collection[str] | None = None, imports: bool = True) -> Loaded:
+def read_config(composed: DictConfig, passing: Collection[str] | None = None, imports: bool = True) -> LoadedConfig:
     """Resolve a composed configuration, translate ROLL's keys, and check it against the schema.
 
     Args:
@@ -144,7 +144,7 @@ def _infer_pipeline(done: Translation) -> None:
         )
 
 
-def _check(done: Translation, imports: bool) -> Loaded:
+def _check(done: Translation, imports: bool) -> LoadedConfig:
     values, faults = done.values, done.faults
     if "pipeline" not in values and (deciding := _deciding_key(values)):
         in_rlvr = counterpart_of(deciding, PIPELINES["rlvr"])
@@ -156,10 +156,10 @@ def _check(done: Translation, imports: bool) -> Loaded:
         known = ", ".join(PIPELINES)
         hint = nearest(str(pipeline), list(PIPELINES))
         raise ConfigError(
-            [Fault("pipeline", f"there is no pipeline {shown(pipeline)}{hint}", f"use one of: {known}"), *faults]
+            [Fault("pipeline", f"there is no pipeline {printable(pipeline)}{hint}", f"use one of: {known}"), *faults]
         )
     schema = PIPELINES[pipeline]
-    methods, wrong = look_into(values) if imports else ({}, [])
+    methods, wrong = inspect_user_code(values) if imports else ({}, [])
     faults = [*faults, *wrong]
     try:
         config = _validated(values, schema, methods)
@@ -169,7 +169,7 @@ def _check(done: Translation, imports: bool) -> Loaded:
             config = _validated(without_unknown(values, error), schema, methods)
         except ValidationError:
             config = None
-    return Loaded(config if done.is_whole and not wrong else None, faults)
+    return LoadedConfig(config if done.is_whole and not wrong else None, faults)
 
 
 def _deciding_key(values: Mapping[str, Any]) -> str | None:

@@ -22,7 +22,7 @@ from roll.config.schema.engine import VllmStrategyConfig
 from roll.config.schema.model import DataConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import RoleConfig, ServedConfig
+from roll.config.schema.roles import RewardModelRole, RoleConfig
 from roll.errors import Fault
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -43,7 +43,7 @@ DATA_ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow")
 
 
 @dataclass
-class Found:
+class DiskFacts:
     """The findings on this machine."""
 
     faults: list[Fault] = field(default_factory=list)
@@ -59,9 +59,9 @@ class Found:
     """Shapes by role, for models whose config.json is available."""
 
 
-def look(config: Config) -> Found:
+def check_disk(config: Config) -> DiskFacts:
     """Check every path and every optional package of a configuration against this machine."""
-    found = Found()
+    found = DiskFacts()
     _models(config, found)
     for role_name, role in model_roles(config).items():
         found.missing += _packages(role_name, role)
@@ -97,21 +97,21 @@ def _held_out(config: Config) -> dict[str, DataConfig]:
     return {"validation": config.validation.data_args} if config.validation and config.validation.data_args else {}
 
 
-def _models(config: Config, found: Found) -> None:
+def _models(config: Config, found: DiskFacts) -> None:
     seen: dict[str, ModelShape | None] = {}
     for role_name, role in model_roles(config).items():
         own = role.model_args.model_name_or_path
         model, where = (own, f"{role_name}.model_args.model_name_or_path") if own else (config.pretrain, "pretrain")
         if model not in seen:
             # A reward model has its own tokenizer, and does not score texts that are too long for it.
-            longest = 0 if isinstance(role, ServedConfig) else longest_sequence(config)
+            longest = 0 if isinstance(role, RewardModelRole) else longest_sequence(config)
             seen[model] = _model(model, where, longest, found)
         shape = seen[model]
         if shape:
             found.shapes[role_name] = shape
 
 
-def _model(model: str, where: str, longest: int, found: Found) -> ModelShape | None:
+def _model(model: str, where: str, longest: int, found: DiskFacts) -> ModelShape | None:
     file = config_file(model)
     if file is None:
         if _is_local(model) or not HUB_NAME.fullmatch(model):
@@ -196,7 +196,7 @@ def _without_delta_kernels(config: Config, shapes: Mapping[str, ModelShape]) -> 
     ]
 
 
-def _files(where: str, columns: DataConfig, found: Found) -> None:
+def _files(where: str, columns: DataConfig, found: DiskFacts) -> None:
     alone = isinstance(columns.file_name, str)
     names = [columns.file_name] if isinstance(columns.file_name, str) else list(columns.file_name)
     for index, name in enumerate(names):
@@ -227,7 +227,7 @@ def _keys_of_judges(config: RlvrConfig) -> Iterator[Fault]:
             )
 
 
-def _templates_of_judges(config: RlvrConfig, found: Found) -> None:
+def _templates_of_judges(config: RlvrConfig, found: DiskFacts) -> None:
     for domain, reward in config.rewards.items():
         name, place = reward.judge_prompt, f"rewards.{domain}.judge_prompt"
         if name is None or not names_file(name):
@@ -243,7 +243,7 @@ def _templates_of_judges(config: RlvrConfig, found: Found) -> None:
             )
 
 
-def _run_folder(config: Config, found: Found) -> None:
+def _run_folder(config: Config, found: DiskFacts) -> None:
     folder = Path(config.output_dir)
     nearest = folder.absolute()
     while not nearest.exists() and nearest != nearest.parent:
@@ -282,7 +282,7 @@ def _kernel_folder(folder: Path) -> str | None:
     return kind if kind in KERNEL_FILES else None
 
 
-def _checkpoint(config: Config, found: Found) -> None:
+def _checkpoint(config: Config, found: DiskFacts) -> None:
     name = config.resume_from_checkpoint
     if name not in ("auto", "never") and not Path(name).is_dir():
         remedy = "set it to the folder of a checkpoint (output_dir/checkpoints/step_N), to auto, or to never"

@@ -49,14 +49,14 @@ class UserPart:
 
 
 @dataclass(frozen=True)
-class Looked:
+class PartTraitsFound:
     """The result of checking a part."""
 
     faults: tuple[Fault, ...]
     traits: Mapping[str, Any]
 
 
-def look_into(values: Mapping[str, Any]) -> tuple[dict[str, Method[Any]], list[Fault]]:
+def inspect_user_code(values: Mapping[str, Any]) -> tuple[dict[str, Method[Any]], list[Fault]]:
     """Import the user's code that the plain values name, and check its arguments.
 
     Returns:
@@ -118,7 +118,7 @@ def _texts(value: Any) -> dict[str, str]:
     return {name: text for name, given in _block(value).items() if isinstance(text := variable_text(given), str)}
 
 
-def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[Looked]:
+def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[PartTraitsFound]:
     """Check the parts in a child process, and return the result of each.
 
     If the child ends early or hangs, the part that it was importing has a fault, and a new child checks the remaining
@@ -152,14 +152,14 @@ def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[Looke
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(IMPORT_SECONDS)
-    looked = [_looked(json.loads(line)) for line in answers.splitlines()]
+    looked = [_decoded(json.loads(line)) for line in answers.splitlines()]
     if len(looked) == len(parts):
         return looked
     guilty, *others = parts[len(looked) :]
     remedy = "fix the module, and move slow code from the module level into its functions"
     fault = Fault(".".join(guilty.place), f"'{guilty.name}' {cause}", remedy)
-    return [*looked, Looked((fault,), {}), *(ask(others, environment) if others else [])]
+    return [*looked, PartTraitsFound((fault,), {}), *(ask(others, environment) if others else [])]
 
 
-def _looked(said: dict[str, Any]) -> Looked:
-    return Looked(tuple(Fault(**fault) for fault in said["faults"]), said["traits"])
+def _decoded(said: dict[str, Any]) -> PartTraitsFound:
+    return PartTraitsFound(tuple(Fault(**fault) for fault in said["faults"]), said["traits"])

@@ -21,11 +21,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
 from roll.algorithms.methods.base import declared
-from roll.algorithms.methods.kinds import KINDS, Kind
+from roll.algorithms.methods.kinds import KINDS, MethodKey
 from roll.config.derived.rewards import is_async, only_side_by_side
 from roll.config.load.user_code import UserPart
 from roll.config.schema.base import StrictConfig
-from roll.config.schema.faults import schema_faults, shown
+from roll.config.schema.faults import printable, schema_faults
 from roll.errors import Fault
 from roll.registry import imported, nearest
 from roll.system.orphans import die_with
@@ -40,7 +40,7 @@ class LenientConfig(StrictConfig):
     model_config = {"extra": "allow"}
 
 
-class Refused(Exception):
+class PartRefused(Exception):
     """A part cannot be used. Carries the fault."""
 
     def __init__(self, place: tuple[str, ...], problem: str, remedy: str) -> None:
@@ -55,21 +55,21 @@ def main(parent: int) -> None:
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         for part in json.load(sys.stdin):
-            print(json.dumps(look(UserPart(**part))), file=answers, flush=True)
+            print(json.dumps(inspect_part(UserPart(**part))), file=answers, flush=True)
 
 
-def look(part: UserPart) -> dict[str, Any]:
+def inspect_part(part: UserPart) -> dict[str, Any]:
     """Return the traits that a part declares, and the faults of the part and of its arguments, as plain JSON values."""
     try:
-        faults, traits = _look(part, KINDS[part.kind] if part.kind else None)
-    except Refused as refused:
+        faults, traits = _inspect(part, KINDS[part.kind] if part.kind else None)
+    except PartRefused as refused:
         faults, traits = [refused.fault], {}
     return {"faults": [dataclasses.asdict(fault) for fault in faults], "traits": traits}
 
 
-def _look(part: UserPart, kind: Kind | None) -> tuple[list[Fault], dict[str, Any]]:
+def _inspect(part: UserPart, kind: MethodKey | None) -> tuple[list[Fault], dict[str, Any]]:
     os.environ.update(part.environment)
-    entry = _found(part)
+    entry = _imported(part)
     keys = _keys_of_class(part, kind, entry) if kind and kind.base else _keys_of_function(part, kind, entry)
     traits = _traits(part, kind, entry) if kind else {}
     if kind is None and part.concurrency > 1 and not is_async(entry):
@@ -77,7 +77,7 @@ def _look(part: UserPart, kind: Kind | None) -> tuple[list[Fault], dict[str, Any
     return list(_wrong_values(part, keys)) or list(_unmade(part, kind, entry)), traits
 
 
-def _found(part: UserPart) -> Any:
+def _imported(part: UserPart) -> Any:
     name, _, attribute = part.name.partition(":")
     try:
         module = importlib.import_module(name)
@@ -86,13 +86,13 @@ def _found(part: UserPart) -> Any:
             here = sorted(file.removesuffix(".py") for file in os.listdir() if file.endswith(".py"))
             problem = f"'{part.name}', but there is no module '{error.name}'{nearest(error.name, here)}"
             remedy = "use package.module:Name of an installed package, or of a file in the working directory"
-            raise Refused(part.place, problem, remedy) from error
-        raise Refused(
+            raise PartRefused(part.place, problem, remedy) from error
+        raise PartRefused(
             part.place, f"'{part.name}' cannot be imported: {error}", "install the package that the module imports"
         ) from error
     except BaseException as error:  # A module that calls sys.exit() must be a fault, too.
-        raise Refused(
-            part.place, f"'{part.name}' cannot be imported: {_said(error, name)}", "fix the module"
+        raise PartRefused(
+            part.place, f"'{part.name}' cannot be imported: {_error_line(error, name)}", "fix the module"
         ) from error
     if not hasattr(module, attribute):
         known = _own_names(module)
@@ -101,13 +101,13 @@ def _found(part: UserPart) -> Any:
             if known
             else "define it there; the module defines no name yet"
         )
-        raise Refused(
+        raise PartRefused(
             part.place, f"'{part.name}', but the module has no '{attribute}'{nearest(attribute, known)}", remedy
         )
     return getattr(module, attribute)
 
 
-def _said(error: BaseException, module: str) -> str:
+def _error_line(error: BaseException, module: str) -> str:
     """Return the error as one line, with its place in the user's file, if it has one."""
     frames = traceback.extract_tb(error.__traceback__)
     last = next(
@@ -125,15 +125,15 @@ def _own_names(module: ModuleType) -> list[str]:
     )
 
 
-def _keys_of_function(part: UserPart, kind: Kind | None, entry: Any) -> type[BaseModel]:
+def _keys_of_function(part: UserPart, kind: MethodKey | None, entry: Any) -> type[BaseModel]:
     noun, call = (kind.noun, kind.call) if kind else ("a reward", REWARD[part.group])
     form = f"def {part.name.partition(':')[2]}({', '.join(call)}, *, a_key: float = 1.0)"
     if not callable(entry) or (kind and inspect.isclass(entry)):
-        raise Refused(
+        raise PartRefused(
             part.place, f"'{part.name}' is a {_type_of(entry)}, but {noun} is a function", f"write it as {form}"
         )
     if kind and is_async(entry):
-        raise Refused(part.place, f"'{part.name}' is asynchronous", "make it a plain function, without async")
+        raise PartRefused(part.place, f"'{part.name}' is asynchronous", "make it a plain function, without async")
     signature = inspect.signature(entry)
     _check_call(part, signature, call, f"write it as {form}")
     positional = [
@@ -145,20 +145,20 @@ def _keys_of_function(part: UserPart, kind: Kind | None, entry: Any) -> type[Bas
     return _keys(entry, own)
 
 
-def _keys_of_class(part: UserPart, kind: Kind, entry: Any) -> type[BaseModel]:
+def _keys_of_class(part: UserPart, kind: MethodKey, entry: Any) -> type[BaseModel]:
     assert kind.base is not None, "a kind of functions"
     base, form = imported(kind.base), f"a frozen dataclass that derives from {kind.base.replace(':', '.')}"
     remedy = f"write it as {form}, with def __call__(self, {', '.join(kind.call)})"
     if not inspect.isclass(entry) or base not in entry.__mro__:
-        raise Refused(part.place, f"'{part.name}' is a {_type_of(entry)}, but {kind.noun} is {form}", remedy)
+        raise PartRefused(part.place, f"'{part.name}' is a {_type_of(entry)}, but {kind.noun} is {form}", remedy)
     if not dataclasses.is_dataclass(entry) or not entry.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        raise Refused(
+        raise PartRefused(
             part.place,
             f"'{part.name}' is not a frozen dataclass, but only frozen dataclasses can be sent to workers",
             "put @dataclass(frozen=True) above it",
         )
     if entry.__call__ is base.__call__:
-        raise Refused(part.place, f"'{part.name}' has no __call__ of its own", remedy)
+        raise PartRefused(part.place, f"'{part.name}' has no __call__ of its own", remedy)
     _check_call(part, inspect.signature(entry.__call__), ("self", *kind.call), remedy)
     return _keys(entry, list(inspect.signature(entry).parameters.values()))
 
@@ -168,7 +168,7 @@ def _check_call(part: UserPart, signature: inspect.Signature, call: tuple[str, .
         bound = signature.bind_partial(*call)
     except TypeError as error:
         problem = f"'{part.name}' has the signature {signature}, but is called with {', '.join(call)}: {error}"
-        raise Refused(part.place, problem, remedy) from error
+        raise PartRefused(part.place, problem, remedy) from error
     if call[0] == "self":  # configured arguments set the fields of a class, so its `__call__` must not require any
         missing = [
             name
@@ -182,7 +182,7 @@ def _check_call(part: UserPart, signature: inspect.Signature, call: tuple[str, .
                 f"'{part.name}' has the signature {signature}, but is called with {', '.join(call)}, without "
                 f"{', '.join(missing)}"
             )
-            raise Refused(part.place, problem, remedy)
+            raise PartRefused(part.place, problem, remedy)
 
 
 def _type_of(entry: Any) -> str:
@@ -213,12 +213,12 @@ def _annotation(entry: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     return found
 
 
-def _traits(part: UserPart, kind: Kind, entry: Any) -> dict[str, Any]:
+def _traits(part: UserPart, kind: MethodKey, entry: Any) -> dict[str, Any]:
     traits: Any = declared(entry) or kind.traits
     wanted = type(kind.traits)
     if type(traits) is not wanted:
         problem = f"'{part.name}' declares {type(traits).__name__}, but is used as {kind.noun}"
-        raise Refused(part.place, problem, f"declare {wanted.__name__}")
+        raise PartRefused(part.place, problem, f"declare {wanted.__name__}")
     values = dataclasses.asdict(traits)
     try:
         TypeAdapter(wanted).validate_json(json.dumps(values), strict=True)
@@ -227,7 +227,7 @@ def _traits(part: UserPart, kind: Kind, entry: Any) -> dict[str, Any]:
         problem = (
             f"'{part.name}' declares {'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg'].lower()}"
         )
-        raise Refused(part.place, problem, f"fix the values that it declares in {wanted.__name__}") from error
+        raise PartRefused(part.place, problem, f"fix the values that it declares in {wanted.__name__}") from error
     return values
 
 
@@ -246,7 +246,7 @@ def _wrong_values(part: UserPart, keys: type[BaseModel]) -> Iterator[Fault]:
         yield from schema_faults(error, root, values)
 
 
-def _unmade(part: UserPart, kind: Kind | None, entry: Any) -> Iterator[Fault]:
+def _unmade(part: UserPart, kind: MethodKey | None, entry: Any) -> Iterator[Fault]:
     """Yield a fault if the class does not accept the arguments, or if its object cannot be sent to workers."""
     if kind is None or kind.base is None:
         return
@@ -254,7 +254,7 @@ def _unmade(part: UserPart, kind: Kind | None, entry: Any) -> Iterator[Fault]:
         pickle.loads(pickle.dumps(entry(**part.arguments)))
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
-        problem = f"{shown(part.arguments)}: '{part.name}' cannot be created with them and sent to workers: {cause}"
+        problem = f"{printable(part.arguments)}: '{part.name}' cannot be created with them and sent to workers: {cause}"
         yield Fault(".".join(part.arguments_place), problem, "use values that it accepts")
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from roll.config.checks.deepspeed import deepspeed_config
+from roll.config.checks.deepspeed import role_deepspeed_config
 from roll.config.derived.model_shape import ModelShape
 from roll.config.derived.placement import RolePlan, sequence_parallel, tensor_parallel, vllm_config
 from roll.config.schema.engine import ZeroOptimizationConfig
@@ -82,10 +82,10 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
             states | {"activations": activations(shape, tokens, width, recomputed, compiled)} | head, host
         )
     layer = layer_activations(shape, tokens, width, compiles(role.model_args, on_gpu=not plan.on_cpu))
-    settings = deepspeed_config(role)
+    settings = role_deepspeed_config(role)
     if settings is None:
         return RoleMemory({"weights": width * shape.parameters, "activations": layer} | head)
-    buffers = width * gathered(settings.zero_optimization, shape, plan.ranks)
+    buffers = width * gathered_parameters(settings.zero_optimization, shape, plan.ranks)
     return RoleMemory(
         {"weights": width * shape.parameters // plan.ranks, "buffers": buffers, "activations": layer} | head
     )
@@ -93,7 +93,7 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
 
 def _training_states(plan: RolePlan, role: LearnerConfig, shape: ModelShape) -> tuple[dict[str, int], int]:
     """Return the bytes on the device by kind, and the bytes in host memory."""
-    settings = deepspeed_config(role)
+    settings = role_deepspeed_config(role)
     assert settings is not None, "a role that trains runs on DeepSpeed"
     zero, model, ranks = settings.zero_optimization, role.model_args, plan.ranks // tensor_parallel(role)
     full, width = shape.parameters, 4 if model.dtype == "fp32" else 2
@@ -106,13 +106,13 @@ def _training_states(plan: RolePlan, role: LearnerConfig, shape: ModelShape) -> 
         "weights": width * (held // (ranks if zero.stage == 3 else 1) + secondary(zero, held)),
         "gradients": width * trained // (ranks if zero.stage >= 2 else 1),
         "optimizer": states * trained // (ranks if zero.stage >= 1 else 1),
-        "buffers": width * (gathered(zero, shape, ranks) + bucketed(zero)),
+        "buffers": width * (gathered_parameters(zero, shape, ranks) + bucketed(zero)),
     }
     host = 0
     if zero.offload_optimizer and zero.offload_optimizer.device != "none":
         if zero.stage > 1:
             del device["gradients"]
-        host = beside_offloaded(zero, width) * trained // ranks
+        host = host_bytes_beside_offloaded(zero, width) * trained // ranks
     for kind, offload in (("optimizer", zero.offload_optimizer), ("weights", zero.offload_param)):
         if offload and offload.device != "none":
             moved = device.pop(kind)
@@ -128,7 +128,7 @@ def secondary(zero: ZeroOptimizationConfig, held: int) -> int:
     return held // sharers if sharers > 1 else 0
 
 
-def beside_offloaded(zero: ZeroOptimizationConfig, width: int) -> int:
+def host_bytes_beside_offloaded(zero: ZeroOptimizationConfig, width: int) -> int:
     """Return the host memory in bytes per parameter that offloaded optimizer states need in addition to the states.
 
     It holds the accumulated gradients, their fp32 copy for the update (unless the states are on NVMe), and below stage
@@ -138,7 +138,7 @@ def beside_offloaded(zero: ZeroOptimizationConfig, width: int) -> int:
     return width * (1 if zero.stage == 3 else 2) + (0 if swapped else 4)
 
 
-def gathered(zero: ZeroOptimizationConfig, shape: ModelShape, ranks: int) -> int:
+def gathered_parameters(zero: ZeroOptimizationConfig, shape: ModelShape, ranks: int) -> int:
     """Return the largest number of parameters that stage 3 gathers on a rank at a time: at least those of the embedding
     or the head.
     """

@@ -19,8 +19,8 @@ from roll.config.derived.batch import BatchPlan, batch_faults, batch_warnings, p
 from roll.config.derived.environment_roles import ENVIRONMENTS
 from roll.config.derived.placement import RolePlan, model_roles, place, placement_faults, placement_warnings, turns
 from roll.config.derived.reward_roles import PREFIX, model_reward
-from roll.config.load.env_file import environment_faults
-from roll.config.load.on_disk import Found, look
+from roll.config.load.env_file import variable_faults
+from roll.config.load.on_disk import DiskFacts, check_disk
 from roll.config.plan.host import with_turns
 from roll.config.plan.memory import RoleMemory, estimate
 from roll.config.schema.offline import DpoConfig
@@ -79,9 +79,9 @@ def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
         *deepspeed_faults(config),
         *batch_faults(config),
     ]
-    found = look(config)
+    found = check_disk(config)
     faults += [
-        *environment_faults(config),
+        *variable_faults(config),
         *found.faults,
         *sequence_parallel_faults(config, found.shapes),
         *tensor_parallel_faults(config, found.shapes),
@@ -99,7 +99,7 @@ def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
     return _plan(config, found, warnings)
 
 
-def _plan(config: Config, found: Found, warnings: list[str]) -> Plan:
+def _plan(config: Config, found: DiskFacts, warnings: list[str]) -> Plan:
     batch = plan_batch(config)
     reference = _reference(config)
     models = {name: role for name, role in model_roles(config).items() if name != "reference" or reference == "role"}

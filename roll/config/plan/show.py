@@ -118,7 +118,7 @@ def show_plan(config: Config, plan: Plan, console: Console) -> None:
         for line in device_lines(plan):
             console.print(line, highlight=False, markup=False)
         if config.gpu_memory_gib:
-            console.print(verdict(plan, config.gpu_memory_gib), highlight=False, markup=False)
+            console.print(fit_line(plan, config.gpu_memory_gib), highlight=False, markup=False)
     for note in plan.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
 
@@ -286,7 +286,7 @@ def device_lines(plan: Plan) -> list[str]:
     return [f"Device {ranges(devices)} needs at most: {_phases(found)}" for found, devices in groups.items()]
 
 
-def verdict(plan: Plan, gpu_memory_gib: float) -> str:
+def fit_line(plan: Plan, gpu_memory_gib: float) -> str:
     """Return the line that says whether the plan fits into GPUs of this size, by the estimate."""
     wrong = misfits(plan, gpu_memory_gib * GIB)
     size = f"GPUs of {gpu_memory_gib:g} GiB, by the estimate"

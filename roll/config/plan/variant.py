@@ -99,8 +99,8 @@ def variant_lines(config: Config) -> list[str]:
     If two configurations differ in a key, a line that names this key differs as well. Exceptions are keys with secrets,
     and the keys in ELSEWHERE and SHOWN_AS_RANKS, which other parts of the plan show.
     """
-    values = flattened(redacted(config.model_dump(mode="json")))
-    given = flattened(redacted(config.model_dump(mode="json", exclude_defaults=True)))
+    values = flat_text(redacted(config.model_dump(mode="json")))
+    given = flat_text(redacted(config.model_dump(mode="json", exclude_defaults=True)))
     lines, told = list[str](), set[str]()
     for subject, prefix, keys in _subjects(config):
         paths = {key: f"{prefix}{key}" for key in keys}
@@ -149,21 +149,21 @@ def _rest(given: Mapping[str, str]) -> list[str]:
     ]
 
 
-def flattened(tree: Any, path: str = "") -> dict[str, str]:
+def flat_text(tree: Any, path: str = "") -> dict[str, str]:
     """Return the values in nested plain blocks as text, by dotted path. Empty blocks are left out."""
     if isinstance(tree, Mapping):
         return {
             name: text
             for key, value in tree.items()
-            for name, text in flattened(value, f"{path}.{key}" if path else str(key)).items()
+            for name, text in flat_text(value, f"{path}.{key}" if path else str(key)).items()
         }
-    return {path: text_of(tree)}
+    return {path: yaml_text(tree)}
 
 
-def text_of(value: Any) -> str:
+def yaml_text(value: Any) -> str:
     """Return a value as YAML writes it, without quotes."""
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(text_of, value)) + "]"
+        return "[" + ", ".join(map(yaml_text, value)) + "]"
     if value is None or isinstance(value, bool):
         return {None: NONE, True: "true", False: "false"}[value]
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)

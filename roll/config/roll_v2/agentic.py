@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.config.schema.faults import shown
+from roll.config.schema.faults import printable
 from roll.errors import Fault
 
 MANAGERS = ("train_env_manager", "val_env_manager")
@@ -160,7 +160,7 @@ class Agentic:
         if isinstance(block, dict):
             return block
         self.faults.append(
-            Fault(name, f"{shown(block)} is not a block of keys", "make it a block of keys, or remove it")
+            Fault(name, f"{printable(block)} is not a block of keys", "make it a block of keys, or remove it")
         )
         return None
 
@@ -189,14 +189,16 @@ class Agentic:
             if key in own:
                 is_rolls, instead = own[key]
                 if is_rolls:
-                    self.warnings.append(f"{place}: {shown(value)} is what roll always does; remove the key")
+                    self.warnings.append(f"{place}: {printable(value)} is what roll always does; remove the key")
                 else:
-                    self.faults.append(Fault(place, f"{shown(value)} has no counterpart here", f"remove it; {instead}"))
+                    self.faults.append(
+                        Fault(place, f"{printable(value)} has no counterpart here", f"remove it; {instead}")
+                    )
             elif key in UNMANAGED:
-                self.warnings.append(f"{place}: {shown(value)} is ignored; {UNMANAGED[key]}")
+                self.warnings.append(f"{place}: {printable(value)} is ignored; {UNMANAGED[key]}")
             elif key not in MANAGED:
                 self.faults.append(
-                    Fault(place, f"{shown(value)} has no counterpart here", f"remove it where {name} is defined")
+                    Fault(place, f"{printable(value)} has no counterpart here", f"remove it where {name} is defined")
                 )
 
     def _environment(self, tag: str, definition: Any) -> dict[str, Any] | None:
@@ -216,10 +218,10 @@ class Agentic:
                 f"use {' or '.join(TYPES)}, or write your own and set "
                 f"environments.{tag}.environment=package.module:Class"
             )
-            self.faults.append(Fault(f"{where}.env_type", f"there is no environment {shown(kind)} here", remedy))
+            self.faults.append(Fault(f"{where}.env_type", f"there is no environment {printable(kind)} here", remedy))
             return None
         if manager.rpartition(".")[2] != WHOLE_EPISODES:
-            problem = f"{shown(manager)} has no counterpart here"
+            problem = f"{printable(manager)} has no counterpart here"
             remedy = f"remove it; an episode is always one conversation, as with {WHOLE_EPISODES}"
             self.faults.append(Fault(f"{where}.env_manager_cls", problem, remedy))
         own = definition.get("env_config") or {}
@@ -234,14 +236,14 @@ class Agentic:
         }
         unknown = set(definition) - {*DEFINED, *TEMPLATES, *NO_MEANING}
         self.warnings += [
-            f"{where}.{key}: {shown(definition[key])} is ignored; {why}"
+            f"{where}.{key}: {printable(definition[key])} is ignored; {why}"
             for key, why in NO_MEANING.items()
             if definition.get(key) is not None
         ]
         self.faults += [
             Fault(
                 f"{where}.{key}",
-                f"{shown(definition[key])} has no counterpart here",
+                f"{printable(definition[key])} has no counterpart here",
                 f"remove it where {where} is defined",
             )
             for key in sorted(unknown)
@@ -269,7 +271,7 @@ class Agentic:
         paid = round(penalty + IDLE[kind], 9)
         if paid != own.get("format_penalty"):
             said = (
-                f"{shown(own.get('format_penalty'))} is read as environment_args.format_penalty={paid:g}, which "
+                f"{printable(own.get('format_penalty'))} is read as environment_args.format_penalty={paid:g}, which "
                 f"ROLL "
                 f"pays in all"
             )
@@ -305,7 +307,9 @@ class Agentic:
         if not isinstance(size, int) or size < 1:
             self.faults.append(
                 Fault(
-                    "train_env_manager.group_size", f"{shown(size)} is not a number of episodes", "set it to 1 or more"
+                    "train_env_manager.group_size",
+                    f"{printable(size)} is not a number of episodes",
+                    "set it to 1 or more",
                 )
             )
             return
@@ -331,7 +335,7 @@ class Agentic:
             self.warnings.append(f"train_env_manager: read as {targets}; use those instead")
         if train.get("num_env_groups") is not None:
             self.warnings.append(
-                f"train_env_manager.num_env_groups: {shown(train['num_env_groups'])} does not limit the running "
+                f"train_env_manager.num_env_groups: {printable(train['num_env_groups'])} does not limit the running "
                 f"groups; "
                 "a group starts as soon as there is room, and max_running_samples limits the number of running episodes"
             )
@@ -346,7 +350,7 @@ class Agentic:
         if not sets:
             if val:
                 self.warnings.append(
-                    f"val_env_manager: {shown(dict(val))} is ignored; no tag has a group of tasks; add tags, or "
+                    f"val_env_manager: {printable(dict(val))} is ignored; no tag has a group of tasks; add tags, or "
                     f"remove "
                     f"the "
                     f"block"
@@ -368,7 +372,7 @@ class Agentic:
         if counts is None and len(tags) <= 1:
             counts = [manager.get("num_env_groups", 1)] * len(tags)
         if not isinstance(counts, list | tuple) or len(counts) != len(tags):
-            problem = f"{shown(counts)}, but there are {len(tags)} tags: {', '.join(tags)}"
+            problem = f"{printable(counts)}, but there are {len(tags)} tags: {', '.join(tags)}"
             self.faults.append(Fault(f"{name}.num_groups_partition", problem, "list one number of groups for each tag"))
             return []
         return [(tag, count) for tag, count in zip(tags, counts, strict=True) if isinstance(count, int) and count > 0]
@@ -410,7 +414,7 @@ class Agentic:
         read, turn = dict(given), self._values.get("response_length")
         if (samples := read.pop("num_return_sequences", None)) is not None:
             self._once(
-                f"{name}.generating_args.num_return_sequences: {shown(samples)} is ignored; use group_size; "
+                f"{name}.generating_args.num_return_sequences: {printable(samples)} is ignored; use group_size; "
                 f"remove "
                 f"the "
                 f"key"
@@ -439,14 +443,14 @@ class Agentic:
             return
         self.keys += [NORM] * bool(given)
         self.warnings += [
-            f"{NORM}.{key}: {shown(given[key])} is ignored; ROLL itself never reads it"
+            f"{NORM}.{key}: {printable(given[key])} is ignored; ROLL itself never reads it"
             for key in UNSCALED
             if key in given
         ]
         self.faults += [
             Fault(
                 f"{NORM}.{key}",
-                f"{shown(given[key])} has no counterpart here",
+                f"{printable(given[key])} has no counterpart here",
                 f"remove it; known keys are {', '.join(NORMS)}",
             )
             for key in given
@@ -468,7 +472,7 @@ class Agentic:
             f"{key}={value}" for key, value in {"adv_estimator": values.get("adv_estimator"), **told}.items()
         )
         if given:
-            self.warnings.append(f"{NORM}: {shown(dict(given))} is read as {said}; use that instead")
+            self.warnings.append(f"{NORM}: {printable(dict(given))} is read as {said}; use that instead")
         elif estimator == "grpo":
             text = "missing, so rewards are not normalised in ROLL, and adv_estimator=grpo is read as reinforce"
             self.warnings.append(f"{NORM}: {text}; for GRPO set grouping: traj_group_id and method: mean_std")
@@ -484,7 +488,7 @@ class Agentic:
             key, value = ("grouping", scope) if scope not in SCOPES else ("method", method)
             known = ", ".join(SCOPES if key == "grouping" else METHODS)
             self.faults.append(
-                Fault(f"{NORM}.{key}", f"{shown(value)} has no counterpart here", f"use one of: {known}")
+                Fault(f"{NORM}.{key}", f"{printable(value)} has no counterpart here", f"use one of: {known}")
             )
             return None
         found: dict[str, str] = {}
@@ -496,7 +500,11 @@ class Agentic:
                 found[key] = "batch" if kind == "batch" else SCOPES[scope]
             elif kind is not None:
                 self.faults.append(
-                    Fault(f"{NORM}.{key}", f"{shown(kind)} has no counterpart here", "use batch or group, or remove it")
+                    Fault(
+                        f"{NORM}.{key}",
+                        f"{printable(kind)} has no counterpart here",
+                        "use batch or group, or remove it",
+                    )
                 )
         return found
 
@@ -514,7 +522,7 @@ class Agentic:
         if isinstance(learner, dict) and isinstance(rows, dict) and "file_name" not in rows:
             del learner["data_args"]
             self.warnings.append(
-                f"actor_train.data_args: {shown(rows)} is ignored; it names no file, and the tokenizer's own "
+                f"actor_train.data_args: {printable(rows)} is ignored; it names no file, and the tokenizer's own "
                 f"template "
                 f"is "
                 f"used; "

@@ -10,7 +10,7 @@ from roll.algorithms.methods.estimators import CLIP_NORMALISED, NORM_KEYS
 from roll.config.derived.devices import parse_devices
 from roll.config.roll_v2.keys import ROLES
 from roll.config.roll_v2.translate import TRAINED, Translation
-from roll.config.schema.faults import shown
+from roll.config.schema.faults import printable
 
 SHORTEST_PROMPT = 5
 """ROLL drops prompts of at most this many tokens."""
@@ -67,7 +67,9 @@ def _response_length(done: Translation) -> None:
         if (given := generating.get("max_new_tokens")) is not None and given != longest:
             generating["max_new_tokens"] = longest
             place = f"{name}.generating_args.max_new_tokens"
-            said = f"{shown(given)} is read as {longest}, because response_length replaces it in ROLL; remove the key"
+            said = (
+                f"{printable(given)} is read as {longest}, because response_length replaces it in ROLL; remove the key"
+            )
             done.warnings.append(f"{place}: {said}")
 
 
@@ -106,7 +108,7 @@ def _clip_range(done: Translation) -> None:
         if key in done.values:
             value = done.values.pop(key)
             said = (
-                f"{shown(value)} is ignored, because ROLL reads it only with {IS_RANGE}: true; add that, or "
+                f"{printable(value)} is ignored, because ROLL reads it only with {IS_RANGE}: true; add that, or "
                 f"remove "
                 f"the key"
             )
@@ -185,7 +187,7 @@ def _differences(values: dict[str, Any], agentic: bool) -> Iterator[str]:
     generating = infer.get("generating_args") if isinstance(infer, dict) else None
     temperature = generating.get("temperature", 1) if isinstance(generating, dict) else 1
     if temperature != 1:
-        text = f"{shown(temperature)} also divides the logits of the trained log-probs here, but not in ROLL"
+        text = f"{printable(temperature)} also divides the logits of the trained log-probs here, but not in ROLL"
         yield f"actor_infer.generating_args.temperature: {text}; set it to 1 for the same ratios"
     if values.get("adv_estimator") == "gae":
         text = "gae takes 0 as the value after a response; ROLL takes the critic's values of the padding there"

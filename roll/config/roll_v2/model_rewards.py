@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from roll.config.schema.faults import shown
+from roll.config.schema.faults import printable
 from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.errors import Fault
 
@@ -65,7 +65,7 @@ def translate_model_rewards(rewards: Any, translated: Translated) -> tuple[list[
             ]
         else:
             for key in [key for key in OF_MODELS if key in block and block[key] != NEUTRAL.get(key)]:
-                value = "the key" if key == "judge_api_key" else shown(block[key])
+                value = "the key" if key == "judge_api_key" else printable(block[key])
                 del block[key]
                 warnings.append(f"{where}.{key}: {value} is ignored; the reward does not read it: {OF_MODELS[key]}")
     return warnings, faults

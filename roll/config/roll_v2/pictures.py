@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from roll.config.roll_v2.keys import ROLES
-from roll.config.schema.faults import shown
+from roll.config.schema.faults import printable
 from roll.config.schema.fields import dotted
 from roll.errors import Fault
 
@@ -23,7 +23,7 @@ def picture_faults(values: Mapping[str, Any]) -> list[Fault]:
     """Return a fault for each key, class, template or strategy that is about images, video or diffusion models."""
     found = [*_keys((), values), *_blocks(values)]
     return [
-        Fault(dotted(place), f"{shown(value)}: roll does not support images, video or diffusion models", REMEDY)
+        Fault(dotted(place), f"{printable(value)}: roll does not support images, video or diffusion models", REMEDY)
         for place, value in found
     ]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from roll.config.schema.faults import shown
+from roll.config.schema.faults import printable
 
 USE_LOCAL, CODE_URL, REWARD_TYPE, LENGTH = "use_local", "code_url", "reward_type", "response_length_penalty_coef"
 KEYS = (USE_LOCAL, CODE_URL, REWARD_TYPE, LENGTH)
@@ -50,11 +50,11 @@ def translate_reward_functions(rewards: Any) -> list[str]:
         for key, read in _read(str(block.get("reward") or domain), given):
             value, place = given[key], f"rewards.{domain}.{key}"
             if read.argument is None:
-                warnings.append(f"{place}: {shown(value)} is ignored; {read.said}")
+                warnings.append(f"{place}: {printable(value)} is ignored; {read.said}")
             elif isinstance(arguments := block.setdefault("reward_args", {}), dict):
                 arguments.setdefault(read.argument, value)
                 target = f"reward_args.{read.argument}={arguments[read.argument]}"
-                warnings.append(f"{place}: {shown(value)} is read as {target}; use that instead")
+                warnings.append(f"{place}: {printable(value)} is read as {target}; use that instead")
     return warnings
 
 

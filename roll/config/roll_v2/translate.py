@@ -33,7 +33,7 @@ from roll.config.roll_v2.keys import (
 )
 from roll.config.roll_v2.model_rewards import translate_model_rewards
 from roll.config.roll_v2.reward_functions import judge_as_roll, translate_reward_functions
-from roll.config.schema.faults import shown, shown_at
+from roll.config.schema.faults import printable, printable_at
 from roll.config.schema.fields import dotted
 from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.config.schema.pipelines import PIPELINES
@@ -137,7 +137,7 @@ def _ignored(done: Translation) -> None:
     for pattern, reason in IGNORED.items():
         for place, block in _matches(done.values, pattern.split(".")):
             done.roll_keys.append(pattern)
-            done.warnings.append(f"{dotted(place)}: {shown_at(place, block.pop(place[-1]))} is ignored; {reason}")
+            done.warnings.append(f"{dotted(place)}: {printable_at(place, block.pop(place[-1]))} is ignored; {reason}")
 
 
 def _sequence_length(done: Translation) -> None:
@@ -151,9 +151,9 @@ def _sequence_length(done: Translation) -> None:
     prompt, response = (done.values.get(key) for key in LENGTHS)
     if not missing or not isinstance(value, int):
         difference = (
-            f"; ROLL limits both together to {shown(value)}, roll to {prompt} + {response}" if not missing else ""
+            f"; ROLL limits both together to {printable(value)}, roll to {prompt} + {response}" if not missing else ""
         )
-        said = f"{shown(value)} is ignored without environments; use prompt_length and response_length{difference}"
+        said = f"{printable(value)} is ignored without environments; use prompt_length and response_length{difference}"
         done.warnings.append(f"sequence_length: {said}")
         return
     given = prompt if isinstance(prompt, int) else response if isinstance(response, int) else 0
@@ -165,7 +165,7 @@ def _sequence_length(done: Translation) -> None:
         if not given
         else "; use that instead"
     )
-    done.warnings.append(f"sequence_length: {shown(value)} is read as {said}{total}")
+    done.warnings.append(f"sequence_length: {printable(value)} is read as {said}{total}")
 
 
 def _refused(done: Translation) -> None:
@@ -174,9 +174,9 @@ def _refused(done: Translation) -> None:
             done.roll_keys.append(pattern)
             value = block.pop(place[-1])
             if value is None or value == HOLDS.get(pattern):
-                done.warnings.append(f"{dotted(place)}: {shown(value)} is what roll always does; remove the key")
+                done.warnings.append(f"{dotted(place)}: {printable(value)} is what roll always does; remove the key")
             else:
-                problem = f"{shown_at(place, value)} has no counterpart here"
+                problem = f"{printable_at(place, value)} has no counterpart here"
                 done.faults.append(Fault(dotted(place), problem, f"remove it; {instead}"))
 
 
@@ -190,11 +190,12 @@ def _read_as(done: Translation) -> None:
                 _say(done, place, value, target, value)
             elif not isinstance(value, str | bool) or value not in meanings:
                 done.faults.append(
-                    Fault(dotted(place), f"{shown(value)} has no counterpart here", f"remove it and set {target}")
+                    Fault(dotted(place), f"{printable(value)} has no counterpart here", f"remove it and set {target}")
                 )
             elif meanings[value] is None:
                 done.warnings.append(
-                    f"{dotted(place)}: {shown(value)} is what roll always does; remove the key (it is {target} here)"
+                    f"{dotted(place)}: {printable(value)} is what roll always does; "
+                    f"remove the key (it is {target} here)"
                 )
             else:
                 _say(done, place, value, target, meanings[value], DIFFERS.get((pattern, value), ""))
@@ -217,12 +218,12 @@ def _say(done: Translation, place: tuple[str, ...], value: Any, target: str, mea
     if not isinstance(block, dict):
         return  # The schema reports a value that is not a block.
     if block.setdefault(key, meaning) != meaning:
-        problem = f"{shown(value)}, but {target} is {shown(block[key])}"
+        problem = f"{printable(value)}, but {target} is {printable(block[key])}"
         done.faults.append(Fault(dotted(place), problem, f"remove it; {target} replaces it here"))
     else:
         difference = f"; {differs}" if differs else ""
         done.warnings.append(
-            f"{dotted(place)}: {shown(value)} is read as {target}={meaning}; use that instead{difference}"
+            f"{dotted(place)}: {printable(value)} is read as {target}={meaning}; use that instead{difference}"
         )
 
 
@@ -233,7 +234,7 @@ def _values(done: Translation) -> None:
             if isinstance(old, str | bool | None) and old in translations:
                 block[place[-1]] = translations[old]
                 done.warnings.append(
-                    f"{dotted(place)}: {shown(old)} is read as {translations[old] or 'null'}; use that instead"
+                    f"{dotted(place)}: {printable(old)} is read as {translations[old] or 'null'}; use that instead"
                 )
 
 
@@ -275,11 +276,11 @@ def _global_template(done: Translation) -> None:
     places = [*read, *_held_out_rows(done.values)]
     for place, rows in places:
         if rows.setdefault("template", template) != template:
-            problem = f"{shown(template)}, but {place}.template is {shown(rows['template'])}"
+            problem = f"{printable(template)}, but {place}.template is {printable(rows['template'])}"
             done.faults.append(Fault("global_template", problem, "remove one of the two"))
     targets = " and ".join(f"{place}.template" for place, _ in places)
     said = f"read as {targets}; use that instead" if places else "ignored; no data_args names a file; remove the key"
-    done.warnings.append(f"global_template: {shown(template)} is {said}")
+    done.warnings.append(f"global_template: {printable(template)} is {said}")
 
 
 def _unread_by_variant(done: Translation) -> None:
@@ -292,7 +293,7 @@ def _unread_by_variant(done: Translation) -> None:
             if key in done.values:
                 value = done.values.pop(key)
                 done.warnings.append(
-                    f"{key}: {shown(value)} is ignored; pg_variant {variant} does not read it; remove the key"
+                    f"{key}: {printable(value)} is ignored; pg_variant {variant} does not read it; remove the key"
                 )
 
 
@@ -305,14 +306,14 @@ def _worker_classes(done: Translation) -> None:
         done.roll_keys.append("<role>.worker_cls")
         if given not in OWN_WORKERS:
             remedy = f"remove it; {OWN_LOSS if role in TRAINED else OWN_ROLE}"
-            done.faults.append(Fault(dotted(place), f"{shown(given)} cannot run here", remedy))
+            done.faults.append(Fault(dotted(place), f"{printable(given)} cannot run here", remedy))
         else:
             said = "a role's class follows from its strategy; use strategy_args.strategy_name"
-            done.warnings.append(f"{dotted(place)}: {shown(given)} is ignored; {said}")
+            done.warnings.append(f"{dotted(place)}: {printable(given)} is ignored; {said}")
         if role == "actor_train" and given in OWN_WORKERS - BY_VARIANT and block.get("pg_variant") not in (None, "ppo"):
             variant = block.pop("pg_variant")
             done.warnings.append(
-                f"actor_train.pg_variant: {shown(variant)} is ignored; ROLL reads it only with an ActorPGWorker, "
+                f"actor_train.pg_variant: {printable(variant)} is ignored; ROLL reads it only with an ActorPGWorker, "
                 f"so "
                 f"the "
                 f"loss "
@@ -334,7 +335,7 @@ def _critic_start(done: Translation) -> None:
         del done.values[CRITIC_START]
         target = f"critic.model_args.model_name_or_path={start}"
         done.warnings.append(
-            f"{CRITIC_START}: {shown(start)} is read as {target}, where ROLL's critic starts; use that instead"
+            f"{CRITIC_START}: {printable(start)} is read as {target}, where ROLL's critic starts; use that instead"
         )
 
 
@@ -364,7 +365,7 @@ def _top_k(done: Translation) -> None:
         _say(done, ("logits_topk",), value, "distill_top_k", value, differs)
     else:
         done.warnings.append(
-            f"logits_topk: {shown(value)} is ignored; the whole vocabulary is compared; remove the key"
+            f"logits_topk: {printable(value)} is ignored; the whole vocabulary is compared; remove the key"
         )
 
 
@@ -378,7 +379,7 @@ def _ulysses(done: Translation) -> None:
             _say(done, place, value, f"{place[0]}.strategy_args.strategy_config.sequence_parallel_size", value)
         else:
             done.warnings.append(
-                f"{dotted(place)}: {shown(value)} is ignored; only deepspeed_train has sequence parallelism"
+                f"{dotted(place)}: {printable(value)} is ignored; only deepspeed_train has sequence parallelism"
             )
 
 
@@ -392,12 +393,14 @@ def _backend_timeout(done: Translation) -> None:
     seconds = deadlines.setdefault("collective", 60 * max(minutes)) if isinstance(deadlines, dict) else None
     for place, value in found:
         if value in minutes:
-            said = f"deadlines.collective={shown(seconds)} (in seconds, for all roles); set it there"
-            done.warnings.append(f"{dotted(place)}: {shown(value)} min is replaced by {said}")
+            said = f"deadlines.collective={printable(seconds)} (in seconds, for all roles); set it there"
+            done.warnings.append(f"{dotted(place)}: {printable(value)} min is replaced by {said}")
         else:
             done.faults.append(
                 Fault(
-                    dotted(place), f"{shown(value)} is not a number of minutes", "use deadlines.collective, in seconds"
+                    dotted(place),
+                    f"{printable(value)} is not a number of minutes",
+                    "use deadlines.collective, in seconds",
                 )
             )
 
@@ -411,7 +414,7 @@ def _rewards(done: Translation) -> None:
         name = REWARD_CLASSES.get(class_name) if module.startswith(ROLLS_REWARDS) else None
         if "reward" in block:
             done.warnings.append(
-                f"{dotted(place)}: {shown(class_path)} is ignored; the key `reward` chooses the reward function "
+                f"{dotted(place)}: {printable(class_path)} is ignored; the key `reward` chooses the reward function "
                 f"of "
                 f"this "
                 f"domain"
@@ -442,7 +445,7 @@ def _rewards(done: Translation) -> None:
                 f"set {domain}.reward to {known} or to your own package.module:function, or remove the domain: "
                 f"~{domain}"
             )
-            done.faults.append(Fault(dotted(place), f"{shown(class_path)} has no counterpart here", remedy))
+            done.faults.append(Fault(dotted(place), f"{printable(class_path)} has no counterpart here", remedy))
             done.is_whole = False
 
 
@@ -496,7 +499,7 @@ def _devices(done: Translation) -> None:
             block["device_mapping"] = parse_devices(text)
         except ValueError as error:
             done.faults.append(
-                Fault(dotted(place), f"{shown(text)} is not a list of devices: {error}", f"write {FORMS}")
+                Fault(dotted(place), f"{printable(text)} is not a list of devices: {error}", f"write {FORMS}")
             )
             block["device_mapping"] = None
             done.is_whole = False

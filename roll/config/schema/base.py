@@ -31,7 +31,7 @@ def _not_tiny(value: float) -> float:
     return value
 
 
-def _whole(value: Any) -> Any:
+def _integer(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -55,7 +55,7 @@ PositiveFloat = Annotated[float, Field(gt=0, le=LARGEST_NUMBER), AfterValidator(
 NonNegativeFloat = Annotated[float, Field(ge=0, le=LARGEST_NUMBER), AfterValidator(_not_tiny)]
 Fraction = Annotated[float, Field(ge=0, le=1), AfterValidator(_not_tiny)]
 BelowOne = Annotated[float, Field(ge=0, lt=1), AfterValidator(_not_tiny)]
-Large = Annotated[int, Field(ge=0, le=LARGEST_SIZE), BeforeValidator(_whole)]
+Large = Annotated[int, Field(ge=0, le=LARGEST_SIZE), BeforeValidator(_integer)]
 """An integer that may also be written as `1e8`, which YAML parses as a float."""
 Ranks = Annotated[int, Field(gt=0, le=MOST_RANKS)]
 """A number of processes, or of devices per process."""

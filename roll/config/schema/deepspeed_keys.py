@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from roll.config.schema.kinds import BLOCK, COUNT, FLAG, NUMBER, PRECISION, SIZE, Kind
+from roll.config.schema.kinds import BLOCK, COUNT, FLAG, NUMBER, PRECISION, SIZE, ValueKind
 from roll.errors import Fault
 from roll.registry import nearest
 
@@ -117,7 +117,7 @@ ZERO_REFUSED: Mapping[str, tuple[str, str]] = {
     "zero3_init": SHARDS_AT_LOAD,
 }
 
-ZERO: Mapping[str, Kind] = dict.fromkeys(
+ZERO: Mapping[str, ValueKind] = dict.fromkeys(
     (
         "contiguous_gradients", "reduce_scatter", "use_multi_rank_bucket_allreduce", "allgather_partitions",
         "overlap_comm",
@@ -139,12 +139,12 @@ ZERO: Mapping[str, Kind] = dict.fromkeys(
     COUNT,
 ) | {"reduce_bucket_size": SIZE, "zero_hpz_partition_size": SIZE, "leaf_module": BLOCK}  # fmt: skip
 """Keys of `zero_optimization` that are not in the schema (`deepspeed/runtime/zero/config.py`), with their kinds."""
-BF16: Mapping[str, Kind] = {"enabled": FLAG, "immediate_grad_update": FLAG, "check_grad_overflow": FLAG}
+BF16: Mapping[str, ValueKind] = {"enabled": FLAG, "immediate_grad_update": FLAG, "check_grad_overflow": FLAG}
 BF16_REFUSED: Mapping[str, tuple[str, str]] = {
     "bf16_master_weights_and_grads": FP32_MASTER,
     "bf16_optimizer_states": FP32_MASTER,
 }
-FP16: Mapping[str, Kind] = {
+FP16: Mapping[str, ValueKind] = {
     "enabled": FLAG,
     "loss_scale": NUMBER,
     "initial_scale_power": COUNT,
@@ -158,7 +158,7 @@ FP16_REFUSED: Mapping[str, tuple[str, str]] = {
     "auto_cast": ("inputs are token ids, which cannot be cast", "model_args.dtype sets the precision"),
     "opt_level": ("it is an option of Apex", "model_args.dtype sets the precision"),
 }
-AIO: Mapping[str, Kind] = {
+AIO: Mapping[str, ValueKind] = {
     "block_size": SIZE,
     "queue_depth": SIZE,
     "intra_op_parallelism": SIZE,
@@ -169,8 +169,8 @@ AIO_REFUSED: Mapping[str, tuple[str, str]] = {
     "thread_count": ("DeepSpeed 0.19 no longer reads it", "use intra_op_parallelism"),
     "use_gds": ("roll has not been tested with it", "libaio is used for swapping"),
 }
-DATA_TYPES: Mapping[str, Kind] = {"grad_accum_dtype": PRECISION}
-BLOCKS: Mapping[str, tuple[Mapping[str, Kind], Mapping[str, tuple[str, str]]]] = {
+DATA_TYPES: Mapping[str, ValueKind] = {"grad_accum_dtype": PRECISION}
+BLOCKS: Mapping[str, tuple[Mapping[str, ValueKind], Mapping[str, tuple[str, str]]]] = {
     "zero_optimization": (ZERO, ZERO_REFUSED),
     "bf16": (BF16, BF16_REFUSED),
     "fp16": (FP16, FP16_REFUSED),
@@ -181,7 +181,7 @@ BLOCKS: Mapping[str, tuple[Mapping[str, Kind], Mapping[str, tuple[str, str]]]] =
 
 
 def block_faults(
-    where: str, given: Mapping[str, Any], kinds: Mapping[str, Kind], refused: Mapping[str, tuple[str, str]]
+    where: str, given: Mapping[str, Any], kinds: Mapping[str, ValueKind], refused: Mapping[str, tuple[str, str]]
 ) -> Iterator[Fault]:
     """Yield faults of unknown keys, refused keys and values of the wrong kind.
 

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from roll.config.schema.deepspeed_keys import REFUSED
 from roll.config.schema.engine import DeepSpeedConfig, VllmConfig
-from roll.config.schema.fields import DISCRIMINATOR, dotted, homes, section_at, sections
+from roll.config.schema.fields import DISCRIMINATOR, blocks_of, dotted, paths_of_key, section_at
 from roll.config.schema.foreign import MEGATRON_KEYS, STRATEGIES
 from roll.config.schema.methods import NO_METHOD
 from roll.config.schema.other_names import PROGRAMS, counterpart_of, counterparts_of_block
@@ -96,11 +96,11 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
     section = section_at(root, place[:-1], values)
     if section is DeepSpeedConfig and name in REFUSED:
         why, instead = REFUSED[name]
-        return Fault(dotted(place), f"{shown(value)}, but {why}", f"remove it; {instead}")
+        return Fault(dotted(place), f"{printable(value)}, but {why}", f"remove it; {instead}")
     if section is DeepSpeedConfig and name in MEGATRON_KEYS:
         return Fault(
             dotted(place),
-            f"{shown(value)}: this is a key of Megatron, but the block is for DeepSpeed",
+            f"{printable(value)}: this is a key of Megatron, but the block is for DeepSpeed",
             MEGATRON_KEYS[name],
         )
     known = sorted(section.model_fields) if section else []
@@ -112,7 +112,7 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
     is_roll = name not in PROGRAMS and bool(owners or close)
     translated = (None if is_roll else counterparts_of_block(name, value, root)) or counterpart_of(name, root)
     if translated and section not in (DeepSpeedConfig, VllmConfig):
-        return Fault(dotted(place), f"unknown key, with the value {shown_at(place, value)}", translated)
+        return Fault(dotted(place), f"unknown key, with the value {printable_at(place, value)}", translated)
     above = dotted(place[:-1]) or "the root"
     if owners and not elsewhere:
         remedy = f"this is a key of pipeline: {' or '.join(owners)}; remove it, or change the pipeline"
@@ -127,7 +127,7 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
         remedy = f"did you mean '{far[0]}'? " if far else ""
         listed = f"known keys of {above}: {', '.join(known) or 'none'}"
         remedy += listed if len(known) <= MANY else f"docs/configuration.md lists the keys of {above}"
-    return Fault(dotted(place), f"unknown key, with the value {shown_at(place, value)}", remedy)
+    return Fault(dotted(place), f"unknown key, with the value {printable_at(place, value)}", remedy)
 
 
 def _elsewhere(place: Sequence[str | int], root: type[BaseModel], values: Mapping[str, Any]) -> list[str]:
@@ -135,7 +135,7 @@ def _elsewhere(place: Sequence[str | int], root: type[BaseModel], values: Mappin
 
     Paths in root blocks that the file does not have are left out, unless there are no others.
     """
-    found = [path for path in homes(root, str(place[-1])) if path != dotted(place)]
+    found = [path for path in paths_of_key(root, str(place[-1])) if path != dotted(place)]
     return [path for path in found if "." not in path or path.partition(".")[0] in values] or found
 
 
@@ -147,10 +147,10 @@ def _foreign_block(place: Sequence[str | int], root: type[BaseModel], values: Ma
     if role is None:
         return None
     strategy_args = values[str(place[0])][place[1]]
-    for strategy, _ in sections(role.model_fields["strategy_args"].annotation):
+    for strategy, _ in blocks_of(role.model_fields["strategy_args"].annotation):
         if any(
             place[3] in settings.model_fields
-            for settings, _ in sections(strategy.model_fields["strategy_config"].annotation)
+            for settings, _ in blocks_of(strategy.model_fields["strategy_config"].annotation)
         ):
             (owner,) = get_args(strategy.model_fields[DISCRIMINATOR].annotation)
             keys, chosen = ", ".join(strategy_args["strategy_config"]), strategy_args[DISCRIMINATOR]
@@ -163,7 +163,7 @@ def _foreign_block(place: Sequence[str | int], root: type[BaseModel], values: Ma
     return None
 
 
-def unread_keys(config: BaseModel, choice: str, own: Mapping[str, Sequence[str]]) -> Iterator[Fault]:
+def unread_method_keys(config: BaseModel, choice: str, own: Mapping[str, Sequence[str]]) -> Iterator[Fault]:
     """Yield faults of keys that the chosen method does not read.
 
     Args:
@@ -181,16 +181,16 @@ def unread_keys(config: BaseModel, choice: str, own: Mapping[str, Sequence[str]]
             )
 
 
-def shown(value: Any) -> str:
+def printable(value: Any) -> str:
     """Return a value as JSON for a message, without secrets and truncated to 120 characters."""
     text = json.dumps(redacted(value), ensure_ascii=False, default=str)
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def shown_at(place: Sequence[str | int], value: Any) -> str:
+def printable_at(place: Sequence[str | int], value: Any) -> str:
     """Like `shown`, but hide the value if the key marks it as secret: a string, and in `system_envs` also a number."""
     is_text = isinstance(value, str) or "system_envs" in place and not isinstance(value, Mapping)
-    return HIDDEN if is_text and is_secret(place[-1]) or place[-1] == LOGIN else shown(value)
+    return HIDDEN if is_text and is_secret(place[-1]) or place[-1] == LOGIN else printable(value)
 
 
 def _place(detail: ErrorDetails, values: Any) -> tuple[str | int, ...]:
@@ -219,14 +219,14 @@ def _fault(
     place: tuple[str | int, ...], details: Sequence[ErrorDetails], root: type[BaseModel], values: Mapping[str, Any]
 ) -> Fault:
     detail, kind = details[0], details[0]["type"]
-    value = shown_at(place, detail["input"])
+    value = printable_at(place, detail["input"])
     if kind == "extra_forbidden":
         return unknown_key(place, detail["input"], root, values)
     if kind == "missing":
         return _missing(place, root, values)
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         chosen: Any = detail["input"].get(DISCRIMINATOR) if isinstance(detail["input"], Mapping) else detail["input"]
-        problem = f"unknown strategy {shown(chosen)}" if kind == "union_tag_invalid" else "required, but missing"
+        problem = f"unknown strategy {printable(chosen)}" if kind == "union_tag_invalid" else "required, but missing"
         remedy = f"known strategies of this role: {_strategies(place, root, values)}"
         if isinstance(chosen, str) and chosen in STRATEGIES:
             backend, instead = STRATEGIES[chosen]
@@ -271,7 +271,7 @@ def _as_preset(named: str, place: str) -> str:
 def _strategies(place: tuple[str | int, ...], root: type[BaseModel], values: Mapping[str, Any]) -> str:
     """Return the names of the strategies that the schema allows at this `strategy_args`."""
     section = section_at(root, place[:-1], values)
-    blocks = sections(section.model_fields[str(place[-1])].annotation) if section else ()
+    blocks = blocks_of(section.model_fields[str(place[-1])].annotation) if section else ()
     names = [name for block, _ in blocks for name in get_args(block.model_fields[DISCRIMINATOR].annotation)]
     return ", ".join(f"'{name}'" for name in names)
 

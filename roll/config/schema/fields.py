@@ -26,26 +26,28 @@ class Key:
     """The block that contains the key."""
 
 
-def members(annotation: object) -> tuple[object, ...]:
+def union_members(annotation: object) -> tuple[object, ...]:
     """Return the members of a union without None, or the type itself. `Annotated` is unwrapped."""
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
-        return members(typing.get_args(annotation)[0])
+        return union_members(typing.get_args(annotation)[0])
     if origin in (typing.Union, types.UnionType):
-        return tuple(found for part in typing.get_args(annotation) if part is not type(None) for found in members(part))
+        return tuple(
+            found for part in typing.get_args(annotation) if part is not type(None) for found in union_members(part)
+        )
     return (annotation,)
 
 
-def sections(annotation: object) -> tuple[tuple[type[BaseModel], bool], ...]:
+def blocks_of(annotation: object) -> tuple[tuple[type[BaseModel], bool], ...]:
     """Return the blocks in a type. Each comes with a flag that is true if the block is a value of a mapping (`dict[str,
     Block]`).
     """
     found: list[tuple[type[BaseModel], bool]] = []
-    for part in members(annotation):
+    for part in union_members(annotation):
         if isinstance(part, type) and issubclass(part, BaseModel):
             found.append((part, False))
         elif typing.get_origin(part) is dict:
-            found += [(block, True) for block, _ in sections(typing.get_args(part)[1])]
+            found += [(block, True) for block, _ in blocks_of(typing.get_args(part)[1])]
     return tuple(found)
 
 
@@ -54,7 +56,7 @@ def walk(section: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[Key]
     for name, field in section.model_fields.items():
         path = (*above, name)
         yield Key(path, field, section)
-        for block, keyed in sections(field.annotation):
+        for block, keyed in blocks_of(field.annotation):
             yield from walk(block, (*path, ANY_NAME) if keyed else path)
 
 
@@ -72,7 +74,7 @@ def section_at(root: type[BaseModel], place: Sequence[str | int], values: Any) -
             continue
         if section is None or step not in section.model_fields:
             return None
-        blocks = sections(section.model_fields[str(step)].annotation)
+        blocks = blocks_of(section.model_fields[str(step)].annotation)
         section = _variant([block for block, _ in blocks], values)
         keyed = bool(blocks) and blocks[0][1]
     return section
@@ -88,7 +90,7 @@ def _variant(blocks: Sequence[type[BaseModel]], values: Any) -> type[BaseModel] 
     return None
 
 
-def homes(root: type[BaseModel], name: str) -> list[str]:
+def paths_of_key(root: type[BaseModel], name: str) -> list[str]:
     """Return the paths of all keys with this name."""
     return list(dict.fromkeys(".".join(key.path) for key in walk(root) if key.path[-1] == name))
 

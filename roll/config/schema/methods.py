@@ -9,7 +9,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from roll.algorithms.methods.base import Method, is_path
-from roll.algorithms.methods.kinds import Kind
+from roll.algorithms.methods.kinds import MethodKey
 
 NO_METHOD = "no_method"
 """Type of pydantic's error for an unknown name."""
@@ -23,7 +23,7 @@ class Named:
     default traits.
     """
 
-    kind: Kind
+    kind: MethodKey
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         written = core_schema.plain_serializer_function_ser_schema(str)

@@ -164,17 +164,17 @@ class QueryFilterConfig(StrictConfig):
     )
 
 
-class ServedConfig(RoleConfig):
+class RewardModelRole(RoleConfig):
     """A model that computes rewards. Built from the keys of its domain; see `derived/reward_roles.py`."""
 
     strategy_args: ServingStrategy = Field(description="The backend that serves the model.")
 
 
-class JudgeConfig(ServedConfig):
+class JudgeConfig(RewardModelRole):
     """A judge: a model that generates verdicts."""
 
 
-class ScorerConfig(ServedConfig):
+class ScorerConfig(RewardModelRole):
     """A classifier whose score is the reward."""
 
 

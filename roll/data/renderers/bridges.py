@@ -29,7 +29,7 @@ NO_CALLS = 'its chat template does not write tool calls as <tool_call>{{"name": 
 
 
 @dataclass(frozen=True)
-class Ending:
+class TurnEnd:
     """The template's end of an assistant's turn."""
 
     mark: str
@@ -131,7 +131,7 @@ class TemplateRenderer:
             raise TemplateFault("it renders the prompt of a turn differently once the turn follows it")
         self._encoder.check(whole)
 
-    def _following(self, messages: Messages, tools: Tools) -> tuple[Ending, str, str]:
+    def _following(self, messages: Messages, tools: Tools) -> tuple[TurnEnd, str, str]:
         """Return the end of the previous turn, the text from its last token to the start of the next turn, and that
         text's guard.
         """
@@ -149,12 +149,12 @@ class TemplateRenderer:
             raise TemplateFault(self.no_calls)
         return ending, ending.mark + ending.after + whole[len(ended) :], guard
 
-    def _ending(self, messages: Messages, tools: Tools) -> Ending:
+    def _ending(self, messages: Messages, tools: Tools) -> TurnEnd:
         text = self._render_text(messages, tools, False)
         ended = text.rstrip()
         for mark in sorted(self._encoder.marks, key=len, reverse=True):
             if ended.endswith(mark) and text.rfind(PROBE) < len(ended):
-                return Ending(mark, text[len(ended) :])
+                return TurnEnd(mark, text[len(ended) :])
         raise TemplateFault("it ends a turn of the assistant without a special token")
 
     def _moving(self) -> str | None:

@@ -13,11 +13,11 @@ from roll.backend import Rank
 from roll.config.plan.memory import compiles
 from roll.engines.hf.settings import HfRewardSettings
 from roll.models.layers import compile_layers
-from roll.models.memory_guard import FEWER_TOKENS, told_of_memory
+from roll.models.memory_guard import FEWER_TOKENS, readable_memory_errors
 from roll.models.offload import Offload, tensors_in
 from roll.models.packed_inputs import packed_inputs
 from roll.models.score import load_reward_model
-from roll.system.signs import enter
+from roll.system.signs import announce
 from roll.types import Ints, Sequences
 
 
@@ -41,8 +41,8 @@ class HfReward:
     async def start(self) -> None:
         """See `RewardStrategy`."""
         model_args = self._settings.model_args
-        enter("loading the model")
-        with told_of_memory(self._rank, "loading the model"):
+        announce("loading the model")
+        with readable_memory_errors(self._rank, "loading the model"):
             self._model = load_reward_model(self._settings.model_path, model_args).to(self._rank.device).eval()
         if compiles(model_args, on_gpu=self._rank.device == "cuda"):
             compile_layers(self._model.causal)
@@ -76,7 +76,7 @@ class HfReward:
 
     @torch.no_grad()
     def _score(self, sequences: Sequence[Ints]) -> list[float]:
-        with told_of_memory(self._rank, "scoring", FEWER_TOKENS):
+        with readable_memory_errors(self._rank, "scoring", FEWER_TOKENS):
             # Read results only after all micro-batches are queued, so that the device does not wait for the host
             # between them.
             parts = [
@@ -94,7 +94,7 @@ class HfReward:
     async def onload(self) -> None:
         """See `RewardStrategy`."""
         async with self._works:
-            with told_of_memory(self._rank, "returning to the device"):
+            with readable_memory_errors(self._rank, "returning to the device"):
                 await asyncio.to_thread(self._offload.onload)
 
     async def close(self) -> None:

@@ -20,11 +20,11 @@ from roll.engines.request_gate import RequestGate
 from roll.errors import WeightSyncError
 from roll.models.layers import compile_layers
 from roll.models.load import load_causal_model, load_tokenizer
-from roll.models.memory_guard import told_of_memory
+from roll.models.memory_guard import readable_memory_errors
 from roll.models.offload import Offload, tensors_in
 from roll.models.packed_score import PackedScore
 from roll.models.thinking import ResponseTexts
-from roll.system.signs import enter
+from roll.system.signs import announce
 from roll.types import Completion, FinishReason, Floats, Ints, NumberedCompletions, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
@@ -36,8 +36,8 @@ class HfScore(PackedScore):
     """Implements `ScoreStrategy`, and `TeachStrategy` if `settings.wrap` builds a teacher."""
 
     def __init__(self, settings: HfScoreSettings, rank: Rank) -> None:
-        enter("loading the model")
-        with told_of_memory(rank, "loading the model"):
+        announce("loading the model")
+        with readable_memory_errors(rank, "loading the model"):
             policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args)).to(rank.device).eval()
         if compiles(settings.model_args, on_gpu=rank.device == "cuda"):
             compile_layers(policy.causal)
@@ -65,8 +65,8 @@ class HfGenerate:
         """See `GenerateStrategy`."""
         self._tokenizer = load_tokenizer(self._settings.model_path, self._settings.model_args.trust_remote_code)
         self._text = ResponseTexts(self._tokenizer)
-        enter("loading the model")
-        with told_of_memory(self._rank, "loading the model"):
+        announce("loading the model")
+        with readable_memory_errors(self._rank, "loading the model"):
             self._base = load_causal_model(self._settings.model_path, self._settings.model_args, packed=False).eval()
             self._base.to(self._device)  # pyright: ignore[reportArgumentType]
         # The model's own generation_config would silently change the sampling. Only its ends of sequence count.
@@ -127,7 +127,7 @@ class HfGenerate:
             log_probs=None if log_probs is None else log_probs[:length].astype(np.float32),
             policy_versions=np.full(length, self._version, np.int32),
             finish_reason=reason,
-            text=sampling.said(self._text(sampling.spoken(token_ids[:length].tolist()))),
+            text=sampling.without_end_text(self._text(sampling.without_stop_token(token_ids[:length].tolist()))),
         )
 
     def _ends(self, sampling: Sampling) -> list[int]:
@@ -195,7 +195,7 @@ class HfGenerate:
 
     async def activity(self) -> EngineActivity:
         """See `GenerateStrategy`. A prompt that waits for another prompt does not count as in flight."""
-        activity = EngineActivity(self._gate.take_busy_seconds(), self._generated, self._prefilled)
+        activity = EngineActivity(self._gate.reset_busy_seconds(), self._generated, self._prefilled)
         self._generated = self._prefilled = 0
         return activity
 
@@ -214,7 +214,7 @@ class HfGenerate:
 
     async def onload(self, whole: bool) -> None:
         """See `GenerateStrategy`."""
-        with told_of_memory(self._rank, "returning to the device"):
+        with readable_memory_errors(self._rank, "returning to the device"):
             await asyncio.to_thread(self._offload.onload)
 
     async def close(self) -> None:

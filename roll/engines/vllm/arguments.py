@@ -42,7 +42,7 @@ def engine_arguments(settings: VllmSettings | VllmRewardSettings, device: str) -
     return arguments
 
 
-def whole_products(settings: VllmSettings | VllmRewardSettings) -> None:
+def use_fp32_attention(settings: VllmSettings | VllmRewardSettings) -> None:
     """With fp32 models, stop Triton's attention kernels from rounding operands to tf32. Must be called before an engine
     starts.
     """

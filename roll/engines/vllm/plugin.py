@@ -21,7 +21,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from roll.config.derived.model_shape import is_seeing_hybrid
 from roll.errors import WeightSyncError
 from roll.system.orphans import die_with
-from roll.system.signs import enter
+from roll.system.signs import announce
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import Bucket
 from roll.weight_sync.device import DeviceBucket
@@ -49,10 +49,10 @@ class StageHandler(logging.Handler):
         message = str(record.msg).removeprefix("%s")
         stage = next((stage for begin, stage in STAGES.items() if message.startswith(begin)), None)
         if stage:
-            enter(stage)
+            announce(stage)
 
 
-def tell_stages() -> None:
+def report_stages() -> None:
     """Start to report the stages of this process. Idempotent. vLLM's own output does not change, because its handler
     has its own level.
     """
@@ -69,15 +69,15 @@ TEXT_MODEL = "language_model."
 """Prefix of the text model's parameters in a multimodal Qwen3.5 model."""
 
 
-def register() -> None:
+def register_backend() -> None:
     """Register the backend in vLLM. This is the entry point, which vLLM may call more than once in a process.
 
     Also make a child process of vLLM end when its parent dies. Otherwise it would outlive the parent and hold its GPU.
     """
     if (parent := multiprocessing.parent_process()) is not None and parent.pid is not None:
         die_with(parent.pid)
-        tell_stages()
-        enter("engine's process started")
+        report_stages()
+        announce("engine's process started")
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, "BucketReceiver")
 

@@ -15,10 +15,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from roll.backend import Rank
 from roll.engines.request_gate import RequestGate
-from roll.engines.vllm.arguments import engine_arguments, whole_products
+from roll.engines.vllm.arguments import engine_arguments, use_fp32_attention
 from roll.engines.vllm.settings import VllmRewardSettings
 from roll.models.score import check_reward_model
-from roll.system.signs import enter
+from roll.system.signs import announce
 from roll.types import Ints
 
 
@@ -37,8 +37,8 @@ class VllmReward:
         check_reward_model(settings.model_path, settings.model_args)
         arguments = engine_arguments(settings, self._rank.device)
         arguments |= {"runner": "pooling", "convert": "classify"} | settings.engine.engine_args
-        whole_products(settings)
-        enter("starting the engine's process")
+        use_fp32_attention(settings)
+        announce("starting the engine's process")
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
     async def scores(self, sequences: Sequence[Ints]) -> list[float]:

@@ -36,13 +36,13 @@ from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, Schedule
 
 from roll.backend import EngineActivity, Rank
 from roll.engines.request_gate import RequestGate
-from roll.engines.vllm.arguments import engine_arguments, whole_products
+from roll.engines.vllm.arguments import engine_arguments, use_fp32_attention
 from roll.engines.vllm.plugin import BACKEND, bucket_as_plain, route_as_plain
 from roll.engines.vllm.settings import VllmSettings
 from roll.errors import WeightSyncError
 from roll.models.load import load_tokenizer
 from roll.models.thinking import ResponseTexts
-from roll.system.signs import enter
+from roll.system.signs import announce
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
@@ -74,7 +74,7 @@ class StepCounts:
             self._prefilled += iteration.prompt_token_stats.computed
             self._preemptions += iteration.num_preempted_reqs
 
-    def take(self, busy_seconds: float, tokens_in_flight: int) -> EngineActivity:
+    def reset(self, busy_seconds: float, tokens_in_flight: int) -> EngineActivity:
         """Return the activity since the last call, together with the given values. The numbers of requests are means
         over engine steps.
         """
@@ -169,8 +169,8 @@ class VllmGenerate:
             arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
         arguments |= engine.engine_args
         self._texts = ResponseTexts(load_tokenizer(settings.model_path, settings.model_args.trust_remote_code))
-        whole_products(settings)
-        enter("starting the engine's process")
+        use_fp32_attention(settings)
+        announce("starting the engine's process")
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[logger_into(self._counts)])
         # vLLM's statistics read an environment variable for each token, which costs four times as much as the rest of
         # their work.
@@ -236,10 +236,10 @@ class VllmGenerate:
     async def _completions(
         self, ended: Sequence[tuple[int, CompletionOutput]], sampling: Sampling
     ) -> NumberedCompletions:
-        token_ids = [sampling.spoken(list(sample.token_ids)) for _, sample in ended]
+        token_ids = [sampling.without_stop_token(list(sample.token_ids)) for _, sample in ended]
         # Decode in a thread, because the event loop must keep feeding the engine. The tokenizer releases the GIL.
         texts = await asyncio.to_thread(self._texts.several, token_ids)
-        texts = [sampling.said(text) for text in texts]
+        texts = [sampling.without_end_text(text) for text in texts]
         return [(number, completion(sample, text)) for (number, sample), text in zip(ended, texts, strict=True)]
 
     async def pause(self) -> None:
@@ -258,7 +258,7 @@ class VllmGenerate:
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
         """See `GenerateStrategy`."""
-        await _taken(
+        await _finished(
             self._engine.init_weight_transfer_engine(
                 WeightTransferInitRequest(init_info=route_as_plain(route, rendezvous))
             )
@@ -267,14 +267,14 @@ class VllmGenerate:
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
         """See `GenerateStrategy`."""
         if not self._update_is_open:
-            await _taken(self._engine.start_weight_update())
+            await _finished(self._engine.start_weight_update())
             self._update_is_open = True
-        await _taken(self._engine.update_weights(WeightTransferUpdateRequest(update_info=bucket_as_plain(bucket))))
+        await _finished(self._engine.update_weights(WeightTransferUpdateRequest(update_info=bucket_as_plain(bucket))))
 
     async def load_adapter(self, adapter: Adapter) -> None:
         """See `GenerateStrategy`."""
         with adapter.folder() as folder:
-            await _taken(self._engine.add_lora(LoRARequest("policy", ADAPTER_ID, str(folder), load_inplace=True)))
+            await _finished(self._engine.add_lora(LoRARequest("policy", ADAPTER_ID, str(folder), load_inplace=True)))
             if ADAPTER_ID not in await self._engine.list_loras():
                 raise WeightSyncError("vLLM accepted the adapter but does not list it")
             # Without load_inplace, requests use the loaded adapter and do not load it again.
@@ -283,7 +283,7 @@ class VllmGenerate:
     async def resume(self, policy_version: int) -> None:
         """See `GenerateStrategy`."""
         if self._update_is_open:
-            await _taken(self._engine.finish_weight_update())
+            await _finished(self._engine.finish_weight_update())
             self._update_is_open = False
             self._discarded_weights = False
         self._version, self._syncs = policy_version, self._syncs + 1
@@ -300,7 +300,7 @@ class VllmGenerate:
 
     async def activity(self) -> EngineActivity:
         """See `GenerateStrategy`."""
-        return self._counts.take(self._may_generate.take_busy_seconds(), tokens_in_flight(self._engine))
+        return self._counts.reset(self._may_generate.reset_busy_seconds(), tokens_in_flight(self._engine))
 
     async def cause_of_death(self) -> str | None:
         """See `GenerateStrategy`. vLLM does not report why its process died, so the message refers to the process's
@@ -372,7 +372,7 @@ def completion(sample: CompletionOutput, text: str) -> Completion:
     )
 
 
-async def _taken(step: Awaitable[object]) -> None:
+async def _finished(step: Awaitable[object]) -> None:
     """Wait for a step of a weight update. vLLM reports errors of its workers as a plain `Exception`.
 
     Raises:

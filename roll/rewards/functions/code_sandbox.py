@@ -16,14 +16,14 @@ from roll.config.derived.rewards import SANDBOX_WALL_SECONDS
 from roll.rewards.answers import final_text
 from roll.rewards.base import REWARDS, RewardTraits
 from roll.rewards.programs import Cases, cases_of, imported_packages, job_of, passes, program_of
-from roll.rewards.sandbox.bubblewrap import PACKAGES, SandboxUnavailable, survey
-from roll.rewards.sandbox.fusion import answers, run_at
-from roll.rewards.sandbox.program import Ending, Limits, Outcome, ready, run
+from roll.rewards.sandbox.bubblewrap import PACKAGES, SandboxUnavailable, find_interpreter
+from roll.rewards.sandbox.fusion import check_server, run_at
+from roll.rewards.sandbox.program import CaseEnd, Outcome, ProgramLimits, ready, run_program
 from roll.types import Prompt, RewardOutcome, RewardResult
 
 BUBBLEWRAP, NO_SANDBOX, SERVER = "bubblewrap", "none", ("http://", "https://")
 LACKS = "{who} {packages}, and the sandbox lacks it: set reward_args.python to a Python interpreter that has it"
-LATE = (Ending.CPU_TIME, Ending.WALL_TIME)
+LATE = (CaseEnd.CPU_TIME, CaseEnd.WALL_TIME)
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def code_sandbox(
     wanted = cases_of(row)
     text = final_text(response)
     program = text if wanted.kind == "text" else program_of(text, block)
-    limits = Limits(cpu_seconds, wall_seconds, memory_mib, disk_mib, output_mib)
+    limits = ProgramLimits(cpu_seconds, wall_seconds, memory_mib, disk_mib, output_mib)
     try:
         result = _judged(
             wanted, program, sandbox, python, limits, until_first=cases == "first_failure", tolerance=tolerance
@@ -101,23 +101,27 @@ def _judged(
     program: str | None,
     sandbox: str,
     python: str | None,
-    limits: Limits,
+    limits: ProgramLimits,
     until_first: bool,
     tolerance: float | None,
 ) -> RewardResult:
     remote, absent = sandbox.startswith(SERVER), set[str]()
     if remote:
-        answers(sandbox)
+        check_server(sandbox)
     else:
-        ready(survey(python), sandbox == BUBBLEWRAP)
-        absent.update(name for name in PACKAGES if name not in survey(python).packages)
+        ready(find_interpreter(python), sandbox == BUBBLEWRAP)
+        absent.update(name for name in PACKAGES if name not in find_interpreter(python).packages)
     if lacked := absent & {name for prefix, code, _ in wanted.tests for name in imported_packages(f"{prefix}\n{code}")}:
         raise SandboxUnavailable(LACKS.format(who="the row's tests import", packages=", ".join(sorted(lacked))))
     if program is None:
         return RewardResult(0.0, RewardOutcome.UNPARSABLE, note="no Python program in the response")
     job = job_of(wanted, program)
-    outcomes = run_at(sandbox, job, limits) if remote else run(job, limits, survey(python), sandbox == BUBBLEWRAP)
-    result = verdict(outcomes, wanted, until_first, tolerance)
+    outcomes = (
+        run_at(sandbox, job, limits)
+        if remote
+        else run_program(job, limits, find_interpreter(python), sandbox == BUBBLEWRAP)
+    )
+    result = cases_verdict(outcomes, wanted, until_first, tolerance)
     if result.value < 1 and (missed := _missed(result.note, program, absent)):
         say_once(missed)
         raise SandboxUnavailable(LACKS.format(who="the program imports", packages=missed))
@@ -137,7 +141,7 @@ def say_once(package: str) -> None:
     logger.warning(LACKS.format(who="programs import", packages=package))
 
 
-def verdict(
+def cases_verdict(
     outcomes: Iterator[Outcome], cases: Cases, until_first: bool, tolerance: float | None = None
 ) -> RewardResult:
     """Return the result for the outcomes of a program's cases. Outputs are compared with the expected ones here,
@@ -152,7 +156,7 @@ def verdict(
                 passed += 1
                 continue
             late += outcome.ending in LATE
-            uncompiled = float(outcome.ending == Ending.COMPILE_ERROR)
+            uncompiled = float(outcome.ending == CaseEnd.COMPILE_ERROR)
             note = note or f"case {index + 1} of {total}: {describe(outcome)}"
             if until_first or uncompiled:
                 break
@@ -164,11 +168,11 @@ def verdict(
 def describe(outcome: Outcome) -> str:
     """Return the reason why a case failed."""
     why = {
-        Ending.OK: "wrong output",
-        Ending.FAILED: "failed",
-        Ending.COMPILE_ERROR: "compile error",
-        Ending.CPU_TIME: "timeout (CPU time)",
-        Ending.WALL_TIME: "timeout (wall time)",
-        Ending.OUTPUT_SIZE: "too much output",
+        CaseEnd.OK: "wrong output",
+        CaseEnd.FAILED: "failed",
+        CaseEnd.COMPILE_ERROR: "compile error",
+        CaseEnd.CPU_TIME: "timeout (CPU time)",
+        CaseEnd.WALL_TIME: "timeout (wall time)",
+        CaseEnd.OUTPUT_SIZE: "too much output",
     }[outcome.ending]
     return f"{why}: {outcome.note}" if outcome.note else why

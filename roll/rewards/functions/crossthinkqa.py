@@ -25,7 +25,7 @@ RIGHT = 0.5
 """Smallest reward in VALUES of a right choice that the `reward_type` accepts."""
 
 
-def right_letter(row: Mapping[str, Any]) -> str:
+def crossthink_letter(row: Mapping[str, Any]) -> str:
     """Return the letter of the right choice. Raises ValueError if the row has no reference answer, or one without a
     capital letter.
     """
@@ -56,7 +56,7 @@ box.
 
 
 @REWARDS.register("crossthinkqa")
-@declares(RewardTraits(check_row=right_letter, passes_at=RIGHT, passes_by="answer"))
+@declares(RewardTraits(check_row=crossthink_letter, passes_at=RIGHT, passes_by="answer"))
 def crossthinkqa(
     prompt: Prompt,
     response: str,
@@ -88,7 +88,7 @@ def crossthinkqa(
         raise ValueError(f"reward_type is '{reward_type}'; it must be one of {', '.join(VALUES)}")
     if choice not in CHOICES:
         raise ValueError(f"choice is '{choice}'; it must be one of {', '.join(CHOICES)}")
-    reference = right_letter(row)
+    reference = crossthink_letter(row)
     text = final_text(response)
     boxed = last_boxed(text)
     letter = CHOICES[choice](text, boxed)

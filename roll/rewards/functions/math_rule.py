@@ -135,10 +135,10 @@ def math_rule(prompt: Prompt, response: str, row: Mapping[str, Any]) -> RewardRe
     ranges = range_of(reference), range_of(answer)
     if any(ranges):
         return RewardResult(float(ranges[0] == ranges[1]), note=f"answer {answer[:80]}")
-    return judge(reference, text[-SEARCHED_CHARACTERS:] if boxed is None else f"\\boxed{{{boxed}}}")
+    return math_verdict(reference, text[-SEARCHED_CHARACTERS:] if boxed is None else f"\\boxed{{{boxed}}}")
 
 
-def judge(reference: str, answer: str) -> RewardResult:
+def math_verdict(reference: str, answer: str) -> RewardResult:
     """Return math-verify's verdict. `answer` is a box, or a text to search for an answer."""
     expected = read_reference(reference)
     if not expected:

@@ -33,11 +33,18 @@ from roll.config.derived.rewards import is_async
 from roll.errors import ConfigError
 from roll.hosted.frames import receive, receive_next
 from roll.hosted.raised import INSTALLED
-from roll.hosted.served import bound_memory, served
+from roll.hosted.served import bound_memory, serving_parent
 from roll.rewards.base import RewardFunction, rewards_of, row_check, traits_of
-from roll.rewards.hosting.messages import Assignment, Entry, PartTraits, Ready, answer_message, ready_message
+from roll.rewards.hosting.messages import (
+    Entry,
+    PartTraits,
+    RewardAssignment,
+    RewardsReady,
+    answer_message,
+    rewards_ready_message,
+)
 from roll.rewards.parts import RewardPart
-from roll.rewards.verdicts import raised, timed_out, verdict, verdicts
+from roll.rewards.verdicts import checked_result, raised, timed_out, verdicts
 from roll.types import Prompt, RewardResult
 
 _CODE = attrgetter("__code__")
@@ -147,7 +154,7 @@ class _Call(NamedTuple):
         return self.function(own, asked, self.row, **self.reward_args)
 
     def results(self, returned: Any) -> list[RewardResult]:
-        return verdicts(returned, self.responses) if self.group else [verdict(returned, self.responses[0])]
+        return verdicts(returned, self.responses) if self.group else [checked_result(returned, self.responses[0])]
 
     def failed(self, error: BaseException) -> list[RewardResult]:
         return [raised(error, __file__)] * len(self.responses)
@@ -155,13 +162,13 @@ class _Call(NamedTuple):
 
 def main(descriptor: int, parent: int) -> None:
     """Serve calls until the parent closes the socket."""
-    with served(descriptor, parent) as (connection, incoming):
-        assignment: Assignment = receive(incoming)
+    with serving_parent(descriptor, parent) as (connection, incoming):
+        assignment: RewardAssignment = receive(incoming)
         bound_memory(assignment.memory_bytes)
         try:
             functions = rewards_of(assignment.domain, assignment.parts, assignment.concurrency)
         except ConfigError as error:
-            connection.sendall(ready_message(Ready(error.faults)))
+            connection.sendall(rewards_ready_message(RewardsReady(error.faults)))
             return
         traits = tuple(
             PartTraits(one.needs_service, one.check_row is not None, one.passes_at, one.passes_by)
@@ -170,7 +177,7 @@ def main(descriptor: int, parent: int) -> None:
         functions = list(map(row_check, functions)) if assignment.checks_rows else functions
         side_by_side = any(map(is_async, functions))
         definitions = Definitions({str(getattr(function, "__module__", "")) for function in functions})
-        connection.sendall(ready_message(Ready((), traits, side_by_side)))
+        connection.sendall(rewards_ready_message(RewardsReady((), traits, side_by_side)))
         if side_by_side:
             asyncio.run(_side_by_side(connection, assignment, functions, definitions))
         else:
@@ -180,7 +187,7 @@ def main(descriptor: int, parent: int) -> None:
 def _in_turn(
     connection: socket.socket,
     incoming: Any,
-    assignment: Assignment,
+    assignment: RewardAssignment,
     functions: Sequence[RewardFunction],
     definitions: Definitions,
 ) -> None:
@@ -200,7 +207,10 @@ def _in_turn(
 
 
 async def _side_by_side(
-    connection: socket.socket, assignment: Assignment, functions: Sequence[RewardFunction], definitions: Definitions
+    connection: socket.socket,
+    assignment: RewardAssignment,
+    functions: Sequence[RewardFunction],
+    definitions: Definitions,
 ) -> None:
     own, slots, running = os.getpid(), asyncio.Semaphore(assignment.concurrency), set[asyncio.Task[None]]()
     connection.setblocking(False)

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from roll.errors import Fault
-from roll.hosted.frames import Garbled, framed, shown
+from roll.hosted.frames import Garbled, framed, garbled_text
 from roll.hosted.raised import TRACE_CHARACTERS
 from roll.rewards.parts import RewardPart
 from roll.rewards.verdicts import MOST_NOTE, MOST_PART_NAME, MOST_PARTS
@@ -29,7 +29,7 @@ Entry = tuple[int, int, Prompt, Sequence[str], Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Assignment:
+class RewardAssignment:
     """The first message to a child: the rewards that it computes, and its limits."""
 
     domain: str
@@ -59,7 +59,7 @@ class PartTraits:
 
 
 @dataclass(frozen=True)
-class Ready:
+class RewardsReady:
     """A child's first message, before any call."""
 
     faults: tuple[Fault, ...]
@@ -70,7 +70,7 @@ class Ready:
     """Whether the child itself ends calls that exceed the deadline, as long as its event loop is not blocked."""
 
 
-class Answer(NamedTuple):
+class RewardOutcomeMessage(NamedTuple):
     """The outcome of a call. The results are not yet decoded."""
 
     number: int
@@ -82,7 +82,7 @@ class Answer(NamedTuple):
     """Name of a function, class or module that was replaced during the call; the child then ends. Empty if none was."""
 
 
-def ready_message(ready: Ready) -> bytes:
+def rewards_ready_message(ready: RewardsReady) -> bytes:
     """Encode `Ready` as the child sends it."""
     faults = [[fault.place, fault.problem, fault.remedy] for fault in ready.faults]
     traits = [[trait.needs_service, trait.checks_rows, trait.passes_at, trait.passes_by] for trait in ready.traits]
@@ -93,11 +93,11 @@ def answer_message(number: int, seal: int, results: Sequence[RewardResult], repl
     """Encode an answer as the child sends it. Not with `json.dumps`, which takes twice as long: there is an answer for
     each response.
     """
-    said = ",".join(map(_said, results))
+    said = ",".join(map(_encoded_result, results))
     return framed(f"[{number},{seal},[{said}],{_quoted(replaced)}]".encode())
 
 
-def _said(result: RewardResult) -> str:
+def _encoded_result(result: RewardResult) -> str:
     parts = ",".join(f"{_quoted(name)}:{part!r}" for name, part in result.parts.items()) if result.parts else ""
     turns = ",".join(f"[{turn.end},{turn.value!r}]" for turn in result.turns) if result.turns else ""
     score = "null" if result.score is None else repr(result.score)
@@ -105,29 +105,29 @@ def _said(result: RewardResult) -> str:
     return f"[{said},{_quoted(result.trace)}]" if result.trace else f"[{said}]"
 
 
-def read_ready(body: bytes, parts: int) -> Ready:
+def read_rewards_ready(body: bytes, parts: int) -> RewardsReady:
     """Decode the `Ready` of a child that computes this number of parts. Raises Garbled if it is malformed."""
     try:
         faults, traits, ends_calls = json.loads(body)
-        ready = Ready(
+        ready = RewardsReady(
             tuple(Fault(*map(_text, fault)) for fault in faults),
             tuple(_traits(*one) for one in traits),
             _flag(ends_calls),
         )
     except (ValueError, TypeError, RecursionError) as error:
-        raise Garbled(shown(body)) from error
+        raise Garbled(garbled_text(body)) from error
     if not ready.faults and len(ready.traits) != parts:
-        raise Garbled(shown(body))
+        raise Garbled(garbled_text(body))
     return ready
 
 
-def read_answer(body: bytes) -> Answer:
+def read_answer(body: bytes) -> RewardOutcomeMessage:
     """Decode an answer, except its results. Raises Garbled if it is malformed."""
     try:
         text = body.decode()
         (number, seal, results, replaced), end = _scanned(text, 0)
     except (ValueError, TypeError, RecursionError, StopIteration) as error:
-        raise Garbled(shown(body)) from error
+        raise Garbled(garbled_text(body)) from error
     if (
         end == len(text)
         and type(number) is int
@@ -135,8 +135,8 @@ def read_answer(body: bytes) -> Answer:
         and type(results) is list
         and type(replaced) is str
     ):
-        return Answer(number, seal, results, replaced[:MOST_NOTE])
-    raise Garbled(shown(body))
+        return RewardOutcomeMessage(number, seal, results, replaced[:MOST_NOTE])
+    raise Garbled(garbled_text(body))
 
 
 def results_of(said: list[Any], responses: Sequence[str]) -> list[RewardResult]:

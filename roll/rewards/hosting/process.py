@@ -27,13 +27,13 @@ from roll.errors import ConfigError, RollError
 from roll.hosted.contained import CANCEL_SECONDS, Child, ChildDied
 from roll.hosted.frames import Garbled, new_seals
 from roll.rewards.hosting.messages import (
-    Answer,
-    Assignment,
     Entry,
     PartTraits,
-    Ready,
+    RewardAssignment,
+    RewardOutcomeMessage,
+    RewardsReady,
     read_answer,
-    read_ready,
+    read_rewards_ready,
     results_of,
 )
 from roll.rewards.parts import parts_of, summed
@@ -123,11 +123,13 @@ class RewardProcess:
         self._parts = parts_of(domain, section)
         self._bounds = TreeBounds(int(section.memory_gib * GIB), section.max_processes)
         memory = self._bounds.memory_bytes
-        self._assignment = Assignment(domain, self._parts, section.concurrency, section.timeout, memory, checks_rows)
+        self._assignment = RewardAssignment(
+            domain, self._parts, section.concurrency, section.timeout, memory, checks_rows
+        )
         self._child: Child | None = None
         self._watching: asyncio.Task[None] | None = None
         self._told: set[str] = set()
-        self._ready = Ready(())
+        self._ready = RewardsReady(())
         self._turn = asyncio.Lock()
         self._closed = False
         self._serving: asyncio.Task[None] | None = None
@@ -224,7 +226,7 @@ class RewardProcess:
             try:
                 while self._waiting or self._queue or self._alone or self._sent:
                     self._check_open()
-                    await self._some()
+                    await self._exchange()
             except BaseException as error:
                 self._end()
                 begun = (batch.group for batch in (*self._alone, *self._queue, *self._sent.values()))
@@ -235,13 +237,13 @@ class RewardProcess:
                 if not isinstance(error, Exception):
                     raise
 
-    async def _some(self) -> None:
+    async def _exchange(self) -> None:
         """Send calls, and process at least one answer or the loss of the child."""
         # a child that has died is replaced only after its unanswered calls are processed
         child = self._child if self._sent and self._child else await self._started()
         seconds = self._section.timeout + (CANCEL_SECONDS if self._ready.ends_calls else 0.0)
         loop = asyncio.get_running_loop()
-        entries = [self._entry(batch) for batch in self._taken()]
+        entries = [self._entry(batch) for batch in self._next_calls()]
         self._begin(loop.time())
         if not self._sent:
             return
@@ -252,7 +254,7 @@ class RewardProcess:
             messages = await child.receive(left, LINGER if len(self._sent) > 1 else 0.0)
             now = loop.time()
             for message in messages:
-                if replaced := self._take(read_answer(message), now):
+                if replaced := self._store(read_answer(message), now):
                     self._part_with(replaced)
                     break
         except TimeoutError:
@@ -262,7 +264,7 @@ class RewardProcess:
         except Garbled as garbled:
             self._lose(crashed(f"its process sent an invalid verdict: {garbled}"))
 
-    def _take(self, answer: Answer, now: float) -> str:
+    def _store(self, answer: RewardOutcomeMessage, now: float) -> str:
         """Store the results of a call. Return the name of a definition that was replaced during the call, or an empty
         string.
 
@@ -279,7 +281,7 @@ class RewardProcess:
         batch.settle(number, results)
         return answer.replaced
 
-    def _taken(self) -> list[_Batch]:
+    def _next_calls(self) -> list[_Batch]:
         """Return the calls to send now. A child that makes one call at a time reads no messages during a call, so later
         calls wait.
         """
@@ -364,7 +366,7 @@ class RewardProcess:
             self._watching = asyncio.create_task(self._child.watch(f"rewards.{self._assignment.domain}", self._bounds))
             await self._child.send(self._assignment, self._start_seconds)
             message, *_ = await self._child.receive(self._start_seconds)
-            self._ready = read_ready(message, len(self._parts))
+            self._ready = read_rewards_ready(message, len(self._parts))
         except BaseException as error:
             self._end()
             if isinstance(error, TimeoutError):

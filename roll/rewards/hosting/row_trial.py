@@ -105,7 +105,7 @@ async def _tried(
     responses = ["", ""] if any(parts[index].group for index in called) else [""]
     shapes: dict[Any, list[int]] = {}
     for index, prompt in enumerate(prompts):
-        shapes.setdefault(shape_of(prompt.row), []).append(index)
+        shapes.setdefault(value_shape(prompt.row), []).append(index)
     found = []
     for alike in [*shapes.values()][1 : MOST_SHAPES + 1]:
         results = await process.results(prompts[alike[0]], responses, called)
@@ -116,7 +116,7 @@ async def _tried(
     return found
 
 
-def shape_of(value: Any) -> Any:
+def value_shape(value: Any) -> Any:
     """Return the shape of a value of a row: the type, whether it is empty, and the shapes of the values of an object by
     key.
     """
@@ -129,7 +129,7 @@ def shape_of(value: Any) -> Any:
 
 def _shapes(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key in sorted(values):
-        yield key, shape_of(values[key])
+        yield key, value_shape(values[key])
 
 
 async def try_rows(

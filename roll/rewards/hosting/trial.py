@@ -22,7 +22,9 @@ class Trial(NamedTuple):
     """When a response passes, by domain. Domains whose rewards cannot be loaded are left out."""
 
 
-async def trial(sections: Mapping[str, RewardConfig], firsts: Mapping[str, Prompt], start_seconds: float) -> Trial:
+async def try_rewards(
+    sections: Mapping[str, RewardConfig], firsts: Mapping[str, Prompt], start_seconds: float
+) -> Trial:
     """Import the reward functions of every domain, and call each with an empty response, except those that need a
     service.
 

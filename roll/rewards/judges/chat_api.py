@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from roll.rewards.judges.judge import Reply
+from roll.rewards.judges.judge import JudgeReply
 from roll.types import Sampling
 
 TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
@@ -58,7 +58,9 @@ def longest_wait(retries: int) -> float:
     return retries * LONGEST_WAIT
 
 
-def read_reply(status: int, headers: Mapping[str, str], body: bytes, now: datetime | None = None) -> Reply | Refusal:
+def parse_chat_response(
+    status: int, headers: Mapping[str, str], body: bytes, now: datetime | None = None
+) -> JudgeReply | Refusal:
     """Parse an HTTP response of the chat-completions protocol. `now` is the current time; a date in `Retry-After` is
     relative to it.
     """
@@ -74,10 +76,10 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, now: dateti
         usage = said.get("usage") or {}
         counts = [int(usage.get(key) or 0) for key in ("prompt_tokens", "completion_tokens")]
     except UNREADABLE:
-        return Refusal(f"the response is not a chat completion: {_shown(body)}", again=True)
+        return Refusal(f"the response is not a chat completion: {_excerpt(body)}", again=True)
     if not answers:
         return Refusal("the response has no choices", again=True)
-    return Reply(answers, counts[0], counts[1])
+    return JudgeReply(answers, counts[0], counts[1])
 
 
 def _content(message: Mapping[str, Any]) -> str:
@@ -110,12 +112,12 @@ def _message(body: bytes) -> str:
     """Return the error message if the body has OpenAI's error format, else the start of the body."""
     try:
         error = json.loads(body)["error"]
-        return _shown((error["message"] if isinstance(error, dict) else str(error)).encode())
+        return _excerpt((error["message"] if isinstance(error, dict) else str(error)).encode())
     except UNREADABLE:
-        return _shown(body)
+        return _excerpt(body)
 
 
-def _shown(body: bytes) -> str:
+def _excerpt(body: bytes) -> str:
     text = " ".join(body[: 4 * SHOWN_CHARACTERS].decode(errors="replace").split())
     return repr(text[:SHOWN_CHARACTERS])
 
@@ -199,14 +201,14 @@ class ApiChat:
     async def start(self) -> None:
         """Do nothing: only a request can show whether the URL answers."""
 
-    async def ask(self, message: str) -> Reply:
+    async def ask(self, message: str) -> JudgeReply:
         """See `Chat`. Waits until fewer than `concurrency` requests are in flight, and then at most
         `ApiModel.longest_seconds`.
         """
         async with self._turns:
             return await self._attempts(self._model.body(message))
 
-    async def _attempts(self, body: dict[str, Any]) -> Reply:
+    async def _attempts(self, body: dict[str, Any]) -> JudgeReply:
         for attempt in range(1, self._model.retries + 2):
             if self._model.max_calls is not None and self._calls >= self._model.max_calls:
                 return self._failed(
@@ -214,7 +216,7 @@ class ApiChat:
                 )
             self._calls += 1
             reply = await self._request(body)
-            if isinstance(reply, Reply):
+            if isinstance(reply, JudgeReply):
                 return reply
             if not reply.again or attempt > self._model.retries:
                 attempts = f" (attempt {attempt})" if attempt > 1 else ""
@@ -222,7 +224,7 @@ class ApiChat:
             await self._sleep(wait_seconds(attempt, reply.after, self._random))
         raise AssertionError("the last attempt returns")
 
-    async def _request(self, body: dict[str, Any]) -> Reply | Refusal:
+    async def _request(self, body: dict[str, Any]) -> JudgeReply | Refusal:
         try:
             # httpx limits each read, but not the whole request: a server may send single bytes slowly.
             async with asyncio.timeout(self._model.seconds):
@@ -231,16 +233,16 @@ class ApiChat:
             return Refusal(f"no response within {self._model.seconds:g} s", again=True)
         except httpx.HTTPError as error:
             return Refusal(f"{type(error).__name__}: {error}", again=True)
-        return read_reply(response.status_code, response.headers, response.content)
+        return parse_chat_response(response.status_code, response.headers, response.content)
 
-    def _failed(self, why: str) -> Reply:
+    def _failed(self, why: str) -> JudgeReply:
         """Return a failed reply. Each distinct cause is logged once, up to MOST_SAID causes; the result's note always
         has the cause.
         """
         if why not in self._said and len(self._said) < MOST_SAID:
             self._said.add(why)
             LOG.warning("no verdict: %s", why)
-        return Reply(failure=why)
+        return JudgeReply(failure=why)
 
     async def close(self) -> None:
         """Close the connections."""

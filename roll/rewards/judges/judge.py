@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Protocol
 
 from roll.rewards.answers import ground_truth
-from roll.rewards.judges.judging import AnswerPattern, JudgeTemplate, verdict
+from roll.rewards.judges.judging import AnswerPattern, JudgeTemplate, judges_verdict
 from roll.types import Metrics, Prompt, RewardOutcome, RewardResult
 
 ANSWERS_KEPT = 1 << 16
@@ -20,7 +20,7 @@ ANSWERS_KEPT = 1 << 16
 
 
 @dataclass(frozen=True)
-class Reply:
+class JudgeReply:
     """Result of one call of the judge's model."""
 
     answers: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Reply:
 class Chat(Protocol):
     """A model that answers a user message."""
 
-    async def ask(self, message: str) -> Reply:
+    async def ask(self, message: str) -> JudgeReply:
         """Return the model's reply. A failure is reported in `Reply.failure`, not raised."""
         ...
 
@@ -58,7 +58,7 @@ class Judge:
         """
         self._template, self._pattern, self._chat = template, pattern, chat
         self._question, self._failed_value = question, failed_value
-        self._replies: OrderedDict[bytes, asyncio.Task[Reply]] = OrderedDict()
+        self._replies: OrderedDict[bytes, asyncio.Task[JudgeReply]] = OrderedDict()
         self._counts = dict.fromkeys(("asked", "remembered", "unavailable", "prompt_tokens", "answer_tokens"), 0)
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
@@ -85,10 +85,10 @@ class Judge:
         if reply.failure:
             self._counts["unavailable"] += 1
             return self._failed(RewardOutcome.UNAVAILABLE, reply.failure)
-        result = verdict(reply.answers, self._pattern)
+        result = judges_verdict(reply.answers, self._pattern)
         return result if result.outcome == RewardOutcome.SCORED else self._failed(result.outcome, result.note)
 
-    async def _reply(self, message: str) -> Reply:
+    async def _reply(self, message: str) -> JudgeReply:
         """Return the model's reply. A message that was sent before, or is in flight, is not sent again. Failures are
         not cached.
         """
@@ -98,12 +98,12 @@ class Judge:
             self._counts["remembered"] += 1
             self._replies.move_to_end(key)
             return await asyncio.shield(task)
-        self._replies[key] = task = asyncio.create_task(self._asked(key, message))
+        self._replies[key] = task = asyncio.create_task(self._answer_of(key, message))
         if len(self._replies) > ANSWERS_KEPT:
             self._replies.popitem(last=False)
         return await asyncio.shield(task)
 
-    async def _asked(self, key: bytes, message: str) -> Reply:
+    async def _answer_of(self, key: bytes, message: str) -> JudgeReply:
         self._counts["asked"] += 1
         kept = False
         try:
@@ -119,7 +119,7 @@ class Judge:
     def _failed(self, outcome: RewardOutcome, note: str) -> RewardResult:
         return RewardResult(self._failed_value, outcome, note=note)
 
-    def take_counts(self) -> Metrics:
+    def reset_counts(self) -> Metrics:
         """Return and reset the counts since the last call.
 
         They are `asked` (calls of the model), `remembered` (cache hits), `unavailable`, `prompt_tokens` and

@@ -97,7 +97,7 @@ def answer_pattern(pattern: str | None, max_score: float | None, prompt: str | N
     return AnswerPattern(SCORE, max_score or SCORE_OF) if prompt in (None, SCORE_TEMPLATE) else AnswerPattern(YES)
 
 
-def verdict(answers: Sequence[str], pattern: AnswerPattern) -> RewardResult:
+def judges_verdict(answers: Sequence[str], pattern: AnswerPattern) -> RewardResult:
     """Return the mean of the verdicts that can be parsed, or UNPARSABLE if none can."""
     note = "judge: " + " ".join(final_text(answers[0]).split())[-NOTE_CHARACTERS:] if answers else ""
     values = [value for answer in answers if (value := pattern.read(answer)) is not None]

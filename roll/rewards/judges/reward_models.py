@@ -10,11 +10,11 @@ from hashlib import sha256
 
 from roll.backend import Rank, RewardStrategy
 from roll.engines.actor_infer import ActorInfer
-from roll.ray.device_sharing import Level
+from roll.ray.device_sharing import Residency
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import Replaced
 from roll.rewards.judges.chat_api import ApiChat, ApiModel
-from roll.rewards.judges.judge import Reply
+from roll.rewards.judges.judge import JudgeReply
 from roll.rewards.reward_workers import SLACK
 from roll.types import Completion, FinishReason, Ints, Sampling
 
@@ -40,7 +40,7 @@ class ApiJudge:
         self._processes, self._model = Replaced(group, start_seconds), model
         self._waiting = 0
 
-    async def ask(self, message: str) -> Reply:
+    async def ask(self, message: str) -> JudgeReply:
         """See `Chat`."""
         self._waiting += 1
         try:
@@ -77,13 +77,13 @@ class EngineJudge:
         self._context, self._seed = context, seed
         self._encodes = asyncio.Lock()  # tokenizers are not thread-safe
 
-    async def ask(self, message: str) -> Reply:
+    async def ask(self, message: str) -> JudgeReply:
         """See `Chat`."""
         async with self._encodes:
             token_ids = await asyncio.to_thread(self._encode, message)
         if len(token_ids) + self._sampling.max_new_tokens > self._context:
             asked, room = len(token_ids), self._context - self._sampling.max_new_tokens
-            return Reply(
+            return JudgeReply(
                 failure=f"the judge's prompt has {asked} tokens, but its context leaves room for only {room} before "
                 f"the "
                 f"answer"
@@ -95,9 +95,9 @@ class EngineJudge:
                 by_number |= ended
         completions = [by_number[number] for number in sorted(by_number)]
         if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
-            return Reply(failure="the judge's engine aborted the request")
+            return JudgeReply(failure="the judge's engine aborted the request")
         answers = tuple(completion.text for completion in completions)
-        return Reply(answers, len(token_ids), sum(len(completion.token_ids) for completion in completions))
+        return JudgeReply(answers, len(token_ids), sum(len(completion.token_ids) for completion in completions))
 
 
 def message_seed(seed: int, message: str) -> int:
@@ -131,6 +131,6 @@ class ScorerEngines:
         await self._group.within(self._move_seconds).all(RewardStrategy.offload)
         return await self._group.held_bytes()
 
-    async def onload(self, level: Level) -> None:
+    async def onload(self, level: Residency) -> None:
         """See `ColocatedRole`. A reward model has only its weights."""
         await self._group.within(self._move_seconds).all(RewardStrategy.onload)

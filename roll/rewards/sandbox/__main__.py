@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 
-from roll.rewards.sandbox.bubblewrap import SandboxUnavailable, survey
+from roll.rewards.sandbox.bubblewrap import SandboxUnavailable, find_interpreter
 from roll.rewards.sandbox.program import ready
 
 if __name__ == "__main__":
     try:
-        ready(survey(None), sandboxed=True)
+        ready(find_interpreter(None), sandboxed=True)
         print(json.dumps(None))
     except SandboxUnavailable as error:
         print(json.dumps(str(error)))

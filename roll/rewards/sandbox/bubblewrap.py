@@ -87,7 +87,7 @@ class Interpreter:
 
 
 @cache
-def survey(python: str | None) -> Interpreter:
+def find_interpreter(python: str | None) -> Interpreter:
     """Find the files that an interpreter needs in the sandbox.
 
     Args:
@@ -210,7 +210,9 @@ def bare_command(interpreter: Interpreter) -> list[str]:
     return [interpreter.program, *interpreter.options, "-c", START.replace(repr(MOUNT), repr(str(root)))]
 
 
-def start(interpreter: Interpreter, disk_bytes: int | None, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+def start_sandbox(
+    interpreter: Interpreter, disk_bytes: int | None, descriptors: Sequence[int]
+) -> subprocess.Popen[bytes]:
     """Start a sandbox. Its stderr is a pipe.
 
     Args:

@@ -13,14 +13,14 @@ from typing import Any
 
 from roll.rewards.sandbox.bubblewrap import SandboxUnavailable
 from roll.rewards.sandbox.inside.supervisor import NOTE_BYTES
-from roll.rewards.sandbox.program import MIB, Ending, Job, Limits, Outcome
+from roll.rewards.sandbox.program import MIB, CaseEnd, Job, Outcome, ProgramLimits
 
 ANSWER_SECONDS = 30.0
 """Seconds for queueing and startup on the server, in addition to the program's CPU limit."""
 CALL_CHECK = "\ncheck({entry})\n"
 
 
-def run_at(url: str, job: Job, limits: Limits) -> Iterator[Outcome]:
+def run_at(url: str, job: Job, limits: ProgramLimits) -> Iterator[Outcome]:
     """Yield the outcome of each case. Tests are appended to the program.
 
     Raises:
@@ -39,18 +39,18 @@ def run_at(url: str, job: Job, limits: Limits) -> Iterator[Outcome]:
 
 
 @cache
-def answers(url: str) -> None:
+def check_server(url: str) -> None:
     """Check that the server can run a small program. Once a server has passed the check, further calls for it do
     nothing.
 
     Raises:
         SandboxUnavailable: the server cannot run the program.
     """
-    if next(run_at(url, Job("print(6 * 7)", "input", (b"",)), Limits())).output.strip() != b"42":
+    if next(run_at(url, Job("print(6 * 7)", "input", (b"",)), ProgramLimits())).output.strip() != b"42":
         raise SandboxUnavailable(f"the sandbox server at {url} failed to run a program that prints 42")
 
 
-def _ask(url: str, source: str, language: str, stdin: str, limits: Limits) -> Any:
+def _ask(url: str, source: str, language: str, stdin: str, limits: ProgramLimits) -> Any:
     asked = {
         "code": source,
         "language": language,
@@ -78,8 +78,8 @@ def _outcome(answer: Any) -> Outcome:
     note, spent = (lines[-1] if lines else "")[:NOTE_BYTES], float(result.get("execution_time") or 0.0)
     output = str(result.get("stdout") or "").encode("utf-8", "replace")
     if answer["status"] == "Success":
-        return Outcome(Ending.OK, spent, output, "")
+        return Outcome(CaseEnd.OK, spent, output, "")
     if result.get("status") == "TimeLimitExceeded":
-        return Outcome(Ending.WALL_TIME, spent, output, note)
+        return Outcome(CaseEnd.WALL_TIME, spent, output, note)
     syntax = note.startswith(("SyntaxError", "IndentationError", "TabError"))
-    return Outcome(Ending.COMPILE_ERROR if syntax else Ending.FAILED, spent, output, note)
+    return Outcome(CaseEnd.COMPILE_ERROR if syntax else CaseEnd.FAILED, spent, output, note)

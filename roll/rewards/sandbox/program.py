@@ -16,7 +16,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Any
 
-from roll.rewards.sandbox.bubblewrap import PROBE_SECONDS, REMEDY, Interpreter, SandboxUnavailable, start
+from roll.rewards.sandbox.bubblewrap import PROBE_SECONDS, REMEDY, Interpreter, SandboxUnavailable, start_sandbox
 from roll.rewards.sandbox.inside.supervisor import FRAME, OUTCOME, SEALS
 
 GRACE_SECONDS = 30.0
@@ -28,7 +28,7 @@ OPEN_FILES, THREADS, STACK_BYTES = 64, 64, 64 << 20
 MIB = 1 << 20
 
 
-class Ending(IntEnum):
+class CaseEnd(IntEnum):
     """How a case ended. The numbers are those that the supervisor sends."""
 
     OK = 0
@@ -40,7 +40,7 @@ class Ending(IntEnum):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProgramLimits:
     """Limits of one program."""
 
     cpu_seconds: int = 4
@@ -59,7 +59,7 @@ class Limits:
 class Outcome:
     """The outcome of one case."""
 
-    ending: Ending
+    ending: CaseEnd
     cpu_seconds: float
     output: bytes
     """Standard output of a script; empty for tests."""
@@ -80,7 +80,7 @@ class Job:
     """For the other kinds: the tests, as `judge.judge` expects them."""
 
 
-def run(job: Job, limits: Limits, interpreter: Interpreter, sandboxed: bool = True) -> Iterator[Outcome]:
+def run_program(job: Job, limits: ProgramLimits, interpreter: Interpreter, sandboxed: bool = True) -> Iterator[Outcome]:
     """Yield the outcome of each case as soon as it is known.
 
     Cases after the wall-clock limit are not run, and their ending is WALL_TIME. A caller that stops early must close
@@ -97,7 +97,7 @@ def run(job: Job, limits: Limits, interpreter: Interpreter, sandboxed: bool = Tr
     given, tests = _file([described], job.inputs), _file(job.tests, ())
     reading, writing = (end.detach() for end in socket.socketpair())
     try:
-        sandbox = start(interpreter, limits.disk_mib * MIB if sandboxed else None, (given, writing, tests))
+        sandbox = start_sandbox(interpreter, limits.disk_mib * MIB if sandboxed else None, (given, writing, tests))
     except BaseException:
         os.close(reading)
         raise
@@ -110,14 +110,14 @@ def run(job: Job, limits: Limits, interpreter: Interpreter, sandboxed: bool = Tr
         for outcome in _outcomes(reading, cases, (limits.output_mib * MIB) + MIB, deadline):
             yield outcome
             reported += 1
-            late = outcome.ending == Ending.WALL_TIME
+            late = outcome.ending == CaseEnd.WALL_TIME
         if not late and reported < cases:
             raise SandboxUnavailable(f"the sandbox ended before it reported all cases: {_complaint(sandbox)}")
     finally:
         os.close(reading)
         _end(sandbox)
     for _ in range(reported, cases):
-        yield Outcome(Ending.WALL_TIME, 0.0, b"", "not run: the program reached its wall-clock limit")
+        yield Outcome(CaseEnd.WALL_TIME, 0.0, b"", "not run: the program reached its wall-clock limit")
 
 
 @cache
@@ -129,7 +129,9 @@ def ready(interpreter: Interpreter, sandboxed: bool) -> None:
     """
     try:
         outcomes = list(
-            run(Job("print(6 * 7)", "input", (b"",)), Limits(wall_seconds=PROBE_SECONDS), interpreter, sandboxed)
+            run_program(
+                Job("print(6 * 7)", "input", (b"",)), ProgramLimits(wall_seconds=PROBE_SECONDS), interpreter, sandboxed
+            )
         )
     except OSError as error:
         raise SandboxUnavailable(f"{error}; {REMEDY}") from error
@@ -139,7 +141,7 @@ def ready(interpreter: Interpreter, sandboxed: bool) -> None:
         )
 
 
-def _for_supervisor(limits: Limits) -> dict[str, Any]:
+def _for_supervisor(limits: ProgramLimits) -> dict[str, Any]:
     return {
         "cpu_seconds": limits.cpu_seconds,
         "wall_seconds": limits.wall_seconds,
@@ -180,7 +182,7 @@ def _outcomes(reading: int, cases: int, most: int, deadline: float) -> Iterator[
                     text = bytes(received[OUTCOME.size : size])
                     del received[:size]
                     cases -= 1
-                    yield Outcome(Ending(ending), cpu, text[:output], text[output:].decode("utf-8", "replace"))
+                    yield Outcome(CaseEnd(ending), cpu, text[:output], text[output:].decode("utf-8", "replace"))
                     continue
             if not selector.select(max(deadline - time.monotonic(), 0)):
                 return

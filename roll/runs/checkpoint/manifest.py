@@ -111,7 +111,7 @@ def check_sizes(folder: Path) -> Manifest:
     return manifest
 
 
-def verify(folder: Path) -> Manifest:
+def verify_checkpoint(folder: Path) -> Manifest:
     """Check the size and the digest of every file. Return the manifest.
 
     Raises:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Literal
 
 from roll.errors import CheckpointError, ConfigError, Fault
-from roll.runs.checkpoint.manifest import MANIFEST, Manifest, check_sizes, seal, sync_folder, verify
-from roll.system.locks import LockHeld, locked
+from roll.runs.checkpoint.manifest import MANIFEST, Manifest, check_sizes, seal, sync_folder, verify_checkpoint
+from roll.system.locks import LockHeld, holding_lock
 
 LOG = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class CheckpointStore:
             try:
                 with _failures_named(final):
                     yield partial
-                    whole = self._whole()
+                    whole = self._complete()
                     sequence = 1 + max((manifest.sequence for _, manifest in whole), default=0)
                     seal(partial, step, sequence, required)
                     check_sizes(partial)
@@ -101,7 +101,7 @@ class CheckpointStore:
         """Return the newest checkpoint whose files all exist with the right size. Contents are not checked; see
         `verify`.
         """
-        whole = self._whole()
+        whole = self._complete()
         return whole[0][0] if whole else None
 
     def clean(self) -> None:
@@ -136,7 +136,7 @@ class CheckpointStore:
         path = Path(resume)
         if not (path / MANIFEST).is_file():
             raise ConfigError([_no_checkpoint(path, self.latest())])
-        verify(path)
+        verify_checkpoint(path)
         return path
 
     def newest_verified(self, remedy: str) -> Path | None:
@@ -148,9 +148,9 @@ class CheckpointStore:
         Raises:
             CheckpointError: there are checkpoints, but none of them is complete.
         """
-        for path, _ in self._whole():
+        for path, _ in self._complete():
             try:
-                verify(path)
+                verify_checkpoint(path)
             except CheckpointError as error:
                 LOG.warning("skipping a checkpoint: %s", error)
             else:
@@ -166,7 +166,7 @@ class CheckpointStore:
             return []
         return [path for path in self.folder.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir()]
 
-    def _whole(self) -> list[tuple[Path, Manifest]]:
+    def _complete(self) -> list[tuple[Path, Manifest]]:
         """Return the complete checkpoints, newest first. The others are reported and left in place."""
         whole = []
         for path in self._named():
@@ -224,7 +224,7 @@ class CheckpointStore:
             return
         with ExitStack() as held:
             try:
-                held.enter_context(locked(self.folder / ".lock"))
+                held.enter_context(holding_lock(self.folder / ".lock"))
             except LockHeld:
                 raise CheckpointError(
                     f"{self.folder}: another run writes its checkpoints here; give each run its own output_dir, "

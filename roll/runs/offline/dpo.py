@@ -19,12 +19,12 @@ from roll.runs.offline.batches import Models
 from roll.runs.offline.wiring import OfflinePipeline, OtherModel, prepare_rows
 from roll.runs.role_models import check_same_tokens
 from roll.runs.roles import Roles
-from roll.runs.run_context import Prepared
+from roll.runs.run_context import PreparedRun
 from roll.training.actor_train import ActorTrain
 from roll.types import Metrics, Sequences, TrainBatch
 
 
-def prepare(config: DpoConfig) -> Prepared:
+def prepare_dpo(config: DpoConfig) -> PreparedRun:
     """Check the models' files and prepare all rows. Return the loop, ready to run.
 
     Raises:
@@ -33,11 +33,11 @@ def prepare(config: DpoConfig) -> Prepared:
     if config.reference:
         check_same_tokens(config, config.actor_train.model_args, config.reference.model_args, "reference")
     rows = prepare_rows(config, config.preference_loss.traits.rows)
-    make = partial(make_batch, preference_loss(config))
-    return OfflinePipeline(rows, make, held_out_metrics, other_model=partial(reference, config)).prepared(config)
+    make = partial(dpo_batch, preference_loss(config))
+    return OfflinePipeline(rows, make, dpo_metrics, other_model=partial(reference_model, config)).prepared(config)
 
 
-def reference(config: DpoConfig, plan: Plan, roles: Roles, actor_train: ActorTrain) -> OtherModel | None:
+def reference_model(config: DpoConfig, plan: Plan, roles: Roles, actor_train: ActorTrain) -> OtherModel | None:
     """Return the reference: a separate role, or the policy with its adapter off. Return None if the loss does not use a
     reference.
     """
@@ -53,19 +53,19 @@ def reference(config: DpoConfig, plan: Plan, roles: Roles, actor_train: ActorTra
             return OtherModel("actor_train", part="reference", ask=actor_train.ref_log_probs, beforehand=beforehand)
 
 
-async def make_batch(loss: Loss, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
+async def dpo_batch(loss: Loss, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
     """Return the batch and its loss. Add the reference's log-probs if the loss uses them, and the estimate of the KL
     for KTO.
     """
     batch = given_batch(examples)
     if isinstance(loss, Kto):
-        loss = replace(loss, kl=await kl_estimate(mismatched(examples), models))
+        loss = replace(loss, kl=await kto_kl(mismatched(examples), models))
     if models.other is None:
         return batch, loss
     return replace(batch, ref_log_probs=await models.other(batch.sequences)), loss
 
 
-async def kl_estimate(sequences: Sequences, models: Models) -> float:
+async def kto_kl(sequences: Sequences, models: Models) -> float:
     """Return KTO's estimate of the KL, at least 0: the mean log-ratio of policy to reference on mismatched responses,
     in nats.
     """
@@ -85,7 +85,7 @@ def preference_loss(config: DpoConfig) -> Loss:
     return PreferenceLoss(Mixture(first, others) if others else first)
 
 
-def held_out_metrics(name: str, metrics: Metrics) -> Metrics:
+def dpo_metrics(name: str, metrics: Metrics) -> Metrics:
     """Return the validation metrics: the loss, and for pairs also the accuracy and the reward margin of the chosen
     response.
     """

@@ -51,7 +51,7 @@ class Offline:
     max_steps: int
 
 
-async def train(run: Offline, position: Position) -> Position:
+async def train_offline(run: Offline, position: Position) -> Position:
     """Run the loop from `position` to the last step, or to the end of the step in which the run is interrupted."""
     metrics = await run.validation.after(0) if run.validation and position.step == 0 else {}
     before = await run.meter.step(0, 0)  # keeps the time spent so far out of the next step

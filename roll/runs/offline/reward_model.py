@@ -15,11 +15,11 @@ from roll.models.score import load_scores, pad_token, scored_token
 from roll.runs.offline.batches import Models
 from roll.runs.offline.wiring import OfflinePipeline, prepare_rows
 from roll.runs.role_models import model_path
-from roll.runs.run_context import Prepared
+from roll.runs.run_context import PreparedRun
 from roll.types import Metrics, TrainBatch
 
 
-def prepare(config: RewardModelConfig) -> Prepared:
+def prepare_reward_model(config: RewardModelConfig) -> PreparedRun:
     """Check the model's files and prepare all pairs. Return the loop, ready to run.
 
     Raises:
@@ -28,10 +28,10 @@ def prepare(config: RewardModelConfig) -> Prepared:
     rows = prepare_rows(config, "pairs")
     model_args = config.reward_train.model_args
     pad = pad_token(model_path(config, model_args), model_args)
-    return OfflinePipeline(rows, partial(make_batch, pad), held_out_metrics, load_scores).prepared(config)
+    return OfflinePipeline(rows, partial(reward_model_batch, pad), reward_model_metrics, load_scores).prepared(config)
 
 
-async def make_batch(pad: int | None, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
+async def reward_model_batch(pad: int | None, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
     """Return the batch of the pairs and its loss. The batch marks the token of each sequence at which its score is
     read.
     """
@@ -46,7 +46,7 @@ def _scored(sequence: ExampleSequence, pad: int | None) -> ExampleSequence:
     return ExampleSequence(sequence.token_ids, scored_token(sequence.token_ids, pad))
 
 
-def held_out_metrics(name: str, metrics: Metrics) -> Metrics:
+def reward_model_metrics(name: str, metrics: Metrics) -> Metrics:
     """Return the validation metrics: the loss, and the accuracy and the reward margin of the chosen response."""
     return {
         f"val/{name}/loss": metrics["reward_model/loss"],

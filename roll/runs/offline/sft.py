@@ -12,11 +12,11 @@ from roll.data.example_batch import given_batch
 from roll.data.examples import Example
 from roll.runs.offline.batches import Models
 from roll.runs.offline.wiring import OfflinePipeline, prepare_rows
-from roll.runs.run_context import Prepared
+from roll.runs.run_context import PreparedRun
 from roll.types import Metrics, TrainBatch
 
 
-def prepare(config: SftConfig) -> Prepared:
+def prepare_sft(config: SftConfig) -> PreparedRun:
     """Check the model's files and prepare all examples. Return the loop, ready to run.
 
     Raises:
@@ -24,15 +24,15 @@ def prepare(config: SftConfig) -> Prepared:
     """
     kind = "turns" if config.loss_on == "assistant" else "responses"
     rows = prepare_rows(config, kind, learn_all=config.loss_on == "all")
-    return OfflinePipeline(rows, make_batch, held_out_metrics).prepared(config)
+    return OfflinePipeline(rows, sft_batch, sft_metrics).prepared(config)
 
 
-async def make_batch(examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
+async def sft_batch(examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
     """Return the batch of the rows and its loss, without using other models."""
     return given_batch(examples), NegativeLogLikelihood()
 
 
-def held_out_metrics(name: str, metrics: Metrics) -> Metrics:
+def sft_metrics(name: str, metrics: Metrics) -> Metrics:
     """Return the validation metrics: the cross-entropy in nats per token, and the perplexity."""
     loss = metrics["sft/loss"]
     return {f"val/{name}/loss": loss, f"val/{name}/perplexity": float(np.exp(loss))}

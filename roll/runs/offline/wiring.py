@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from roll.backend import TrainResult
+from roll.backend import TrainStepResult
 from roll.backend_settings import ModelLoader
 from roll.config.derived.batch import row_learner
 from roll.config.derived.placement import model_roles
@@ -17,8 +17,8 @@ from roll.config.plan.plan import Plan
 from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import OfflineConfig
 from roll.data.ends import NO_END, EndOfTurn, ends_of
-from roll.data.examples import WORDLESS, ExampleSet, Kind, Limits, Part, prepare_examples
-from roll.data.remarks import remark
+from roll.data.examples import WORDLESS, ExampleSet, Kind, LengthLimits, RowRange, prepare_examples
+from roll.data.remarks import warn_of_rows
 from roll.data.sampler import ExampleSampler
 from roll.models.load import check_readable, load_policy, load_tokenizer
 from roll.runs.device_phases import DevicePhases, untimed
@@ -31,7 +31,7 @@ from roll.runs.offline.batches import Ask, Batches, MakeBatch, Models
 from roll.runs.position import Position
 from roll.runs.role_models import embedding_rows, model_path
 from roll.runs.roles import Roles
-from roll.runs.run_context import Prepared, RunContext
+from roll.runs.run_context import PreparedRun, RunContext
 from roll.training.actor_train import ActorTrain, merge
 from roll.types import Floats, Metrics, Sequences
 
@@ -63,21 +63,21 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
     _, learning = row_learner(config)
     path = model_path(config, learning.model_args)
     tokenizer = load_tokenizer(path, learning.model_args.trust_remote_code)
-    limits = Limits(config.prompt_length, config.response_length)
+    limits = LengthLimits(config.prompt_length, config.response_length)
     embedded = embedding_rows(config, tokenizer, model_roles(config).values())
 
     def prepare(data_args: DataConfig, number: int) -> ExampleSet:
-        part = Part(config.data_split, number, config.seed) if config.data_split else None
+        part = RowRange(config.data_split, number, config.seed) if config.data_split else None
         rows = prepare_examples(data_args, tokenizer, limits, kind, learn_all, part, embedded=embedded)
         longer = (
             f"the prompt is longer than prompt_length {limits.prompt} or a response than response_length "
             f"{limits.response}"
         )
-        remark(rows.too_long, f"were left out: {longer}")
-        remark(rows.wordless, f"were left out: {WORDLESS}")
-        remark(rows.alike, "teach no preference: the chosen and the rejected response are the same")
+        warn_of_rows(rows.too_long, f"were left out: {longer}")
+        warn_of_rows(rows.wordless, f"were left out: {WORDLESS}")
+        warn_of_rows(rows.alike, "teach no preference: the chosen and the rejected response are the same")
         for what, counts in rows.remarks.items():
-            remark(counts, what)
+            warn_of_rows(counts, what)
         return rows
 
     training, end = prepare(learning.data_args, 0), ends_of(learning.data_args, tokenizer)
@@ -124,9 +124,9 @@ class OfflinePipeline:
     other_model: Callable[[Plan, Roles, ActorTrain], OtherModel | None] = no_other_model
     """Requests and returns the reference or the teacher, if the pipeline has one."""
 
-    def prepared(self, config: OfflineConfig) -> Prepared:
+    def prepared(self, config: OfflineConfig) -> PreparedRun:
         """Return the loop, ready to run."""
-        return Prepared(partial(_loop, config, self), self.rows.training.identity, len(self.rows.training))
+        return PreparedRun(partial(_loop, config, self), self.rows.training.identity, len(self.rows.training))
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class HeldOut:
 
     async def _metrics(self) -> Metrics:
         """Return the loss's metrics on all held-out rows."""
-        results: list[TrainResult] = []
+        results: list[TrainStepResult] = []
         count = len(self.rows.rows)
         for numbers in np.array_split(np.arange(count), -(-count // self.chunk)):
             batch, loss = await self.rows.of(numbers.tolist())
@@ -237,4 +237,4 @@ async def _loop(
         epochs=epochs,
         max_steps=steps,
     )
-    return await offline.train(run, position)
+    return await offline.train_offline(run, position)

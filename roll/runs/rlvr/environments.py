@@ -20,7 +20,7 @@ from roll.config.schema.model import DataConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.native import ASKED
 from roll.data.prompts import prepare_prompts
-from roll.data.remarks import remark, remark_routes
+from roll.data.remarks import warn_of_routes, warn_of_rows
 from roll.data.renderers.base import ChatRenderer
 from roll.data.renderers.families import chat_renderer
 from roll.data.tables import EMBEDDING_REMEDY
@@ -51,10 +51,10 @@ def prompts_of(
     if rows is not None:
         embedded = _embedding_rows(config, tokenizer)
         prompts = prepare_prompts(rows, tokenizer, config.prompt_length, config.domains, embedded=embedded)
-        remark(prompts.too_long, f"were left out: the prompt is longer than prompt_length {config.prompt_length}")
+        warn_of_rows(prompts.too_long, f"were left out: the prompt is longer than prompt_length {config.prompt_length}")
         for what, counts in prompts.remarks.items():
-            remark(counts, what)
-        remark_routes(prompts)
+            warn_of_rows(counts, what)
+        warn_of_routes(prompts)
         sets.append(prompts)
     if tasks:
         sets.append(Tasks(tuple(config.domains), tasks, first))
@@ -93,7 +93,7 @@ def _embedding_rows(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> i
 
 
 @dataclass(frozen=True)
-class Playing:
+class EpisodeParts:
     """The parts that episodes need besides the engines: environments, renderer, and the gateway for external agents."""
 
     environments: EnvironmentWorkers
@@ -107,7 +107,7 @@ def group_sampler(
     scorer: Scorer,
     sampling: Sampling,
     engines: SessionGenerator,
-    playing: Playing | None,
+    playing: EpisodeParts | None,
     stream: int,
     locate: Locate | None = None,
     greedy_baseline: bool = False,
@@ -149,7 +149,7 @@ def gateway_of(config: RlvrConfig) -> Gateway:
 
 
 @asynccontextmanager
-async def listening(config: RlvrConfig, playing: Playing | None) -> AsyncGenerator[None, None]:
+async def listening(config: RlvrConfig, playing: EpisodeParts | None) -> AsyncGenerator[None, None]:
     """A context in which the gateway listens, if there are external agents.
 
     Raises:

@@ -19,10 +19,10 @@ from roll.rewards.reward_workers import ModelReward
 from roll.rollout.group import GroupSampler
 from roll.runs.device_phases import DevicePhases
 from roll.runs.notices import held_out_watches
-from roll.runs.rlvr.environments import Playing, gateway_of, listening, renderer_of
+from roll.runs.rlvr.environments import EpisodeParts, gateway_of, listening, renderer_of
 from roll.runs.rlvr.reward_failures import Reported, RewardFailures
 from roll.runs.rlvr.reward_models import prepare_reward_models
-from roll.runs.rlvr.reward_trial import try_environments, try_rewards
+from roll.runs.rlvr.reward_trial import check_environments, check_rewards
 from roll.runs.rlvr.validation import Evaluator
 from roll.runs.rlvr.wiring import evaluators, held_out_ends, held_out_prompts, in_turn
 from roll.runs.role_models import model_path
@@ -70,7 +70,7 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True)
-class Heard:
+class Observed:
     """Implements `GroupSampler`: wraps a sampler, and passes every finished group to a callback."""
 
     sampler: GroupSampler
@@ -96,7 +96,7 @@ def inference_plan(config: RlvrConfig, plan: Plan) -> Plan:
     return replace(plan, roles=roles, memory=memory, turns=turns(config, roles), reference="unused")
 
 
-def prepare(config: RlvrConfig) -> HeldOutInputs:
+def prepare_held_out(config: RlvrConfig) -> HeldOutInputs:
     """Check the models' files, prepare the held-out prompts, and try rewards and environments on them.
 
     Raises:
@@ -108,15 +108,15 @@ def prepare(config: RlvrConfig) -> HeldOutInputs:
     model_args = config.actor_infer.model_args
     tokenizer = load_tokenizer(model_path(config, model_args), model_args.trust_remote_code)
     held_out = held_out_prompts(config, tokenizer)
-    bars = try_rewards(config, *held_out.values())
+    bars = check_rewards(config, *held_out.values())
     renderer = renderer_of(config, tokenizer)
-    try_environments(config, renderer, *held_out.values())
+    check_environments(config, renderer, *held_out.values())
     ends = held_out_ends(config, tokenizer)
     watches = held_out_watches(config, tokenizer, ends, "--max-new-tokens")
     return HeldOutInputs(held_out, ends, renderer, prepare_reward_models(config), watches, bars)
 
 
-async def answers(
+async def held_out_groups(
     config: RlvrConfig, inputs: HeldOutInputs, roles: Roles, most: int | None, listener: Listener
 ) -> dict[str, list[RolloutGroup]]:
     """Start the roles, and sample and score responses for every set. Return the groups of each set in the order of its
@@ -129,7 +129,7 @@ async def answers(
     actor_infer, _ = roles.fixed_engines("actor_infer", config.actor_infer, longest_sequence(config))
     failures = RewardFailures(config.rewards, listener.failed)
     rewards = Reported(roles.rewards(config, inputs.models_of(roles)), failures, listener.answered)
-    playing = Playing(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
+    playing = EpisodeParts(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
     sharing = await roles.start()
     phases = DevicePhases(sharing)
     generator, scorer = in_turn(config, phases, actor_infer, rewards)
@@ -137,11 +137,11 @@ async def answers(
     sets = evaluators(config, generator, scorer, actor_infer, playing, inputs.held_out, inputs.ends, most, inputs.bars)
     listener.begun()
     async with listening(config, playing):
-        groups = {one.name: await _heard(one, listener.finished).answers() for one in sets}
+        groups = {one.name: await _observed(one, listener.finished).answers() for one in sets}
     for topic, text in failures.totals():
         listener.failed(topic, text)
     return groups
 
 
-def _heard(one: Evaluator, finished: Callable[[str, RolloutGroup], None]) -> Evaluator:
-    return replace(one, sampler=Heard(one.sampler, one.name, finished))
+def _observed(one: Evaluator, finished: Callable[[str, RolloutGroup], None]) -> Evaluator:
+    return replace(one, sampler=Observed(one.sampler, one.name, finished))

@@ -78,7 +78,7 @@ async def _record_unscored(run: Rlvr, groups: Sequence[RolloutGroup], position: 
     run.tracker.samples(position.step + 1, groups)
 
 
-async def train(run: Rlvr, position: Position) -> Position:
+async def train_rlvr(run: Rlvr, position: Position) -> Position:
     """Run the loop from `position` to the last step, or to the end of the step in which the run is interrupted."""
     await run.phases.sync()
     with run.meter.part("weight_sync"):

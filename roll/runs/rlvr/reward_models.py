@@ -24,10 +24,10 @@ from roll.config.derived.reward_roles import (
 from roll.config.schema.model import DataConfig
 from roll.config.schema.model_rewards import JUDGE, SCORER
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import RewardConfig, ServedConfig
+from roll.config.schema.roles import RewardConfig, RewardModelRole
 from roll.config.shipped import judge_templates
 from roll.data.chat import ChatTemplate, renderer, template_remedy
-from roll.data.conversations import answered_encoder, conversation_of, message_encoder, question_text
+from roll.data.conversations import answered_encoder, asked_conversation, message_encoder, question_text
 from roll.data.ends import NO_END, EndOfTurn, end_of_turn
 from roll.errors import DataError, Fault
 from roll.models.load import load_tokenizer
@@ -82,7 +82,7 @@ def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Call
             domain,
             role,
             judge_encoder(config, domain, role),
-            checked(config, domain, role, judge_end),
+            with_chat_model(config, domain, role, judge_end),
         )
     question = question_of(row_sources(config))
     return lambda roles: Judge(template, pattern, chat(roles), question, reward.failed_value)
@@ -100,12 +100,12 @@ def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Cal
     check_reward_model(path, model_args)
     pad = pad_token(path, model_args)
     sources = row_sources(config)
-    answered = checked(config, domain, role, answered_encoder)
-    with refused(domain, reward.template):
+    answered = with_chat_model(config, domain, role, answered_encoder)
+    with template_faults(domain, reward.template):
         answered([{"role": "user", "content": "?"}], "!")
 
     def encode(prompt: Prompt, response: str) -> Ints:
-        tokens = answered(conversation_of(prompt.row, sources), response)
+        tokens = answered(asked_conversation(prompt.row, sources), response)
         return tokens[: int(np.flatnonzero(scored_token(tokens, pad))[0]) + 1]
 
     def make(roles: Roles) -> Scorer:
@@ -141,25 +141,25 @@ def row_sources(config: RlvrConfig) -> list[DataConfig]:
 
 def question_of(sources: Sequence[DataConfig]) -> Callable[[Prompt], str]:
     """Return a function that returns the user's question in a prompt as text."""
-    return lambda prompt: question_text(conversation_of(prompt.row, sources))
+    return lambda prompt: question_text(asked_conversation(prompt.row, sources))
 
 
-def judge_encoder(config: RlvrConfig, domain: str, role: ServedConfig) -> Callable[[str], Ints]:
+def judge_encoder(config: RlvrConfig, domain: str, role: RewardModelRole) -> Callable[[str], Ints]:
     """Return a function that encodes a user message as the judge's tokens.
 
     Raises:
         DataError: the tokenizer cannot be read, or the template refuses a user message.
     """
-    encode = checked(config, domain, role, message_encoder)
-    with refused(domain, config.rewards[domain].template):
+    encode = with_chat_model(config, domain, role, message_encoder)
+    with template_faults(domain, config.rewards[domain].template):
         encode("?")
     return encode
 
 
-def checked(
+def with_chat_model(
     config: RlvrConfig,
     domain: str,
-    role: ServedConfig,
+    role: RewardModelRole,
     make: Callable[[ChatTemplate, PreTrainedTokenizerBase, bool], E],
 ) -> E:
     """Call `make` with the chat template and the tokenizer of a domain's model, and return the result.
@@ -169,12 +169,12 @@ def checked(
     """
     template = config.rewards[domain].template
     tokenizer = load_tokenizer(model_path(config, role.model_args), role.model_args.trust_remote_code)
-    with refused(domain, template):
+    with template_faults(domain, template):
         return make(renderer(template, tokenizer), tokenizer, template == "raw")
 
 
 @contextmanager
-def refused(domain: str, template: str) -> Iterator[None]:
+def template_faults(domain: str, template: str) -> Iterator[None]:
     """A context that turns a ValueError about a domain's template into a fault of the key `template`.
 
     Raises:
@@ -224,7 +224,7 @@ def judge_end(render: ChatTemplate, tokenizer: PreTrainedTokenizerBase, is_raw: 
 
 
 def engine_chat(
-    config: RlvrConfig, domain: str, role: ServedConfig, encode: Callable[[str], Ints], end: EndOfTurn, roles: Roles
+    config: RlvrConfig, domain: str, role: RewardModelRole, encode: Callable[[str], Ints], end: EndOfTurn, roles: Roles
 ) -> Chat:
     """Request the engines of a judge that the run itself serves."""
     reward = config.rewards[domain]
@@ -240,7 +240,7 @@ def judge_metrics(models: Mapping[str, ModelReward]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for domain, model in models.items():
         if isinstance(model, Judge):
-            counts = model.take_counts()
+            counts = model.reset_counts()
             metrics |= {
                 f"judge/{domain}/asked": counts["asked"],
                 f"judge/{domain}/remembered": counts["remembered"],

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from roll.agents.environments.base import Observation
-from roll.agents.environments.trial import trial as trial_of_environments
+from roll.agents.environments.trial import try_environments
 from roll.agents.episodes import ENVIRONMENT
 from roll.agents.gateway.trial import agent_faults
 from roll.config.derived.reward_roles import model_reward
@@ -25,7 +25,7 @@ from roll.data.tasks import Joined, Prompts
 from roll.errors import BadInput, ConfigError, DataError, Fault
 from roll.rewards.answers import ground_truth
 from roll.rewards.hosting.row_trial import RowProblem, try_rows
-from roll.rewards.hosting.trial import trial
+from roll.rewards.hosting.trial import try_rewards
 from roll.rewards.judges.judging import answer_pattern
 from roll.rewards.parts import parts_of
 from roll.rewards.passing import Bar, Bars, bars_of_judge
@@ -38,7 +38,7 @@ REFERENCE_REMEDY = "fix or remove the row"
 NO_TOKENS = np.zeros(0, np.int32)
 
 
-def try_rewards(config: RlvrConfig, *sets: Prompts) -> dict[str, Bars]:
+def check_rewards(config: RlvrConfig, *sets: Prompts) -> dict[str, Bars]:
     """Check that the rewards can use every row of these sets, and call every reward function on the first row of its
     domain.
 
@@ -61,7 +61,7 @@ def try_rewards(config: RlvrConfig, *sets: Prompts) -> dict[str, Bars]:
     }
     bad_rows, refused = _bad_rows(config, sections, [one for many in sets for one in _prompt_sets(many)])
     tried = {domain: prompt for domain, prompt in firsts.items() if domain not in refused}
-    found = run_in_loop(partial(trial, sections, tried, config.deadlines.start))
+    found = run_in_loop(partial(try_rewards, sections, tried, config.deadlines.start))
     if bad_rows or found.faults:
         kind = BadInput if bad_rows and found.faults else DataError if bad_rows else ConfigError
         raise kind([*found.faults, *bad_rows])
@@ -149,7 +149,7 @@ def _prompt_sets(prompts: Prompts) -> Iterator[PromptSet]:
         yield from _prompt_sets(one)
 
 
-def try_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets: Prompts) -> None:
+def check_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets: Prompts) -> None:
     """Reset every environment on the first row of its domain, and render its first observation.
 
     The row is from the first of these sets that contains the domain.
@@ -165,7 +165,7 @@ def try_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets: P
         for domain, section in config.environments.items()
     }
     problem = partial(_problem, renderer, config.prompt_length)
-    faults = run_in_loop(partial(trial_of_environments, sections, rows, config.deadlines.start, problem))
+    faults = run_in_loop(partial(try_environments, sections, rows, config.deadlines.start, problem))
     if faults := [*faults, *agent_faults(sections, config.deadlines.start)]:
         raise ConfigError(faults)
 

@@ -133,7 +133,7 @@ def validation_metrics(
     answers = [[_answer(episode) for episode in group.episodes] for group in judged]
     metrics: Metrics = {}
     for k in sizes(samples) if judged else ():
-        metrics[f"val/{name}/pass@{k}"] = fmean(pass_at_k(samples, sum(each), k) for each in passes)
+        metrics[f"val/{name}/pass@{k}"] = fmean(estimate_pass_at_k(samples, sum(each), k) for each in passes)
     for k in sizes(samples)[1:] if judged else ():
         votes = [majority_at_k(theirs, right, k) for theirs, right in zip(answers, passes, strict=True)]
         metrics[f"val/{name}/maj@{k}"] = fmean(votes)
@@ -194,7 +194,7 @@ def _answer(episode: Episode) -> str:
     return "".join(answer.split())
 
 
-def pass_at_k(samples: int, passed: int, k: int) -> float:
+def estimate_pass_at_k(samples: int, passed: int, k: int) -> float:
     """Return an unbiased estimate of the probability that at least one of k samples passes, if c = `passed` of n =
     `samples` do.
 

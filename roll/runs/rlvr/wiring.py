@@ -62,17 +62,17 @@ from roll.runs.meter import Meter, meter_of
 from roll.runs.notices import held_out_watches, training_watches
 from roll.runs.rlvr import loop as rlvr
 from roll.runs.rlvr.engine_sync import EngineSync
-from roll.runs.rlvr.environments import Playing, gateway_of, group_sampler, listening, prompts_of, renderer_of
+from roll.runs.rlvr.environments import EpisodeParts, gateway_of, group_sampler, listening, prompts_of, renderer_of
 from roll.runs.rlvr.reward_failures import reported, totalled
 from roll.runs.rlvr.reward_models import prepare_reward_models
-from roll.runs.rlvr.reward_trial import try_environments, try_rewards
+from roll.runs.rlvr.reward_trial import check_environments, check_rewards
 from roll.runs.rlvr.sampling import sampling_of
 from roll.runs.rlvr.step_meter import StepMeter
 from roll.runs.rlvr.teachers import DomainTeacher, StepTeachers, Teacher
 from roll.runs.rlvr.validation import NO_BARS, ByItself, Evaluator, Validation
 from roll.runs.role_models import check_same_tokens, model_path
 from roll.runs.roles import Roles
-from roll.runs.run_context import Prepared, RunContext
+from roll.runs.run_context import PreparedRun, RunContext
 from roll.runs.teacher import teaching
 from roll.tracking.notices import Watch
 from roll.training.actor_train import ActorTrain
@@ -196,7 +196,7 @@ class Inputs:
     """When a response passes, by domain."""
 
 
-def prepare(config: RlvrConfig) -> Prepared:
+def prepare_rlvr(config: RlvrConfig) -> PreparedRun:
     """Check the models' files, prepare all prompts, and try rewards and environments on them. Return the loop, ready to
     run.
 
@@ -212,9 +212,9 @@ def prepare(config: RlvrConfig) -> Prepared:
         check_same_tokens(config, learner, role.model_args, name)
     training = prompts_of(config, tokenizer, config.actor_train.data_args, own_tasks(config), 0)
     held_out = held_out_prompts(config, tokenizer)
-    bars = try_rewards(config, training, *held_out.values())
+    bars = check_rewards(config, training, *held_out.values())
     renderer = renderer_of(config, tokenizer)
-    try_environments(config, renderer, training, *held_out.values())
+    check_environments(config, renderer, training, *held_out.values())
     locate = None
     if config.adv_estimator.traits.needs_turns:
         locate = TurnEnds(ResponseTexts(tokenizer))
@@ -224,7 +224,7 @@ def prepare(config: RlvrConfig) -> Prepared:
     ends = held_out_ends(config, tokenizer)
     watches = [*training_watches(config, tokenizer, end), *held_out_watches(config, tokenizer, ends)]
     inputs = Inputs(training, held_out, end, ends, renderer, locate, prepare_reward_models(config), watches, bars)
-    return Prepared(partial(_loop, config, inputs), training.identity)
+    return PreparedRun(partial(_loop, config, inputs), training.identity)
 
 
 def held_out_prompts(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Prompts]:
@@ -276,7 +276,7 @@ async def _loop(
     taught_by = {name: roles.teacher(name, role, taught.wrap) for name, role in teachers.items()} if taught else {}
     models = inputs.models_of(roles)
     rewards = reported(config, roles.rewards(config, models), plan, context.tracker)
-    playing = Playing(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
+    playing = EpisodeParts(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
     sharing = await roles.start()
     meter = meter_of(roles, context, sharing)
     phases = phases_of(config, roles, meter, sharing, actor_infer)
@@ -324,7 +324,7 @@ async def _loop(
             credit=assignment,
             max_steps=config.max_steps,
         )
-        return await rlvr.train(run, position)
+        return await rlvr.train_rlvr(run, position)
 
 
 def source_of(config: RlvrConfig, training: Prompts) -> PromptSampler:
@@ -386,7 +386,7 @@ def samplers(
     phases: DevicePhases,
     actor_infer: ActorInfer,
     rewards: Scorer,
-    playing: Playing | None,
+    playing: EpisodeParts | None,
     sampling: Sampling,
     inputs: Inputs,
 ) -> tuple[GroupSampler, list[Evaluator]]:
@@ -406,7 +406,7 @@ def evaluators(
     generator: Generator,
     scorer: Scorer,
     actor_infer: ActorInfer,
-    playing: Playing | None,
+    playing: EpisodeParts | None,
     held_out: Mapping[str, Prompts],
     ends: Mapping[str, EndOfTurn],
     most: int | None = None,

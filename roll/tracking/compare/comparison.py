@@ -13,7 +13,7 @@ from typing import Any
 
 from roll.errors import DataError, Fault
 from roll.tracking.base import LOSSES
-from roll.tracking.report.curves import SMOOTHED_POINTS, half_width, smoothed, spread
+from roll.tracking.report.curves import SMOOTHED_POINTS, half_width, smoothed, spread_indices
 from roll.tracking.report.directions import best_of
 from roll.tracking.report.figures import EXACT
 from roll.tracking.report.records import RunRecord, names_like, series
@@ -73,7 +73,7 @@ def differing(
 
 def same_keys(trees: Sequence[Mapping[str, Any]]) -> int:
     """Return the number of keys that have the same value in every run, without `NAMES_OF_THE_RUN`."""
-    first, *others = [flattened(tree) for tree in trees]
+    first, *others = [flat_json(tree) for tree in trees]
     return sum(
         key not in NAMES_OF_THE_RUN and all(other.get(key) == value for other in others) for key, value in first.items()
     )
@@ -89,17 +89,17 @@ def block_text(block: Mapping[str, Any], is_only: bool) -> str:
         return text
     if all(isinstance(value, dict) and value for value in block.values()):
         return ", ".join(map(str, block))
-    flat = flattened(block)
+    flat = flat_json(block)
     given = [flat[key] for key in NAMING_KEYS if flat.get(key, _text(None)) != _text(None)]
     return given[0] if given else ONLY_HERE if is_only else PRESENT
 
 
-def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat_json(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return the value of each key path (`a.b.c`) as JSON text; strings have no quotes. A list is one value."""
     found: dict[str, str] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            found |= flattened(value, f"{prefix}{key}.")
+            found |= flat_json(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = _text(value)
     return found
@@ -251,7 +251,7 @@ def _cell(name: str, run: RunRecord) -> Cell | None:
         median = statistics.median(values)
         return Cell(median, None if best is None else median, None)
     if not is_exact(name) and (half := half_width(len(values))):
-        at = spread(len(values), SMOOTHED_POINTS)
+        at = spread_indices(len(values), SMOOTHED_POINTS)
         steps, values = [steps[index] for index in at], smoothed(values, at, half)
     if best is None:
         return Cell(values[-1], None, None)

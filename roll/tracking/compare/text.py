@@ -12,7 +12,7 @@ from rich.text import Text
 
 from roll.tracking.compare.comparison import PIPELINE, Cell, Comparison, is_median
 from roll.tracking.console import duration
-from roll.tracking.report.records import number
+from roll.tracking.report.records import number_text
 
 WIDEST_CELL = 20
 """Largest number of characters of a value in one line. Longer values are wrapped."""
@@ -27,7 +27,7 @@ def comparison_text(comparison: Comparison, width: int) -> str:
     parts: list[Table | str] = [
         _runs(comparison),
         *_by_run("result", list(_results(comparison)), comparison, width),
-        _remark(comparison),
+        _legend(comparison),
     ]
     if comparison.keys:
         parts += _by_run("differs", list(comparison.keys.items()), comparison, width)
@@ -51,7 +51,7 @@ def _runs(comparison: Comparison) -> Table:
     return table
 
 
-def _remark(comparison: Comparison) -> str:
+def _legend(comparison: Comparison) -> str:
     """Return what the mark means, and which results have none because they are not comparable."""
     unmarked = [
         f"{row.name} is not comparable because {row.obstacle} differs" for row in comparison.results if row.obstacle
@@ -64,17 +64,17 @@ def _results(comparison: Comparison) -> Iterator[tuple[str, Sequence[str]]]:
         if is_median(row.name):
             yield (
                 f"{row.name}, median",
-                ["" if cell is None else number(cell.value) + "*" * cell.is_best for cell in row.cells],
+                ["" if cell is None else number_text(cell.value) + "*" * cell.is_best for cell in row.cells],
             )
         else:
-            yield f"{row.name}, last", ["" if cell is None else number(cell.value) for cell in row.cells]
+            yield f"{row.name}, last", ["" if cell is None else number_text(cell.value) for cell in row.cells]
             yield f"{row.name}, best (step)", [_best(cell) for cell in row.cells]
 
 
 def _best(cell: Cell | None) -> str:
     if cell is None or cell.best is None:
         return ""
-    return f"{number(cell.best)}{'*' * cell.is_best} ({cell.best_step})"
+    return f"{number_text(cell.best)}{'*' * cell.is_best} ({cell.best_step})"
 
 
 def _by_run(title: str, rows: Sequence[tuple[str, Sequence[str]]], comparison: Comparison, width: int) -> list[Table]:

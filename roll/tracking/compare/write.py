@@ -11,11 +11,11 @@ from roll.tracking.compare.comparison import Comparison, MetricRow, compare, is_
 from roll.tracking.compare.runs import find_runs, labels
 from roll.tracking.console import duration
 from roll.tracking.report.charts import Chart, Section
-from roll.tracking.report.curves import BUCKETS, SMOOTHED_POINTS, short, spread
+from roll.tracking.report.curves import BUCKETS, SMOOTHED_POINTS, short, spread_indices
 from roll.tracking.report.directions import Direction, direction
 from roll.tracking.report.figures import Style, add_curve, blank
 from roll.tracking.report.page import render
-from roll.tracking.report.records import RunRecord, number, read_run, series
+from roll.tracking.report.records import RunRecord, number_text, read_records, series
 from roll.tracking.report.write import page_sections, write_page
 
 PAGE = "compare.html"
@@ -53,7 +53,7 @@ def compare_runs(places: Sequence[Path]) -> Comparison:
         DataError: a place has no run, a record cannot be read, or no metric is common to two runs.
     """
     folders = find_runs(places)
-    return compare([read_run(folder) for folder in folders], labels(folders))
+    return compare([read_records(folder) for folder in folders], labels(folders))
 
 
 def write_comparison(places: Sequence[Path], output: Path) -> Path:
@@ -109,8 +109,8 @@ def _metric(row: MetricRow) -> dict[str, Any]:
         None
         if cell is None
         else {
-            "value": number(cell.value),
-            "best": "" if cell.best is None or is_median(row.name) else f"{number(cell.best)} at {cell.best_step}",
+            "value": number_text(cell.value),
+            "best": "" if cell.best is None or is_median(row.name) else f"{number_text(cell.best)} at {cell.best_step}",
             "is_best": cell.is_best,
         }
         for cell in row.cells
@@ -162,7 +162,7 @@ def clocks(runs: Sequence[RunRecord]) -> list[Mapping[str, list[float]]]:
         steps, seconds = series(run.rows, "time/step")
         if not steps:
             return []
-        at = spread(len(steps), CLOCK_POINTS)
+        at = spread_indices(len(steps), CLOCK_POINTS)
         hours, total = [], 0.0
         for second in seconds:
             total += second / 3600

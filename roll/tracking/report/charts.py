@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from roll.tracking.report.curves import bucket_means, half_width, short, smoothed, spread
+from roll.tracking.report.curves import bucket_means, half_width, short, smoothed, spread_indices
 from roll.tracking.report.figures import PALETTE, VERTICAL, Style, add_curve, blank
 from roll.tracking.report.records import Row, names_like, series
 
@@ -53,7 +53,7 @@ class Section:
     charts: Sequence[Chart]
 
 
-def sections(rows: Sequence[Row]) -> list[Section]:
+def chart_sections(rows: Sequence[Row]) -> list[Section]:
     """Return all charts for the rows of `metrics.jsonl`, without empty sections."""
     named = [
         ("Learning", [_reward(rows), _by_domain(rows), *_validation(rows), *_given(rows)]),
@@ -78,7 +78,7 @@ def _reward(rows: Sequence[Row]) -> Chart | None:
     if chart is None or not by_step:
         return chart
     band = [row for row in rows if row["step"] in by_step and row.get("reward/mean") is not None]
-    at, half = spread(len(band), BARS), half_width(len(band))
+    at, half = spread_indices(len(band), BARS), half_width(len(band))
     steps = [band[index]["step"] for index in at]
     means = smoothed([row["reward/mean"] for row in band], at, half)
     widths = smoothed([row["reward/std"] for row in band], at, half)

@@ -33,7 +33,7 @@ def extremes(values: Sequence[float], buckets: int = BUCKETS) -> list[int]:
     return sorted(found)
 
 
-def spread(count: int, most: int) -> list[int]:
+def spread_indices(count: int, most: int) -> list[int]:
     """Return the indices of at most `most` of `count` points, evenly spread and in order, including the first and the
     last.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from roll.tracking.report.curves import BUCKETS, SMOOTHED_POINTS, extremes, half_width, short, smoothed, spread
+from roll.tracking.report.curves import BUCKETS, SMOOTHED_POINTS, extremes, half_width, short, smoothed, spread_indices
 
 # Mid-tones, legible on white and on near-black.
 PALETTE = ("#4f83e0", "#e8833a", "#2fa37c", "#9467d6", "#d9534f", "#3aa9c4", "#b8901c", "#c2629b")
@@ -67,7 +67,7 @@ def add_curve(figure: go.Figure, name: str, steps: Sequence[int], values: Sequen
     both = {"mode": "lines", "legendgroup": style.label, "meta": style.number}
     faint = {"opacity": FAINT, "line": {"color": style.colour, "width": 1}, "hoverinfo": "skip", "showlegend": False}
     figure.add_scatter(x=raw_x, y=raw_y, name=f"{style.label}, raw", **both, **faint)
-    at = spread(len(values), style.points)
+    at = spread_indices(len(values), style.points)
     means = [short(value) for value in smoothed(values, at, half)]
     x = [steps[index] for index in at]
     figure.add_scatter(x=x, y=means, name=style.label, line=line, **both)

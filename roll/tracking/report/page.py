@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from roll.tracking.report.charts import Chart
-from roll.tracking.report.records import number
+from roll.tracking.report.records import number_text
 
 PARTS = Path(__file__).parent / "parts"
 """Templates, styles and scripts."""
@@ -99,4 +99,4 @@ def _part(name: str) -> str:
 
 def _span(line: go.Scatter) -> str:
     x, y = list(line.x or ()), list(line.y or ())
-    return f"{line.name}: {number(y[0])} at step {x[0]:g}, {number(y[-1])} at step {x[-1]:g}"
+    return f"{line.name}: {number_text(y[0])} at step {x[0]:g}, {number_text(y[-1])} at step {x[-1]:g}"

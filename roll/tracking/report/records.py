@@ -54,7 +54,7 @@ class RunRecord:
         return sum(row.get("time/step") or 0.0 for row in self.rows)
 
 
-def read_run(folder: Path) -> RunRecord:
+def read_records(folder: Path) -> RunRecord:
     """Return the records of the run in `folder`.
 
     Raises:
@@ -112,7 +112,7 @@ def names_like(rows: Sequence[Row], prefix: str, suffix: str) -> list[str]:
     return sorted({name for row in rows for name in row if name.startswith(prefix) and name.endswith(suffix)})
 
 
-def number(value: float) -> str:
+def number_text(value: float) -> str:
     """Return the text of a number for pages and tables."""
     if value == 0 or 0.001 <= abs(value) < 1000:
         return f"{value:.3f}".rstrip("0").rstrip(".")

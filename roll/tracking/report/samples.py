@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.tracking.jsonl import SAMPLES_FILE, VALIDATION_SAMPLES_FILE, places, read_places
-from roll.tracking.report.records import Row, number
+from roll.tracking.report.records import Row, number_text
 
 BUDGET = 2_000_000
 """Largest number of characters of prompts and responses that a page takes from each file."""
@@ -63,13 +63,13 @@ def _read(path: Path, budget: int = BUDGET) -> PageSamples:
             unreadable += 1
         else:
             lines.append(_kept(begin, record))
-    chosen = choose(lines, budget)
+    chosen = choose_samples(lines, budget)
     records = read_places(path, [line.begin for line in chosen]) if chosen else []
     return PageSamples(
         groups=[page_group(record) for record in records],
         shown=sum(line.responses for line in chosen),
         kept=sum(line.responses for line in lines),
-        sampled=sampled(lines),
+        sampled=count_sampled(lines),
         unreadable=unreadable,
     )
 
@@ -89,7 +89,7 @@ def _kept(begin: int, record: Row) -> Kept:
     )
 
 
-def sampled(lines: Iterable[Kept]) -> int | None:
+def count_sampled(lines: Iterable[Kept]) -> int | None:
     """Return the number of responses sampled in all steps and sets of the lines; None if it is unknown for one of
     them.
     """
@@ -98,7 +98,7 @@ def sampled(lines: Iterable[Kept]) -> int | None:
     return sum(counts) if len(counts) == len(of_step) else None
 
 
-def choose(lines: Sequence[Kept], budget: int) -> list[Kept]:
+def choose_samples(lines: Sequence[Kept], budget: int) -> list[Kept]:
     """Return the lines for a page, in the order of the file. All lines of a step are chosen, or none.
 
     Steps are chosen in the order of `halving` until the next one does not fit: the first and the last step, then steps
@@ -159,7 +159,7 @@ def page_group(record: Row) -> dict[str, Any]:
 
 def _response(response: Mapping[str, Any]) -> dict[str, Any]:
     turns = _turns(response.get("trajectories", []))
-    parts = [f"{name} {number(value)}" for name, value in response["parts"].items() if value is not None]
+    parts = [f"{name} {number_text(value)}" for name, value in response["parts"].items() if value is not None]
     return {
         "reward": response["reward"],
         "tokens": response["length"],
@@ -184,7 +184,7 @@ def _turns(trajectories: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
             caption = [f"trajectory {count}"] * (len(trajectories) > 1) + [segment["role"]]
             caption += [f"{segment['length']} tokens"]
             caption += [f"calls {', '.join(call['name'] for call in segment['calls'])}"] if segment.get("calls") else []
-            caption += [f"reward {number(segment['reward'])}"] if segment.get("reward") is not None else []
+            caption += [f"reward {number_text(segment['reward'])}"] if segment.get("reward") is not None else []
             turns.append({"role": segment["role"], "caption": " · ".join(caption), "text": shortened(segment["text"])})
     return turns[1:]
 

@@ -12,10 +12,10 @@ from roll.tracking.base import LOSSES
 from roll.tracking.console import duration, headline_metrics
 from roll.tracking.ending import RunEnd
 from roll.tracking.notices import by_topic
-from roll.tracking.report.charts import Section, sections
+from roll.tracking.report.charts import Section, chart_sections
 from roll.tracking.report.directions import best_of
 from roll.tracking.report.page import PageChart, PageSection, render
-from roll.tracking.report.records import Row, RunRecord, names_like, number, read_run, series
+from roll.tracking.report.records import Row, RunRecord, names_like, number_text, read_records, series
 from roll.tracking.report.samples import PageSamples, page_samples
 from roll.tracking.start import RunStart
 
@@ -27,7 +27,7 @@ def write_report(run_dir: Path) -> Path:
         DataError: the folder has no metrics, or its configuration cannot be read.
         OSError: the page cannot be written.
     """
-    run = read_run(run_dir)
+    run = read_records(run_dir)
     return write_page(run_dir / "report.html", _page(run, *page_samples(run_dir)))
 
 
@@ -73,7 +73,7 @@ def _page(run: RunRecord, training: PageSamples, validation: PageSamples) -> str
         "metrics": [_metric_row(rows, name) for name in names],
         "remarks": [remark] if unreadable else [],
     }
-    return render("report.html.jinja", page, page_sections(sections(rows)), ["charts.js", "samples.js"])
+    return render("report.html.jinja", page, page_sections(chart_sections(rows)), ["charts.js", "samples.js"])
 
 
 def page_sections(found: Sequence[Section]) -> list[PageSection]:
@@ -105,7 +105,7 @@ def _tiles(run: RunRecord, max_steps: int | None) -> list[dict[str, str]]:
     for name, label in (("reward/mean", "Reward"), *((loss, "Loss") for loss in LOSSES)):
         _, values = series(rows, name)
         if values:
-            tiles.append({"label": label, "value": number(values[-1]), "note": f"from {number(values[0])}"})
+            tiles.append({"label": label, "value": number_text(values[-1]), "note": f"from {number_text(values[0])}"})
     for name in headline_metrics(names_like(rows, "val/", "")):
         if series(rows, name)[0]:
             row = _metric_row(rows, name)
@@ -123,9 +123,11 @@ def _metric_row(rows: Sequence[Row], name: str) -> dict[str, str]:
     """
     steps, values = series(rows, name)
     numbers = {"first": values[0], "last": values[-1], "least": min(values), "most": max(values)}
-    row = {"name": name, "best": "", "best_step": ""} | {column: number(value) for column, value in numbers.items()}
+    row = {"name": name, "best": "", "best_step": ""} | {
+        column: number_text(value) for column, value in numbers.items()
+    }
     if best := best_of(name):
-        row |= {"best": number(best(values)), "best_step": str(steps[values.index(best(values))])}
+        row |= {"best": number_text(best(values)), "best_step": str(steps[values.index(best(values))])}
     return row
 
 

@@ -13,7 +13,7 @@ from torch.utils import cpp_extension
 from torch.utils.cpp_extension import load
 
 from roll.backend import Rank
-from roll.system.signs import enter
+from roll.system.signs import announce
 from roll.training.deepspeed.extension_locks import turn_to_compile
 
 SHARE_OF_START = 0.8
@@ -37,9 +37,9 @@ def compiling_in_turn(rank: Rank) -> Iterator[None]:
         with turn_to_compile(folder, seconds, f"{rank.role} rank {rank.rank}"):
             if (folder / f"{name}.so").exists():
                 return load(name, *arguments, **settings)
-            enter(f"compiling {name}")
+            announce(f"compiling {name}")
             loaded = load(name, *arguments, **settings)
-            enter(f"{name} compiled")
+            announce(f"{name} compiled")
             return loaded
 
     cpp_extension.load = load_in_turn

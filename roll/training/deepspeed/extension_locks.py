@@ -19,8 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from roll.system.locks import LockHeld, locked
-from roll.system.signs import enter
+from roll.system.locks import LockHeld, holding_lock
+from roll.system.signs import announce
 
 LOG = logging.getLogger(__name__)
 
@@ -77,10 +77,10 @@ def extension_cache() -> Path:
 def extension_locks(cache: Path) -> list[ExtensionLock]:
     """Return all locks in a cache, including stale ones without a holder."""
     paths = sorted(path for pattern in (f"*/{LOCK}", f"*/*/{LOCK}") for path in cache.glob(pattern) if path.is_file())
-    return [lock for lock in map(examine, paths) if lock]
+    return [lock for lock in map(read_lock, paths) if lock]
 
 
-def examine(path: Path) -> ExtensionLock | None:
+def read_lock(path: Path) -> ExtensionLock | None:
     """Return a lock with its holder, or None if there is no such file.
 
     Processes of other hosts, containers or users are not visible. If such a process may have created the file, it
@@ -121,11 +121,11 @@ def turn_to_compile(folder: Path, seconds: float, who: str) -> Iterator[None]:
     deadline = time.monotonic() + seconds
     with ExitStack() as held:
         try:
-            held.enter_context(locked(cache / TURN, min(SILENCE, seconds)))
+            held.enter_context(holding_lock(cache / TURN, min(SILENCE, seconds)))
         except LockHeld:
-            _tell(who, folder.name, _at_work(cache))
+            _report_wait(who, folder.name, _at_work(cache))
             try:
-                held.enter_context(locked(cache / TURN, max(0.0, deadline - time.monotonic())))
+                held.enter_context(holding_lock(cache / TURN, max(0.0, deadline - time.monotonic())))
             except LockHeld:
                 raise TimeoutError(
                     f"{who} waited {seconds:.0f} s to compile {folder.name}: {_at_work(cache)}"
@@ -142,23 +142,23 @@ def turn_to_compile(folder: Path, seconds: float, who: str) -> Iterator[None]:
 def _wait_for_release(path: Path, deadline: float, seconds: float, who: str) -> None:
     """Wait until no process holds a lock and its file is removed."""
     named = None
-    while lock := examine(path):
+    while lock := read_lock(path):
         if lock.holder is None:
             path.unlink(missing_ok=True)
             LOG.warning("%s removed a lock: %s", who, lock)
             continue
         if lock.holder != named:
-            _tell(who, path.parent.name, str(lock))
+            _report_wait(who, path.parent.name, str(lock))
             named = lock.holder
         if time.monotonic() >= deadline:
             raise TimeoutError(f"{who} waited {seconds:.0f} s to compile {path.parent.name}: {lock}; {REMEDY}")
         time.sleep(POLL)
 
 
-def _tell(who: str, extension: str, holder: str) -> None:
+def _report_wait(who: str, extension: str, holder: str) -> None:
     """Report the wait in the log and as the current stage of this process."""
     LOG.warning("%s waits to compile %s: %s", who, extension, holder)
-    enter(f"waiting to compile {extension}: {holder}")
+    announce(f"waiting to compile {extension}: {holder}")
 
 
 def _at_work(cache: Path) -> str:

@@ -109,9 +109,9 @@ def _load_swapped(engine: Any, folder: Path) -> None:
     swapped = folder / TAG / SWAPPED / f"rank{ds_to_universal.dp_index_to_str(rank)}"
     for index, flat in enumerate(zero.fp32_partitioned_groups_flat):
         zero._prepare_sub_group(index, set())
-        flat.data.copy_(_whole(saved["fp32_flat_groups"][index], swapped / f"{flat.ds_id}.tensor.swp", flat))
+        flat.data.copy_(_unsharded(saved["fp32_flat_groups"][index], swapped / f"{flat.ds_id}.tensor.swp", flat))
         for key, value in inner["state"].get(numbers[id(flat)], {}).items():
-            state = _whole(value, swapped / f"{key}-{flat.ds_id}.tensor.swp", flat)
+            state = _unsharded(value, swapped / f"{key}-{flat.ds_id}.tensor.swp", flat)
             own = zero.optimizer.state[flat].setdefault(key, state)
             if isinstance(own, Tensor):
                 own.copy_(state)
@@ -124,7 +124,7 @@ def _load_swapped(engine: Any, folder: Path) -> None:
     zero.checkpoint_event_epilogue()
 
 
-def _whole(value: Any, file: Path, like: Tensor) -> Any:
+def _unsharded(value: Any, file: Path, like: Tensor) -> Any:
     """Return a state as a whole tensor. A swapped state is read from its file, which has raw values with padding at the
     end.
     """
@@ -167,7 +167,7 @@ def to_universal(checkpoint: Path, out: Path) -> None:
             or with optimizer
             states on NVMe; or a file would execute code when loaded.
     """
-    _check_whole(checkpoint)
+    _check_complete(checkpoint)
     if zero_stage(checkpoint) == 0:
         raise CheckpointError(
             f"{checkpoint} was written with ZeRO-0, and only checkpoints of ZeRO-1, 2 and 3 can be converted: "
@@ -191,7 +191,7 @@ def to_universal(checkpoint: Path, out: Path) -> None:
     (out / "latest_universal").unlink(missing_ok=True)
 
 
-def _check_whole(checkpoint: Path) -> None:
+def _check_complete(checkpoint: Path) -> None:
     if (count := parts(checkpoint)) > 1:
         raise CheckpointError(
             f"{checkpoint} was written with an autotp_size of {count}, and holds each tensor in parts: resume "
@@ -217,7 +217,7 @@ def zero_stage(checkpoint: Path) -> int:
     return 0
 
 
-def weights(checkpoint: Path, as_held: bool) -> dict[str, Tensor]:
+def trained_weights(checkpoint: Path, as_held: bool) -> dict[str, Tensor]:
     """Return the trained weights of a checkpoint, under the model's own names.
 
     Args:
@@ -232,7 +232,7 @@ def weights(checkpoint: Path, as_held: bool) -> dict[str, Tensor]:
     """
     if not (checkpoint / TAG).is_dir():
         raise CheckpointError(f"there is no trainer state in {checkpoint}: the folder '{TAG}' is missing")
-    _check_whole(checkpoint)
+    _check_complete(checkpoint)
     held: dict[str, Tensor] = load(sorted((checkpoint / TAG).glob("*_model_states.pt"))[0], mapped=True)["module"]
     if not zero_stage(checkpoint):
         return {name.removeprefix(WRAPPER): tensor for name, tensor in held.items()}

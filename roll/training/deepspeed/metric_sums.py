@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.losses import Counted
-from roll.backend import TrainResult
+from roll.backend import TrainStepResult
 from roll.types import Metrics
 
 WITHIN = ("mismatch/logprob_abs_diff_mean", "mismatch/kl")
@@ -62,10 +62,10 @@ class MetricSums:
         for names, chosen in ((WITHIN, current & ~spanning), (SPANNING, current & spanning)):
             self.count({name: (value, chosen) for name, value in zip(names, values, strict=True)})
 
-    def result(self, scalars: Metrics) -> TrainResult:
+    def result(self, scalars: Metrics) -> TrainStepResult:
         """Return all sums together with `scalars`. The sums are copied to the host in a single copy."""
         tables = (self._sums, self._counted, self._counts)
         there = [value for table in tables for value in table.values()]
         values = iter(torch.stack(there).tolist() if there else [])
         sums, counted, counts = ({name: next(values) for name in table} for table in tables)
-        return TrainResult(sums, self._tokens, scalars, counted, counts)
+        return TrainStepResult(sums, self._tokens, scalars, counted, counts)

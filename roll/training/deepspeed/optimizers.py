@@ -116,7 +116,7 @@ class Muon(Optimizer):
             part.step()
 
 
-def checked(kind: type[Optimizer]) -> type[Optimizer]:
+def finite_only(kind: type[Optimizer]) -> type[Optimizer]:
     """Return a subclass of an optimizer that skips updates with a non-finite gradient.
 
     DeepSpeed checks gradients if it wraps the optimizer, but in fp32 without ZeRO it does not wrap the optimizer. Even
@@ -150,7 +150,7 @@ class Place:
         """Return the optimizer class to use. With ZeRO stage 0, it skips updates with a non-finite gradient (see
         `checked`).
         """
-        return checked(optimizer) if self.stage == 0 else optimizer
+        return finite_only(optimizer) if self.stage == 0 else optimizer
 
 
 def make_optimizer(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:

@@ -13,13 +13,13 @@ from roll.backend import Rank
 from roll.config.plan.memory import compiles
 from roll.models.layers import compile_layers
 from roll.models.load import PackedModel, load_causal_model
-from roll.models.memory_guard import OFFLOAD, told_of_memory
+from roll.models.memory_guard import OFFLOAD, readable_memory_errors
 from roll.models.offload import Offload
 from roll.models.packed_score import PackedScore
-from roll.system.signs import enter
+from roll.system.signs import announce
 from roll.training.deepspeed.compile import compiling_in_turn
 from roll.training.deepspeed.settings import ShardedScoreSettings
-from roll.training.deepspeed.setup import deepspeed_config, gather_whole_experts, gather_whole_layers, join
+from roll.training.deepspeed.setup import engine_config, gather_whole_experts, gather_whole_layers, join_process_group
 from roll.training.deepspeed.swap import own_swap
 
 
@@ -29,9 +29,9 @@ class DeepSpeedScore(PackedScore):
     def __init__(self, settings: ShardedScoreSettings, rank: Rank) -> None:
         self._held = ExitStack()
         self._held.enter_context(compiling_in_turn(rank))
-        enter("joining the process group")
-        join(rank)
-        with told_of_memory(rank, "loading the model", OFFLOAD):
+        announce("joining the process group")
+        join_process_group(rank)
+        with readable_memory_errors(rank, "loading the model", OFFLOAD):
             policy = self._build(settings, rank)
         super().__init__(policy, self._engine, rank, Offload(rank.device))
 
@@ -41,16 +41,16 @@ class DeepSpeedScore(PackedScore):
         swapping = self._held.enter_context(
             own_swap(settings.deepspeed.model_copy(update={"zero_optimization": zero}), rank)
         )
-        config = deepspeed_config(swapping, settings.model_args.dtype, max_grad_norm=None, compiled=compiled)
+        config = engine_config(swapping, settings.model_args.dtype, max_grad_norm=None, compiled=compiled)
         # Must outlive the engine. While this object exists, from_pretrained shards models during loading.
         self._shards_at_load = HfDeepSpeedConfig(config)
-        enter("loading the model")
+        announce("loading the model")
         policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args))
         gather_whole_experts(policy.causal)
         if compiled:
             compile_layers(policy.causal)
             gather_whole_layers(policy.causal)
-        enter("model loaded; building the engine")
+        announce("model loaded; building the engine")
         self._engine: Any = deepspeed.initialize(model=policy, config=config)[0]
         self._engine.eval()
         return policy

@@ -23,7 +23,7 @@ from roll.training.deepspeed.optimizers import Place, make_optimizer, make_sched
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
-def join(rank: Rank) -> None:
+def join_process_group(rank: Rank) -> None:
     """Join the role's process group. Its collectives have a timeout of `rank.timeout` seconds."""
     if rank.device == "cuda":
         torch.cuda.set_device(0)
@@ -82,9 +82,7 @@ def gather_whole_experts(causal: PreTrainedModel) -> None:
         set_z3_leaf_modules(causal, list(kinds))
 
 
-def deepspeed_config(
-    config: DeepSpeedConfig, dtype: str, max_grad_norm: float | None, compiled: bool
-) -> dict[str, Any]:
+def engine_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float | None, compiled: bool) -> dict[str, Any]:
     """Return DeepSpeed's configuration.
 
     The number of micro-batches varies, so the caller of the engine decides when an update is complete

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from roll.algorithms.losses import Loss, LossInputs
-from roll.backend import MicroBatch, Rank, TrainResult
+from roll.backend import MicroBatch, Rank, TrainStepResult
 from roll.config.derived.model_shape import shape_of
 from roll.config.plan.memory import (
     activations,
@@ -58,16 +58,16 @@ from roll.models.memory_guard import (
     CudaMemory,
     MemoryGuard,
     Need,
-    alone,
+    of_one_rank,
     over_hosts,
-    told_of_memory,
+    readable_memory_errors,
 )
 from roll.models.offload import Offload, tensors_in
 from roll.models.packed_inputs import packed_inputs, scored_only, to_device
 from roll.models.packed_score import score
 from roll.models.routers import RouterLoss, balanced_routers
 from roll.models.weights import WeightView
-from roll.system.signs import enter
+from roll.system.signs import announce
 from roll.training.deepspeed.compile import compiling_in_turn
 from roll.training.deepspeed.files import TAG, load_states, random_file
 from roll.training.deepspeed.finite import FiniteWatch
@@ -75,16 +75,16 @@ from roll.training.deepspeed.metric_sums import MetricSums
 from roll.training.deepspeed.reading import load
 from roll.training.deepspeed.settings import TrainSettings
 from roll.training.deepspeed.setup import (
-    deepspeed_config,
+    engine_config,
     gather_whole_experts,
     gather_whole_layers,
-    join,
+    join_process_group,
     optimizer_and_schedule,
     scale_of,
     sequence_group,
 )
 from roll.training.deepspeed.swap import own_swap
-from roll.training.deepspeed.tensor import prepare, shared_inputs, whole_weights
+from roll.training.deepspeed.tensor import set_tensor_plan, shared_inputs, whole_weights
 from roll.types import Bools, Floats, Metrics, Sequences, TensorSpec, TrainBatch
 from roll.weight_sync.bucket import plan_buckets
 
@@ -279,9 +279,9 @@ class DeepSpeedTrain:
     def __init__(self, settings: TrainSettings, rank: Rank) -> None:
         self._settings, self._rank, self._held = settings, rank, ExitStack()
         self._held.enter_context(compiling_in_turn(rank))
-        enter("joining the process group")
-        join(rank)
-        with told_of_memory(rank, "building the trainer", SHARD):
+        announce("joining the process group")
+        join_process_group(rank)
+        with readable_memory_errors(rank, "building the trainer", SHARD):
             self._build(settings, rank)
         self._guard, self._checkpointing = self._watch_memory() if rank.device == "cuda" else (None, None)
         _seed_everything(settings.seed + rank.rank)
@@ -289,12 +289,12 @@ class DeepSpeedTrain:
     def _build(self, settings: TrainSettings, rank: Rank) -> None:
         model_args, compiled = settings.model_args, compiles(settings.model_args, rank.device == "cuda")
         deepspeed_keys = self._held.enter_context(own_swap(settings.deepspeed, rank))
-        config = deepspeed_config(deepspeed_keys, model_args.dtype, settings.max_grad_norm, compiled)
+        config = engine_config(deepspeed_keys, model_args.dtype, settings.max_grad_norm, compiled)
         # Must outlive the engine. While this object exists, from_pretrained shards models during loading (ZeRO-3).
         self._shards_at_load = HfDeepSpeedConfig(config) if settings.deepspeed.zero_optimization.stage == 3 else None
-        enter("loading the model")
+        announce("loading the model")
         model = settings.load(settings.model_path, model_args, settings.seed)
-        enter("model loaded; building the optimizer")
+        announce("model loaded; building the optimizer")
         for buffer in model.buffers():  # DeepSpeed does not move the buffers of a model that was sharded during loading
             buffer.data = buffer.data.to(rank.device)
         self._is_lora = model_args.lora_target is not None
@@ -307,8 +307,8 @@ class DeepSpeedTrain:
         self._finite = FiniteWatch(model, rank, settings.training.max_consecutive_skips)
         self._sharers = settings.deepspeed.tensor_parallel_size
         if self._sharers > 1:
-            prepare(model, self._sharers, rank)
-        enter("building the engine")
+            set_tensor_plan(model, self._sharers, rank)
+        announce("building the engine")
         self._engine: Any = deepspeed.initialize(
             model=model, optimizer=optimizer, lr_scheduler=schedule, config=config
         )[0]
@@ -339,7 +339,7 @@ class DeepSpeedTrain:
     def _watch_memory(self) -> tuple[MemoryGuard, AutoCheckpointing | None]:
         model_args, causal, rank = self._settings.model_args, self._model.causal, self._rank
         whole, layers = shape_of(causal.config.to_dict()), len(decoder_layers(causal))
-        most = over_hosts(rank.world_size, rank.timeout) if rank.world_size > 1 else alone
+        most = over_hosts(rank.world_size, rank.timeout) if rank.world_size > 1 else of_one_rank
         if whole is None:  # an unknown architecture: its memory use is unknown until it is measured
             return MemoryGuard(self._settings.token_budget, Need(0, 0.0), CudaMemory(), most), None
         width, compiled = 4 if model_args.dtype == "fp32" else 2, compiles(model_args, on_gpu=True)
@@ -363,13 +363,13 @@ class DeepSpeedTrain:
 
     def train_step(
         self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int
-    ) -> TrainResult:
+    ) -> TrainStepResult:
         """See `TrainStrategy`."""
         self._engine.train()
         sums, role, metric_prefix = MetricSums(), self._rank.role, loss.metric_prefix
         scalars: Metrics = {f"{metric_prefix}/skipped_updates": 0.0}
         norm_scale = 1.0
-        with told_of_memory(self._rank, "training", FEWER_TOKENS, RECOMPUTE):
+        with readable_memory_errors(self._rank, "training", FEWER_TOKENS, RECOMPUTE):
             for number, micro_batches in enumerate(updates):
                 skipped, norm_scale = self._engine.skipped_steps, missing_scale(self._engine)
                 if self._checkpointing:
@@ -460,11 +460,11 @@ class DeepSpeedTrain:
         return (token_losses.losses * scored_only(micro_batch.loss_weights, sequences, device)).sum()
 
     @torch.no_grad()
-    def evaluate(self, micro_batches: Sequence[MicroBatch], loss: Loss, temperature: float) -> TrainResult:
+    def evaluate(self, micro_batches: Sequence[MicroBatch], loss: Loss, temperature: float) -> TrainStepResult:
         """See `TrainStrategy`."""
         self._engine.eval()
         sums = MetricSums()
-        with told_of_memory(self._rank, "evaluating", FEWER_TOKENS):
+        with readable_memory_errors(self._rank, "evaluating", FEWER_TOKENS):
             for micro_batch in micro_batches:
                 self._loss(micro_batch, loss, temperature, sums, None)
         return sums.result({})
@@ -557,7 +557,7 @@ class DeepSpeedTrain:
 
     def onload(self) -> None:
         """See `TrainStrategy`."""
-        with told_of_memory(self._rank, "returning to the device"):
+        with readable_memory_errors(self._rank, "returning to the device"):
             self._offload.onload()
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from roll.models.load import PackedModel
 from roll.models.weights import WeightView
 
 
-def prepare(model: PackedModel, size: int, rank: Rank) -> None:
+def set_tensor_plan(model: PackedModel, size: int, rank: Rank) -> None:
     """Set the model's configuration, which contains its plan, as an attribute where DeepSpeed looks for it.
 
     Raises:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from roll.algorithms.advantages import ADVANTAGES, Normalisation, advantages
 from roll.algorithms.moments import RunningMoments, Scope
-from roll.data.packing import positions, select
+from roll.data.packing import select, token_positions
 from tests.unit.algorithms.build import ROWS, Row, build, scores
 
 
@@ -215,7 +215,7 @@ def test_the_order_of_responses_does_not_matter(
     random.shuffle(order)
     shuffled = build([rows[index] for index in order])
     assert shuffled.sequences.token_ids.tolist() == select(given_scores.sequences, order).token_ids.tolist()
-    expected = advantages(estimator, given_scores, norm)[positions(given_scores.sequences.offsets, order)]
+    expected = advantages(estimator, given_scores, norm)[token_positions(given_scores.sequences.offsets, order)]
     np.testing.assert_allclose(advantages(estimator, shuffled, norm), expected, rtol=1e-4, atol=1e-3)
 
 

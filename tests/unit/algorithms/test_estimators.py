@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from roll.algorithms.advantages import Normalisation, Scores, advantages
 from roll.algorithms.moments import Scope
-from roll.algorithms.returns import Turns
+from roll.algorithms.returns import EpisodeTurns
 from tests.unit.algorithms.build import ROWS, Row, build, scores
 
 NONE = Normalisation()
@@ -95,7 +95,7 @@ def with_turns(given_scores: Scores, rewards: list[list[float]], tokens: list[li
     prompt.
     """
     counts = [len(row) for row in rewards]
-    turns = Turns(
+    turns = EpisodeTurns(
         np.array([reward for row in rewards for reward in row], np.float32),
         np.repeat(np.arange(len(rewards), dtype=np.int32), counts),
         np.repeat(np.arange(sum(counts), dtype=np.int32), [count for row in tokens for count in row]),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.algorithms.advantages import Normalisation, Scores, advantages
-from roll.algorithms.returns import Turns
+from roll.algorithms.returns import EpisodeTurns
 from tests.unit.algorithms.build import scores
 
 Played = tuple[int, list[tuple[float, str]]]
@@ -23,7 +23,7 @@ def played(episodes: list[Played]) -> Scores:
     rows = np.repeat(np.arange(len(episodes), dtype=np.int32), [len(each) for _, each in episodes])
     names = sorted({state for _, state in turns})
     of_token = np.repeat(np.arange(len(turns), dtype=np.int32), 3)
-    divided = Turns(
+    divided = EpisodeTurns(
         np.array([earned for earned, _ in turns], np.float32),
         rows,
         of_token,

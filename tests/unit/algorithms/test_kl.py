@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from roll.algorithms.kl import adapted_coefficient, kl_estimate
+from roll.algorithms.kl import adapted_coefficient, token_kl
 from roll.algorithms.losses import LossInputs
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.schema.rlvr import RlvrConfig
@@ -28,17 +28,17 @@ def tensor(*values: float) -> Tensor:
 
 def test_estimators_by_hand() -> None:
     policy, ref = tensor(-1.0, -1.0), tensor(-1.5, -0.5)
-    torch.testing.assert_close(kl_estimate(policy, ref, "k1"), tensor(0.5, -0.5))
-    torch.testing.assert_close(kl_estimate(policy, ref, "k2"), tensor(0.125, 0.125))
-    torch.testing.assert_close(kl_estimate(policy, ref, "k3"), tensor(exp(-0.5) - 0.5, exp(0.5) - 1.5))
-    torch.testing.assert_close(kl_estimate(policy, ref, "abs"), tensor(0.5, 0.5))
+    torch.testing.assert_close(token_kl(policy, ref, "k1"), tensor(0.5, -0.5))
+    torch.testing.assert_close(token_kl(policy, ref, "k2"), tensor(0.125, 0.125))
+    torch.testing.assert_close(token_kl(policy, ref, "k3"), tensor(exp(-0.5) - 0.5, exp(0.5) - 1.5))
+    torch.testing.assert_close(token_kl(policy, ref, "abs"), tensor(0.5, 0.5))
     for estimator in ("k1", "k3"):
-        torch.testing.assert_close(kl_estimate(policy, ref, f"{estimator}+"), kl_estimate(policy, ref, estimator))
+        torch.testing.assert_close(token_kl(policy, ref, f"{estimator}+"), token_kl(policy, ref, estimator))
 
 
 def test_k3_is_never_negative_even_where_rounding_rules() -> None:
     d = torch.cat([torch.linspace(-20, 20, 4001), torch.logspace(-9, -1, 200), -torch.logspace(-9, -1, 200)])
-    assert (kl_estimate(torch.zeros_like(d), d, "k3") >= 0).all()
+    assert (token_kl(torch.zeros_like(d), d, "k3") >= 0).all()
 
 
 def test_expectations_over_a_categorical_approach_the_true_kl() -> None:
@@ -46,21 +46,21 @@ def test_expectations_over_a_categorical_approach_the_true_kl() -> None:
     policy, ref = torch.randn(2, 6, dtype=torch.float64, generator=generator).mul(0.7).log_softmax(-1)
     true = (policy.exp() * (policy - ref)).sum()
     for estimator in ("k1", "k3"):
-        exact = (policy.exp() * kl_estimate(policy, ref, estimator)).sum()
+        exact = (policy.exp() * token_kl(policy, ref, estimator)).sum()
         torch.testing.assert_close(exact, true, msg=f"{estimator} is biased")
     samples = torch.multinomial(policy.exp(), 200_000, replacement=True, generator=generator)
-    drawn = {name: kl_estimate(policy[samples], ref[samples], name) for name in ("k1", "k2", "k3")}
+    drawn = {name: token_kl(policy[samples], ref[samples], name) for name in ("k1", "k2", "k3")}
     assert drawn["k3"].mean().item() == pytest.approx(true.item(), rel=0.02)
     assert drawn["k3"].var() < drawn["k1"].var()
     # k2 is biased, but agrees with the KL divergence to second order, so it is accurate near the reference.
     near = (policy + 0.05 * (ref - policy)).log_softmax(-1)
     expected = (policy.exp() * (policy - near)).sum()
-    assert (policy.exp() * kl_estimate(policy, near, "k2")).sum().item() == pytest.approx(expected.item(), rel=0.05)
+    assert (policy.exp() * token_kl(policy, near, "k2")).sum().item() == pytest.approx(expected.item(), rel=0.05)
 
 
 def test_an_unknown_estimator_is_named_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'k4'; known: k1, k2, k3, abs, k1\+, k3\+"):
-        kl_estimate(tensor(0), tensor(0), "k4")
+        token_kl(tensor(0), tensor(0), "k4")
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k1+", "k3+"])
@@ -72,7 +72,7 @@ def test_the_expected_gradient_of_each_estimator_as_a_term_of_a_loss(estimator: 
     ref = torch.randn(6, dtype=torch.float64, generator=generator).log_softmax(-1)
     logits = torch.randn(6, dtype=torch.float64, generator=generator).requires_grad_()
     policy = logits.log_softmax(-1)
-    (policy.detach().exp() * kl_estimate(policy, ref, estimator)).sum().backward()
+    (policy.detach().exp() * token_kl(policy, ref, estimator)).sum().backward()
     assert logits.grad is not None
     found, logits.grad = logits.grad.clone(), None
     policy = logits.log_softmax(-1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from roll.algorithms.aggregation import loss_weights
 from roll.algorithms.corrections import Correction
-from roll.algorithms.kl import kl_estimate
+from roll.algorithms.kl import token_kl
 from roll.algorithms.losses import Loss, LossInputs, NegativeLogLikelihood
 from roll.algorithms.methods.corrections import CORRECTIONS as METHODS
 from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Sapo, Topr
@@ -180,15 +180,13 @@ def test_kl_estimators_against_their_formulas_and_finite_differences(estimator: 
     policy, reference = float64(2, 40, seed=2)
     d = reference - policy
     plain = {"k1": -d, "k2": d**2 / 2, "k3": d.exp() - 1 - d, "abs": d.abs()}
-    torch.testing.assert_close(kl_estimate(policy, reference, estimator), plain[estimator.removesuffix("+")])
+    torch.testing.assert_close(token_kl(policy, reference, estimator), plain[estimator.removesuffix("+")])
     leaf = policy.clone().requires_grad_()
-    kl_estimate(leaf, reference, estimator).sum().backward()
+    token_kl(leaf, reference, estimator).sum().backward()
     step = 1e-6
     # `k1+` and `k3+` have the values of `k1` and `k3`, and the gradient of `k2`.
     sloped = "k2" if estimator.endswith("+") else estimator
-    slopes = (kl_estimate(policy + step, reference, sloped) - kl_estimate(policy - step, reference, sloped)) / (
-        2 * step
-    )
+    slopes = (token_kl(policy + step, reference, sloped) - token_kl(policy - step, reference, sloped)) / (2 * step)
     torch.testing.assert_close(leaf.grad, slopes, rtol=1e-6, atol=1e-8)
 
 

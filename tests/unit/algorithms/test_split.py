@@ -22,7 +22,7 @@ from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, 
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.ranking import BradleyTerry
 from roll.algorithms.value_loss import ValueLoss
-from roll.backend import MicroBatch, TrainResult, TrainStrategy
+from roll.backend import MicroBatch, TrainStepResult, TrainStrategy
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data import packing
 from roll.models.packed_inputs import packed_inputs, scored_only
@@ -102,14 +102,14 @@ class AddingRanks(Ranks[TrainStrategy]):
     def __len__(self) -> int:
         return self.count
 
-    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[TrainResult]:
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[TrainStepResult]:
         assert method == TrainStrategy.train_step.__name__
         for updates, loss, *_ in arguments.values():
             [micro_batches] = updates
             self.forwards.append(len(micro_batches))
             for micro_batch in micro_batches:
                 self.backward(micro_batch, loss)
-        return [TrainResult({}, 0, {})] * self.count
+        return [TrainStepResult({}, 0, {})] * self.count
 
     def backward(self, micro_batch: MicroBatch, loss: Loss) -> None:
         batch = micro_batch.batch

@@ -12,7 +12,7 @@ from benchmarks import algorithms
 from benchmarks.algorithms import Run
 from roll.algorithms.methods.estimators import ESTIMATORS
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.plan.plan import make_plan
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -26,7 +26,7 @@ def load(recipe: str) -> Config:
     module, name, *words = algorithms.arguments(recipe, 3, 30, FOLDER / recipe, FOLDER)
     assert (module, name) == ("-m", "roll.pipeline")
     loaded: list[Config] = []
-    compose([*words, "dry_run=true"], lambda composed, presets: loaded.append(load_config(composed, presets)))
+    compose([*words, "dry_run=true"], lambda composed, presets: loaded.append(checked_config(composed, presets)))
     return loaded[0]
 
 

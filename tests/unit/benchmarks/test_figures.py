@@ -16,7 +16,7 @@ from benchmarks.plain import LogProbs, packed_rows
 from benchmarks.reward import letter_share
 from benchmarks.work import Work, adapter_parameters, parameters
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.plan.plan import make_plan
 from roll.types import Prompt
 
@@ -103,9 +103,11 @@ def test_mfu_of_the_measured_train_step() -> None:
 
 def test_floor_log_probs_are_those_of_the_sequences_alone() -> None:
     torch.manual_seed(0)
-    from roll.models.attention import register
+    from roll.models.attention import register_packed_kernel
 
-    causal = AutoModelForCausalLM.from_config(build_config("tiny", "float32"), attn_implementation=register())
+    causal = AutoModelForCausalLM.from_config(
+        build_config("tiny", "float32"), attn_implementation=register_packed_kernel()
+    )
     work = replace(
         WORK, shape=SHAPES["tiny"], prompts=1, samples=3, prompt_tokens=3, response_tokens=5, token_budget=16
     )
@@ -125,7 +127,7 @@ def test_experiments_of_the_benchmark_plan(name: str) -> None:
     plans = []
     compose(
         ["--config-dir", str(CONFIG), "--config-name", name, "dry_run=true"],
-        lambda composed, presets: plans.append(make_plan(load_config(composed, presets))),
+        lambda composed, presets: plans.append(make_plan(checked_config(composed, presets))),
     )
     (plan,) = plans
     assert (plan.batch.sequences_per_step, plan.batch.updates) == (512, 1)

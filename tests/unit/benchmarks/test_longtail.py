@@ -16,7 +16,7 @@ from benchmarks.longtail_figures import Comparison, Run, Saturated, show
 from benchmarks.saturated import Counted
 from benchmarks.work import GIB, LongTailWork
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.rlvr import RlvrConfig
 
@@ -125,7 +125,7 @@ def planned(variant: str, *words: str) -> tuple[RlvrConfig, Plan]:
         *(f"{key}={value}" for key, value in keys.items()),
     ]
     found: list[Any] = []
-    compose(command, lambda composed, presets: found.append(load_config(composed, presets)))
+    compose(command, lambda composed, presets: found.append(checked_config(composed, presets)))
     return found[0], make_plan(found[0])
 
 

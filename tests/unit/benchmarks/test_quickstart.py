@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.quickstart import EXPERIMENTS, GPU_GIB, OVERHEAD, Experiment, command, finite, named, row
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.schema.pipelines import Config
 from roll.config.shipped import experiments
 from roll.tracking.jsonl import JsonlTracker
@@ -25,7 +25,7 @@ def test_a_command_keeps_the_lengths_of_its_experiment(
     found: list[Config] = []
     compose(
         [*command(experiment, GPU_GIB, 3)[2:], "dry_run=true"],
-        lambda composed, presets: found.append(load_config(composed, presets)),
+        lambda composed, presets: found.append(checked_config(composed, presets)),
     )
     (config,) = found
     assert (config.prompt_length, config.response_length, config.max_steps) == (

@@ -19,7 +19,7 @@ from benchmarks.figures import PEAK
 from benchmarks.sft import SftResult, draw_texts, overrides, packed_rows
 from benchmarks.work import SftWork, parameters
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.schema.pipelines import Config
 from roll.types import Sequences
 
@@ -52,7 +52,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> SftWork:
     loaded: list[Config] = []
     words = [f"{key}={value}" for key, value in overrides(work, 4, len(texts)).items()]
     command = ["--config-dir", str(CONFIG), "--config-name", "sft", *words]
-    compose(command, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    compose(command, lambda composed, presets: loaded.append(checked_config(composed, presets)))
     (scratch / "run").mkdir()
     (scratch / "run" / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(loaded[0].model_dump(mode="json"))))
     return work

@@ -11,7 +11,7 @@ from benchmarks.intervals import Sample
 from benchmarks.staleness import ON_GPU, VARIANTS, arguments, figure, figures, run_folder, table_of
 from roll.config.derived.placement import interrupting
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.plan.plan import make_plan
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -63,7 +63,7 @@ def test_every_variant_plans_the_same_number_of_samples_a_step(name: str) -> Non
     module, command, *words = arguments(name, 3, 30, Path("run"), Path("world"), device)
     assert (module, command) == ("-m", "roll.pipeline")
     loaded: list[Config] = []
-    compose([*words, "dry_run=true"], lambda composed, presets: loaded.append(load_config(composed, presets)))
+    compose([*words, "dry_run=true"], lambda composed, presets: loaded.append(checked_config(composed, presets)))
     [config] = loaded
     assert isinstance(config, RlvrConfig)
     plan = make_plan(config)

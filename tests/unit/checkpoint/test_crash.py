@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.runs.checkpoint.manifest import verify
+from roll.runs.checkpoint.manifest import verify_checkpoint
 from roll.runs.checkpoint.store import CheckpointStore
 
 CALLS = {
@@ -68,7 +68,7 @@ def run_and_die(folder: Path, work: Callable[[], None], calls_before_death: int)
 
 
 def read(path: Path) -> tuple[str, str]:
-    verify(path)
+    verify_checkpoint(path)
     model = (path / "model.pt").read_text()
     assert all((path / "optimizer" / f"rank_{rank}.pt").read_text() == model * 1000 for rank in range(2)), (
         "a mix of two checkpoints"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from roll.errors import CheckpointError
-from roll.runs.checkpoint.manifest import MANIFEST, check_sizes, read_manifest, seal, verify
+from roll.runs.checkpoint.manifest import MANIFEST, check_sizes, read_manifest, seal, verify_checkpoint
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_the_manifest_names_every_file_with_size_and_digest(sealed: Path) -> Non
     }
     # XXH128 of the two bytes `{}`, computed with the reference program xxhsum.
     assert written["files"]["loop.json"]["xxh3"] == "dc7048f8f8747f561349cde127705c16"
-    assert verify(sealed) == read_manifest(sealed)
+    assert verify_checkpoint(sealed) == read_manifest(sealed)
 
 
 def test_a_changed_byte_is_found_by_the_digest_only(sealed: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_changed_byte_is_found_by_the_digest_only(sealed: Path) -> None:
     path.write_bytes(contents)
     check_sizes(sealed)
     with pytest.raises(CheckpointError, match="actor_train/rank_0.pt"):
-        verify(sealed)
+        verify_checkpoint(sealed)
 
 
 @pytest.mark.parametrize(("harm", "words"), [("truncate", "1279999 bytes, but 1280000"), ("remove", "missing")])

@@ -12,7 +12,7 @@ import pytest
 
 from roll.cluster.__main__ import main
 from roll.cluster.commands import join_words, start_commands, stop_commands
-from roll.cluster.hostfile import Host, choose, parse_hostfile
+from roll.cluster.hostfile import Host, filter_hosts, parse_hostfile
 from roll.errors import ConfigError
 
 HOSTS = "# two nodes\nworker-1 slots=8\n\nuser@10.0.0.2   slots=8 max_slots=9  # the second\n"
@@ -47,7 +47,7 @@ def test_every_line_that_cannot_be_read_is_named() -> None:
     ],
 )
 def test_hosts_and_slots_are_chosen_as_by_deepspeed(include: str | None, exclude: str | None, left: list[Host]) -> None:
-    assert choose([Host("a", 4), Host("me@b", 4), Host("fd00::1", 4)], include, exclude) == left
+    assert filter_hosts([Host("a", 4), Host("me@b", 4), Host("fd00::1", 4)], include, exclude) == left
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_hosts_and_slots_are_chosen_as_by_deepspeed(include: str | None, exclude
 )
 def test_what_cannot_be_chosen_is_told(hosts: list[Host], include: str | None, exclude: str | None, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        choose(hosts, include, exclude)
+        filter_hosts(hosts, include, exclude)
 
 
 def test_the_head_comes_first_and_goes_last() -> None:

@@ -12,7 +12,7 @@ import pytest
 from omegaconf import DictConfig
 
 from roll.config.load.compose import compose
-from roll.config.load.loader import Loaded, read_config
+from roll.config.load.loader import LoadedConfig, read_config
 from roll.config.roll_v2.translate import translate
 from roll.config.schema.rlvr import RlvrConfig
 
@@ -100,10 +100,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "agentic"
 
 
-def read(folder: Path, text: str) -> tuple[Loaded, list[str]]:
+def read(folder: Path, text: str) -> tuple[LoadedConfig, list[str]]:
     """Return the loaded file and the warnings about it."""
     (folder / "file.yaml").write_text(text)
-    found: list[Loaded] = []
+    found: list[LoadedConfig] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         words = ["--config-path", str(folder), "--config-name", "file"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roll.config.docs import reference
+from roll.config.docs import reference_page
 from roll.config.schema.fields import walk
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.shipped import PACKAGE
@@ -10,11 +10,11 @@ from roll.config.shipped import PACKAGE
 
 def test_the_page_in_docs_is_current() -> None:
     page = PACKAGE.parent / "docs" / "configuration.md"
-    assert page.read_text(encoding="utf-8") == reference(), "run: python -m roll.config.docs docs/configuration.md"
+    assert page.read_text(encoding="utf-8") == reference_page(), "run: python -m roll.config.docs docs/configuration.md"
 
 
 def test_every_key_has_a_description_and_is_on_the_page() -> None:
-    page = reference()
+    page = reference_page()
     for root in PIPELINES.values():
         for key in walk(root):
             assert key.field.description, key.path

@@ -14,7 +14,7 @@ import pytest
 from omegaconf import DictConfig
 
 from roll.config.load.compose import compose
-from roll.config.load.loader import ConfigWarning, load_config
+from roll.config.load.loader import ConfigWarning, checked_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.roll_v2.keys import VARIABLES
 from roll.config.schema.pipelines import Config
@@ -50,7 +50,7 @@ def planned(*words: str) -> tuple[Config, Plan]:
     jobs: list[tuple[Config, Plan]] = []
 
     def check(composed: DictConfig, presets: set[str]) -> None:
-        config = load_config(composed, presets)
+        config = checked_config(composed, presets)
         jobs.append((config, make_plan(config)))
 
     compose(["--config-name", *words, "dry_run=true"], check)

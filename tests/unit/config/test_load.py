@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from roll.config import shipped
 from roll.config.load.compose import compose
-from roll.config.load.loader import ConfigWarning, load_config
+from roll.config.load.loader import ConfigWarning, checked_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.roll_v2.keys import REWARD_CLASSES
 from roll.config.schema.engine import HfConfig
@@ -171,7 +171,7 @@ def jobs_of(folder: Path, *words: str) -> list[tuple[Config, Plan]]:
     jobs: list[tuple[Config, Plan]] = []
 
     def check(composed: DictConfig, presets: set[str]) -> None:
-        config = load_config(composed, presets)
+        config = checked_config(composed, presets)
         jobs.append((config, make_plan(config)))
 
     compose(["--config-path", str(folder / "mine"), "--config-name", "roll_words", "dry_run=true", *words], check)
@@ -394,7 +394,7 @@ def test_a_resolved_configuration_loads_again(folder: Path) -> None:
     ((config, _),) = jobs_of(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert load_config(OmegaConf.create(config.model_dump(mode="json"))) == config
+        assert checked_config(OmegaConf.create(config.model_dump(mode="json"))) == config
 
 
 @pytest.fixture

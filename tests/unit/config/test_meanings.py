@@ -10,7 +10,7 @@ import pytest
 import yaml
 from omegaconf import DictConfig
 
-from roll.config.load.loader import Loaded, read_config
+from roll.config.load.loader import LoadedConfig, read_config
 from roll.config.schema.rlvr import RlvrConfig
 from tests.unit.config.test_keys_of_roll import nested
 
@@ -27,7 +27,7 @@ def changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def read(name: str, changes: dict[str, Any]) -> tuple[Loaded, list[str]]:
+def read(name: str, changes: dict[str, Any]) -> tuple[LoadedConfig, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loaded = read_config(DictConfig(changed(nested(name), changes)), passing=(), imports=False)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from roll.config.load.loader import Loaded, read_config
+from roll.config.load.loader import LoadedConfig, read_config
 from roll.config.roll_v2.defaults import is_of_roll, settle_defaults
 from roll.config.roll_v2.meanings import settle_meanings
 from roll.config.roll_v2.translate import Translation, translate
@@ -64,7 +64,7 @@ def test_the_small_files_have_no_fault(small: Mapping[str, Any]) -> None:
     assert read(small)[0].faults == []
 
 
-def read(values: Mapping[str, Any]) -> tuple[Loaded, list[str]]:
+def read(values: Mapping[str, Any]) -> tuple[LoadedConfig, list[str]]:
     """Return the loaded file and the warnings about it."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

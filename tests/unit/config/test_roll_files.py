@@ -13,7 +13,7 @@ import yaml
 from omegaconf import DictConfig
 
 from roll.config.derived.batch import plan_batch
-from roll.config.load.loader import Loaded, load_config, read_config
+from roll.config.load.loader import LoadedConfig, checked_config, read_config
 from roll.config.plan.plan import make_plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import ConfigError
@@ -146,7 +146,7 @@ teacher:
 """
 
 
-def read(text: str, **changes: Any) -> tuple[Loaded, list[str]]:
+def read(text: str, **changes: Any) -> tuple[LoadedConfig, list[str]]:
     """Return the loaded file and the warnings about it."""
     values = yaml.safe_load(text) | changes
     with warnings.catch_warnings(record=True) as caught:
@@ -470,4 +470,4 @@ def test_nothing_is_concluded_from_values_that_could_not_be_read(changes: dict) 
     assert loaded.config is None and len(loaded.faults) == 1
     with warnings.catch_warnings(), pytest.raises(ConfigError):
         warnings.simplefilter("ignore")
-        load_config(DictConfig(yaml.safe_load(BARE) | changes))
+        checked_config(DictConfig(yaml.safe_load(BARE) | changes))

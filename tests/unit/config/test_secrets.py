@@ -10,7 +10,7 @@ import yaml
 
 from roll.config.load.compose import compose
 from roll.config.load.env_file import secrets_of
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.schema.pipelines import Config
 from roll.config.schema.secrets import HIDDEN, Secrets, is_secret, redacted
 from roll.ray.cluster import keep_ray_logs
@@ -38,7 +38,7 @@ HIDE = ("pass-word", "tracker-key", "hf-token-1", "secret-two", "password-3", "o
 def config() -> Config:
     loaded: list[Config] = []
     words = ["--config-name", "tiny/tiny_warm_up", "dry_run=true", *WORDS]
-    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    compose(words, lambda composed, presets: loaded.append(checked_config(composed, presets)))
     return loaded[0]
 
 

@@ -13,10 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.plan.plan import make_plan
 from roll.config.plan.show import show_plan
-from roll.config.plan.variant import flattened, text_of, variant_lines
+from roll.config.plan.variant import flat_text, variant_lines, yaml_text
 from roll.config.schema.pipelines import Config
 
 WIDE = 100_000
@@ -94,7 +94,7 @@ def composed(*words: str) -> Config:
     """
     document = base().copy()
     document.merge_with_dotlist([word.lstrip("+") for word in words])
-    return load_config(document, imports=False)
+    return checked_config(document, imports=False)
 
 
 def keys_of(words: tuple[str, ...]) -> set[str]:
@@ -131,8 +131,8 @@ def test_no_secret_is_shown() -> None:
 
 def test_texts_of_values() -> None:
     tree = {"a": {"b": 1e-6, "c": None, "d": {}}, "e": [True, 2.0], "f": "text"}
-    assert flattened(tree) == {"a.b": "1e-06", "a.c": "none", "e": "[true, 2]", "f": "text"}
-    assert text_of(0.1 + 0.2) == "0.30000000000000004", "different numbers must look different"
+    assert flat_text(tree) == {"a.b": "1e-06", "a.c": "none", "e": "[true, 2]", "f": "text"}
+    assert yaml_text(0.1 + 0.2) == "0.30000000000000004", "different numbers must look different"
 
 
 @pytest.mark.parametrize("width", [60, 80])

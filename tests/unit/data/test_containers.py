@@ -19,7 +19,7 @@ from datasets.table import InMemoryTable
 from transformers import PreTrainedTokenizerFast
 
 from roll.config.schema.model import DataConfig
-from roll.data.examples import Limits, prepare_examples
+from roll.data.examples import LengthLimits, prepare_examples
 from roll.data.prompts import prepare_prompts
 from roll.data.sources import RawRow, find_sources
 from roll.errors import DataError
@@ -119,7 +119,7 @@ def test_tools_are_learnt_alike_from_every_container(tmp_path: Path, write: Any)
     rows = [{key: value for key, value in row.items() if key != "chat_template_kwargs"} for row in TOOLS]
     for path in (write_jsonl(tmp_path, rows), write(tmp_path, rows)):
         data_args = DataConfig.model_validate({"file_name": str(path), "messages": "messages"})
-        examples = prepare_examples(data_args, tokenizer, Limits(999, 999), cache_folder=tmp_path / "cache")
+        examples = prepare_examples(data_args, tokenizer, LengthLimits(999, 999), cache_folder=tmp_path / "cache")
         found.append([examples.example(index).sequences[0] for index in range(2)])
     for one, other in zip(*found, strict=True):
         assert np.array_equal(one.token_ids, other.token_ids) and np.array_equal(one.response_mask, other.response_mask)

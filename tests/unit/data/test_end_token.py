@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from roll.config.schema.model import DataConfig
-from roll.data.examples import Limits, prepare_examples
+from roll.data.examples import LengthLimits, prepare_examples
 from roll.models.load import load_tokenizer
 
 Write = Callable[..., str]
@@ -30,6 +30,8 @@ def test_the_end_token_of_a_copy_of_the_model_ends_its_rows(
     (copy / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|mine|>"}))
     rows = write_jsonl([{"q": "One?", "a": "Two."}])
     columns = DataConfig.model_validate({"file_name": rows, "template": "raw", "prompt": "q", "response": "a"})
-    examples = prepare_examples(columns, load_tokenizer(str(copy)), Limits(100, 100), cache_folder=tmp_path / "cache")
+    examples = prepare_examples(
+        columns, load_tokenizer(str(copy)), LengthLimits(100, 100), cache_folder=tmp_path / "cache"
+    )
     (sequence,) = examples.example(0).sequences
     assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == "Two.<|mine|>"

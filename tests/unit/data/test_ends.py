@@ -90,5 +90,9 @@ def test_sampling_stops_on_the_end_unless_it_ignores_ends() -> None:
 
 def test_rewards_do_not_see_the_end() -> None:
     sampling = Sampling(5, stop_token_ids=(7,), end_texts=("[end]",))
-    assert (sampling.spoken([3, 7]), sampling.spoken([7, 3]), sampling.spoken([])) == ([3], [7, 3], [])
-    assert (sampling.said("ok[end]"), sampling.said("ok")) == ("ok", "ok")
+    assert (
+        sampling.without_stop_token([3, 7]),
+        sampling.without_stop_token([7, 3]),
+        sampling.without_stop_token([]),
+    ) == ([3], [7, 3], [])
+    assert (sampling.without_end_text("ok[end]"), sampling.without_end_text("ok")) == ("ok", "ok")

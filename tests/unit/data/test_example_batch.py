@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerFast
 
 from roll.config.schema.model import DataConfig
 from roll.data.example_batch import given_batch, mismatched
-from roll.data.examples import Example, ExampleSet, Kind, Limits, Part, prepare_examples
+from roll.data.examples import Example, ExampleSet, Kind, LengthLimits, RowRange, prepare_examples
 from roll.errors import DataError
 
 Write = Callable[..., str]
-ROOM = Limits(100, 100)
+ROOM = LengthLimits(100, 100)
 ASK = [{"role": "user", "content": "One?"}]
 GOOD, BAD = {"role": "assistant", "content": "Two."}, {"role": "assistant", "content": "No."}
 
@@ -25,7 +25,7 @@ GOOD, BAD = {"role": "assistant", "content": "Two."}, {"role": "assistant", "con
 @pytest.fixture
 def rows_of(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, write_jsonl: Write) -> Callable[..., ExampleSet]:
     def prepare(
-        rows: list[dict], kind: Kind, limits: Limits = ROOM, part: Part | None = None, **columns: Any
+        rows: list[dict], kind: Kind, limits: LengthLimits = ROOM, part: RowRange | None = None, **columns: Any
     ) -> ExampleSet:
         data_args = DataConfig.model_validate({"file_name": write_jsonl(rows), **columns})
         return prepare_examples(data_args, tokenizer, limits, kind, part=part, cache_folder=tmp_path / "cache")
@@ -153,7 +153,7 @@ def test_rows_that_cannot_be_used_are_named(
 
 def test_a_pair_is_dropped_if_either_response_is_too_long(rows_of: Callable[..., ExampleSet]) -> None:
     rows = [{"p": "q", "c": "a", "r": "b"}, {"p": "q", "c": "a" * 99, "r": "b"}, {"p": "q", "c": "a", "r": "b" * 99}]
-    found = rows_of(rows, "pairs", Limits(20, 20), prompt="p", chosen="c", rejected="r", template="raw")
+    found = rows_of(rows, "pairs", LengthLimits(20, 20), prompt="p", chosen="c", rejected="r", template="raw")
     assert len(found) == 1 and list(found.too_long.values()) == [2]
 
 
@@ -208,7 +208,7 @@ def test_raw_text_is_cut_into_lessons_and_learnt_whole(
     rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     texts = ["x7" * 13, "short", "y8" * 6]
-    rows = rows_of([{"body": text} for text in texts], "responses", Limits(4, 6), text="body")
+    rows = rows_of([{"body": text} for text in texts], "responses", LengthLimits(4, 6), text="body")
     examples = [rows.example(number).sequences[0] for number in range(len(rows))]
     assert max(len(example.token_ids) for example in examples) == 10
     assert all(
@@ -227,18 +227,18 @@ def test_all_tokens_but_the_first_are_learnt_if_asked_for(
     data_args = DataConfig.model_validate(
         {"file_name": write_jsonl([{"q": "One?", "a": "Two."}]), "template": "raw", "prompt": "q", "response": "a"}
     )
-    rows = prepare_examples(data_args, tokenizer, Limits(20, 20), learn_all=True, cache_folder=tmp_path / "cache")
+    rows = prepare_examples(data_args, tokenizer, LengthLimits(20, 20), learn_all=True, cache_folder=tmp_path / "cache")
     mask = rows.example(0).sequences[0].response_mask
     assert mask.tolist() == [False] + [True] * (len(mask) - 1)
 
 
 def test_parts_share_out_every_row_once_and_follow_from_the_seed() -> None:
     shares = (9.0, 1.0, 0.0)
-    parts = [Part(shares, number, seed=3)(107) for number in range(3)]
+    parts = [RowRange(shares, number, seed=3)(107) for number in range(3)]
     assert np.sum(parts, axis=0).tolist() == [1] * 107
     assert [int(part.sum()) for part in parts] == [96, 11, 0]
-    assert np.array_equal(parts[1], Part((90.0, 10.0, 0.0), 1, seed=3)(107))
-    assert not np.array_equal(parts[1], Part(shares, 1, seed=4)(107))
+    assert np.array_equal(parts[1], RowRange((90.0, 10.0, 0.0), 1, seed=3)(107))
+    assert not np.array_equal(parts[1], RowRange(shares, 1, seed=4)(107))
     assert np.flatnonzero(parts[1]).tolist() != list(range(96, 107)), "rows are shuffled before they are shared out"
 
 
@@ -246,12 +246,12 @@ def test_two_parts_of_one_source_share_no_row(rows_of: Callable[..., ExampleSet]
     rows = [{"q": f"{number}", "a": "x"} for number in range(20)]
     columns = {"prompt": "q", "response": "a", "template": "raw"}
     training, held_out = (
-        rows_of(rows, "responses", part=Part((4.0, 1.0, 0.0), number, 7), **columns) for number in (0, 1)
+        rows_of(rows, "responses", part=RowRange((4.0, 1.0, 0.0), number, 7), **columns) for number in (0, 1)
     )
     assert (len(training), len(held_out)) == (16, 4)
     assert not set(training.positions.tolist()) & set(held_out.positions.tolist())
     with pytest.raises(DataError, match="data_split assigns none of its rows to this part"):
-        rows_of(rows, "responses", part=Part((1.0, 0.0, 0.0), 1, 7), **columns)
+        rows_of(rows, "responses", part=RowRange((1.0, 0.0, 0.0), 1, 7), **columns)
 
 
 def test_pairs_lie_next_to_each_other_in_a_batch(rows_of: Callable[..., ExampleSet]) -> None:

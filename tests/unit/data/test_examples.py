@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from roll.config.schema.model import DataConfig
 from roll.data.chat import renderer
 from roll.data.conversations import answered_encoder
-from roll.data.examples import ExampleSequence, ExampleSet, Kind, Limits, prepare_examples
+from roll.data.examples import ExampleSequence, ExampleSet, Kind, LengthLimits, prepare_examples
 from roll.data.unwritten import UNWRITTEN
 from roll.errors import DataError
 
@@ -28,7 +28,7 @@ def only(path: str, folder: Path, tokenizer: PreTrainedTokenizerFast, **columns:
     examples = prepare_examples(
         DataConfig.model_validate({"file_name": path, **columns}),
         tokenizer,
-        Limits(100, 100),
+        LengthLimits(100, 100),
         cache_folder=folder / "cache",
     )
     assert len(examples) == 1
@@ -125,7 +125,7 @@ def test_all_turns_of_a_conversation_are_learnt_and_nothing_between_them(
     later = [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Three."}]
     path = write_jsonl([{"messages": [*MESSAGES, *later]}, {"messages": MESSAGES}])
     data_args = DataConfig.model_validate({"file_name": path, "template": "chatml", "messages": "messages"})
-    rows = prepare_examples(data_args, tokenizer, Limits(100, 100), "turns", cache_folder=tmp_path / "cache")
+    rows = prepare_examples(data_args, tokenizer, LengthLimits(100, 100), "turns", cache_folder=tmp_path / "cache")
     (long,), (short,) = rows.example(0).sequences, rows.example(1).sequences
     parts = np.split(long.token_ids, np.flatnonzero(np.diff(long.response_mask)) + 1)
     assert [tokenizer.decode(part) for part in parts] == [
@@ -137,13 +137,13 @@ def test_all_turns_of_a_conversation_are_learnt_and_nothing_between_them(
     assert not long.response_mask[0] and long.response_mask[-1]
     # `Limits.response` applies to the last response, `Limits.prompt` to everything before it.
     before = sum(len(part) for part in parts[:3])
-    fits = [Limits(before, 100), Limits(before - 1, 100)]
+    fits = [LengthLimits(before, 100), LengthLimits(before - 1, 100)]
     assert [
         len(prepare_examples(data_args, tokenizer, each, "turns", cache_folder=tmp_path / "cache")) for each in fits
     ] == [2, 1]
     # For a conversation with a single response, `turns` and `responses` give the same example.
     (single,) = (
-        prepare_examples(data_args, tokenizer, Limits(100, 100), "responses", cache_folder=tmp_path / "cache")
+        prepare_examples(data_args, tokenizer, LengthLimits(100, 100), "responses", cache_folder=tmp_path / "cache")
         .example(1)
         .sequences
     )
@@ -169,10 +169,10 @@ def test_examples_beyond_either_limit_are_dropped_and_counted(
 ) -> None:
     path = write_jsonl([{"q": "q", "a": "a"}, {"q": "q" * 200, "a": "a"}, {"q": "q", "a": "a" * 200}])
     data_args = DataConfig.model_validate({"file_name": path, "template": "raw", "prompt": "q", "response": "a"})
-    examples = prepare_examples(data_args, tokenizer, Limits(20, 20), cache_folder=tmp_path / "cache")
+    examples = prepare_examples(data_args, tokenizer, LengthLimits(20, 20), cache_folder=tmp_path / "cache")
     assert (len(examples), examples.too_long) == (1, {path: 2})
     with pytest.raises(DataError, match="no example fits prompt_length 20 and response_length 1; 3 rows") as caught:
-        prepare_examples(data_args, tokenizer, Limits(20, 1), cache_folder=tmp_path / "cache")
+        prepare_examples(data_args, tokenizer, LengthLimits(20, 1), cache_folder=tmp_path / "cache")
     prompt, response = (
         len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in ("q", f"a{tokenizer.eos_token}")
     )
@@ -241,7 +241,7 @@ def prepared(
     made = with_template(tokenizer, chat_template)
     columns = {"messages": "messages", **columns, "file_name": write_jsonl([row])}
     return prepare_examples(
-        DataConfig.model_validate(columns), made, Limits(500, 500), kind, cache_folder=folder / "cache"
+        DataConfig.model_validate(columns), made, LengthLimits(500, 500), kind, cache_folder=folder / "cache"
     )
 
 
@@ -384,7 +384,7 @@ def test_rows_are_prepared_by_several_processes(
 ) -> None:
     row = {"messages": [USER, YES, {"role": "system", "content": "Be brief, please."}, USER, YES]}
     columns = {"file_name": write_jsonl([row] * 4), "messages": "messages", "preprocessing_num_workers": workers}
-    made, limits = with_template(tokenizer, LOSES), Limits(500, 500)
+    made, limits = with_template(tokenizer, LOSES), LengthLimits(500, 500)
     found = prepare_examples(DataConfig.model_validate(columns), made, limits, "turns", cache_folder=tmp_path / "cache")
     assert len(found) == 4 and [list(counts.values()) for counts in found.remarks.values()] == [[4]]
 
@@ -414,10 +414,12 @@ def test_a_token_without_an_embedding_is_a_fault(
     rows = [{"messages": MESSAGES}, {"messages": [MESSAGES[0], {"role": "assistant", "content": "<new>"}]}]
     columns = DataConfig.model_validate({"file_name": write_jsonl(rows), "messages": "messages"})
     if not missing:
-        assert len(prepare_examples(columns, made, Limits(100, 100), cache_folder=tmp_path, embedded=len(made))) == 2
+        assert (
+            len(prepare_examples(columns, made, LengthLimits(100, 100), cache_folder=tmp_path, embedded=len(made))) == 2
+        )
         return
     with pytest.raises(DataError) as caught:
-        prepare_examples(columns, made, Limits(100, 100), cache_folder=tmp_path, embedded=len(made) - missing)
+        prepare_examples(columns, made, LengthLimits(100, 100), cache_folder=tmp_path, embedded=len(made) - missing)
     assert caught.value.faults[0].place.endswith("rows.jsonl:2")
     assert f"it has the token {len(made) - 1}" in caught.value.faults[0].problem
 

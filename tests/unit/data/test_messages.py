@@ -13,11 +13,11 @@ import pytest
 from roll.agents.environments.base import Observation
 from roll.agents.environments.checked import BadReturn, observation_of
 from roll.agents.environments.tasks import task_of
-from roll.agents.gateway.asked import Refused
+from roll.agents.gateway.asked import RequestRefused
 from roll.agents.gateway.checked import messages_of
 from roll.config.schema.model import DataConfig
-from roll.data.examples import ExampleSet, Kind, Limits, prepare_examples
-from roll.data.messages import MessageFault, read_message, unread_keys
+from roll.data.examples import ExampleSet, Kind, LengthLimits, prepare_examples
+from roll.data.messages import MessageFault, read_message, unread_message_keys
 from roll.errors import DataError
 from tests.unit.data.formats import FORMATS, make_renderer, make_tokenizer
 
@@ -191,8 +191,8 @@ def test_keys_that_nothing_reads_are_named() -> None:
         "reasoning": "y",
         "refusal": None,
     }
-    assert list(unread_keys(message)) == ["timestamp", "reasoning"]
-    assert list(unread_keys(said(reasoning="y", weight=1, name="a", prefix=True))) == ["prefix"]
+    assert list(unread_message_keys(message)) == ["timestamp", "reasoning"]
+    assert list(unread_message_keys(said(reasoning="y", weight=1, name="a", prefix=True))) == ["prefix"]
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def examples(write_jsonl: Write, tmp_path: Path) -> Callable[..., ExampleSet]:
 
     def prepare(rows: list[dict], kind: Kind = "responses", **columns: Any) -> ExampleSet:
         data_args = DataConfig.model_validate({"file_name": write_jsonl(rows), **(columns or {"messages": "messages"})})
-        return prepare_examples(data_args, tokenizer, Limits(9999, 9999), kind, cache_folder=tmp_path / "cache")
+        return prepare_examples(data_args, tokenizer, LengthLimits(9999, 9999), kind, cache_folder=tmp_path / "cache")
 
     return prepare
 
@@ -374,7 +374,7 @@ def test_the_gateway_reads_messages_as_data_does() -> None:
         {"role": "user", "content": "b"},
         {"role": "assistant", "content": "", "reasoning_content": "c"},
     ]
-    with pytest.raises(Refused, match="different texts"):
+    with pytest.raises(RequestRefused, match="different texts"):
         messages_of([said(reasoning="c", thinking="d")], "messages")
 
 

@@ -13,11 +13,11 @@ from roll.data.packing import (
     concatenate,
     cost,
     pack,
-    positions,
     select,
     select_tokens,
     split,
-    take,
+    take_sequences,
+    token_positions,
     updates_of,
 )
 from roll.types import Sequences, TrainBatch
@@ -160,7 +160,7 @@ def test_select_takes_sequences_and_their_fields_in_the_order_asked_for() -> Non
     assert chosen.token_ids.tolist() == [6, 1, 2]
     assert chosen.offsets.tolist() == [0, 1, 3]
     assert chosen.response_mask.tolist() == [False, False, True]
-    assert positions(sequences.offsets, [2, 0]).tolist() == [5, 0, 1]
+    assert token_positions(sequences.offsets, [2, 0]).tolist() == [5, 0, 1]
     assert select_tokens(np.arange(6, dtype=np.float32), sequences, [2, 0]).tolist() == [5, 0, 1]
 
 
@@ -217,7 +217,7 @@ def test_taking_sequences_takes_each_of_their_tokens_from_every_field(lengths: l
     indices = indices[: drawn.draw(st.integers(1, len(lengths)))]
     if drawn.draw(st.booleans()):
         indices = list(range(min(indices), max(indices) + 1))
-    taken, starts = take(batch, indices), [sum(lengths[:index]) for index in range(len(lengths))]
+    taken, starts = take_sequences(batch, indices), [sum(lengths[:index]) for index in range(len(lengths))]
     tokens = [token for index in indices for token in range(starts[index], starts[index] + lengths[index])]
     rows = {int(token): row for row, token in enumerate(np.flatnonzero(batch.sequences.response_mask))}
     assert taken.sequences.offsets.tolist() == [0, *np.cumsum([lengths[index] for index in indices]).tolist()]
@@ -263,16 +263,16 @@ def test_labels_move_with_their_sequences() -> None:
     labels = np.array([0.0, 1.0, 2.0, 3.0], np.float32)
     batch = TrainBatch(sequences, np.zeros(14, np.float32), None, np.zeros(14, np.int32), labels=labels)
     for indices in ([3, 0, 2], [1], [2, 1, 0, 3], []):
-        taken = take(batch, indices)
+        taken = take_sequences(batch, indices)
         assert taken.labels is not None and taken.labels.tolist() == indices
-    assert take(take(batch, [3, 0, 2]), [1, 2]).labels.tolist() == [0, 2]  # pyright: ignore[reportOptionalMemberAccess]
+    assert take_sequences(take_sequences(batch, [3, 0, 2]), [1, 2]).labels.tolist() == [0, 2]  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_a_filler_is_one_example_also_among_pairs() -> None:
     sequences = concatenate([np.arange(2, dtype=np.int32)] * 4, [np.arange(2) > 0] * 4)
     pairs = TrainBatch(sequences, np.zeros(8, np.float32), None, np.zeros(8, np.int32), sequences_per_example=2)
     assert (
-        take(pairs, []).example_count == 1
-        and take(pairs, [2, 3]).example_count == 1
-        and take(pairs, [0, 1, 2, 3]).example_count == 2
+        take_sequences(pairs, []).example_count == 1
+        and take_sequences(pairs, [2, 3]).example_count == 1
+        and take_sequences(pairs, [0, 1, 2, 3]).example_count == 2
     )

@@ -10,7 +10,7 @@ import datasets
 import numpy as np
 import pytest
 
-from roll.data.prepare import TEST, TRAIN, VALIDATION, Wish, main, prepare
+from roll.data.prepare import TEST, TRAIN, VALIDATION, SetRequest, main, write_set
 from roll.data.public_sets import SETS, AnotherLayout, LeftOut, conversation, gsm8k, preferences
 from roll.rewards.answers import last_boxed
 from roll.rewards.functions.math_rule import math_rule
@@ -25,8 +25,8 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def wish(name: str, source: Path, output: Path, validation: int = 4, seed: int = 42) -> Wish:
-    return Wish(name, str(source), output, validation, seed)
+def wish(name: str, source: Path, output: Path, validation: int = 4, seed: int = 42) -> SetRequest:
+    return SetRequest(name, str(source), output, validation, seed)
 
 
 def test_a_problem_of_gsm8k_by_hand() -> None:
@@ -138,7 +138,7 @@ def test_another_layout_is_told(name: str, row: dict[str, Any], problem: str) ->
 @pytest.mark.parametrize("name", WRITERS)
 def test_files_share_no_question_and_lose_none(name: str, tmp_path: Path) -> None:
     source = WRITERS[name](tmp_path / "copy")
-    done = prepare(wish(name, source, tmp_path / "out"))
+    done = write_set(wish(name, source, tmp_path / "out"))
     rows = {file: lines(tmp_path / "out" / file) for file in FILES}
     assert {file: len(found) for file, found in rows.items()} == done.rows
     assert done.rows[VALIDATION] == 4
@@ -161,7 +161,7 @@ def test_files_share_no_question_and_lose_none(name: str, tmp_path: Path) -> Non
 def test_the_seed_decides_which_rows_are_held_out(tmp_path: Path) -> None:
     source = write_gsm8k(tmp_path / "copy")
     for folder, seed in (("one", 1), ("again", 1), ("two", 2)):
-        prepare(wish("gsm8k", source, tmp_path / folder, seed=seed))
+        write_set(wish("gsm8k", source, tmp_path / folder, seed=seed))
     one, again, two = (
         {file: (tmp_path / folder / file).read_bytes() for file in FILES} for folder in ("one", "again", "two")
     )

@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerFast
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.chat import renderer
-from roll.data.examples import Limits, prepare_examples
+from roll.data.examples import LengthLimits, prepare_examples
 from roll.data.prompts import PromptSet, prepare_prompts
-from roll.data.remarks import remark_routes
+from roll.data.remarks import warn_of_routes
 from roll.data.rows import read_row
 from roll.errors import DataError
 
@@ -119,7 +119,7 @@ def test_the_domain_goes_before_the_tag_and_the_tag_before_the_default(
         "algebra": 2
     }
     with caplog.at_level(logging.WARNING):
-        remark_routes(prompts)
+        warn_of_routes(prompts)
     assert [record.getMessage().removeprefix(f"{tmp_path}/") for record in caplog.records] == [
         "rows.jsonl: no reward domain includes the tag of 4 rows (aime2024: 2, minervamath: 1, no tag: 1); they "
         "are "
@@ -146,7 +146,7 @@ def test_nothing_is_said_of_rows_without_tags_where_there_is_one_domain(
     prepared: Callable[..., PromptSet], caplog: pytest.LogCaptureFixture
 ) -> None:
     prompts = prepared([{"messages": ASK}, {"messages": ASK, "tag": ""}], domains("sums"))
-    remark_routes(prompts)
+    warn_of_routes(prompts)
     assert not caplog.records and list(prompts.domain_index) == [0, 0]
 
 
@@ -203,7 +203,11 @@ def test_examples_of_the_offline_pipelines_are_read_alike(
     talk = [*ASK, {"role": "assistant", "content": "Two."}]
     path = write_jsonl([{"messages": json.dumps(talk), "chat_template_kwargs": {"enable_thinking": True}}])
     examples = prepare_examples(
-        arguments(path, template="native"), tokenizer, Limits(200, 200), "responses", cache_folder=tmp_path / "cache"
+        arguments(path, template="native"),
+        tokenizer,
+        LengthLimits(200, 200),
+        "responses",
+        cache_folder=tmp_path / "cache",
     )
     (sequence,) = examples.example(0).sequences
     render = renderer("native", tokenizer)

@@ -29,7 +29,7 @@ from roll.algorithms.methods.preference_losses import PreferenceTraits
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.preference import PreferenceLoss
 from roll.backend import Rank, ScoreStrategy
-from roll.config.load.user_code import look_into
+from roll.config.load.user_code import inspect_user_code
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.packing import concatenate
@@ -140,7 +140,7 @@ def test_the_reward_of_a_group_and_the_sum(tmp_path: Path, monkeypatch: pytest.M
     ]
     parts = section["short_answers"]["parts"]
     del parts["judged"]["reward_args"]["port"]
-    faults = look_into({"rewards": section})[1]
+    faults = inspect_user_code({"rewards": section})[1]
     assert [fault.place for fault in faults] == ["rewards.short_answers.parts.judged.reward_args.port"], (
         "there are no other faults"
     )
@@ -230,7 +230,7 @@ def test_what_the_page_names_passes_the_check_and_declares_what_it_says(
     ):
         (tmp_path / name).write_text(code(name).text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    methods, faults = look_into(values)
+    methods, faults = inspect_user_code(values)
     assert faults == []
     assert {key: method.traits for key, method in methods.items()} == {
         "adv_estimator": EstimatorTraits(),

@@ -13,7 +13,7 @@ import yaml
 
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
-from roll.data.examples import Kind, Limits, prepare_examples
+from roll.data.examples import Kind, LengthLimits, prepare_examples
 from roll.data.prompts import prepare_prompts
 from roll.models.load import load_tokenizer
 from roll.rewards.answers import ground_truth
@@ -39,7 +39,7 @@ def test_the_rows_of_the_page_fit_its_experiment(
     data_args = DataConfig.model_validate(keys[role]["data_args"])
     assert isinstance(data_args.file_name, str)
     Path(data_args.file_name).write_text(json.dumps(row) + "\n")
-    limits = Limits(keys["prompt_length"], keys["response_length"])
+    limits = LengthLimits(keys["prompt_length"], keys["response_length"])
     tokenizer = load_tokenizer(str(tiny_model))
     examples = prepare_examples(data_args, tokenizer, limits, kind, cache_folder=tmp_path / "cache")
     assert len(examples) == 1

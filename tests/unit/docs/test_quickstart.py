@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from roll.config.derived.batch import learner
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.plan.show import misfits, phases
 from roll.config.schema.model import DataConfig
@@ -66,7 +66,7 @@ def planned(*words: str) -> tuple[Config, Plan]:
     jobs: list[tuple[Config, Plan]] = []
 
     def check(composed: DictConfig, presets: set[str]) -> None:
-        config = load_config(composed, presets)
+        config = checked_config(composed, presets)
         jobs.append((config, make_plan(config)))
 
     compose(["--config-name", *words], check)

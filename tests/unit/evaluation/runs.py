@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.schema.pipelines import Config
 from roll.config.schema.secrets import redacted
 from roll.runs.checkpoint.state import LOOP_FILE, LoopState
@@ -18,7 +18,7 @@ def run_folder(folder: Path, *overrides: str, name: str = "tiny/tiny_rlvr_lora_z
     """Make and return the run folder of a shipped experiment, with the checkpoint of one step."""
     loaded: list[Config] = []
     words = ["--config-name", name, f"output_dir={folder}", *overrides]
-    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    compose(words, lambda composed, presets: loaded.append(checked_config(composed, presets)))
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(
         OmegaConf.to_yaml(OmegaConf.create(redacted(loaded[0].model_dump(mode="json")))), encoding="utf-8"

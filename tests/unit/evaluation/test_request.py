@@ -14,7 +14,7 @@ import pytest
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
 from roll.evaluation.command import main, request_of
-from roll.evaluation.settings import Evaluation, as_asked, plan_evaluation
+from roll.evaluation.settings import Evaluation, plan_evaluation, with_option_names
 from roll.evaluation.subject import find_subject
 from tests.unit.evaluation.runs import run_folder
 
@@ -181,10 +181,10 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(
 
 def test_a_fault_names_the_option_that_mends_it() -> None:
     request = request_of(["model", "--data", "easy.jsonl", "--reward", "exact_match"])
-    assert as_asked(Fault("data_args.template", "is 'native'", "set it"), request) == Fault(
+    assert with_option_names(Fault("data_args.template", "is 'native'", "set it"), request) == Fault(
         "--template", "is 'native'", "set it"
     )
-    too_long = as_asked(Fault("response_length", "too long", "keep it within 64"), request)
+    too_long = with_option_names(Fault("response_length", "too long", "keep it within 64"), request)
     assert (
         too_long.remedy
         == "keep it within 64; --max-new-tokens N sets response_length, and prompt_length=N sets prompt_length"

@@ -9,8 +9,8 @@ from statistics import fmean
 
 import pytest
 
-from roll.evaluation.results import CONFIDENCE, average, set_result, share, standard_error, wilson
-from roll.runs.rlvr.validation import pass_at_k
+from roll.evaluation.results import CONFIDENCE, average, set_result, share_estimate, standard_error, wilson
+from roll.runs.rlvr.validation import estimate_pass_at_k
 from roll.types import RolloutGroup
 from tests.unit.rollout.build import make_episode, make_group
 
@@ -22,7 +22,7 @@ from tests.unit.rollout.build import make_episode, make_group
 def test_wilson_is_the_published_interval(right: int, trials: int, low: float, high: float) -> None:
     """Newcombe, 1998, "Two-sided confidence intervals for the single proportion", table I, method 3."""
     assert wilson(right / trials, trials) == pytest.approx((low, high), abs=5e-5)
-    one_sample = share([1.0] * right + [0.0] * (trials - right), 1)
+    one_sample = share_estimate([1.0] * right + [0.0] * (trials - right), 1)
     assert (one_sample.low, one_sample.high) == pytest.approx((low, high), abs=5e-5)
 
 
@@ -35,12 +35,12 @@ def test_the_standard_error_is_that_of_all_resamples_of_prompts() -> None:
 
 def test_more_samples_of_equal_prompts_are_no_more_prompts() -> None:
     """If all responses to a prompt agree, eight of them contain no more information than one."""
-    once, eight = share([1.0, 0.0, 0.0, 1.0, 0.0], 1), share([1.0, 0.0, 0.0, 1.0, 0.0], 8)
+    once, eight = share_estimate([1.0, 0.0, 0.0, 1.0, 0.0], 1), share_estimate([1.0, 0.0, 0.0, 1.0, 0.0], 8)
     assert (once.low, once.high) == (eight.low, eight.high)
 
 
 def test_prompts_that_are_all_alike_count_each_sample() -> None:
-    assert (share([0.5] * 10, 4).low, share([0.5] * 10, 4).high) == pytest.approx(wilson(0.5, 40))
+    assert (share_estimate([0.5] * 10, 4).low, share_estimate([0.5] * 10, 4).high) == pytest.approx(wilson(0.5, 40))
 
 
 def test_an_effective_size_lies_between_prompts_and_responses() -> None:
@@ -48,7 +48,7 @@ def test_an_effective_size_lies_between_prompts_and_responses() -> None:
     prompts.
     """
     alike = [0.5, 0.5, 0.5, 0.25]  # mean 7/16; p (1 - p) / SE^2 = 84, and there are 16 responses
-    assert (share(alike, 4).low, share(alike, 4).high) == pytest.approx(wilson(7 / 16, 16))
+    assert (share_estimate(alike, 4).low, share_estimate(alike, 4).high) == pytest.approx(wilson(7 / 16, 16))
     apart = [
         0.0,
         0.0,
@@ -56,14 +56,14 @@ def test_an_effective_size_lies_between_prompts_and_responses() -> None:
         1.0,
         1.0,
     ]  # the largest variance of shares with mean 3/5: p (1 - p) / SE^2 is the number of prompts
-    assert (share(apart, 4).low, share(apart, 4).high) == pytest.approx(wilson(0.6, 5))
+    assert (share_estimate(apart, 4).low, share_estimate(apart, 4).high) == pytest.approx(wilson(0.6, 5))
     between = [0.0, 0.25, 0.75, 1.0]  # variance 5/32: (1/4) / (5/32 / 4) = 6.4
-    assert (share(between, 4).low, share(between, 4).high) == pytest.approx(wilson(0.5, 6.4))
+    assert (share_estimate(between, 4).low, share_estimate(between, 4).high) == pytest.approx(wilson(0.5, 6.4))
 
 
 @pytest.mark.parametrize(("value", "bound"), [(0.0, "low"), (1.0, "high")])
 def test_an_interval_ends_at_0_and_1(value: float, bound: str) -> None:
-    found = share([value] * 5, 3)
+    found = share_estimate([value] * 5, 3)
     assert getattr(found, bound) == value and 0.3 < found.high - found.low < 0.6
 
 
@@ -76,7 +76,7 @@ def test_the_interval_covers_what_it_claims(probability: float) -> None:
     """
     prompts, covered = 60, 0.0
     for right in range(prompts + 1):
-        found = share([1.0] * right + [0.0] * (prompts - right), 1)
+        found = share_estimate([1.0] * right + [0.0] * (prompts - right), 1)
         if found.low <= probability <= found.high:
             covered += comb(prompts, right) * probability**right * (1 - probability) ** (prompts - right)
     assert covered == pytest.approx(CONFIDENCE, abs=0.03)
@@ -119,7 +119,7 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_with_one_that_passes
     for right, k in product(range(samples + 1), range(1, samples + 1)):
         outcomes = [True] * right + [False] * (samples - right)
         choices = [any(chosen) for chosen in combinations(outcomes, k)]
-        assert pass_at_k(samples, right, k) == pytest.approx(fmean(choices), abs=1e-15)
+        assert estimate_pass_at_k(samples, right, k) == pytest.approx(fmean(choices), abs=1e-15)
 
 
 def group(*rewards: float) -> RolloutGroup:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.export.source import found_model
+from roll.export.source import model_source
 
 
 def started(run: Path, folder: Path) -> None:
@@ -19,11 +19,11 @@ def test_relative_model_is_found_where_the_run_started(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     for name in ("first/base", "second/base", "base"):
         (tmp_path / name).mkdir(parents=True)
-    assert found_model("base", tmp_path / "copy") == str(tmp_path / "base"), (
+    assert model_source("base", tmp_path / "copy") == str(tmp_path / "base"), (
         "a run of an earlier version records no start"
     )
     started(tmp_path / "copy", tmp_path / "first")
     started(tmp_path / "copy", tmp_path / "second")
-    assert found_model("base", tmp_path / "copy") == str(tmp_path / "second" / "base")
-    assert found_model(str(tmp_path / "first/base"), tmp_path / "copy") == str(tmp_path / "first" / "base")
-    assert found_model("Qwen/Qwen2.5-0.5B", tmp_path / "copy") == "Qwen/Qwen2.5-0.5B"
+    assert model_source("base", tmp_path / "copy") == str(tmp_path / "second" / "base")
+    assert model_source(str(tmp_path / "first/base"), tmp_path / "copy") == str(tmp_path / "first" / "base")
+    assert model_source("Qwen/Qwen2.5-0.5B", tmp_path / "copy") == "Qwen/Qwen2.5-0.5B"

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.schema.pipelines import Config
 from roll.export.__main__ import main
 from roll.runs.checkpoint.manifest import MANIFEST
@@ -32,7 +32,7 @@ def run_folder(folder: Path, *overrides: str) -> Path:
         "pretrain=output/tiny/model",
         *overrides,
     ]
-    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    compose(words, lambda composed, presets: loaded.append(checked_config(composed, presets)))
     folder.mkdir()
     (folder / "config.yaml").write_text(
         OmegaConf.to_yaml(OmegaConf.create(loaded[0].model_dump(mode="json"))), encoding="utf-8"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from roll.agents.gateway.asked import Answer, Asked, Message
+from roll.agents.gateway.asked import AgentRequest, Message, PolicyAnswer
 from roll.agents.gateway.session import AgentSession, SessionBounds
 from roll.types import Episode, Sampling, StopReason
 from tests.unit.rollout.playing import Chat, Engine, text
@@ -42,10 +42,10 @@ def turns() -> Callable[[str], str]:
 
 async def ask(
     asked: AgentSession, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), **keys: Any
-) -> Answer:
+) -> PolicyAnswer:
     """Send one request, which is identified by its entire content."""
     return await asked.answer(
-        Asked(messages, tools, **keys), json.dumps([list(messages), list(tools), keys], default=str)
+        AgentRequest(messages, tools, **keys), json.dumps([list(messages), list(tools), keys], default=str)
     )
 
 
@@ -78,7 +78,7 @@ def check_exact(episode: Episode, engine: Engine) -> None:
     assert len(episode.sampled) == len(engine.requests) == len(episode.turn_states) == len(episode.turn_rewards)
 
 
-async def given_up(waiting: asyncio.Task[Answer]) -> None:
+async def given_up(waiting: asyncio.Task[PolicyAnswer]) -> None:
     """Cancel a request, as a client does that hangs up."""
     waiting.cancel()
     with suppress(asyncio.CancelledError):

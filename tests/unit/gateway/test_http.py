@@ -309,13 +309,9 @@ def test_what_openai_ignores_in_a_conversation_is_the_same_conversation() -> Non
 
     async def work() -> None:
         async with served(quick()) as one:
-            system, parts = (
-                {"role": "developer", "content": "be"},
-                [{"type": "text", "text": "g"}, {"type": "text", "text": "o"}],
-            )
-            first = await one.client.chat.completions.create(
-                model="m", messages=[system, {"role": "user", "content": parts}]
-            )  # type: ignore[list-item]
+            parts = [{"type": "text", "text": "g"}, {"type": "text", "text": "o"}]
+            messages: Any = [{"role": "developer", "content": "be"}, {"role": "user", "content": parts}]
+            first = await one.client.chat.completions.create(model="m", messages=messages)
             said: Any = {**first.choices[0].message.model_dump(), "refusal": None, "annotations": [], "audio": None}
             await one.client.chat.completions.create(
                 model="m", messages=[{"role": "system", "content": "be"}, USER, said, USER]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.agents.environments.base import Message
-from roll.agents.gateway.asked import Answer, Refused
+from roll.agents.gateway.asked import PolicyAnswer, RequestRefused
 from roll.agents.gateway.session import AgentSession
 from roll.data.chat import TemplateFault
 from roll.errors import RollError
@@ -51,7 +51,7 @@ def says(*texts: str) -> Engine:
 def test_a_conversation_with_tools_is_one_trajectory_of_the_tokens_that_the_engine_saw() -> None:
     engine = says("!add(2) !add(3)", "five")
 
-    async def work(opened: AgentSession) -> list[Answer]:
+    async def work(opened: AgentSession) -> list[PolicyAnswer]:
         first = await ask(opened, [USER])
         calls = first.message["tool_calls"]
         answers = [tool(call["id"], str(number)) for number, call in enumerate(calls)]
@@ -89,7 +89,7 @@ def test_all_requests_are_of_one_engine_session_and_have_seeds_of_their_own() ->
 def test_a_retry_gets_the_same_answer_without_another_sample() -> None:
     engine = Engine(turns())
 
-    async def work(opened: AgentSession) -> list[Answer]:
+    async def work(opened: AgentSession) -> list[PolicyAnswer]:
         hung_up = asyncio.create_task(ask(opened, [USER]))
         await asyncio.sleep(0)
         beside = asyncio.create_task(ask(opened, [USER]))
@@ -244,7 +244,7 @@ def test_an_answer_has_the_least_of_all_budgets(
 def test_a_conversation_that_is_too_long_is_not_sampled_and_a_shorter_one_is() -> None:
     engine = Engine(turns())
 
-    async def work(opened: AgentSession) -> list[Answer]:
+    async def work(opened: AgentSession) -> list[PolicyAnswer]:
         long = await ask(opened, [{"role": "user", "content": LONG}])
         assert opened.stop is StopReason.CONTEXT_FULL
         return [long, await ask(opened, [USER])]
@@ -257,7 +257,7 @@ def test_a_conversation_that_is_too_long_is_not_sampled_and_a_shorter_one_is() -
 def test_there_are_so_many_answers_and_then_the_session_is_over() -> None:
     engine = Engine(turns())
 
-    async def work(opened: AgentSession) -> Answer:
+    async def work(opened: AgentSession) -> PolicyAnswer:
         over = asyncio.create_task(opened.over())
         first = await ask(opened, [USER])
         await ask(opened, [USER, first.message, USER])
@@ -302,7 +302,7 @@ def test_what_the_chat_template_refuses_is_refused() -> None:
 
     async def work(opened: AgentSession) -> None:
         with pytest.raises(
-            Refused, match="messages: the model's chat template rejects them: no system message"
+            RequestRefused, match="messages: the model's chat template rejects them: no system message"
         ) as refused:
             await ask(opened, [USER])
         assert refused.value.status == 400 and "no system message" in opened.refused
@@ -318,7 +318,7 @@ def test_a_closed_session_answers_nothing() -> None:
         await asyncio.sleep(0.5)
         await opened.close()
         for asked in (waiting, asyncio.create_task(ask(opened, [USER]))):
-            with pytest.raises(Refused, match="has ended") as refused:
+            with pytest.raises(RequestRefused, match="has ended") as refused:
                 await asked
             assert refused.value.status == 410
 

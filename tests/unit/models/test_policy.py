@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import FILLER, concatenate
 from roll.models.load import PackedPolicy, load_causal_model
-from roll.models.packed_inputs import packed_inputs, scored_only, spread
+from roll.models.packed_inputs import packed_inputs, scored_only, spread_to_tokens
 from roll.types import Sequences
 
 FP32 = ModelConfig.model_validate({"dtype": "fp32"})
@@ -138,7 +138,7 @@ def test_inputs_of_a_micro_batch_by_hand() -> None:
     assert inputs.scored.tolist() == [2, 4]
     field = np.array([1, 2, 3, 4, 5], np.float32)
     assert scored_only(field, batch, "cpu").tolist() == [3, 5]
-    assert spread(torch.tensor([-1.0, -2.0]), batch).tolist() == [0, 0, -1, 0, -2]
+    assert spread_to_tokens(torch.tensor([-1.0, -2.0]), batch).tolist() == [0, 0, -1, 0, -2]
 
 
 def test_a_first_token_cannot_be_a_response() -> None:

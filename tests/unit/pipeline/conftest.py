@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def configured() -> Callable[..., Any]:
         found: list[Any] = []
         compose(
             ["--config-name", experiment, "dry_run=true", *words],
-            lambda composed, presets: found.append(load_config(composed, presets)),
+            lambda composed, presets: found.append(checked_config(composed, presets)),
         )
         return found[0]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.plan.plan import make_plan
 from roll.config.schema.pipelines import Config
 from roll.errors import CheckpointError
@@ -20,28 +20,28 @@ from tests.quiet import quiet_life
 def test_a_second_run_in_a_folder_is_refused_before_it_writes_anything(tmp_path: Path) -> None:
     loaded: list[Config] = []
     words = ["--config-name", "tiny/tiny_warm_up", f"output_dir={tmp_path}", "dry_run=true"]
-    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    compose(words, lambda composed, presets: loaded.append(checked_config(composed, presets)))
     with (
         CheckpointStore(tmp_path / "checkpoints", keep=1).held(),
         pytest.raises(CheckpointError, match="give each run its own output_dir"),
     ):
-        assemble.run(loaded[0], make_plan(loaded[0]), quiet_life())
+        assemble.run_experiment(loaded[0], make_plan(loaded[0]), quiet_life())
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 def test_a_report_is_written_of_what_has_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ending.report(tmp_path)
+    ending.write_report_if_any(tmp_path)
     record = JsonlTracker(tmp_path)
-    ending.report(tmp_path)
+    ending.write_report_if_any(tmp_path)
     assert not (tmp_path / "report.html").exists() and not capsys.readouterr().out
     record.log(1, {"reward/mean": 0.5})
     record.close()
-    ending.report(tmp_path)
+    ending.write_report_if_any(tmp_path)
     assert (tmp_path / "report.html").is_file()
     assert str(tmp_path / "report.html") in capsys.readouterr().out
 
 
 def test_a_report_that_fails_is_told_and_hides_no_other_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "metrics.jsonl").write_text("no JSON\n")
-    ending.report(tmp_path)
+    ending.write_report_if_any(tmp_path)
     assert "the report could not be written: DataError: " in caplog.text and "it holds no metrics" in caplog.text

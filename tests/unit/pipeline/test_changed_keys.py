@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.schema.pipelines import Config
 from roll.runs.changed_keys import RUN_ONLY, Change, change_faults, changes, recorded
 
@@ -21,7 +21,7 @@ def composed(name: str, *words: str) -> Config:
     found: list[Config] = []
     compose(
         ["--config-name", name, "dry_run=true", *words],
-        lambda config, presets: found.append(load_config(config, presets, imports=False)),
+        lambda config, presets: found.append(checked_config(config, presets, imports=False)),
     )
     return found[0]
 

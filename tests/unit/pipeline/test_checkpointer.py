@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.schema.pipelines import Config
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.checkpointer import Checkpointer
@@ -42,7 +42,7 @@ class Trainer:
 def begin(folder: Path, *more: str) -> tuple[Checkpointer, Trainer, Position]:
     loaded: list[Config] = []
     words = ["--config-name", "tiny/tiny_warm_up", f"output_dir={folder}", *more]
-    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    compose(words, lambda composed, presets: loaded.append(checked_config(composed, presets)))
     checkpointer, trainer = Checkpointer(loaded[0], CheckpointStore(folder / "checkpoints", keep=2)), Trainer()
     return checkpointer, trainer, asyncio.run(checkpointer.restore(trainer, trainer))
 
@@ -83,7 +83,7 @@ def test_a_checkpoint_is_written_where_an_epoch_ends(tmp_path: Path) -> None:
         "keep_checkpoints=9",
         "max_steps=null",
     ]
-    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    compose(words, lambda composed, presets: loaded.append(checked_config(composed, presets)))
     checkpointer, trainer = Checkpointer(loaded[0], CheckpointStore(tmp_path / "checkpoints", keep=9)), Trainer()
     asyncio.run(checkpointer.restore(trainer, trainer, last_step=8, epochs=Epochs(rows=10, batch_size=4)))
     for step in range(1, 9):

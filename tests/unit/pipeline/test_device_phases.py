@@ -17,7 +17,7 @@ import pytest
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.losses import Loss
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.ray.device_sharing import ColocatedRole, DeviceSharing, Level
+from roll.ray.device_sharing import ColocatedRole, DeviceSharing, Residency
 from roll.rollout.batch import Shaping
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.reference import ReferenceAtOnce
@@ -35,7 +35,7 @@ class Devices:
     """Shared devices: the level to which each role is onloaded, and whether the engine has weights."""
 
     def __init__(self) -> None:
-        self.levels: dict[str, Level] = dict.fromkeys(ROLES, Level.AWAY)
+        self.levels: dict[str, Residency] = dict.fromkeys(ROLES, Residency.AWAY)
         self.engine_has_weights = True
         self.moves = 0
 
@@ -52,17 +52,17 @@ class FakeRole(ColocatedRole):
     async def offload(self, discard: bool) -> int | None:
         if self.role == "actor_infer" and discard:
             self.devices.engine_has_weights = False
-        self.devices.levels[self.role] = Level.AWAY
+        self.devices.levels[self.role] = Residency.AWAY
         self.devices.moves += 1
         return None
 
-    async def onload(self, level: Level) -> None:
+    async def onload(self, level: Residency) -> None:
         assert self.devices.levels[self.role] < level
         self.devices.levels[self.role] = level
         self.devices.moves += 1
-        whole = [role for role, there in self.devices.levels.items() if there is Level.WHOLE]
+        whole = [role for role, there in self.devices.levels.items() if there is Residency.WHOLE]
         assert len(whole) <= 1, f"the devices have no room for {whole} at the same time"
-        assert self.role != "actor_infer" or level is Level.WEIGHTS or self.devices.engine_has_weights
+        assert self.role != "actor_infer" or level is Residency.WEIGHTS or self.devices.engine_has_weights
 
 
 class Work:
@@ -77,7 +77,7 @@ class Work:
 
     name = "nowhere"
 
-    def _finds(self, role: str, work: str, level: Level = Level.WHOLE) -> None:
+    def _finds(self, role: str, work: str, level: Residency = Residency.WHOLE) -> None:
         assert self.devices.levels[role] >= level, f"{work} needs {role}"
         self.moves.append((work, self.devices.moves))
 
@@ -100,7 +100,7 @@ class Work:
 
     async def push(self, version: int) -> None:
         self._finds("actor_train", "sync")
-        self._finds("actor_infer", "sync", Level.WEIGHTS)
+        self._finds("actor_infer", "sync", Residency.WEIGHTS)
         self.devices.engine_has_weights = True
 
     async def generating(self, work: Callable[[], Awaitable[list[RolloutGroup]]]) -> list[RolloutGroup]:
@@ -173,7 +173,7 @@ async def run(work: Work, reference: str, steps: int, resumed: bool = False, own
         credit=CreditAssignment(Credit("grpo", Normalisation())),
         max_steps=steps + resumed,
     )
-    await rlvr.train(parts, Position(int(resumed), int(resumed)))
+    await rlvr.train_rlvr(parts, Position(int(resumed), int(resumed)))
     await work.kept.export(Path())
 
 
@@ -181,7 +181,7 @@ async def started(evaluates: bool = False, saves: bool = False) -> Work:
     """Start all roles one after the other. Each is offloaded before the next one starts."""
     devices, sharing = Devices(), DeviceSharing(shared(ROLES))
     for role in ROLES:
-        await sharing.enter(role, devices.colocated(role))
+        await sharing.register(role, devices.colocated(role))
     return Work(devices, DevicePhases(sharing), evaluates, saves)
 
 
@@ -198,7 +198,7 @@ def test_every_piece_of_work_finds_what_it_needs(
         return work
 
     work = asyncio.run(whole())
-    assert work.devices.levels["actor_train"] is Level.WHOLE
+    assert work.devices.levels["actor_train"] is Residency.WHOLE
     assert [name for name, _ in work.moves].count("train") == 2
 
 
@@ -226,7 +226,7 @@ class PausedWork(Work):
 
     def __init__(self, pausing_for: Collection[str]) -> None:
         devices = Devices()
-        devices.levels = dict.fromkeys(ROLES, Level.WHOLE)
+        devices.levels = dict.fromkeys(ROLES, Residency.WHOLE)
         super().__init__(
             devices, DevicePhases(DeviceSharing({}), engines=self, pausing_for=pausing_for), evaluates=True, saves=True
         )
@@ -235,7 +235,7 @@ class PausedWork(Work):
     async def pause(self) -> None:
         self.paused = True
 
-    def _finds(self, role: str, work: str, level: Level = Level.WHOLE) -> None:
+    def _finds(self, role: str, work: str, level: Residency = Residency.WHOLE) -> None:
         if work in ("take", "evaluate"):
             assert not self.paused, f"generation is paused during {work}"
         elif work not in ("sync", "checkpoint"):

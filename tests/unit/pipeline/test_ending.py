@@ -13,7 +13,7 @@ import transformers
 
 from roll.errors import ConfigError, Fault, RollError, WorkerFailed
 from roll.runs.checkpointer import Checkpointer
-from roll.runs.ending import Ending
+from roll.runs.ending import RunEnding
 from roll.tracking.ending import END_FILE, RunEnd, read_end
 from roll.tracking.jsonl import JsonlTracker
 from roll.tracking.logs import RunLog
@@ -36,7 +36,7 @@ def run(folder: Path, error: BaseException | None, stands: Checkpointer | None) 
     record.log(7, {"reward/mean": 0.5})
     record.close()
     try:
-        with RunLog(folder, hide), Ending(folder, hide) as ending:
+        with RunLog(folder, hide), RunEnding(folder, hide) as ending:
             if stands:
                 ending.begin(stands, 20)
             if error:
@@ -113,7 +113,7 @@ def test_the_worker_s_traceback_is_in_the_log(tmp_path: Path) -> None:
 
 
 def test_an_end_that_cannot_be_written_hides_no_cause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(WorkerFailed), Ending(tmp_path / "gone", str) as ending, caplog.at_level(logging.INFO):
+    with pytest.raises(WorkerFailed), RunEnding(tmp_path / "gone", str) as ending, caplog.at_level(logging.INFO):
         ending.begin(checkpointer(None), 20)
         raise WorkerFailed("reference", 1, "the process died")
     assert "end.json cannot be written" in caplog.text

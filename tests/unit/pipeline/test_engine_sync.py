@@ -14,12 +14,12 @@ from roll.engines.actor_infer import ActorInfer
 from roll.engines.pool import MOST_RESTARTS
 from roll.engines.running import Running
 from roll.errors import RollError, WorkerDied
-from roll.ray.device_sharing import DeviceSharing, Level
+from roll.ray.device_sharing import DeviceSharing, Residency
 from roll.runs.device_phases import DevicePhases
 from roll.runs.rlvr.engine_sync import EngineSync
 from roll.types import Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
-from roll.weight_sync.routes import Rendezvous, Route, Routes, Transport
+from roll.weight_sync.routes import Rendezvous, Route, SyncRoutes, Transport
 from roll.weight_sync.sync import WeightSync
 from tests import limits
 from tests.streams import whole
@@ -33,25 +33,25 @@ class Trainer:
     """Sends an adapter. It must be onloaded to do so."""
 
     def __init__(self, group: Engines) -> None:
-        self.group, self.level = group, Level.WHOLE
+        self.group, self.level = group, Residency.WHOLE
         self.sent = 0
 
     async def free_address(self) -> tuple[str, int]:
         return "here", 1
 
-    async def open_routes(self, routes: Routes, rendezvous: Rendezvous | None) -> None:
+    async def open_routes(self, routes: SyncRoutes, rendezvous: Rendezvous | None) -> None:
         pass
 
     async def send_adapter(self) -> Adapter:
-        assert self.level is Level.WHOLE, "the trainer sends while it is offloaded"
+        assert self.level is Residency.WHOLE, "the trainer sends while it is offloaded"
         self.sent += 1
         return Adapter("{}", Bucket("", (), ""))
 
     async def offload(self, discard: bool) -> int | None:
-        self.level = Level.AWAY
+        self.level = Residency.AWAY
         return None
 
-    async def onload(self, level: Level) -> None:
+    async def onload(self, level: Residency) -> None:
         self.level = level
 
 
@@ -61,9 +61,9 @@ class OnSharedDevices(Engines):
     trainer: Trainer
 
     async def replace(self, engine: int, seconds: float) -> None:
-        assert self.trainer.level is Level.AWAY, "an engine starts while the trainer is onloaded"
+        assert self.trainer.level is Residency.AWAY, "an engine starts while the trainer is onloaded"
         await super().replace(engine, seconds)
-        assert self.trainer.level is Level.AWAY, "the trainer was onloaded during the start of an engine"
+        assert self.trainer.level is Residency.AWAY, "the trainer was onloaded during the start of an engine"
 
 
 class Run:
@@ -78,13 +78,13 @@ class Run:
             {role: {other for other in roles if other != role} for role in roles} if shared else {}
         )
         self.phases = DevicePhases(self.sharing)
-        routes = Routes(dict.fromkeys(range(len(group)), Route(Transport.FILE, True)), [False], 0)
+        routes = SyncRoutes(dict.fromkeys(range(len(group)), Route(Transport.FILE, True)), [False], 0)
         weights = WeightSync(cast(Any, self.trainer), self.engines.engines, lambda _: routes, True, 1, limits.CALL)
         self.sync = EngineSync(weights, self.engines, self.phases, nullcontext)
 
     async def begin(self) -> None:
-        await self.sharing.enter("actor_infer", self.engines)
-        await self.sharing.enter("actor_train", self.trainer)
+        await self.sharing.register("actor_infer", self.engines)
+        await self.sharing.register("actor_train", self.trainer)
         await self.step(0)
 
     async def step(self, version: int) -> None:

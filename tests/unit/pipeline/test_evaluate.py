@@ -21,9 +21,9 @@ from roll.runs.rlvr.validation import (
     VALIDATION,
     ByItself,
     Evaluator,
+    estimate_pass_at_k,
     majority,
     majority_at_k,
-    pass_at_k,
     sizes,
     validation_metrics,
 )
@@ -101,7 +101,7 @@ def test_the_metrics_of_a_set() -> None:
     ]
     metrics = {name.removeprefix("val/set/"): value for name, value in validation_metrics("set", groups, 4).items()}
     for k in (1, 2, 4):
-        assert metrics[f"pass@{k}"] == pytest.approx((pass_at_k(4, 3, k) + pass_at_k(4, 1, k)) / 2)
+        assert metrics[f"pass@{k}"] == pytest.approx((estimate_pass_at_k(4, 3, k) + estimate_pass_at_k(4, 1, k)) / 2)
     # First prompt: (4, 4) is right, (5, 4) is a tie, and 4 wins over all. Second: (7, 8) is wrong, (7, 9) a tie, and 7
     # wins over all.
     assert metrics["maj@2"] == pytest.approx(((1 + 0.5) / 2 + (0 + 0.5) / 2) / 2) and metrics["maj@4"] == 0.5

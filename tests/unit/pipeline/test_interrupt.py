@@ -228,7 +228,7 @@ def test_a_handler_that_a_library_put_in_place_gives_way() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Interrupt() as interrupt:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
-        interrupt.take()
+        interrupt.install()
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before

@@ -17,7 +17,7 @@ from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.packing import concatenate
 from roll.errors import WorkerFailed
-from roll.ray.device_sharing import DeviceSharing, Level
+from roll.ray.device_sharing import DeviceSharing, Residency
 from roll.runs.device_phases import DevicePhases
 from roll.runs.learning import CriticLearning, Learning, OnloadedTrainer
 from roll.runs.position import Position
@@ -161,7 +161,7 @@ class FakeRole:
         self.moves.append(f"{self.name} offloads" + " and discards" * discard)
         return None
 
-    async def onload(self, level: Level) -> None:
+    async def onload(self, level: Residency) -> None:
         self.moves.append(f"{self.name} onloads")
 
 
@@ -179,7 +179,7 @@ def test_on_shared_devices_they_take_turns(tmp_path: Path) -> None:
         moves: list[str] = []
         sharing = DeviceSharing({name: [other for other in names if other != name] for name in names})
         for name in names:
-            await sharing.enter(name, FakeRole(name, moves))
+            await sharing.register(name, FakeRole(name, moves))
         phases = DevicePhases(sharing)
         learn = replace(learning(Recorder()), phases=phases)
         await phases.sync()

@@ -32,7 +32,7 @@ from roll.runs.offline import loop as offline
 from roll.runs.position import Position
 from roll.runs.rlvr import loop as rlvr
 from roll.runs.rlvr.loop import Rlvr
-from roll.runs.rlvr.validation import ByItself, Evaluator, pass_at_k
+from roll.runs.rlvr.validation import ByItself, Evaluator, estimate_pass_at_k
 from roll.types import (
     NO_VERDICT,
     Completion,
@@ -167,7 +167,7 @@ def wired(parts: Parts, **changes: Any) -> Rlvr:
 
 def test_the_loop_runs_its_parts_in_order() -> None:
     parts = Parts()
-    end = asyncio.run(rlvr.train(wired(parts), Position(0, 0)))
+    end = asyncio.run(rlvr.train_rlvr(wired(parts), Position(0, 0)))
     assert end == Position(2, 6)
     order = [call if isinstance(call, str) else call[:2] for call in parts.calls]
     step = ["take", "reference"]
@@ -178,7 +178,7 @@ def test_the_loop_runs_its_parts_in_order() -> None:
 
 def test_the_batch_carries_advantages_and_behaviour() -> None:
     parts = Parts()
-    asyncio.run(rlvr.train(wired(parts, max_steps=1), Position(0, 0)))
+    asyncio.run(rlvr.train_rlvr(wired(parts, max_steps=1), Position(0, 0)))
     [batch] = parts.batches
     assert batch.sequences.token_ids.tolist() == [7, 8, 9, 2, 1, 7, 8, 9, 3, 1] * 2
     # Rewards 0 and 1 in each group: mean 0.5, sample standard deviation sqrt(0.5).
@@ -191,7 +191,7 @@ def test_the_batch_carries_advantages_and_behaviour() -> None:
 
 def test_the_trainers_log_probs_stand_beside_the_engines() -> None:
     parts = Parts()
-    asyncio.run(rlvr.train(wired(parts, max_steps=1, needs_log_probs=True), Position(0, 0)))
+    asyncio.run(rlvr.train_rlvr(wired(parts, max_steps=1, needs_log_probs=True), Position(0, 0)))
     assert [call for call in parts.calls if isinstance(call, str)] == ["take", "reference", "log_probs"]
     [batch] = parts.batches
     assert batch.proximal_log_probs is not None and batch.proximal_log_probs[:5].tolist() == [0, 0, 0, -0.5, -0.5]
@@ -202,7 +202,7 @@ def test_a_critics_values_become_advantages_and_its_returns() -> None:
     parts = Parts()
     credit = CreditAssignment(Credit("gae", Normalisation(gamma=0.5, lambd=0.5)))
     asyncio.run(
-        rlvr.train(wired(parts, max_steps=1, credit=credit, critic=parts, needs_log_probs=True), Position(0, 0))
+        rlvr.train_rlvr(wired(parts, max_steps=1, credit=credit, critic=parts, needs_log_probs=True), Position(0, 0))
     )
     assert [call for call in parts.calls if isinstance(call, str)] == ["take", "reference", "log_probs", "values"]
     [batch] = parts.batches
@@ -215,7 +215,7 @@ def test_a_critics_values_become_advantages_and_its_returns() -> None:
 
 def test_a_teachers_states_reach_what_learns() -> None:
     parts = Parts()
-    asyncio.run(rlvr.train(wired(parts, max_steps=1, teachers=parts), Position(0, 0)))
+    asyncio.run(rlvr.train_rlvr(wired(parts, max_steps=1, teachers=parts), Position(0, 0)))
     assert [call for call in parts.calls if isinstance(call, str)] == ["take", "reference", "teacher"]
     [batch] = parts.batches
     assert batch.teacher_states is not None and batch.teacher_states.tolist() == [
@@ -226,7 +226,7 @@ def test_a_teachers_states_reach_what_learns() -> None:
 def test_kl_in_the_reward_lowers_the_return_of_earlier_tokens_more() -> None:
     parts = Parts()
     credit = CreditAssignment(Credit("reinforce", Normalisation(), kl_coef=0.1, kl_estimator="k1"))
-    asyncio.run(rlvr.train(wired(parts, max_steps=1, credit=credit), Position(0, 0)))
+    asyncio.run(rlvr.train_rlvr(wired(parts, max_steps=1, credit=credit), Position(0, 0)))
     # k1 is the behaviour log-prob minus the reference log-prob: 0.25 and 0.5 on the two tokens. The reward of the first
     # response is 0.
     assert parts.batches[0].advantages[3:5].tolist() == pytest.approx([-0.075, -0.05])
@@ -234,13 +234,13 @@ def test_kl_in_the_reward_lowers_the_return_of_earlier_tokens_more() -> None:
 
 def test_an_interrupt_ends_the_loop_after_its_step() -> None:
     parts = Parts(interrupt_after=1)
-    assert asyncio.run(rlvr.train(wired(parts, max_steps=50), Position(0, 0))) == Position(1, 3)
+    assert asyncio.run(rlvr.train_rlvr(wired(parts, max_steps=50), Position(0, 0))) == Position(1, 3)
     assert parts.calls[-1] == ("save", 1, 3)
 
 
 def test_a_resumed_run_syncs_first_and_does_not_validate_again() -> None:
     parts = Parts()
-    asyncio.run(rlvr.train(wired(parts), Position(1, 3)))
+    asyncio.run(rlvr.train_rlvr(wired(parts), Position(1, 3)))
     assert parts.calls[:2] == [("sync", 3), "take"]
     assert parts.measured == [(3, 0), (6, 2)], "the meter is reset after loading, before the first step"
 
@@ -289,7 +289,7 @@ def offline_run(parts: Parts, held_out: dict[int, Metrics]) -> offline.Offline:
 def test_the_offline_loop() -> None:
     parts = Parts()
     run = offline_run(parts, {0: {"val/held/loss": 2.0}, 2: {"val/held/loss": 1.0}})
-    assert asyncio.run(offline.train(run, Position(0, 0))) == Position(2, 2)
+    assert asyncio.run(offline.train_offline(run, Position(0, 0))) == Position(2, 2)
     assert parts.batches[0].sequences.response_mask.tolist() == [False, True, True]
     assert [call for call in parts.calls if call[0] == "train"] == [("train", 0), ("train", 1)]
     logged = [call for call in parts.calls if call[0] == "log"]
@@ -298,7 +298,7 @@ def test_the_offline_loop() -> None:
 
 def test_the_offline_loop_logs_nothing_before_the_first_step_without_held_out_rows() -> None:
     parts = Parts()
-    assert asyncio.run(offline.train(offline_run(parts, {}), Position(0, 0))) == Position(2, 2)
+    assert asyncio.run(offline.train_offline(offline_run(parts, {}), Position(0, 0))) == Position(2, 2)
     assert [call[1] for call in parts.calls if call[0] == "log"] == [1, 2]
     assert [call for call in parts.calls if call[0] == "measure"][1:] == [("measure", 3, 1)] * 2
     assert parts.calls[0] == ("measure", 0, 0), "the meter is reset after the start, before the first step"
@@ -309,7 +309,7 @@ def test_pass_at_k_counts_subsets(samples: int, passed: int) -> None:
     for k in range(1, samples + 1):
         subsets = list(combinations(range(samples), k))
         expected = sum(any(index < passed for index in subset) for subset in subsets) / len(subsets)
-        assert pass_at_k(samples, passed, k) == pytest.approx(expected)
+        assert estimate_pass_at_k(samples, passed, k) == pytest.approx(expected)
 
 
 class Answers(EachByItself):
@@ -369,7 +369,7 @@ def test_a_step_without_a_verdict_is_recorded_and_ends(outcome: RewardOutcome) -
 
     parts = Unscored()
     with pytest.raises(RollError, match="why"):
-        asyncio.run(rlvr.train(wired(parts), Position(0, 0)))
+        asyncio.run(rlvr.train_rlvr(wired(parts), Position(0, 0)))
     [logged] = [call for call in parts.calls if call[:2] == ("log", 1)]
     assert f"reward/{outcome.value}_fraction" in logged[2] and "reward/mean" not in logged[2]
     assert parts.calls[-1] == ("samples", 1, 1)

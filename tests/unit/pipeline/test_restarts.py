@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.plan.plan import Plan
 from roll.config.schema.pipelines import Config
 from roll.errors import (
@@ -156,7 +156,7 @@ def finished(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch, *keys: str
         "track_with=none",
         *keys,
     ]
-    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    compose(words, lambda composed, presets: loaded.append(checked_config(composed, presets)))
     monkeypatch.setattr(assemble, "Roles", Roles)
     monkeypatch.setattr(restarts, "BACK_OFF_SECONDS", (limits.NONE,))
     session, (config,) = ClusterSession(folder, folder, folder), loaded

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError
 from roll.runs.checkpoint.state import LoopState
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.checkpointer import Checkpointer
-from roll.runs.resume_fingerprint import of_keys, weights
+from roll.runs.resume_fingerprint import of_keys, weights_identity
 
 
 def composed(*words: str) -> Config:
     found: list[Config] = []
     compose(
         ["--config-name", "algorithms/ppo_critic", *words],
-        lambda config, presets: found.append(load_config(config, presets, imports=False)),
+        lambda config, presets: found.append(checked_config(config, presets, imports=False)),
     )
     return found[0]
 
@@ -57,10 +57,10 @@ def write_model(folder: Path, second: bytes) -> str:
 
 
 def test_weights_are_the_same_wherever_they_lie_and_others_are_not(tmp_path: Path) -> None:
-    given = weights(write_model(tmp_path / "a", b"two" * 100_000))
+    given = weights_identity(write_model(tmp_path / "a", b"two" * 100_000))
     shutil.copytree(tmp_path / "a", tmp_path / "moved")
     (tmp_path / "moved" / "config.json").write_text('{"use_cache": false}')
-    assert weights(str(tmp_path / "moved")) == given
-    assert weights(write_model(tmp_path / "b", b"owt" * 100_000)) != given
-    assert weights(write_model(tmp_path / "c", b"two" * 100_001)) != given
-    assert weights("Qwen/Qwen2.5-7B") == "'Qwen/Qwen2.5-7B'"
+    assert weights_identity(str(tmp_path / "moved")) == given
+    assert weights_identity(write_model(tmp_path / "b", b"owt" * 100_000)) != given
+    assert weights_identity(write_model(tmp_path / "c", b"two" * 100_001)) != given
+    assert weights_identity("Qwen/Qwen2.5-7B") == "'Qwen/Qwen2.5-7B'"

@@ -19,7 +19,7 @@ from roll.data.prompts import PromptSet, prepare_prompts
 from roll.data.tasks import Joined, Tasks
 from roll.errors import BadInput, ConfigError, DataError
 from roll.rewards.passing import Bar
-from roll.runs.rlvr.reward_trial import bar_notices, bars_by_domain, try_rewards
+from roll.runs.rlvr.reward_trial import bar_notices, bars_by_domain, check_rewards
 from tests import limits
 from tests.unit.data.conftest import tokenizer  # noqa: F401  # a fixture
 
@@ -53,7 +53,7 @@ def places(error: BadInput) -> list[str]:
 def test_a_row_without_reference_is_named_by_line(prompts_in: Any) -> None:
     rows = [{"ground_truth": "1"}] * 6 + [{}] + [{"ground_truth": "2"}] * 3
     with pytest.raises(DataError) as caught:
-        try_rewards(config_of(MATHS), prompts_in("rows.jsonl", rows, MATHS))
+        check_rewards(config_of(MATHS), prompts_in("rows.jsonl", rows, MATHS))
     assert places(caught.value) == ["rows.jsonl:7"]
     assert "the row has neither 'ground_truth' nor 'answer'" in caught.value.faults[0].problem
     assert caught.value.exit_status == 2
@@ -63,14 +63,14 @@ def test_bad_rows_of_all_sets_are_reported_together(prompts_in: Any) -> None:
     training = prompts_in("train.jsonl", [{"ground_truth": "1"}, {"ground_truth": ""}], MATHS)
     held_out = prompts_in("test.jsonl", [{"ground_truth": [1]}, {"ground_truth": "1"}], MATHS)
     with pytest.raises(DataError) as caught:
-        try_rewards(config_of(MATHS), training, held_out)
+        check_rewards(config_of(MATHS), training, held_out)
     assert places(caught.value) == ["train.jsonl:2", "test.jsonl:1"]
 
 
 def test_many_bad_rows_are_counted_by_reason(prompts_in: Any) -> None:
     rows = [{"ground_truth": "1"}, *[{"ground_truth": "{{"}] * 30]
     with pytest.raises(DataError) as caught:
-        try_rewards(config_of(MATHS), prompts_in("rows.jsonl", rows, MATHS))
+        check_rewards(config_of(MATHS), prompts_in("rows.jsonl", rows, MATHS))
     assert len(caught.value.faults) == 21
     assert caught.value.faults[-1].problem == "30 of 31 rows cannot be used: 30 x no reference for 'math_rule'"
 
@@ -79,7 +79,7 @@ def test_only_rows_of_the_domain_need_its_reference(prompts_in: Any) -> None:
     rewards: dict[str, Any] = {"maths": {"reward": "math_rule"}, "short": {"reward": "length_penalty"}}
     rows = [{"tag": "maths", "ground_truth": "1"}, {"tag": "short"}, {"tag": "maths"}]
     with pytest.raises(DataError) as caught:
-        try_rewards(config_of(rewards), prompts_in("rows.jsonl", rows, rewards))
+        check_rewards(config_of(rewards), prompts_in("rows.jsonl", rows, rewards))
     assert places(caught.value) == ["rows.jsonl:3"]
 
 
@@ -87,7 +87,7 @@ def test_bad_rows_and_bad_rewards_are_reported_at_once(prompts_in: Any) -> None:
     rewards: dict[str, Any] = {"maths": {"reward": "math_rule"}, "own": {"reward": "nowhere:absent"}}
     rows = [{"tag": "maths", "ground_truth": "1"}, {"tag": "own"}, {"tag": "maths"}]
     with pytest.raises(BadInput) as caught:
-        try_rewards(config_of(rewards), prompts_in("rows.jsonl", rows, rewards))
+        check_rewards(config_of(rewards), prompts_in("rows.jsonl", rows, rewards))
     assert places(caught.value) == ["rewards.own.reward", "rows.jsonl:3"]
 
 
@@ -95,7 +95,7 @@ def test_every_row_of_a_judge_with_reference_needs_one(prompts_in: Any) -> None:
     judge: dict[str, Any] = {"judged": {"reward": "llm_judge", "judge_prompt": "same_answer"}}
     rows = [{"ground_truth": "1"}, {"ground_truth": None}]
     with pytest.raises(DataError) as caught:
-        try_rewards(config_of(judge), prompts_in("rows.jsonl", rows, judge))
+        check_rewards(config_of(judge), prompts_in("rows.jsonl", rows, judge))
     assert places(caught.value) == ["rows.jsonl:2"] and "judge_prompt" in caught.value.faults[0].problem
 
 
@@ -103,12 +103,12 @@ def test_rows_beside_generated_tasks_are_checked(prompts_in: Any) -> None:
     prompts = prompts_in("rows.jsonl", [{"ground_truth": "1"}, {}], MATHS)
     tasks = Tasks(prompts.domains, {"maths": 0})
     with pytest.raises(DataError) as caught:
-        try_rewards(config_of(MATHS), Joined([prompts, tasks]))
+        check_rewards(config_of(MATHS), Joined([prompts, tasks]))
     assert places(caught.value) == ["rows.jsonl:2"]
 
 
 def test_usable_rows_pass(prompts_in: Any) -> None:
-    bars = try_rewards(config_of(MATHS), prompts_in("rows.jsonl", [{"ground_truth": "1"}, {"answer": 2}], MATHS))
+    bars = check_rewards(config_of(MATHS), prompts_in("rows.jsonl", [{"ground_truth": "1"}, {"answer": 2}], MATHS))
     assert bars == {"maths": (Bar(1.0),)}
 
 
@@ -142,7 +142,7 @@ def test_a_reward_that_fails_on_every_row_is_named_itself(
     monkeypatch.syspath_prepend(tmp_path)
     rewards: dict[str, Any] = {"own": {"reward": "failing_reward:fails"}}
     with pytest.raises(ConfigError) as caught:
-        try_rewards(config_of(rewards), prompts_in("rows.jsonl", [{"a": 1}, {"a": 2}], rewards))
+        check_rewards(config_of(rewards), prompts_in("rows.jsonl", [{"a": 1}, {"a": 2}], rewards))
     assert places(caught.value) == ["rewards.own.reward"]
 
 

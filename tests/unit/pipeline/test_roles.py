@@ -12,7 +12,7 @@ import pytest
 from benchmarks.models import SHAPES, build_config
 from roll.config.derived.model_shape import ModelShape, shape_of
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.plan.plan import make_plan
 from roll.config.schema.model import ModelConfig
 from roll.errors import WorkerDied
@@ -83,7 +83,7 @@ def loaded(experiment: str, output: Path, model: Path, *keys: str) -> Any:
     found: list[Any] = []
     lengths = ("prompt_length=16", "response_length=16")
     words = ["--config-name", experiment, f"output_dir={output}", f"pretrain={model}", "dry_run=true", *lengths, *keys]
-    compose(words, lambda composed, presets: found.append(load_config(composed, presets)))
+    compose(words, lambda composed, presets: found.append(checked_config(composed, presets)))
     return found[0]
 
 

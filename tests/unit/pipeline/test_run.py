@@ -13,7 +13,7 @@ import yaml
 
 from roll import pipeline as program
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, WorkerFailed
@@ -23,7 +23,7 @@ from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.interrupt import Interrupt
 from roll.runs.position import Position
 from roll.runs.roles import Roles
-from roll.runs.run_context import Prepared, RunContext
+from roll.runs.run_context import PreparedRun, RunContext
 from roll.tracking.ending import read_end
 from roll.tracking.jsonl import JsonlTracker
 from roll.tracking.start import read_starts
@@ -71,7 +71,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
     def start(failure: BaseException | None, *more: str) -> str:
         loaded: list[Config] = []
-        compose([*words, *more], lambda composed, presets: loaded.append(load_config(composed, presets)))
+        compose([*words, *more], lambda composed, presets: loaded.append(checked_config(composed, presets)))
         (config,) = loaded
 
         async def loop(roles: Roles, context: RunContext, interrupt: Interrupt) -> Position:
@@ -86,9 +86,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
             return position
 
         monkeypatch.setattr(assemble, "cluster", cluster)
-        monkeypatch.setattr(assemble, "prepare", lambda config: Prepared(loop, "rows", rows=4))
+        monkeypatch.setattr(assemble, "prepare", lambda config: PreparedRun(loop, "rows", rows=4))
         monkeypatch.setattr(assemble, "last_step", lambda config, plan, prepared: config.max_steps)
-        assemble.run(config, make_plan(config), quiet_life())
+        assemble.run_experiment(config, make_plan(config), quiet_life())
         return (tmp_path / "run" / "logs" / "driver.log").read_text()
 
     return start
@@ -111,7 +111,7 @@ def test_the_jobs_of_a_multirun_are_compared_at_its_end(
         "seed=1,2",
         f"output_dir={tmp_path}/seed_${{hydra:job.num}}",
     ]
-    compose([*words, "dry_run=true"], lambda composed, presets: jobs.append(load_config(composed, presets)))
+    compose([*words, "dry_run=true"], lambda composed, presets: jobs.append(checked_config(composed, presets)))
     wet = [(config.model_copy(update={"dry_run": False}), make_plan(config)) for config in jobs]
     monkeypatch.setattr(program, "jobs_of", lambda words: wet)
     monkeypatch.setattr(program, "_run", train)

@@ -18,14 +18,14 @@ from transformers import AutoTokenizer
 from examples.tiny.make_model import write_model
 from examples.tiny.make_problems import write_problems
 from roll.algorithms.losses import Loss
-from roll.backend import TrainResult
+from roll.backend import TrainStepResult
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import ConfigError, DataError
-from roll.ray.device_sharing import ColocatedRole, DeviceSharing, Level
+from roll.ray.device_sharing import ColocatedRole, DeviceSharing, Residency
 from roll.runs import assemble, resume_fingerprint
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.checkpointer import Checkpointer
@@ -77,8 +77,8 @@ class FakeRole(ColocatedRole):
         self.there.remove(self.role)
         return 7
 
-    async def onload(self, level: Level) -> None:
-        assert level is Level.WHOLE and not self.there, f"the devices already hold {self.there}"
+    async def onload(self, level: Residency) -> None:
+        assert level is Residency.WHOLE and not self.there, f"the devices already hold {self.there}"
         self.there.add(self.role)
 
 
@@ -118,7 +118,7 @@ class Stand:
     async def start(self) -> DeviceSharing:
         self.calls.append(("start",))
         for call in [call for call in self.calls if call[0] == "role"]:
-            await self.device_sharing.enter(call[1], FakeRole(call[1], self.there))
+            await self.device_sharing.register(call[1], FakeRole(call[1], self.there))
         return self.device_sharing
 
     def asked(self, role: str) -> None:
@@ -131,12 +131,12 @@ class Stand:
         self.calls.append(("train", policy_version, len(batch)))
         return {"policy/lr": 0.0}
 
-    async def evaluate(self, batch: TrainBatch, loss: Loss) -> list[TrainResult]:
+    async def evaluate(self, batch: TrainBatch, loss: Loss) -> list[TrainStepResult]:
         self.calls.append(("evaluate", len(batch)))
         self.asked(self.learns)
         tokens = int(batch.sequences.response_mask.sum())
         sums = dict.fromkeys(METRICS, 2.0 * tokens)
-        return [TrainResult(sums, tokens, {}, dict.fromkeys(COUNTED, 3.0), dict.fromkeys(COUNTED, 4.0))]
+        return [TrainStepResult(sums, tokens, {}, dict.fromkeys(COUNTED, 3.0), dict.fromkeys(COUNTED, 4.0))]
 
     async def ref_log_probs(self, sequences: Sequences) -> Floats:
         self.calls.append(("reference", len(sequences)))
@@ -188,7 +188,7 @@ def configuration(name: str, run_folder: Path, *more: str) -> Config:
     experiment, overrides = CASES[name]
     loaded: list[Config] = []
     words = ["--config-name", f"tiny/{experiment}", f"output_dir={run_folder}", *overrides, *more]
-    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    compose(words, lambda composed, presets: loaded.append(checked_config(composed, presets)))
     return loaded[0]
 
 
@@ -207,7 +207,7 @@ def start(run: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
     def go(name: str, *more: str) -> None:
         config = configuration(name, tmp_path / "run", *more)
-        assemble.run(config, make_plan(config), quiet_life())
+        assemble.run_experiment(config, make_plan(config), quiet_life())
 
     return go
 
@@ -223,7 +223,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callab
         checkpointer = Checkpointer(config, CheckpointStore(tmp_path / "run" / "checkpoints", 2))
         context = RunContext(plan, cast(Any, None), checkpointer, cast(Any, stand))
 
-        prepared = assemble.prepare(config)
+        prepared = assemble.prepare_run(config)
         checkpointer.agree(
             resume_fingerprint.of_keys(config)
             | resume_fingerprint.of_weights(config)
@@ -480,7 +480,7 @@ def test_a_token_of_a_row_without_an_embedding_is_refused(
     with pytest.raises(
         DataError, match=r"jsonl:\d+: it has the token 259, but the model has embeddings only for the tokens 0 to 258"
     ):
-        assemble.prepare(configuration(name, tmp_path / "run", f"pretrain={tmp_path / 'model'}", *teacher))
+        assemble.prepare_run(configuration(name, tmp_path / "run", f"pretrain={tmp_path / 'model'}", *teacher))
 
 
 @pytest.mark.parametrize(
@@ -497,7 +497,7 @@ def test_another_model_with_fewer_embeddings_is_refused(
     with pytest.raises(
         DataError, match="its end-of-sequence token is 258, but a model has embeddings only for the tokens 0 to 257"
     ):
-        assemble.prepare(
+        assemble.prepare_run(
             configuration(name, tmp_path / "run", *(REFERENCE if name == "dpo" else ()), f"{key}={tmp_path / 'small'}")
         )
 

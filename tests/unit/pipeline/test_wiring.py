@@ -225,7 +225,7 @@ def test_the_weight_of_distillation_reaches_its_loss(configured: Configured, mon
     made: list[Any] = []
     pipeline = SimpleNamespace(prepared=lambda config: None)
     monkeypatch.setattr(wire_distill, "OfflinePipeline", lambda rows, make, *_: made.append(make) or pipeline)
-    wire_distill.prepare(configured("tiny/tiny_distill", "distill_loss_weight=0.25"))
+    wire_distill.prepare_distill(configured("tiny/tiny_distill", "distill_loss_weight=0.25"))
     assert made[0].args == (wire_distill.Distillation(0.25),)
 
 

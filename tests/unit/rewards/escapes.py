@@ -17,8 +17,8 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from roll.rewards.sandbox.bubblewrap import survey
-from roll.rewards.sandbox.program import Ending, Job, Limits, Outcome, run
+from roll.rewards.sandbox.bubblewrap import find_interpreter
+from roll.rewards.sandbox.program import CaseEnd, Job, Outcome, ProgramLimits, run_program
 
 HERE = Path(__file__).parent
 CPU, WALL = 2, 300.0
@@ -26,7 +26,7 @@ SHORT_WALL = 3.0
 """Wall time limit of programs that sleep, in seconds. The limits are not in tests/limits.py because this file runs as a
 script.
 """
-LIMITS = Limits(cpu_seconds=CPU, wall_seconds=WALL, memory_mib=512, disk_mib=16, output_mib=1)
+LIMITS = ProgramLimits(cpu_seconds=CPU, wall_seconds=WALL, memory_mib=512, disk_mib=16, output_mib=1)
 WITHSTOOD = "withstood"
 BESIDE_THE_POINT = re.compile(
     "ESCAPED|ModuleNotFound|ImportError|LookupError|NameError|SyntaxError|AttributeError|TypeError"
@@ -106,20 +106,20 @@ def forge(section: str, sandboxed: bool = True) -> str:
     kind = "text" if "{response}" in test else "assert"
     judged = {"kind": kind, "code": test, "source": source, "entry": "", "response": source}
     outcome = _outcomes(Job("" if kind == "text" else source, kind, (), (judged,)), LIMITS, sandboxed)[0]
-    beside = outcome.ending == Ending.COMPILE_ERROR or outcome.note.startswith(
+    beside = outcome.ending == CaseEnd.COMPILE_ERROR or outcome.note.startswith(
         ("NameError", "SyntaxError", "ModuleNotFound")
     )
-    return str(outcome) if outcome.ending == Ending.OK or beside else WITHSTOOD
+    return str(outcome) if outcome.ending == CaseEnd.OK or beside else WITHSTOOD
 
 
 def go_on(source: str, sleeps: bool) -> str:
     """Run a program that never ends. Return WITHSTOOD if a limit ends it, and the outcome otherwise."""
-    limits = Limits(1, SHORT_WALL if sleeps else LIMITS.wall_seconds, 256, 16, 1)
+    limits = ProgramLimits(1, SHORT_WALL if sleeps else LIMITS.wall_seconds, 256, 16, 1)
     outcome = _outcomes(Job(source, "input", (b"",)), limits)[0]
     ended = (
-        outcome.ending == Ending.WALL_TIME
+        outcome.ending == CaseEnd.WALL_TIME
         if sleeps
-        else outcome.ending in (Ending.CPU_TIME, Ending.OUTPUT_SIZE, Ending.FAILED)
+        else outcome.ending in (CaseEnd.CPU_TIME, CaseEnd.OUTPUT_SIZE, CaseEnd.FAILED)
     )
     return WITHSTOOD if ended and outcome.cpu_seconds < 2 * limits.cpu_seconds else str(outcome)
 
@@ -130,8 +130,8 @@ def forge_unisolated(names: Iterable[str]) -> dict[str, str]:
     return {name: forge(forgeries[name], sandboxed=False) for name in names}
 
 
-def _outcomes(job: Job, limits: Limits, sandboxed: bool = True) -> list[Outcome]:
-    return list(run(job, limits, survey(None), sandboxed))
+def _outcomes(job: Job, limits: ProgramLimits, sandboxed: bool = True) -> list[Outcome]:
+    return list(run_program(job, limits, find_interpreter(None), sandboxed))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,16 @@ from typing import Any
 
 import pytest
 
-from roll.rewards.judges.chat_api import FIRST_WAIT, LONGEST_WAIT, ApiChat, ApiModel, Refusal, read_reply, wait_seconds
-from roll.rewards.judges.judge import Reply
+from roll.rewards.judges.chat_api import (
+    FIRST_WAIT,
+    LONGEST_WAIT,
+    ApiChat,
+    ApiModel,
+    Refusal,
+    parse_chat_response,
+    wait_seconds,
+)
+from roll.rewards.judges.judge import JudgeReply
 from roll.types import Sampling
 from tests import limits
 from tests.unit.rewards.chat_server import Behaviour, ChatServer, Response, chat_server, completion, error
@@ -33,12 +41,14 @@ class Naps:
         self.seconds.append(seconds)
 
 
-def asked(behaviour: Behaviour, *messages: str, model: ApiModel = MODEL) -> tuple[list[Reply], ChatServer, list[float]]:
+def asked(
+    behaviour: Behaviour, *messages: str, model: ApiModel = MODEL
+) -> tuple[list[JudgeReply], ChatServer, list[float]]:
     """Send messages concurrently. Return the replies, the requests that the server received, and the waits between
     attempts.
     """
 
-    async def run() -> tuple[list[Reply], ChatServer, list[float]]:
+    async def run() -> tuple[list[JudgeReply], ChatServer, list[float]]:
         async with chat_server(behaviour) as server:
             naps = Naps()
             chat = ApiChat(replace(model, url=server.url), naps)
@@ -56,7 +66,7 @@ def echo(body: dict[str, Any], number: int) -> Response:
 
 def test_speaks_the_protocol() -> None:
     (reply,), server, naps = asked(echo, "is it so?")
-    assert reply == Reply(("echo is it so?",), 7, 3)
+    assert reply == JudgeReply(("echo is it so?",), 7, 3)
     assert server.bodies == [
         {
             "model": "a-judge",
@@ -146,7 +156,7 @@ def test_nobody_listens() -> None:
         taken.bind(("127.0.0.1", 0))  # bound but not listening, so connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
 
-        async def run() -> Reply:
+        async def run() -> JudgeReply:
             chat = ApiChat(replace(MODEL, url=url), Naps())
             try:
                 return await chat.ask("x")
@@ -189,8 +199,10 @@ def test_waits_double_and_are_jittered() -> None:
 def test_a_date_says_when_to_come_back() -> None:
     now = datetime(2015, 10, 21, 7, 27, 48, tzinfo=UTC)
     headers = {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}
-    assert read_reply(429, headers, b"", now) == Refusal("status 429: ''", again=True, after=12.0)
-    assert read_reply(429, {"retry-after": "soon"}, b"", now) == Refusal("status 429: ''", again=True, after=None)
+    assert parse_chat_response(429, headers, b"", now) == Refusal("status 429: ''", again=True, after=12.0)
+    assert parse_chat_response(429, {"retry-after": "soon"}, b"", now) == Refusal(
+        "status 429: ''", again=True, after=None
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,11 +216,11 @@ def test_a_date_says_when_to_come_back() -> None:
     ids=["infinite", "nested", "another protocol", "a list"],
 )
 def test_an_unreadable_answer_is_requested_again(body: bytes) -> None:
-    found = read_reply(200, {}, body)
+    found = parse_chat_response(200, {}, body)
     assert isinstance(found, Refusal) and found.again and "is not a chat completion" in found.why
 
 
 def test_reads_answers_in_parts_and_without_text() -> None:
     parts = [{"type": "text", "text": "Score: "}, {"type": "image"}, {"type": "text", "text": "8"}]
     body = {"choices": [{"message": {"content": parts}}, {"message": {"content": None}}]}
-    assert read_reply(200, {}, json.dumps(body).encode()) == Reply(("Score: 8", ""), 0, 0)
+    assert parse_chat_response(200, {}, json.dumps(body).encode()) == JudgeReply(("Score: 8", ""), 0, 0)

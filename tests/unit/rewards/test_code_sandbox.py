@@ -20,7 +20,7 @@ import pytest
 from roll.rewards.functions.code_sandbox import code_sandbox
 from roll.rewards.programs import cases_of, one_assert_each, program_of, same_output
 from roll.rewards.sandbox import bubblewrap, program
-from roll.rewards.sandbox.bubblewrap import START, SandboxUnavailable, survey
+from roll.rewards.sandbox.bubblewrap import START, SandboxUnavailable, find_interpreter
 from roll.rewards.sandbox.inside import mirror
 from roll.types import Prompt, RewardOutcome, RewardResult
 from tests.limits import CPU_EXPIRY, RUN, until
@@ -511,7 +511,7 @@ def test_without_a_sandbox_there_is_no_verdict(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(ValueError, match="sandbox is 'nsjail'"):
         score("", asserts("assert True"), sandbox="nsjail")
     with pytest.raises(SandboxUnavailable, match="does not run"):
-        survey(str(tmp_path / "no-python"))
+        find_interpreter(str(tmp_path / "no-python"))
 
 
 class Fusion(BaseHTTPRequestHandler):

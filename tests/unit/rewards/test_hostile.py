@@ -12,8 +12,8 @@ import pytest
 
 from roll.hosted.frames import MOST_BYTES, Garbled
 from roll.hosted.raised import TRACE_CHARACTERS
-from roll.rewards.hosting.messages import answer_message, read_answer, read_ready, results_of
-from roll.rewards.verdicts import MOST_NOTE, MOST_PARTS, verdict
+from roll.rewards.hosting.messages import answer_message, read_answer, read_rewards_ready, results_of
+from roll.rewards.verdicts import MOST_NOTE, MOST_PARTS, checked_result
 from roll.types import RewardOutcome, RewardResult, TurnReward
 from tests import limits
 from tests.unit.rewards.running import PROMPT, process, reward_children, run, scored
@@ -156,13 +156,13 @@ def test_processes_that_stay_behind_a_call_are_bounded_too() -> None:
     ],
 )
 def test_a_value_beyond_bounds_is_no_verdict(returned: Any, note: str) -> None:
-    result = verdict(returned, "response")
+    result = checked_result(returned, "response")
     assert result.outcome is RewardOutcome.CRASHED
     assert result.note.startswith(note)
 
 
 def test_a_long_note_is_cut() -> None:
-    assert verdict(RewardResult(1.0, note="x" * 10 * MIB), "").note == "x" * MOST_NOTE
+    assert checked_result(RewardResult(1.0, note="x" * 10 * MIB), "").note == "x" * MOST_NOTE
 
 
 def test_an_answer_travels_whole() -> None:
@@ -207,11 +207,11 @@ def test_a_verdict_is_looked_at_piece_by_piece(one: Any) -> None:
     "body", [b"", b"{}", b"[]", b"[1, 2, 3, 4]", b"[1, 2, [], 3]", b"[" * 100000, b"9" * 5000, b"\x80\x04N."]
 )
 def test_what_is_no_message_is_garbled(body: bytes) -> None:
-    for read in (read_answer, lambda body: read_ready(body, 1)):
+    for read in (read_answer, lambda body: read_rewards_ready(body, 1)):
         with pytest.raises(Garbled):
             read(body)
 
 
 def test_a_child_that_is_ready_speaks_of_all_its_parts() -> None:
     with pytest.raises(Garbled):
-        read_ready(json.dumps([[], [False], True]).encode(), 2)
+        read_rewards_ready(json.dumps([[], [False], True]).encode(), 2)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from roll.config.shipped import judge_templates
-from roll.rewards.judges.judge import Judge, Reply
-from roll.rewards.judges.judging import AnswerPattern, JudgeTemplate, answer_pattern, verdict
+from roll.rewards.judges.judge import Judge, JudgeReply
+from roll.rewards.judges.judging import AnswerPattern, JudgeTemplate, answer_pattern, judges_verdict
 from roll.types import Prompt, RewardOutcome, RewardResult
 from tests import limits
 
@@ -22,16 +22,16 @@ def prompt(**row: Any) -> Prompt:
 class Answers:
     """Implements `Chat` with a table of answers, and records the messages."""
 
-    def __init__(self, **answers: str | Reply) -> None:
+    def __init__(self, **answers: str | JudgeReply) -> None:
         self.answers, self.asked = answers, list[str]()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
-    async def ask(self, message: str) -> Reply:
+    async def ask(self, message: str) -> JudgeReply:
         self.asked.append(message)
         await self.may_answer.wait()
         answer = self.answers[message]
-        return answer if isinstance(answer, Reply) else Reply((answer,), 5, 2)
+        return answer if isinstance(answer, JudgeReply) else JudgeReply((answer,), 5, 2)
 
 
 def judge(chat: Answers, template: str = "{response}", pattern: AnswerPattern | None = None) -> Judge:
@@ -110,8 +110,8 @@ def test_reads_by_a_pattern_of_ones_own(pattern: str, most: float | None, answer
 
 def test_several_answers_give_their_mean() -> None:
     pattern = AnswerPattern(r"(\d+)", 10.0)
-    assert verdict(["2", "none", "4"], pattern).value == pytest.approx(0.3)
-    assert verdict(["none", "some"], pattern) == RewardResult(0.0, RewardOutcome.UNPARSABLE, note="judge: none")
+    assert judges_verdict(["2", "none", "4"], pattern).value == pytest.approx(0.3)
+    assert judges_verdict(["none", "some"], pattern) == RewardResult(0.0, RewardOutcome.UNPARSABLE, note="judge: none")
 
 
 def test_judges_each_response() -> None:
@@ -123,14 +123,14 @@ def test_judges_each_response() -> None:
         (0.0, RewardOutcome.SCORED),
         (-1.0, RewardOutcome.UNPARSABLE),
     ]
-    assert judged.take_counts() == {
+    assert judged.reset_counts() == {
         "asked": 3,
         "remembered": 0,
         "unavailable": 0,
         "prompt_tokens": 15,
         "answer_tokens": 6,
     }
-    assert not any(judged.take_counts().values())
+    assert not any(judged.reset_counts().values())
 
 
 def test_the_same_is_asked_once_even_at_the_same_time() -> None:
@@ -146,20 +146,20 @@ def test_the_same_is_asked_once_even_at_the_same_time() -> None:
             groups = await scoring
         assert [[result.value for result in group] for group in groups] == [[1.0, 0.0, 1.0]] * 3
         assert chat.asked == ["a", "b"]
-        assert judged.take_counts()["remembered"] == 7
+        assert judged.reset_counts()["remembered"] == 7
 
     asyncio.run(run())
 
 
 def test_a_failure_is_no_verdict_and_is_not_remembered() -> None:
     async def run() -> None:
-        chat = Answers(a=Reply(failure="nobody listens"))
+        chat = Answers(a=JudgeReply(failure="nobody listens"))
         judged = judge(chat)
         (result,) = await judged.score(prompt(question="Q?"), ["a"])
         assert result == RewardResult(-1.0, RewardOutcome.UNAVAILABLE, note="nobody listens")
         chat.answers["a"] = "yes"
         (result,) = await judged.score(prompt(question="Q?"), ["a"])
-        assert result.value == 1.0 and judged.take_counts()["unavailable"] == 1
+        assert result.value == 1.0 and judged.reset_counts()["unavailable"] == 1
 
     asyncio.run(run())
 

@@ -17,8 +17,8 @@ from roll.rewards.functions.math_rule import (
     PLAIN_NUMBER,
     SEARCHED_CHARACTERS,
     is_mathematics,
-    judge,
     math_rule,
+    math_verdict,
     shape_of,
 )
 from roll.types import Prompt, RewardOutcome, RewardResult
@@ -132,7 +132,7 @@ small = st.integers(-20, 20).map(str) | st.decimals(-2, 2, places=6, allow_nan=F
 @example(reference="123456789", answer="123456789.000001", boxed=True)
 def test_the_fast_path_agrees_with_math_verify(reference: str, answer: str, boxed: bool) -> None:
     shown = f"\\boxed{{{answer}}}" if boxed else answer
-    assert outcome(shown, reference).value == judge(reference, shown).value
+    assert outcome(shown, reference).value == math_verdict(reference, shown).value
 
 
 @settings(max_examples=100)
@@ -140,7 +140,9 @@ def test_the_fast_path_agrees_with_math_verify(reference: str, answer: str, boxe
 def test_another_spelling_of_the_same_number_is_right_by_both(number: str, padding: int) -> None:
     decimals = len(number.partition(".")[2])
     spelling = f"{Decimal(number):.{min(6, decimals + padding)}f}"
-    assert outcome(f"\\boxed{{{spelling}}}", number).value == judge(number, f"\\boxed{{{spelling}}}").value == 1.0
+    assert (
+        outcome(f"\\boxed{{{spelling}}}", number).value == math_verdict(number, f"\\boxed{{{spelling}}}").value == 1.0
+    )
 
 
 def test_plain_numbers_never_reach_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +153,9 @@ def test_plain_numbers_never_reach_math_verify(monkeypatch: pytest.MonkeyPatch) 
 
 def test_of_a_long_response_without_a_box_only_the_end_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[str] = []
-    monkeypatch.setattr(module, "judge", lambda reference, answer: searched.append(answer) or judge(reference, answer))
+    monkeypatch.setattr(
+        module, "judge", lambda reference, answer: searched.append(answer) or math_verdict(reference, answer)
+    )
     response = "we add 1 and \\( x + $ 2 and so on ( " * 2000
     outcome(response, "42")
     assert searched == [response.strip()[-SEARCHED_CHARACTERS:]]

@@ -12,7 +12,7 @@ import pytest
 
 from roll.config.schema.roles import RewardConfig
 from roll.rewards.hosting import row_trial
-from roll.rewards.hosting.row_trial import RowProblem, shape_of, try_rows
+from roll.rewards.hosting.row_trial import RowProblem, try_rows, value_shape
 from tests import limits
 from tests.unit.rewards.running import PROMPT
 
@@ -183,7 +183,7 @@ def test_a_reward_without_check_is_called_once_for_each_further_shape(tmp_path: 
     ],
 )
 def test_shapes_tell_absent_empty_and_typed_values_apart(one: dict, other: dict, alike: bool) -> None:
-    assert (shape_of(one) == shape_of(other)) is alike
+    assert (value_shape(one) == value_shape(other)) is alike
 
 
 def test_many_rows_are_checked_by_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from roll.rewards.functions.math_steps import judge_equations, math_steps
 from roll.rewards.functions.right_prefix import right_prefix
-from roll.rewards.verdicts import verdict
+from roll.rewards.verdicts import checked_result
 from roll.types import Prompt, RewardOutcome, RewardResult, TurnReward
 from tests.growth import ABOUT_LINEAR, growth
 
@@ -151,7 +151,7 @@ def test_a_share_out_of_bounds_is_an_error() -> None:
 
 def told(*turns: TurnReward, outcome: RewardOutcome = RewardOutcome.SCORED) -> RewardResult:
     """Return the result as it leaves the process, for a response of five characters."""
-    said = verdict(RewardResult(1.0, outcome, turns=turns), "12345")
+    said = checked_result(RewardResult(1.0, outcome, turns=turns), "12345")
     return pickle.loads(pickle.dumps(said))
 
 

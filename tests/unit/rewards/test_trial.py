@@ -11,7 +11,7 @@ import pytest
 
 from roll.config.schema.roles import RewardConfig
 from roll.errors import Fault
-from roll.rewards.hosting.trial import trial
+from roll.rewards.hosting.trial import try_rewards
 from tests import limits
 from tests.unit.rewards.running import PROMPT
 
@@ -95,7 +95,7 @@ def tried(domains: dict[str, Any], with_rows: bool = True) -> list[Fault]:
     """Return the faults of domains. Each domain is given by the keys of its section."""
     sections = {name: RewardConfig.model_validate({"timeout": limits.CALL, **keys}) for name, keys in domains.items()}
     firsts = {name: replace(PROMPT, domain=name) for name in domains} if with_rows else {}
-    return asyncio.run(trial(sections, firsts, limits.START)).faults
+    return asyncio.run(try_rewards(sections, firsts, limits.START)).faults
 
 
 def test_sound_rewards_and_those_that_need_a_service_pass() -> None:

@@ -22,7 +22,7 @@ from roll.runs.device_phases import DevicePhases
 from roll.runs.rlvr.engine_sync import EngineSync
 from roll.types import Prompt, RewardResult, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
-from roll.weight_sync.routes import Rendezvous, Route, Routes, Transport
+from roll.weight_sync.routes import Rendezvous, Route, SyncRoutes, Transport
 from roll.weight_sync.sync import WeightSync
 from tests import limits
 from tests.tiers import each
@@ -40,7 +40,7 @@ class Trainer:
     async def free_address(self) -> tuple[str, int]:
         return "here", 1
 
-    async def open_routes(self, routes: Routes, rendezvous: Rendezvous | None) -> None:
+    async def open_routes(self, routes: SyncRoutes, rendezvous: Rendezvous | None) -> None:
         self.routes = routes
 
     async def send_adapter(self) -> Adapter:
@@ -96,7 +96,7 @@ class Schedule(EachByItself):
         engines = ActorInfer(
             cast(Any, group), Running(running_limits(len(group), most, None), len(group)), *[limits.RUN] * 3
         )
-        routes = Routes(dict.fromkeys(range(len(group)), Route(Transport.FILE, True)), [False], 0)
+        routes = SyncRoutes(dict.fromkeys(range(len(group)), Route(Transport.FILE, True)), [False], 0)
         weights = WeightSync(cast(Any, Trainer()), engines.engines, lambda _: routes, True, 1, limits.CALL)
         sync = EngineSync(weights, engines, DevicePhases(cast(Any, self)), nullcontext)
         sampling = Sampling(1, samples=SAMPLES)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roll.ray.device_sharing import DeviceSharing, Level
+from roll.ray.device_sharing import DeviceSharing, Residency
 from roll.rollout.group import SingleTurns
 from roll.rollout.judged_in_turn import JudgedInTurn
 from roll.rollout.scheduler import RolloutScheduler
@@ -38,7 +38,7 @@ class Device:
     async def enter(self) -> None:
         for role in ROLES:
             self.there.add(role)
-            await self.sharing.enter(role, Role(role, self))
+            await self.sharing.register(role, Role(role, self))
         self.moves.clear()
         self.discards.clear()
 
@@ -54,7 +54,7 @@ class Role:
         self.device.there.discard(self.name)
         return None
 
-    async def onload(self, level: Level) -> None:
+    async def onload(self, level: Residency) -> None:
         await asyncio.sleep(0)
         self.device.there.add(self.name)
         self.device.moves.append(self.name)

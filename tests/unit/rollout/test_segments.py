@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from roll.algorithms.advantages import Normalisation
-from roll.data.packing import take, updates_of
+from roll.data.packing import take_sequences, updates_of
 from roll.rollout.batch import Experience, Shaping, experience, rollout_metrics, token_count
 from roll.rollout.credit import Credit, CreditAssignment, sequence_weights
 from roll.training.actor_train import TrainShape, micro_batches_of
@@ -219,9 +219,9 @@ def test_an_update_holds_whole_episodes() -> None:
     assert updates_of(batch, 2) == [[0, 1, 2], [3]]
     assert updates_of(batch, 3) == [[0], [1, 2], [3]]
     assert updates_of(batch, 4) == [[0], [1, 2], [3], []]
-    part = take(batch, [2, 3])
+    part = take_sequences(batch, [2, 3])
     assert part.episode_of_sequence is not None and part.episode_of_sequence.tolist() == [1, 2]
-    pairs = replace(take(batch, [0, 1, 2, 3]), episode_of_sequence=None, sequences_per_example=2)
+    pairs = replace(take_sequences(batch, [0, 1, 2, 3]), episode_of_sequence=None, sequences_per_example=2)
     assert updates_of(pairs, 2) == [[0, 1], [2, 3]]
 
 

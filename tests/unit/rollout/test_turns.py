@@ -22,7 +22,7 @@ from roll.rollout.batch import Shaping, experience
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.group import SingleTurns
 from roll.rollout.record import token_log_probs, token_versions
-from roll.rollout.turns import TurnEnds, divided, joined_turns
+from roll.rollout.turns import TurnEnds, by_turns, joined_turns
 from roll.types import (
     Completion,
     Episode,
@@ -137,13 +137,13 @@ def test_against_the_definition(which: int, drawn: st.DataObject) -> None:
     assert got == sorted(got)
 
 
-def by_turns(
+def turn_rewarded(
     token_ids: list[int], reward: float, ends: list[int], values: list[float], stop: StopReason = StopReason.COMPLETED
 ) -> Episode:
     """Return an episode with a response that is divided into turns. It has no prompt, which `make_group` adds."""
     turns = tuple(TurnReward(number + 1, value) for number, value in enumerate(values))
     path = make_trajectory(observed([]), sampled(token_ids, text="x" * (len(turns) + 1)), stop=stop)
-    episode = divided(Episode([path], RewardResult(reward, turns=turns)), lambda segment, _: np.array(ends, np.int32))
+    episode = by_turns(Episode([path], RewardResult(reward, turns=turns)), lambda segment, _: np.array(ends, np.int32))
     [path] = episode.trajectories
     return replace(episode, trajectories=[replace(path, segments=path.segments[1:])])
 
@@ -158,7 +158,7 @@ def advantages_of(groups: list[RolloutGroup], credit: Credit = BY_TURNS, shaping
 def test_turns_are_discounted_and_what_is_left_of_the_value_is_the_last_ones() -> None:
     # Two turns get 1 and 2. The rest of the reward 7, which is 4, goes to the tokens after them. An undivided response
     # is one turn.
-    groups = [make_group(0, [by_turns([5, 6, 7, 8, 9], 7.0, [2, 3], [1.0, 2.0]), make_episode([5, 6], 3.0)])]
+    groups = [make_group(0, [turn_rewarded([5, 6, 7, 8, 9], 7.0, [2, 3], [1.0, 2.0]), make_episode([5, 6], 3.0)])]
     assert advantages_of(groups) == [0, 0, 3, 3, 4, 4, 4, 0, 0, 3, 3]
     step = experience(groups, Shaping())
     assert step.turns is not None
@@ -168,12 +168,18 @@ def test_turns_are_discounted_and_what_is_left_of_the_value_is_the_last_ones() -
 
 
 def test_turns_that_end_in_one_token_are_one() -> None:
-    assert advantages_of([make_group(0, [by_turns([5, 6, 7], 4.0, [1, 1, 3], [1.0, 1.0, 2.0])])]) == [0, 0, 3, 2, 2]
+    assert advantages_of([make_group(0, [turn_rewarded([5, 6, 7], 4.0, [1, 1, 3], [1.0, 1.0, 2.0])])]) == [
+        0,
+        0,
+        3,
+        2,
+        2,
+    ]
 
 
 def test_the_punishment_of_length_is_the_last_turns() -> None:
     shaping = Shaping(overlong=Overlong(limit=3, buffer=1, factor=4.0))
-    assert advantages_of([make_group(0, [by_turns([5, 6, 7], 2.0, [1, 3], [1.0, 1.0])])], shaping=shaping) == [
+    assert advantages_of([make_group(0, [turn_rewarded([5, 6, 7], 2.0, [1, 3], [1.0, 1.0])])], shaping=shaping) == [
         0,
         0,
         -0.5,
@@ -184,7 +190,9 @@ def test_the_punishment_of_length_is_the_last_turns() -> None:
 
 def test_the_turns_of_masked_responses_count_and_are_not_learnt() -> None:
     groups = [
-        make_group(0, [by_turns([5, 6], 3.0, [1, 2], [1.0, 2.0]), by_turns([7], 9.0, [1], [9.0], StopReason.LENGTH)])
+        make_group(
+            0, [turn_rewarded([5, 6], 3.0, [1, 2], [1.0, 2.0]), turn_rewarded([7], 9.0, [1], [9.0], StopReason.LENGTH)]
+        )
     ]
     credit = Credit("step_reinforce", Normalisation(gamma=0.5, mean="group"))
     # The returns are 2, 2 and 9, with mean 13/3.
@@ -194,7 +202,7 @@ def test_the_turns_of_masked_responses_count_and_are_not_learnt() -> None:
 
 def test_other_estimators_do_not_see_turns() -> None:
     alike = [make_group(0, [make_episode([5, 6, 7], 4.0), make_episode([5], 1.0)])]
-    groups = [make_group(0, [by_turns([5, 6, 7], 4.0, [1, 3], [1.0, 3.0]), make_episode([5], 1.0)])]
+    groups = [make_group(0, [turn_rewarded([5, 6, 7], 4.0, [1, 3], [1.0, 3.0]), make_episode([5], 1.0)])]
     for estimator in ("grpo", "reinforce", "rloo"):
         credit = Credit(estimator, Normalisation())
         assert advantages_of(groups, credit) == advantages_of(alike, credit)
@@ -218,7 +226,7 @@ def test_dividing_keeps_everything_and_pays_as_if_by_hand(drawn: st.DataObject) 
     whole = sampled(list(range(count)), [-0.5 * n for n in range(count)], versions, "x" * 6)
     turns = tuple(TurnReward(number + 1, value) for number, value in enumerate(values))
     episode = Episode([make_trajectory(observed([8, 9]), whole)], RewardResult(reward, turns=turns))
-    parts = divided(episode, lambda segment, _: np.array(ends, np.int32))
+    parts = by_turns(episode, lambda segment, _: np.array(ends, np.int32))
     assert whole_texts(parts) == whole.text
     assert np.concatenate([segment.token_ids for segment in parts.sampled]).tolist() == whole.token_ids.tolist()
     for read in (token_versions, token_log_probs):

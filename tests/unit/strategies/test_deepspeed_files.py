@@ -8,7 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from roll.errors import CheckpointError
-from roll.training.deepspeed.files import SWAPPED, TAG, UNIVERSAL, load_states, random_file, to_universal, weights
+from roll.training.deepspeed.files import (
+    SWAPPED,
+    TAG,
+    UNIVERSAL,
+    load_states,
+    random_file,
+    to_universal,
+    trained_weights,
+)
 
 
 def engine(swaps: bool) -> SimpleNamespace:
@@ -51,6 +59,6 @@ def test_a_universal_checkpoint_is_not_swapped(tmp_path: Path) -> None:
 def test_states_on_nvme_are_not_converted(tmp_path: Path) -> None:
     folder = written(tmp_path, swapped=True)
     with pytest.raises(CheckpointError, match="on NVMe: resume the run"):
-        weights(folder, as_held=False)
+        trained_weights(folder, as_held=False)
     with pytest.raises(CheckpointError, match="on NVMe: resume the run"):
         to_universal(folder, tmp_path / "out")

@@ -16,7 +16,7 @@ from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerC
 from roll.config.checks.deepspeed import OFFLOADS
 from roll.config.schema.deepspeed_keys import BLOCKS
 from roll.config.schema.engine import DeepSpeedConfig, ZeroOffloadConfig, ZeroOptimizationConfig
-from roll.training.deepspeed.setup import deepspeed_config
+from roll.training.deepspeed.setup import engine_config
 
 
 def defaults(model: Any) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def test_auto_is_left_out_of_every_block() -> None:
         "fp16": {"enabled": "auto", "loss_scale_window": "auto", "hysteresis": 4},
         "aio": {"block_size": "auto"},
     }
-    made = deepspeed_config(DeepSpeedConfig.model_validate(given), "fp16", 1.0, compiled=False)
+    made = engine_config(DeepSpeedConfig.model_validate(given), "fp16", 1.0, compiled=False)
     assert made["zero_optimization"] == {"stage": 3, "sub_group_size": 1e9}
     assert made["fp16"] == {"enabled": True, "hysteresis": 4}
     assert made["aio"] == {}

@@ -23,9 +23,9 @@ from roll.training.deepspeed.extension_locks import (
     LOCK,
     LONGEST_COMPILATION,
     OWNER,
-    examine,
     extension_cache,
     extension_locks,
+    read_lock,
     turn_to_compile,
 )
 from tests import limits
@@ -135,7 +135,7 @@ def test_a_build_tool_that_outlived_its_process_is_waited_for(folder: Path, tmp_
                 pass
         finally:
             process.kill()
-    assert examine(lock) == module.ExtensionLock(lock, None)
+    assert read_lock(lock) == module.ExtensionLock(lock, None)
 
 
 def test_where_a_process_may_be_elsewhere_age_decides(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_where_a_process_may_be_elsewhere_age_decides(folder: Path, monkeypatch:
         pass
     age(folder, LONGEST_COMPILATION + 60)
     (folder / "cpu_adam.o").touch()
-    assert examine(lock) != module.ExtensionLock(lock, None), (
+    assert read_lock(lock) != module.ExtensionLock(lock, None), (
         "a file in the folder is new, so a compilation may be in progress"
     )
     age(folder, LONGEST_COMPILATION + 60)
@@ -163,10 +163,10 @@ def test_a_lock_of_another_user_is_judged_by_age(folder: Path, monkeypatch: pyte
     lock = folder / LOCK
     lock.touch()
     monkeypatch.setattr(os, "geteuid", lambda: lock.stat().st_uid + 1)
-    found = examine(lock)
+    found = read_lock(lock)
     assert found and found.holder and "user" in found.holder
     age(folder, LONGEST_COMPILATION + 60)
-    assert examine(lock) == module.ExtensionLock(lock, None)
+    assert read_lock(lock) == module.ExtensionLock(lock, None)
 
 
 def test_on_a_network_mount_a_dead_process_of_this_host_is_known_by_its_record(
@@ -179,9 +179,9 @@ def test_on_a_network_mount_a_dead_process_of_this_host_is_known_by_its_record(
         assert f"process {os.getpid()} (" in record
     assert not (folder / OWNER).exists()
     (folder / OWNER).write_text(record)  # a killed process leaves this file
-    assert examine(folder / LOCK) == module.ExtensionLock(folder / LOCK, None)
+    assert read_lock(folder / LOCK) == module.ExtensionLock(folder / LOCK, None)
     (folder / OWNER).write_text("node7, pid:[4026531836]\nprocess 12 (ray::Process.build)\n")
-    found = examine(folder / LOCK)
+    found = read_lock(folder / LOCK)
     assert found and str(found) == f"process 12 (ray::Process.build) on node7, pid:[4026531836] holds {folder / LOCK}"
 
 

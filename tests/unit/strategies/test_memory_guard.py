@@ -20,8 +20,8 @@ from roll.models.memory_guard import (
     MemoryGuard,
     Need,
     chosen,
+    readable_memory_errors,
     tokens_of,
-    told_of_memory,
     within,
 )
 from roll.training.deepspeed.strategy import AutoCheckpointing
@@ -180,7 +180,7 @@ def test_out_of_memory_is_told_with_place_and_remedy() -> None:
     with (
         pytest.MonkeyPatch.context() as patch,
         pytest.raises(DeviceMemoryError) as caught,
-        told_of_memory(RANK, "training", FEWER_TOKENS, RECOMPUTE),
+        readable_memory_errors(RANK, "training", FEWER_TOKENS, RECOMPUTE),
     ):
         patch.setenv("CUDA_VISIBLE_DEVICES", "6")
         raise torch.OutOfMemoryError(REPORT)

@@ -16,7 +16,15 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 
 from roll.errors import CheckpointError
-from roll.training.deepspeed.files import TAG, UNIVERSAL, load_states, random_file, to_universal, weights, zero_stage
+from roll.training.deepspeed.files import (
+    TAG,
+    UNIVERSAL,
+    load_states,
+    random_file,
+    to_universal,
+    trained_weights,
+    zero_stage,
+)
 from roll.training.deepspeed.reading import FORCE, load, nothing_runs
 
 MODEL, STATES = "zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"
@@ -71,7 +79,7 @@ def checkpoint(folder: Path, planted: Mapping[str, Path], tag: str = TAG) -> Pat
     "read",
     [
         lambda folder: load_states(Engine(), folder, 1, strict=True),
-        lambda folder: weights(folder, as_held=True),
+        lambda folder: trained_weights(folder, as_held=True),
         lambda folder: to_universal(folder, folder / "out"),
     ],
 )

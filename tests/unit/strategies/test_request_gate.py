@@ -38,13 +38,13 @@ def test_busy_is_open_with_a_request_in_flight(seed: int) -> None:
             gate.clear()
             is_open = False
         elif event == "ask":
-            assert gate.take_busy_seconds() == pytest.approx(busy / 10)
+            assert gate.reset_busy_seconds() == pytest.approx(busy / 10)
             busy = 0
         assert gate.in_flight == len(requests) and gate.is_set() == is_open
         for _ in range(rng.randrange(4)):
             clock.tenths += 1
             busy += bool(requests) and is_open
-    assert gate.take_busy_seconds() == pytest.approx(busy / 10)
+    assert gate.reset_busy_seconds() == pytest.approx(busy / 10)
 
 
 def test_requests_wait_until_it_is_set_and_a_failed_one_is_not_in_flight() -> None:

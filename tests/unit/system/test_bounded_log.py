@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from roll.hosted.user_code_log import begin_anew
+from roll.hosted.user_code_log import bound_log
 
 
 def test_a_log_beyond_its_bound_begins_anew_for_all_who_append_to_it(tmp_path: Path) -> None:
     log = tmp_path / "rewards.maths-0.log"
     with log.open("ab", buffering=0) as own, log.open("ab", buffering=0) as other:
         own.write(b"x" * 100)
-        assert not begin_anew(own.fileno(), 100)
+        assert not bound_log(own.fileno(), 100)
         other.write(b"y")
-        assert begin_anew(own.fileno(), 100)
+        assert bound_log(own.fileno(), 100)
         other.write(b"later\n")
     assert (tmp_path / "rewards.maths-0.log.1").read_bytes() == b"x" * 100 + b"y"
     said, later = log.read_text().splitlines()
@@ -26,7 +26,7 @@ def test_what_is_no_file_is_left_alone() -> None:
     read, write = os.pipe()
     try:
         os.write(write, b"x" * 100)
-        assert not begin_anew(write, 10)
+        assert not bound_log(write, 10)
         assert os.read(read, 200) == b"x" * 100
     finally:
         os.close(read)

@@ -66,7 +66,7 @@ def test_the_next_run_removes_what_a_killed_one_recorded(
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.pid
         name = holder.stdout.readline().strip()
-        Leftovers(folder / f"actor_infer{cluster.RECORD}").look([holder.pid])
+        Leftovers(folder / f"actor_infer{cluster.RECORD}").record([holder.pid])
         holder.kill()
     file = SHARED_MEMORY / name
     assert file.exists()
@@ -104,7 +104,7 @@ def test_what_others_keep_in_shared_memory_stays() -> None:
         ) as worker:
             assert worker.stdout is not None and worker.stdout.readline() == "mapped\n"
             leftovers = Leftovers(Path(name) / "actor_infer.held")
-            leftovers.look([worker.pid])
+            leftovers.record([worker.pid])
             worker.kill()
         leftovers.remove(limits.END)
         assert model.read_bytes() == Path(older.name).read_bytes() == b"weights"

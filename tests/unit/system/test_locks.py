@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.system.locks import LockHeld, locked, take
+from roll.system.locks import LockHeld, holding_lock, try_lock
 from tests import limits
 
 HOLDS = """
@@ -25,16 +25,16 @@ with locked(Path(sys.argv[1])):
 
 def test_a_lock_keeps_others_out_until_it_is_released(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with locked(path):
-        with pytest.raises(LockHeld, match=str(path)), locked(path):
+    with holding_lock(path):
+        with pytest.raises(LockHeld, match=str(path)), holding_lock(path):
             pass
         with path.open("rb") as file:
-            assert not take(file)
+            assert not try_lock(file)
     with path.open("rb") as file:
-        assert take(file)
-        with pytest.raises(LockHeld), locked(path, limits.LOOK):
+        assert try_lock(file)
+        with pytest.raises(LockHeld), holding_lock(path, limits.LOOK):
             pass
-    with locked(path):
+    with holding_lock(path):
         assert path.exists()
 
 
@@ -42,10 +42,10 @@ def test_whoever_waits_gets_the_lock_once_it_is_released(tmp_path: Path) -> None
     path, entered = tmp_path / "lock", threading.Event()
 
     def wait() -> None:
-        with locked(path, limits.CALL):
+        with holding_lock(path, limits.CALL):
             entered.set()
 
-    with locked(path):
+    with holding_lock(path):
         waiting = threading.Thread(target=wait)
         waiting.start()
         assert not entered.wait(limits.EXPIRY)
@@ -57,10 +57,10 @@ def test_a_killed_process_holds_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with subprocess.Popen([sys.executable, "-c", HOLDS, str(path)], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        with pytest.raises(LockHeld), locked(path):
+        with pytest.raises(LockHeld), holding_lock(path):
             pass
         holder.kill()
-    with locked(path):
+    with holding_lock(path):
         pass
 
 
@@ -72,7 +72,7 @@ def test_a_file_system_without_locks_is_used_without(
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
     path = tmp_path / "lock"
-    with locked(path), locked(path):
+    with holding_lock(path), holding_lock(path):
         assert "has no locks" in caplog.text
     with path.open("rb") as file:
-        assert not take(file)
+        assert not try_lock(file)

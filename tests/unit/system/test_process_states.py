@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from roll.system import process_states
-from roll.system.process_states import Finding, Problem, end_family, examine
+from roll.system.process_states import Problem, ProcessFinding, end_family, find_stopped
 from tests import limits
 
 PARENT = (
@@ -36,22 +36,22 @@ def family() -> Iterator[tuple[subprocess.Popen[str], int]]:
 def test_a_stopped_process_is_found_and_one_that_goes_on_is_not(family: tuple[subprocess.Popen[str], int]) -> None:
     parent, child = family
     asked = {parent.pid: True, child: False}
-    assert examine(asked) == {}
+    assert find_stopped(asked) == {}
     os.kill(child, signal.SIGSTOP)
-    limits.until(lambda: examine({child: False}) != {}, "the child is stopped")
-    assert examine(asked) == {child: Finding(Problem.STOPPED, child)}, (
+    limits.until(lambda: find_stopped({child: False}) != {}, "the child is stopped")
+    assert find_stopped(asked) == {child: ProcessFinding(Problem.STOPPED, child)}, (
         "a process that is examined itself does not count as a child"
     )
-    assert examine({parent.pid: True}) == {parent.pid: Finding(Problem.STOPPED, child)}
-    assert examine({parent.pid: False}) == {}, "its children do not count"
+    assert find_stopped({parent.pid: True}) == {parent.pid: ProcessFinding(Problem.STOPPED, child)}
+    assert find_stopped({parent.pid: False}) == {}, "its children do not count"
     os.kill(parent.pid, signal.SIGSTOP)
     limits.until(
-        lambda: examine({parent.pid: True}) == {parent.pid: Finding(Problem.STOPPED, parent.pid)},
+        lambda: find_stopped({parent.pid: True}) == {parent.pid: ProcessFinding(Problem.STOPPED, parent.pid)},
         "the process itself comes first",
     )
     os.kill(child, signal.SIGCONT)
     os.kill(parent.pid, signal.SIGCONT)
-    limits.until(lambda: examine(asked) == {}, "both run again")
+    limits.until(lambda: find_stopped(asked) == {}, "both run again")
 
 
 def test_a_stopped_family_is_ended(family: tuple[subprocess.Popen[str], int]) -> None:
@@ -60,11 +60,11 @@ def test_a_stopped_family_is_ended(family: tuple[subprocess.Popen[str], int]) ->
     os.kill(child, signal.SIGSTOP)
     end_family(parent.pid)
     limits.until(
-        lambda: examine({parent.pid: True}) == {parent.pid: Finding(Problem.GONE, parent.pid)},
+        lambda: find_stopped({parent.pid: True}) == {parent.pid: ProcessFinding(Problem.GONE, parent.pid)},
         "it is gone, reaped or not",
     )
     parent.wait(limits.END)
-    limits.until(lambda: child in examine({child: False}), "its child is gone")
+    limits.until(lambda: child in find_stopped({child: False}), "its child is gone")
     end_family(parent.pid)  # a process that is gone is no error
 
 
@@ -75,6 +75,6 @@ def test_a_debugger_a_busy_disk_and_a_busy_cpu_are_no_alarm(tmp_path: Path, monk
         (tmp_path / str(pid) / "stat").write_text(f"{pid} (a ) T (b) {state} {parent} 1 1 0")
     (tmp_path / "7").mkdir()  # it ended before its state was read
     (tmp_path / "meminfo").touch()
-    gone = {pid: Finding(Problem.GONE, pid) for pid in (5, 7)}
-    assert examine(dict.fromkeys((1, 2, 4, 5, 7), True)) == gone
-    assert examine({3: True}) == {3: Finding(Problem.STOPPED, 6)}
+    gone = {pid: ProcessFinding(Problem.GONE, pid) for pid in (5, 7)}
+    assert find_stopped(dict.fromkeys((1, 2, 4, 5, 7), True)) == gone
+    assert find_stopped({3: True}) == {3: ProcessFinding(Problem.STOPPED, 6)}

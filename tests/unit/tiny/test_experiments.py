@@ -10,7 +10,7 @@ import pytest
 from examples.tiny import demo
 from examples.tiny.make_problems import problem, write_problems
 from roll.config.load.compose import compose
-from roll.config.load.loader import load_config
+from roll.config.load.loader import checked_config
 from roll.config.plan.plan import make_plan
 from roll.config.schema.offline import SftConfig
 from roll.config.schema.pipelines import Config
@@ -22,7 +22,7 @@ from roll.types import Prompt
 def load(experiment: Path) -> Config:
     loaded: list[Config] = []
     words = ["--config-name", f"tiny/{experiment.stem}", "dry_run=true"]
-    compose(words, lambda composed, presets: loaded.append(load_config(composed, presets)))
+    compose(words, lambda composed, presets: loaded.append(checked_config(composed, presets)))
     return loaded[0]
 
 

@@ -14,12 +14,12 @@ import yaml
 
 from roll.compare import main
 from roll.errors import DataError
-from roll.tracking.compare.comparison import ABSENT, ONLY_HERE, PRESENT, compare, differing, flattened, same_keys
+from roll.tracking.compare.comparison import ABSENT, ONLY_HERE, PRESENT, compare, differing, flat_json, same_keys
 from roll.tracking.compare.runs import find_runs, labels
 from roll.tracking.compare.text import comparison_text, wrapped
 from roll.tracking.compare.write import clocks, compare_runs, comparison_page
 from roll.tracking.jsonl import JsonlTracker
-from roll.tracking.report.records import read_run
+from roll.tracking.report.records import read_records
 from tests import limits
 
 Write = Callable[..., Path]
@@ -69,7 +69,7 @@ def test_keys_that_differ_are_paths_with_the_value_of_each_run() -> None:
     one = {"seed": 1, "a": {"rate": 1e-5, "list": [1, 2]}, "gone": {}, "output_dir": "x", "text": "1"}
     other = {"seed": 1, "a": {"rate": 2e-5, "list": [1, 2], "new": None}, "gone": {}, "output_dir": "y", "text": 1}
     third = {**one, "a": {**one["a"], "list": [1, 3]}}  # pyright: ignore[reportGeneralTypeIssues]
-    assert flattened(one) == {
+    assert flat_json(one) == {
         "seed": "1",
         "a.rate": "1e-05",
         "a.list": "[1, 2]",
@@ -122,7 +122,7 @@ def test_keys_that_differ_between_the_runs_with_a_block_follow_it() -> None:
 
 def test_results_are_the_last_and_the_best_of_each_run(write: Write) -> None:
     folders = [write("a", solved=(0.75, 0.5)), write("b", solved=(0.125, 0.625), seed=7)]
-    found = compare([read_run(folder) for folder in folders], ["a", "b"])
+    found = compare([read_records(folder) for folder in folders], ["a", "b"])
     assert found.keys == {"seed": [ABSENT, "7"]} and found.same_keys == 1
     rows = {row.name: row.cells for row in found.metrics}
     assert list(rows) == ["val/gsm8k/pass@1", "reward/mean", "policy/entropy", "time/step"]
@@ -251,7 +251,7 @@ def test_the_page_is_one_file_with_a_curve_of_each_run(write: Write) -> None:
 
 
 def test_clocks_are_the_hours_after_which_steps_had_ended(write: Write) -> None:
-    runs = [read_run(write("a")), read_run(write("b", steps=2))]
+    runs = [read_records(write("a")), read_records(write("b", steps=2))]
     first, second = clocks(runs)
     assert first["steps"] == [1, 2, 3, 4] and first["hours"] == pytest.approx(
         [10 / 3600, 30 / 3600, 60 / 3600, 100 / 3600], rel=1e-5

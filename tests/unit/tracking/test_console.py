@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from roll.tracking.console import LiveConsole, PlainConsole, Progress, console_tracker, duration, plain_line, sparkline
+from roll.tracking.console import (
+    ConsoleProgress,
+    LiveConsole,
+    PlainConsole,
+    console_tracker,
+    duration,
+    plain_line,
+    sparkline,
+)
 from roll.types import Metrics
 from tests import limits
 from tests.quiet import quiet_life
@@ -73,7 +81,7 @@ def test_sparkline() -> None:
 
 
 def test_eta_follows_the_last_ten_steps() -> None:
-    progress = Progress(max_steps=100)
+    progress = ConsoleProgress(max_steps=100)
     assert progress.eta_seconds is None
     for step, seconds in enumerate((300.0, 90.0, 2.0)):
         progress = progress.after(step, {"time/step": seconds})
@@ -81,7 +89,7 @@ def test_eta_follows_the_last_ten_steps() -> None:
             "neither step 0 nor step 1, which compiles, predicts the duration of later steps"
         )
     assert progress.after(3, {"time/step": 4.0}).eta_seconds == 3.0 * 97, "the mean of two steps, for 97 steps"
-    progress = Progress(max_steps=100)
+    progress = ConsoleProgress(max_steps=100)
     for step in range(1, 21):
         progress = progress.after(step, {"time/step": 50.0 if step <= 10 else 2.0})
     assert progress.eta_seconds == 160.0
@@ -160,7 +168,7 @@ def test_a_terminal_is_left_sane_when_the_run_fails() -> None:
     ],
 )
 def test_a_set_shows_its_accuracy_or_mean(metrics: dict[str, float], expected: str) -> None:
-    assert plain_line(Progress(1).after(1, metrics)).endswith(expected)
+    assert plain_line(ConsoleProgress(1).after(1, metrics)).endswith(expected)
 
 
 def rewarded(
@@ -185,5 +193,7 @@ def rewarded(
     ],
 )
 def test_a_step_shows_what_was_not_scored(metrics: dict[str, float], expected: str) -> None:
-    assert plain_line(Progress(9).after(1, rewarded(1.0, mean=0.25)).after(2, metrics)) == f"step 2/9  {expected}"
-    assert plain_line(Progress(9).after(2, metrics)) == f"step 2/9  {expected}"
+    assert (
+        plain_line(ConsoleProgress(9).after(1, rewarded(1.0, mean=0.25)).after(2, metrics)) == f"step 2/9  {expected}"
+    )
+    assert plain_line(ConsoleProgress(9).after(2, metrics)) == f"step 2/9  {expected}"

@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.tracking.report.charts import BARS, sections
-from roll.tracking.report.curves import BUCKETS, SMOOTHED_POINTS, bucket_means, extremes, half_width, smoothed, spread
+from roll.tracking.report.charts import BARS, chart_sections
+from roll.tracking.report.curves import (
+    BUCKETS,
+    SMOOTHED_POINTS,
+    bucket_means,
+    extremes,
+    half_width,
+    smoothed,
+    spread_indices,
+)
 from roll.tracking.report.figures import SHORTEST_LINE, Style, add_curve, blank
 
 VALUES = st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=400)
@@ -40,7 +48,7 @@ def test_the_ends_are_kept_where_they_are_no_extremes() -> None:
 
 @given(st.integers(1, 500), st.integers(2, 60))
 def test_a_spread_has_both_ends_and_no_wide_gap(count: int, most: int) -> None:
-    found = spread(count, most)
+    found = spread_indices(count, most)
     assert found == sorted(set(found)) and len(found) == min(count, most)
     assert (found[0], found[-1]) == (0, count - 1)
     assert all(
@@ -113,7 +121,9 @@ def test_what_has_no_noise_is_not_smoothed() -> None:
 
 def test_the_bars_of_a_long_run_are_means() -> None:
     rows = [{"step": step, "time/step": 3.0, "time/train": 1.0 + step % 2} for step in range(1, 10 * BARS + 1)]
-    [chart] = [chart for section in sections(rows) for chart in section.charts if chart.title == "Who worked when"]
+    [chart] = [
+        chart for section in chart_sections(rows) for chart in section.charts if chart.title == "Who worked when"
+    ]
     train, other = chart.figure.to_plotly_json()["data"]
     assert len(train["x"]) == BARS and train["y"] == [1.5] * BARS and other["y"] == [1.5] * BARS
     assert chart.note.endswith("; means of 10 steps")

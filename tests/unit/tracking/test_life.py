@@ -8,33 +8,33 @@ import re
 import pytest
 from rich.console import Console
 
-from roll.system.signs import Sign, Usage
+from roll.system.signs import Activity, Usage
 from roll.tracking.console import LiveConsole, PlainConsole
 from roll.tracking.life import LINE_EVERY as T
-from roll.tracking.life import Life, PlainSigns
+from roll.tracking.life import ActivityDisplay, PlainActivity
 from roll.types import Metrics
 
 GIB = 1 << 30
 STEP: Metrics = {"reward/mean": 0.5, "time/step": 2.0}
 
 
-def sign(role: str, stage: str, cpu: float = 0.0, progress: str = "", is_busy: bool = True) -> Sign:
-    return Sign(role, stage, Usage(cpu, GIB), progress, is_busy)
+def sign(role: str, stage: str, cpu: float = 0.0, progress: str = "", is_busy: bool = True) -> Activity:
+    return Activity(role, stage, Usage(cpu, GIB), progress, is_busy)
 
 
 def test_a_stage_is_told_when_it_begins_and_once() -> None:
-    chosen = PlainSigns()
+    chosen = PlainActivity()
     assert chosen.lines([sign("actor_train", "loading the model", 1.25)], 0.0) == [
         "actor_train: loading the model, 1.2 s of CPU, 1.00 GiB"
     ]
     assert chosen.lines([sign("actor_train", "loading the model", 2.0)], 0.5 * T) == []
     assert chosen.lines(
-        [Sign("actor_train", "building the engine"), sign("critic", "ready", is_busy=False)], 0.6 * T
+        [Activity("actor_train", "building the engine"), sign("critic", "ready", is_busy=False)], 0.6 * T
     ) == ["actor_train: building the engine", "critic: ready, 0.0 s of CPU, 1.00 GiB"]
 
 
 def test_between_stages_what_has_moved_is_told_in_turn_and_what_has_not_is_not() -> None:
-    chosen, still = PlainSigns(), sign("reference", "loading the model", 7.0)
+    chosen, still = PlainActivity(), sign("reference", "loading the model", 7.0)
     told = [
         chosen.lines(
             [sign("actor_train", "training", tick), sign("actor_infer", "generating", 0.0, f"{tick} of 8"), still],
@@ -57,7 +57,7 @@ def test_between_stages_what_has_moved_is_told_in_turn_and_what_has_not_is_not()
 
 def test_signs_end_with_the_first_step_and_come_again_after_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
     out = io.StringIO()
-    with Life(Console(file=out)) as life:
+    with ActivityDisplay(Console(file=out)) as life:
         life.driver("starting Ray")
         console = PlainConsole(2, life)
         console.log(0, {"time/step": 1.0})
@@ -77,7 +77,7 @@ def test_signs_end_with_the_first_step_and_come_again_after_a_restart(capsys: py
 def test_the_panel_fits_the_terminal_and_gives_way_to_the_view_of_the_steps(width: int) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=width)
-    with Life(console) as life:
+    with ActivityDisplay(console) as life:
         life.show(
             [sign("rewards.arithmetic", "loading libraries, compiling (1 of 2 ranks); process started (1 of 2 ranks)")]
         )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.tracking.jsonl import JsonlTracker
-from roll.tracking.report.samples import LONGEST, Kept, choose, halving, page_samples, sampled, shortened
+from roll.tracking.report.samples import LONGEST, Kept, choose_samples, count_sampled, halving, page_samples, shortened
 from roll.types import RolloutGroup
 
 
@@ -28,7 +28,7 @@ def test_halving_visits_each_once_and_any_beginning_is_spread_evenly(count: int)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 50)), max_size=60), st.integers(0, 800))
 def test_whole_steps_are_chosen_within_the_budget(lines: list[tuple[int, int]], budget: int) -> None:
     kept = [Kept(place, step, size, 1) for place, (step, size) in enumerate(sorted(lines))]
-    chosen = choose(kept, budget)
+    chosen = choose_samples(kept, budget)
     assert chosen == sorted(chosen, key=lambda line: line.begin)
     if sum(line.characters for line in kept) <= budget:
         assert chosen == kept
@@ -42,7 +42,7 @@ def test_whole_steps_are_chosen_within_the_budget(lines: list[tuple[int, int]], 
 
 def test_a_step_that_just_fits_is_shown() -> None:
     lines = [Kept(place, place, 10, 1) for place in range(3)]
-    assert [[line.step for line in choose(lines, budget)] for budget in (9, 10, 19, 20, 29, 30)] == [
+    assert [[line.step for line in choose_samples(lines, budget)] for budget in (9, 10, 19, 20, 29, 30)] == [
         [0],
         [0],
         [0],
@@ -59,8 +59,8 @@ def test_responses_are_counted_once_for_each_step_and_set() -> None:
         Kept(2, 2, 9, 4, "", 32),
         Kept(3, 2, 9, 4, "gsm8k", 100),
     ]
-    assert sampled(lines) == 64 + 32 + 100
-    assert sampled([*lines, Kept(4, 3, 9, 4)]) is None, "files of earlier versions do not record the number"
+    assert count_sampled(lines) == 64 + 32 + 100
+    assert count_sampled([*lines, Kept(4, 3, 9, 4)]) is None, "files of earlier versions do not record the number"
 
 
 def test_training_and_validation_are_both_on_the_page(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:

@@ -18,7 +18,7 @@ import pytest
 from roll.errors import DataError
 from roll.tracking.ending import RunEnd, write_end
 from roll.tracking.jsonl import METRICS_FILE, JsonlTracker, read_lines
-from roll.tracking.report.charts import sections
+from roll.tracking.report.charts import chart_sections
 from roll.tracking.report.records import series
 from roll.tracking.report.write import write_report
 from roll.tracking.start import read_starts, write_start
@@ -132,7 +132,7 @@ def test_the_page_says_how_the_run_was_started(run_dir: Path) -> None:
 
 def test_every_chart_has_its_place_on_the_page(run_dir: Path) -> None:
     rows, _ = read_lines(run_dir / METRICS_FILE)
-    titles = [chart.title for section in sections(rows) for chart in section.charts]
+    titles = [chart.title for section in chart_sections(rows) for chart in section.charts]
     assert titles == [
         "Reward", "Reward by domain", "Validation", "Response length", "Truncated responses",
         "Policy loss", "KL to the reference", "Entropy", "Clip fraction", "Gradient norm", "Learning rate",
@@ -168,7 +168,9 @@ def test_the_curves_are_the_metrics() -> None:
             "time/train": 3.0,
         },
     ]
-    figures = {chart.title: chart.figure.to_plotly_json() for section in sections(rows) for chart in section.charts}
+    figures = {
+        chart.title: chart.figure.to_plotly_json() for section in chart_sections(rows) for chart in section.charts
+    }
     assert set(figures) == {"Reward", "Validation", "Mismatch", "Who worked when"}
     line, band = figures["Reward"]["data"]
     assert (line["x"], line["y"]) == ([1, 2], [0.5, 0.75])
@@ -191,7 +193,9 @@ def test_the_engines_lane_has_the_seconds_of_the_step() -> None:
         {"step": 1, "time/step": 10.0, "time/rollout": 2.0, "time/train": 8.0, "engine/idle_fraction": 0.25},
         {"step": 2, "time/step": 4.0, "time/train": 4.0, "engine/idle_fraction": None},
     ]
-    [chart] = [chart for section in sections(rows) for chart in section.charts if chart.title == "Who worked when"]
+    [chart] = [
+        chart for section in chart_sections(rows) for chart in section.charts if chart.title == "Who worked when"
+    ]
     lanes: dict[str, dict[str, list[float]]] = {"y": {}, "y2": {}}
     figure = chart.figure.to_plotly_json()
     for bar in figure["data"]:

@@ -78,8 +78,8 @@ def test_a_stopwatch_adds_up_by_part_also_after_an_exception(clock: Clock) -> No
         with watch("weight_sync"):
             clock.sleep(4)
             raise ValueError("late")
-    assert watch.take() == {"time/rollout": 4, "time/train": 3, "time/weight_sync": 4}
-    assert watch.take() == {}
+    assert watch.reset() == {"time/rollout": 4, "time/train": 3, "time/weight_sync": 4}
+    assert watch.reset() == {}
 
 
 def test_the_drivers_log_goes_to_its_file_and_warnings_to_stderr(
@@ -133,4 +133,4 @@ def test_seconds_of_a_part_within_another_are_its_own(clock: Clock) -> None:
         with watch("onload"):
             clock.sleep(1)
         clock.sleep(2)
-    assert watch.take() == {"time/evaluate": 2, "time/onload": 6, "time/inner": 3}
+    assert watch.reset() == {"time/evaluate": 2, "time/onload": 6, "time/inner": 3}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from roll.errors import WeightSyncError
 from roll.types import TensorSpec
-from roll.weight_sync.bucket import Bucket, plan_buckets, read_bucket, spec, verify, write_bucket
+from roll.weight_sync.bucket import Bucket, plan_buckets, read_bucket, spec, verify_file, write_bucket
 
 
 def specs(*sizes: int) -> list[TensorSpec]:
@@ -95,7 +95,7 @@ def test_a_cut_file_is_noticed(bucket: Bucket) -> None:
 def test_a_file_that_is_gone_says_what_it_takes(bucket: Bucket) -> None:
     os.remove(bucket.path)
     with pytest.raises(WeightSyncError, match="is gone; trainer and engine must share a host"):
-        verify(bucket)
+        verify_file(bucket)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.errors import WeightSyncError
-from roll.weight_sync.device import ALIGNMENT, SLOTS, DeviceSender, checked, cut_off, fingerprint, layout, views
+from roll.weight_sync.device import (
+    ALIGNMENT,
+    SLOTS,
+    DeviceSender,
+    buffer_checksum,
+    cut_off,
+    layout,
+    verified_tensors,
+    views,
+)
 from roll.weight_sync.reader import BucketReader
 from roll.weight_sync.routes import Rendezvous, Route, Transport
 from tests import limits
@@ -42,7 +51,7 @@ def test_what_is_filled_in_is_what_the_views_show() -> None:
         assert all(start % ALIGNMENT == 0 for start in starts) and size % ALIGNMENT == 0
         buffer = sender._slots[slot]
         assert buffer is not None
-        shown = checked(buffer[:size], bucket)
+        shown = verified_tensors(buffer[:size], bucket)
         assert shown.keys() == held.keys()
         assert all(
             torch.equal(shown[name], tensor) and shown[name].dtype == tensor.dtype for name, tensor in held.items()
@@ -63,14 +72,14 @@ def test_the_fingerprint_is_its_formula(words: list[int]) -> None:
     buffer = torch.tensor(words, dtype=torch.int64).view(torch.uint8)
     plain = sum(words) % 2**64
     placed = sum(position * word for position, word in enumerate(words, 1)) % 2**64
-    assert fingerprint(buffer) == f"{plain:016x}{placed:016x}"
+    assert buffer_checksum(buffer) == f"{plain:016x}{placed:016x}"
 
 
 def test_the_fingerprint_of_a_long_buffer_is_its_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll.weight_sync.device.WORDS_AT_A_TIME", 64)
     words = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 1000)
     placed = sum(position * int(word) for position, word in enumerate(words, 1)) % 2**64
-    assert fingerprint(torch.from_numpy(words).view(torch.uint8)).endswith(f"{placed:016x}")
+    assert buffer_checksum(torch.from_numpy(words).view(torch.uint8)).endswith(f"{placed:016x}")
 
 
 @given(st.integers(0, 31), st.integers(0, 31))
@@ -78,7 +87,7 @@ def test_words_that_change_places_change_the_fingerprint(first: int, second: int
     words = torch.arange(100, 132)
     swapped = words.clone()
     swapped[[first, second]] = words[[second, first]]
-    assert (fingerprint(swapped.view(torch.uint8)) == fingerprint(words.view(torch.uint8))) == (first == second)
+    assert (buffer_checksum(swapped.view(torch.uint8)) == buffer_checksum(words.view(torch.uint8))) == (first == second)
 
 
 def test_a_bit_that_flipped_is_found() -> None:
@@ -89,7 +98,7 @@ def test_a_bit_that_flipped_is_found() -> None:
     arrived = buffer.clone()
     arrived[3] ^= 1
     with pytest.raises(WeightSyncError, match="the checksum of the bucket embed to head is"):
-        checked(arrived, bucket)
+        verified_tensors(arrived, bucket)
 
 
 @pytest.fixture

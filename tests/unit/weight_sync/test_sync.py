@@ -16,8 +16,8 @@ from roll.types import TensorSpec
 from roll.weight_sync import sync as weight_sync_module
 from roll.weight_sync.bucket import Adapter, Bucket, read_bucket, spec, write_adapter, write_bucket
 from roll.weight_sync.device import DeviceBucket
-from roll.weight_sync.routes import Rendezvous, Route, Routes, Transport
-from roll.weight_sync.sync import WeightSync, together
+from roll.weight_sync.routes import Rendezvous, Route, SyncRoutes, Transport
+from roll.weight_sync.sync import WeightSync, gather_named
 from tests import limits
 
 
@@ -26,7 +26,7 @@ class FakeSender:
 
     def __init__(self, engines: Engines, folder: Path) -> None:
         self.log, self.engines, self.folder = engines.log, engines, folder
-        self.opened: list[tuple[Routes, Rendezvous | None]] = []
+        self.opened: list[tuple[SyncRoutes, Rendezvous | None]] = []
         self.cut: list[Rendezvous] = []
         self.stays_away = False
         """Whether the trainer never joins the broadcast."""
@@ -36,7 +36,7 @@ class FakeSender:
     async def free_address(self) -> tuple[str, int]:
         return "here", 1000 + len(self.opened)
 
-    async def open_routes(self, routes: Routes, rendezvous: Rendezvous | None) -> None:
+    async def open_routes(self, routes: SyncRoutes, rendezvous: Rendezvous | None) -> None:
         self.opened.append((routes, rendezvous))
         if self.stays_away:
             await asyncio.get_running_loop().create_future()
@@ -134,20 +134,20 @@ class FakeEngine:
         return self.version
 
 
-def by_broadcast(engines: Collection[int]) -> Routes:
-    return Routes(
+def by_broadcast(engines: Collection[int]) -> SyncRoutes:
+    return SyncRoutes(
         {number: Route(Transport.BROADCAST, True, 1 + place) for place, number in enumerate(engines)},
         [False],
         1 + len(engines),
     )
 
 
-def by_file(engines: Collection[int]) -> Routes:
-    return Routes(dict.fromkeys(engines, Route(Transport.FILE, True)), [False], 0)
+def by_file(engines: Collection[int]) -> SyncRoutes:
+    return SyncRoutes(dict.fromkeys(engines, Route(Transport.FILE, True)), [False], 0)
 
 
 def sync(
-    folder: Path, adapter: bool = False, find: Callable[[Collection[int]], Routes] = by_file
+    folder: Path, adapter: bool = False, find: Callable[[Collection[int]], SyncRoutes] = by_file
 ) -> tuple[WeightSync, FakeSender, Engines]:
     engines = Engines([])
     sender = FakeSender(engines, folder)
@@ -379,10 +379,10 @@ def test_the_cause_is_reported_and_not_its_echo() -> None:
     cause = WorkerFailed("actor_infer", 1, "the process died")
 
     async def both() -> None:
-        await together({"actor_infer rank 0": fail(left), "actor_infer rank 1": fail(cause)})
+        await gather_named({"actor_infer rank 0": fail(left), "actor_infer rank 1": fail(cause)})
 
     async def one() -> None:
-        await together({"actor_infer rank 0": fail(left)})
+        await gather_named({"actor_infer rank 0": fail(left)})
 
     with pytest.raises(WorkerFailed, match="rank 1: the process died"):
         asyncio.run(both())
@@ -396,7 +396,9 @@ def test_who_did_not_come_is_named_and_not_who_waited(monkeypatch: pytest.Monkey
 
     async def broadcast() -> None:
         never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        await together({"actor_train": fail(waited), "actor_infer rank 0": fail(waited), "actor_infer rank 1": never})
+        await gather_named(
+            {"actor_train": fail(waited), "actor_infer rank 0": fail(waited), "actor_infer rank 1": never}
+        )
 
     said = (
         "^actor_infer rank 1 did not join a collective operation of the weight sync in which actor_train, "

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.backend import MicroBatch, TrainResult, TrainStrategy
+from roll.backend import MicroBatch, TrainStepResult, TrainStrategy
 from roll.data.packing import FILLER, concatenate
 from roll.errors import WeightSyncError
 from roll.models.flops import TrainingFlops
 from roll.ray.calls import Ranks
 from roll.ray.group import WorkerGroup
-from roll.training.actor_train import ActorTrain, TrainShape, joined, merge, micro_batches_of
+from roll.training.actor_train import ActorTrain, TrainShape, merge, merge_buckets, micro_batches_of
 from roll.types import TrainBatch
 from roll.weight_sync.device import DeviceBucket
-from roll.weight_sync.routes import Route, Routes, Transport
+from roll.weight_sync.routes import Route, SyncRoutes, Transport
 from roll.weight_sync.sender import BucketSender
 from tests import limits
 
@@ -47,7 +47,7 @@ class TwoRanks(Ranks[TrainStrategy]):
                 DeviceBucket((), "sum", {f"GPU-{rank}": b""} if shared else {})
                 for rank, (_, _, shared) in arguments.items()
             ]
-        return [TrainResult({"policy/loss": 1.0}, 2, {}) for _ in arguments]
+        return [TrainStepResult({"policy/loss": 1.0}, 2, {}) for _ in arguments]
 
 
 SHAPE = TrainShape(updates=3, epochs=2, token_budget=64, loss_agg_mode="token-mean", temperature=1.0)
@@ -57,7 +57,7 @@ def test_ranks_lend_their_buffers_where_an_engine_borrows_them() -> None:
     async def sent() -> DeviceBucket:
         learner = ActorTrain(cast(WorkerGroup, TwoRanks()), SHAPE, Path(), limits.CALL, limits.CALL, limits.CALL)
         to = {0: Route(Transport.SHARED, True), 1: Route(Transport.BROADCAST, True, 1)}
-        await learner.open_routes(Routes(to, [True, False], 0), None)
+        await learner.open_routes(SyncRoutes(to, [True, False], 0), None)
         bucket = await learner.send_bucket(["w"], 0)
         assert isinstance(bucket, DeviceBucket)
         return bucket
@@ -67,9 +67,9 @@ def test_ranks_lend_their_buffers_where_an_engine_borrows_them() -> None:
 
 def test_ranks_that_gathered_different_weights_are_an_error() -> None:
     same = [DeviceBucket((), "sum", {f"GPU-{rank}": b""}) for rank in range(2)]
-    assert joined(same).handles.keys() == {"GPU-0", "GPU-1"}
+    assert merge_buckets(same).handles.keys() == {"GPU-0", "GPU-1"}
     with pytest.raises(WeightSyncError, match="different weights"):
-        joined([same[0], replace(same[1], checksum="other")])
+        merge_buckets([same[0], replace(same[1], checksum="other")])
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -125,8 +125,10 @@ def is_trained(part: MicroBatch) -> bool:
 
 def test_replicas_are_merged_by_what_they_counted() -> None:
     pairs = "reward/margin"
-    first = TrainResult({"policy/loss": 2.0, "policy/ratio": 1.0}, 1, {"optimizer/lr": 0.1}, {pairs: 6.0}, {pairs: 2.0})
-    second = TrainResult(
+    first = TrainStepResult(
+        {"policy/loss": 2.0, "policy/ratio": 1.0}, 1, {"optimizer/lr": 0.1}, {pairs: 6.0}, {pairs: 2.0}
+    )
+    second = TrainStepResult(
         {"policy/loss": 2.0}, 7, {"optimizer/lr": 0.1}, {pairs: 1.0, "odd": 0.0}, {pairs: 5.0, "odd": 0.0}
     )
     # 4 over 8 tokens, 1 over 8 tokens, and 7 over 7 pairs. The mean of the replicas' means would be 8/7, 1/2 and 1.6.

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 import pytest
 
 from roll.errors import WorkerFailed
-from roll.ray.device_sharing import ColocatedRole, DeviceSharing, Level, lines
+from roll.ray.device_sharing import ColocatedRole, DeviceSharing, Residency, lines
 
-AWAY, WEIGHTS, WHOLE = Level
+AWAY, WEIGHTS, WHOLE = Residency
 ALL_ON_ONE = {
     "actor_infer": {"actor_train", "reference"},
     "actor_train": {"actor_infer", "reference"},
@@ -32,7 +32,7 @@ class Recorder(ColocatedRole):
         await self._do(f"{self.name} {'discards' if discard else 'offloads'}")
         return self.stays
 
-    async def onload(self, level: Level) -> None:
+    async def onload(self, level: Residency) -> None:
         await self._do(f"{self.name} onloads {level.name}")
 
     async def _do(self, what: str) -> None:
@@ -48,7 +48,7 @@ async def started(shared: dict[str, set[str]], log: list[str], roles: Iterable[s
     """Return a `DeviceSharing` whose roles have all started, with an empty log."""
     sharing = DeviceSharing(shared)
     for role in roles:
-        await sharing.enter(role, Recorder(role, log, stays=len(role)))
+        await sharing.register(role, Recorder(role, log, stays=len(role)))
     log.clear()
     return sharing
 
@@ -62,8 +62,8 @@ def test_a_role_that_starts_makes_room_for_the_next_and_what_stays_is_known() ->
     async def run() -> None:
         log: list[str] = []
         sharing = DeviceSharing(ALL_ON_ONE)
-        await sharing.enter("actor_infer", Recorder("actor_infer", log, stays=11))
-        await sharing.enter("reference", Recorder("reference", log))
+        await sharing.register("actor_infer", Recorder("actor_infer", log, stays=11))
+        await sharing.register("reference", Recorder("reference", log))
         assert asked(log) == ["actor_infer discards", "reference discards"]
         assert sharing.resident == {"actor_infer": 11}
 
@@ -123,7 +123,7 @@ def test_roles_that_share_nothing_are_never_asked() -> None:
     async def run() -> None:
         log: list[str] = []
         sharing = DeviceSharing({})
-        await sharing.enter("actor_infer", Recorder("actor_infer", log))
+        await sharing.register("actor_infer", Recorder("actor_infer", log))
         await sharing.bring({"actor_infer": WHOLE, "actor_train": WHOLE})
         assert (log, sharing.resident) == ([], {})
 
@@ -155,7 +155,7 @@ def test_those_that_share_devices_with_a_role_that_starts_anew_leave_whatever_wa
         sharing.ended("reference")
         await sharing.make_room(["reference", "rewards.math"], discard=["actor_infer"])
         assert not log, "actor_infer shares no device with it"
-        await sharing.enter("actor_train", Recorder("actor_train", log))
+        await sharing.register("actor_train", Recorder("actor_train", log))
         await sharing.bring({"actor_train": WHOLE, "actor_infer": WEIGHTS})
         assert asked(log) == ["actor_train discards", "actor_train onloads WHOLE", "actor_infer onloads WEIGHTS"]
 

@@ -14,14 +14,18 @@ def test_a_death_a_restart_and_the_way_back() -> None:
     health = EngineHealth(2, lambda: now[0])
     assert health.died(1) and health.state(1) is EngineState.DEAD
     assert not health.died(1), "a known death is not counted again"
-    assert health.those(SERVING) == [0]
+    assert health.in_states(SERVING) == [0]
     health.restarting(1)
-    assert health.state(1) is EngineState.RESTARTING and health.those(PRESENT) == [0]
+    assert health.state(1) is EngineState.RESTARTING and health.in_states(PRESENT) == [0]
     now[0] = 14.5
     assert health.loaded(1) == 4.5
-    assert health.state(1) is EngineState.STALE and health.those(SERVING) == [0] and health.those(PRESENT) == [0, 1]
+    assert (
+        health.state(1) is EngineState.STALE
+        and health.in_states(SERVING) == [0]
+        and health.in_states(PRESENT) == [0, 1]
+    )
     health.has_weights(1)
-    assert health.those(SERVING) == [0, 1] and (health.restarts(0), health.restarts(1), health.all_restarts) == (
+    assert health.in_states(SERVING) == [0, 1] and (health.restarts(0), health.restarts(1), health.all_restarts) == (
         0,
         1,
         1,
@@ -87,7 +91,7 @@ def test_two_like_deaths_before_any_answer_retire_it(
 def test_late_requests_in_a_row_are_a_death_and_an_answer_ends_the_row() -> None:
     health = EngineHealth(1)
     late = [health.late(0) for _ in range(MOST_LATE - 1)]
-    assert not any(late) and health.state(0) is EngineState.SUSPECT and health.those(SERVING) == [0]
+    assert not any(late) and health.state(0) is EngineState.SUSPECT and health.in_states(SERVING) == [0]
     health.answered(0)
     assert health.state(0) is EngineState.HEALTHY
     assert [health.late(0) for _ in range(MOST_LATE)] == [False] * (MOST_LATE - 1) + [True]

@@ -15,7 +15,7 @@ from roll.engines.actor_infer import ActorInfer
 from roll.engines.pool import MOST_LATE, MOST_RESTARTS, PROBE_EVERY
 from roll.engines.running import Running, running_limits
 from roll.errors import DataError, EngineShortage, Fault, RollError, WorkerDied, WorkerFailed, WorkerLate
-from roll.ray.device_sharing import Level
+from roll.ray.device_sharing import Residency
 from roll.rewards.judges.reward_models import JudgeEngines
 from roll.types import Completion, Sampling
 from tests import limits
@@ -333,10 +333,10 @@ def test_no_restart_begins_amid_a_sync_or_while_others_are_on_the_devices() -> N
         await engines.offload(discard=True)
         assert group.processes == [1, 1], "offload waits for a restart in progress"
         engines.pool.report_dead(1, "it stands still")
-        await engines.onload(Level.WEIGHTS)
+        await engines.onload(Residency.WEIGHTS)
         await asyncio.sleep(10)
         assert group.processes == [1, 1], "another role may be on the device together with the weights"
-        await engines.onload(Level.WHOLE)
+        await engines.onload(Residency.WHOLE)
         await engines.pool.until(lambda: 1 in engines.pool.stale)
 
     run(scenario, Engines(2))

@@ -10,14 +10,14 @@ import pytest
 import ray
 
 from roll.ray import survey
-from roll.ray.cluster import ClusterUnavailable, join, start
+from roll.ray.cluster import ClusterUnavailable, join_cluster, start_cluster
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "http://head:8265"])
 def test_addresses_of_the_client_and_the_dashboard_are_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ClusterUnavailable, match=f"'{address}' is the address of a Ray client server or dashboard"):
-        join()
+        join_cluster()
     with pytest.raises(SystemExit) as ended:
         survey.main()
     assert isinstance(ended.value.code, str) and address in ended.value.code and "\n" not in ended.value.code
@@ -35,4 +35,4 @@ def test_what_ray_says_as_it_does_not_start_is_told_with_a_remedy(
         r"logs/ray"
     )
     with pytest.raises(ClusterUnavailable, match=said):
-        start(tmp_path, 0)
+        start_cluster(tmp_path, 0)

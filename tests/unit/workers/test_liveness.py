@@ -12,10 +12,10 @@ from roll.errors import WorkerDied
 from roll.ray import liveness
 from roll.ray.calls import Ranks
 from roll.ray.liveness import FLOOR_SECONDS, LOOKS, CallTimes, Liveness, Paced, WorkerProcess
-from roll.system.process_states import Finding, Problem
+from roll.system.process_states import Problem, ProcessFinding
 from tests import limits
 
-STOPPED, GONE = Finding(Problem.STOPPED, 11), Finding(Problem.GONE, 11)
+STOPPED, GONE = ProcessFinding(Problem.STOPPED, 11), ProcessFinding(Problem.GONE, 11)
 
 
 class Group:
@@ -37,12 +37,12 @@ class Machine:
     """An implementation of `Nodes` that returns the findings that a test sets."""
 
     def __init__(self) -> None:
-        self.findings: dict[int, Finding] = {}
+        self.findings: dict[int, ProcessFinding] = {}
         self.asked: list[tuple[str | None, dict[int, bool]]] = []
         self.ended: list[tuple[str | None, int]] = []
         self.is_silent = False
 
-    async def examine(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, Finding]:
+    async def examine(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
         self.asked.append((node_id, dict(pids)))
         if self.is_silent and node_id == "far":
             raise TimeoutError
@@ -61,7 +61,7 @@ def watching(group: Group) -> tuple[Machine, Liveness]:
 
 def looks(watch: Liveness, count: int) -> list[WorkerDied]:
     async def look() -> list[WorkerDied]:
-        return [failure for _ in range(count) for failure in await watch.look()]
+        return [failure for _ in range(count) for failure in await watch.check()]
 
     return asyncio.run(look())
 
@@ -108,7 +108,7 @@ def test_a_process_that_died_is_told_unless_it_was_never_seen() -> None:
 
 def test_a_stopped_child_is_told_as_such() -> None:
     machine, watch = watching(Group("actor_infer"))
-    machine.findings = {10: Finding(Problem.STOPPED, 99)}
+    machine.findings = {10: ProcessFinding(Problem.STOPPED, 99)}
     (failure,) = looks(watch, LOOKS[Problem.STOPPED])
     assert failure.cause == "process 99, a descendant of its process 10, is stopped (SIGSTOP) (logs/actor_infer-0.log)"
     assert machine.ended == [(None, 10)]

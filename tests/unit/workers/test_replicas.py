@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from roll.algorithms.losses import NegativeLogLikelihood
-from roll.backend import MicroBatch, TrainResult, TrainStrategy
+from roll.backend import MicroBatch, TrainStepResult, TrainStrategy
 from roll.data import packing
 from roll.ray.group import WorkerGroup
 from roll.ray.liveness import Paced
@@ -44,10 +44,12 @@ def values(micro_batches: Sequence[Sequences]) -> list[Floats]:
     return [part.token_ids.astype(np.float32) for part in micro_batches]
 
 
-def learnt(micro_batches: Sequence[MicroBatch]) -> TrainResult:
+def learnt(micro_batches: Sequence[MicroBatch]) -> TrainStepResult:
     tokens = sum(int(part.batch.sequences.response_mask.sum()) for part in micro_batches)
     samples = float(sum(len(part.samples) for part in micro_batches))
-    return TrainResult({"sft/loss": 2.0 * tokens}, tokens, {"sft/lr": 0.1}, {"sft/row": samples}, {"sft/row": samples})
+    return TrainStepResult(
+        {"sft/loss": 2.0 * tokens}, tokens, {"sft/lr": 0.1}, {"sft/row": samples}, {"sft/row": samples}
+    )
 
 
 def batch() -> TrainBatch:

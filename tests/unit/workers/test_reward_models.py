@@ -13,7 +13,7 @@ from roll.engines.running import Running
 from roll.ray.calls import Ranks
 from roll.ray.group import WorkerGroup
 from roll.rewards.judges.chat_api import ApiModel
-from roll.rewards.judges.judge import Reply
+from roll.rewards.judges.judge import JudgeReply
 from roll.rewards.judges.reward_models import ApiJudge, EngineJudge, JudgeEngines, ScorerEngines, message_seed
 from roll.rewards.reward_workers import SLACK, Rewards
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardResult, Sampling
@@ -68,7 +68,7 @@ def engine_judge(group: Group, seed: int | None = None) -> EngineJudge:
 
 def test_an_engine_answers_as_often_as_told() -> None:
     group = Group([completion("yes"), completion("no")])
-    assert asyncio.run(engine_judge(group, seed=3).ask("four")) == Reply(("yes", "no"), 4, 6)
+    assert asyncio.run(engine_judge(group, seed=3).ask("four")) == JudgeReply(("yes", "no"), 4, 6)
     ((method, _, (token_ids, sampling, seed), _),) = group.calls
     assert (method, token_ids.tolist(), sampling) == ("generate", [0, 1, 2, 3], SAMPLING)
     assert seed == message_seed(3, "four") != message_seed(4, "four") and 0 <= seed < 2**31
@@ -105,7 +105,7 @@ def test_messages_that_wait_for_their_turn_have_time_for_it() -> None:
     )
 
     async def run() -> None:
-        group = Group(Reply(("yes",)), size=1)
+        group = Group(JudgeReply(("yes",)), size=1)
         group.may_answer.clear()
         judge = ApiJudge(cast(WorkerGroup, group), model, limits.START)
         asking = asyncio.gather(*(judge.ask(str(number)) for number in range(5)))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from roll.backend import TrainStrategy
-from roll.ray.role_signs import WORK, RankState, RoleSigns, joined
-from roll.system.signs import Look, Sign, Usage
+from roll.ray.role_signs import WORK, RankState, RoleActivity, common_stage
+from roll.system.signs import Activity, ProcessActivity, Usage
 
 
 class Machine:
@@ -21,12 +21,13 @@ class Machine:
         self.asked: list[tuple[str | None, int | None, int]] = []
         self.is_silent = self.compiles = False
 
-    async def look(self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]) -> list[Look]:
+    async def look(self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]) -> list[ProcessActivity]:
         if self.is_silent:
             raise TimeoutError
         self.asked += [(node_id, pid, begin) for pid, _, begin in asked]
         return [
-            Look(self.stages.pop(log.name, None), begin + 10, Usage(1.0, 5), self.compiles) for _, log, begin in asked
+            ProcessActivity(self.stages.pop(log.name, None), begin + 10, Usage(1.0, 5), self.compiles)
+            for _, log, begin in asked
         ]
 
 
@@ -52,31 +53,31 @@ class Group:
 
 def test_from_the_process_to_its_work() -> None:
     machine, group = Machine(), Group()
-    asked = RoleSigns(machine)
+    asked = RoleActivity(machine)
 
-    def sign() -> Sign | None:
+    def sign() -> Activity | None:
         return asyncio.run(asked.of(group, ""))
 
-    assert sign() == Sign("actor_train", "starting its process", Usage(2.0, 10))
+    assert sign() == Activity("actor_train", "starting its process", Usage(2.0, 10))
     assert machine.asked == [(None, 7, 100), ("far", 8, 100)], "the log of an earlier process is skipped"
     machine.stages = {"7": "loading the model", "8": "process started"}
-    assert sign() == Sign(
+    assert sign() == Activity(
         "actor_train", "loading the model (1 of 2 ranks); process started (1 of 2 ranks)", Usage(2.0, 10)
     )
     machine.stages = {"8": "loading the model"}
     machine.compiles = True
-    assert sign() == Sign("actor_train", "loading the model, compiling", Usage(2.0, 10))
+    assert sign() == Activity("actor_train", "loading the model, compiling", Usage(2.0, 10))
     assert machine.asked[-1] == ("far", 8, 120)
     machine.compiles, group.is_built = False, True
-    assert sign() == Sign("actor_train", "ready", Usage(2.0, 10), is_busy=False)
+    assert sign() == Activity("actor_train", "ready", Usage(2.0, 10), is_busy=False)
     group.work = "training"
-    assert sign() == Sign("actor_train", "training", Usage(2.0, 10))
+    assert sign() == Activity("actor_train", "training", Usage(2.0, 10))
     group.is_built, group.begin = False, 500
-    assert sign() == Sign("actor_train", "starting its process", Usage(2.0, 10)), (
+    assert sign() == Activity("actor_train", "starting its process", Usage(2.0, 10)), (
         "a replacement starts from the beginning"
     )
     machine.is_silent = True
-    assert sign() == Sign("actor_train", "starting its process"), "a node that does not answer is no error"
+    assert sign() == Activity("actor_train", "starting its process"), "a node that does not answer is no error"
     group.is_ending = True
     assert sign() is None
 
@@ -85,7 +86,7 @@ def test_from_the_process_to_its_work() -> None:
     ("stages", "text"), [(["a", "a"], "a"), (["b", "a", "b"], "b (2 of 3 ranks); a (1 of 3 ranks)")]
 )
 def test_ranks_are_joined(stages: list[str], text: str) -> None:
-    assert joined(stages) == text
+    assert common_stage(stages) == text
 
 
 def test_what_is_named_is_a_method() -> None:

@@ -82,28 +82,28 @@ def test_no_engine_has_more_than_its_share_and_none_idles_while_samples_wait(
 )
 def test_a_limit_heeds_a_full_cache(preemptions: int | None, use: float | None, most_running: int, after: int) -> None:
     limit = RunningLimit(100, adapts=True)
-    limit.heed(activity(preemptions, use), most_running)
+    limit.adapt(activity(preemptions, use), most_running)
     assert limit.samples == after
 
 
 def test_a_limit_is_raised_where_there_is_room_and_never_above_the_most() -> None:
     limit = RunningLimit(100, adapts=True)
-    limit.heed(activity(1, 1.0), 100)
-    limit.heed(activity(0, SPARE / 2), 79)
+    limit.adapt(activity(1, 1.0), 100)
+    limit.adapt(activity(0, SPARE / 2), 79)
     assert limit.samples == 100 * LOWERED, "fewer samples ran than the limit allows, which proves nothing"
-    limit.heed(activity(0, SPARE / 2), 80)
+    limit.adapt(activity(0, SPARE / 2), 80)
     assert limit.samples == 100
-    limit.heed(activity(0, SPARE / 2), 100)
+    limit.adapt(activity(0, SPARE / 2), 100)
     assert limit.samples == 100
 
 
 def test_a_limit_that_was_given_stays() -> None:
     limit = RunningLimit(100, adapts=False)
-    limit.heed(activity(9, 1.0), 100)
+    limit.adapt(activity(9, 1.0), 100)
     assert limit.samples == 100
 
 
 def test_a_limit_leaves_one() -> None:
     limit = RunningLimit(1, adapts=True)
-    limit.heed(activity(9, 1.0), 1)
+    limit.adapt(activity(9, 1.0), 1)
     assert limit.samples == 1

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.ray.batching import decoded, encoded
+from roll.ray.batching import decoded, encode_value
 from roll.types import Completion, FinishReason, RewardOutcome, RewardResult, TurnReward
 
 TEXTS = st.text(max_size=8)
@@ -38,7 +38,7 @@ def same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 
 @given(st.lists(completions(), max_size=4))
 def test_completions_arrive_as_they_were(sent: list[Completion]) -> None:
-    arrived = decoded(encoded((sent, None)))[0]
+    arrived = decoded(encode_value((sent, None)))[0]
     assert len(arrived) == len(sent)
     for one, other in zip(sent, arrived, strict=True):
         assert same(one.token_ids, other.token_ids) and same(one.log_probs, other.log_probs)
@@ -56,4 +56,4 @@ def test_completions_arrive_as_they_were(sent: list[Completion]) -> None:
 )
 def test_rewards_arrive_as_they_were(value: float, outcome: RewardOutcome, note: str, turns: list[int]) -> None:
     sent = RewardResult(value, outcome, {"part": value}, note, tuple(TurnReward(end, value) for end in turns))
-    assert decoded(encoded(sent)) == sent
+    assert decoded(encode_value(sent)) == sent

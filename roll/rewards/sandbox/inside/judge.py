@@ -25,7 +25,7 @@ SOLUTION = "solution"
 RESPONSE = "response"
 
 
-def judge(test: Mapping[str, Any], channel: Channel) -> tuple[bytes, str]:
+def run_test(test: Mapping[str, Any], channel: Channel) -> tuple[bytes, str]:
     """Return (PASSED or FAILED, the reason of a failure).
 
     Args:
@@ -123,6 +123,6 @@ class _Response(ast.NodeTransformer):
         return ast.Constant(node.value.replace("{response}", self._text)) if isinstance(node.value, str) else node
 
 
-def report(descriptor: int, verdict: bytes, note: str) -> None:
+def write_verdict(descriptor: int, verdict: bytes, note: str) -> None:
     """Write the verdict and its reason to the supervisor's pipe."""
     os.write(descriptor, verdict + b"\n" + note.encode("utf-8", "replace")[:2000])

@@ -215,7 +215,7 @@ def make_class(link: Any, handle: int, name: str, bases: tuple[type, ...], opera
         elif operation in JUDGED:
             namespace[operation] = _judged(operation)
         elif operation in ASKED:
-            namespace[operation] = _asked(operation)
+            namespace[operation] = _operation_method(operation)
     if not any(isinstance(parent, MirrorClass) for parent in bases):
         bases = (*(parent for parent in bases if parent is not object), Mirror)
     try:
@@ -228,7 +228,7 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     return self._link.request("call", self, list(args), kwargs)
 
 
-def _asked(operation: str) -> Callable[..., Any]:
+def _operation_method(operation: str) -> Callable[..., Any]:
     def ask(self: Any, *args: Any) -> Any:
         if operation == "__exit__":
             args = (args[0], args[1])  # tracebacks are not sent

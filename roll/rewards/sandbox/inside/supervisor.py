@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 
 from roll.rewards.sandbox.inside.candidate import FILE, NOT_COMPILED, run_program, serve_program
 from roll.rewards.sandbox.inside.confine import confine, end_with_parent, hide_memory, leave_root
-from roll.rewards.sandbox.inside.judge import PASSED, judge, report
+from roll.rewards.sandbox.inside.judge import PASSED, run_test, write_verdict
 from roll.rewards.sandbox.inside.wire import Channel
 
 JOB, OUTCOMES, TESTS = 0, 1, 3
@@ -144,8 +144,8 @@ def _run_test(
         ours.detach()
         channel = Channel(socket.socket(fileno=4))
         confine(limits)
-        verdict, note = judge(text, channel)
-        report(3, verdict, note)
+        verdict, note = run_test(text, channel)
+        write_verdict(3, verdict, note)
         os._exit(0)
 
     def candidate() -> None:
