@@ -185,10 +185,7 @@ def table_of(runs: Sequence[Run], steps: int) -> str:
     }
     head = (
         f"| recipe | before, ± sd | after {steps} steps, ± sd | gain [95% interval] | after, minus `{BASE}` [95% "
-        f"interval] "
-        f"| "
-        f"seeds "
-        f"|"
+        f"interval] | seeds |"
     )
     lines = [f"{head} seconds per run |", "|---|---|---|---|---|---|---|"]
     base = by_recipe.get(BASE)

@@ -169,8 +169,7 @@ def compare(rows: Rows, prompt: str, response: str, tokenizer: PreTrainedTokeniz
             for what, learnt in found.items():
                 seen[what].add(learnt)
                 print(
-                    f"{variant.name:12}{suffix or 'saved':10}{what:12}{learnt.tokens:9,} "
-                    f"tokens{learnt.learnt:9,} "
+                    f"{variant.name:12}{suffix or 'saved':10}{what:12}{learnt.tokens:9,} tokens{learnt.learnt:9,} "
                     f"learnt  {learnt.digest}"
                 )
     print(

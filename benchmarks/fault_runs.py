@@ -133,15 +133,13 @@ class World:
         """
         if not placement:
             asked = (
-                f"judge_model_type: api, judge_model_name: equality, judge_api_url: '{self.judge}', "
-                f"judge_prompt: "
+                f"judge_model_type: api, judge_model_name: equality, judge_api_url: '{self.judge}', judge_prompt: "
                 f"{self.folder}/asked.txt"
             )
             return f"{{reward: llm_judge, {asked}}}"
         asked = (
             f"judge_model_type: inference, judge_prompt: {self.folder}/said.txt, judge_pattern: '([0-9])', "
-            f"judge_max_score: "
-            f"9"
+            f"judge_max_score: 9"
         )
         model = "model_args: {model_name_or_path: warm/export, dtype: fp32}, strategy_args: {strategy_name: hf_infer}"
         sampling = "generating_args: {max_new_tokens: 4, temperature: 0.0}"

@@ -46,12 +46,8 @@ def markdown(outcomes: Sequence[Mapping[str, Any]]) -> str:
 def by_kind(faults: Sequence[Mapping[str, Any]]) -> str:
     """Return the table with a row for each kind of fault."""
     lines = [
-        "| fault | injected | noticed, s: median, largest | healed, s: median, largest | repeated steps: mean, "
-        "largest "
-        "| "
-        "not "
-        "healed "
-        "|",
+        "| fault | injected | noticed, s: median, largest | healed, s: median, largest | repeated steps: mean, largest "
+        "| not healed |",
         "|---|---|---|---|---|---|",
     ]
     kinds = defaultdict(list)
@@ -102,11 +98,8 @@ def of_runs(outcomes: Sequence[Mapping[str, Any]]) -> str:
         statuses = ", ".join(map(str, outcome["statuses"]))
         lines.append(
             f"| {outcome['number']} | {outcome['placement']} | {len(outcome['injected'])} | {outcome['left']} | "
-            f"{statuses} "
-            f"| "
-            f"{outcome['restarts']} | {len(outcome['false_alarms'])} | {len(outcome['unequal'])} | "
-            f"{outcome['seconds']:.0f} "
-            f"|"
+            f"{statuses} | {outcome['restarts']} | {len(outcome['false_alarms'])} | {len(outcome['unequal'])} | "
+            f"{outcome['seconds']:.0f} |"
         )
     return "\n".join(lines)
 
@@ -173,22 +166,11 @@ def effective(faults: Sequence[Mapping[str, Any]]) -> str:
     rank = notice["trainer"] + SLACK + STARTS["trainer"] + SAVE_STEPS / 2 * STEP
     share = 1 - (ENGINE_SHARE * engine + (1 - ENGINE_SHARE) * rank) / FAILURE_EVERY
     return (
-        f"Effective training time on 64 GPUs, half of them engines, with steps of {STEP:.0f} s, a checkpoint "
-        f"every "
-        f"{SAVE_STEPS} "
-        f"steps "
-        f"and "
+        f"Effective training time on 64 GPUs, half of them engines, with steps of {STEP:.0f} s, a checkpoint every "
+        f"{SAVE_STEPS} steps and "
         f"a failure every {FAILURE_EVERY:,.0f} s. Cold starts of {STARTS['engine']:.0f} s (engine) and "
-        f"{STARTS['trainer']:.0f} "
-        f"s "
-        f"(trainer) "
-        f"are assumed; failures are noticed after {notice['engine']:.1f} s and {notice['trainer']:.1f} s, as "
-        f"measured "
-        f"here. "
-        f"An engine's failure then costs {engine:.1f} s, because {ENGINES - 1} other engines continue, and a "
-        f"rank's "
-        f"failure "
-        f"{rank:.0f} "
-        f"s, "
-        f"and **{100 * share:.1f}%** of the time is spent on training."
+        f"{STARTS['trainer']:.0f} s (trainer) "
+        f"are assumed; failures are noticed after {notice['engine']:.1f} s and {notice['trainer']:.1f} s, as measured "
+        f"here. An engine's failure then costs {engine:.1f} s, because {ENGINES - 1} other engines continue, and a "
+        f"rank's failure {rank:.0f} s, and **{100 * share:.1f}%** of the time is spent on training."
     )

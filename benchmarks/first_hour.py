@@ -88,8 +88,7 @@ def main() -> int:
     worst, since, text = course.silences[0]
     print(
         f"first output after {course.first_output:.1f} s, first sign after {first:.1f} s, first step after "
-        f"{course.first_step:.1f} "
-        f"s"
+        f"{course.first_step:.1f} s"
     )
     print(f"{len(course.signs)} signs; the longest silence is {worst:.1f} s, from second {since:.1f} on, after: {text}")
     if options.json:

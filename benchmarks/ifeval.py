@@ -38,8 +38,7 @@ SENTENCE_COUNTS = (
 )
 CAPITALS = "roll splits words by one expression, not by NLTK, which also splits `WELL-KNOWN` from its full stop"
 MARKS = (
-    "IFEval's word boundary finds no word that begins or ends with a mark, and reads its marks as a pattern; "
-    "roll "
+    "IFEval's word boundary finds no word that begins or ends with a mark, and reads its marks as a pattern; roll "
     "finds the word"
 )
 LANGUAGE = (
@@ -180,8 +179,8 @@ def _bent(name: str, text: str, arguments: dict[str, Any], draw: random.Random) 
     return changes.get(name, lambda: text)()
 
 
-def peer_checks(folder: Path) -> dict[str, Callable[..., bool]]:
-    """Return lm-eval's checks by roll's names, with roll's arguments."""
+def peer_rules(folder: Path) -> Any:
+    """Return lm-eval's module of checks, imported without the rest of lm-eval."""
     sys.path.insert(0, str(folder))
     punkt = importlib.import_module("punkt")
     nltk = importlib.import_module("nltk")
@@ -195,6 +194,12 @@ def peer_checks(folder: Path) -> dict[str, Callable[..., bool]]:
     rules.instructions_util.count_sentences = lambda text: len(list(punkt.sent_tokenize(text)))
     rules.instructions_util.nltk.word_tokenize = lambda text: nltk.tokenize.NLTKWordTokenizer().tokenize(text)
     importlib.import_module("langdetect").DetectorFactory.seed = 0
+    return rules
+
+
+def peer_checks(folder: Path) -> dict[str, Callable[..., bool]]:
+    """Return lm-eval's checks by roll's names, with roll's arguments."""
+    rules = peer_rules(folder)
 
     def asked(rule: str, **renamed: str) -> Callable[..., bool]:
         def check(text: str, **arguments: Any) -> bool:

@@ -155,8 +155,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "late failure kills the new process": Mutant(
         "roll/engines/pool.py",
-        "        if process != self._health.restarts(engine):\n            return WorkerDied(self._group.role, "
-        "engine, "
+        "        if process != self._health.restarts(engine):\n            return WorkerDied(self._group.role, engine, "
         "str(error))\n",
         "",
         "workers/test_engine_pool.py::test_an_earlier_processs_failure_spares_the_new_one",
@@ -229,8 +228,8 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "shortest segment observed": Mutant(
         "roll/rollout/record.py",
-        "first = max((episode",
-        "first = min((episode",
+        "first = max(",
+        "first = min(",
         "rollout/test_layout.py::test_an_observed_prompt_is_the_longest_first_segment",
     ),
     "greedy baseline from a truncation": Mutant(
@@ -330,9 +329,9 @@ MUTANTS: Mapping[str, Mutant] = {
         "pipeline/test_wire_rlvr.py::test_a_reference_works_ahead_only_on_devices_of_its_own",
     ),
     "no validation after the last step": Mutant(
-        "roll/runs/rlvr/wiring.py",
-        "(step % config.eval_steps and step != config.max_steps)",
-        "step % config.eval_steps",
+        "roll/runs/rlvr/validation.py",
+        "(step % self.every and step != self.last_step)",
+        "step % self.every",
         "pipeline/test_wire_rlvr.py::test_validation_comes_first_regularly_and_last",
     ),
     "second save counts from another head": Mutant(

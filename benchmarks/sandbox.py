@@ -92,8 +92,7 @@ def main() -> int:
         remains = {what: sorted(now - before[what]) for what, now in left(Path(folder)).items() if now - before[what]}
     print(
         f"{chosen.programs} programs of {len(INPUTS)} cases in {seconds:.1f} s by {chosen.workers} workers on "
-        f"{os.cpu_count()} "
-        f"cores:"
+        f"{os.cpu_count()} cores:"
     )
     print(
         f"{chosen.programs / seconds:.1f} programs per second; {right} correct verdicts; left behind: "

@@ -169,10 +169,8 @@ def parse() -> argparse.Namespace:
         parser.error(f"--steps {options.steps}: the first {WARM_UP} are not counted; give at least {WARM_UP + 1}")
     if options.rows * TEXTS_A_ROW % ranks:
         parser.error(
-            f"--rows {options.rows}: {options.rows * TEXTS_A_ROW} texts cannot be divided evenly among {ranks} "
-            f"ranks; "
-            f"change "
-            f"it"
+            f"--rows {options.rows}: {options.rows * TEXTS_A_ROW} texts cannot be divided evenly among {ranks} ranks; "
+            f"change it"
         )
     return options
 

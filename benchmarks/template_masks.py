@@ -114,12 +114,8 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
         **KEPT,
         **dict.fromkeys(
             ("tools", "call at end", "thought, call"),
-            "TRL learns no end of a call, roll <|tool_response>; and the start of a turn that no generation "
-            "prompt "
-            "writes "
-            "after "
-            "an "
-            "answer",
+            "TRL learns no end of a call, roll <|tool_response>; and the start of a turn that no generation prompt "
+            "writes after an answer",
         ),
     },
     "gptoss": {
@@ -127,8 +123,7 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
         "text, call": "the template drops the text before a call once an answer follows; roll learns it as the policy "
         "generates it",
         "thought, call": "the template drops the thinking before a call once an answer follows; roll learns it as the "
-        "policy "
-        "generates it",
+        "policy generates it",
     },
     "deepseekv3": {
         **dict.fromkeys(

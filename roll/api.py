@@ -72,8 +72,7 @@ def train(config: Config) -> TrainResult:
         BadInput: `dry_run` is set, or the models or the data cannot be used. Nothing has started.
         RollError: A part of the run failed.
         KeyboardInterrupt: A signal ended the run. After a single signal during training, it has completed its step and
-            written a
-            checkpoint, unless `save_at_end` is false.
+            written a checkpoint, unless `save_at_end` is false.
     """
     if config.dry_run:
         raise ConfigError([Fault("dry_run", "true", "remove it: load_config has checked everything")])

@@ -154,9 +154,7 @@ def summary(folder: Path) -> str:
     (_, before), (last, after) = evaluated[0], evaluated[-1]
     return (
         f"\nRight answers to held-out problems: {before:.1f}% before, {after:.1f}% after {last} steps "
-        f"({after - before:+.1f} "
-        f"points).\n"
-        f"Report of the run, to open in a browser: {folder / 'report.html'}"
+        f"({after - before:+.1f} points).\nReport of the run, to open in a browser: {folder / 'report.html'}"
     )
 
 

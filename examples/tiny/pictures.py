@@ -109,9 +109,7 @@ def curve(rows: Sequence[Mapping[str, float]]) -> str:
     )
     parts.append(
         f'<text class="named-reward" x="{beside}" y="{plot.y(min(reward[-1][1], accuracy[-1][1])) + 24}">reward '
-        f"of "
-        f"a "
-        f"step</text>"
+        f"of a step</text>"
     )
     return "\n".join([*parts, "</svg>"]) + "\n"
 

@@ -14,7 +14,7 @@ from roll.agents.hosting.process import EnvironmentProcess
 from roll.backend import Rank
 from roll.config.schema.environments import EnvironmentConfig
 from roll.errors import EnvironmentFailed, NeighbourFailed, RollError
-from roll.hosted.user_code_log import SLACK
+from roll.hosted.user_code_log import SLACK, keep_log_bounded
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import Replaced
 from roll.types import Metrics

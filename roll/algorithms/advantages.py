@@ -121,7 +121,7 @@ def grpo(scores: Scores, norm: Normalisation) -> Doubles:
 
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2.
     """
-    return token_returns(standardise(scores.rewards, scores.groups, "group", "group"), scores, bound=norm.late_clip)
+    return to_tokens(standardise(scores.rewards, scores.groups, "group", "group"), scores, bound=norm.late_clip)
 
 
 @ADVANTAGES.register("dr_grpo")
@@ -130,7 +130,7 @@ def dr_grpo(scores: Scores, norm: Normalisation) -> Doubles:
 
     Source: Liu et al., arXiv 2503.20783, section 3.2. The paper aggregates losses as `seq-mean-token-sum-norm` does.
     """
-    return token_returns(_centred(scores), scores)
+    return to_tokens(_centred(scores), scores)
 
 
 @ADVANTAGES.register("rloo")
@@ -141,7 +141,7 @@ def rloo(scores: Scores, norm: Normalisation) -> Doubles:
     Source: Ahmadian et al., arXiv 2402.14740.
     """
     size = by_group(scores.rewards, scores.groups, len)
-    return token_returns(_centred(scores) * size / np.maximum(size - 1, 1), scores)
+    return to_tokens(_centred(scores) * size / np.maximum(size - 1, 1), scores)
 
 
 @ADVANTAGES.register("reinforce")
@@ -150,7 +150,7 @@ def reinforce(scores: Scores, norm: Normalisation) -> Doubles:
     first.
     """
     rewards = standardise(scores.rewards, scores.groups, norm.mean, norm.std, scores.running, scores.domains)
-    return token_returns(rewards, scores, norm.gamma, norm.late_clip)
+    return to_tokens(rewards, scores, norm.gamma, norm.late_clip)
 
 
 @ADVANTAGES.register("step_reinforce")
@@ -196,7 +196,7 @@ def gigpo(
         gigpo_std: If true, F is the standard deviation of the compared values, as in `grpo`. Otherwise F is 1.
     """
     turns, std = scores.turns or undivided(scores.sequences, scores.rewards), "group" if gigpo_std else None
-    by_episode = token_returns(episode_reward_weight * standardise(scores.rewards, scores.groups, "group", std), scores)
+    by_episode = to_tokens(episode_reward_weight * standardise(scores.rewards, scores.groups, "group", std), scores)
     returns = turn_returns(turns.rewards, turns.rows, step_reward_gamma)
     by_turn = step_reward_weight * standardise(returns, _anchors(turns, scores.groups), "group", std)
     return by_episode + np.where(scores.sequences.response_mask, by_turn[turns.of_token], 0.0)
@@ -218,7 +218,7 @@ def reinforce_plus_plus(scores: Scores, norm: Normalisation) -> Doubles:
 
     Source: Hu et al., arXiv 2501.03262, with the KL in the reward.
     """
-    return whiten(token_returns(scores.rewards, scores, norm.gamma), scores.sequences.response_mask)
+    return whiten(to_tokens(scores.rewards, scores, norm.gamma), scores.sequences.response_mask)
 
 
 @ADVANTAGES.register("reinforce_plus_plus_baseline")
@@ -227,7 +227,7 @@ def reinforce_plus_plus_baseline(scores: Scores, norm: Normalisation) -> Doubles
 
     Source: Hu et al., arXiv 2501.03262, with the KL in the loss, estimated by k2.
     """
-    return whiten(token_returns(_centred(scores), scores), scores.sequences.response_mask)
+    return whiten(to_tokens(_centred(scores), scores), scores.sequences.response_mask)
 
 
 @ADVANTAGES.register("remax")
@@ -238,7 +238,7 @@ def remax(scores: Scores, norm: Normalisation) -> Doubles:
     Source: Li et al., arXiv 2310.10505.
     """
     assert scores.baselines is not None, "remax needs the rewards of greedy responses"
-    returns = token_returns(scores.rewards, scores, norm.gamma)
+    returns = to_tokens(scores.rewards, scores, norm.gamma)
     baselines = np.repeat(scores.baselines.astype(np.float64), scores.sequences.lengths)
     return np.where(scores.sequences.response_mask, returns - baselines, 0.0)
 
@@ -253,7 +253,7 @@ def opo(scores: Scores, norm: Normalisation) -> Doubles:
     lengths = response_lengths(scores).astype(np.float64)
     paid = by_group(lengths * scores.rewards, scores.groups, np.sum)
     baseline = paid / np.maximum(by_group(lengths, scores.groups, np.sum), 1)
-    return token_returns(scores.rewards - baseline, scores)
+    return to_tokens(scores.rewards - baseline, scores)
 
 
 @ADVANTAGES.register("gpg")
@@ -266,7 +266,7 @@ def gpg(scores: Scores, norm: Normalisation) -> Doubles:
     Source: Chu et al., arXiv 2504.02546.
     """
     differ = by_group(scores.rewards, scores.groups, np.ptp) > 0
-    return token_returns(_centred(scores) * len(differ) / max(int(differ.sum()), 1), scores)
+    return to_tokens(_centred(scores) * len(differ) / max(int(differ.sum()), 1), scores)
 
 
 @ADVANTAGES.register("maxrl")
@@ -278,7 +278,7 @@ def maxrl(scores: Scores, norm: Normalisation) -> Doubles:
     arXiv 2602.02710.
     """
     mean = by_group(scores.rewards, scores.groups, np.mean)
-    return token_returns(np.where(mean > EPSILON, _centred(scores) / np.maximum(mean, EPSILON), 0.0), scores)
+    return to_tokens(np.where(mean > EPSILON, _centred(scores) / np.maximum(mean, EPSILON), 0.0), scores)
 
 
 @ADVANTAGES.register("pass_at_k")
@@ -299,7 +299,7 @@ def pass_at_k(scores: Scores, norm: Normalisation, pass_k: int = 4) -> Doubles:
         k = min(pass_k, len(members))
         if k > 1:
             added[members] = k * added_to_best(scores.rewards[members], k)
-    return token_returns(added, scores)
+    return to_tokens(added, scores)
 
 
 @ADVANTAGES.register("gae")
@@ -370,7 +370,7 @@ def clipped(scores: Scores, norm: Normalisation) -> Scores:
     return replace(scores, rewards=np.clip(scores.rewards, -bound, bound), baselines=baselines, turns=turns)
 
 
-def token_returns(rewards: np.ndarray, scores: Scores, gamma: float = 1.0, bound: float | None = None) -> Doubles:
+def to_tokens(rewards: np.ndarray, scores: Scores, gamma: float = 1.0, bound: float | None = None) -> Doubles:
     """Return [T]: for each token, the discounted sum of `token_rewards` from the token to the end of its response."""
     if scores.token_penalties is None:
         return discounted_end(rewards if bound is None else np.clip(rewards, -bound, bound), scores.sequences, gamma)

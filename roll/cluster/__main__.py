@@ -60,8 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise HostFailed(failure + ended)
         if start:
             print(
-                f"then, on {hosts[0].name}: {join_words(hosts, arguments.port)} python -m roll.pipeline "
-                f"--config-name "
+                f"then, on {hosts[0].name}: {join_words(hosts, arguments.port)} python -m roll.pipeline --config-name "
                 f"..."
             )
     except RollError as error:

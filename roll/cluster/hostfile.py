@@ -86,9 +86,7 @@ def filter_hosts(hosts: Sequence[Host], include: str | None, exclude: str | None
         slots = set(listed.split(",")) if listed else {str(slot) for slot in range(sizes.get(name, 0))}
         if not slots or not slots <= {str(slot) for slot in range(sizes.get(name, 0))}:
             remedy = (
-                f"name hosts of the hostfile ({', '.join(sizes)}), and slots from 0 to their number minus 1, "
-                f"such "
-                f"as "
+                f"name hosts of the hostfile ({', '.join(sizes)}), and slots from 0 to their number minus 1, such as "
                 f"`worker-1:0,1`"
             )
             faults.append(Fault(option, f"'{word}' is not in the hostfile", remedy))

@@ -218,10 +218,14 @@ def _roll_keys() -> str:
         for place, new in READ_AS.items()
     ]
     lines += [f"| `{place}` | value{_meanings(values, '`null`')} |" for place, values in VALUES.items()]
+    return "\n".join([*lines, *_keys_of_roll_in_prose(), "", *_defaults_of_roll(), ""])
+
+
+def _keys_of_roll_in_prose() -> list[str]:
+    lines = []
     lines.append(
         "| `<role>.model_args.ulysses_size` | read as `strategy_args.strategy_config.sequence_parallel_size` of "
-        "`deepspeed_train` "
-        "|"
+        "`deepspeed_train` |"
     )
     lines.append("| `<role>.backend_timeout` | read as `deadlines.collective`, in seconds; the longest of all roles |")
     lines.append(
@@ -230,14 +234,11 @@ def _roll_keys() -> str:
     classes = ", ".join(f"`{name}` is `{reward}`" for name, reward in REWARD_CLASSES.items())
     lines.append(
         "| `<role>.worker_cls` | ignored if it is ROLL's own class; any other is refused: write its loss as "
-        "`policy_loss` "
-        "|"
+        "`policy_loss` |"
     )
     lines.append(
-        "| `use_pg_clip_range` | if `false`, `pg_clip_low` and `pg_clip_high` are ignored; in ROLL's files also "
-        "if "
-        "missing "
-        "|"
+        "| `use_pg_clip_range` | if `false`, `pg_clip_low` and `pg_clip_high` are ignored; in ROLL's files also if "
+        "missing |"
     )
     lines.append("| `logits_topk` | read as `distill_top_k`; 0 is the whole vocabulary |")
     lines.append(
@@ -246,20 +247,18 @@ def _roll_keys() -> str:
     lines += [f"| `rewards.*.{key}` | {meant} |" for key, meant in MEANT.items()]
     lines.append("| `global_template` | read as `data_args.template` of the training data and of the held-out data |")
     lines.append(
-        "| workers, templates and keys of images, video and diffusion models | refused by name, before any other "
-        "check "
+        "| workers, templates and keys of images, video and diffusion models | refused by name, before any other check "
         "|"
     )
     strategies = ", ".join(f"`{name}`" for name in STRATEGIES)
     lines.append(
         f"| `<role>.strategy_args.strategy_name`: {strategies} | refused by name, as are keys of Megatron in "
-        f"`strategy_config` "
-        f"|"
+        f"`strategy_config` |"
     )
     lines += [f"| `{place}` | {meant} |" for place, meant in AGENTIC.items()]
     variables = ", ".join(f"`{name}`" for name in VARIABLES)
     lines.append(f"| {variables} at the root | variables for `${{...}}`; they may be unused in a file |")
-    return "\n".join([*lines, "", *_defaults_of_roll(), ""])
+    return lines
 
 
 def _defaults_of_roll() -> list[str]:
@@ -267,10 +266,7 @@ def _defaults_of_roll() -> list[str]:
     lines = ["## Defaults of ROLL", ""]
     lines += [
         f"If a file has {ENOUGH} or more keys of ROLL, one warning lists the keys that it does not set and whose "
-        f"default "
-        f"in "
-        f"ROLL "
-        f"is"
+        f"default in ROLL is"
     ]
     lines += [
         "different. `roll_defaults: true` selects the defaults of ROLL, in any file:",

@@ -50,8 +50,7 @@ from roll.types import Bools, Ints
 WORDLESS = "they contain no token to learn"
 """Fault of examples without a token that enters the loss."""
 UNTHOUGHT = (
-    "have no thinking, although the prompt opens it: they are learnt as the template writes them, after "
-    "another "
+    "have no thinking, although the prompt opens it: they are learnt as the template writes them, after another "
     "prompt than in RL"
 )
 """A remark on rows; see `Texts.remarks`."""
@@ -361,8 +360,7 @@ def _nothing_left(
         ]
     problem = f"no example fits prompt_length {limits.prompt} and response_length {limits.response}"
     needed = (
-        f"the shortest prompt needs at least {least.prompt} tokens, the shortest response {least.response}, "
-        f"template "
+        f"the shortest prompt needs at least {least.prompt} tokens, the shortest response {least.response}, template "
         f"included"
     )
     faults = [

@@ -68,8 +68,7 @@ def read_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         MessageFault: the role is unknown, the content is not text, a tool call or the thinking cannot be read, or a key
-            asks for a loss
-            that cannot be given.
+            asks for a loss that cannot be given.
     """
     role, content, calls = _spoken_parts(message)
     if seen := [key for key in MEDIA if message.get(key)]:

@@ -142,8 +142,7 @@ def _rows(wish: SetRequest, public: PublicSet, split: str) -> Iterator[PreparedR
         sources = find_sources(wish.source, split)
     except DataError as error:
         remedy = (
-            f"give --source a folder with a copy of {public.hub_name}, splits {public.train} and {public.test}; "
-            f"or "
+            f"give --source a folder with a copy of {public.hub_name}, splits {public.train} and {public.test}; or "
             f"check the network"
         )
         raise DataError([Fault(fault.place, fault.problem, remedy) for fault in error.faults]) from error

@@ -45,8 +45,7 @@ def read_row(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
 
     Raises:
         RowFault: the text of `test_cases` is not JSON, the text of the messages is not a JSON list of messages, or the
-            row has no value
-            where `data_args.ground_truth` says.
+            row has no value where `data_args.ground_truth` says.
     """
     done = dict(row)
     if data_args.ground_truth != GROUND_TRUTH:
@@ -99,8 +98,7 @@ def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         RowFault: `tools` is not a list of objects, `chat_template_kwargs` is not an object, a text in them is not JSON,
-            or a truth value is
-            a text.
+            or a truth value is a text.
     """
     tools, others = (_optional(row, column) for column in (TOOLS, TEMPLATE_ARGUMENTS))
     if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
@@ -113,8 +111,7 @@ def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
         )
     for key in truths_as_text(others or {}):
         problem = (
-            f"'{TEMPLATE_ARGUMENTS}' has '{key}' as the text {others[key]!r}, and a chat template takes every "
-            f"text "
+            f"'{TEMPLATE_ARGUMENTS}' has '{key}' as the text {others[key]!r}, and a chat template takes every text "
             f"as true"
         )
         raise RowFault(f"'{key}' of '{TEMPLATE_ARGUMENTS}' is a text", problem, "write true or false without quotes")
@@ -244,8 +241,7 @@ def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         problem = f"'{column}' holds {len(messages)} messages, the last of the role '{messages[-1]['role']}'"
         remedy = (
-            "make it a text, or a list with one message of the assistant; for pairs of conversations, set no "
-            "column "
+            "make it a text, or a list with one message of the assistant; for pairs of conversations, set no column "
             "for the prompt"
         )
         raise RowFault("response is not one message of the assistant", problem, remedy)

@@ -270,9 +270,7 @@ def _hub(name: str, split: str) -> Source:
     except Exception as error:  # The client raises a dozen types of errors: network, name, format.
         problem = f"is not a local path, and cannot be loaded from the Hub: {type(error).__name__}: {error}"
         remedy = (
-            f"check the name (`owner/name` or `owner/name:config`), the split ('{split}') and the network, or "
-            f"give "
-            f"a "
+            f"check the name (`owner/name` or `owner/name:config`), the split ('{split}') and the network, or give a "
             f"path"
         )
         raise DataError([Fault(name, problem, remedy)]) from error

@@ -183,8 +183,7 @@ class Preparation:
                 "reason": "not a JSON object",
                 "problem": problem,
                 "remedy": "make the row one object of JSON without repeated keys, or in CSV as many values as there "
-                "are "
-                "columns",
+                "are columns",
             }
         row = json.loads(row_text)
         record |= {

@@ -157,8 +157,7 @@ def _ops(facts: Facts) -> Iterator[Diagnosis]:
     if problem := _offload_problem(facts, missing, usable, cuda):
         toolkit = f"the CUDA toolkit {cuda} and " if facts.gpus else ""
         remedy = (
-            f"install {toolkit}whichever is missing: `apt-get install g++`, `pip install ninja`; only "
-            f"cpuoffload "
+            f"install {toolkit}whichever is missing: `apt-get install g++`, `pip install ninja`; only cpuoffload "
             f"presets need these"
         )
         yield Diagnosis("optimizer offload", WARNING, problem, remedy)
@@ -199,9 +198,7 @@ def _links(facts: Facts) -> Iterator[Diagnosis]:
     elif slow:
         pairs = ", ".join(f"{one}-{other} {link}" for (one, other), link in sorted(slow.items())[:4])
         remedy = (
-            "keep the ranks of a role, or of an engine, on GPUs that NVLink connects; `nvidia-smi topo -m` "
-            "shows "
-            "all "
+            "keep the ranks of a role, or of an engine, on GPUs that NVLink connects; `nvidia-smi topo -m` shows all "
             "connections"
         )
         yield Diagnosis(
@@ -231,8 +228,7 @@ def _network(facts: Facts) -> Iterator[Diagnosis]:
     elif len(network.interfaces) > 1 and not network.infiniband:
         name = network.default or "NAME"
         remedy = (
-            f"for runs on several machines set `system_envs: {{NCCL_SOCKET_IFNAME: {name}}}`, and "
-            f"GLOO_SOCKET_IFNAME "
+            f"for runs on several machines set `system_envs: {{NCCL_SOCKET_IFNAME: {name}}}`, and GLOO_SOCKET_IFNAME "
             f"to the same"
         )
         yield Diagnosis(
@@ -304,8 +300,7 @@ def _ray(facts: Facts) -> Iterator[Diagnosis]:
         yield Diagnosis("Ray", OK, "RAY_ADDRESS is not set: a run starts Ray on this host")
     elif isinstance(facts.ray_nodes, str):
         remedy = (
-            "run `ray start --address=HEAD:6379` here, set RAY_AUTH_MODE=token if the cluster requires a token, "
-            "or "
+            "run `ray start --address=HEAD:6379` here, set RAY_AUTH_MODE=token if the cluster requires a token, or "
             "unset RAY_ADDRESS"
         )
         yield Diagnosis(

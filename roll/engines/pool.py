@@ -372,10 +372,8 @@ class EnginePool:
         role, restarts = self._group.role, self._health.restarts(engine)
         if engine in self._health.hopeless:
             LOG.warning(
-                "%s rank %d died twice of the same exception before it answered any request, and is not "
-                "restarted "
-                "again: "
-                "%s",
+                "%s rank %d died twice of the same exception before it answered any request, and is not restarted "
+                "again: %s",
                 role,
                 engine,
                 cause,
@@ -417,8 +415,7 @@ class EnginePool:
         """
         for hopeless, first in self._health.hopeless.items():
             said = (
-                f"on host {self._group.host(hopeless)}, it died twice of the same exception before it answered "
-                f"any "
+                f"on host {self._group.host(hopeless)}, it died twice of the same exception before it answered any "
                 f"request"
             )
             return WorkerDied(self._group.role, hopeless, f"{said}: {first}")

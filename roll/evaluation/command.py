@@ -75,8 +75,7 @@ def parser() -> argparse.ArgumentParser:
         "python -m roll.evaluate",
         allow_abbrev=False,
         description="Answer held-out prompts with a model, score the answers, and report accuracy, pass@k and avg@n, "
-        "with "
-        "intervals.",
+        "with intervals.",
     )
     found.add_argument(
         "subject",
@@ -111,6 +110,20 @@ def parser() -> argparse.ArgumentParser:
         help="column of the reference answer, or keys joined with dots that lead to it",
     )
     rows.add_argument("--limit", type=positive, help="use only the first LIMIT prompts of each set (default: all)")
+    _add_sampling(found)
+    _add_engine(found)
+    found.add_argument(
+        "--output",
+        type=Path,
+        help="folder for the results (default: RUN/evaluations/step_N, or output/evaluations/NAME)",
+    )
+    found.add_argument(
+        "--dry-run", action="store_true", help="check the request and print the plan; read no rows, start nothing"
+    )
+    return found
+
+
+def _add_sampling(found: argparse.ArgumentParser) -> None:
     sampling = found.add_argument_group("sampling (the run's validation settings replace these defaults)")
     sampling.add_argument("--samples", type=positive, help="number of responses to each prompt (default: 1)")
     sampling.add_argument(
@@ -124,6 +137,9 @@ def parser() -> argparse.ArgumentParser:
         "--max-new-tokens", type=positive, help="largest number of tokens of a response (default: 1024)"
     )
     sampling.add_argument("--seed", type=int, help="seed of the sampling (default: 42)")
+
+
+def _add_engine(found: argparse.ArgumentParser) -> None:
     engine = found.add_argument_group("engine (the run's settings replace these defaults)")
     engine.add_argument(
         "--strategy", choices=("vllm", "hf_infer"), help="engine (default: vllm if it is installed, else hf_infer)"
@@ -136,15 +152,6 @@ def parser() -> argparse.ArgumentParser:
         choices=("bf16", "fp16", "fp32"),
         help="precision of weights (default: bf16 on a GPU, fp32 on the CPU)",
     )
-    found.add_argument(
-        "--output",
-        type=Path,
-        help="folder for the results (default: RUN/evaluations/step_N, or output/evaluations/NAME)",
-    )
-    found.add_argument(
-        "--dry-run", action="store_true", help="check the request and print the plan; read no rows, start nothing"
-    )
-    return found
 
 
 def positive(text: str) -> int:

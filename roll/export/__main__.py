@@ -17,17 +17,10 @@ from roll.errors import ConfigError, Fault, run_command
 
 FORMATS = ("hf", "peft", "merged", "fp32", "universal")
 HELP = (
-    "hf: all weights of a fully trained policy, in their training precision. peft: the adapter. merged: the base "
-    "model "
-    "with "
-    "the "
-    "adapter merged in. fp32: all weights in fp32, with the adapter, if any, merged in. universal: a checkpoint "
-    "that "
-    "any "
-    "number "
-    "of "
-    "ranks "
-    "can resume from. Default: peft for LoRA, else hf."
+    "hf: all weights of a fully trained policy, in their training precision. peft: the adapter. merged: the base model "
+    "with the "
+    "adapter merged in. fp32: all weights in fp32, with the adapter, if any, merged in. universal: a checkpoint that "
+    "any number of ranks can resume from. Default: peft for LoRA, else hf."
 )
 
 

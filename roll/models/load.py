@@ -103,8 +103,7 @@ def register_flash() -> str:
     except ImportError as error:
         problem = f"fa2, but the package flash-attn cannot be imported: {error}"
         remedy = (
-            "install a build of flash-attn for this version of torch, or use auto, which selects torch's own "
-            "packed "
+            "install a build of flash-attn for this version of torch, or use auto, which selects torch's own packed "
             "kernel"
         )
         raise ConfigError([Fault("model_args.attn_implementation", problem, remedy)]) from error
@@ -221,10 +220,8 @@ class PackedModel(nn.Module):
         """
         if self._longest is not None and inputs.max_length > self._longest:
             problem = (
-                f"sequences of {inputs.max_length} tokens exceed {self._longest}, the longest that this model "
-                f"supports "
-                f"when "
-                f"packed"
+                f"sequences of {inputs.max_length} tokens exceed {self._longest}, the longest that this model supports "
+                f"when packed"
             )
             raise ValueError(
                 f"{problem}, because its rotary embedding depends on the length: shorten prompt_length and "
@@ -309,8 +306,7 @@ def check_readable(path: str) -> None:
         if not files and not list(folder.glob("*.bin")):
             problem = f"the model '{path}' cannot be read: it holds no weights (*.safetensors)"
             remedy = (
-                f"give a folder with weights, or create random ones: python -m roll.models.initialise {path} "
-                f"OUT, "
+                f"give a folder with weights, or create random ones: python -m roll.models.initialise {path} OUT, "
                 f"and set pretrain=OUT"
             )
             raise DataError([Fault("pretrain", problem, remedy)])

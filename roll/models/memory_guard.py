@@ -225,8 +225,7 @@ def readable_memory_errors(rank: Rank, doing: str, *remedies: str) -> Iterator[N
 
     Raises:
         DeviceMemoryError: the device ran out of memory. The message has the role, the rank, the device, the requested
-            and the free memory,
-            and the remedies.
+            and the free memory, and the remedies.
     """
     try:
         yield

@@ -296,8 +296,7 @@ def join_cluster() -> None:
     address = os.environ["RAY_ADDRESS"]
     if "://" in address:
         remedy = (
-            "set it to the address of the head, such as HEAD:6379, or submit the run to the cluster with `ray "
-            "job "
+            "set it to the address of the head, such as HEAD:6379, or submit the run to the cluster with `ray job "
             "submit`"
         )
         raise ClusterUnavailable(
@@ -334,8 +333,7 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
     if not counts:
         on_cpu = (
             "to run on the CPU, leave device_mapping out of every role: ~actor_train.device_mapping "
-            "~actor_infer.device_mapping "
-            "..."
+            "~actor_infer.device_mapping ..."
         )
         where = "no node of the cluster" if os.environ.get("RAY_ADDRESS") else "this host"
         has = f"{where} has one that Ray sees" if where.startswith("no ") else f"Ray sees none on {where}"
@@ -344,10 +342,8 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
     if len(counts) < nodes or min(counts[:nodes]) < min(gpus, gpus_per_node):
         fault = Fault(
             "device_mapping",
-            f"asks for {gpus} GPUs on {nodes} node(s) of {gpus_per_node} each; the cluster's GPU nodes, by "
-            f"address, "
-            f"have "
-            f"{counts}",
+            f"asks for {gpus} GPUs on {nodes} node(s) of {gpus_per_node} each; the cluster's GPU nodes, by address, "
+            f"have {counts}",
             "map the roles to fewer devices, set num_gpus_per_node, or start Ray on more nodes and set RAY_ADDRESS",
         )
         raise ConfigError([fault])

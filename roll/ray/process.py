@@ -143,8 +143,7 @@ TORCH = re.compile(
 SHARE = "actor_infer.strategy_args.strategy_config.gpu_memory_utilization"
 LOWER = f"lower {SHARE}, leave time_sharing on, or end other processes on the device"
 RAISE = (
-    f"raise {SHARE} (on the CPU kv_cache_gib), or lower prompt_length, response_length, max_num_batched_tokens "
-    f"or "
+    f"raise {SHARE} (on the CPU kv_cache_gib), or lower prompt_length, response_length, max_num_batched_tokens or "
     f"max_num_seqs"
 )
 
@@ -166,8 +165,7 @@ def engine_shortage(devices: Sequence[int], text: str) -> str | None:
     if found := FULL.search(text):
         asked = f"it requested {found['asked']} GiB (gpu_memory_utilization {found['share']})"
         return (
-            f"too little memory on {where} to start: {asked}, and {found['free']} of {found['total']} GiB were "
-            f"free; "
+            f"too little memory on {where} to start: {asked}, and {found['free']} of {found['total']} GiB were free; "
             f"{LOWER}"
         )
     if found := SMALL_CACHE.search(text):
@@ -175,8 +173,7 @@ def engine_shortage(devices: Sequence[int], text: str) -> str | None:
         return f"too little memory on {where} to start: {asked}; {RAISE}"
     if NO_CACHE.search(text):
         return (
-            f"too little memory on {where} to start: the model used its whole share, and nothing was left for a "
-            f"KV "
+            f"too little memory on {where} to start: the model used its whole share, and nothing was left for a KV "
             f"cache; {RAISE}"
         )
     if found := TORCH.search(text):

@@ -133,8 +133,7 @@ def same_output(output: str, expected: str, tolerance: float | None) -> bool:
 
     Args:
         tolerance: None compares lines as text. A number compares words that are numbers by value: they may differ by
-            it, absolutely or
-            relative to the expected number. Integers must be equal.
+            it, absolutely or relative to the expected number. Integers must be equal.
     """
     printed, wanted = _lines(output), _lines(expected)
     if printed == wanted or tolerance is None or len(printed) != len(wanted):

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from roll.backend import Rank
 from roll.config.schema.roles import RewardConfig
-from roll.hosted.user_code_log import SLACK
+from roll.hosted.user_code_log import SLACK, keep_log_bounded
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import Replaced
 from roll.rewards.hosting.process import RewardProcess

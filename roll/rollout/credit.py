@@ -126,18 +126,8 @@ def train_batch(
         if credit.target_kl:
             kl_coef = adapted_coefficient(state.kl_coef, mean, credit.target_kl, len(step.rewards), credit.kl_horizon)
     running = state.rewards.joined(_clipped(step.rewards, credit.normalisation))
-    scores = Scores(
-        step.episodes,
-        step.rewards,
-        step.groups,
-        penalties,
-        step.lengths,
-        step.baselines,
-        running,
-        step.turns,
-        values,
-        step.domains,
-    )
+    sums = step.rewards, step.groups, penalties, step.lengths, step.baselines
+    scores = Scores(step.episodes, *sums, running, step.turns, values, step.domains)
     if step.turns is not None:
         metrics["response/turns_mean"] = len(step.turns.rewards) / len(step.rewards)
     estimated = advantages(credit.estimator, scores, credit.normalisation, credit.estimator_args)

@@ -27,8 +27,7 @@ class JudgedInTurn:
         """
         Args:
             judging: for each domain with a judge model on shared devices, a function that loads the model onto them.
-                Responses
-                of other domains are scored immediately.
+                Responses of other domains are scored immediately.
             generation: loads the engines back onto the devices.
         """
         self._generator, self._scorer, self._judging, self._generation = generator, scorer, judging, generation

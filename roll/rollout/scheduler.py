@@ -82,8 +82,7 @@ class StoredGroup:
         """
         if prompt.prompt_id != self.prompt_id:
             found = (
-                f"the checkpoint holds a group of prompt {self.prompt_id}, but prompt {prompt.prompt_id} was "
-                f"drawn "
+                f"the checkpoint holds a group of prompt {self.prompt_id}, but prompt {prompt.prompt_id} was drawn "
                 f"in its place"
             )
             raise CheckpointError(f"{found}; resume from another checkpoint")
@@ -332,12 +331,10 @@ class RolloutScheduler:
             seed: seed from which the seed of every prompt is derived; with None the engine chooses the seeds.
             window: number of groups from which `take` chooses, a multiple of `batch_size`; None means one batch.
             most_batches: limit of dynamic sampling: groups that `keep` rejects are replaced until this many batches are
-                drawn for
-                one step. None turns dynamic sampling off.
+                drawn for one step. None turns dynamic sampling off.
             keep: filter of dynamic sampling.
             finished: called with each group as soon as it is finished and scored, before a step takes it. It is not
-                called with a
-                group that will be replaced because one of its environments broke.
+                called with a group that will be replaced because one of its environments broke.
         """
         self._source, self._sampler = source, sampler
         self._batch_size = batch_size
@@ -378,8 +375,7 @@ class RolloutScheduler:
         missing = self._batch_size - len(kept)
         if missing:
             message = (
-                "dynamic_sampling kept %d of %d drawn groups, but a step has %d: it is filled up with the "
-                "oldest "
+                "dynamic_sampling kept %d of %d drawn groups, but a step has %d: it is filled up with the oldest "
                 "dropped groups"
             )
             LOG.warning(message, len(kept), len(kept) + len(dropped), self._batch_size)

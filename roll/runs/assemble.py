@@ -109,8 +109,8 @@ class Restarts:
 
         Raises:
             WorkerFailed: the failure, because a restart would not help. Its process raised an exception (such as bad
-                input or memory that
-                ran out), its role is not on the trainer's side, the same step failed before, or there were already
+                input or memory that ran out), its role is not on the trainer's side, the same step failed before, or
+                there were already
                     `most` restarts.
         """
         is_loss = isinstance(failure, WorkerDied | WorkerLate | WorkerAbandoned) and (
@@ -233,17 +233,12 @@ def _was_finished(config: Config, checkpointer: Checkpointer, steps: int, change
     if finished and any(one.is_of_experiment for one in changed):
         keys = ", ".join(one.key for one in changed if one.is_of_experiment)
         print(
-            f"{config.output_dir} has completed {reached} steps with other values of {keys}; raise max_steps to "
-            f"train "
-            f"with "
-            f"the "
-            f"new "
-            f"ones"
+            f"{config.output_dir} has completed {reached} steps with other values of {keys}; raise max_steps to train "
+            f"with the new ones"
         )
     elif finished and reached > steps:
         print(
-            f"{config.output_dir} has completed {reached} steps, more than max_steps, which is {steps}; nothing "
-            f"is "
+            f"{config.output_dir} has completed {reached} steps, more than max_steps, which is {steps}; nothing is "
             f"trained"
         )
     elif finished:

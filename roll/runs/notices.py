@@ -97,8 +97,7 @@ class ZeroAdvantages:
         settings = ", ".join(f"{key}: {getattr(config, key)}" for key in keys if getattr(config, key))
         rewards = f"mean {mean:g}, standard deviation {std:g}"
         return (
-            f"{estimator}, with {settings or 'its own formula alone'}, cancels the rewards ({rewards}): change "
-            f"them, "
+            f"{estimator}, with {settings or 'its own formula alone'}, cancels the rewards ({rewards}): change them, "
             f"or the estimator"
         )
 
@@ -110,9 +109,7 @@ class ZeroAdvantages:
                 f"num_return_sequences_in_group"
             )
         equal = (
-            f"{config.adv_estimator} compares the responses to a prompt, but all {size} got the same reward "
-            f"(mean "
-            f"of "
+            f"{config.adv_estimator} compares the responses to a prompt, but all {size} got the same reward (mean of "
             f"the step: {mean:g})"
         )
         filtered = f", and so did those of the {dropped:.0f} groups that the filter dropped" if dropped else ""

@@ -43,8 +43,8 @@ class JsonlTracker:
 
         Args:
             resumed_from: step of the checkpoint that the run resumes from. Records of later steps are removed, because
-                the run repeats
-                these steps. None begins new files; the files of an earlier run are kept as `<name>.previous`.
+                the run repeats these steps. None begins new files; the files of an earlier run are kept as
+                `<name>.previous`.
             groups_per_step: largest number of training groups to keep for each step.
             groups_per_set: largest number of groups to keep for each validation of a held-out set.
         """

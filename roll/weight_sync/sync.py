@@ -107,8 +107,7 @@ class DidNotCome(WeightSyncError):
 
     def __init__(self, late: Sequence[str], waiting: Sequence[str]) -> None:
         super().__init__(
-            f"{', '.join(late)} did not join a collective operation of the weight sync in which "
-            f"{', '.join(waiting)} "
+            f"{', '.join(late)} did not join a collective operation of the weight sync in which {', '.join(waiting)} "
             f"waited"
         )
         self.late = late

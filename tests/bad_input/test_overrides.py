@@ -162,8 +162,7 @@ STRATEGIES = [
         [
             "++reference.strategy_args={strategy_name: hf_infer, strategy_config: {zero_optimization: {stage: "
             "3}, "
-            "steps_per_print: "
-            "9}}"
+            "steps_per_print: 9}}"
         ],
         "reference.strategy_args.strategy_config",
         "settings of deepspeed_infer (zero_optimization, steps_per_print), but strategy_name is hf_infer",

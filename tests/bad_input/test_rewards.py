@@ -186,11 +186,8 @@ def right(prompt, response, row):
         (
             True,
             "1 fault in the configuration",
-            "rewards.math_rule.reward: 'own_rewards:right', called with an empty response to the first row of "
-            "its "
-            "domain, "
-            "fails: "
-            "KeyError: 'solution' ({}, line 3)",
+            "rewards.math_rule.reward: 'own_rewards:right', called with an empty response to the first row of its "
+            "domain, fails: KeyError: 'solution' ({}, line 3)",
         ),
     ],
 )

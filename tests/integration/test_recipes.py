@@ -64,8 +64,7 @@ def test_each_domain_learns_from_its_own_teacher(world: World) -> None:
         (world.folder / f"{'_'.join(domains)}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     keys = (
         "model_args: {model_name_or_path: %s, dtype: fp32}, strategy_args: {strategy_name: hf_infer}, "
-        "max_tokens_per_microbatch: "
-        "4096"
+        "max_tokens_per_microbatch: 4096"
     )
     teachers = {"arithmetic": keys % "warm/export", "words": keys % "output/tiny/model"}
     words = [

@@ -24,11 +24,8 @@ from roll.types import RewardResult
 SHOWN = 500
 """Largest number of characters of an input, an output or a test that the policy is shown."""
 INSTRUCTION = (
-    "Write a Python program in a fenced block (```python). It is run on {public} public test(s), and you are "
-    "shown "
-    "what "
-    "happens. "
-    "When it passes them, or after {left} attempt(s), hidden tests judge it."
+    "Write a Python program in a fenced block (```python). It is run on {public} public test(s), and you are shown "
+    "what happens. When it passes them, or after {left} attempt(s), hidden tests judge it."
 )
 NO_PROGRAM = "There is no Python program in your message. Write one in a fenced block (```python)."
 
@@ -63,12 +60,10 @@ class CodeRepl:
             max_steps: number of attempts.
             sandboxed: if false, programs run without isolation, with the files and the network of this machine.
             python: path of a Python interpreter whose packages programs may import. By default programs run with roll's
-                own interpreter
-                and may import only the standard library.
+                own interpreter and may import only the standard library.
             cpu_seconds: CPU time limit of each case.
             wall_seconds: wall-clock limit of all public cases together, and again of all hidden ones. `step_timeout`
-                must be more than
-                twice as long.
+                must be more than twice as long.
             memory_mib: limit of the program's address space.
             disk_mib: size of the program's /tmp.
             output_mib: limit of the output of each case.

@@ -88,9 +88,7 @@ class Hosted:
         named = Counter(tool["function"]["name"] for tool in schemas)
         if taken := [name for name, count in named.items() if count > 1]:
             raise BadReturn(
-                f"two tools are named '{min(taken)}'; names must be unique among the environment's tools, "
-                f"`tools` "
-                f"and "
+                f"two tools are named '{min(taken)}'; names must be unique among the environment's tools, `tools` and "
                 f"`mcp`"
             )
         return replace(observation, tools=schemas)

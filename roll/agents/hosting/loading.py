@@ -39,8 +39,7 @@ def loaded(
 
     Raises:
         ConfigError: a name is not found, a module cannot be imported, a tool is not valid, or the class does not accept
-            its
-            `environment_args`, lacks a method of an environment, or has an invalid `malformed_calls`.
+            its `environment_args`, lacks a method of an environment, or has an invalid `malformed_calls`.
     """
     place = f"environments.{domain}"
     make = _class(environment, place)
@@ -73,7 +72,7 @@ def _class(name: str, place: str) -> Any:
     module_name, _, class_name = name.partition(":")
     if not class_name and name not in known:
         raise ConfigError([Fault(key, f"no environment is named '{name}'", remedy)])
-    found = _imported(module_name if class_name else f"{__package__}.{name}", name, key, remedy)
+    found = _imported(module_name if class_name else f"roll.agents.environments.{name}", name, key, remedy)
     made = getattr(found, class_name, None) if class_name else ENVIRONMENTS.get(name)
     if not isinstance(made, type):
         raise ConfigError([Fault(key, f"no environment is named '{name}': {found.__name__} has no such class", remedy)])

@@ -34,8 +34,7 @@ def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
         yield from _bounds(query_filter, f"{place}.filter_args")
         if query_filter.type != "no_filter" and config.num_return_sequences_in_group == 1:
             problem = (
-                f"{query_filter.type}, but num_return_sequences_in_group is 1: a filter needs several rewards "
-                f"per "
+                f"{query_filter.type}, but num_return_sequences_in_group is 1: a filter needs several rewards per "
                 f"prompt"
             )
             yield Fault(place, problem, "set num_return_sequences_in_group to at least 2, or remove this block")
@@ -43,8 +42,7 @@ def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
         high = query_filter.filter_args.threshold_up if query_filter.type == "mean_filter" else None
         if config.adv_estimator.traits.divides_by_mean and high is not None and high <= 0:
             problem = (
-                f"{high:g}, but adv_estimator {config.adv_estimator} learns only if a group's mean is above 0: "
-                f"every "
+                f"{high:g}, but adv_estimator {config.adv_estimator} learns only if a group's mean is above 0: every "
                 f"advantage would be 0"
             )
             yield Fault(f"{place}.filter_args.threshold_up", problem, "raise it above 0, or change the estimator")
@@ -64,8 +62,7 @@ def _zero_means(query_filter: QueryFilterConfig, reward: RewardConfig, place: st
     largest = sum(abs(part.weight) for part in reward.parts.values())
     if query_filter.type == "std_filter" and bounds.std_threshold is not None and bounds.std_threshold >= largest > 0:
         problem = (
-            f"{bounds.std_threshold:g}, but {normalised}: no group's standard deviation would be above "
-            f"{largest:g}, "
+            f"{bounds.std_threshold:g}, but {normalised}: no group's standard deviation would be above {largest:g}, "
             f"the sum of weights"
         )
         yield Fault(
@@ -124,9 +121,7 @@ def _groups_of_one(config: RlvrConfig) -> Iterator[Fault]:
         others = _estimators(lambda traits: not traits.compares_groups)
         remedy = (
             f"set it to at least 2 (8 is usual), or use an adv_estimator without groups ({others}) and no "
-            f"normalisation "
-            f"by "
-            f"group"
+            f"normalisation by group"
         )
         yield Fault("num_return_sequences_in_group", problem, remedy)
     for key in ("dynamic_sampling", "difficulty_mask", "difficulty_loss_weight"):
@@ -150,8 +145,7 @@ def _steps_of_one(config: RlvrConfig) -> Iterator[Fault]:
     }
     for key in (key for key, holds in subtracts.items() if holds):
         problem = (
-            f"{getattr(config, key)}, but a step has a single response, compared with itself: every advantage "
-            f"would "
+            f"{getattr(config, key)}, but a step has a single response, compared with itself: every advantage would "
             f"be 0"
         )
         yield Fault(key, problem, "raise rollout_batch_size or num_return_sequences_in_group, or change this key")
@@ -161,8 +155,7 @@ def _best_of(config: RlvrConfig) -> Iterator[Fault]:
     samples = config.num_return_sequences_in_group
     if "pass_k" in config.adv_estimator.keys and 1 < samples < config.pass_k:
         problem = (
-            f"{config.pass_k}, but num_return_sequences_in_group is {samples}: a prompt has fewer than "
-            f"{config.pass_k} "
+            f"{config.pass_k}, but num_return_sequences_in_group is {samples}: a prompt has fewer than {config.pass_k} "
             f"samples"
         )
         remedy = (
@@ -315,9 +308,7 @@ def _shaping(config: RlvrConfig) -> Iterator[Fault]:
     generating = config.actor_infer.generating_args
     if config.max_len_mask and generating.ignore_eos and not generating.stop_strings:
         problem = (
-            "true, but with actor_infer.generating_args.ignore_eos every response is truncated and would be "
-            "left "
-            "out "
+            "true, but with actor_infer.generating_args.ignore_eos every response is truncated and would be left out "
             "of the loss"
         )
         yield Fault("max_len_mask", problem, "set one of the two to false")
@@ -372,8 +363,7 @@ def credit_warnings(config: RlvrConfig) -> Iterator[str]:
         )
     if traits.needs_values and not config.whiten_advantages:
         yield (
-            "whiten_advantages: false, but PPO is usually run with true, so that the step size is independent of "
-            "the "
+            "whiten_advantages: false, but PPO is usually run with true, so that the step size is independent of the "
             "scale of rewards"
         )
     if config.critic and "num_train_epochs" in config.critic.training_args.model_fields_set:

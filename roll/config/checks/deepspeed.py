@@ -97,9 +97,7 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
         yield Fault(f"{where}.offload_optimizer.device", problem, "use stage 1, 2 or 3, or remove offload_optimizer")
     if (zero.model_extra or {}).get("overlap_comm") is True and zero.stage < 2:
         problem = (
-            f"true, but on stage {zero.stage} gradients are reduced once per update, when there is no "
-            f"computation "
-            f"to "
+            f"true, but on stage {zero.stage} gradients are reduced once per update, when there is no computation to "
             f"overlap with"
         )
         yield Fault(f"{where}.overlap_comm", problem, "use stage 2 or 3, or remove this key")
@@ -112,8 +110,7 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
     if zero.offload_optimizer and zero.offload_optimizer.ratio not in (None, 1.0):
         ratio = zero.offload_optimizer.ratio
         problem = (
-            f"{ratio}, but DeepSpeed does not apply the learning rate schedule to the part of the optimizer "
-            f"that "
+            f"{ratio}, but DeepSpeed does not apply the learning rate schedule to the part of the optimizer that "
             f"stays on the GPU"
         )
         yield Fault(f"{where}.offload_optimizer.ratio", problem, "remove it")
@@ -167,10 +164,8 @@ def _plus_plus(settings: DeepSpeedConfig, where: str, role: RoleConfig) -> Itera
         yield Fault(f"{where}.zero_hpz_partition_size", problem, "use stage 3, or remove this key")
     elif count % size:
         problem = (
-            f"{size} ranks would share a second copy of the weights, but the role's {count} rank(s) are not a "
-            f"multiple "
-            f"of "
-            f"{size}"
+            f"{size} ranks would share a second copy of the weights, but the role's {count} rank(s) are not a multiple "
+            f"of {size}"
         )
         yield Fault(f"{where}.zero_hpz_partition_size", problem, "set it to the number of the role's ranks on one host")
 
@@ -185,8 +180,7 @@ def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: RoleCon
         elif key not in (ON_HOST, PARTITIONS):
             if value:
                 problem = (
-                    f"{value!r}, but torch recomputes the layers, so only {ON_HOST} and {PARTITIONS} have an "
-                    f"effect "
+                    f"{value!r}, but torch recomputes the layers, so only {ON_HOST} and {PARTITIONS} have an effect "
                     f"in this block"
                 )
                 yield Fault(f"{where}.{key}", problem, f"remove it; {wish} sets which layers are recomputed")

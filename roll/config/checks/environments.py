@@ -29,8 +29,7 @@ def environment_key_faults(config: RlvrConfig) -> Iterator[Fault]:
             yield Fault(f"{ENVIRONMENTS}{domain}", problem, f"add rewards.{domain}, which scores the policy's answers")
         if domain in config.rewards and config.rewards[domain].tag_included:
             problem = (
-                f"set, but the rows of '{domain}' go to {ENVIRONMENTS}{domain}; this reward is only added to "
-                f"the "
+                f"set, but the rows of '{domain}' go to {ENVIRONMENTS}{domain}; this reward is only added to the "
                 f"environment's"
             )
             yield Fault(f"rewards.{domain}.tag_included", problem, f"move it to {ENVIRONMENTS}{domain}.tag_included")
@@ -85,8 +84,7 @@ def _domain(where: str, section: EnvironmentConfig) -> Iterator[Fault]:
             )
         if server.call_timeout >= section.step_timeout:
             problem = (
-                f"{server.call_timeout:g} s is not below step_timeout, {section.step_timeout:g} s: a late call "
-                f"would "
+                f"{server.call_timeout:g} s is not below step_timeout, {section.step_timeout:g} s: a late call would "
                 f"end the episode"
             )
             yield Fault(f"{where}.mcp[{place}].call_timeout", problem, "lower it, or raise step_timeout")
@@ -138,8 +136,7 @@ def environment_warnings(config: RlvrConfig) -> Iterator[str]:
         steps = section.environment_args.get("max_steps", MOST_STEPS[environment]) if environment in MOST_STEPS else 0
         if isinstance(steps, int) and section.max_turns < steps:
             ends = (
-                f"episodes end after {section.max_turns} turns, but the environment promises the policy {steps} "
-                f"steps "
+                f"episodes end after {section.max_turns} turns, but the environment promises the policy {steps} steps "
                 f"(max_steps)"
             )
             yield (

@@ -302,9 +302,7 @@ def experiment_notes(config: Config) -> list[str]:
         return []
     if config.actor_train.model_args.lora_target and _is_start(config):
         return [
-            "reference: with LoRA, actor_train with its adapter off is the same policy; remove this block to "
-            "free "
-            "its "
+            "reference: with LoRA, actor_train with its adapter off is the same policy; remove this block to free its "
             "memory"
         ]
     return []

@@ -38,8 +38,7 @@ def _router_loss(name: str, role: LearnerConfig, shape: ModelShape | None) -> It
         yield Fault(where, problem, f"set {name}.model_args.dtype to bf16, or remove this key")
     if (size := sequence_parallel(role)) > 1:
         problem = (
-            f"{coefficient:g}, but sequence_parallel_size is {size}: each rank sees the routing of only a part "
-            f"of "
+            f"{coefficient:g}, but sequence_parallel_size is {size}: each rank sees the routing of only a part of "
             f"the tokens"
         )
         yield Fault(where, problem, "set only one of the two")
@@ -49,9 +48,7 @@ def _dropout(name: str, role: LearnerConfig, shape: ModelShape | None) -> Iterat
     given = role.model_args
     if shape and shape.experts and given.lora_target == "all-linear" and given.lora_dropout:
         problem = (
-            f"{given.lora_dropout:g}, but lora_target all-linear adapts fused experts and routers, where PEFT "
-            f"has "
-            f"no "
+            f"{given.lora_dropout:g}, but lora_target all-linear adapts fused experts and routers, where PEFT has no "
             f"dropout"
         )
         yield Fault(

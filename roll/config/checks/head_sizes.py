@@ -28,8 +28,7 @@ def head_size_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterat
             continue
         sizes = ", ".join(map(str, CPU_HEADS))
         problem = (
-            f"vllm, but its attention on the CPU has no kernel for heads of size {shape.head_dim}; it has them "
-            f"for "
+            f"vllm, but its attention on the CPU has no kernel for heads of size {shape.head_dim}; it has them for "
             f"{sizes}"
         )
         yield Fault(

@@ -27,8 +27,7 @@ def hybrid_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[
         if engine.enable_prefix_caching:
             where = f"{name}.strategy_args.strategy_config.enable_prefix_caching"
             problem = (
-                "true, but vLLM caches prefixes of a hybrid model only with chunked prefill, which it does not "
-                "do on "
+                "true, but vLLM caches prefixes of a hybrid model only with chunked prefill, which it does not do on "
                 "the CPU"
             )
             yield Fault(where, problem, "set it to false")

@@ -155,9 +155,7 @@ def _on_policy(config: RlvrConfig) -> Iterator[Fault]:
     updates = plan_batch(config).updates
     if updates > 1:
         problem = (
-            f"'on_policy', but a step makes {updates} updates: after the first, the policy is no longer the "
-            f"one "
-            f"that "
+            f"'on_policy', but a step makes {updates} updates: after the first, the policy is no longer the one that "
             f"sampled"
         )
         yield Fault("behaviour_log_probs", problem, "set it to trainer or engine, or make one update per step")
@@ -177,8 +175,7 @@ def _off_policy_mask(config: RlvrConfig) -> Iterator[Fault]:
     if threshold is None or keeps_engine_log_probs(config) or (source == "trainer" and plan_batch(config).updates > 1):
         return
     problem = (
-        f"{threshold:g}, but behaviour_log_probs is {source}: the behaviour policy equals the current policy "
-        f"in "
+        f"{threshold:g}, but behaviour_log_probs is {source}: the behaviour policy equals the current policy in "
         f"every update"
     )
     yield Fault(
@@ -237,8 +234,7 @@ def _sampling(config: RlvrConfig) -> Iterator[Fault]:
         )
         problem = (
             f"with {keys_text(given)} the engine samples from a modified distribution, but {reader} needs the "
-            f"trainer's "
-            f"full distribution"
+            f"trainer's full distribution"
         )
         *keys, last = [f"{key}={value}" for key, value in WHOLE.items()]
         remedy = f"sample with {', '.join(keys)} and {last}, or set behaviour_log_probs=trainer without a correction"
@@ -251,15 +247,10 @@ def loss_warnings(config: RlvrConfig) -> Iterator[str]:
     if given:
         extra = "" if config.behaviour_log_probs else ", so behaviour_log_probs is trainer"
         yield (
-            f"actor_infer.generating_args: with {keys_text(given)} responses are sampled from a modified "
-            f"distribution, "
-            f"but "
-            f"the "
-            f"trainer treats "
+            f"actor_infer.generating_args: with {keys_text(given)} responses are sampled from a modified distribution, "
+            f"but the trainer treats "
             f"them as samples from the full one{extra} (docs/algorithms.md); set top_p=1, top_k=-1 and "
-            f"repetition_penalty=1 "
-            f"to "
-            f"avoid this"
+            f"repetition_penalty=1 to avoid this"
         )
     yield from _kl_gradient(config)
     if "pg_clip" in config.model_fields_set and config.pg_clip_low and config.pg_clip_high:
@@ -271,11 +262,8 @@ def loss_warnings(config: RlvrConfig) -> Iterator[str]:
     updates = plan_batch(config).updates
     if traits.ratio is None and updates > 1:
         yield (
-            f"policy_loss: {loss} uses no ratio, but only the first of a step's {updates} updates trains the "
-            f"policy "
-            f"that "
-            f"sampled; "
-            "use ppo, which corrects for the difference"
+            f"policy_loss: {loss} uses no ratio, but only the first of a step's {updates} updates trains the policy "
+            f"that sampled; use ppo, which corrects for the difference"
         )
     if traits.acts_on_change and updates == 1 and not config.async_generation_ratio:
         yield f"policy_loss: {loss} penalises changes of the policy, but with one update per step there are none yet"
@@ -299,7 +287,6 @@ def _kl_gradient(config: RlvrConfig) -> Iterator[str]:
             yield f"kl_loss_type: as a loss, k3 has the gradient of KL(reference || policy), {error}; {remedy}"
     if config.kl_loss_importance is False and weighs_kl(config.model_copy(update={"kl_loss_importance": None})):
         yield (
-            "kl_loss_importance: false, but the policy that sampled differs from the trained one, so the gradient "
-            "of "
+            "kl_loss_importance: false, but the policy that sampled differs from the trained one, so the gradient of "
             "the KL is biased"
         )

@@ -179,9 +179,6 @@ def _turns(config: RlvrConfig) -> Iterator[Fault]:
         yield Fault(
             f"{name}.device_mapping",
             f"{problem}, but {' and '.join(reasons)}",
-            "give it devices of its own, set time_sharing=false so that all roles stay on the devices, or make "
-            "the "
-            "run "
-            "synchronous "
-            "without dynamic_sampling",
+            "give it devices of its own, set time_sharing=false so that all roles stay on the devices, or make the run "
+            "synchronous without dynamic_sampling",
         )

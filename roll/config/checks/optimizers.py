@@ -122,8 +122,7 @@ def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
     if isinstance(least, int | float) and key in SCHEDULES[kind]:
         if arguments.lora_learning_rate is not None and key == "min_lr":
             problem = (
-                f"{least:g}, but there is also a lora_learning_rate of {arguments.lora_learning_rate:g}, to "
-                f"which "
+                f"{least:g}, but there is also a lora_learning_rate of {arguments.lora_learning_rate:g}, to which "
                 f"this bound does not apply"
             )
             yield Fault(

@@ -37,8 +37,7 @@ def _faults(name: str, role: RoleConfig, shape: ModelShape | None) -> Iterator[F
     yield from uneven_replicas(where, name, role, size)
     if shape and shape.delta and size > 1:
         problem = (
-            f"{size}, but {shape.delta.layers} of the model's {shape.num_hidden_layers} layers pass states "
-            f"from "
+            f"{size}, but {shape.delta.layers} of the model's {shape.num_hidden_layers} layers pass states from "
             f"token to token"
         )
         remedy = "remove it; to save memory, lower max_tokens_per_microbatch, or set gradient_checkpointing to all"

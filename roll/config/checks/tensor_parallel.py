@@ -59,8 +59,7 @@ def uneven(shape: ModelShape | None, size: int) -> str | None:
         return None
     if shape.delta:
         return (
-            f"{shape.delta.layers} of the model's {shape.num_hidden_layers} layers use the delta rule, which "
-            f"AutoTP "
+            f"{shape.delta.layers} of the model's {shape.num_hidden_layers} layers use the delta rule, which AutoTP "
             f"cannot split"
         )
     if shape.num_key_value_heads % size or shape.num_attention_heads % size:
@@ -100,16 +99,14 @@ def _combined(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig
     if role.model_args.lora_target:
         problem = f"{size}, but AutoTP replaces adapted layers by its own, so the adapters are lost"
         remedy = (
-            f"remove it, or remove {name}.model_args.lora_target; if the model is too large for one rank, train "
-            f"LoRA "
+            f"remove it, or remove {name}.model_args.lora_target; if the model is too large for one rank, train LoRA "
             f"with ZeRO-3"
         )
         yield Fault(where, problem, remedy)
     if sequence_parallel(role) > 1:
         problem = (
             f"{size}, but sequence_parallel_size is {sequence_parallel(role)}, and both would use the same "
-            f"neighbouring "
-            f"ranks"
+            f"neighbouring ranks"
         )
         yield Fault(where, problem, "set only one of the two")
     yield from uneven_replicas(where, name, role, size)

@@ -126,9 +126,7 @@ def _update_faults(name: str, role: LearnerConfig, config: RlvrConfig) -> list[F
         remedy = f"for one update per step, set it to {step // one_pass}; for more, to a divisor of that"
     else:
         remedy = (
-            f"make rollout_batch_size x num_return_sequences_in_group a multiple of {one_pass} (batch per "
-            f"device "
-            f"x "
+            f"make rollout_batch_size x num_return_sequences_in_group a multiple of {one_pass} (batch per device x "
             f"replicas)"
         )
     return [Fault(where, problem, f"{remedy}; or use updates_per_step instead")]
@@ -149,8 +147,7 @@ def _undivided(config: RlvrConfig) -> list[Fault]:
 def _sequences(config: RlvrConfig) -> str:
     return (
         f"{sequences_per_step(config)} sequences a step (rollout_batch_size {config.rollout_batch_size} x "
-        f"num_return_sequences_in_group "
-        f"{config.num_return_sequences_in_group})"
+        f"num_return_sequences_in_group {config.num_return_sequences_in_group})"
     )
 
 
@@ -164,10 +161,8 @@ def batch_warnings(config: Config) -> Iterator[str]:
         update, where = sequences_per_update(config, role), f"{name}.training_args"
         if accumulates(role) and (updates := sequences_per_step(config) // update) > MANY_UPDATES:
             yield (
-                f"{where}: per_device_train_batch_size x gradient_accumulation_steps x replicas = {update} "
-                f"sequences "
-                f"make "
-                f"{updates} "
+                f"{where}: per_device_train_batch_size x gradient_accumulation_steps x replicas = {update} sequences "
+                f"make {updates} "
                 "updates of each step, the last ones far off policy; remove both keys for one update a step "
                 "(updates_per_step)"
             )
@@ -176,11 +171,8 @@ def batch_warnings(config: Config) -> Iterator[str]:
             yield (
                 f"{where}.per_device_train_batch_size: has no effect without gradient_accumulation_steps: with "
                 f"updates_per_step "
-                f"{config.updates_per_step}, an update has {update} sequences, and max_tokens_per_microbatch "
-                f"bounds "
-                f"memory; "
-                f"remove "
-                f"it"
+                f"{config.updates_per_step}, an update has {update} sequences, and max_tokens_per_microbatch bounds "
+                f"memory; remove it"
             )
 
 
@@ -200,9 +192,7 @@ def _engine_faults(config: Config) -> list[Fault]:
             faults.append(Fault(f"{where}.max_model_len", problem, f"give at least {longest}, or remove the key"))
         if engine.max_num_batched_tokens < engine.max_num_seqs:
             problem = (
-                f"{engine.max_num_batched_tokens} is less than max_num_seqs {engine.max_num_seqs}; a step "
-                f"needs "
-                f"a "
+                f"{engine.max_num_batched_tokens} is less than max_num_seqs {engine.max_num_seqs}; a step needs a "
                 f"token per sequence"
             )
             faults.append(

@@ -271,9 +271,7 @@ def uneven_heads(heads: int, key_value_heads: int, ranks: int) -> str | None:
     if key_value_heads % ranks and ranks % key_value_heads:
         return (
             f"the model's {key_value_heads} key-value heads can be neither split evenly over {ranks} ranks nor "
-            f"replicated "
-            f"on "
-            f"them"
+            f"replicated on them"
         )
     return None
 

@@ -255,8 +255,7 @@ def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
         if len(nodes) > 1:
             problem = f"the engine on devices {_listed(engine_devices)} is spread over nodes {_listed(nodes)}"
             remedy = (
-                f"order the devices so that each group of {width} is on one node ({config.num_gpus_per_node} "
-                f"devices "
+                f"order the devices so that each group of {width} is on one node ({config.num_gpus_per_node} devices "
                 f"per node)"
             )
             faults.append(Fault(where, problem, remedy))
@@ -273,8 +272,7 @@ def _sharing_faults(config: RlvrConfig) -> list[Fault]:
     if stopped_for and not vllm_config(config.actor_infer):
         others, strategy = " and ".join(stopped_for), config.actor_infer.strategy_args.strategy_name
         problem = (
-            f"{others} share devices with actor_infer, whose strategy {strategy} cannot pause in the middle of "
-            f"a "
+            f"{others} share devices with actor_infer, whose strategy {strategy} cannot pause in the middle of a "
             f"response"
         )
         remedy = "use the strategy vllm, give the roles separate devices, or set async_generation_ratio=0"
@@ -295,9 +293,7 @@ def _kv_cache_faults(config: RlvrConfig) -> list[Fault]:
         ]
     if wish == "keep" and _drops_kv_cache(config):
         problem = (
-            f"keep, but actor_infer leaves its devices to {' and '.join(sorted(interrupting(config)))}, and "
-            f"its "
-            f"KV "
+            f"keep, but actor_infer leaves its devices to {' and '.join(sorted(interrupting(config)))}, and its KV "
             f"cache is lost"
         )
         return [Fault(where, problem, "remove it, or set time_sharing=false so that all roles stay on their devices")]
@@ -322,12 +318,8 @@ def sync_faults(config: RlvrConfig) -> list[Fault]:
     return [
         Fault(
             "actor_infer.device_mapping",
-            f"the engine on devices {_listed(each)} shares {_listed(sorted(train & set(each)))} with "
-            f"actor_train, "
-            f"but "
-            f"not "
-            f"the "
-            f"others",
+            f"the engine on devices {_listed(each)} shares {_listed(sorted(train & set(each)))} with actor_train, but "
+            f"not the others",
             "give each engine only devices of actor_train, or none of them",
         )
         for each in astride
@@ -384,10 +376,8 @@ def _apart(name: str, role: RoleConfig, per_node: int) -> Iterator[str]:
         replica = devices[start : start + size]
         if len({device // per_node for device in replica}) > 1:
             yield (
-                f"{name}.device_mapping: devices {_listed(replica)} are one replica on several nodes; they "
-                f"communicate "
-                f"a "
-                f"lot"
+                f"{name}.device_mapping: devices {_listed(replica)} are one replica on several nodes; they communicate "
+                f"a lot"
             )
 
 

@@ -117,8 +117,7 @@ def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) 
     Args:
         argv: The words after the program's name.
         check: Called with the composed configuration and the root keys that only `${...}` uses: the names of presets,
-            and the names
-            of ROLL's variables that the command line does not set. It must not run the job.
+            and the names of ROLL's variables that the command line does not set. It must not run the job.
 
     Raises:
         ConfigError: the name or an override is wrong, or Hydra cannot compose the configuration.

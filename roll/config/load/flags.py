@@ -42,20 +42,14 @@ PLUGINS = {
         "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
         "the jobs of a sweep run one after the other on the same devices, once all of them are checked",
         "remove it; to run jobs in parallel, start one command for each, with its own output_dir "
-        "(examples/slurm/rlvr.sbatch "
-        "is an "
-        "example for Slurm)",
+        "(examples/slurm/rlvr.sbatch is an example for Slurm)",
     ),
     "sweeper": (
         "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
-        "all jobs of a sweep are checked before the first one starts, so a sweeper cannot choose a job by the "
-        "result "
-        "of "
-        "another",
-        "remove it, and list the values: --multirun KEY=A,B; for a search, start one command for each trial and "
-        "read "
-        "metrics.jsonl "
-        "in its output_dir",
+        "all jobs of a sweep are checked before the first one starts, so a sweeper cannot choose a job by the result "
+        "of another",
+        "remove it, and list the values: --multirun KEY=A,B; for a search, start one command for each trial and read "
+        "metrics.jsonl in its output_dir",
     ),
 }
 """By kind of Hydra plugin: the only one that works, the reason why others do not, and the remedy."""

@@ -254,8 +254,7 @@ def _run_folder(config: Config, found: DiskFacts) -> None:
         )
     elif kind := _kernel_folder(nearest):
         problem = (
-            f"'{config.output_dir}' cannot be created: {nearest} is a file system of the kernel ({kind}), "
-            f"which "
+            f"'{config.output_dir}' cannot be created: {nearest} is a file system of the kernel ({kind}), which "
             f"stores no files"
         )
         found.faults.append(Fault("output_dir", problem, "use another folder"))

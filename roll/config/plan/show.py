@@ -244,8 +244,7 @@ def _generation(config: RlvrConfig) -> str:
         return ahead
     limit = age_limit(ratio, batches)
     return (
-        f"{ahead}; a step trains on the first groups to finish in a window of {batches} batches; none is older "
-        f"than "
+        f"{ahead}; a step trains on the first groups to finish in a window of {batches} batches; none is older than "
         f"{limit} steps"
     )
 

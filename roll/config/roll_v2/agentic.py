@@ -20,12 +20,10 @@ AGENTIC: Mapping[str, str] = {
     f"{DEFINITIONS}.<tag>": "read as `environments.<tag>` if a manager names it; `env_config` and the templates as "
     "`environment_args`",
     f"{DEFINITIONS}.<tag>.env_type": "read as `environment`; only `frozen_lake` and `sokoban` exist here, any other "
-    "needs "
-    "your own `environments.<tag>.environment`",
+    "needs your own `environments.<tag>.environment`",
     f"{DEFINITIONS}.<tag>.env_manager_cls": "ignored if it is `TrajEnvManager`; any other is refused",
     "train_env_manager.tags, num_groups_partition": "read as `environments.<tag>.rows`: the tag's number of groups "
-    "times "
-    "`max_steps`",
+    "times `max_steps`",
     "train_env_manager.group_size": "read as `num_return_sequences_in_group`",
     "train_env_manager.max_env_num_per_worker": "read as `environments.<tag>.sessions_per_process`",
     "rollout_batch_size": "with `train_env_manager`, the number of episodes in ROLL and of groups here: divided by "
@@ -36,17 +34,9 @@ AGENTIC: Mapping[str, str] = {
     f"{DEFINITIONS}.<tag>.max_tokens_per_step": "the largest one is read as `response_length`",
     f"{DEFINITIONS}.<tag>.max_steps": "read as `max_turns`",
     NORM: "read as `adv_estimator`, `norm_mean_type` and `norm_std_type`; without it, `grpo` is `reinforce`; "
-    "`asym_clip` "
-    "is "
-    "read "
-    "as "
-    "`mean_std`, as in ROLL",
+    "`asym_clip` is read as `mean_std`, as in ROLL",
     "train_env_manager.group_filter_cls, val_env_manager.group_filter_cls": "refused, unless it is ROLL's "
-    "`GroupFilter`, "
-    "which "
-    "keeps "
-    "every "
-    "group; use `dynamic_sampling`",
+    "`GroupFilter`, which keeps every group; use `dynamic_sampling`",
     "actor_infer.generating_args": "with managers, the sampling of training and validation; it replaces that of the "
     "managers",
     f"{DEFINITIONS}.<tag>.env_config.format_penalty": "0 if not set; for `sokoban`, the penalty of a step, -0.1, is "
@@ -82,10 +72,7 @@ UNMANAGED = {
     "format_penalty": "ROLL itself never reads it here; use env_config.format_penalty of the tag",
     "max_traj_per_env": "a group starts as soon as there is room; remove the key",
     "group_size_redundancy": "ROLL starts so many more episodes of a group and takes those that finish first; here a "
-    "group "
-    "waits "
-    "for "
-    "all",
+    "group waits for all",
     **dict.fromkeys(
         (
             "model_args",
@@ -272,8 +259,7 @@ class Agentic:
         if paid != own.get("format_penalty"):
             said = (
                 f"{printable(own.get('format_penalty'))} is read as environment_args.format_penalty={paid:g}, which "
-                f"ROLL "
-                f"pays in all"
+                f"ROLL pays in all"
             )
             self.warnings.append(f"{where}.env_config.format_penalty: {said}; use that instead")
         return {**own, "format_penalty": paid}
@@ -351,9 +337,7 @@ class Agentic:
             if val:
                 self.warnings.append(
                     f"val_env_manager: {printable(dict(val))} is ignored; no tag has a group of tasks; add tags, or "
-                    f"remove "
-                    f"the "
-                    f"block"
+                    f"remove the block"
                 )
             return
         block = self._values.setdefault("validation", {})
@@ -388,8 +372,7 @@ class Agentic:
         for name, manager in zip(MANAGERS, (train, val), strict=True):
             if common and manager.get("generating_args") not in (None, common):
                 self.warnings.append(
-                    f"{name}.generating_args: ignored, because actor_infer.generating_args replaces it in ROLL; "
-                    f"remove "
+                    f"{name}.generating_args: ignored, because actor_infer.generating_args replaces it in ROLL; remove "
                     f"it"
                 )
         if learnt := self._sampled("actor_infer" if common else MANAGERS[0], common or train.get("generating_args")):
@@ -414,10 +397,8 @@ class Agentic:
         read, turn = dict(given), self._values.get("response_length")
         if (samples := read.pop("num_return_sequences", None)) is not None:
             self._once(
-                f"{name}.generating_args.num_return_sequences: {printable(samples)} is ignored; use group_size; "
-                f"remove "
-                f"the "
-                f"key"
+                f"{name}.generating_args.num_return_sequences: {printable(samples)} is ignored; use group_size; remove "
+                f"the key"
             )
         most = read.get("max_new_tokens")
         if isinstance(most, int) and isinstance(turn, int) and most > turn:
@@ -523,11 +504,7 @@ class Agentic:
             del learner["data_args"]
             self.warnings.append(
                 f"actor_train.data_args: {printable(rows)} is ignored; it names no file, and the tokenizer's own "
-                f"template "
-                f"is "
-                f"used; "
-                f"remove "
-                f"it"
+                f"template is used; remove it"
             )
 
 

@@ -73,8 +73,7 @@ def settle_defaults(done: Translation) -> None:
             f"{'.'.join(place)} {value} (here {_ours(done.values, place)})" for place, value in missing.items()
         )
         text = (
-            f"{SWITCH}: false, so keys that are not set have roll's defaults, but ROLL's defaults differ: "
-            f"{listed}; "
+            f"{SWITCH}: false, so keys that are not set have roll's defaults, but ROLL's defaults differ: {listed}; "
             f"set these keys"
         )
         done.warnings.append(f"{text}, or set {SWITCH}: true to use ROLL's defaults")

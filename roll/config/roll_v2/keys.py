@@ -126,8 +126,7 @@ IGNORED = {
     "actor_infer.generating_args.length_penalty": SAMPLED,
     "actor_infer.generating_args.logprobs": "use behaviour_log_probs",
     "actor_infer.strategy_args.strategy_config.sleep_level": "engines that share GPUs take turns with other roles; "
-    "use "
-    "time_sharing",
+    "use time_sharing",
     "actor_infer.strategy_args.strategy_config.VLLM_USE_V1": "vLLM has one engine; remove the key",
     "actor_train.max_tokens_per_microbatch_in_infer": "max_tokens_per_microbatch applies to both training and "
     "log-probs",
@@ -155,9 +154,7 @@ IGNORED = {
     "<role>.offload_nccl": "NCCL buffers are never offloaded; remove the key",
     "<role>.model_args.model_type": "the model's config.json specifies its type; remove the key",
     "<role>.model_args.gradient_checkpointing_use_reentrant": "roll chooses the implementation of recomputation; "
-    "remove "
-    "the "
-    "key",
+    "remove the key",
     "<role>.model_args.num_labels": "a value head or score head always has one output; remove the key",
     "<role>.model_args.device_map": "each rank has its own device; remove the key",
     "<role>.training_args.save_hf_model": "a run exports its model at the end; see save_at_end",
@@ -172,8 +169,7 @@ IGNORED = {
 """Keys that do not affect the result of training, with replacements, by key path."""
 
 LOGIN = (
-    "log in before the run (`wandb login`, `swanlab login`), or set the key in an environment variable, so that "
-    "no "
+    "log in before the run (`wandb login`, `swanlab login`), or set the key in an environment variable, so that no "
     "file contains it"
 )
 ON_POLICY = "for on-policy distillation use pipeline: rlvr with a teacher; see docs/post_training.md"
@@ -210,12 +206,9 @@ REFUSED = {
     "<role>.ratio_type": "use policy_loss",
     "<role>.router_replay": "training computes the routing of experts again",
     "<role>.model_args.adapter_name_or_path": "merge the adapter into the model, and set model_name_or_path to the "
-    "merged "
-    "model's "
-    "folder",
+    "merged model's folder",
     "<role>.model_args.additional_target": "list every module in lora_target; with an adapter, no module is trained "
-    "as "
-    "a whole",
+    "as a whole",
     "<role>.model_args.moe_aux_loss_coef": "use training_args.router_aux_loss_coef for the loss of the routers",
     "<role>.model_args.model_config_kwargs": "change the model's config.json",
     "<role>.model_args.freeze_module_prefix": "use lora_target to train a part of the model",

@@ -49,8 +49,7 @@ def _by_domain(done: Translation) -> None:
     if values.get("whiten_advantages") is True:
         values["whiten_advantages"] = "domain"
         done.warnings.append(
-            "whiten_advantages: true is read as domain, because ROLL whitens each reward domain separately; use "
-            "that "
+            "whiten_advantages: true is read as domain, because ROLL whitens each reward domain separately; use that "
             "instead"
         )
 
@@ -84,17 +83,13 @@ def _late_clip(done: Translation) -> None:
         if scopes or estimator == "grpo" or values.get("add_token_level_kl"):
             values["reward_clip_on"] = "normalised"
             said = (
-                "clips rewards after their normalisation and the KL penalty in ROLL, so reward_clip_on is "
-                "normalised; "
-                "set "
-                "it "
-                "explicitly"
+                "clips rewards after their normalisation and the KL penalty in ROLL, so reward_clip_on is normalised; "
+                "set it explicitly"
             )
             done.warnings.append(f"reward_clip: {clip} {said}")
     else:
         text = (
-            f"reward_clip: {clip} clips the raw rewards here, but in ROLL the rewards that adv_estimator "
-            f"{estimator} "
+            f"reward_clip: {clip} clips the raw rewards here, but in ROLL the rewards that adv_estimator {estimator} "
             f"normalised"
         )
         done.warnings.append(f"{text}; adapt the value")
@@ -108,8 +103,7 @@ def _clip_range(done: Translation) -> None:
         if key in done.values:
             value = done.values.pop(key)
             said = (
-                f"{printable(value)} is ignored, because ROLL reads it only with {IS_RANGE}: true; add that, or "
-                f"remove "
+                f"{printable(value)} is ignored, because ROLL reads it only with {IS_RANGE}: true; add that, or remove "
                 f"the key"
             )
             done.warnings.append(f"{key}: {said}")
@@ -136,8 +130,7 @@ def _updates_of_megatron(values: dict[str, Any]) -> Iterator[str]:
             rows = [arguments.get("per_device_train_batch_size", 8), accumulated, devices // shared]
             if all(isinstance(number, int) for number in rows):
                 text = (
-                    f"{accumulated} makes updates of {prod(rows)} sequences in ROLL, where {shared} GPUs share "
-                    f"one "
+                    f"{accumulated} makes updates of {prod(rows)} sequences in ROLL, where {shared} GPUs share one "
                     f"replica"
                 )
                 text = f"{text}; with DeepSpeed they would have {prod(rows[:2]) * devices}"
@@ -200,25 +193,19 @@ def _differences(values: dict[str, Any], agentic: bool) -> Iterator[str]:
         )
         yield (
             f"norm_std_type: group without norm_mean_type: group leaves rewards of a group that are all equal "
-            f"undivided "
-            f"here; "
-            f"{rolls}"
+            f"undivided here; {rolls}"
         )
     if not agentic:
         yield (
-            f"prompt_length: prompts of at most {SHORTEST_PROMPT} tokens are trained on here; ROLL drops them; "
-            f"remove "
-            f"such "
-            f"rows"
+            f"prompt_length: prompts of at most {SHORTEST_PROMPT} tokens are trained on here; ROLL drops them; remove "
+            f"such rows"
         )
     if values.get("max_len_mask"):
         text = "true leaves out truncated responses here, but in ROLL also those that end exactly at response_length"
         yield f"max_len_mask: {text}; raise response_length by 1 if that matters"
     if values.get("error_max_len_clip"):
         text = (
-            "true leaves out long responses with a score of at most 0; ROLL also leaves out every score other "
-            "than "
-            "0 "
+            "true leaves out long responses with a score of at most 0; ROLL also leaves out every score other than 0 "
             "and 1"
         )
         yield f"error_max_len_clip: {text}; use rewards that score 0 or 1"

@@ -36,8 +36,7 @@ PROMPTS = {"Qwen2.5-7B-Instruct-RLVR-prompt": "same_answer"}
 """Shipped templates by ROLL's `judge_prompt`."""
 KEY = (
     "export it in an environment variable of the shell that starts the run, and set judge_api_key_env to the "
-    "variable's "
-    "name"
+    "variable's name"
 )
 
 Translated = Callable[[dict[str, Any]], tuple[dict[str, Any], list[str], list[Fault]]]

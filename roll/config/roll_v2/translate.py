@@ -314,12 +314,7 @@ def _worker_classes(done: Translation) -> None:
             variant = block.pop("pg_variant")
             done.warnings.append(
                 f"actor_train.pg_variant: {printable(variant)} is ignored; ROLL reads it only with an ActorPGWorker, "
-                f"so "
-                f"the "
-                f"loss "
-                f"is "
-                f"PPO's; "
-                "set policy_loss"
+                f"so the loss is PPO's; set policy_loss"
             )
         if role == "actor_train" and given in BY_VARIANT:
             block.setdefault("pg_variant", "vanilla")
@@ -414,17 +409,14 @@ def _rewards(done: Translation) -> None:
         name = REWARD_CLASSES.get(class_name) if module.startswith(ROLLS_REWARDS) else None
         if "reward" in block:
             done.warnings.append(
-                f"{dotted(place)}: {printable(class_path)} is ignored; the key `reward` chooses the reward function "
-                f"of "
-                f"this "
-                f"domain"
+                f"{dotted(place)}: {printable(class_path)} is ignored; the key `reward` chooses the reward function of "
+                f"this domain"
             )
         elif name:
             if name == INSTRUCTIONS and "parts" not in block and "reward_args" not in block:
                 block["parts"] = {INSTRUCTIONS: {}, REPETITION: {}}
                 said = (
-                    f"read as the parts {INSTRUCTIONS} and {REPETITION}, which ROLL adds to each verdict; use "
-                    f"parts "
+                    f"read as the parts {INSTRUCTIONS} and {REPETITION}, which ROLL adds to each verdict; use parts "
                     f"instead"
                 )
                 done.warnings.append(f"{dotted(place)}: {said}")

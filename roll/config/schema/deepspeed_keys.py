@@ -12,13 +12,11 @@ from roll.errors import Fault
 from roll.registry import nearest
 
 STAGES = (
-    "DeepSpeed reads it only for a PipelineModule (a list of layers); for a transformers model it ignores it "
-    "and "
+    "DeepSpeed reads it only for a PipelineModule (a list of layers); for a transformers model it ignores it and "
     "trains without stages"
 )
 EXPERTS = (
-    "DeepSpeed's AutoEP finds no experts in models as roll loads them: it ignores the block, and every rank "
-    "keeps "
+    "DeepSpeed's AutoEP finds no experts in models as roll loads them: it ignores the block, and every rank keeps "
     "all experts"
 )
 OTHER_PROGRAM = "it is a key of Accelerate, which roll does not use"

@@ -82,9 +82,7 @@ class TensorParallelConfig(StrictConfig):
     autotp_size: NonNegativeInt = Field(
         le=MOST_RANKS,
         description="`deepspeed_train`: number of consecutive ranks that form a replica and shard the model's linear "
-        "layers; "
-        "0 and 1 "
-        "shard nothing. See docs/deepspeed.md for its requirements.",
+        "layers; 0 and 1 shard nothing. See docs/deepspeed.md for its requirements.",
     )
     tp_overlap_comm: bool = Field(
         False, description="Overlap the all-reduce of gradients over the replica with the backward pass."
@@ -128,9 +126,7 @@ class DeepSpeedConfig(StrictConfig):
     activation_checkpointing: dict[str, Any] | None = Field(
         None,
         description="DeepSpeed's block of this name. Its key `cpu_checkpointing` keeps the inputs of recomputed "
-        "layers "
-        "in "
-        "host memory.",
+        "layers in host memory.",
     )
     aio: dict[str, Any] | None = Field(None, description="DeepSpeed's block for asynchronous I/O, for offload to NVMe.")
     tensor_parallel: TensorParallelConfig | None = Field(None, description="Settings of tensor parallelism (AutoTP).")
@@ -140,11 +136,8 @@ class DeepSpeedConfig(StrictConfig):
     sequence_parallel_size: Ranks = Field(
         1,
         description="`deepspeed_train`: number of consecutive ranks that form a replica and split the tokens and "
-        "activations "
-        "of each "
-        "micro-batch (DeepSpeed-Ulysses). `max_tokens_per_microbatch` and `per_device_train_batch_size` then "
-        "count "
-        "per "
+        "activations of each "
+        "micro-batch (DeepSpeed-Ulysses). `max_tokens_per_microbatch` and `per_device_train_batch_size` then count per "
         "replica.",
     )
     zero_force_ds_cpu_optimizer: Literal[False] | None = Field(
@@ -172,9 +165,7 @@ class VllmConfig(StrictConfig):
     max_model_len: PositiveInt | None = Field(
         None,
         description="Largest context length in tokens: prompt and response, or episode. If not given, the largest "
-        "that "
-        "the "
-        "run can need.",
+        "that the run can need.",
     )
     max_num_seqs: PositiveInt = Field(
         512, description="Largest number of sequences that one engine generates concurrently."
@@ -182,10 +173,7 @@ class VllmConfig(StrictConfig):
     max_num_batched_tokens: PositiveInt = Field(
         8192,
         description="Largest number of tokens in one engine step. On the CPU at least `max_model_len`, because "
-        "prefill "
-        "is "
-        "not "
-        "chunked there.",
+        "prefill is not chunked there.",
     )
     block_size: PositiveInt | None = Field(
         None, description="Number of tokens per KV-cache block; vLLM's default if not given."

@@ -20,15 +20,12 @@ class AgentConfig(StrictConfig):
     command: tuple[str, ...] | None = Field(
         None,
         description="The command and its arguments. It gets `OPENAI_BASE_URL` and `OPENAI_API_KEY` as environment "
-        "variables, "
-        "and the row "
-        "as JSON on stdin.",
+        "variables, and the row as JSON on stdin.",
     )
     function: str | None = Field(
         None,
         description="`package.module:function`, called as `function(row=..., base_url=..., api_key=...)` in a "
-        "separate "
-        "process.",
+        "separate process.",
     )
 
 
@@ -70,9 +67,7 @@ class EnvironmentConfig(StrictConfig):
     environment: str | None = Field(
         None,
         description="Name of the environment, or `package.module:Class`. If not given: the name of the domain, or "
-        "`tool_use` "
-        "if no "
-        "environment has that name and the domain has `tools`, `mcp` or an `agent`.",
+        "`tool_use` if no environment has that name and the domain has `tools`, `mcp` or an `agent`.",
     )
     environment_args: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments of the environment class."
@@ -108,9 +103,7 @@ class EnvironmentConfig(StrictConfig):
     episode_timeout: Seconds = Field(
         600.0,
         description="Timeout of an episode from its first observation, generation included, in seconds. A late "
-        "episode "
-        "is "
-        "not trained on.",
+        "episode is not trained on.",
     )
     memory_gib: PositiveFloat = Field(
         8.0,
@@ -131,11 +124,7 @@ class EnvironmentConfig(StrictConfig):
     passes_at: Number | None = Field(
         None,
         description="Reward of an episode from which it passes, for `pass@k`. If not given: the environment's metric "
-        "`success` "
-        "is "
-        "1, "
-        "or "
-        "without this metric, the reward is at least 1.",
+        "`success` is 1, or without this metric, the reward is at least 1.",
     )
     system_envs: dict[str, VariableText] = Field(
         default_factory=dict, description="Environment variables of the worker processes."

@@ -262,9 +262,7 @@ def _as_preset(named: str, place: str) -> str:
     name = PurePath(named).stem
     return (
         f"save the file as {name}.yaml (JSON is valid YAML) in the folder of the experiment, and add `- "
-        f"{name}@{place}` "
-        f"to "
-        f"`defaults`"
+        f"{name}@{place}` to `defaults`"
     )
 
 

@@ -31,22 +31,18 @@ class ModelConfig(StrictConfig):
     attn_implementation: Literal["auto", "sdpa", "eager", "fa2"] = Field(
         "auto",
         description="Attention kernel. `auto` is torch's variable-length kernel for packed sequences; `fa2` needs the "
-        "package "
-        "`flash-attn`.",
+        "package `flash-attn`.",
     )
     gradient_checkpointing: Literal["auto", "all", "none"] | NonNegativeInt = Field(
         "auto",
         description="Decoder layers that recompute their activations in the backward pass: `all`, `none`, or a number "
-        "n for "
-        "the first n. "
+        "n for the first n. "
         "`auto`: on the CPU all; on a GPU as many as memory requires, which is measured in the first updates.",
     )
     compile_layers: Literal["auto"] | bool = Field(
         "auto",
         description="Compile the decoder layers with torch.compile. `auto`: on a GPU, unless `lora_dropout` or "
-        "`liger` "
-        "is "
-        "used.",
+        "`liger` is used.",
     )
     liger: bool = Field(
         False,
@@ -56,10 +52,7 @@ class ModelConfig(StrictConfig):
     lora_target: str | None = Field(
         None,
         description="Modules that get a LoRA adapter, comma-separated (`q_proj,v_proj`), or `all-linear`. If not "
-        "given, "
-        "all "
-        "parameters are "
-        "trained.",
+        "given, all parameters are trained.",
     )
     lora_rank: Annotated[int, Field(gt=0, le=16384)] = Field(8, description="Rank of the LoRA adapters.")
     lora_alpha: PositiveFloat | None = Field(
@@ -96,9 +89,7 @@ class TrainingConfig(StrictConfig):
     ] = Field(
         "linear",
         description="Learning-rate schedule after the warm-up, as named in transformers. The last two need a metric "
-        "and "
-        "are "
-        "refused.",
+        "and are refused.",
     )
     lr_scheduler_kwargs: dict[str, float | int | str] = Field(
         default_factory=dict, description="Additional arguments of the schedule in transformers: `{min_lr: 1e-7}`."
@@ -120,48 +111,31 @@ class TrainingConfig(StrictConfig):
     per_device_train_batch_size: PositiveInt = Field(
         1,
         description="Sequences of one optimizer update = this x `gradient_accumulation_steps` x ranks. Ranks that "
-        "share "
-        "sequences "
-        "(`sequence_parallel_size`, `autotp_size`) count as one. Without `max_tokens_per_microbatch`, a forward "
-        "pass "
-        "has "
-        "at "
-        "most "
-        "as "
-        "many "
-        "tokens as this number of the longest sequences. In `rlvr` without `gradient_accumulation_steps` this is "
-        "its "
-        "only "
-        "effect: "
-        "`updates_per_step` says the size of an update.",
+        "share sequences "
+        "(`sequence_parallel_size`, `autotp_size`) count as one. Without `max_tokens_per_microbatch`, a forward pass "
+        "has at most as many "
+        "tokens as this number of the longest sequences. In `rlvr` without `gradient_accumulation_steps` this is its "
+        "only effect: `updates_per_step` says the size of an update.",
     )
     gradient_accumulation_steps: PositiveInt | None = Field(
         None,
         description="See `per_device_train_batch_size`. If not given: 1, but in `rlvr` `updates_per_step` says the "
-        "size "
-        "of "
-        "an update.",
+        "size of an update.",
     )
     max_consecutive_skips: NonNegativeInt = Field(
         10,
         description="End the run after this many consecutive updates were skipped because of a NaN or infinity; 0 "
-        "never "
-        "ends "
-        "it.",
+        "never ends it.",
     )
     router_aux_loss_coef: NonNegativeFloat | None = Field(
         None,
         description="Mixture of experts: weight of the routers' load-balancing loss, which is added to the loss. 0 "
-        "only "
-        "reports the "
-        "metrics `router/aux_loss` and `router/load_max`. If not given, neither is computed.",
+        "only reports the metrics `router/aux_loss` and `router/load_max`. If not given, neither is computed.",
     )
     num_train_epochs: PositiveInt = Field(
         1,
         description="Number of passes over the rows, after which the run ends, unless `max_steps` ends it earlier. "
-        "Not "
-        "used "
-        "in RLVR.",
+        "Not used in RLVR.",
     )
 
 
@@ -189,9 +163,7 @@ class DataConfig(StrictConfig):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None,
         description="Arguments of the chat template for every row, such as `{enable_thinking: false}`; those of a row "
-        "take "
-        "precedence. "
-        "Held-out rows with the same `template` have those of the training rows by default.",
+        "take precedence. Held-out rows with the same `template` have those of the training rows by default.",
     )
     messages: str | None = Field(
         None, description="Column with a list of `{role, content}`. Give either this or `prompt`."
@@ -200,8 +172,7 @@ class DataConfig(StrictConfig):
     input: str | None = Field(
         None,
         description="With `prompt`: column with more text of the prompt. If it is not empty, it follows `prompt` on a "
-        "new "
-        "line.",
+        "new line.",
     )
     ground_truth: str = Field(
         "ground_truth",
@@ -272,8 +243,7 @@ class GeneratingConfig(StrictConfig):
     seeded: bool = Field(
         False,
         description="Sample each prompt with its own random seed, so that a run can be repeated and resumed exactly. "
-        "Slower "
-        "on GPUs.",
+        "Slower on GPUs.",
     )
     ignore_eos: bool = Field(
         False, description="Ignore end-of-sequence tokens and generate up to the limit, for benchmarks."

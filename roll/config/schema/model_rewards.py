@@ -63,27 +63,20 @@ class ModelRewardKeys(StrictConfig):
     judge_prompt: PathText | None = Field(
         None,
         description="Prompt of the judge: `same_answer`, `score`, or a text file with `{question}`, `{response}` and "
-        "`{reference}`. "
-        "`score` if not given.",
+        "`{reference}`. `score` if not given.",
     )
     judge_pattern: str | None = Field(
         None,
         description="Regular expression for the verdict. The group of its last match in the answer is a number, yes "
-        "or "
-        "no; "
-        "without a "
+        "or no; without a "
         "group, a match is 1 and no match 0. If not given: `Score: x` out of 10 if `judge_prompt` is `score`, "
-        "otherwise "
-        "the "
-        "word "
+        "otherwise the word "
         '"yes".',
     )
     judge_max_score: PositiveFloat | None = Field(
         None,
         description="Largest score: the number is divided by it, and a number above it or below 0 is no verdict. If "
-        "not "
-        "given: 10 for "
-        "`Score: x`; otherwise the number is the reward.",
+        "not given: 10 for `Score: x`; otherwise the number is the reward.",
     )
     judge_api_url: str | None = Field(
         None,
@@ -102,8 +95,5 @@ class ModelRewardKeys(StrictConfig):
     judge_max_calls: PositiveInt | None = Field(
         None,
         description="`api`: budget of requests, retries included; further responses get no verdict. The count "
-        "restarts "
-        "if "
-        "the run resumes "
-        "or the calling process is replaced.",
+        "restarts if the run resumes or the calling process is replaced.",
     )

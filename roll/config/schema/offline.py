@@ -16,17 +16,10 @@ from roll.config.schema.roles import ExperimentConfig, ReferenceConfig, RowsTrai
 
 NAMES = "The pipeline: `rlvr`, `sft`, `dpo`, `reward_model` or `distill`."
 TOP_K = (
-    "Compare only this many of the teacher's most probable tokens, with all others merged into one, which gives "
-    "a "
-    "lower "
-    "bound "
-    "of "
-    "the "
-    "divergence. The teacher then sends 8 bytes for each of these tokens instead of its hidden states. If not "
-    "given: "
-    "the "
-    "whole "
-    "vocabulary."
+    "Compare only this many of the teacher's most probable tokens, with all others merged into one, which gives a "
+    "lower bound of the "
+    "divergence. The teacher then sends 8 bytes for each of these tokens instead of its hidden states. If not given: "
+    "the whole vocabulary."
 )
 
 
@@ -50,22 +43,17 @@ class OfflineConfig(ExperimentConfig):
     max_steps: PositiveInt | None = Field(
         None,
         description="Largest number of steps. If not given, the run ends after `training_args.num_train_epochs` "
-        "passes "
-        "over "
-        "the rows.",
+        "passes over the rows.",
     )
     save_steps: NonNegativeInt | Literal["epoch"] = Field(
         0,
         description="Steps between checkpoints, or `epoch` for one after each pass over the rows; 0 saves only at the "
-        "end of "
-        "the run.",
+        "end of the run.",
     )
     data_split: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = Field(
         None,
         description="Proportions of the rows for training, for validation and for neither: `[9,1,0]`. The split is "
-        "disjoint "
-        "and depends "
-        "on `seed`.",
+        "disjoint and depends on `seed`.",
     )
     validation: HeldOutConfig | None = Field(
         None, description="Held-out rows. The block may be omitted with `data_split`."
@@ -79,10 +67,7 @@ class SftConfig(OfflineConfig):
     loss_on: Literal["response", "assistant", "all"] = Field(
         "response",
         description="Tokens in the loss: those of the last response (`response`), of all assistant turns "
-        "(`assistant`), "
-        "or "
-        "also those of "
-        "the prompt (`all`). Raw text is always used as a whole.",
+        "(`assistant`), or also those of the prompt (`all`). Raw text is always used as a whole.",
     )
     sft_train: RowsTrainConfig = Field(description="The model in training.")
 
@@ -116,9 +101,7 @@ class DpoConfig(OfflineConfig):
     reference_log_probs: Literal["live", "precomputed"] = Field(
         "live",
         description="`live` computes the log-probs of the reference in every step; `precomputed` computes them once "
-        "before "
-        "the first step "
-        "and then stops the role `reference`.",
+        "before the first step and then stops the role `reference`.",
     )
     actor_train: RowsTrainConfig = Field(description="The policy in training.")
     reference: ReferenceConfig | None = Field(
@@ -142,9 +125,7 @@ class DistillConfig(OfflineConfig):
     divergence: Literal["forward_kl", "reverse_kl", "jsd"] = Field(
         "forward_kl",
         description="Divergence at each response token: KL(teacher, student) (`forward_kl`), KL(student, teacher) "
-        "(`reverse_kl`), "
-        "or "
-        "Jensen-Shannon (`jsd`).",
+        "(`reverse_kl`), or Jensen-Shannon (`jsd`).",
     )
     jsd_beta: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.5, description="`jsd`: weight of the teacher in the mixture distribution."
@@ -156,8 +137,7 @@ class DistillConfig(OfflineConfig):
     distill_loss_weight: Fraction = Field(
         1.0,
         description="Weight w of the divergence in the loss; the cross-entropy of the given responses has the weight "
-        "1 "
-        "- w.",
+        "1 - w.",
     )
     student: RowsTrainConfig = Field(description="The model in training.")
     teacher: ReferenceConfig = Field(description="The model to imitate. It must use the tokenizer of the student.")

@@ -115,12 +115,8 @@ UNDROPPED = Counterpart(
 )
 END_TOKEN = Counterpart(
     None,
-    "copy the model, set eos_token in its tokenizer_config.json and eos_token_id in its generation_config.json; "
-    "set "
-    "pretrain "
-    "to "
-    "the "
-    "copy",
+    "copy the model, set eos_token in its tokenizer_config.json and eos_token_id in its generation_config.json; set "
+    "pretrain to the copy",
 )
 SEQUENCES = Counterpart(f"{BACKEND}.sequence_parallel_size")
 LEARNT = Counterpart("loss_on", "response, assistant or all")

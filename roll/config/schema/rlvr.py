@@ -57,9 +57,7 @@ class DynamicSamplingConfig(StrictConfig):
     max_num_gen_batches: PositiveInt = Field(
         3,
         description="Largest number of groups drawn for a step, in multiples of `rollout_batch_size`. At the limit, "
-        "dropped "
-        "groups fill up "
-        "the step.",
+        "dropped groups fill up the step.",
     )
 
 
@@ -69,29 +67,20 @@ class WeightSyncConfig(StrictConfig):
     lora: Literal["adapter", "merged"] = Field(
         "adapter",
         description="With LoRA: send only the adapter (`adapter`), or the whole model with the adapter merged in "
-        "(`merged`), "
-        "which makes generation faster.",
+        "(`merged`), which makes generation faster.",
     )
     bucket_mib: PositiveInt = Field(
         512,
         le=1 << 20,
         description="Largest size in MiB of the buckets in which weights are gathered and sent. A bucket holds at "
-        "least "
-        "one "
-        "tensor.",
+        "least one tensor.",
     )
     kv_cache: Literal["keep", "recompute"] | None = Field(
         None,
         description="KV cache of responses that are unfinished at a weight sync. `keep` continues at once with keys "
-        "and "
-        "values of the old "
-        "weights; `recompute` recomputes them with the new weights. If not given: `keep` if generation runs "
-        "ahead "
-        "of "
-        "training "
-        "and "
-        "the "
-        "engine stays on its devices, otherwise `recompute`.",
+        "and values of the old "
+        "weights; `recompute` recomputes them with the new weights. If not given: `keep` if generation runs ahead of "
+        "training and the engine stays on its devices, otherwise `recompute`.",
     )
 
 
@@ -107,15 +96,9 @@ class RlvrConfig(ExperimentConfig):
     updates_per_step: PositiveInt = Field(
         1,
         description="Number of optimizer updates in each pass over a step's sequences, for any number of ranks. 1 is "
-        "on-policy. "
-        "ROLL's "
-        "way "
+        "on-policy. ROLL's way "
         "to say it, `actor_train.training_args.gradient_accumulation_steps`, cannot be combined with this key. A "
-        "critic "
-        "makes "
-        "as "
-        "many "
-        "updates, unless it has a `gradient_accumulation_steps` of its own.",
+        "critic makes as many updates, unless it has a `gradient_accumulation_steps` of its own.",
     )
     async_generation_ratio: NonNegativeFloat = Field(
         0.0,
@@ -125,26 +108,16 @@ class RlvrConfig(ExperimentConfig):
     rollout_window: PositiveInt | None = Field(
         None,
         description="Number of prompts, a multiple of `rollout_batch_size`, among which a step takes those that "
-        "finish "
-        "first; slow prompts "
-        "are left for later steps. If not given: `rollout_batch_size`, so that prompts are used in the order in "
-        "which "
-        "they "
-        "were "
-        "drawn.",
+        "finish first; slow prompts "
+        "are left for later steps. If not given: `rollout_batch_size`, so that prompts are used in the order in which "
+        "they were drawn.",
     )
     max_running_samples: PositiveInt | None = Field(
         None,
         description="Largest number of responses that all engines together generate at a time; further ones wait. If "
-        "not "
-        "given, each "
-        "engine starts at its `max_num_seqs`. The limit falls by a fifth after a step with preemptions for lack "
-        "of "
-        "KV "
-        "cache, "
-        "and "
-        "rises "
-        "again when the cache has room.",
+        "not given, each "
+        "engine starts at its `max_num_seqs`. The limit falls by a fifth after a step with preemptions for lack of KV "
+        "cache, and rises again when the cache has room.",
     )
     ppo_epochs: PositiveInt = Field(1, description="Number of passes over the responses of a step.")
 
@@ -167,14 +140,12 @@ class RlvrConfig(ExperimentConfig):
     lambd: Fraction = Field(
         0.95,
         description="Lambda of GAE, between high variance (1: full returns) and high bias (0: one-step estimates of "
-        "the "
-        "critic).",
+        "the critic).",
     )
     value_clip: PositiveFloat | None = Field(
         None,
         description="Largest change of the critic's values within a step; larger changes are clipped in its loss. If "
-        "not "
-        "given, no clip.",
+        "not given, no clip.",
     )
     critic_warmup: NonNegativeInt = Field(
         0, description="Number of steps at the start in which only the critic is trained."
@@ -182,8 +153,7 @@ class RlvrConfig(ExperimentConfig):
     norm_mean_type: Literal["batch", "group", "domain", "running"] | None = Field(
         None,
         description="Subtract the mean reward over the step (`batch`), the group, the domain's responses in the step, "
-        "or all "
-        "steps so far "
+        "or all steps so far "
         "(`running`). `step_reinforce` uses the returns of turns and has no `running`. If not given, no mean is "
         "subtracted.",
     )
@@ -210,9 +180,7 @@ class RlvrConfig(ExperimentConfig):
     whiten_advantages: bool | Literal["domain"] = Field(
         False,
         description="Normalise advantages to mean 0 and variance 1: those of all response tokens of a step (`true`), "
-        "or "
-        "those of each "
-        "domain's tokens separately (`domain`).",
+        "or those of each domain's tokens separately (`domain`).",
     )
     reward_clip: PositiveFloat | None = Field(None, description="Clip rewards to [-c, c]. If not given, no clip.")
     reward_clip_on: Literal["raw", "normalised"] = Field(
@@ -229,9 +197,7 @@ class RlvrConfig(ExperimentConfig):
     error_max_len_threshold: PositiveInt | None = Field(
         None,
         description="With `error_max_len_clip`: a response with at least this many tokens is too long. It is wrong if "
-        "its "
-        "reward is at "
-        "most 0.",
+        "its reward is at most 0.",
     )
     overlong_buffer: OverlongBufferConfig | None = Field(
         None, description="Lower the rewards of responses that approach the length limit."
@@ -250,14 +216,12 @@ class RlvrConfig(ExperimentConfig):
     difficulty_loss_weight: bool = Field(
         False,
         description="Weight the loss of a response from 0.5 (easy prompt) to 2 (hard). Difficulty is 1 minus the mean "
-        "score "
-        "of the group.",
+        "score of the group.",
     )
     length_loss_weight: bool = Field(
         False,
         description="Weight the loss of a response by its length: from 1.5 for the shortest of the step to 0.5 for "
-        "the "
-        "longest.",
+        "the longest.",
     )
 
     policy_loss: Annotated[Method[PolicyLossTraits], Named(KINDS["policy_loss"])] = Field(
@@ -275,8 +239,7 @@ class RlvrConfig(ExperimentConfig):
     dual_clip_loss: PositiveFloat | bool = Field(
         False,
         description="Dual clip: bound the loss of a token with a negative advantage A at -c A. `true` means c = 3; "
-        "`false`, "
-        "no bound.",
+        "`false`, no bound.",
     )
     sapo_positive_temperature: PositiveFloat = Field(
         1.0,
@@ -289,15 +252,12 @@ class RlvrConfig(ExperimentConfig):
     dppo_divergence: Literal["tv", "kl"] = Field(
         "tv",
         description="Divergence between behaviour policy and policy, estimated from the sampled token: total "
-        "variation "
-        "(`tv`) or KL.",
+        "variation (`tv`) or KL.",
     )
     dppo_threshold: PositiveFloat | None = Field(
         None,
         description="A token is excluded from the loss if its probability has moved in the direction of its advantage "
-        "by a "
-        "divergence "
-        "above this. If not given: 0.15 for `tv`, 0.05 for `kl`.",
+        "by a divergence above this. If not given: 0.15 for `tv`, 0.05 for `kl`.",
     )
     topr_positive_weight: NonNegativeFloat = Field(1.0, description="Weight of tokens with an advantage of at least 0.")
     topr_negative_weight: NonNegativeFloat = Field(1.0, description="Weight of tokens with a negative advantage.")
@@ -314,24 +274,19 @@ class RlvrConfig(ExperimentConfig):
     off_policy_mask_threshold: PositiveFloat | None = Field(
         None,
         description="Exclude tokens with a negative advantage from the policy term if the mean of log(behaviour / "
-        "current "
-        "probability) "
-        "over their sequence is above this, in nats. If not given, no token is excluded.",
+        "current probability) over their sequence is above this, in nats. If not given, no token is excluded.",
     )
     loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
         Field(
             "seq-mean-token-mean",
             description="How token losses are reduced to one number, over all ranks and micro-batches of an update; "
-            "see "
-            "docs/algorithms.md.",
+            "see docs/algorithms.md.",
         )
     )
     loss_scale_factor: PositiveFloat | None = Field(
         None,
         description="`seq-mean-token-sum-norm`: number of tokens to divide the sum of a sequence by; "
-        "`response_length` "
-        "if "
-        "not given.",
+        "`response_length` if not given.",
     )
     entropy_loss_coef: Number = Field(
         0.0, description="Weight of the entropy bonus, which is subtracted from the loss; 0 adds none."
@@ -340,8 +295,7 @@ class RlvrConfig(ExperimentConfig):
     behaviour_log_probs: Literal["engine", "trainer", "on_policy"] | None = Field(
         None,
         description="Old log-probs in the ratios of the loss: those of sampling (`engine`), those of a forward pass "
-        "before "
-        "the step's "
+        "before the step's "
         "first update (`trainer`), or those of the update itself (`on_policy`, for one update per step). "
         "If not given: `engine`, or `trainer` if `top_p`, `top_k` or `repetition_penalty` change the sampling "
         "distribution.",
@@ -375,16 +329,12 @@ class RlvrConfig(ExperimentConfig):
     kl_loss_type: Literal["k1", "k2", "k3", "k1+", "k3+"] = Field(
         "k3",
         description="KL estimator in the loss (Schulman, 2020). `k1+` and `k3+` have the gradient of `k2`, which on "
-        "policy "
-        "is the "
-        "gradient of the KL.",
+        "policy is the gradient of the KL.",
     )
     kl_loss_importance: bool | None = Field(
         None,
         description="Weight the KL term of each token by the ratio of policy to behaviour policy, which corrects its "
-        "gradient "
-        "off "
-        "policy. "
+        "gradient off policy. "
         "If not given: `true` if `async_generation_ratio` is above 0 or a step has several updates.",
     )
     add_token_level_kl: bool = Field(
@@ -393,16 +343,13 @@ class RlvrConfig(ExperimentConfig):
     init_kl_coef: NonNegativeFloat = Field(
         0.0,
         description="Weight of the KL in the reward, required with `add_token_level_kl`; with `target_kl`, its value "
-        "in "
-        "the "
-        "first step.",
+        "in the first step.",
     )
     kl_penalty: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="KL estimator in the reward.")
     target_kl: PositiveFloat | None = Field(
         None,
         description="Adapt the weight of the KL in the reward to reach this mean KL, in nats per token. If not given, "
-        "it is "
-        "constant.",
+        "it is constant.",
     )
     kl_horizon: PositiveInt = Field(
         10000, description="Number of responses over which the weight adapts to `target_kl`; larger is slower."
@@ -411,14 +358,12 @@ class RlvrConfig(ExperimentConfig):
     distill_loss_coef: PositiveFloat = Field(
         1.0,
         description="With a teacher: weight in the loss of the divergence from the teacher, which is added to the "
-        "policy "
-        "term.",
+        "policy term.",
     )
     divergence: Literal["forward_kl", "reverse_kl", "jsd"] = Field(
         "reverse_kl",
         description="Divergence between teacher and policy at each sampled token: KL(teacher, policy) (`forward_kl`), "
-        "KL(policy, teacher) "
-        "(`reverse_kl`), or Jensen-Shannon (`jsd`).",
+        "KL(policy, teacher) (`reverse_kl`), or Jensen-Shannon (`jsd`).",
     )
     jsd_beta: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.5, description="`jsd`: weight of the teacher in the mixture distribution."
@@ -439,20 +384,17 @@ class RlvrConfig(ExperimentConfig):
     reference: ReferenceConfig | None = Field(
         None,
         description="The reference policy of the KL terms. With LoRA the block may be omitted: `actor_train` without "
-        "its "
-        "adapter is used.",
+        "its adapter is used.",
     )
     teacher: ReferenceConfig | None = Field(
         None,
         description="On-policy distillation: the model to imitate on the policy's own responses. It must use the "
-        "tokenizer "
-        "of the policy.",
+        "tokenizer of the policy.",
     )
     teachers: dict[Name, DomainTeacherConfig] = Field(
         default_factory=dict,
         description="Several teachers by name instead of `teacher`, each with the keys of that role and `domains`. "
-        "Requires "
-        "`distill_top_k`.",
+        "Requires `distill_top_k`.",
     )
     critic: CriticConfig | None = Field(
         None, description="The value function. Required by `adv_estimator: gae`; not used otherwise."
@@ -460,9 +402,7 @@ class RlvrConfig(ExperimentConfig):
     rewards: dict[Name, RewardConfig] = Field(
         default_factory=dict,
         description="Reward of each domain, by the name of the domain. For a domain in `environments`, it is added to "
-        "the "
-        "reward of the "
-        "environment.",
+        "the reward of the environment.",
     )
     environments: dict[Name, EnvironmentConfig] = Field(
         default_factory=dict,
@@ -475,8 +415,7 @@ class RlvrConfig(ExperimentConfig):
     sequence_length: PositiveInt | None = Field(
         None,
         description="Longest episode in an environment, in tokens: the first observation, all turns and all further "
-        "observations. "
-        "If not given: `prompt_length + response_length`.",
+        "observations. If not given: `prompt_length + response_length`.",
     )
     validation: ValidationConfig | None = Field(None, description="Held-out prompts, evaluated every `eval_steps`.")
 

@@ -44,8 +44,7 @@ class RoleConfig(StrictConfig):
     device_mapping: tuple[NonNegativeInt, ...] | None = Field(
         None,
         description="GPUs of the role, numbered across all nodes: a list, or `list(range(0,16))`. If not given, the "
-        "role "
-        "runs on the CPU.",
+        "role runs on the CPU.",
     )
     world_size: PositiveInt | None = Field(
         None, description="Number of workers of a role that runs on the CPU; 1 if not given."
@@ -53,14 +52,8 @@ class RoleConfig(StrictConfig):
     max_tokens_per_microbatch: PositiveInt | None = Field(
         None,
         description="Token budget of one micro-batch, into which sequences are packed. Lower it if memory runs out. "
-        "If "
-        "not "
-        "given: "
-        "the batch size of the role times the length of the longest row, which is `prompt_length + "
-        "response_length`, "
-        "twice "
-        "that for pairs, "
-        "or `sequence_length` with environments.",
+        "If not given: the batch size of the role times the length of the longest row, which is `prompt_length + "
+        "response_length`, twice that for pairs, or `sequence_length` with environments.",
     )
     infer_batch_size: PositiveInt = Field(
         1,
@@ -156,8 +149,7 @@ class QueryFilterConfig(StrictConfig):
     type: Literal["no_filter", "mean_filter", "std_filter"] = Field(
         "no_filter",
         description="Filter by the mean or the standard deviation of a group's rewards. `no_filter` keeps every group "
-        "of the "
-        "domain.",
+        "of the domain.",
     )
     filter_args: FilterBoundsConfig = Field(
         default_factory=lambda: FilterBoundsConfig.model_validate({}), description="Bounds of the filter."
@@ -194,9 +186,7 @@ class RewardPartConfig(StrictConfig):
     passes_at: Number | None = Field(
         None,
         description="Value of the part, before its weight, from which a response passes; what the function declares "
-        "if "
-        "not "
-        "given.",
+        "if not given.",
     )
 
 
@@ -218,8 +208,7 @@ class RewardConfig(ModelRewardKeys):
     normalise: Literal["none", "group"] = Field(
         "none",
         description="`group` normalises each part to mean 0 and standard deviation 1 within the group before the sum; "
-        "only "
-        "with `parts`.",
+        "only with `parts`.",
     )
     tag_included: tuple[str, ...] | None = Field(
         None,
@@ -236,10 +225,7 @@ class RewardConfig(ModelRewardKeys):
         8.0,
         le=65536,
         description="Memory limit in GiB of a reward process, alone and together with its child processes. A call "
-        "that "
-        "needs "
-        "more gets no "
-        "verdict.",
+        "that needs more gets no verdict.",
     )
     max_processes: PositiveInt = Field(
         256, le=65536, description="Largest number of processes of a reward process: itself and all its descendants."
@@ -247,19 +233,12 @@ class RewardConfig(ModelRewardKeys):
     failed_value: Number = Field(
         0.0,
         description="Reward of a response in which no answer is found. A response whose reward crashed, timed out or "
-        "was "
-        "unavailable is "
-        "not trained on.",
+        "was unavailable is not trained on.",
     )
     passes_at: Number | None = Field(
         None,
         description="Reward from which a response passes, for `pass@k` and accuracy. If not given: what each reward "
-        "declares, "
-        "and "
-        "1 "
-        "for "
-        "a "
-        "function of your own that declares nothing.",
+        "declares, and 1 for a function of your own that declares nothing.",
     )
     system_envs: dict[str, VariableText] = Field(
         default_factory=dict, description="Environment variables of the worker processes."
@@ -278,8 +257,7 @@ class ValidationSetConfig(StrictConfig):
     rows: dict[Name, PositiveInt] = Field(
         default_factory=dict,
         description="Number of tasks per domain, for environments that make their own tasks. Their seeds differ from "
-        "the "
-        "training seeds.",
+        "the training seeds.",
     )
     generating_args: GeneratingConfig | None = Field(
         None, description="Sampling parameters of this set; `validation.generating_args` if not given."
@@ -364,9 +342,7 @@ class ExperimentConfig(StrictConfig):
     deterministic: bool = Field(
         False,
         description="Use torch's deterministic algorithms in the processes that train or score, so that equal inputs "
-        "give "
-        "bitwise equal "
-        "results. The run ends with an error at an operation without a deterministic algorithm.",
+        "give bitwise equal results. The run ends with an error at an operation without a deterministic algorithm.",
     )
     output_dir: PathText = Field(
         description="The run folder, used exactly as given. Metrics, checkpoints and the exported model are written "
@@ -391,10 +367,7 @@ class ExperimentConfig(StrictConfig):
     max_restarts: NonNegativeInt = Field(
         3,
         description="Largest number of restarts from the last checkpoint in one run, after a process of a trained "
-        "role, "
-        "a "
-        "reference or a "
-        "teacher died, was stopped or made no progress. 0 ends the run at the first such loss.",
+        "role, a reference or a teacher died, was stopped or made no progress. 0 ends the run at the first such loss.",
     )
     eval_steps: NonNegativeInt = Field(
         0,
@@ -409,17 +382,14 @@ class ExperimentConfig(StrictConfig):
     resume_with_changes: bool = Field(
         False,
         description="Resume although keys of the experiment differ from those of the checkpoint. Without it, such a "
-        "run "
-        "is "
-        "refused with a "
+        "run is refused with a "
         "list of the changed keys. Keys that only say how a run is run, such as devices and timeouts, may always "
         "change.",
     )
     track_with: str | tuple[str, ...] = Field(
         "tensorboard",
         description="Tracker, or list of trackers, in addition to `metrics.jsonl`: `tensorboard`, `wandb`, `swanlab`, "
-        "`mlflow`, "
-        "`trackio`, or `none`.",
+        "`mlflow`, `trackio`, or `none`.",
     )
     tracker_kwargs: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="Additional keyword arguments per tracker: `{wandb: {project: NAME}}`."
@@ -433,9 +403,7 @@ class ExperimentConfig(StrictConfig):
     time_sharing: bool = Field(
         True,
         description="Roles on the same GPUs take turns: each moves to host memory when another needs its GPU memory. "
-        "`false` "
-        "keeps all of "
-        "them in GPU memory, which is faster if they fit.",
+        "`false` keeps all of them in GPU memory, which is faster if they fit.",
     )
     prompt_length: PositiveInt = Field(
         1024, description="Longest prompt in tokens. Rows with a longer prompt are dropped, and their number is logged."

@@ -69,8 +69,7 @@ class TemplateRenderer:
 
         Raises:
             TemplateFault: the template rejects the messages, there are tools and the template's tool calls cannot be
-                parsed, or there is a
-                system message and the template moves it when others follow.
+                parsed, or there is a system message and the template moves it when others follow.
         """
         if tools and self.no_calls:
             raise TemplateFault(self.no_calls)

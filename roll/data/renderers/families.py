@@ -16,8 +16,7 @@ from roll.data.renderers.templates import template_text, turns_renderer
 from roll.errors import BadInput, Fault
 
 REMEDY = (
-    "set data_args.template to chatml or qwen2_5 (the tokenizer must have <|im_start|> and <|im_end|>), or use "
-    "another "
+    "set data_args.template to chatml or qwen2_5 (the tokenizer must have <|im_start|> and <|im_end|>), or use another "
     "model"
 )
 

@@ -170,8 +170,7 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
 
         Raises:
             SystemExit: the GPU failed. vLLM would only return the error and keep running with a CUDA context that may
-                be broken. An engine
-                that ends is replaced.
+                be broken. An engine that ends is replaced.
         """
         try:
             self.receive_weights(self.parse_update_info(update_info))

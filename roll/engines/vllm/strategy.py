@@ -155,7 +155,7 @@ class VllmGenerate:
 
     async def start(self) -> None:
         """See `GenerateStrategy`."""
-        settings, engine = self._settings, self._settings.engine
+        settings = self._settings
         arguments = engine_arguments(settings, self._rank.device) | {
             # Otherwise the model's own generation_config would change the sampling.
             "generation_config": "vllm",
@@ -167,7 +167,7 @@ class VllmGenerate:
         if settings.adapter_rank is not None:
             room = min(rank for rank in ADAPTER_RANKS if rank >= settings.adapter_rank)
             arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
-        arguments |= engine.engine_args
+        arguments |= settings.engine.engine_args
         self._texts = ResponseTexts(load_tokenizer(settings.model_path, settings.model_args.trust_remote_code))
         use_fp32_attention(settings)
         announce("starting the engine's process")

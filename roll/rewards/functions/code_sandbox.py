@@ -57,17 +57,13 @@ def code_sandbox(
         pays: `share` pays the share of the cases that pass; `all` pays 1 if every case passes, and else 0, as ROLL's
             local tests do.
         tolerance: compares numbers in the output of scripts by value, within this absolute or relative tolerance;
-            ROLL's local tests allow
-            1e-5. None compares text. The row's column `tolerance` takes precedence.
+            ROLL's local tests allow 1e-5. None compares text. The row's column `tolerance` takes precedence.
         block: which of several fenced blocks is the program. `first`: the first that defines a function or method, or
-            else the first, as
-            in ROLL's local tests; `last`: the last, as in ROLL's tests on a server.
+            else the first, as in ROLL's local tests; `last`: the last, as in ROLL's tests on a server.
         sandbox: `bubblewrap`, the address of a SandboxFusion server, or `none` to run programs unisolated, with the
-            files and the
-            network of this machine.
+            files and the network of this machine.
         python: path of a Python interpreter; programs may import its packages. By default programs run with roll's own
-            interpreter and
-            may import only the standard library.
+            interpreter and may import only the standard library.
         cpu_seconds: CPU time limit of each case in seconds.
         wall_seconds: Wall-clock limit in seconds of all cases together. `timeout` of the domain must be longer.
         memory_mib: limit of the program's address space.
@@ -79,10 +75,7 @@ def code_sandbox(
     Raises:
         ValueError: the row's cases cannot be read, or `sandbox` has an unknown value.
     """
-    if sandbox not in (BUBBLEWRAP, NO_SANDBOX) and not sandbox.startswith(SERVER):
-        raise ValueError(
-            f"sandbox is '{sandbox}'; it must be {BUBBLEWRAP}, {NO_SANDBOX} or the address of a server (http://...)"
-        )
+    _check_sandbox(sandbox)
     wanted = cases_of(row)
     text = final_text(response)
     program = text if wanted.kind == "text" else program_of(text, block)
@@ -94,6 +87,13 @@ def code_sandbox(
     except SandboxUnavailable as error:
         return RewardResult(0.0, RewardOutcome.UNAVAILABLE, note=str(error))
     return replace(result, value=float(result.value == 1)) if pays == "all" else result
+
+
+def _check_sandbox(sandbox: str) -> None:
+    if sandbox not in (BUBBLEWRAP, NO_SANDBOX) and not sandbox.startswith(SERVER):
+        raise ValueError(
+            f"sandbox is '{sandbox}'; it must be {BUBBLEWRAP}, {NO_SANDBOX} or the address of a server (http://...)"
+        )
 
 
 def _judged(

@@ -77,8 +77,7 @@ def crossthinkqa(
     Args:
         reward_type: see VALUES. `loose` ignores the box, `strict` requires it, and `soft` gives partial credit.
         choice: `first_capital` takes, as ROLL does, the first capital letter in the last box, or without a box in the
-            text after the last
-            "answer is", or without these words in the whole text, even if it begins a word.
+            text after the last "answer is", or without these words in the whole text, even if it begins a word.
         response_length_penalty_coef: weight of the penalty for a short response.
 
     Raises:

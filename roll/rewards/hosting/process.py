@@ -338,12 +338,8 @@ class RewardProcess:
         if replaced not in self._told:
             self._told.add(replaced)
             LOG.warning(
-                "rewards.%s: a reward function replaced %s. After each such call the next one runs in a new "
-                "process, "
-                "which "
-                "is "
-                "slow; "
-                "let the function restore what it replaces",
+                "rewards.%s: a reward function replaced %s. After each such call the next one runs in a new process, "
+                "which is slow; let the function restore what it replaces",
                 self._assignment.domain,
                 replaced,
             )

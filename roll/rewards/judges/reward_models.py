@@ -85,8 +85,7 @@ class EngineJudge:
             asked, room = len(token_ids), self._context - self._sampling.max_new_tokens
             return JudgeReply(
                 failure=f"the judge's prompt has {asked} tokens, but its context leaves room for only {room} before "
-                f"the "
-                f"answer"
+                f"the answer"
             )
         seed = None if self._seed is None else message_seed(self._seed, message)
         by_number: dict[int, Completion] = {}

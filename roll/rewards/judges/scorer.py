@@ -27,8 +27,7 @@ class Scorer:
         """
         Args:
             encode: returns the tokens of a prompt with its response, up to the token at which the score is read. Raises
-                ValueError
-                if the model's chat template rejects the conversation.
+                ValueError if the model's chat template rejects the conversation.
             context: largest number of tokens that the model accepts.
             failed_value: value of a result without a verdict.
         """

@@ -57,12 +57,8 @@ HIDDEN = ("site-packages", "dist-packages", "test")
 """Folders in the standard library's folder that are hidden from programs that may not import packages."""
 REMEDY = (
     "allow unprivileged user namespaces (`sysctl -w kernel.apparmor_restrict_unprivileged_userns=0` on Ubuntu, "
-    "`kernel.unprivileged_userns_clone=1` on older Debian, `--security-opt seccomp=unconfined` for a container), "
-    "or "
-    "name "
-    "a "
-    "SandboxFusion "
-    "server as `sandbox: http://...`, or set `sandbox: none` to run programs without isolation"
+    "`kernel.unprivileged_userns_clone=1` on older Debian, `--security-opt seccomp=unconfined` for a container), or "
+    "name a SandboxFusion server as `sandbox: http://...`, or set `sandbox: none` to run programs without isolation"
 )
 
 

@@ -144,8 +144,7 @@ def _files_below(folder: Path) -> list[str]:
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise CheckpointError(
-                f"{path}: it is neither a file nor a folder, so a checkpoint cannot contain it; write its "
-                f"contents "
+                f"{path}: it is neither a file nor a folder, so a checkpoint cannot contain it; write its contents "
                 f"instead"
             )
         if path.is_file():

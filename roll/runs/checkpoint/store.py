@@ -73,8 +73,7 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: the folder is empty, lacks a required file or cannot be written to the disk, or another
-                process is writing
-                into this store.
+                process is writing into this store.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         sync_folder(self.folder.parent)
@@ -125,8 +124,7 @@ class CheckpointStore:
         Raises:
             ConfigError: the given path is not a checkpoint.
             CheckpointError: the given checkpoint is not complete; with `auto`, the store has checkpoints, but none is
-                complete; or another
-                process is writing into this store.
+                complete; or another process is writing into this store.
         """
         self.clean()
         if resume == "never":
@@ -227,12 +225,8 @@ class CheckpointStore:
                 held.enter_context(holding_lock(self.folder / ".lock"))
             except LockHeld:
                 raise CheckpointError(
-                    f"{self.folder}: another run writes its checkpoints here; give each run its own output_dir, "
-                    f"or "
-                    f"wait "
-                    f"for "
-                    f"that "
-                    f"run"
+                    f"{self.folder}: another run writes its checkpoints here; give each run its own output_dir, or "
+                    f"wait for that run"
                 ) from None
             yield
 
@@ -258,7 +252,6 @@ def _no_checkpoint(path: Path, newest: Path | None) -> Fault:
     )
     remedy = (
         f"set it to the folder of a checkpoint{f', such as {newest}' if newest else ' (step_N)'}, or to `auto` "
-        f"or "
-        f"`never`"
+        f"or `never`"
     )
     return Fault("resume_from_checkpoint", problem, remedy)

@@ -33,6 +33,11 @@ class EngineSync:
         self._sync, self._engines, self._pool, self._phases = sync, engines, engines.pool, phases
         self._in_hands, self._version = in_hands, 0
 
+    async def open_routes(self) -> None:
+        """Open the routes of the weight sync; see `WeightSync.open_routes`."""
+        with self._in_hands():
+            await self._sync.open_routes()
+
     async def push(self, policy_version: int) -> None:
         """Send the trainer's current weights to every live engine. Without one, wait until an engine has restarted.
 

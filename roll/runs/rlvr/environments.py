@@ -76,8 +76,7 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
     embedded, largest = _embedding_rows(config, tokenizer), int(found.render([ASKED], ()).max())
     if embedded is not None and largest >= embedded:
         problem = (
-            f"its chat template writes the token {largest}, but a model has embeddings only for the tokens 0 "
-            f"to "
+            f"its chat template writes the token {largest}, but a model has embeddings only for the tokens 0 to "
             f"{embedded - 1}"
         )
         raise DataError([Fault(f"the tokenizer of '{tokenizer.name_or_path}'", problem, EMBEDDING_REMEDY)])

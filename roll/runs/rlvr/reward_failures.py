@@ -125,9 +125,7 @@ class RewardFailures:
     def _text(self, reward: _Reward, prompt: Prompt, count: int, result: RewardResult) -> str:
         what = (
             f"{reward.label} {VERBS[result.outcome]} on {_row(prompt)} ({count} of {self._asked[prompt.domain]} "
-            f"responses "
-            f"so "
-            f"far)"
+            f"responses so far)"
         )
         cause = f"\n{indent(_printable(result.trace), '  ')}" if result.trace else f" {_printable(result.note)}"
         limit = f" ({reward.timeout})" if result.outcome is RewardOutcome.TIMED_OUT else ""

@@ -101,8 +101,7 @@ def bar_notices(config: RlvrConfig, bars: Mapping[str, Bars]) -> list[str]:
         elif own and section.passes_at is None:
             said = " and ".join(map(str, bars[domain]))
             lines.append(
-                f"rewards.{domain}: a response passes if {said}, for {', '.join(own)}; "
-                f"rewards.{domain}.passes_at "
+                f"rewards.{domain}: a response passes if {said}, for {', '.join(own)}; rewards.{domain}.passes_at "
                 f"changes that"
             )
     return lines

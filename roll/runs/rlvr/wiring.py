@@ -35,7 +35,7 @@ from roll.config.derived.teachers import taught_domains, teacher_roles
 from roll.config.plan.plan import Plan
 from roll.config.schema.model import DataConfig
 from roll.config.schema.rlvr import DynamicSamplingConfig, RlvrConfig
-from roll.config.schema.roles import QueryFilterConfig
+from roll.config.schema.roles import QueryFilterConfig, ReferenceConfig
 from roll.data.ends import EndOfTurn, ends_of
 from roll.data.renderers.base import ChatRenderer
 from roll.data.sampler import PromptSampler
@@ -73,7 +73,8 @@ from roll.runs.rlvr.validation import NO_BARS, ByItself, Evaluator, Validation
 from roll.runs.role_models import check_same_tokens, model_path
 from roll.runs.roles import Roles
 from roll.runs.run_context import PreparedRun, RunContext
-from roll.runs.teacher import teaching
+from roll.runs.teacher import Teaching, teaching
+from roll.tracking.fanout import Tracking
 from roll.tracking.notices import Watch
 from roll.training.actor_train import ActorTrain
 from roll.training.critic import Critic
@@ -256,20 +257,14 @@ def held_out_ends(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> dic
 async def _loop(
     config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunContext, interrupt: Interrupt
 ) -> rlvr.Position:
-    plan = context.plan
+    plan, policy, stops = context.plan, config.actor_train, inputs.end.token_ids
     samples, from_engine = config.num_return_sequences_in_group, keeps_engine_log_probs(config)
     sampling = sampling_of(config.actor_infer.generating_args, config.response_length, samples, from_engine, inputs.end)
     steps = config.max_steps - config.critic_warmup
     teachers = teacher_roles(config)
-    taught = (
-        teaching(config, config.actor_train.model_args, [role.model_args for role in teachers.values()])
-        if teachers
-        else None
-    )
+    taught = _teaching(config, teachers)
     load = taught.load if taught else load_policy
-    actor_train = roles.actor_train(
-        "actor_train", config.actor_train, steps, sampling.temperature, load, inputs.end.token_ids
-    )
+    actor_train = roles.actor_train("actor_train", policy, steps, sampling.temperature, load, stops)
     actor_infer = roles.actor_infer(config)
     reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
     critic = roles.critic(config.critic, config.max_steps) if config.critic else None
@@ -281,7 +276,6 @@ async def _loop(
     meter = meter_of(roles, context, sharing)
     phases = phases_of(config, roles, meter, sharing, actor_infer)
 
-    source = source_of(config, inputs.training)
     assignment = CreditAssignment(credit(config))
     sampler, sets = samplers(config, phases, actor_infer, rewards, playing, sampling, inputs)
     shaped = shaping(config, sampling.max_new_tokens)
@@ -289,22 +283,20 @@ async def _loop(
         totalled(rewards.failures, context.tracker),
         listening(config, playing),
         aclosing(reference_of(config, plan, reference, shaped)) as asked,
-        aclosing(scheduler_of(config, source, sampler, asked.finished)) as scheduler,
+        aclosing(scheduler_of(config, source_of(config, inputs.training), sampler, asked.finished)) as scheduler,
     ):
         trainer = OnloadedTrainer(phases, "actor_train", actor_train, critic)
         position = await context.checkpointer.restore(trainer, scheduler, assignment, scheduler)
-        weights = sync_of(config, plan, actor_train, actor_infer)
-        if context.restarts:
-            await actor_infer.activity()  # discards the engines' counters from before the restart
-        else:
-            with roles.unsettled("actor_infer"):
-                await weights.open_routes()
         context.tracker.watch(inputs.watches)
+        weights = sync_of(config, plan, actor_train, actor_infer)
         engines = EngineSync(weights, actor_infer, phases, partial(roles.unsettled, "actor_infer"))
-        environments = playing.environments if playing else None
+        # After a restart the routes are open, and the engines' counters from before it are discarded.
+        await (actor_infer.activity() if context.restarts else engines.open_routes())
         run = rlvr.Rlvr(
             phases=phases,
-            meter=StepMeter(meter, scheduler, actor_infer, models, environments, len(inputs.training)),
+            meter=StepMeter(
+                meter, scheduler, actor_infer, models, playing and playing.environments, len(inputs.training)
+            ),
             scheduler=scheduler,
             engines=engines,
             trainer=actor_train,
@@ -314,9 +306,7 @@ async def _loop(
             critic=critic,
             teachers=step_teachers(config, phases, meter, taught_by),
             learning=learning(config, plan, actor_train, critic, phases),
-            validation=Validation(
-                config.eval_steps, config.max_steps, sets, phases, engines, meter.part, context.tracker
-            ),
+            validation=validation_of(config, sets, phases, engines, meter, context.tracker),
             checkpointer=context.checkpointer,
             interrupt=interrupt,
             tracker=context.tracker,
@@ -325,6 +315,24 @@ async def _loop(
             max_steps=config.max_steps,
         )
         return await rlvr.train_rlvr(run, position)
+
+
+def validation_of(
+    config: RlvrConfig,
+    sets: Sequence[Evaluator],
+    phases: DevicePhases,
+    engines: EngineSync,
+    meter: Meter,
+    tracker: Tracking,
+) -> Validation:
+    """Return the validation of the held-out sets, which is due as the configuration says."""
+    return Validation(config.eval_steps, config.max_steps, sets, phases, engines, meter.part, tracker)
+
+
+def _teaching(config: RlvrConfig, teachers: Mapping[str, ReferenceConfig]) -> Teaching | None:
+    if not teachers:
+        return None
+    return teaching(config, config.actor_train.model_args, [role.model_args for role in teachers.values()])
 
 
 def source_of(config: RlvrConfig, training: Prompts) -> PromptSampler:

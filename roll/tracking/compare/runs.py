@@ -33,9 +33,7 @@ def find_runs(places: Sequence[Path]) -> list[Path]:
                 else "there is no such folder"
             )
             remedy = (
-                "give the run folder (`output_dir`) of a run that finished a step, or the folder with the runs "
-                "of "
-                "a "
+                "give the run folder (`output_dir`) of a run that finished a step, or the folder with the runs of a "
                 "multirun"
             )
             faults.append(Fault(str(place), problem, remedy))

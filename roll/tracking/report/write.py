@@ -50,9 +50,7 @@ def _page(run: RunRecord, training: PageSamples, validation: PageSamples) -> str
     rows = run.rows
     unreadable = run.unreadable + training.unreadable + validation.unreadable
     remark = (
-        f"{unreadable} line(s) of the records could not be read and were left out: a process was killed while "
-        f"it "
-        f"was "
+        f"{unreadable} line(s) of the records could not be read and were left out: a process was killed while it was "
         f"writing."
     )
     model = str(run.keys.get("pretrain") or "")

@@ -37,11 +37,8 @@ LONGEST_COMPILATION = 3600.0
 visible.
 """
 REMEDY = (
-    "end that process if it hangs; if it no longer exists, remove the file (roll does so after an hour without "
-    "changes "
-    "in "
-    "its "
-    "folder)"
+    "end that process if it hangs; if it no longer exists, remove the file (roll does so after an hour without changes "
+    "in its folder)"
 )
 SILENCE = 5.0
 """Seconds to wait for another process of roll before the wait is logged."""

@@ -38,8 +38,8 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
 
     Raises:
         CheckpointError: there is no state to load; the checkpoint was written with another number of ranks, another
-            degree of tensor
-            parallelism, or optimizer states in another place (memory or NVMe); it is universal, and the run uses
+            degree of tensor parallelism, or optimizer states in another place (memory or NVMe); it is universal, and
+            the run uses
                 ZeRO-0, tensor parallelism
             or optimizer states on NVMe; or a file would execute code when loaded.
     """
@@ -164,18 +164,13 @@ def to_universal(checkpoint: Path, out: Path) -> None:
 
     Raises:
         CheckpointError: the checkpoint was written with ZeRO-0 (which does not shard states), with tensor parallelism,
-            or with optimizer
-            states on NVMe; or a file would execute code when loaded.
+            or with optimizer states on NVMe; or a file would execute code when loaded.
     """
     _check_complete(checkpoint)
     if zero_stage(checkpoint) == 0:
         raise CheckpointError(
-            f"{checkpoint} was written with ZeRO-0, and only checkpoints of ZeRO-1, 2 and 3 can be converted: "
-            f"use "
-            f"one "
-            f"of "
-            f"these "
-            f"stages"
+            f"{checkpoint} was written with ZeRO-0, and only checkpoints of ZeRO-1, 2 and 3 can be converted: use one "
+            f"of these stages"
         )
     # More than one worker would hang: workers are forked while torch's threads are running.
     arguments = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
@@ -194,14 +189,8 @@ def to_universal(checkpoint: Path, out: Path) -> None:
 def _check_complete(checkpoint: Path) -> None:
     if (count := parts(checkpoint)) > 1:
         raise CheckpointError(
-            f"{checkpoint} was written with an autotp_size of {count}, and holds each tensor in parts: resume "
-            f"the "
-            f"run "
-            f"on "
-            f"the "
-            f"same "
-            f"ranks; "
-            "it exports the whole model when it ends"
+            f"{checkpoint} was written with an autotp_size of {count}, and holds each tensor in parts: resume the run "
+            f"on the same ranks; it exports the whole model when it ends"
         )
     if (checkpoint / TAG / SWAPPED).is_dir():
         raise CheckpointError(
@@ -222,13 +211,11 @@ def trained_weights(checkpoint: Path, as_held: bool) -> dict[str, Tensor]:
 
     Args:
         as_held: Return the weights bitwise as the trainer computes with them (with ZeRO-3, adapters are fp32 even if
-            the model is bf16).
-            Otherwise, return ZeRO's fp32 master weights where they exist.
+            the model is bf16). Otherwise, return ZeRO's fp32 master weights where they exist.
 
     Raises:
         CheckpointError: there is no trainer state; the checkpoint was written with tensor parallelism or optimizer
-            states on NVMe; or a
-            file would execute code when loaded.
+            states on NVMe; or a file would execute code when loaded.
     """
     if not (checkpoint / TAG).is_dir():
         raise CheckpointError(f"there is no trainer state in {checkpoint}: the folder '{TAG}' is missing")

@@ -54,8 +54,7 @@ class MetricSums:
             difference: [S], log-probs of the trainer minus those of the engine.
             current: bool [S], tokens sampled by the current version. Other tokens are left out.
             spanning: bool [S], tokens of responses sampled by several versions. For these, the engine may have reused a
-                KV cache that an
-                older version computed.
+                KV cache that an older version computed.
         """
         compared = torch.where(current, difference.double(), 0.0)
         values = (compared.abs(), torch.expm1(compared) - compared)

@@ -74,12 +74,8 @@ def nothing_runs(folder: Path) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         file, why = _refused(folder) or (folder, str(error))
         raise CheckpointError(
-            f"{file} contains an object that roll does not write, and that could execute code when loaded: "
-            f"{why}. "
-            f"Nothing "
-            f"was "
-            f"executed; "
-            "resume from a checkpoint whose origin you trust"
+            f"{file} contains an object that roll does not write, and that could execute code when loaded: {why}. "
+            f"Nothing was executed; resume from a checkpoint whose origin you trust"
         ) from error
     finally:
         if earlier is None:

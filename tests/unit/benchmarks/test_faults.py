@@ -144,8 +144,7 @@ def test_the_table_says_what_was_measured(outcome: dict[str, Any]) -> None:
     # in two hours.
     share = f"**{100 * (1 - (122 / 32 + 502) / 2 / 3600):.1f}%** of the time is spent on training"
     assert (
-        f"An engine's failure then costs 3.8 s, because 31 other engines continue, and a rank's failure 502 s, "
-        f"and "
+        f"An engine's failure then costs 3.8 s, because 31 other engines continue, and a rank's failure 502 s, and "
         f"{share}" in text
     )
 

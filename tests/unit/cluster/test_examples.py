@@ -101,7 +101,6 @@ def test_the_plan_of_72b_says_that_it_fits(name: str, nodes: int, capsys: pytest
     assert main(["--config-name", name, "dry_run=true", "gpu_memory_gib=15"]) == 0
     printed = capsys.readouterr().out
     assert (
-        "warning: too much for GPUs of 15 GiB, by the estimate: generation on device 0, training on device 0, "
-        "weight "
+        "warning: too much for GPUs of 15 GiB, by the estimate: generation on device 0, training on device 0, weight "
         "sync" in printed
     )

@@ -72,8 +72,7 @@ def test_the_head_comes_first_and_goes_last() -> None:
     assert str(head) == (
         "ssh -o BatchMode=yes -o ConnectTimeout=10 worker-1 "
         "'env RAY_AUTH_MODE=token RAY_worker_niceness=0 /opt/env/bin/ray start --disable-usage-stats --head "
-        "--port=6379 "
-        "--num-gpus=8'"
+        "--port=6379 --num-gpus=8'"
     )
     assert other.host == "user@10.0.0.2" and other.words[-2:] == ("--address=worker-1:6379", "--num-gpus=8")
     assert [command.host for command in stop_commands(hosts, RAY)] == ["user@10.0.0.2", "worker-1"]

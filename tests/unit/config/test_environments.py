@@ -32,8 +32,7 @@ def test_steps_that_no_episode_can_take_are_warned_of(
     if said:
         assert said[0].startswith("environments.")
         assert (
-            f".max_turns: episodes end after {turns} turns, but the environment promises the policy {steps} "
-            f"steps "
+            f".max_turns: episodes end after {turns} turns, but the environment promises the policy {steps} steps "
             f"(max_steps)" in said[0]
         )
         assert f"set max_turns={steps}, or lower environment_args.max_steps" in said[0]

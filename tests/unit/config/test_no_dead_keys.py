@@ -70,6 +70,6 @@ def test_the_exceptions_are_what_they_are_said_to_be() -> None:
     for key in FIXED:
         literal, nothing = get_args(DeepSpeedConfig.model_fields[key].annotation)
         assert len(get_args(literal)) == 1 and nothing is type(None)
-    setup = [node for node in tree_of("train/deepspeed/setup.py").body if isinstance(node, ast.FunctionDef)]
-    (whole,) = [node for node in setup if node.name == "deepspeed_config"]
+    setup = [node for node in tree_of("training/deepspeed/setup.py").body if isinstance(node, ast.FunctionDef)]
+    (whole,) = [node for node in setup if node.name == "engine_config"]
     assert "config.model_dump(exclude_none=True)" in ast.unparse(whole)

@@ -103,8 +103,7 @@ DOMAINS = f"""{MATH}
 """
 RLVR = COMMON + POLICY
 REINFORCE = (
-    "adv_estimator: reinforce\nnorm_mean_type: ~\nnorm_std_type: ~\nreward_clip: 10\ndual_clip_loss: "
-    "true\nvalue_clip: "
+    "adv_estimator: reinforce\nnorm_mean_type: ~\nnorm_std_type: ~\nreward_clip: 10\ndual_clip_loss: true\nvalue_clip: "
     "0.5\n"
 )
 PREFERENCES = f"""{COMMON}

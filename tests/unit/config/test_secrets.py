@@ -25,9 +25,7 @@ WORDS = [
     "track_with=mlflow",
     "++tracker_kwargs={mlflow: {tracking_uri: 'https://me:pass-word@host/x', access_token: tracker-key}}",
     "++system_envs={HF_TOKEN: hf-token-1, MY_SECRET: secret-two, DB_PASSWORD: password-3, "
-    "TOKENIZERS_PARALLELISM: "
-    "'false', "
-    "COLOUR: "
+    "TOKENIZERS_PARALLELISM: 'false', COLOUR: "
     "blue}",
     "++sft_train.system_envs={AWS_SECRET_ACCESS_KEY: of-the-role}",
 ]

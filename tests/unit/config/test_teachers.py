@@ -14,8 +14,7 @@ from tests.unit.config.test_examples import planned
 
 FULL = ("algorithms/on_policy_distillation_full", "~teacher", "+distill_top_k=8", "+rewards.words.reward=no_reward")
 STRATEGY = (
-    "model_args: {dtype: fp32}, strategy_args: {strategy_name: hf_infer}, world_size: 1, "
-    "max_tokens_per_microbatch: "
+    "model_args: {dtype: fp32}, strategy_args: {strategy_name: hf_infer}, world_size: 1, max_tokens_per_microbatch: "
     "4096"
 )
 

@@ -251,11 +251,8 @@ def test_the_plan_shows_a_wider_window_with_its_age_limit() -> None:
     assert told(async_generation_ratio=1.5) == "Generation: up to 1.5 steps ahead of training"
     window = 3 * experiment(*placed).rollout_batch_size
     assert told(async_generation_ratio=1.5, rollout_window=window) == (
-        "Generation: up to 1.5 steps ahead of training; a step trains on the first groups to finish in a window "
-        "of "
-        "3 "
-        "batches; "
-        "none is older than 4 steps"
+        "Generation: up to 1.5 steps ahead of training; a step trains on the first groups to finish in a window of 3 "
+        "batches; none is older than 4 steps"
     )
 
 

@@ -197,11 +197,8 @@ RETURNS = (
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
 OPENS_THINKING = (
-    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'].split('</think>')[-1] }}{{ '<|end|>' if m['role'] "
-    "== "
-    "'assistant' "
-    "}}"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'].split('</think>')[-1] }}{{ '<|end|>' if m['role'] == "
+    "'assistant' }}{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
 )
 MARKS_TURNS = (
     "{% for m in messages %}<|{{ m['role'] }}|>{% if m['role'] == 'assistant' %}"
@@ -214,9 +211,7 @@ MARKS_ANSWERS = MARKS_TURNS.replace(
 )
 MOVES_SYSTEM = (
     "{% set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}"
-    "{% for m in messages if m['role'] != 'system' %}{% if m['role'] == 'user' %}[INST]{{ system if m == "
-    "messages "
-    "| "
+    "{% for m in messages if m['role'] != 'system' %}{% if m['role'] == 'user' %}[INST]{{ system if m == messages | "
     "selectattr('role', "
     "'equalto', 'user') | list | last }}{{ m['content'] }}[/INST]{% else %}{{ m['content'] }}</s>{% endif %}{% "
     "endfor "

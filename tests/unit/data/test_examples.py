@@ -82,9 +82,7 @@ def test_a_message_keeps_its_calls_and_its_thinking(
     template = (
         "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<{{ m.reasoning_content }}>{% endif "
         "%}{{ "
-        "m.content "
-        "}}"
-        "{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %};{% endfor %}"
+        "m.content }}{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %};{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     speaking = copy.deepcopy(tokenizer)
@@ -208,16 +206,10 @@ CALL = {"id": "call00000", "type": "function", "function": {"name": "add", "argu
 FED = {"role": "tool", "content": "2", "tool_call_id": "call00000"}
 LOSES = (
     "{% for m in messages %}{% if m['role'] == 'system' and loop.first %}[system]{{ m['content'] }}{% elif "
-    "m['role'] "
-    "== "
-    "'user' "
+    "m['role'] == 'user' "
     "%}"
-    "[user]{{ m['content'] }}{% elif m['role'] == 'assistant' %}[assistant]{% if m.tool_calls %}{{ "
-    "m.tool_calls[0] "
-    "| "
-    "tojson "
-    "}}"
-    "{% else %}{{ m['content'].split('</think>')[-1] }}{% endif %}<|im_end|>{% endif %}{% endfor %}"
+    "[user]{{ m['content'] }}{% elif m['role'] == 'assistant' %}[assistant]{% if m.tool_calls %}{{ m.tool_calls[0] | "
+    "tojson }}{% else %}{{ m['content'].split('</think>')[-1] }}{% endif %}<|im_end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 """Writes no second system message, no answer of a tool, no text beside a call, no second call and no thinking."""

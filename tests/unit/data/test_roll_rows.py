@@ -121,15 +121,10 @@ def test_the_domain_goes_before_the_tag_and_the_tag_before_the_default(
     with caplog.at_level(logging.WARNING):
         warn_of_routes(prompts)
     assert [record.getMessage().removeprefix(f"{tmp_path}/") for record in caplog.records] == [
-        "rows.jsonl: no reward domain includes the tag of 4 rows (aime2024: 2, minervamath: 1, no tag: 1); they "
-        "are "
-        "scored "
-        "by "
-        "math_rule",
-        "rows.jsonl: the column 'domain' of 2 rows names no reward domain (algebra: 2); their tags decide which "
-        "one "
-        "scores "
-        "them",
+        "rows.jsonl: no reward domain includes the tag of 4 rows (aime2024: 2, minervamath: 1, no tag: 1); they are "
+        "scored by math_rule",
+        "rows.jsonl: the column 'domain' of 2 rows names no reward domain (algebra: 2); their tags decide which one "
+        "scores them",
     ]
 
 

@@ -21,8 +21,7 @@ def plain(city: str, days: int = 3, rain: bool = True) -> str:
     The forecast is for one city.
 
     Args:
-        city: The city, by its
-            full name.
+        city: The city, by its full name.
         days: Number of days.
         rain: Whether to include rain.
 

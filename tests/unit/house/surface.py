@@ -72,17 +72,14 @@ DECLARED = {
     "vllm/v1/engine/async_llm.py": {
         "AsyncLLM": "class (EngineClient)",
         "AsyncLLM.from_engine_args": (
-            "(cls, engine_args, start_engine_loop=True, usage_context=UsageContext.ENGINE_CONTEXT, "
-            "stat_loggers=None) "
-            "-> "
-            "'AsyncLLM'"
+            "(cls, engine_args, start_engine_loop=True, usage_context=UsageContext.ENGINE_CONTEXT, stat_loggers=None) "
+            "-> 'AsyncLLM'"
         ),
         "AsyncLLM.generate": (
             "async (self, prompt, sampling_params, request_id, *, prompt_text=None, lora_request=None, "
             "tokenization_kwargs=None, "
             "trace_headers=None, priority=0, data_parallel_rank=None, session_id=None, kv_hints=None, "
-            "reasoning_ended=None, "
-            "reasoning_parser_kwargs=None) -> AsyncGenerator[RequestOutput, None]"
+            "reasoning_ended=None, reasoning_parser_kwargs=None) -> AsyncGenerator[RequestOutput, None]"
         ),
         "AsyncLLM.encode": (
             "async (self, prompt, pooling_params, request_id, lora_request=None, trace_headers=None, priority=0, "

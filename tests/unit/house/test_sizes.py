@@ -34,8 +34,7 @@ def test_no_function_is_too_long() -> None:
 def test_the_guide_gives_the_same_bounds() -> None:
     bounds = (
         f"Files of at most {FILE_LINES} lines, functions of fewer than {FUNCTION_LINES}, lines of at most "
-        f"{LINE_LENGTH} "
-        f"characters"
+        f"{LINE_LENGTH} characters"
     )
     assert bounds in " ".join((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
 

@@ -159,11 +159,8 @@ def test_engines_and_rewards_outlive_the_trainer_side_unless_it_had_them_in_its_
                 return sorted(Group.log)
 
             assert not found.have_started
-            engines, reward, trainer = (
-                ["actor_infer starts"],
-                ["rewards.arithmetic starts"],
-                ["actor_train starts", "reference starts"],
-            )
+            engines, reward = ["actor_infer starts"], ["rewards.arithmetic starts"]
+            trainer = ["actor_train starts", "reference starts"]
             assert await begin() == [*engines, *trainer, *reward] and found.have_started
             assert await begin() == []
             with found.unsettled("actor_infer"):

@@ -184,7 +184,8 @@ def test_a_teachers_divergence_gets_its_weight(usual: RlvrConfig) -> None:
 
 
 def test_no_key_of_the_loss_is_left_out() -> None:
-    tree = ast.parse(inspect.getsource(wire_loss))
+    makers = (wire_loss.learner_loss, wire_loss.policy_loss, wire_loss.objective, wire_loss.correction)
+    tree = ast.parse("\n".join(inspect.getsource(make) for make in makers))
     named = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name))
     read = {node.attr for node in named if node.value.id == "config"}  # pyright: ignore[reportAttributeAccessIssue]
     wired = read | set(readers(POLICY_LOSSES)) | set(BOUNDS) | {"behaviour_log_probs", "kl_loss_importance"}

@@ -265,12 +265,7 @@ def test_scripts_are_compared_by_what_they_write() -> None:
                 "a = Account(5)\na.take(2)\nassert a.n == 3 and isinstance(a, Account)",
                 "import pytest\ndef test_low():\n    with pytest.raises(Low, match='too'):\n        Account(1).take(2)",
                 "try:\n    Account(1).take(2)\nexcept ValueError as error:\n    assert str(error) == 'too "
-                "low'\nelse:\n "
-                " "
-                " "
-                " "
-                "assert "
-                "False",
+                "low'\nelse:\n    assert False",
             ],
             1,
         ),
@@ -282,11 +277,8 @@ def test_scripts_are_compared_by_what_they_write() -> None:
         (
             "def size(node): return 0 if node is None else node.value + size(node.next)",
             [
-                "class Node:\n    def __init__(self, v, n=None): self.value, self.next = v, n\nassert "
-                "size(Node(1, "
-                "Node(2))) "
-                "== "
-                "3"
+                "class Node:\n    def __init__(self, v, n=None): self.value, self.next = v, n\nassert size(Node(1, "
+                "Node(2))) == 3"
             ],
             1,
         ),
@@ -307,19 +299,12 @@ def test_scripts_are_compared_by_what_they_write() -> None:
         (
             "def f(x): return -x",
             [
-                "import pytest\n@pytest.mark.parametrize('x, y', [(1, -1), (2, -2)])\ndef test_f(x, y): assert "
-                "f(x) "
-                "== "
+                "import pytest\n@pytest.mark.parametrize('x, y', [(1, -1), (2, -2)])\ndef test_f(x, y): assert f(x) == "
                 "y",
-                "import pytest\n@pytest.mark.parametrize('x, y', [(1, -1), (2, 2)])\ndef test_f(x, y): assert "
-                "f(x) "
-                "== "
+                "import pytest\n@pytest.mark.parametrize('x, y', [(1, -1), (2, 2)])\ndef test_f(x, y): assert f(x) == "
                 "y",
-                "import pytest\n@pytest.fixture\ndef one(): return 1\nclass TestF:\n    def test_f(self, one): "
-                "assert "
-                "f(one) "
-                "== "
-                "-1",
+                "import pytest\n@pytest.fixture\ndef one(): return 1\nclass TestF:\n    def test_f(self, one): assert "
+                "f(one) == -1",
                 "import unittest\nclass T(unittest.TestCase):\n    def test_f(self): self.assertEqual(f(1), 1)",
             ],
             0.5,

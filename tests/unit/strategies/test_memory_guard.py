@@ -30,10 +30,8 @@ from tests import limits
 
 RANK = Rank("actor_train", 2, 4, "127.0.0.1", 1, "cuda", limits.START)
 REPORT = (
-    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.25 GiB "
-    "is "
-    "free. "
-    "Including non-PyTorch memory, this process has 138.00 GiB memory in use."
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.25 GiB is "
+    "free. Including non-PyTorch memory, this process has 138.00 GiB memory in use."
 )
 
 
@@ -185,10 +183,8 @@ def test_out_of_memory_is_told_with_place_and_remedy() -> None:
         patch.setenv("CUDA_VISIBLE_DEVICES", "6")
         raise torch.OutOfMemoryError(REPORT)
     assert str(caught.value) == (
-        "actor_train rank 2 ran out of memory on device 6 while training: requested 2.50 GiB, 1.25 GiB of 139.80 "
-        "GiB "
-        "were "
-        "free; "
+        "actor_train rank 2 ran out of memory on device 6 while training: requested 2.50 GiB, 1.25 GiB of 139.80 GiB "
+        "were free; "
         "lower actor_train.max_tokens_per_microbatch, or set actor_train.model_args.gradient_checkpointing to all, "
         "or lower gpu_memory_utilization of an engine that shares the device"
     )

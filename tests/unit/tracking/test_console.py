@@ -117,14 +117,10 @@ def test_the_live_view_shows_the_run() -> None:
 def test_a_terminal_is_left_sane_when_the_run_fails() -> None:
     """Uses a real pseudo-terminal: printed text appears above the view, and the cursor is visible again at the end."""
     program = (
-        "from roll.tracking.console import LiveConsole, console_tracker\n"
-        "from roll.tracking.fanout import Tracking\n"
-        "from tests.quiet import quiet_life\n"
-        "console = console_tracker('run', 10, quiet_life())\n"
-        "assert isinstance(console, LiveConsole)\n"
-        "with Tracking(console) as tracking:\n"
-        "    tracking.log(1, {'reward/mean': 0.5, 'time/step': 1.0})\n"
-        "    print('printed meanwhile')\n"
+        "from roll.tracking.console import LiveConsole, console_tracker\nfrom roll.tracking.fanout import Tracking\n"
+        "from tests.quiet import quiet_life\nconsole = console_tracker('run', 10, quiet_life())\n"
+        "assert isinstance(console, LiveConsole)\nwith Tracking(console) as tracking:\n"
+        "    tracking.log(1, {'reward/mean': 0.5, 'time/step': 1.0})\n    print('printed meanwhile')\n"
         "    raise KeyboardInterrupt\n"
     )
     leader, follower = pty.openpty()

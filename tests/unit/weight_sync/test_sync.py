@@ -401,11 +401,8 @@ def test_who_did_not_come_is_named_and_not_who_waited(monkeypatch: pytest.Monkey
         )
 
     said = (
-        "^actor_infer rank 1 did not join a collective operation of the weight sync in which actor_train, "
-        "actor_infer "
-        "rank "
-        "0 "
-        "waited$"
+        "^actor_infer rank 1 did not join a collective operation of the weight sync in which actor_train, actor_infer "
+        "rank 0 waited$"
     )
     with pytest.raises(WeightSyncError, match=said):
         asyncio.run(broadcast())

@@ -12,9 +12,7 @@ from roll.ray.engine_log import LONGEST_CAUSE, root_cause
 CORE = "(EngineCore pid=9797) ERROR 11-25 11:19:03 [core.py:1512] "
 TRACEBACK = (
     f'{CORE}Traceback (most recent call last):\n{CORE}  File "core.py", line 1496, in '
-    f"run_engine_core\n{CORE} "
-    f"   "
-    f"raise RuntimeError(\n"
+    f"run_engine_core\n{CORE}    raise RuntimeError(\n"
 )
 KERNEL = "Unsupported CPU attention configuration: head_dim=16 isa=2 kv_cache_idx=0"
 PASSED_ON = (
@@ -22,10 +20,7 @@ PASSED_ON = (
 )
 DEAD = (
     "(MainProcess pid=9258) ERROR 11-25 11:19:03 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: "
-    "EngineCore "
-    "had "
-    "an "
-    "issue.\n"
+    "EngineCore had an issue.\n"
 )
 FATAL = f"{CORE}EngineCore encountered a fatal error.\n{TRACEBACK}"
 START = FATAL.replace("encountered a fatal error", "failed to start")

@@ -15,33 +15,20 @@ from tests.unit.house.installed import folder, messages
 
 FULL = (
     "Free memory on device cuda:0 (12.31/139.8 GiB) on startup is less than desired GPU memory utilization (0.9, "
-    "125.82 "
-    "GiB). "
-    "Decrease GPU memory utilization or reduce GPU memory used by other processes."
+    "125.82 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
 )
 NO_CACHE = (
-    "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the "
-    "engine "
-    "(this "
-    "flag "
-    "also "
-    "controls CPU memory reservation on the CPU backend, despite its name). "
+    "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine "
+    "(this flag also controls CPU memory reservation on the CPU backend, despite its name). "
     "See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details."
 )
 SMALL_CACHE = (
-    "To serve at least one request with the model's max seq len (32768), (1.75 GiB KV cache is needed, which is "
-    "larger "
-    "than "
-    "the "
-    "available KV cache memory (0.5 GiB). Based on the available memory, the estimated maximum model length is "
-    "9344. "
-    "Try "
-    "increasing "
-    "`gpu_memory_utilization` (which also controls CPU memory on the CPU backend) or decreasing `max_model_len` "
-    "when "
-    "initializing "
-    "the "
-    "engine. See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details."
+    "To serve at least one request with the model's max seq len (32768), (1.75 GiB KV cache is needed, which is larger "
+    "than the "
+    "available KV cache memory (0.5 GiB). Based on the available memory, the estimated maximum model length is 9344. "
+    "Try increasing "
+    "`gpu_memory_utilization` (which also controls CPU memory on the CPU backend) or decreasing `max_model_len` when "
+    "initializing the engine. See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details."
 )
 TORCH_PARTS = (
     "CUDA out of memory. Tried to allocate ",

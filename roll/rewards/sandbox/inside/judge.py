@@ -30,8 +30,7 @@ def run_test(test: Mapping[str, Any], channel: Channel) -> tuple[bytes, str]:
 
     Args:
         test: `kind` (`assert`, `check` or `text`), `code` of the test, `source` of the candidate, `entry` (name of the
-            function to pass
-            to `check`), and `response` (the text of the response).
+            function to pass to `check`), and `response` (the text of the response).
     """
     try:
         _run(test, channel)

@@ -30,21 +30,15 @@ MODULES = (
 )
 OF_MODULES = {
     "typing": "Any Callable Deque Dict FrozenSet Generator Generic Iterable Iterator List Literal Mapping NamedTuple "
-    "Optional "
-    "Sequence "
-    "Set"
-    " Tuple Type TypeVar Union",
+    "Optional Sequence Set Tuple Type TypeVar Union",
     "collections": "Counter OrderedDict defaultdict deque namedtuple",
     "functools": "cache cmp_to_key lru_cache partial reduce",
     "heapq": "heapify heappop heappush heappushpop heapreplace nlargest nsmallest",
     "bisect": "bisect_left bisect_right insort",
     "itertools": "accumulate chain combinations combinations_with_replacement count cycle groupby islice pairwise "
-    "permutations "
-    "product"
-    " takewhile zip_longest",
+    "permutations product takewhile zip_longest",
     "math": "atan2 ceil comb cos exp factorial floor gcd hypot inf fabs isclose isqrt lcm log log10 log2 pi prod "
-    "radians "
-    "sin sqrt tan",
+    "radians sin sqrt tan",
     "copy": "deepcopy",
     "operator": "itemgetter",
     "string": "ascii_lowercase ascii_letters ascii_uppercase digits punctuation",
