@@ -273,7 +273,7 @@ async def _loop(
     rewards = reported(config, roles.rewards(config, models), plan, context.tracker)
     playing = EpisodeParts(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
     sharing = await roles.start()
-    meter = meter_of(roles, context, sharing)
+    meter, environments = meter_of(roles, context, sharing), playing and playing.environments
     phases = phases_of(config, roles, meter, sharing, actor_infer)
 
     assignment = CreditAssignment(credit(config))
@@ -285,8 +285,8 @@ async def _loop(
         aclosing(reference_of(config, plan, reference, shaped)) as asked,
         aclosing(scheduler_of(config, source_of(config, inputs.training), sampler, asked.finished)) as scheduler,
     ):
-        trainer = OnloadedTrainer(phases, "actor_train", actor_train, critic)
-        position = await context.checkpointer.restore(trainer, scheduler, assignment, scheduler)
+        onloaded = OnloadedTrainer(phases, "actor_train", actor_train, critic)
+        position = await context.checkpointer.restore(onloaded, scheduler, assignment, scheduler)
         context.tracker.watch(inputs.watches)
         weights = sync_of(config, plan, actor_train, actor_infer)
         engines = EngineSync(weights, actor_infer, phases, partial(roles.unsettled, "actor_infer"))
@@ -294,9 +294,7 @@ async def _loop(
         await (actor_infer.activity() if context.restarts else engines.open_routes())
         run = rlvr.Rlvr(
             phases=phases,
-            meter=StepMeter(
-                meter, scheduler, actor_infer, models, playing and playing.environments, len(inputs.training)
-            ),
+            meter=StepMeter(meter, scheduler, actor_infer, models, environments, len(inputs.training)),
             scheduler=scheduler,
             engines=engines,
             trainer=actor_train,
