@@ -69,7 +69,7 @@ TEXT_MODEL = "language_model."
 """Prefix of the text model's parameters in a multimodal Qwen3.5 model."""
 
 
-def register_backend() -> None:
+def register() -> None:
     """Register the backend in vLLM. This is the entry point, which vLLM may call more than once in a process.
 
     Also make a child process of vLLM end when its parent dies. Otherwise it would outlive the parent and hold its GPU.
