@@ -76,7 +76,7 @@ def measure(samples: int, mean_length: int) -> dict[str, float]:
             f"credit: {name}": lambda credit=credit: CreditAssignment(credit)(step, None)
             for name, credit in CREDITS.items()
         },
-        "packing": lambda: packing.split(step.sequences.lengths, RANKS, TOKEN_BUDGET),
+        "packing": lambda: packing.split_to_budget(step.sequences.lengths, RANKS, TOKEN_BUDGET),
     }
     return {name: 1e6 * min(seconds(part) for _ in range(ROUNDS)) / samples for name, part in parts.items()}
 

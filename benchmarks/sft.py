@@ -31,7 +31,7 @@ from benchmarks import launch, models
 from benchmarks.figures import mfu
 from benchmarks.work import SftWork
 from roll.config.derived.model_shape import read_shape
-from roll.data.packing import split
+from roll.data.packing import split_to_budget
 from roll.system.sizes import GIB
 
 WARM_UP = 3
@@ -213,7 +213,9 @@ def packed_rows(work: SftWork, texts: list[str]) -> int:
     shape = read_shape(Path(work.model) / "config.json")
     assert shape, "the shape of a benchmark's model is known"
     return (
-        split([len(text) + 1 for text in texts], work.train_ranks, work.token_budget, shape.attention_cost).forwards
+        split_to_budget(
+            [len(text) + 1 for text in texts], work.train_ranks, work.token_budget, shape.attention_cost
+        ).forwards
         * work.train_ranks
     )
 

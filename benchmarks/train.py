@@ -180,7 +180,7 @@ def work(options: argparse.Namespace, vocabulary: int) -> tuple[Any, list[Any]]:
     behaviour = np.where(mask, -np.log(vocabulary), 0).astype(np.float32)
     batch = TrainBatch(sequences, advantages, behaviour, np.zeros(len(mask), np.int32), None)
     weights = loss_weights(sequences, "token-mean")
-    ((*forwards,),) = packing.split(sequences.lengths, 1, options.tokens).ranks
+    ((*forwards,),) = packing.split_to_budget(sequences.lengths, 1, options.tokens).ranks
     return sequences, [
         MicroBatch(
             packing.take_sequences(batch, indices), packing.select_tokens(weights, sequences, indices), tuple(indices)

@@ -51,7 +51,7 @@ def largest(covariances: np.ndarray, batch: TrainBatch, ratio: float) -> Bools:
     return _chosen(where[order[: _count(len(where), ratio)]], len(covariances))
 
 
-def some_between(covariances: np.ndarray, batch: TrainBatch, ratio: float, low: float, high: float) -> Bools:
+def any_between(covariances: np.ndarray, batch: TrainBatch, ratio: float, low: float, high: float) -> Bools:
     """Mark [T] random response tokens with a covariance in (low, high).
 
     Their number is a fraction `ratio` of all response tokens, at least one, or all tokens in the interval if there are
@@ -339,7 +339,7 @@ class ClipCov(Objective):
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
         """See `Objective`."""
-        return some_between(token_covariances(batch), batch, self.ratio, self.low, self.high)
+        return any_between(token_covariances(batch), batch, self.ratio, self.low, self.high)
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
         """See `Objective`."""

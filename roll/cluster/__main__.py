@@ -42,7 +42,7 @@ class HostFailed(RollError):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print or run the commands. Return the exit status."""
-    arguments, rest = parser().parse_known_args(argv)
+    arguments, rest = cluster_parser().parse_known_args(argv)
     try:
         if faults := [_no_flag(word) for word in rest]:
             raise ConfigError(faults)
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
+def cluster_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     found = argparse.ArgumentParser(
         "python -m roll.cluster", description="Start a Ray cluster on the hosts of a DeepSpeed hostfile."

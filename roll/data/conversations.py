@@ -16,7 +16,7 @@ from roll.data.tables import adds_space, continuation, left_open
 from roll.types import Ints
 
 
-def asked_conversation(row: Mapping[str, Any], sources: Sequence[DataConfig]) -> Conversation:
+def requested_conversation(row: Mapping[str, Any], sources: Sequence[DataConfig]) -> Conversation:
     """Return the messages that the policy was asked to answer.
 
     Args:

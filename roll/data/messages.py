@@ -70,7 +70,7 @@ def read_message(message: Mapping[str, Any]) -> dict[str, Any]:
         MessageFault: the role is unknown, the content is not text, a tool call or the thinking cannot be read, or a key
             asks for a loss that cannot be given.
     """
-    role, content, calls = _spoken_parts(message)
+    role, content, calls = _text_parts(message)
     if seen := [key for key in MEDIA if message.get(key)]:
         raise _media(f"has '{seen[0]}'")
     read: dict[str, Any] = {"role": role, "content": text_of(content)}
@@ -93,7 +93,7 @@ def read_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def unread_message_keys(message: Mapping[str, Any]) -> Iterator[str]:
     """Yield the keys of a message that have a value but that nothing reads."""
-    role, _, _ = _spoken_parts(message)
+    role, _, _ = _text_parts(message)
     for key, value in message.items():
         if key not in KNOWN and not (key in REASONING and role == "assistant") and value not in (None, "", [], {}):
             yield key
@@ -101,7 +101,7 @@ def unread_message_keys(message: Mapping[str, Any]) -> Iterator[str]:
 
 def role_of(message: Mapping[str, Any]) -> str:
     """Return the role of a message. Raises MessageFault if it is unknown."""
-    return _spoken_parts(message)[0]
+    return _text_parts(message)[0]
 
 
 def text_of(content: Any) -> str:
@@ -164,7 +164,7 @@ def object_of(arguments: Any) -> dict[str, Any] | None:
     return dict(found) if isinstance(found, Mapping) else None
 
 
-def _spoken_parts(message: Mapping[str, Any]) -> tuple[str, Any, list[dict[str, Any]]]:
+def _text_parts(message: Mapping[str, Any]) -> tuple[str, Any, list[dict[str, Any]]]:
     """Return the role, the content, and the tool calls of ShareGPT's `function_call`, which are its text."""
     if "role" not in message and "from" in message:
         role, content = ROLE_FROM.get(str(message["from"])), _content(message, "value", "content")

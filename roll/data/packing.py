@@ -156,7 +156,7 @@ class Split:
         return len(self.ranks[0])
 
 
-def split(
+def split_to_budget(
     lengths: Sequence[int] | np.ndarray,
     ranks: int,
     token_budget: int,

@@ -55,7 +55,7 @@ class WrittenRows:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prepare the data set given on the command line. Return the exit status."""
-    given = parser().parse_args(argv)
+    given = prepare_parser().parse_args(argv)
     public = SETS[given.set]
     wish = SetRequest(
         given.set,
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(lambda: print(rows_summary(wish, write_set(wish))))
 
 
-def parser() -> argparse.ArgumentParser:
+def prepare_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     sets = "\n".join(f"  {name}: {public.hub_name}\n    {public.holds}" for name, public in SETS.items())
     found = argparse.ArgumentParser(

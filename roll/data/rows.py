@@ -147,7 +147,7 @@ def example_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conve
     """
     if data_args.messages is None:
         assert data_args.response is not None, "the configuration was checked"
-        return [*_prompt(row, data_args), {"role": "assistant", "content": _said(row, data_args.response)}]
+        return [*_prompt(row, data_args), {"role": "assistant", "content": _quoted_value(row, data_args.response)}]
     conversation = _messages(row, data_args.messages)
     if conversation[-1]["role"] != "assistant":
         problem = f"'{data_args.messages}' ends with a message of the role '{conversation[-1]['role']}'"
@@ -259,7 +259,7 @@ def _question(row: Mapping[str, Any], prompt: str, further: str | None) -> str:
     if text is not None and not isinstance(text, str):
         problem = f"'{further}' is a {type(text).__name__}: {_excerpt(text)}"
         raise RowFault(f"'{further}' is not text", problem, f"make '{further}' a string, which may be empty")
-    said = _said(row, prompt)
+    said = _quoted_value(row, prompt)
     return f"{said}\n{text}" if text and text.strip() else said
 
 
@@ -377,7 +377,7 @@ def column_text(row: Mapping[str, Any], column: str) -> str:
     return text
 
 
-def _said(row: Mapping[str, Any], column: str) -> str:
+def _quoted_value(row: Mapping[str, Any], column: str) -> str:
     """Return the text of a single message. Raises RowFault as `text_of` does, and if the text is a JSON list of
     messages.
     """

@@ -25,7 +25,7 @@ STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.BROKEN: "bold 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check the machine and print the findings. Return the exit status."""
-    arguments = parser().parse_args(argv)
+    arguments = doctor_parser().parse_args(argv)
     findings = diagnose(gather_facts())
     if arguments.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_status(findings)
 
 
-def parser() -> argparse.ArgumentParser:
+def doctor_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     found = argparse.ArgumentParser("python -m roll.doctor", description="Check whether this machine can run roll.")
     found.add_argument("--json", action="store_true", help="print a list of findings instead of a table")

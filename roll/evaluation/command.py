@@ -64,12 +64,12 @@ def _show(evaluation: Evaluation) -> None:
 
 def request_of(argv: Sequence[str] | None) -> Request:
     """Parse the command line. `argv` None means `sys.argv`."""
-    given = vars(parser().parse_intermixed_args(argv))
+    given = vars(evaluation_parser().parse_intermixed_args(argv))
     given |= {"data": tuple(given["data"]), "overrides": tuple(given["overrides"])}
     return Request(**given)
 
 
-def parser() -> argparse.ArgumentParser:
+def evaluation_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     found = argparse.ArgumentParser(
         "python -m roll.evaluate",

@@ -24,7 +24,7 @@ from roll.evaluation.subject import Subject
 from roll.export.__main__ import export
 from roll.ray.cluster import ClusterSession, cluster
 from roll.ray.guarded import guarded
-from roll.rewards.passing import Bars, said
+from roll.rewards.passing import Bars, bar_text
 from roll.runs.assemble import show_activity
 from roll.runs.interrupt import Interrupt
 from roll.runs.rlvr.held_out import HeldOutInputs, held_out_groups, prepare_held_out
@@ -70,7 +70,7 @@ def run_evaluation(evaluation: Evaluation, life: ActivityDisplay) -> EvaluationR
             f"{', '.join(f'{name}: {count} of {len(inputs.held_out[name])} prompts' for name, count in asked.items())} "
             f"will be answered"
         )
-        _print_stage(f"a response passes if: {said(inputs.bars)}")
+        _print_stage(f"a response passes if: {bar_text(inputs.bars)}")
         _print_stage(
             f"starting {', '.join(f'{role.ranks} x {name} ({role.strategy})' for name, role in plan.roles.items())}"
         )
@@ -89,7 +89,7 @@ def run_evaluation(evaluation: Evaluation, life: ActivityDisplay) -> EvaluationR
     step = subject.trained.step if subject.trained else None
     attention = [*(notice.text for notice in notices), *map(secrets.hide, progress.failures)]
     result = EvaluationResult(folder, subject.model, step, sets, attention)
-    write_results(result, _facts(evaluation) | {"passes_if": said(inputs.bars)})
+    write_results(result, _facts(evaluation) | {"passes_if": bar_text(inputs.bars)})
     return result
 
 

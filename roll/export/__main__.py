@@ -26,13 +26,13 @@ HELP = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the export that the command line describes. Return the exit status."""
-    arguments = parser().parse_args(argv)
+    arguments = export_parser().parse_args(argv)
     return run_command(
         lambda: print(f"{export(arguments.checkpoint, arguments.out, arguments.format)}: {arguments.out}")
     )
 
 
-def parser() -> argparse.ArgumentParser:
+def export_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     found = argparse.ArgumentParser("python -m roll.export", description="Convert a run's checkpoint for other tools.")
     found.add_argument(

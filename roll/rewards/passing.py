@@ -69,7 +69,7 @@ def bars_of_judge(pattern: AnswerPattern) -> Bars:
     return USUAL if pattern.has_largest else ()
 
 
-def said(bars: Mapping[str, Bars]) -> str:
+def bar_text(bars: Mapping[str, Bars]) -> str:
     """Return the bars of all domains as a text."""
     return "; ".join(
         f"{domain}: {' and '.join(map(str, own)) if own else 'no accuracy'}" for domain, own in sorted(bars.items())

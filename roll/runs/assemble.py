@@ -219,7 +219,7 @@ def _changed(config: Config, checkpointer: Checkpointer) -> list[Change]:
             checkpointer.last and checkpointer.last[1],
         )
     faults = change_faults(
-        changed or [], config, checkpointer.last and checkpointer.last[1], resume_fingerprint.guarded(config)
+        changed or [], config, checkpointer.last and checkpointer.last[1], resume_fingerprint.guarded_keys(config)
     )
     checkpointer.agree(resume_fingerprint.of_keys(config), "set it to the checkpoint's value", faults)
     checkpointer.agree(resume_fingerprint.of_weights(config), "set it to the model that the adapter was trained on")

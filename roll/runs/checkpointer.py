@@ -114,7 +114,7 @@ class Checkpointer:
         """
         if self._folder is None or self._state is None:
             return []
-        before = self._state.config or _config_beside(self._folder)
+        before = self._state.config or _config_of_checkpoint(self._folder)
         return changes(before, self._config) if before else None
 
     def agree(self, fingerprint: Mapping[str, str], remedy: str, further: Sequence[Fault] = ()) -> None:
@@ -230,7 +230,7 @@ class Checkpointer:
         LOG.info("exported: %s", self._final)
 
 
-def _config_beside(checkpoint: Path) -> dict[str, Any]:
+def _config_of_checkpoint(checkpoint: Path) -> dict[str, Any]:
     """Return the configuration in the run folder of a checkpoint; empty if there is none."""
     path = checkpoint.absolute().parent.parent / CONFIG_FILE
     try:

@@ -43,7 +43,7 @@ def of_keys(config: Config) -> dict[str, str]:
     return found
 
 
-def guarded(config: Config) -> frozenset[str]:
+def guarded_keys(config: Config) -> frozenset[str]:
     """Return the keys that a fingerprint compares by what they stand for, such as the rows of a file."""
     return frozenset({*of_keys(config), *of_weights(config), f"{learner(config)[0]}.data_args.file_name", "data_split"})
 

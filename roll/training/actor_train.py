@@ -246,7 +246,7 @@ def micro_batches_of(
     weights = loss_weights(
         chosen.sequences, shape.loss_agg_mode, shape.loss_scale, chosen.sequence_weights, chosen.episode_of_sequence
     )
-    split = packing.split(
+    split = packing.split_to_budget(
         chosen.sequences.lengths, replicas, shape.token_budget, shape.attention_cost, chosen.sequences_per_example
     )
 

@@ -15,7 +15,7 @@ from roll.types import Floats, Sequences
 
 def share_out(sequences: Sequences, replicas: int, token_budget: int) -> tuple[packing.Split, list[list[Sequences]]]:
     """Split sequences into micro-batches. Return the split, and the micro-batches of each replica."""
-    split = packing.split(sequences.lengths, replicas, token_budget)
+    split = packing.split_to_budget(sequences.lengths, replicas, token_budget)
     return split, [[packing.select(sequences, indices) for indices in forwards] for forwards in split.ranks]
 
 

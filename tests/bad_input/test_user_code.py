@@ -14,7 +14,7 @@ import pytest
 
 from roll.algorithms.methods.kinds import KINDS
 from roll.config.load import user_code
-from roll.config.load.user_code import PartTraitsFound, UserPart, ask
+from roll.config.load.user_code import InspectedPart, UserPart, ask
 from roll.pipeline import main
 
 MODULE = """
@@ -313,7 +313,7 @@ def modules(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def looked(tmp_path_factory: pytest.TempPathFactory) -> Sequence[PartTraitsFound]:
+def looked(tmp_path_factory: pytest.TempPathFactory) -> Sequence[InspectedPart]:
     """Return the result of each case. All cases are inspected in one call."""
     folder = tmp_path_factory.mktemp("modules")
     write_modules(folder)
@@ -323,7 +323,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Sequence[PartTraitsFound
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{one.name} {one.arguments or ''}" for one, *_ in CASES])
-def test_what_is_wrong_with_code_of_the_users_is_said(looked: Sequence[PartTraitsFound], number: int) -> None:
+def test_what_is_wrong_with_code_of_the_users_is_said(looked: Sequence[InspectedPart], number: int) -> None:
     _, place, problem, remedy = CASES[number]
     (fault,) = looked[number].faults
     assert fault.place == place

@@ -64,7 +64,7 @@ def shares(batch: TrainBatch, ranks: int, whole: bool) -> list[Work]:
     shape = TrainShape(4, 1, 10**6 if whole else 14, "token-mean", TEMPERATURE)
     updates = [micro_batches_of(batch, range(start, start + 4), ranks, shape) for start in (0, 4)]
     single = micro_batches_of(batch, [2], ranks, shape)
-    scored = packing.split(LENGTHS, ranks, 14)
+    scored = packing.split_to_budget(LENGTHS, ranks, 14)
     advantages = batch.advantages.copy()
     advantages[5] = np.nan
     broken = micro_batches_of(dataclasses.replace(batch, advantages=advantages), range(4), ranks, shape)

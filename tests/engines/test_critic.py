@@ -69,7 +69,7 @@ def shares(batch: TrainBatch) -> list[Share]:
     """
     shape = TrainShape(updates=2, epochs=1, token_budget=BUDGET, loss_agg_mode="token-mean", temperature=1.0)
     halves = [micro_batches_of(batch, half, RANKS, shape) for half in (range(5), range(5, 10))]
-    scored = packing.split(LENGTHS, RANKS, BUDGET)
+    scored = packing.split_to_budget(LENGTHS, RANKS, BUDGET)
 
     def share(rank: int) -> Share:
         first, second = halves[0][rank], halves[1][rank]
@@ -97,7 +97,7 @@ def seen(
 def gathered(batch: TrainBatch, by_rank: list[list[Floats]]) -> Floats:
     """Return the ranks' fields as one array in the order of the batch, [T]."""
     out = np.zeros(len(batch.sequences.token_ids), np.float32)
-    for forwards, fields in zip(packing.split(LENGTHS, RANKS, BUDGET).ranks, by_rank, strict=True):
+    for forwards, fields in zip(packing.split_to_budget(LENGTHS, RANKS, BUDGET).ranks, by_rank, strict=True):
         for indices, field in zip(forwards, fields, strict=True):
             if indices:
                 out[packing.token_positions(batch.sequences.offsets, indices)] = field
@@ -169,7 +169,7 @@ def test_bf16_trains_near_fp32(seen: dict[Case, list[Seen]], batch: TrainBatch) 
 def test_no_split_changes_the_gradient(batch: TrainBatch, with_head: Path, tmp_path: Path) -> None:
     found: dict[tuple[int, int], Tensor] = {}
     for ranks in (1, 2):
-        budgets = {packing.split(LENGTHS, ranks, budget).forwards: budget for budget in range(1, 200)}
+        budgets = {packing.split_to_budget(LENGTHS, ranks, budget).forwards: budget for budget in range(1, 200)}
         work = {}
         for count in MICRO_BATCHES:
             shape = TrainShape(

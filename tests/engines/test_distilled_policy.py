@@ -108,7 +108,7 @@ def by_hand(kind: str, student: Path, teacher: Path, batch: TrainBatch, scale: f
 
 def work(batches: Mapping[str, TrainBatch], ranks: int) -> Work:
     """Return each batch as one update, once for every number of micro-batches per rank."""
-    budgets = {packing.split(LENGTHS, ranks, budget).forwards: budget for budget in range(1, 200)}
+    budgets = {packing.split_to_budget(LENGTHS, ranks, budget).forwards: budget for budget in range(1, 200)}
     out: dict[tuple[str, int], Any] = {}
     for name, batch in batches.items():
         for count in MICRO_BATCHES:

@@ -226,7 +226,9 @@ def work(groups: Sequence[RolloutGroup], ranks: int) -> Work:
     step = experience(groups, Shaping())
     lengths = step.sequences.lengths.tolist()
     assert (len(step.rewards), len(lengths)) == (6, 7)
-    budgets = {packing.split(lengths, ranks, budget).forwards: budget for budget in range(1, sum(lengths) + 1)}
+    budgets = {
+        packing.split_to_budget(lengths, ranks, budget).forwards: budget for budget in range(1, sum(lengths) + 1)
+    }
     for name in (*CHECKS, POISONED):
         check = CHECKS.get(name, CHECKS["ppo"])
         batch, _ = CreditAssignment(check.credit)(step, None)

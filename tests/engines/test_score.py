@@ -45,14 +45,14 @@ def direct(small_model: Path, sequences: Sequences) -> Floats:
 
 def parts(sequences: Sequences, ranks: int) -> list[list[Sequences]]:
     """Return the micro-batches of each rank."""
-    shares = packing.split(LENGTHS, ranks, BUDGET).ranks
+    shares = packing.split_to_budget(LENGTHS, ranks, BUDGET).ranks
     return [[packing.select(sequences, indices) for indices in forwards] for forwards in shares]
 
 
 def gathered(sequences: Sequences, ranks: int, by_rank: list[list[Floats]]) -> Floats:
     """Return the ranks' log-probs as one array in the order of the sequences, [T]."""
     out = np.full(len(sequences.token_ids), np.nan, np.float32)
-    for forwards, fields in zip(packing.split(LENGTHS, ranks, BUDGET).ranks, by_rank, strict=True):
+    for forwards, fields in zip(packing.split_to_budget(LENGTHS, ranks, BUDGET).ranks, by_rank, strict=True):
         for indices, field in zip(forwards, fields, strict=True):
             assert field.dtype == np.float32
             if indices:

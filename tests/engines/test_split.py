@@ -77,7 +77,7 @@ def batch(small_model: Path) -> TrainBatch:
 
 def work(batch: TrainBatch, ranks: int, losses: Iterable[str], counts: Sequence[int] = MICRO_BATCHES) -> Work:
     """Return an update for each of the losses and each number of micro-batches per rank."""
-    budgets = {packing.split(LENGTHS, ranks, budget).forwards: budget for budget in range(1, 200)}
+    budgets = {packing.split_to_budget(LENGTHS, ranks, budget).forwards: budget for budget in range(1, 200)}
     out = {}
     for name in losses:
         loss, mode = LOSSES[name]

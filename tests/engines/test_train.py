@@ -218,7 +218,7 @@ def score(policy: PackedPolicy, sequences: Sequences) -> Floats:
 def gathered(batch: TrainBatch, ranks: int, by_rank: list[list[Floats]]) -> Floats:
     """Return the ranks' fields as one array in the order of the batch, [T]."""
     out = np.zeros(len(batch.sequences.token_ids), np.float32)
-    for forwards, fields in zip(packing.split(LENGTHS, ranks, 14).ranks, by_rank, strict=True):
+    for forwards, fields in zip(packing.split_to_budget(LENGTHS, ranks, 14).ranks, by_rank, strict=True):
         assert len(forwards) == len(fields)
         for indices, field in zip(forwards, fields, strict=True):
             if indices:

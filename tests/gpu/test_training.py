@@ -94,7 +94,7 @@ def micro_batches(token_budget: int) -> tuple[list[MicroBatch], np.ndarray]:
     behaviour = np.where(mask, -np.log(VOCABULARY), 0).astype(np.float32)
     batch = TrainBatch(sequences, advantages, behaviour, np.zeros(len(mask), np.int32), None)
     weights = loss_weights(sequences, "token-mean")
-    (forwards,) = packing.split(sequences.lengths, 1, token_budget).ranks
+    (forwards,) = packing.split_to_budget(sequences.lengths, 1, token_budget).ranks
     parts = [
         MicroBatch(packing.take_sequences(batch, indices), packing.select_tokens(weights, sequences, indices))
         for indices in forwards

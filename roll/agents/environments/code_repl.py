@@ -141,10 +141,10 @@ def split_cases(cases: Cases, public: int) -> tuple[Cases, Cases]:
     if count <= public:
         raise ValueError(f"the row has {count} test case(s); with public_cases {public} none is hidden")
 
-    def some(part: slice) -> Cases:
+    def first_cases(part: slice) -> Cases:
         return replace(cases, inputs=cases.inputs[part], expected=cases.expected[part], tests=cases.tests[part])
 
-    return some(slice(public)), some(slice(public, None))
+    return first_cases(slice(public)), first_cases(slice(public, None))
 
 
 def cases_text(cases: Cases) -> str:

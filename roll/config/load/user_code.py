@@ -49,7 +49,7 @@ class UserPart:
 
 
 @dataclass(frozen=True)
-class PartTraitsFound:
+class InspectedPart:
     """The result of checking a part."""
 
     faults: tuple[Fault, ...]
@@ -118,7 +118,7 @@ def _texts(value: Any) -> dict[str, str]:
     return {name: text for name, given in _block(value).items() if isinstance(text := variable_text(given), str)}
 
 
-def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[PartTraitsFound]:
+def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[InspectedPart]:
     """Check the parts in a child process, and return the result of each.
 
     If the child ends early or hangs, the part that it was importing has a fault, and a new child checks the remaining
@@ -158,8 +158,8 @@ def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[PartT
     guilty, *others = parts[len(looked) :]
     remedy = "fix the module, and move slow code from the module level into its functions"
     fault = Fault(".".join(guilty.place), f"'{guilty.name}' {cause}", remedy)
-    return [*looked, PartTraitsFound((fault,), {}), *(ask(others, environment) if others else [])]
+    return [*looked, InspectedPart((fault,), {}), *(ask(others, environment) if others else [])]
 
 
-def _decoded(said: dict[str, Any]) -> PartTraitsFound:
-    return PartTraitsFound(tuple(Fault(**fault) for fault in said["faults"]), said["traits"])
+def _decoded(said: dict[str, Any]) -> InspectedPart:
+    return InspectedPart(tuple(Fault(**fault) for fault in said["faults"]), said["traits"])

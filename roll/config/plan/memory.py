@@ -112,7 +112,7 @@ def _training_states(plan: RolePlan, role: LearnerConfig, shape: ModelShape) -> 
     if zero.offload_optimizer and zero.offload_optimizer.device != "none":
         if zero.stage > 1:
             del device["gradients"]
-        host = host_bytes_beside_offloaded(zero, width) * trained // ranks
+        host = host_bytes_unless_offloaded(zero, width) * trained // ranks
     for kind, offload in (("optimizer", zero.offload_optimizer), ("weights", zero.offload_param)):
         if offload and offload.device != "none":
             moved = device.pop(kind)
@@ -128,7 +128,7 @@ def secondary(zero: ZeroOptimizationConfig, held: int) -> int:
     return held // sharers if sharers > 1 else 0
 
 
-def host_bytes_beside_offloaded(zero: ZeroOptimizationConfig, width: int) -> int:
+def host_bytes_unless_offloaded(zero: ZeroOptimizationConfig, width: int) -> int:
     """Return the host memory in bytes per parameter that offloaded optimizer states need in addition to the states.
 
     It holds the accumulated gradients, their fp32 copy for the update (unless the states are on NVMe), and below stage

@@ -34,7 +34,7 @@ NUMBERS, LISTS, IDS = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedRule:
     """An instruction of a row."""
 
     name: str
@@ -75,7 +75,7 @@ def ifeval(
     return RewardResult(share if pays == "share" else float(all(followed)), parts=parts, note=note)
 
 
-def instructions_of(row: Mapping[str, Any]) -> list[Asked]:
+def instructions_of(row: Mapping[str, Any]) -> list[RequestedRule]:
     """Return the instructions of a row.
 
     Raises:
@@ -102,7 +102,7 @@ def _parsed(written: Any, where: str) -> Any:
             raise ValueError(f"{where} is not JSON: {error}") from error
 
 
-def _of_mapping(found: Any) -> list[Asked]:
+def _of_mapping(found: Any) -> list[RequestedRule]:
     if not isinstance(found, Mapping):
         problem = f"the row's 'ground_truth' is a {type(found).__name__}, not an object with 'func_name' or '{IDS[0]}'"
         raise ValueError(f"{problem}, and the row has no '{IDS[0]}'")
@@ -119,10 +119,10 @@ def _of_mapping(found: Any) -> list[Asked]:
     missing = [key for key in needed if found.get(key) is None]
     if missing:
         raise ValueError(f"'ground_truth' has no {', '.join(missing)} for the check {name}")
-    return [_asked(name, CHECKS[name], {key: (key, found[key]) for key in needed}, "'ground_truth'")]
+    return [_instructions(name, CHECKS[name], {key: (key, found[key]) for key in needed}, "'ground_truth'")]
 
 
-def _by_ids(found: Mapping[str, Any], where: str) -> list[Asked]:
+def _by_ids(found: Mapping[str, Any], where: str) -> list[RequestedRule]:
     key = next(key for key in IDS if found.get(key) is not None)
     ids, given = found[key], _parsed(found.get("kwargs"), f"the kwargs of {where}")
     ids, given = [ids] if isinstance(ids, str) else ids, [given] if isinstance(given, Mapping) else given
@@ -139,7 +139,7 @@ def _by_ids(found: Mapping[str, Any], where: str) -> list[Asked]:
     ]
 
 
-def _by_id(name: Any, given: Any, where: str) -> Asked:
+def _by_id(name: Any, given: Any, where: str) -> RequestedRule:
     if not isinstance(name, str) or name not in INSTRUCTIONS:
         raise ValueError(
             f"{where} names the unknown instruction {name!r}; known instructions: {', '.join(sorted(INSTRUCTIONS))}"
@@ -152,7 +152,7 @@ def _by_id(name: Any, given: Any, where: str) -> Asked:
         raise ValueError(f"the kwargs of {name} have no {', '.join(missing)}")
     if unknown := [key for key in there if key not in instruction.arguments]:
         raise ValueError(f"the kwargs of {name} have {', '.join(unknown)}, which it does not take")
-    return _asked(
+    return _instructions(
         name,
         instruction.check,
         {ours: (key, there[key]) for key, ours in instruction.arguments.items()},
@@ -160,12 +160,14 @@ def _by_id(name: Any, given: Any, where: str) -> Asked:
     )
 
 
-def _asked(name: str, check: Callable[..., bool], values: Mapping[str, tuple[str, Any]], where: str) -> Asked:
+def _instructions(
+    name: str, check: Callable[..., bool], values: Mapping[str, tuple[str, Any]], where: str
+) -> RequestedRule:
     """Return an instruction. `values` are the arguments by name, each with the row's key."""
     arguments = {ours: _argument(ours, key, value, where) for ours, (key, value) in values.items()}
     if "quantifier" in arguments:
         holds(0, arguments["quantifier"], 0)  # raises for an unknown one
-    return Asked(name, check, arguments)
+    return RequestedRule(name, check, arguments)
 
 
 def _argument(name: str, key: str, value: Any, where: str) -> Any:

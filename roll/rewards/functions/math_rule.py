@@ -52,7 +52,7 @@ def check_reference(row: Mapping[str, Any]) -> None:
     reference = ground_truth(row)
     if reference in NO_VALUE:
         raise ValueError(f"the reference answer {reference!r} is the text of a missing value")
-    if PLAIN_NUMBER.fullmatch(reference) or is_mathematics(shape_of(reference)):
+    if PLAIN_NUMBER.fullmatch(reference) or is_mathematics(answer_shape(reference)):
         return
     if all(isinstance(found, str) for found in read_reference(reference)):
         raise ValueError(f"the reference answer {reference[:80]!r} is not mathematics")
@@ -64,7 +64,7 @@ def is_mathematics(reference: str) -> bool:
     return any(not isinstance(found, str) for found in read_reference(reference))
 
 
-def shape_of(reference: str) -> str:
+def answer_shape(reference: str) -> str:
     """Return a reference answer with other numbers, and with a variable for each fraction and root of numbers and
     variables.
 
@@ -85,14 +85,14 @@ def read_reference(reference: str) -> list[Any]:
     nothing.
     """
     if MARKED.search(reference) and not WRAPPED.fullmatch(reference):
-        return read(in_text(reference, lambda formula: split(formula, is_reference=True).value))
-    return read(as_latex(reference_of(reference).value))
+        return read(in_text(reference, lambda formula: split_unit(formula, is_reference=True).value))
+    return read(as_latex(reference_quantity(reference).value))
 
 
 @lru_cache(1 << 14)
-def reference_of(reference: str) -> Quantity:
+def reference_quantity(reference: str) -> Quantity:
     """Return the value and the unit of a reference answer."""
-    return split(reference, is_reference=True)
+    return split_unit(reference, is_reference=True)
 
 
 def read(text: str) -> list[Any]:
@@ -102,7 +102,7 @@ def read(text: str) -> list[Any]:
     return parse(text, READERS, parsing_timeout=None)  # type: ignore[arg-type]  # None turns the alarm off
 
 
-def split(formula: str, is_reference: bool, has_variables: bool = False) -> Quantity:
+def split_unit(formula: str, is_reference: bool, has_variables: bool = False) -> Quantity:
     """Return the value, in the notation that math-verify reads, and the unit of a formula.
 
     If the reference has variables, letters after a number in a response are no unit.
@@ -145,11 +145,11 @@ def math_verdict(reference: str, answer: str) -> RewardResult:
         return RewardResult(
             0.0, RewardOutcome.UNPARSABLE, note=f"the reference answer {reference[:80]!r} is not mathematics"
         )
-    asked = reference_of(reference)
+    asked = reference_quantity(reference)
     formulas: list[Quantity] = []
 
     def value_of(formula: str) -> str:
-        formulas.append(split(formula, is_reference=False, has_variables=not asked.is_numeric))
+        formulas.append(split_unit(formula, is_reference=False, has_variables=not asked.is_numeric))
         return formulas[-1].value
 
     boxed = last_boxed(answer)

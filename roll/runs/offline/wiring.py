@@ -161,7 +161,7 @@ class StartedRoles:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class OfflineValidation:
     """Evaluates the learner on held-out rows every `every` steps and after the last step. Implements `Validation`."""
 
     rows: Batches
@@ -228,7 +228,9 @@ async def _loop(
         training=training,
         sampler=sampler,
         batch_size=batch_size,
-        validation=HeldOut(held_out, batch_size, config.eval_steps, steps, name, pipeline.report, within, meter.part)
+        validation=OfflineValidation(
+            held_out, batch_size, config.eval_steps, steps, name, pipeline.report, within, meter.part
+        )
         if held_out
         else None,
         checkpointer=context.checkpointer,

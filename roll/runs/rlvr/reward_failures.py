@@ -81,7 +81,7 @@ class RewardFailures:
         self._found: dict[tuple[str, str], _Kinds] = {}
         self._asked = Counter[str]()
 
-    def heard(self, prompt: Prompt, results: Sequence[RewardResult]) -> None:
+    def observe(self, prompt: Prompt, results: Sequence[RewardResult]) -> None:
         """Count the results of some responses to a prompt, and say what has failed for the first time."""
         self._asked[prompt.domain] += len(results)
         failed = [
@@ -150,7 +150,7 @@ class Reported:
         if self.answered is not None:
             self.answered(len(responses))
         results = await self.scorer.score(prompt, responses)
-        self.failures.heard(prompt, results)
+        self.failures.observe(prompt, results)
         return results
 
     def compares(self, prompt: Prompt) -> bool:

@@ -27,7 +27,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig, RewardModelRole
 from roll.config.shipped import judge_templates
 from roll.data.chat import ChatTemplate, renderer, template_remedy
-from roll.data.conversations import answered_encoder, asked_conversation, message_encoder, question_text
+from roll.data.conversations import answered_encoder, message_encoder, question_text, requested_conversation
 from roll.data.ends import NO_END, EndOfTurn, end_of_turn
 from roll.errors import DataError, Fault
 from roll.models.load import load_tokenizer
@@ -105,7 +105,7 @@ def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Cal
         answered([{"role": "user", "content": "?"}], "!")
 
     def encode(prompt: Prompt, response: str) -> Ints:
-        tokens = answered(asked_conversation(prompt.row, sources), response)
+        tokens = answered(requested_conversation(prompt.row, sources), response)
         return tokens[: int(np.flatnonzero(scored_token(tokens, pad))[0]) + 1]
 
     def make(roles: Roles) -> Scorer:
@@ -141,7 +141,7 @@ def row_sources(config: RlvrConfig) -> list[DataConfig]:
 
 def question_of(sources: Sequence[DataConfig]) -> Callable[[Prompt], str]:
     """Return a function that returns the user's question in a prompt as text."""
-    return lambda prompt: question_text(asked_conversation(prompt.row, sources))
+    return lambda prompt: question_text(requested_conversation(prompt.row, sources))
 
 
 def judge_encoder(config: RlvrConfig, domain: str, role: RewardModelRole) -> Callable[[str], Ints]:

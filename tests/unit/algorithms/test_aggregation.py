@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.algorithms.aggregation import loss_weights
-from roll.data.packing import concatenate, select_tokens, split
+from roll.data.packing import concatenate, select_tokens, split_to_budget
 from roll.types import Sequences
 
 MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -145,7 +145,7 @@ def test_no_split_into_ranks_and_micro_batches_changes_the_loss(
     whole = direct(sequences, losses.astype(np.float64), mode)
     assert float(weights.astype(np.float64) @ losses.astype(np.float64)) == pytest.approx(whole, rel=1e-5, abs=1e-6)
     parts = 0.0
-    for micro_batches in split(sequences.lengths, ranks, budget).ranks:
+    for micro_batches in split_to_budget(sequences.lengths, ranks, budget).ranks:
         for indices in micro_batches:
             part_weights = select_tokens(weights, sequences, indices).astype(np.float64)
             parts += float(part_weights @ select_tokens(losses, sequences, indices))

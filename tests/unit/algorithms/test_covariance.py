@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.objectives import ClipCov, Gspo, KlCov, largest, some_between, token_covariances
+from roll.algorithms.objectives import ClipCov, Gspo, KlCov, any_between, largest, token_covariances
 from roll.data.packing import concatenate
 from roll.types import Floats, TrainBatch
 
@@ -44,20 +44,20 @@ def test_the_largest_are_a_share_and_one_at_least() -> None:
 def test_some_between_are_drawn_from_between() -> None:
     step = batch([0] * 8, [0] * 8, ".xxxxxxx")
     covariances = np.array([3, 0, 1, 2, 3, 4, 5, 6], np.float64)
-    drawn = some_between(covariances, step, 2 / 7, 1, 5)
+    drawn = any_between(covariances, step, 2 / 7, 1, 5)
     assert drawn.sum() == 2
     assert not drawn[[0, 1, 2, 6, 7]].any()
-    assert some_between(covariances, step, 1.0, 1, 5).tolist() == [False] * 3 + [True] * 3 + [False] * 2
-    assert some_between(covariances, step, 1.0, 7, 9).sum() == 0
-    assert some_between(covariances, step, 2 / 7, 1, 5).tolist() == drawn.tolist()
+    assert any_between(covariances, step, 1.0, 1, 5).tolist() == [False] * 3 + [True] * 3 + [False] * 2
+    assert any_between(covariances, step, 1.0, 7, 9).sum() == 0
+    assert any_between(covariances, step, 2 / 7, 1, 5).tolist() == drawn.tolist()
 
 
 def test_other_tokens_draw_others() -> None:
     covariances = np.full(41, 2.0)
-    first = some_between(covariances, batch([0] * 41, [0] * 41, "." + "x" * 40), 0.5, 1, 5)
+    first = any_between(covariances, batch([0] * 41, [0] * 41, "." + "x" * 40), 0.5, 1, 5)
     other = batch([0] * 41, [0] * 41, "." + "x" * 40)
     other.sequences.token_ids[3] = 99
-    assert some_between(covariances, other, 0.5, 1, 5).tolist() != first.tolist()
+    assert any_between(covariances, other, 0.5, 1, 5).tolist() != first.tolist()
 
 
 def test_objectives_mark_by_their_keys() -> None:

@@ -156,7 +156,7 @@ def step() -> TrainBatch:
 @cache
 def budgets(ranks: int) -> dict[int, int]:
     """Return a token budget for each possible number of micro-batches per rank."""
-    return {packing.split(LENGTHS, ranks, budget).forwards: budget for budget in range(1, 200)}
+    return {packing.split_to_budget(LENGTHS, ranks, budget).forwards: budget for budget in range(1, 200)}
 
 
 def learn(group: AddingRanks, loss: Loss, mode: str, token_budget: int) -> Tensor:

@@ -15,7 +15,7 @@ from roll.data.packing import (
     pack,
     select,
     select_tokens,
-    split,
+    split_to_budget,
     take_sequences,
     token_positions,
     updates_of,
@@ -29,7 +29,7 @@ LENGTHS = st.lists(st.integers(1, 50), max_size=40)
 def test_split_gives_every_index_once_and_every_rank_as_many_forwards(
     lengths: list[int], ranks: int, budget: int
 ) -> None:
-    found = split(lengths, ranks, budget)
+    found = split_to_budget(lengths, ranks, budget)
     assert len(found.ranks) == ranks
     assert {len(forwards) for forwards in found.ranks} == {found.forwards}
     assert found.forwards >= 1
@@ -42,7 +42,7 @@ def test_split_gives_every_index_once_and_every_rank_as_many_forwards(
 def test_a_micro_batch_exceeds_its_budget_for_one_long_sequence_only(
     lengths: list[int], ranks: int, budget: int
 ) -> None:
-    for forwards in split(lengths, ranks, budget).ranks:
+    for forwards in split_to_budget(lengths, ranks, budget).ranks:
         for indices in forwards:
             assert len(indices) <= 1 or sum(lengths[index] for index in indices) <= budget
 
@@ -53,7 +53,7 @@ def test_no_more_forwards_than_twice_what_the_tokens_need(lengths: list[int], ra
     # than half full.
     heaviest = max(sum(lengths[index] for index in share) for share in balance(lengths, ranks))
     longer = sum(length > budget for length in lengths)
-    assert split(lengths, ranks, budget).forwards <= 1 + longer + 2 * heaviest // budget
+    assert split_to_budget(lengths, ranks, budget).forwards <= 1 + longer + 2 * heaviest // budget
 
 
 @given(lengths=LENGTHS, ranks=st.integers(1, 5))
@@ -75,7 +75,7 @@ def test_one_long_sequence_weighs_more_than_short_ones_of_as_many_tokens() -> No
     assert costs.tolist() == [56, *[11] * 6]
     assert balance(lengths, 2) == [[0, 5], [1, 2, 3, 4, 6]]
     assert balance(costs, 2) == [[0], [1, 2, 3, 4, 5, 6]]
-    assert split(lengths, 2, 1000, attention_cost=0.01).ranks == (((0,),), ((1, 2, 3, 4, 5, 6),))
+    assert split_to_budget(lengths, 2, 1000, attention_cost=0.01).ranks == (((0,),), ((1, 2, 3, 4, 5, 6),))
 
 
 def balanced_by_looking(costs: list[float], ranks: int) -> list[list[int]]:
@@ -124,15 +124,15 @@ def test_pack_by_hand() -> None:
 
 
 def test_a_rank_with_nothing_gets_as_many_empty_forwards() -> None:
-    assert split([4, 4], ranks=3, token_budget=4).ranks == (((0,),), ((1,),), ((),))
-    assert split([], ranks=2, token_budget=4).ranks == (((),), ((),))
-    assert split([8, 8, 8], ranks=2, token_budget=8).ranks == (((0,), (2,)), ((1,), ()))
+    assert split_to_budget([4, 4], ranks=3, token_budget=4).ranks == (((0,),), ((1,),), ((),))
+    assert split_to_budget([], ranks=2, token_budget=4).ranks == (((),), ((),))
+    assert split_to_budget([8, 8, 8], ranks=2, token_budget=8).ranks == (((0,), (2,)), ((1,), ()))
 
 
 def test_a_rank_spreads_its_share_over_the_forwards_that_all_run() -> None:
     # Rank 0 has two long sequences and needs two forwards. Rank 1 has one long and two short sequences, which also fill
     # two forwards.
-    found = split([10, 10, 10, 5, 5], ranks=2, token_budget=10)
+    found = split_to_budget([10, 10, 10, 5, 5], ranks=2, token_budget=10)
     assert found.forwards == 2
     assert all(indices for forwards in found.ranks for indices in forwards)
 
@@ -181,7 +181,7 @@ def test_selecting_every_part_of_a_split_gives_every_token_once(budget: int) -> 
         [np.full(n, i, np.int32) for i, n in enumerate(lengths)], [np.zeros(n, np.bool_) for n in lengths]
     )
     numbers = np.arange(sum(lengths), dtype=np.int32)
-    parts = [indices for forwards in split(lengths, 2, budget).ranks for indices in forwards if indices]
+    parts = [indices for forwards in split_to_budget(lengths, 2, budget).ranks for indices in forwards if indices]
     assert sorted(np.concatenate([select_tokens(numbers, sequences, indices) for indices in parts])) == list(
         range(sum(lengths))
     )

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from roll.cluster.__main__ import parser as cluster_parser
-from roll.data.prepare import parser as prepare_parser
-from roll.doctor.__main__ import parser as doctor_parser
+from roll.cluster.__main__ import cluster_parser
+from roll.data.prepare import prepare_parser
+from roll.doctor.__main__ import doctor_parser
 from roll.evaluation.command import main as evaluate
-from roll.export.__main__ import parser as export_parser
+from roll.export.__main__ import export_parser
 from roll.pipeline import main
 from tests.unit.docs.pages import PAGES, ROOT, blocks, commands, read
 from tests.unit.evaluation.runs import run_folder

@@ -41,7 +41,7 @@ def heard(
     said: list[tuple[str, str]] = []
     failures = RewardFailures(sections, lambda topic, text: said.append((topic, text)))
     for row, result in enumerate(results, start=1):
-        failures.heard(asked(row, next(iter(sections))), [result])
+        failures.observe(asked(row, next(iter(sections))), [result])
     return said, failures.totals()
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.math_pairs import PAIRS, Pair, by_math_rule, read_pairs, wrong_verdicts
-from roll.rewards.functions.math_rule import shape_of, split
+from roll.rewards.functions.math_rule import answer_shape, split_unit
 from roll.rewards.notation import in_text, range_of, standard
 from roll.rewards.quantities import Quantity, in_words, named, quantity
 
@@ -146,10 +146,10 @@ PIECES = st.sampled_from(
 @given(pieces=st.lists(PIECES, max_size=14), is_reference=st.booleans())
 def test_no_answer_breaks_the_rewriting(pieces: list[str], is_reference: bool) -> None:
     text = "".join(pieces)
-    assert isinstance(split(text, is_reference).value, str) and isinstance(in_text(text), str)
-    assert isinstance(shape_of(text), str)
+    assert isinstance(split_unit(text, is_reference).value, str) and isinstance(in_text(text), str)
+    assert isinstance(answer_shape(text), str)
     range_of(text)
 
 
 def test_a_long_reference_has_a_shape() -> None:
-    assert shape_of("7" * 5000) == "222" and shape_of("0" * 5000) == "0"
+    assert answer_shape("7" * 5000) == "222" and answer_shape("0" * 5000) == "0"

@@ -16,10 +16,10 @@ from roll.rewards.functions import math_rule as module
 from roll.rewards.functions.math_rule import (
     PLAIN_NUMBER,
     SEARCHED_CHARACTERS,
+    answer_shape,
     is_mathematics,
     math_rule,
     math_verdict,
-    shape_of,
 )
 from roll.types import Prompt, RewardOutcome, RewardResult
 from tests.growth import ABOUT_LINEAR, growth
@@ -212,7 +212,7 @@ def test_tiny_numbers_are_compared_relatively(reference: str, answer: str, value
     ],
 )
 def test_references_have_few_shapes(reference: str, shape: str) -> None:
-    assert shape_of(reference) == shape
+    assert answer_shape(reference) == shape
 
 
 def test_a_reference_is_mathematics_if_its_shape_is() -> None:
@@ -223,4 +223,4 @@ def test_a_reference_is_mathematics_if_its_shape_is() -> None:
         "\\begin{matrix}",
         "%",
     }
-    assert {one for one in references if is_mathematics(shape_of(one)) != is_mathematics(one)} == set()
+    assert {one for one in references if is_mathematics(answer_shape(one)) != is_mathematics(one)} == set()

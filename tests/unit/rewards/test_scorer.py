@@ -14,7 +14,7 @@ import pytest
 from examples.tiny.make_model import END_ID, PAD_ID, build_tokenizer
 from roll.config.schema.model import DataConfig
 from roll.data.chat import Template, TemplateFault, renderer
-from roll.data.conversations import answered_encoder, asked_conversation, message_encoder, question_text
+from roll.data.conversations import answered_encoder, message_encoder, question_text, requested_conversation
 from roll.data.examples import LengthLimits, prepare_examples
 from roll.models.score import scored_token
 from roll.rewards.judges.scorer import Scorer
@@ -52,7 +52,7 @@ def test_is_given_the_tokens_that_it_was_trained_on(template: Template, tmp_path
     encode = answered_encoder(renderer(template, tokenizer), tokenizer, template == "raw")
     assert len(trained) == len(ROWS)
     for index, row in enumerate(ROWS):
-        conversation = asked_conversation(row, [data_args])
+        conversation = requested_conversation(row, [data_args])
         for sequence, response in zip(trained.example(index).sequences, (row["good"], row["bad"]), strict=True):
             np.testing.assert_array_equal(encode(conversation, response), sequence.token_ids)
 
@@ -67,9 +67,11 @@ def test_a_judge_is_given_its_message_with_an_open_turn() -> None:
 def test_a_row_of_the_held_out_set_has_columns_of_its_own() -> None:
     training = DataConfig.model_validate({"file_name": "a", "messages": "messages"})
     held_out = DataConfig.model_validate({"file_name": "b", "prompt": "problem", "system": "be brief"})
-    assert question_text(asked_conversation(ROWS[0], [training, held_out])) == "1+1="
-    assert question_text(asked_conversation({"problem": "2+2="}, [training, held_out])) == "2+2="
-    assert question_text(asked_conversation(ROWS[2], [training, held_out])) == "user: a?\n\nassistant: b\n\nuser: c?"
+    assert question_text(requested_conversation(ROWS[0], [training, held_out])) == "1+1="
+    assert question_text(requested_conversation({"problem": "2+2="}, [training, held_out])) == "2+2="
+    assert (
+        question_text(requested_conversation(ROWS[2], [training, held_out])) == "user: a?\n\nassistant: b\n\nuser: c?"
+    )
 
 
 def test_the_score_is_read_at_the_last_token_that_is_no_padding() -> None:

@@ -22,7 +22,7 @@ NOT_COMPILED = 97
 FILE = "solution.py"
 
 
-def run_program(source: str) -> NoReturn:
+def run_candidate(source: str) -> NoReturn:
     """Run the program as a script, and exit as the Python interpreter would."""
     os._exit(_status_of(lambda: _execute(source, "__main__")))
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from roll.rewards.sandbox.inside.candidate import FILE, NOT_COMPILED, run_program, serve_program
+from roll.rewards.sandbox.inside.candidate import FILE, NOT_COMPILED, run_candidate, serve_program
 from roll.rewards.sandbox.inside.confine import confine, end_with_parent, hide_memory, leave_root
 from roll.rewards.sandbox.inside.judge import PASSED, run_test, write_verdict
 from roll.rewards.sandbox.inside.wire import Channel
@@ -114,7 +114,7 @@ def _run_script(
         os.closerange(3, limits["open_files"] + 64)
         _renew_streams()
         confine(limits)
-        run_program(source)
+        run_candidate(source)
 
     process = _start(child, {out: bytearray(), err: bytearray()})
     for descriptor in (given, out_end, err_end):
