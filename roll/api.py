@@ -17,7 +17,7 @@ from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
 from roll.evaluation.request import Request
 from roll.evaluation.results import EvaluationResult
-from roll.evaluation.run import run_evaluation as run_evaluation
+from roll.evaluation.run import run_evaluation
 from roll.evaluation.settings import plan_evaluation
 from roll.evaluation.subject import find_subject
 from roll.runs.assemble import run_experiment
