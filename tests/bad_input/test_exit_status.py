@@ -40,7 +40,7 @@ def test_exit_status_and_last_line(
             raise end
 
     assemble = ModuleType("roll.runs.assemble")
-    assemble.run = run  # type: ignore[attr-defined]
+    assemble.run_experiment = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "roll.runs.assemble", assemble)
     assert main(["--config-path", "exp", "--config-name", "sound"]) == status
     assert started == ["actor_train", "actor_infer", "rewards.math_rule"]

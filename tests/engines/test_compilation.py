@@ -174,7 +174,7 @@ def test_a_strategy_compiles_in_turn_from_its_first_step_on(
 
     torchs_own = cpp_extension.load
     monkeypatch.setattr(cpp_extension, "load", torchs_own)  # so that it is restored after the test
-    monkeypatch.setattr(module, "join", join)
+    monkeypatch.setattr(module, "join_process_group", join)
     with pytest.raises(InterruptedError):
         strategy(None, AT_ONCE)
     assert compiles_by[0].__module__ == compiling_in_turn.__module__

@@ -48,7 +48,7 @@ def test_a_place_where_no_folder_can_be_is_refused(
 def test_a_model_that_is_no_longer_there_is_named(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(convert.deepspeed_files, "weights", lambda folder, as_held: {})
+    monkeypatch.setattr(convert.deepspeed_files, "trained_weights", lambda folder, as_held: {})
     gone = CheckpointSource(tmp_path / "step_1", str(tmp_path / "gone"), ModelConfig.model_validate({}), 0, "rlvr")
     monkeypatch.setattr(source, "find_source", lambda path: gone)
     assert main([str(checkpoint), str(tmp_path / "policy")]) == 2

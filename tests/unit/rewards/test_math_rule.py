@@ -146,7 +146,7 @@ def test_another_spelling_of_the_same_number_is_right_by_both(number: str, paddi
 
 
 def test_plain_numbers_never_reach_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "judge", lambda *_: pytest.fail("a plain number was passed to Math-Verify"))
+    monkeypatch.setattr(module, "math_verdict", lambda *_: pytest.fail("a plain number was passed to Math-Verify"))
     assert outcome("<think>6 * 7</think>So \\boxed{42.0}.", "42").value == 1.0
     assert outcome("41", "42").value == 0.0
 
