@@ -303,7 +303,7 @@ def test_workers_that_give_way_to_others_are_told() -> None:
 
 
 def test_the_report_is_a_table_or_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("roll.doctor.__main__.gather", lambda: dataclasses.replace(SOUND, shared_memory=64 << 20))
+    monkeypatch.setattr("roll.doctor.__main__.gather_facts", lambda: dataclasses.replace(SOUND, shared_memory=64 << 20))
     assert main([]) == 1
     printed = capsys.readouterr().out
     assert "docker run --shm-size=16g" in printed and "1 broken, 0 warning(s), 11 ok" in printed

@@ -16,8 +16,8 @@ from tests import limits
 HOLDS = """
 import sys, time
 from pathlib import Path
-from roll.system.locks import locked
-with locked(Path(sys.argv[1])):
+from roll.system.locks import holding_lock
+with holding_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """

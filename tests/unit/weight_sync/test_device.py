@@ -61,7 +61,7 @@ def test_what_is_filled_in_is_what_the_views_show() -> None:
 
 
 def test_only_what_an_engine_opens_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll.weight_sync.device.share", lambda buffer: {"GPU-1": bytes(buffer[:4].tolist())})
+    monkeypatch.setattr("roll.weight_sync.device.ipc_handle", lambda buffer: {"GPU-1": bytes(buffer[:4].tolist())})
     sender, held = DeviceSender(CPU), {"a": torch.tensor([1, 2, 3, 4], dtype=torch.uint8)}
     assert sender.fill(held, 0, shared=False).handles == {}
     assert sender.fill(held, 1, shared=True).handles == {"GPU-1": bytes([1, 2, 3, 4])}

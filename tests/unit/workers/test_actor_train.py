@@ -37,7 +37,7 @@ class TwoRanks(Ranks[TrainStrategy]):
     def __len__(self) -> int:
         return 2
 
-    async def beside(self, make: Any, seconds: float) -> TwoRanks:
+    async def colocate(self, make: Any, seconds: float) -> TwoRanks:
         return self
 
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
