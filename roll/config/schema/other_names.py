@@ -229,7 +229,7 @@ OTHER_NAMES: Mapping[str, Counterpart] = {
     **dict.fromkeys(("entropy_coeff", "ent_coef", "entropy_coef"), ENTROPY),
     **dict.fromkeys(("lam", "gae_lambda"), Counterpart("lambd")),
     "scale_rewards": Counterpart("norm_std_type",
-    "true and group are group, batch is batch; for false and none, " "remove " "it"),
+    "true and group are group, batch is batch; for false and none, remove it"),
     "mask_truncated_completions": TRUNCATED,
     **dict.fromkeys(("reward_funcs", "reward_fn", "custom_reward_function", "remote_rm_url"), REWARDS),
     **dict.fromkeys(("filter_groups", "dynamic_filtering"), REPLACED),
@@ -249,7 +249,7 @@ OTHER_NAMES: Mapping[str, Counterpart] = {
     **dict.fromkeys(("do_train", "save_safetensors", "save_hf_ckpt", "save_hf_format"), ALWAYS),
     "push_to_hub": Counterpart(None, "remove it; after the run, use: hf upload NAME output_dir/export"),
     "load_best_model_at_end": Counterpart("keep_checkpoints",
-    "`python -m roll.export` exports the checkpoint that " "you " "choose"),
+    "`python -m roll.export` exports the checkpoint that you choose"),
 }  # fmt: skip
 """Counterparts in roll, by the name in the other program."""
 

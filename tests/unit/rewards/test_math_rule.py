@@ -154,7 +154,7 @@ def test_plain_numbers_never_reach_math_verify(monkeypatch: pytest.MonkeyPatch) 
 def test_of_a_long_response_without_a_box_only_the_end_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[str] = []
     monkeypatch.setattr(
-        module, "judge", lambda reference, answer: searched.append(answer) or math_verdict(reference, answer)
+        module, "math_verdict", lambda reference, answer: searched.append(answer) or math_verdict(reference, answer)
     )
     response = "we add 1 and \\( x + $ 2 and so on ( " * 2000
     outcome(response, "42")
