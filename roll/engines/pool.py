@@ -10,7 +10,7 @@ live engines are probed periodically.
 The state machine of each engine. It uses no processes and no tasks, and its clock is passed in.
 
     HEALTHY ◀──▶ SUSPECT ──▶ DEAD ──▶ RESTARTING ──▶ STALE ──▶ HEALTHY
-                              └──▶ RETIRED, after MOST_RESTARTS, or at once if a restart cannot help
+                              └──▶ RETIRED, after RESTARTS, or at once if a restart cannot help
 
 An engine that dies becomes DEAD from any state. An engine that misses the deadline of a request becomes SUSPECT, but
 still serves. After MOST_LATE late requests in a row it counts as dead; after an answered request it is HEALTHY again. A
@@ -35,9 +35,10 @@ from roll.errors import BadInput, EngineShortage, RollError, WorkerDied, WorkerF
 from roll.ray.device_sharing import run_together
 from roll.ray.engine_log import root_cause
 from roll.ray.group import LOOK_SECONDS, WorkerGroup
+from roll.system.restart_budget import RestartBudget
 
-MOST_RESTARTS = 5
-"""Largest number of restarts of one engine in a run. If it dies once more, it is retired."""
+RESTARTS = RestartBudget(most=5)
+"""Bounds the restarts of one engine in a run. If it dies once more, it is retired."""
 MOST_LATE = 3
 """Number of consecutive late requests after which an engine counts as dead."""
 
@@ -66,7 +67,8 @@ PRESENT = (*SERVING, EngineState.STALE)
 @dataclass
 class _Engine:
     state: EngineState = EngineState.HEALTHY
-    restarts: int = 0
+    restarts: list[float] = field(default_factory=list)
+    """The times of its restarts."""
     late: int = 0
     died_at: float = 0.0
     has_answered: bool = False
@@ -91,12 +93,12 @@ class EngineHealth:
 
     def restarts(self, engine: int) -> int:
         """Return the number of restarts of an engine, which identifies its current process."""
-        return self._engines[engine].restarts
+        return len(self._engines[engine].restarts)
 
     @property
     def all_restarts(self) -> int:
         """Total number of restarts of all engines."""
-        return sum(engine.restarts for engine in self._engines)
+        return sum(len(engine.restarts) for engine in self._engines)
 
     def in_states(self, states: Collection[EngineState]) -> list[int]:
         """Return the numbers of the engines in one of these states, in order."""
@@ -144,7 +146,7 @@ class EngineHealth:
             alike = NUMBER.sub("#", exception)
             found.repeated = None if found.has_answered else found.exceptions.get(alike)
             found.exceptions.setdefault(alike, cause or exception)
-        is_last = found.repeated is not None or found.restarts >= MOST_RESTARTS
+        is_last = found.repeated is not None or RESTARTS.delay(found.restarts, self._clock()) is None
         found.state = EngineState.RETIRED if is_last else EngineState.DEAD
         return True
 
@@ -152,7 +154,8 @@ class EngineHealth:
         """Note that the engine gets a new process."""
         found = self._engines[engine]
         assert found.state is EngineState.DEAD, f"engine {engine} is {found.state}"
-        found.state, found.restarts, found.late = EngineState.RESTARTING, found.restarts + 1, 0
+        found.restarts.append(self._clock())
+        found.state, found.late = EngineState.RESTARTING, 0
 
     def loaded(self, engine: int) -> float:
         """Note that the engine's new process is ready and waits for weights. Return the seconds since the engine's
@@ -387,7 +390,7 @@ class EnginePool:
                 restarts,
             )
         else:
-            LOG.warning("%s rank %d died: %s. It restarts (%d of %d)", role, engine, cause, restarts + 1, MOST_RESTARTS)
+            LOG.warning("%s rank %d died: %s. It restarts (%d of %d)", role, engine, cause, restarts + 1, RESTARTS.most)
 
     async def _restart(self, engine: int, cause: str) -> None:
         try:
@@ -419,7 +422,7 @@ class EnginePool:
                 f"request"
             )
             return WorkerDied(self._group.role, hopeless, f"{said}: {first}")
-        said = f"it was restarted {MOST_RESTARTS} times, like all other engines, and died again"
+        said = f"it was restarted {RESTARTS.most} times, like all other engines, and died again"
         return WorkerDied(self._group.role, engine, f"{said}: {cause}")
 
     def _is_back(self, engine: int) -> None:

@@ -7,20 +7,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar, TypeVarTuple
 
 from roll.errors import WorkerDied, WorkerFailed, WorkerLate
 from roll.ray.group import WorkerGroup
+from roll.system.restart_budget import HOUR, RestartBudget
 
 S = TypeVar("S")
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 LOG = logging.getLogger(__name__)
-MOST = 5
-"""Largest number of replacements of a rank within an hour. The next failure ends the run."""
-HOUR = 3600.0
+REPLACEMENTS = RestartBudget(most=5, within=HOUR)
+"""Bounds the replacements of a rank. The next failure ends the run."""
 
 
 class Replaced(Generic[S]):
@@ -37,7 +37,7 @@ class Replaced(Generic[S]):
         self._group, self._start_seconds, self._clock = group, start_seconds, clock
         self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._replacements: defaultdict[int, int] = defaultdict(int)
-        self._failures: defaultdict[int, deque[float]] = defaultdict(deque)
+        self._failures: defaultdict[int, list[float]] = defaultdict(list)
 
     async def one(
         self, rank: int, seconds: float, method: Callable[[S, *Ts], Coroutine[Any, Any, R]], *arguments: *Ts
@@ -46,7 +46,7 @@ class Replaced(Generic[S]):
         process.
 
         Raises:
-            WorkerFailed: the call raised an exception, or the rank failed more than MOST times within an hour.
+            WorkerFailed: the call raised an exception, or the rank failed more often than REPLACEMENTS allows.
         """
         while True:
             async with self._turns[rank]:  # waits while the rank is being replaced
@@ -75,9 +75,7 @@ class Replaced(Generic[S]):
 
     def _count(self, rank: int, failed: WorkerFailed) -> None:
         now, failures = self._clock(), self._failures[rank]
-        while failures and failures[0] <= now - HOUR:
-            failures.popleft()
-        if len(failures) >= MOST:
-            cause = f"{failed.cause}; it has been replaced {MOST} times within an hour"
+        if REPLACEMENTS.delay(failures, now) is None:
+            cause = f"{failed.cause}; it has been replaced {REPLACEMENTS.most} times within an hour"
             raise WorkerFailed(failed.role, failed.rank, cause, failed.traceback) from failed
         failures.append(now)

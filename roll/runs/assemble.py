@@ -12,7 +12,6 @@ import asyncio
 import logging
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
@@ -52,6 +51,7 @@ from roll.runs.rlvr import wiring as wire_rlvr
 from roll.runs.roles import Roles, is_trainer_side
 from roll.runs.run_context import Loop, PreparedRun, RunContext
 from roll.system.event_loop import run_in_loop
+from roll.system.restart_budget import RestartBudget
 from roll.system.step_memory import memory_of_steps
 from roll.tracking.base import RunFacts
 from roll.tracking.console import StepLog, console_tracker
@@ -85,10 +85,7 @@ def _progress(facade: object) -> str:
 
 
 BACK_OFF_SECONDS = (5.0, 30.0, 120.0)
-"""Delays in seconds before the first, the second and each later restart within `RECENT_SECONDS`, because a fault may
-last for a while.
-"""
-RECENT_SECONDS = 3600.0
+"""Delays in seconds before the first, the second and each later restart within an hour."""
 
 
 class Restarts:
@@ -96,10 +93,14 @@ class Restarts:
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`most` is the largest number of restarts. `clock` returns seconds."""
-        self._most, self._clock = most, clock
-        self._recent: deque[float] = deque()
+        self._budget, self._clock = RestartBudget(most, back_off=BACK_OFF_SECONDS), clock
+        self._restarts: list[float] = []
         self._failed_step: int | None = None
-        self.count = 0
+
+    @property
+    def count(self) -> int:
+        """Number of restarts so far."""
+        return len(self._restarts)
 
     def wait_after(self, failure: WorkerFailed, step: int | None) -> float:
         """Count a restart after a failure in `step`, and return the seconds to wait before it.
@@ -116,22 +117,17 @@ class Restarts:
         is_loss = isinstance(failure, WorkerDied | WorkerLate | WorkerAbandoned) and (
             step is None or is_trainer_side(failure.role)
         )
-        if not is_loss or not self._most:
+        if not is_loss or not self._budget.most:
             raise failure
         if step is not None and step == self._failed_step:
             raise ended(failure, f"step {step} failed again after a restart")
-        if self.count >= self._most:
-            raise ended(
-                failure, f"the roles were already restarted {self.count} times, and max_restarts is {self._most}"
-            )
-        self.count += 1
+        now, most = self._clock(), self._budget.most
+        if (seconds := self._budget.delay(self._restarts, now)) is None:
+            raise ended(failure, f"the roles were already restarted {self.count} times, and max_restarts is {most}")
         if step is not None:
             self._failed_step = step
-        now = self._clock()
-        while self._recent and self._recent[0] <= now - RECENT_SECONDS:
-            self._recent.popleft()
-        self._recent.append(now)
-        return BACK_OFF_SECONDS[min(len(self._recent), len(BACK_OFF_SECONDS)) - 1]
+        self._restarts.append(now)
+        return seconds
 
 
 def ended(failure: WorkerFailed, why: str) -> WorkerFailed:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from roll.engines.actor_infer import ActorInfer
-from roll.engines.pool import MOST_RESTARTS
+from roll.engines.pool import RESTARTS
 from roll.engines.running import Running
 from roll.errors import RollError, WorkerDied
 from roll.ray.device_sharing import DeviceSharing, Residency
@@ -179,7 +179,7 @@ def test_a_death_amid_a_sync_or_a_move(shared: bool, method: str, engines: int) 
 @SHARED
 def test_where_no_engine_comes_back_the_sync_ends_with_the_cause(shared: bool) -> None:
     async def scenario(parts: Run) -> None:
-        parts.group.faults = {0: [WorkerDied("actor_infer", 0, f"death {number}") for number in range(MOST_RESTARTS)]}
+        parts.group.faults = {0: [WorkerDied("actor_infer", 0, f"death {number}") for number in range(RESTARTS.most)]}
         parts.group.kill(0)
         with pytest.raises(RollError, match="died again: death 4$"):
             await parts.step(1)

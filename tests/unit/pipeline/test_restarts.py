@@ -29,12 +29,13 @@ from roll.errors import (
 from roll.ray.cluster import ClusterSession
 from roll.runs import assemble
 from roll.runs import assemble as restarts
-from roll.runs.assemble import BACK_OFF_SECONDS, RECENT_SECONDS, Restarts
+from roll.runs.assemble import BACK_OFF_SECONDS, Restarts
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.checkpointer import Checkpointer
 from roll.runs.interrupt import Interrupt
 from roll.runs.position import Position
 from roll.runs.run_context import RunContext
+from roll.system.restart_budget import HOUR
 from tests import limits
 from tests.quiet import quiet_life
 from tests.unit.pipeline.test_checkpointer import Trainer
@@ -52,7 +53,7 @@ def test_losses_far_apart_are_not_waited_for_longer_and_longer() -> None:
     now = 0.0
     counted = Restarts(5, lambda: now)
     waited = []
-    for seconds in (0.0, RECENT_SECONDS / 2, RECENT_SECONDS, RECENT_SECONDS, RECENT_SECONDS / 4):
+    for seconds in (0.0, HOUR / 2, HOUR, HOUR, HOUR / 4):
         now += seconds
         waited.append(counted.wait_after(LOST, int(now)))
     first, second, _ = BACK_OFF_SECONDS

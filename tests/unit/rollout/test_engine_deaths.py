@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from typing import Any, cast
 
 from roll.engines.actor_infer import ActorInfer
-from roll.engines.pool import MOST_RESTARTS
+from roll.engines.pool import RESTARTS
 from roll.engines.running import Running, running_limits
 from roll.errors import WorkerDied
 from roll.rollout.group import SingleTurns, prompt_seed
@@ -62,7 +62,7 @@ class Schedule(EachByItself):
         self.group.slow = {
             method: numbers.choice([0.0, 0.5]) for method in ("pause", "load_adapter", "resume", "policy_version")
         }
-        self.deaths = {engine: numbers.randint(0, MOST_RESTARTS - 1) for engine in range(len(self.group))}
+        self.deaths = {engine: numbers.randint(0, RESTARTS.most - 1) for engine in range(len(self.group))}
         self.group.faults = {
             engine: [numbers.choice([None, WorkerDied("actor_infer", engine, "again")])] for engine in self.deaths
         }

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from roll.engines.pool import MOST_LATE, MOST_RESTARTS, PRESENT, SERVING, EngineHealth, EngineState
+from roll.engines.pool import MOST_LATE, PRESENT, RESTARTS, SERVING, EngineHealth, EngineState
 
 
 def test_a_death_a_restart_and_the_way_back() -> None:
@@ -49,7 +49,7 @@ def test_a_death_amid_the_restart_counts_and_the_time_goes_on() -> None:
 
 def test_it_retires_when_it_dies_after_its_last_restart() -> None:
     health = EngineHealth(2)
-    for _ in range(MOST_RESTARTS):
+    for _ in range(RESTARTS.most):
         health.died(0)
         assert health.state(0) is EngineState.DEAD
         health.restarting(0)
@@ -127,4 +127,4 @@ def test_only_weights_let_a_restarted_engine_serve(seed: int) -> None:
         numbers.choice([*events, *own])(0)
         after = health.state(0)
         assert after is before or after in follows[before], f"{before} became {after}"
-        assert health.restarts(0) <= MOST_RESTARTS
+        assert health.restarts(0) <= RESTARTS.most

@@ -12,7 +12,7 @@ import pytest
 
 from roll.backend import EngineActivity, GenerateStrategy
 from roll.engines.actor_infer import ActorInfer
-from roll.engines.pool import MOST_LATE, MOST_RESTARTS, PROBE_EVERY
+from roll.engines.pool import MOST_LATE, PROBE_EVERY, RESTARTS
 from roll.engines.running import Running, running_limits
 from roll.errors import DataError, EngineShortage, Fault, RollError, WorkerDied, WorkerFailed, WorkerLate
 from roll.ray.device_sharing import Residency
@@ -125,15 +125,15 @@ def test_a_judge_serves_as_soon_as_it_is_back() -> None:
 
 def test_after_its_last_restart_an_engine_retires_and_the_last_one_ends_the_run() -> None:
     async def scenario(group: Engines, engines: ActorInfer) -> None:
-        for _ in range(MOST_RESTARTS):
+        for _ in range(RESTARTS.most):
             engines.pool.report_dead(0, "it stands still")
             engines.pool.report_dead(0, "known")
             await back(engines, 0)
         engines.pool.report_dead(0, "it stands still")
         await asyncio.sleep(10)
-        assert engines.pool.serving == [1] and engines.pool.restarts == MOST_RESTARTS and engines.pool.failure is None
+        assert engines.pool.serving == [1] and engines.pool.restarts == RESTARTS.most and engines.pool.failure is None
         answer = asyncio.ensure_future(whole(engines.generate(PROMPT, Sampling(1), 10)))
-        group.faults = {1: [WorkerDied("actor_infer", 1, f"death {number}") for number in range(MOST_RESTARTS)]}
+        group.faults = {1: [WorkerDied("actor_infer", 1, f"death {number}") for number in range(RESTARTS.most)]}
         await asyncio.sleep(1)
         group.kill(1)
         said = "^actor_infer rank 1: it was restarted 5 times, like all other engines, and died again: death 4$"
@@ -189,7 +189,7 @@ def test_a_hopeless_engine_leaves_its_requests_to_the_others() -> None:
         await asyncio.sleep(10)
         assert (engines.pool.serving, engines.pool.restarts, engines.pool.failure) == ([1], 1, None)
         assert drawn(await whole(engines.generate(PROMPT, Sampling(1), 10))) == [(10, 1, 0)]
-        for _ in range(MOST_RESTARTS):
+        for _ in range(RESTARTS.most):
             engines.pool.report_dead(1, "killed")
             await back(engines, 1)
         engines.pool.report_dead(1, "killed")

@@ -12,8 +12,9 @@ from roll.config.schema.roles import RewardConfig
 from roll.errors import WorkerDied, WorkerFailed, WorkerLate
 from roll.ray.calls import Ranks
 from roll.ray.group import WorkerGroup
-from roll.ray.replacement import HOUR, MOST, Replaced
+from roll.ray.replacement import REPLACEMENTS, Replaced
 from roll.rewards.reward_workers import Rewards
+from roll.system.restart_budget import HOUR
 from roll.types import RewardResult
 from tests import limits
 from tests.unit.rollout.build import make_prompt
@@ -105,10 +106,11 @@ def test_a_replacement_that_dies_as_it_starts_counts() -> None:
 def test_a_worker_that_always_dies_ends_the_run_with_the_cause() -> None:
     group = Group(lambda rank, method: None if method == "replace" else DIED)
     with pytest.raises(
-        WorkerFailed, match=f"rewards.d.*1.*the process died; it has been replaced {MOST} times within an hour"
+        WorkerFailed,
+        match=f"rewards.d.*1.*the process died; it has been replaced {REPLACEMENTS.most} times within an hour",
     ):
         asyncio.run(replaced(group).one(1, limits.CALL, Worker.double, 4))
-    assert group.process == [0, MOST]
+    assert group.process == [0, REPLACEMENTS.most]
 
 
 def test_failures_of_earlier_hours_do_not_count() -> None:
@@ -117,11 +119,11 @@ def test_failures_of_earlier_hours_do_not_count() -> None:
     async def go() -> None:
         group = Group(lambda rank, method: None)
         ranks = replaced(group, lambda: now[0])
-        for _ in range(3 * MOST):
+        for _ in range(3 * REPLACEMENTS.most):
             group.fails = times(DIED)
             assert await ranks.one(1, limits.CALL, Worker.double, 4) == 8
-            now[0] += HOUR / (MOST - 1)
-        assert group.process == [0, 3 * MOST]
+            now[0] += HOUR / (REPLACEMENTS.most - 1)
+        assert group.process == [0, 3 * REPLACEMENTS.most]
 
     asyncio.run(go())
 
