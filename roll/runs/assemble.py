@@ -59,8 +59,8 @@ from roll.tracking.fanout import Tracking
 from roll.tracking.jsonl import JsonlTracker
 from roll.tracking.life import TICK, ActivityDisplay
 from roll.tracking.logs import RunLog
-from roll.tracking.run import open_named
 from roll.tracking.start import read_starts, write_start
+from roll.tracking.trackers import open_named
 
 
 async def show_activity(roles: Roles, life: ActivityDisplay) -> None:
@@ -182,7 +182,10 @@ def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
             checkpointer.resumed_step or 0,
         )
         life.driver("opening the trackers")
-        tracker = stack.enter_context(open_trackers(config, checkpointer.resumed_step, steps, life))
+        tracker, faults = open_trackers(config, checkpointer.resumed_step, steps, life)
+        stack.enter_context(tracker)
+        if faults:
+            raise ConfigError(faults)
         _say_resumed(checkpointer, changed)
         life.driver("starting Ray")
         gpus = max(plan.devices, default=-1) + 1
@@ -353,14 +356,22 @@ def _reopened(stack: ExitStack, config: Config, steps: int, life: ActivityDispla
     """Reopen the trackers to continue after `step`, or from the start if it is None. Remove the records of later
     steps.
     """
-    return stack.enter_context(open_trackers(config, BEFORE_FIRST if step is None else step, steps, life))
+    tracking, faults = open_trackers(config, BEFORE_FIRST if step is None else step, steps, life)
+    for fault in faults:  # a service that has become unreachable does not end a run that has trained already
+        LOG.warning("%s", fault.problem)
+    return stack.enter_context(tracking)
 
 
-def open_trackers(config: Config, resumed_step: int | None, steps: int, life: ActivityDisplay) -> Tracking:
-    """Open the metrics file, the console tracker for a run of `steps` steps, and the trackers of `track_with`."""
+def open_trackers(
+    config: Config, resumed_step: int | None, steps: int, life: ActivityDisplay
+) -> tuple[Tracking, list[Fault]]:
+    """Open the metrics file, the console tracker for a run of `steps` steps, and the trackers of `track_with`. Return
+    also a fault for each tracker that cannot be opened.
+    """
     folder = Path(config.output_dir)
     facts = RunFacts(folder, config.exp_name, redacted(config.model_dump(mode="json")), resumed_step)
     record = JsonlTracker(folder, resumed_step)
-    named = open_named(chosen_trackers(config), facts, config.tracker_kwargs)
+    named, faults = open_named(chosen_trackers(config), facts, config.tracker_kwargs)
     last_step = BEFORE_FIRST if resumed_step is None else resumed_step
-    return Tracking(record, [console_tracker(config.exp_name, steps, life), StepLog(steps), *named], last_step)
+    others = [console_tracker(config.exp_name, steps, life), StepLog(steps), *named]
+    return Tracking(record, others, last_step), faults

@@ -91,6 +91,12 @@ VALUES = [
     (["use_kl_loss=maybe"], "use_kl_loss", '"maybe"', "true or false"),
     (["pipeline=rlhf"], "pipeline", '"rlhf"', "use one of: rlvr"),
     (["~rewards"], "rewards", "missing", "add the reward of each domain"),
+    (
+        ["+tracker_kwargs.tensorboard.flush_sec=9"],
+        "tracker_kwargs.tensorboard.flush_sec",
+        "flush_sec",
+        "did you mean 'flush_secs'",
+    ),
     (["track_with=[tensorbord]"], "track_with", "tensorbord", "did you mean 'tensorboard'"),
     ([f"{ENGINE}.gpu_memory_utilization=60"], f"{ENGINE}.gpu_memory_utilization", "60", "at most 1"),
     (["dual_clip_loss=0.5"], "dual_clip_loss", "0.5", "above 1"),

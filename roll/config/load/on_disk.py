@@ -16,7 +16,7 @@ from roll.config.derived.batch import learner, longest_sequence
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import generates, model_roles, vllm_config
 from roll.config.derived.reward_roles import names_file
-from roll.config.derived.trackers import missing_packages
+from roll.config.derived.trackers import argument_faults, missing_packages
 from roll.config.load.env_file import NAME, env_files, idle_variables, read_env_files
 from roll.config.schema.engine import VllmStrategyConfig
 from roll.config.schema.model import DataConfig
@@ -78,6 +78,7 @@ def check_disk(config: Config) -> DiskFacts:
     _run_folder(config, found)
     _checkpoint(config, found)
     found.missing += missing_packages(config)
+    found.faults += argument_faults(config)
     found.environment, faults = read_env_files(env_files())
     found.faults += faults
     found.warnings += idle_variables(config, found.environment, os.environ)

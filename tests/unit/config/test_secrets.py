@@ -16,7 +16,7 @@ from roll.config.schema.secrets import HIDDEN, Secrets, is_secret, redacted
 from roll.ray.cluster import keep_ray_logs
 from roll.runs import resume_fingerprint
 from roll.runs.assemble import open_trackers, write_config
-from roll.tracking import run as opened
+from roll.tracking import trackers as opened
 from roll.tracking.base import RunFacts
 from roll.tracking.logs import RunLog
 from tests.quiet import quiet_life

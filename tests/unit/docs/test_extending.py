@@ -37,7 +37,7 @@ from roll.data.rows import prompt_conversation
 from roll.ray.calls import Ranks
 from roll.ray.group import WorkerGroup
 from roll.rewards.hosting.process import RewardProcess
-from roll.tracking import run
+from roll.tracking import trackers
 from roll.tracking.base import RunFacts
 from roll.tracking.fanout import Tracking
 from roll.tracking.jsonl import JsonlTracker
@@ -275,8 +275,8 @@ def test_the_strategy_serves_as_a_reference(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_tracker_writes_beside_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = written("roll/tracking/csv.py", tmp_path, monkeypatch)
-    monkeypatch.setattr(run, "OPENERS", {**run.OPENERS, "csv": module.CsvTracker})
-    opened = run.open_named(["csv"], RunFacts(tmp_path, "a_run", {}, None), {"csv": {"file": "curves.csv"}})
+    monkeypatch.setattr(trackers, "OPENERS", {**trackers.OPENERS, "csv": module.CsvTracker})
+    opened, _ = trackers.open_named(["csv"], RunFacts(tmp_path, "a_run", {}, None), {"csv": {"file": "curves.csv"}})
     with Tracking(JsonlTracker(tmp_path), opened) as tracking:
         tracking.log(1, {"reward/mean": 0.5, "time/step": 2.0})
         assert (tmp_path / "curves.csv").read_text(encoding="utf-8").splitlines() == [

@@ -6,27 +6,32 @@ names, and records the calls. If a package is installed, a further test uses the
 
 from __future__ import annotations
 
-import logging
 import sys
 import types
 from collections.abc import Callable
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from torch.utils.tensorboard import SummaryWriter
 
-from roll.config.derived.trackers import PACKAGES
+from roll.config.derived.trackers import PACKAGES, argument_faults
+from roll.config.schema.pipelines import Config
 from roll.tracking.base import RunFacts
 from roll.tracking.fanout import Tracking
 from roll.tracking.jsonl import JsonlTracker
-from roll.tracking.mlflow import metric_name
-from roll.tracking.run import OPENERS, open_named
+from roll.tracking.trackers import OPENERS, metric_name, open_named
 from roll.types import RolloutGroup
 
 Calls = list[tuple[str, dict[str, Any]]]
 CONFIG = {"seed": 1, "actor_train": {"device_mapping": [0, 1], "world_size": None}}
 METRICS = {"reward/mean": 0.5, "val/gsm8k/pass@1": 0.25, "policy/loss": float("nan")}
+
+
+def configured(name: str, settings: dict[str, dict[str, Any]]) -> Config:
+    return cast(Config, types.SimpleNamespace(track_with=name, tracker_kwargs=settings))
 
 
 def facts(folder: Path, resumed_step: int | None = None) -> RunFacts:
@@ -132,8 +137,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Calls]:
 
 def test_a_run_of_wandb_that_resumes_goes_on_in_the_same_run(tmp_path: Path, calls: dict[str, Calls]) -> None:
     for resumed_step, settings in ((None, {}), (4, {}), (4, {"id": "mine", "resume": "must"}), (None, {})):
-        for tracker in open_named(["wandb"], facts(tmp_path, resumed_step), {"wandb": settings}):
-            tracker.close()
+        opened, _ = open_named(["wandb"], facts(tmp_path, resumed_step), {"wandb": settings})
+        opened[0].close()
     began = [(arguments["id"], arguments["resume"]) for kind, arguments in calls["wandb"] if kind == "init"]
     assert began == [(None, None), ("made-1", "allow"), ("mine", "must"), (None, None)]
     assert (tmp_path / "wandb_run_id").read_text().startswith("made-"), "a fresh start creates a new run"
@@ -143,12 +148,11 @@ def test_all_of_them_at_once_get_metrics_and_samples(
     tmp_path: Path, calls: dict[str, Calls], group: Callable[..., RolloutGroup], caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {"wandb": {"project": "mine", "mode": "offline"}, "swanlab": {"mode": "offline"}}
-    with Tracking(
-        JsonlTracker(tmp_path), open_named(["tensorboard", *FAKES, "none"], facts(tmp_path, 6), settings)
-    ) as tracking:
+    opened, faults = open_named(["tensorboard", *FAKES, "none"], facts(tmp_path, 6), settings)
+    with Tracking(JsonlTracker(tmp_path), opened) as tracking:
         tracking.log(7, METRICS)
         tracking.samples(7, [group(), group()])
-    assert not caplog.records
+    assert not caplog.records and not faults
     assert (tmp_path / "metrics.jsonl").exists() and list((tmp_path / "tensorboard").iterdir())
     for name in ("wandb", "swanlab", "trackio"):
         kinds = [kind for kind, _ in calls[name] if kind != "define_metric"]
@@ -171,7 +175,7 @@ def test_all_of_them_at_once_get_metrics_and_samples(
 def test_mlflow_gets_names_that_it_takes_and_the_configuration_as_a_file(
     tmp_path: Path, calls: dict[str, Calls], group: Callable[..., RolloutGroup]
 ) -> None:
-    (tracker,) = open_named(
+    (tracker,), _ = open_named(
         ["mlflow"], facts(tmp_path), {"mlflow": {"tracking_uri": "http://somewhere", "experiment_name": "theirs"}}
     )
     tracker.log(7, METRICS)
@@ -194,16 +198,45 @@ def test_trackio_begins_a_new_run_unless_the_run_resumes(tmp_path: Path, calls: 
     assert calls["trackio"][0][1]["resume"] == "never"
 
 
-def test_a_tracker_that_cannot_be_opened_is_reported_once_and_the_others_open(
-    tmp_path: Path, calls: dict[str, Calls], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_tracker_that_cannot_be_opened_is_a_fault(tmp_path: Path, calls: dict[str, Calls]) -> None:
     sys.modules["wandb"].init = lambda **_: (_ for _ in ()).throw(ConnectionError("no such host"))  # pyright: ignore[reportAttributeAccessIssue]
-    with caplog.at_level(logging.INFO):
-        opened = open_named(["wandb", "swanlab"], facts(tmp_path), {"swanlab": {"nonsense": 1}})
-    assert opened == []
-    warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
-    assert warnings[0] == "tracker 'wandb' failed and is not used any more: ConnectionError: no such host"
-    assert warnings[1].startswith("tracker 'swanlab' failed and is not used any more: TypeError") and len(warnings) == 2
+    opened, faults = open_named(["wandb", "trackio", "swanlab"], facts(tmp_path), {"swanlab": {"nonsense": 1}})
+    assert [tracker.name for tracker in opened] == ["trackio"] and len(faults) == 2
+    for fault, parts in zip(faults, (("'wandb'", "ConnectionError"), ("'swanlab'", "TypeError")), strict=True):
+        assert fault.place == "track_with" and all(part in fault.problem for part in parts)
+
+
+@pytest.mark.parametrize("name", ["tensorboard", *FAKES])
+def test_a_misspelt_argument_of_a_tracker_is_refused(
+    name: str, calls: dict[str, Calls], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roll.config.derived.trackers.is_installed", lambda package: True)
+    good = {"tensorboard": "flush_secs", "mlflow": "experiment_name"}.get(name, "project")
+    settings = {good: 1, f"{good[:-1]}x": 2}
+    asked = configured(name, {name: settings})
+    (fault,) = argument_faults(asked)
+    assert fault.place == f"tracker_kwargs.{name}.{good[:-1]}x" and good in fault.remedy
+
+
+def test_a_tracker_that_accepts_any_argument_is_not_refused(
+    calls: dict[str, Calls], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roll.config.derived.trackers.is_installed", lambda package: True)
+    monkeypatch.setattr(sys.modules["swanlab"], "init", lambda **_: None)
+    asked = configured("swanlab", {"swanlab": {"anything": 1}})
+    assert not list(argument_faults(asked))
+
+
+def test_a_tracker_whose_package_is_broken_is_refused(calls: dict[str, Calls], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll.config.derived.trackers.is_installed", lambda package: True)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    asked = configured("wandb", {"wandb": {"project": 1}})
+    (fault,) = argument_faults(asked)
+    assert fault.place == "track_with" and "cannot be imported" in fault.problem
+
+
+def test_the_arguments_of_tensorboard_are_those_of_its_writer() -> None:
+    assert PACKAGES["tensorboard"].arguments == tuple(signature(SummaryWriter).parameters)
 
 
 def test_every_tracker_that_may_be_asked_for_can_be_opened() -> None:
@@ -230,7 +263,7 @@ def test_the_real_package_takes_what_it_is_given(
         pytest.skip(f"the package {name} is not installed")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    opened = open_named([name], facts(tmp_path), {name: OFFLINE[name](tmp_path)})
+    opened, _ = open_named([name], facts(tmp_path), {name: OFFLINE[name](tmp_path)})
     with Tracking(JsonlTracker(tmp_path), opened) as tracking:
         tracking.log(1, METRICS)
         tracking.samples(1, [group()])

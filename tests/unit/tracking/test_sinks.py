@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from roll.tracking import stopwatch
+from roll.runs import meter
 from roll.tracking.base import RunFacts
 from roll.tracking.logs import RunLog
-from roll.tracking.tensorboard import TensorBoardTracker
+from roll.tracking.trackers import TensorBoardTracker
 
 
 def facts(folder: Path, resumed_step: int | None = None) -> RunFacts:
@@ -64,12 +64,12 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return the clock that the stopwatch uses."""
     clock = Clock()
-    monkeypatch.setattr(stopwatch, "time", clock)
+    monkeypatch.setattr(meter, "time", clock)
     return clock
 
 
 def test_a_stopwatch_adds_up_by_part_also_after_an_exception(clock: Clock) -> None:
-    watch = stopwatch.Stopwatch()
+    watch = meter.Stopwatch()
     for _ in range(2):
         with watch("rollout"):
             clock.sleep(2)
@@ -124,7 +124,7 @@ def test_a_second_process_appends_to_the_log(tmp_path: Path) -> None:
 
 
 def test_seconds_of_a_part_within_another_are_its_own(clock: Clock) -> None:
-    watch = stopwatch.Stopwatch()
+    watch = meter.Stopwatch()
     with watch("evaluate"):
         with watch("onload"):
             clock.sleep(5)
