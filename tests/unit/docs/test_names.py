@@ -118,7 +118,7 @@ def metrics_of_the_source() -> set[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.keyword) and node.arg == "part" and isinstance(node.value, ast.Constant)
     }
-    names |= {f"time/{part}" for part in parts}
+    names = (names - {"time/{part}"}) | {f"time/{part}" for part in parts}
     return {re.sub(r"\{(\w+)\}", lambda found: PLACEHOLDERS[found[1]], name) for name in names}
 
 
