@@ -55,7 +55,7 @@ def test_gamma_zero_pays_the_last_token_alone() -> None:
     np.testing.assert_array_equal(got, [0, 0, 0, 8])
 
 
-def test_penalties_are_paid_by_every_token_at_or_before_them() -> None:
+def test_kl_penalties_count_at_and_before_their_tokens() -> None:
     # Immediate rewards: -1, -2 and 5 - 4 = 1. Returns from the last token back: 1, -1, -2. The prompt's penalty of 9
     # does not count.
     given_scores = scores([5], [0], [".xxx"], [9, 1, 2, 4])
@@ -64,7 +64,7 @@ def test_penalties_are_paid_by_every_token_at_or_before_them() -> None:
     np.testing.assert_array_equal(advantages("reinforce", given_scores, Normalisation(gamma=0.5)), [0, -1.75, -1.5, 1])
 
 
-def test_penalties_act_on_tokens_between_which_the_mask_has_a_gap() -> None:
+def test_kl_penalties_skip_gaps_of_the_mask() -> None:
     got = advantages("reinforce", scores([1], [0], [".x.x"], [0, 0.25, 100, 0.5]), Normalisation())
     np.testing.assert_array_equal(got, [0, 0.25, 0, 0.5])
 
@@ -100,7 +100,7 @@ def test_rewards_that_do_not_spread_are_not_divided(mean: Scope, expected: float
     np.testing.assert_allclose(first_step, [0, 3])
 
 
-def test_grpo_at_both_sides_of_the_least_standard_deviation() -> None:
+def test_grpo_around_the_smallest_standard_deviation() -> None:
     """The standard deviation of two rewards is their difference divided by sqrt(2): 0.997e-6 counts as 0, 1.004e-6 does
     not.
     """
@@ -124,7 +124,7 @@ def test_rewards_are_clipped_before_and_advantages_after() -> None:
     np.testing.assert_allclose(clipped[1::2], [2, -2, 1 - 1 / 3], rtol=1e-6)
 
 
-def test_whitening_counts_tokens_and_leaves_the_prompt_at_zero() -> None:
+def test_whitening_counts_response_tokens_only() -> None:
     # The tokens have 1 once and 4 three times: mean 13/4, sample variance (2.25^2 + 3 * 0.75^2) / 3 = 9/4.
     got = advantages("reinforce", scores([1, 4], [0, 1], ["..x", ".xxx"]), Normalisation(whiten=True))
     low, high = -2.25 / 1.5, 0.75 / 1.5
@@ -141,7 +141,7 @@ def test_whitening_by_domain_takes_each_domains_tokens() -> None:
     np.testing.assert_allclose(got, [0, 0, -1.5, 0, -half, 0, 0.5, 0.5, 0.5, half], rtol=1e-7, atol=1e-7)
 
 
-def test_a_single_token_of_a_domain_is_whitened_to_zero() -> None:
+def test_single_token_of_a_domain_whitens_to_zero() -> None:
     lone = replace(scores([3, 1, 2], [0, 1, 2], [".x", ".x", ".x"]), domains=np.array([0, 1, 1], np.int32))
     half = 0.5**0.5
     np.testing.assert_allclose(
@@ -149,7 +149,7 @@ def test_a_single_token_of_a_domain_is_whitened_to_zero() -> None:
     )
 
 
-def test_rewards_clipped_after_normalisation_are_bounded_with_their_penalties() -> None:
+def test_normalised_reward_clip_bounds_rewards_with_penalties() -> None:
     # Rewards 0, 0, 0, 4: mean 1, sample standard deviation 2, so -1/2 three times and 3/2, which is clipped to 1.
     late = Normalisation(reward_clip=1, clips_normalised=True)
     np.testing.assert_allclose(
@@ -167,12 +167,12 @@ def test_whitening_nothing_is_nothing() -> None:
     )
 
 
-def test_a_masked_response_counts_in_its_group_and_not_in_the_loss() -> None:
+def test_masked_response_counts_in_its_groups_statistics() -> None:
     got = advantages("grpo", scores([0, 1, 2], [0, 0, 0], [".x", "...", ".x"]), Normalisation())
     np.testing.assert_allclose(got, [0, -1, 0, 0, 0, 0, 1], atol=2e-6)
 
 
-def test_an_unknown_estimator_is_named_with_the_known_ones() -> None:
+def test_unknown_advantage_estimator_names_known_ones() -> None:
     with pytest.raises(
         KeyError,
         match=r"'grpp' \(did you mean 'grpo'\?\); known: dr_grpo, gae, gigpo, gpg, grpo, maxrl, opo, pass_at_k",

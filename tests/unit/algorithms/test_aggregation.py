@@ -77,7 +77,7 @@ def weight_of(mode: str, tokens: int, own: int, rows: int) -> float:
 
 @pytest.mark.parametrize("mode", MODES)
 @given(masks=st.lists(st.text(".x", min_size=1, max_size=6), min_size=1, max_size=8), drawn=st.data())
-def test_every_token_has_the_weight_that_a_count_gives(mode: str, masks: list[str], drawn: st.DataObject) -> None:
+def test_token_weights_match_a_count(mode: str, masks: list[str], drawn: st.DataObject) -> None:
     """The weights agree bit for bit, also with sequence weights and with episodes of several sequences."""
     episodes = sorted(drawn.draw(st.lists(st.integers(0, 4), min_size=len(masks), max_size=len(masks))))
     factors = drawn.draw(st.lists(st.sampled_from([0.3, 1.0, 1.7]), min_size=len(masks), max_size=len(masks)))
@@ -101,7 +101,7 @@ def test_nothing_to_learn_weighs_nothing(mode: str) -> None:
     assert not loss_weights(responses("..", "...."), mode).any()
 
 
-def test_an_unknown_mode_is_named_with_the_known_ones() -> None:
+def test_unknown_aggregation_mode_names_known_ones() -> None:
     with pytest.raises(
         ValueError, match="'mean'; known: token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm"
     ):
@@ -136,7 +136,7 @@ def direct(sequences: Sequences, losses: np.ndarray, mode: str) -> float:
     budget=st.integers(1, 30),
     seed=st.integers(0, 1000),
 )
-def test_no_split_into_ranks_and_micro_batches_changes_the_loss(
+def test_aggregated_loss_is_equal_in_every_split(
     masks: list[str], mode: str, ranks: int, budget: int, seed: int
 ) -> None:
     sequences = responses(*masks)

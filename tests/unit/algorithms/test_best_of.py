@@ -47,7 +47,7 @@ def test_against_every_choice_of_samples(rewards: list[float], k: int) -> None:
 
 @pytest.mark.parametrize("p", [0.03, 0.4, 0.9])
 @pytest.mark.parametrize(("n", "k"), SIZES)
-def test_the_expected_gradient_is_that_of_pass_at_k(n: int, k: int, p: float) -> None:
+def test_pass_at_k_has_its_expected_gradient(n: int, k: int, p: float) -> None:
     """Exact, over all outcomes of n samples with success probability p = sigmoid(theta).
 
     The derivative of 1 - (1 - p)^k with respect to theta is k (1 - p)^(k - 1) p (1 - p).
@@ -61,7 +61,7 @@ def test_the_expected_gradient_is_that_of_pass_at_k(n: int, k: int, p: float) ->
 
 
 @pytest.mark.parametrize(("n", "k"), SIZES)
-def test_the_expected_gradient_is_that_of_the_largest_of_k_rewards(n: int, k: int) -> None:
+def test_pass_at_k_gradient_is_that_of_maximum(n: int, k: int) -> None:
     """Exact, over all draws of n samples from four rewards under a softmax of three logits and 0, against finite
     differences in float64.
     """
@@ -88,7 +88,7 @@ def test_the_expected_gradient_is_that_of_the_largest_of_k_rewards(n: int, k: in
     assert gradient == pytest.approx(np.array(numeric), rel=1e-8, abs=1e-10)
 
 
-def test_a_right_response_is_paid_by_how_seldom_others_are_right() -> None:
+def test_correct_response_earns_more_if_others_fail() -> None:
     """Two of five are right. k = 3: both other samples are wrong in 3 of 6 choices. A group of two uses k = 2; a group
     of one gets 0.
     """
@@ -97,7 +97,7 @@ def test_a_right_response_is_paid_by_how_seldom_others_are_right() -> None:
 
 
 @pytest.mark.parametrize("reward", [-1e6, 0.1, 1 / 3])
-def test_equal_rewards_teach_nothing_and_large_groups_stay_finite(reward: float) -> None:
+def test_equal_rewards_add_nothing_in_large_groups(reward: float) -> None:
     assert not added_to_best(np.full(2000, reward, np.float32), 700).any()
     one = np.zeros(2000, np.float32)
     one[7] = 1

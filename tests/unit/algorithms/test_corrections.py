@@ -149,7 +149,7 @@ def decoupled(loss: PolicyLoss, log_probs: Tensor) -> tuple[Tensor, Tensor]:
     return said.losses.detach(), leaf.grad
 
 
-def test_decoupled_ppo_clips_around_the_proximal_policy_and_weighs_by_it() -> None:
+def test_decoupled_ppo_clips_around_proximal_policy() -> None:
     # Current 0.75 and 0.99: the ratios to the proximal 0.75 are 1 and 1.32, clipped to 1.2. Both have the weight 0.75 /
     # 0.5 = 1.5.
     losses, gradient = decoupled(PolicyLoss(Ppo(), Correction(weight="token", cap=5.0)), tensor(log(0.75), log(0.99)))
@@ -160,7 +160,7 @@ def test_decoupled_ppo_clips_around_the_proximal_policy_and_weighs_by_it() -> No
     torch.testing.assert_close(capped, tensor(-1.25))
 
 
-def test_on_policy_the_weight_is_the_current_policys_and_carries_no_gradient() -> None:
+def test_on_policy_correction_weight_carries_no_gradient() -> None:
     loss = PolicyLoss(Ppo(), Correction(weight="token", cap=5.0), on_policy=True)
     losses, gradient = decoupled(loss, tensor(log(0.6), log(0.9)))
     # The ratio is 1, so the loss is minus the weight, which is the current probability divided by the behaviour
@@ -178,7 +178,7 @@ def test_on_policy_needs_no_log_probs_of_anybody() -> None:
     assert leaf.grad is not None and leaf.grad.tolist() == [-3, 1]
 
 
-def test_a_rejected_token_has_no_policy_gradient_and_keeps_its_kl() -> None:
+def test_rejected_token_keeps_only_its_kl_gradient() -> None:
     loss = PolicyLoss(
         PolicyGradient(), Correction(reject="token", low=0.5, high=2.0), on_policy=True, kl_coef=0.5, kl_estimator="k1"
     )

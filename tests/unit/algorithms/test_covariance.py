@@ -27,12 +27,12 @@ def test_covariances_by_hand() -> None:
     np.testing.assert_allclose(token_covariances(step)[1:], [2, 0, 1])
 
 
-def test_the_trainers_log_probs_are_taken_where_they_are_given() -> None:
+def test_covariance_prefers_proximal_log_probs() -> None:
     step = batch([0, -9, -9, -9], [0, 3, 0, 0], ".xxx", np.array([0, -1, -2, -3], np.float32))
     np.testing.assert_allclose(token_covariances(step)[1:], [2, 0, 1])
 
 
-def test_the_largest_are_a_share_and_one_at_least() -> None:
+def test_largest_covariances_are_a_share_of_tokens() -> None:
     step = batch([0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0], "..xxxx")
     covariances = np.array([9, 9, 1, 4, 2, 3], np.float64)
     assert largest(covariances, step, 0.5).tolist() == [False, False, False, True, False, True]
@@ -76,7 +76,7 @@ def test_objectives_mark_by_their_keys() -> None:
     ratio=st.floats(0, 1),
     shift=st.floats(-4, 4, width=16),
 )
-def test_the_covariances_sum_up_to_the_covariance_and_ignore_shifts(
+def test_covariances_average_to_covariance_and_ignore_shifts(
     values: list[tuple[float, float]], ratio: float, shift: float
 ) -> None:
     log_probs, advantages = (list(column) for column in zip(*values, strict=True))

@@ -104,7 +104,7 @@ def by_hand(measure: Divergence) -> Tensor:
 
 
 @each
-def test_the_gradient_of_an_update_is_the_one_by_hand(measure: Divergence) -> None:
+def test_distilled_policy_gradient_matches_hand_computation(measure: Divergence) -> None:
     ours = gradient(measure, DistilledPolicy(PolicyLoss(Ppo(1e9, 1e9)), COEF), 1, 10**6)
     expected = by_hand(measure).float()
     assert (ours - expected).norm() < 2e-6 * expected.norm()

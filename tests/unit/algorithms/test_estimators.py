@@ -63,7 +63,7 @@ def test_maxrl_divides_by_the_mean() -> None:
 
 @pytest.mark.parametrize("p", [0.03, 0.4, 0.9])
 @pytest.mark.parametrize("n", [2, 5, 8])
-def test_maxrls_expected_gradient_is_that_of_the_likelihoods_first_terms(n: int, p: float) -> None:
+def test_maxrl_expected_gradient_is_truncated_likelihood_gradient(n: int, p: float) -> None:
     """The expectation is computed exactly, over all outcomes of n samples with success probability p = sigmoid(theta).
 
     log p = -sum_k (1 - p)^k / k has the derivative sum_k (1 - p)^(k - 1) dp. The expected gradient of the estimator
@@ -208,20 +208,20 @@ def test_reinforce_plus_plus_whitens_over_tokens() -> None:
     np.testing.assert_allclose(got, [0, 0, low, 0, high, high, high], rtol=3e-6)
 
 
-def test_reinforce_plus_plus_discounts_and_penalises_before_it_whitens() -> None:
+def test_reinforce_plus_plus_penalises_before_whitening() -> None:
     # Immediate rewards -1 and 5 - 1 = 4; returns with gamma 1/2: 1 and 4, with a sample variance of 9/2.
     got = advantages("reinforce_plus_plus", scores([5], [0], [".xx"], [0, 1, 1]), Normalisation(gamma=0.5))
     np.testing.assert_allclose(got, [0, -(0.5**0.5), 0.5**0.5], rtol=1e-5)
 
 
-def test_reinforce_plus_plus_baseline_whitens_what_is_left_of_the_groups() -> None:
+def test_reinforce_plus_plus_baseline_whitens_centred_rewards() -> None:
     # Centred: -1/2 on one token and 1/2 on three; mean 1/4, sample variance (9/16 + 3/16) / 3 = 1/4.
     got = by_response("reinforce_plus_plus_baseline", scores([0, 1], [0, 0], [".x", ".xxx"]))
     assert got == pytest.approx([-1.5, 0.5], rel=1e-5)
 
 
 @pytest.mark.parametrize("estimator", ["dr_grpo", "rloo", "opo", "gpg", "remax"])
-def test_penalties_are_paid_by_every_token_at_or_before_them(estimator: str) -> None:
+def test_kl_penalties_count_at_and_before_their_tokens(estimator: str) -> None:
     plain = scores([5, 1], [0, 0], [".xx", ".x"], baselines=[0, 0])
     fined = scores([5, 1], [0, 0], [".xx", ".x"], [9, 1, 2, 9, 4], baselines=[0, 0])
     np.testing.assert_allclose(

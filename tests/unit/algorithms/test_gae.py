@@ -37,7 +37,7 @@ def test_by_hand() -> None:
     np.testing.assert_allclose(value_targets(one, norm), [0, 0.1, 2.5], rtol=1e-5)
 
 
-def test_targets_know_the_clipped_reward_and_neither_the_whitening_nor_the_clip_of_advantages() -> None:
+def test_value_targets_use_clipped_rewards_without_whitened_advantages() -> None:
     two = with_values(scores([9, 1], [0, 1], [".x", ".xx"]), [0, 1, 0, 0.5, 0.5])
     plain = value_targets(two, Normalisation(reward_clip=2.0))
     np.testing.assert_allclose(plain, [0, 2, 0, 0.975, 1], rtol=1e-6)
@@ -85,7 +85,7 @@ def test_against_its_definition(rows: list[Row], gamma: float, lam: float, seed:
 
 
 @given(rows=ROWS, seed=st.integers(0, 100))
-def test_with_lambda_1_it_is_the_return_less_the_value_and_targets_are_returns(rows: list[Row], seed: int) -> None:
+def test_gae_with_lambda_1_is_return_minus_value(rows: list[Row], seed: int) -> None:
     given_scores, norm = random_values(build(rows), seed), Normalisation(lambd=1.0)
     returns = advantages("reinforce", given_scores, norm)
     assert given_scores.values is not None
@@ -95,7 +95,7 @@ def test_with_lambda_1_it_is_the_return_less_the_value_and_targets_are_returns(r
 
 
 @given(rows=ROWS, gamma=FACTORS, lam=FACTORS)
-def test_a_critic_that_is_right_leaves_nothing_to_gain(rows: list[Row], gamma: float, lam: float) -> None:
+def test_exact_critic_leaves_zero_advantages(rows: list[Row], gamma: float, lam: float) -> None:
     given_scores = build(rows)
     exact = advantages("reinforce", given_scores, Normalisation(gamma=gamma))
     knowing, norm = replace(given_scores, values=exact), Normalisation(gamma=gamma, lambd=lam)

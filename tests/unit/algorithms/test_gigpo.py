@@ -57,7 +57,7 @@ def test_by_hand() -> None:
     assert by_turn(TWO, step_reward_gamma=0.5) == pytest.approx([2 * whole, whole, -2 * whole, -whole], rel=1e-5)
 
 
-def test_a_state_that_comes_twice_in_one_episode_is_compared_as_well() -> None:
+def test_gigpo_compares_states_that_recur_in_one_episode() -> None:
     """The first episode visits state 'a' twice, and the return from its second visit is higher."""
     circle = played([(0, [(-1, "a"), (2, "a")]), (0, [(1, "b")])])
     # Both episodes earn 1. The returns from 'a' are 1 and 2.

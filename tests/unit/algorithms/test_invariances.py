@@ -43,16 +43,14 @@ def shifted(rows: list[Row], shift: int) -> list[Row]:
     scope=st.sampled_from(["batch", "group"]),
     std=st.sampled_from([None, "batch", "group"]),
 )
-def test_a_mean_that_is_subtracted_takes_a_shift_with_it(
-    rows: list[Row], shift: int, scope: str, std: str | None
-) -> None:
+def test_centred_estimators_ignore_a_reward_shift(rows: list[Row], shift: int, scope: str, std: str | None) -> None:
     norm = Normalisation(mean=scope, std=std, gamma=0.9)  # type: ignore[arg-type]
     expected, got = (advantages("reinforce", build(shifted(rows, by)), norm) for by in (0, shift))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
 
 
 @given(rows=ROWS, shift=st.integers(-50, 50))
-def test_whitening_takes_a_shift_of_all_tokens_with_it(rows: list[Row], shift: int) -> None:
+def test_whitened_advantages_ignore_a_reward_shift(rows: list[Row], shift: int) -> None:
     rewards = [round(reward) for reward, _, mask in rows if "x" in mask]
     # With equal rewards, whitening returns the rounding error of their mean.
     tolerance = 1e-3 if len(set(rewards)) > 1 else 1e-1
@@ -62,7 +60,7 @@ def test_whitening_takes_a_shift_of_all_tokens_with_it(rows: list[Row], shift: i
 
 
 @given(rows=ROWS, shift=st.integers(-50, 50))
-def test_remax_does_not_see_what_the_greedy_response_gets_as_well(rows: list[Row], shift: int) -> None:
+def test_remax_ignores_a_shift_of_both_rewards(rows: list[Row], shift: int) -> None:
     rewards, groups, masks = zip(*shifted(rows, 0), strict=True)
 
     def with_shift(by: int) -> np.ndarray:

@@ -58,13 +58,13 @@ def test_expectations_over_a_categorical_approach_the_true_kl() -> None:
     assert (policy.exp() * token_kl(policy, near, "k2")).sum().item() == pytest.approx(expected.item(), rel=0.05)
 
 
-def test_an_unknown_estimator_is_named_with_the_known_ones() -> None:
+def test_unknown_kl_estimator_names_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'k4'; known: k1, k2, k3, abs, k1\+, k3\+"):
         token_kl(tensor(0), tensor(0), "k4")
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k1+", "k3+"])
-def test_the_expected_gradient_of_each_estimator_as_a_term_of_a_loss(estimator: str) -> None:
+def test_expected_gradient_of_each_kl_estimator(estimator: str) -> None:
     """Exact expectations over a categorical distribution: each token's gradient is weighted by the token's detached
     probability.
     """
@@ -106,13 +106,13 @@ def gradients(estimator: str, staleness: float, *, importance: bool, seed: int =
 
 @pytest.mark.parametrize("staleness", STALENESS)
 @pytest.mark.parametrize("estimator", KL_IN_LOSS)
-def test_weighted_by_the_ratio_every_estimator_has_the_kls_gradient_exactly(estimator: str, staleness: float) -> None:
+def test_ratio_weighted_kl_estimators_have_exact_gradient(estimator: str, staleness: float) -> None:
     found, true = gradients(estimator, staleness, importance=True)
     assert true.norm() > 0.1
     assert (found - true).abs().max() < 1e-10
 
 
-def test_without_the_ratio_the_gradient_is_off_by_what_the_documents_say() -> None:
+def test_unweighted_kl_gradient_errors_match_documentation() -> None:
     def error(estimator: str, staleness: float) -> float:
         pairs = [gradients(estimator, staleness, importance=False, seed=seed) for seed in range(20)]
         return median(float((found - true).norm() / true.norm()) for found, true in pairs)
@@ -125,7 +125,7 @@ def test_without_the_ratio_the_gradient_is_off_by_what_the_documents_say() -> No
     assert error("k3", 0.5) == pytest.approx(0.53, abs=0.005)
 
 
-def test_the_ratio_is_to_the_policy_that_sampled_else_to_the_one_of_the_loss() -> None:
+def test_kl_ratio_prefers_the_behaviour_policy() -> None:
     """The ratio is 2 to the behaviour policy and 4 to the proximal policy. The log-ratio to the reference is -1/2, so
     k2 is 1/8.
     """
@@ -149,7 +149,7 @@ def test_the_weight_follows_the_kl_within_bounds() -> None:
     assert adapted_coefficient(0.2, kl=0.1, target=0.1, samples=50, horizon=1000) == pytest.approx(0.2)
 
 
-def test_a_policy_that_answers_to_the_weight_comes_to_its_target() -> None:
+def test_adaptive_kl_weight_reaches_its_target() -> None:
     weight, kl = 0.5, 0.0
     for _ in range(400):
         kl = 0.01 / weight

@@ -44,7 +44,7 @@ def test_loss_and_gradient_are_those_of_transformers(tokens: int, experts: int, 
     assert torch.isfinite(ours.grad).all() and top_k * load_max <= experts
 
 
-def test_the_gradient_in_float64_is_that_of_finite_differences_where_no_choice_changes() -> None:
+def test_load_balancing_gradient_matches_finite_differences() -> None:
     given = logits(12, 5, 3)
     assert torch.autograd.gradcheck(lambda one: load_balancing(one, 2)[0], (given,), eps=1e-7, atol=1e-7)
 

@@ -46,12 +46,12 @@ def test_the_clip_has_two_bounds() -> None:
     torch.testing.assert_close(got, tensor(-2.6, -2.5, 1.8, 1.9))
 
 
-def test_the_dual_clip_bounds_what_a_bad_token_can_cost() -> None:
+def test_dual_clip_bounds_loss_of_negative_advantages() -> None:
     got = loss_of(PolicyLoss(Ppo(dual_clip=3.0)), [2.5, 4, 100, 0.5, 100], [-1, -1, -2, -1, 1])
     torch.testing.assert_close(got, tensor(2.5, 3, 6, 0.8, -1.2))
 
 
-def test_the_clip_fraction_counts_where_the_clipped_side_wins() -> None:
+def test_clip_fraction_counts_tokens_whose_clip_applies() -> None:
     behaviour = torch.zeros(4, dtype=torch.float64)
     inputs = inputs_of(tensor(1, 1, -1, -1), behaviour, None)
     metrics = PolicyLoss()(tensor(log(1.5), log(0.5), log(1.5), log(0.5)), behaviour, inputs).metrics
@@ -63,7 +63,7 @@ def test_the_clip_fraction_counts_where_the_clipped_side_wins() -> None:
     torch.testing.assert_close(metrics["policy/kl_behaviour"][:2], tensor(1.5 - 1 - log(1.5), 0.5 - 1 - log(0.5)))
 
 
-def test_how_far_the_policy_has_moved_is_unbiased_over_what_was_sampled() -> None:
+def test_policy_kl_metric_is_unbiased_over_samples() -> None:
     """Exact expectation over a categorical distribution, with the behaviour policy's probabilities. The current policy
     is far from it.
     """

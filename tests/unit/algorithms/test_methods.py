@@ -114,7 +114,7 @@ def test_the_cases_above_leave_no_method_out() -> None:
     assert {name for name, _, _ in PREFERENCE} == set(PREFERENCE_LOSSES)
 
 
-def test_an_estimator_takes_scores_what_normalises_them_and_its_own_keys() -> None:
+def test_estimator_takes_scores_norm_and_own_keys() -> None:
     for name, estimator in ADVANTAGES.items():
         own = ESTIMATORS[name].arguments(Keys(DEFAULTS[RlvrConfig]))
         assert list(inspect.signature(estimator).parameters) == ["scores", "norm", *own], name

@@ -31,7 +31,7 @@ def test_running_scopes_take_the_moments_that_are_given() -> None:
 
 
 @given(values=st.lists(st.tuples(st.floats(-100, 100, width=32), st.integers(0, 3)), min_size=1, max_size=12))
-def test_a_domain_is_standardised_as_a_batch_of_its_own(values: list[tuple[float, int]]) -> None:
+def test_domain_is_standardised_like_a_batch(values: list[tuple[float, int]]) -> None:
     rewards, domains = np.array([value for value, _ in values]), np.array([domain for _, domain in values], np.int32)
     got = standardise(rewards, np.arange(len(values), dtype=np.int32), "domain", "domain", domains=domains)
     for domain in range(4):
@@ -42,7 +42,7 @@ def test_a_domain_is_standardised_as_a_batch_of_its_own(values: list[tuple[float
 
 
 @pytest.mark.parametrize(("variance", "expected"), [(0.0, 5.0), (1e-12, 5.0), (4e-12, 5 / 3e-6)])
-def test_a_standard_deviation_of_at_most_a_millionth_counts_as_0(variance: float, expected: float) -> None:
+def test_tiny_standard_deviation_counts_as_zero(variance: float, expected: float) -> None:
     """Rewards are not divided by a standard deviation of 1e-6, but are divided by one of 2e-6."""
     moments = RunningMoments(count=2, mean=5.0, squares=variance)
     assert standardise(np.array([5.0]), np.array([0], np.int32), None, "running", moments) == pytest.approx(expected)
@@ -55,7 +55,7 @@ def test_whitening_what_is_all_alike_gives_zero(value: float) -> None:
 
 
 @given(values=st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=20), seed=st.integers(0, 99))
-def test_whitened_tokens_have_mean_0_and_variance_1_and_the_others_are_0(values: list[float], seed: int) -> None:
+def test_whitened_tokens_have_mean_0_and_variance_1(values: list[float], seed: int) -> None:
     mask = np.random.default_rng(seed).random(len(values)) < 0.7
     got = whiten(np.array(values), mask)
     assert not got[~mask].any()

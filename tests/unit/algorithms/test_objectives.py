@@ -95,7 +95,7 @@ def test_gspo_pays_each_token_its_own_advantage() -> None:
 
 
 @pytest.mark.parametrize("mode", ["mean", "sum"])
-def test_gspos_gradient_is_the_sequence_ratios_where_advantages_are_equal(mode: str) -> None:
+def test_gspo_gradient_is_that_of_sequence_ratio(mode: str) -> None:
     """Against equation 5 of the paper: autograd differentiates through the sequence ratio itself and through its
     clip.
     """
@@ -115,7 +115,7 @@ def test_gspos_gradient_is_the_sequence_ratios_where_advantages_are_equal(mode: 
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-14)
 
 
-def test_ratios_of_long_sequences_are_those_of_exact_sums() -> None:
+def test_ratios_of_long_sequences_match_exact_sums() -> None:
     """The log-ratios of 32,768 tokens in fp32 nearly cancel: the error of a sum in fp32 would be larger than the
     sum.
     """
@@ -190,7 +190,7 @@ def test_the_divergences_of_dppo_are_exact_near_certainty() -> None:
 
 @pytest.mark.parametrize("gap", [15.5, 16.0, 17.0, 18.0])
 @pytest.mark.parametrize("old", [0.9, 0.99, 0.999, 0.9999])
-def test_a_certainty_that_fp32_rounds_diverges_as_in_float64(old: float, gap: float) -> None:
+def test_divergence_of_rounded_certainty_matches_float64(old: float, gap: float) -> None:
     """The two logits are `gap` and 0. In fp32 the log-prob of the first rounds to 0, so its complement, at most 2e-7,
     is lost.
 
@@ -222,7 +222,7 @@ def test_topr_by_hand() -> None:
     assert said.clipped.tolist() == [False, False, True, False, False, False]
 
 
-def test_a_long_unlikely_sequence_tapers_to_nothing_and_a_likely_one_does_not_overflow() -> None:
+def test_topr_losses_are_finite_for_extreme_ratios() -> None:
     tokens = of_ratios([1e-9] * 50 + [1e9] * 50, [-1.0] * 100, [50, 50])
     said = Topr()(replace(tokens, log_probs=tokens.log_probs.float(), old_log_probs=tokens.old_log_probs.float()))
     assert said.losses[:50].abs().max() == 0
@@ -240,7 +240,7 @@ def test_clip_cov_leaves_marked_tokens_out() -> None:
     assert said.clipped.tolist() == [True, False, True]
 
 
-def test_kl_cov_charges_marked_tokens_for_moving_either_way() -> None:
+def test_kl_cov_penalises_marked_tokens_in_both_directions() -> None:
     said = KlCov(coef=2.0)(of_ratios([1.5, 1.5, 0.5], [1, 1, -1], [3], [True, False, True]))
     torch.testing.assert_close(said.losses, tensor(-1.5 + 2 * log(1.5), -1.5, 0.5 + 2 * log(2)))
 
@@ -301,9 +301,7 @@ def test_on_policy_the_gradient_is_the_policy_gradients(objective: Objective) ->
     cut=st.integers(0, 8),
     random=st.randoms(use_true_random=False),
 )
-def test_the_order_and_the_company_of_sequences_do_not_matter(
-    lengths: list[int], index: int, cut: int, random: Random
-) -> None:
+def test_objectives_do_not_depend_on_sequence_order(lengths: list[int], index: int, cut: int, random: Random) -> None:
     objective, tokens = OBJECTIVES[index], random_tokens(lengths)
     whole = objective(tokens).losses.split(lengths)
     order = list(range(len(lengths)))

@@ -50,7 +50,7 @@ def masked_by_hand(log_probs: Tensor, sampled: Tensor, advantages: Tensor, thres
 
 @each
 @pytest.mark.parametrize("engine", [True, False])
-def test_losses_and_gradients_are_the_plain_ones_but_for_masked_tokens(objective: Objective, engine: bool) -> None:
+def test_off_policy_mask_removes_only_masked_tokens(objective: Objective, engine: bool) -> None:
     log_probs, inputs = tokens()
     if not engine:
         inputs = replace(inputs, behaviour_log_probs=None)

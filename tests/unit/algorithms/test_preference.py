@@ -104,7 +104,7 @@ def pair_loss(name: str, c: list[float], r: list[float], rc: list[float], rr: li
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name != "kto"])
-def test_the_loss_of_a_pair_stands_at_each_of_its_tokens(name: str) -> None:
+def test_pair_loss_is_repeated_at_each_token(name: str) -> None:
     log_probs, given = inputs()
     said = LOSSES[name](log_probs, log_probs, given)
     first = pair_loss(name, POLICY[0], POLICY[1], REFERENCE[0], REFERENCE[1])
@@ -163,7 +163,7 @@ def test_log_ratios_beyond_all_measure_stay_finite(objective: PairObjective, far
     assert log_probs.grad is not None and torch.isfinite(losses).all() and torch.isfinite(log_probs.grad).all()
 
 
-def test_of_responses_of_one_length_the_normalised_loss_is_dpos() -> None:
+def test_normalised_loss_of_equal_lengths_equals_dpo() -> None:
     """The losses are equal if the beta of `dpo_norm` is the beta of `dpo` times the length."""
     log_probs, reference = (
         torch.tensor([-0.5, -1.0, -2.0, -0.25], dtype=torch.float64) * scale for scale in (1.0, 0.7)
@@ -184,7 +184,7 @@ def long_pairs(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     return policy, policy + 0.05 * torch.randn(len(policy), generator=generator), lengths
 
 
-def test_margins_of_long_responses_are_those_of_exact_sums() -> None:
+def test_margins_of_long_responses_match_exact_sums() -> None:
     policy, reference, lengths = long_pairs(32768)
     parts = [[part.double().tolist() for part in values.split(lengths.tolist())] for values in (policy, reference)]
     ratios = [math.fsum(ours) - math.fsum(theirs) for ours, theirs in zip(*parts, strict=True)]

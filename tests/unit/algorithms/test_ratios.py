@@ -83,7 +83,7 @@ def clamped(loss: PolicyLoss, log_ratios: Tensor, far: str) -> Tensor:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-def test_every_loss_is_finite_and_so_is_its_gradient(objective: Objective) -> None:
+def test_losses_and_gradients_are_finite_at_extreme_ratios(objective: Objective) -> None:
     log_ratios, advantages = torch.tensor(ROWS).T
     losses, gradient, _ = update(PolicyLoss(objective), log_ratios, advantages, far="proximal_log_probs")
     assert torch.isfinite(losses).all()
@@ -92,7 +92,7 @@ def test_every_loss_is_finite_and_so_is_its_gradient(objective: Objective) -> No
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_correction_is_finite_and_a_rejected_token_has_no_gradient(name: str) -> None:
+def test_correction_weights_are_finite_and_rejection_stops_gradient(name: str) -> None:
     one = PRESETS[name]
     log_ratios, advantages = torch.tensor(ROWS).T
     for far in ("proximal_log_probs", "behaviour_log_probs"):
@@ -121,7 +121,7 @@ def test_every_kl_is_finite(far: str, estimator: str, importance: bool) -> None:
     assert torch.isfinite(gradient).all()
 
 
-def test_a_clipped_token_far_off_has_the_clips_loss() -> None:
+def test_clipped_token_with_extreme_ratio_has_bounded_loss() -> None:
     """With A = 1, the clip bounds the loss at -1.2, however large the ratio. With A = -1, only the bound e^20 on ratios
     applies.
     """

@@ -20,7 +20,7 @@ def test_discounted_by_hand() -> None:
 
 
 @given(masks=MASKS, gamma=GAMMAS, seed=st.integers(0, 100))
-def test_what_is_earned_at_the_end_is_discounted_to_each_token(masks: list[str], gamma: float, seed: int) -> None:
+def test_final_reward_is_discounted_to_each_token(masks: list[str], gamma: float, seed: int) -> None:
     sequences = responses(*masks)
     rewards = np.random.default_rng(seed).normal(size=len(sequences)).astype(np.float32)
     got = discounted_end(rewards, sequences, gamma)
@@ -63,7 +63,7 @@ def test_gae_against_its_formula(masks: list[str], gamma: float, lam: float, see
 
 
 @given(masks=MASKS, gamma=GAMMAS, seed=st.integers(0, 100))
-def test_gae_without_a_critic_and_with_lambda_1_is_the_return(masks: list[str], gamma: float, seed: int) -> None:
+def test_gae_without_critic_at_lambda_1_is_return(masks: list[str], gamma: float, seed: int) -> None:
     sequences = responses(*masks)
     rewards = np.random.default_rng(seed).normal(size=len(sequences.token_ids))
     advantages, _ = gae(rewards, np.zeros_like(rewards), sequences, gamma, 1.0)

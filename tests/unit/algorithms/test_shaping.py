@@ -45,7 +45,7 @@ def test_weights_by_hand() -> None:
     assert length_weights(np.array([3, 4], np.int32)).tolist() == [1.5, 0.5]
 
 
-def test_balanced_weights_have_a_mean_of_1_over_what_is_in_the_loss() -> None:
+def test_balanced_weights_average_1_over_unmasked_responses() -> None:
     chosen = np.array([True, False, True])
     got = balanced(np.array([1, 100, 3], np.float32), chosen)
     assert got.tolist() == [0.5, 50, 1.5]

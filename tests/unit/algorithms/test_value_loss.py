@@ -80,7 +80,7 @@ def test_gradients_against_finite_differences(clip: float | None) -> None:
     )
 
 
-def test_a_clipped_value_has_no_gradient_and_one_that_left_its_return_has() -> None:
+def test_clipped_value_has_gradient_only_away_from_return() -> None:
     values = tensor(0.5, 0.5).requires_grad_()
     ValueLoss(clip=0.2)(values, inputs_of(tensor(0, 0), tensor(1, -1))).losses.sum().backward()
     assert values.grad is not None

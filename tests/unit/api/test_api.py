@@ -9,7 +9,7 @@ from roll.config.schema.offline import SftConfig
 from roll.errors import ConfigError
 
 
-def test_an_experiment_is_composed_and_checked_as_by_the_command() -> None:
+def test_api_composes_and_checks_like_the_command() -> None:
     config = load_config(
         "tiny/tiny_warm_up", ["dry_run=true", "max_steps=3", "sft_train.training_args.learning_rate=0.5"]
     )

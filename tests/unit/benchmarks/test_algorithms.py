@@ -31,7 +31,7 @@ def load(recipe: str) -> Config:
 
 
 @pytest.mark.parametrize("recipe", algorithms.recipes())
-def test_every_recipe_plans_the_same_number_of_samples_a_step(recipe: str) -> None:
+def test_recipes_plan_equal_numbers_of_samples_per_step(recipe: str) -> None:
     config = load(recipe)
     assert isinstance(config, RlvrConfig)
     assert make_plan(config).batch.sequences_per_step == 512
@@ -53,7 +53,7 @@ def write(folder: Path, *lines: dict[str, float]) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
-def test_a_run_is_finished_when_it_has_taken_its_last_step(tmp_path: Path) -> None:
+def test_run_is_finished_after_its_last_step(tmp_path: Path) -> None:
     first, second = {"step": 0, algorithms.ACCURACY: 0.5}, {"step": 1, "time/step": 2.0}
     write(tmp_path / "whole", first, second, {"step": 2, algorithms.ACCURACY: 0.75, "time/step": 3.0})
     write(tmp_path / "half", first, second)

@@ -18,7 +18,7 @@ def ran(difference: float) -> Said:
 
 
 @pytest.mark.parametrize(("device", "precisions", "others"), [("cpu", 2, 8 + 1 + 4 + 4), ("cuda", 1, 4 + 6 + 4 + 6)])
-def test_the_cells_are_all_combinations_and_none_is_twice(device: str, precisions: int, others: int) -> None:
+def test_matrix_cells_are_all_combinations_once(device: str, precisions: int, others: int) -> None:
     every = cells(device)
     assert len(set(every)) == len(every) == 6 * 8 * precisions * 2 + others
     assert len({cell.name for cell in every}) == len(every), "--only selects cells by name"
@@ -55,7 +55,7 @@ def test_a_loss_that_is_no_number_is_bad() -> None:
 
 
 @pytest.mark.parametrize("device", matrix.PLACES)
-def test_the_pages_tables_are_whole_and_within_their_tolerance(device: str) -> None:
+def test_matrix_tables_are_complete_and_within_tolerance(device: str) -> None:
     table = matrix.PLACES[device].read(PAGE)
     assert table.strip(), "the page has no table for this device"
     rows = [
@@ -76,7 +76,7 @@ def test_the_pages_tables_are_whole_and_within_their_tolerance(device: str) -> N
     assert not [row for row in rows if any(field.startswith("**") for field in row)]
 
 
-def test_what_is_written_is_read_again_until_it_is_forgotten(tmp_path: Path) -> None:
+def test_matrix_record_is_read_until_forgotten(tmp_path: Path) -> None:
     record = tmp_path / "cpu.jsonl"
     assert matrix.said_of(record) == {}
     cell, other = Cell("sft", 0, "none", "fp32", False), Cell("dpo", 3, "all", "bf16", True)

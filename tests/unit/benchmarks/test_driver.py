@@ -24,7 +24,7 @@ def test_every_part_of_every_size_is_measured(
         assert all(part in printed for part in parts)
 
 
-def test_the_work_is_groups_that_are_finished_and_scored() -> None:
+def test_driver_yields_finished_and_scored_groups() -> None:
     groups = driver.make_groups(3, 4)
     assert [len(group.episodes) for group in groups] == [driver.GROUP] * 3
     assert all(0 < episode.length <= 16 for group in groups for episode in group.episodes)

@@ -23,13 +23,13 @@ from tests import limits
 LINE = "2026-01-01 10:00:{second:02d},000 INFO roll.somewhere: {text}\n"
 
 
-def test_the_seed_alone_decides_and_a_part_is_what_it_is_in_the_whole() -> None:
+def test_fault_plan_depends_on_seed_only() -> None:
     whole = planned(0, 100)
     assert sum(map(len, whole)) == 100 and planned(0, 100) == whole != planned(1, 100)
     assert planned(0, 3 * PER_RUN) == whole[:3]
 
 
-def test_every_kind_comes_with_both_signals_in_every_phase() -> None:
+def test_every_fault_kind_has_both_signals_and_phases() -> None:
     faults = [fault for run in planned(0, 100) for fault in run]
     kinds = Counter(fault.kind for fault in faults)
     assert kinds.keys() == set(Kind) and min(kinds.values()) >= 3
@@ -67,7 +67,7 @@ def test_a_course_is_read_as_it_grows(tmp_path: Path) -> None:
     )
 
 
-def test_processes_are_told_by_the_logs_that_they_write_to(tmp_path: Path) -> None:
+def test_processes_are_identified_by_their_logs(tmp_path: Path) -> None:
     sleeps = f"import time; time.sleep({limits.PROCESS})"
     # The name is put together in the child, so that the parent's own command line does not contain it.
     starts = (
@@ -149,13 +149,13 @@ def test_the_table_says_what_was_measured(outcome: dict[str, Any]) -> None:
     )
 
 
-def test_what_two_failures_at_once_cost_is_of_neither(outcome: dict[str, Any]) -> None:
+def test_simultaneous_failures_are_attributed_to_neither(outcome: dict[str, Any]) -> None:
     outcome["injected"][1] |= {"at": 130.0, "caught_up": 192.0}
     text = fault_table.markdown([outcome])
     assert "| engine | - | cold" in text and "| rank | - | cold" in text
 
 
-def test_a_run_is_good_that_took_all_its_steps_and_equals_the_other(outcome: dict[str, Any]) -> None:
+def test_good_run_took_all_steps_with_equal_metrics(outcome: dict[str, Any]) -> None:
     assert fault_table.is_good(outcome)
     for bad in (
         {"statuses": [0, 3]},

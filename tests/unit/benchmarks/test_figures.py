@@ -80,12 +80,12 @@ def test_ratio_counts_the_forwards_that_the_step_runs() -> None:
     assert twice.ratio == pytest.approx(8.0 / (3.0 + 0.7 + 0.9 + 2.5))
 
 
-def test_weights_that_cross_to_another_gpu_have_its_floor() -> None:
+def test_weights_sent_to_other_gpus_have_own_floor() -> None:
     assert result(WORK, step=1.0).floor("weight_sync") == 0.1
     assert result(replace(WORK, infer_devices=(1, 2)), step=1.0).floor("weight_sync") == 0.2
 
 
-def test_a_floor_that_was_not_measured_gives_no_ratio() -> None:
+def test_unmeasured_floor_gives_no_ratio() -> None:
     partial = Result(
         asdict(WORK), {}, [{"time/step": 7.0, "time/rollout": 3.0, "time/train": 3.0}], {"train": 2.5}, warm_up=0
     )
@@ -101,7 +101,7 @@ def test_mfu_of_the_measured_train_step() -> None:
     )  # no weight gradients
 
 
-def test_floor_log_probs_are_those_of_the_sequences_alone() -> None:
+def test_floor_log_probs_use_single_sequences() -> None:
     torch.manual_seed(0)
     from roll.models.attention import register_packed_kernel
 

@@ -40,6 +40,6 @@ def test_journeys_name_functions_that_exist() -> None:
     assert int(counts(ROOT, journeys)["files that a prompt's row passes"]) > 1
 
 
-def test_an_unknown_function_of_a_journey_is_an_error() -> None:
+def test_unknown_function_of_a_journey_raises() -> None:
     with pytest.raises(LookupError, match=r"roll/types\.py has no Nothing"):
         step("roll/types.py: Nothing", {("roll/types.py", "Prompt")})

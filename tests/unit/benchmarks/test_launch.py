@@ -19,7 +19,7 @@ time.sleep(600)
 """
 
 
-def test_what_is_cut_off_is_left_to_end_in_order(tmp_path: Path) -> None:
+def test_interrupted_command_may_end_in_order(tmp_path: Path) -> None:
     command = [sys.executable, "-c", CHILD, str(tmp_path / "left")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"

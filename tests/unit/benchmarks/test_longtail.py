@@ -79,7 +79,7 @@ def test_the_model_lists_the_end_tokens(tmp_path: Path) -> None:
     assert max(listed) < 2048
 
 
-def test_the_kv_cache_holds_what_runs_and_leaves_room_for_a_trainer() -> None:
+def test_kv_cache_holds_requests_and_leaves_trainer_room() -> None:
     asked = work("--model", "1.5b")
     token = 2 * 28 * 2 * 128 * 2
     assert 512 * (128 + 1024) * token < asked.kv_cache_bytes < 24 * GIB
@@ -143,7 +143,7 @@ def test_variants_plan_on_the_cpu(variant: str, lora: str) -> None:
     assert not config.actor_infer.generating_args.ignore_eos
 
 
-def test_asynchronous_engines_have_their_own_gpus_and_synchronous_ones_the_trainers() -> None:
+def test_asynchronous_engines_get_own_gpus() -> None:
     words = ("--model", "1.5b", "--devices", "0", "--infer-devices", "1,2", "--variants", "synchronous,asynchronous")
     for variant, engines in (("synchronous", (0,)), ("asynchronous", (1, 2))):
         config, _ = planned(variant, *words)
@@ -182,13 +182,13 @@ def test_medians_are_of_the_fourth_step_and_later() -> None:
     assert figures["reference"] is None and figures["prefilled_tokens"] is None
 
 
-def test_the_longest_sync_counts_from_the_fourth_step_too() -> None:
+def test_longest_sync_counts_from_fourth_step() -> None:
     lines = [{"time/step": 1.0, "time/weight_sync": seconds} for seconds in (9.0, 9.0, 9.0, 0.1, 0.5, 0.2)]
     sync = Run(sequences=1, engines=1, in_flight=0, lines=lines)
     assert (sync.median("time/weight_sync"), sync.most("time/weight_sync")) == (0.2, 0.5)
 
 
-def test_what_a_run_reports_of_its_engines_is_shown() -> None:
+def test_engine_figures_of_a_run_are_shown() -> None:
     counted = run(
         dict.fromkeys(range(6), (1.0, 1.0)), **{**METRICS, "engine/prefilled_tokens": 70.0, "engine/running": 5.0}
     )

@@ -25,7 +25,7 @@ def test_shapes_have_the_parameters_of_qwen(shape: str) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) / 1e9 == pytest.approx(BILLIONS[shape], abs=0.001)
 
 
-def test_the_cut_mixture_of_experts_is_qwen3_30b_a3b_but_for_its_layers() -> None:
+def test_cut_mixture_of_experts_differs_in_layers_only() -> None:
     config = build_config("30b-a3b-4")
     config.num_hidden_layers = 48
     with torch.device("meta"):
@@ -33,7 +33,7 @@ def test_the_cut_mixture_of_experts_is_qwen3_30b_a3b_but_for_its_layers() -> Non
     assert sum(parameter.numel() for parameter in model.parameters()) == 30_532_122_624  # from its model card
 
 
-def test_a_written_model_and_its_prompts_are_read_by_the_pipeline(tmp_path: Path) -> None:
+def test_pipeline_reads_written_model_and_prompts(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write(folder, "tiny", prompts=5, prompt_tokens=128)
     model = AutoModelForCausalLM.from_pretrained(folder)

@@ -11,7 +11,7 @@ from benchmarks.page import Place
 PLACE = Place("<!-- here -->", "<!-- there -->")
 
 
-def test_tables_are_written_between_the_marks_again_and_again(tmp_path: Path) -> None:
+def test_tables_are_rewritten_between_their_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- here -->\nold\n<!-- there -->\nafter\n", encoding="utf-8")
     for tables in ("| one |", "| two\\1 |"):

@@ -56,7 +56,7 @@ def test_an_unknown_name_is_refused() -> None:
         named("gsm8k_stf,capybara_sft")
 
 
-def test_a_loss_that_is_not_finite_is_found_in_the_metrics_of_a_run(tmp_path: Path) -> None:
+def test_non_finite_loss_is_found_in_metrics(tmp_path: Path) -> None:
     tracker = JsonlTracker(tmp_path)
     tracker.log(1, {"sft/loss": 1.5})
     tracker.log(2, {"sft/loss": float("nan")})

@@ -65,7 +65,7 @@ def test_texts_with_their_ends_fill_the_rows() -> None:
     assert len(set(lengths)) > 200
 
 
-def test_every_step_learns_every_text_and_all_of_its_tokens_but_the_first(work: SftWork) -> None:
+def test_sft_steps_learn_all_tokens_but_the_first(work: SftWork) -> None:
     config = plain_sft.run_config(work)
     texts = sorted(
         models.build_tokenizer(2048)(text)["input_ids"] + [models.END_ID] for text in draw_texts(2, ROW, seed=0)
@@ -84,7 +84,7 @@ def split(sequences: Sequences) -> list[torch.Tensor]:
     return list(torch.from_numpy(sequences.token_ids).split(sequences.lengths.tolist()))
 
 
-def test_the_bare_loop_starts_from_the_loss_of_each_text_alone_and_lowers_it(work: SftWork) -> None:
+def test_bare_loop_starts_at_text_losses_and_improves(work: SftWork) -> None:
     def timer(function: Callable[[], object]) -> list[float]:
         for _ in range(work.repetitions + 1):
             function()
@@ -103,7 +103,7 @@ def test_the_bare_loop_starts_from_the_loss_of_each_text_alone_and_lowers_it(wor
     assert figures["sft_train_loss"][1] < figures["sft_train_loss"][0]
 
 
-def test_the_table_compares_medians_of_the_steps_that_count(work: SftWork) -> None:
+def test_sft_table_compares_medians_after_warm_up(work: SftWork) -> None:
     def line(seconds: float) -> dict[str, float]:
         return {
             "time/step": seconds,

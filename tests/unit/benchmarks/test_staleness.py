@@ -26,7 +26,7 @@ def write(folder: Path, accuracies: dict[int, float], steps: int) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_a_run_is_judged_by_its_last_three_validations(tmp_path: Path) -> None:
+def test_staleness_run_is_judged_by_last_three_validations(tmp_path: Path) -> None:
     write(tmp_path / "run", {0: 0.1, 5: 0.2, 10: 0.5, 15: 0.6, 20: 0.7}, 20)
     assert figure(tmp_path / "run", 20) == pytest.approx(60.0)
     assert figure(tmp_path / "run", 25) is None
@@ -58,7 +58,7 @@ def test_the_table_compares_with_synchronous_runs_by_intervals(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_variant_plans_the_same_number_of_samples_a_step(name: str) -> None:
+def test_staleness_variants_plan_equal_numbers_of_samples(name: str) -> None:
     device = 0 if name in ON_GPU else None
     module, command, *words = arguments(name, 3, 30, Path("run"), Path("world"), device)
     assert (module, command) == ("-m", "roll.pipeline")

@@ -36,7 +36,7 @@ def test_only_header_and_newline_may_differ(training: str, verdict: str) -> None
     assert masks.compared(OWN, training, masks.ROWS["plain"]) == verdict
 
 
-def test_a_row_that_the_training_template_shortens_is_told_apart() -> None:
+def test_row_shortened_by_training_template_is_marked_lost() -> None:
     assert masks.compared(OWN, TRAINING, masks.ROWS["thinking"]) == masks.LOST
 
 
@@ -47,7 +47,7 @@ def test_the_policy_generates_neither_header_nor_newline() -> None:
 
 
 @pytest.mark.parametrize(("training", "status"), [(TRAINING, 0), (TRAINING.replace("<think>\n\n</think>\n\n", ""), 1)])
-def test_a_difference_that_is_not_meant_is_the_status(
+def test_unintended_mask_difference_sets_exit_status(
     training: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.jinja").write_text(OWN)

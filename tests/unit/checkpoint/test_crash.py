@@ -81,7 +81,7 @@ def read(path: Path) -> tuple[str, str]:
     [(3, {("step_2", "old"), ("step_3", "new")}), (2, {("step_2", "old"), ("step_2", "new"), ("step_1", "old")})],
     ids=["rotation", "swap"],
 )
-def test_a_kill_at_any_call_leaves_a_whole_checkpoint(tmp_path: Path, step: int, found: set[tuple[str, str]]) -> None:
+def test_kill_at_any_call_leaves_whole_checkpoint(tmp_path: Path, step: int, found: set[tuple[str, str]]) -> None:
     before = CheckpointStore(tmp_path / "before", keep=2)
     save(before, 1, "old")
     save(before, 2, "old")
@@ -112,7 +112,7 @@ def test_a_kill_at_any_call_leaves_a_whole_checkpoint(tmp_path: Path, step: int,
     assert set(seen) == found
 
 
-def test_a_kill_in_the_first_save_leaves_nothing_or_the_whole(tmp_path: Path) -> None:
+def test_kill_in_first_save_leaves_nothing_or_all(tmp_path: Path) -> None:
     outcomes = set()
     calls, ended = 0, False
     while not ended:
@@ -126,7 +126,7 @@ def test_a_kill_in_the_first_save_leaves_nothing_or_the_whole(tmp_path: Path) ->
     assert outcomes == {None, ("step_1", "new")}
 
 
-def test_a_kill_while_cleaning_up_is_cleaned_up_later(tmp_path: Path) -> None:
+def test_kill_during_cleaning_is_cleaned_later(tmp_path: Path) -> None:
     calls, ended = 0, False
     while not ended:
         store = CheckpointStore(tmp_path / str(calls), keep=1)

@@ -19,7 +19,7 @@ def sealed(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_manifest_names_every_file_with_size_and_digest(sealed: Path) -> None:
+def test_manifest_names_files_with_size_and_digest(sealed: Path) -> None:
     written = json.loads((sealed / MANIFEST).read_text())
     assert (written["step"], written["sequence"], written["format"]) == (3, 7, 1)
     assert {name: entry["bytes"] for name, entry in written["files"].items()} == {
@@ -31,7 +31,7 @@ def test_the_manifest_names_every_file_with_size_and_digest(sealed: Path) -> Non
     assert verify_checkpoint(sealed) == read_manifest(sealed)
 
 
-def test_a_changed_byte_is_found_by_the_digest_only(sealed: Path) -> None:
+def test_changed_byte_is_found_by_digest_only(sealed: Path) -> None:
     path = sealed / "actor_train" / "rank_0.pt"
     contents = bytearray(path.read_bytes())
     contents[700_000] ^= 1
@@ -42,7 +42,7 @@ def test_a_changed_byte_is_found_by_the_digest_only(sealed: Path) -> None:
 
 
 @pytest.mark.parametrize(("harm", "words"), [("truncate", "1279999 bytes, but 1280000"), ("remove", "missing")])
-def test_a_short_or_absent_file_is_found_by_its_size(sealed: Path, harm: str, words: str) -> None:
+def test_short_or_absent_file_is_found_by_size(sealed: Path, harm: str, words: str) -> None:
     path = sealed / "actor_train" / "rank_0.pt"
     if harm == "truncate":
         path.write_bytes(path.read_bytes()[:-1])
@@ -62,7 +62,7 @@ def test_a_short_or_absent_file_is_found_by_its_size(sealed: Path, harm: str, wo
         '{"format": 1, "step": "3", "sequence": 1, "files": {}}',
     ],
 )
-def test_a_manifest_that_cannot_be_understood_is_an_error_with_its_path(sealed: Path, text: str) -> None:
+def test_unreadable_manifest_raises_with_its_path(sealed: Path, text: str) -> None:
     (sealed / MANIFEST).write_text(text)
     with pytest.raises(CheckpointError, match=str(sealed / MANIFEST)):
         read_manifest(sealed)

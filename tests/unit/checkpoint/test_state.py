@@ -21,7 +21,7 @@ def test_the_loop_state_comes_back_exactly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", [None, "", "{}", '{"step": "12", "policy_version": 1, "sampler": {}, "basis": {}, "seconds": 1.0}']
 )
-def test_a_loop_state_that_cannot_be_read_is_an_error_with_its_path(tmp_path: Path, text: str | None) -> None:
+def test_unreadable_loop_state_raises_with_its_path(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / LOOP_FILE).write_text(text)
     with pytest.raises(CheckpointError, match=str(tmp_path / LOOP_FILE)):

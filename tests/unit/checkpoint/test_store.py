@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> CheckpointStore:
     return CheckpointStore(tmp_path / "run" / "checkpoints", keep=2)
 
 
-def test_a_checkpoint_appears_whole_and_only_at_the_end(store: CheckpointStore) -> None:
+def test_checkpoint_appears_only_when_complete(store: CheckpointStore) -> None:
     assert store.latest() is None
     with store.writing(4) as folder:
         (folder / "model.pt").write_text("weights")
@@ -59,7 +59,7 @@ def test_a_missing_required_file_leaves_no_checkpoint(store: CheckpointStore) ->
     assert names(store) == {"step_1"}
 
 
-def test_a_full_disk_is_named_and_leaves_no_checkpoint(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_raises_and_leaves_no_checkpoint(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     save(store, 1)
 
     def full(descriptor: int) -> None:
@@ -71,7 +71,7 @@ def test_a_full_disk_is_named_and_leaves_no_checkpoint(store: CheckpointStore, m
     assert names(store) == {"step_1"}
 
 
-def test_a_rank_that_torch_does_not_tell_of_a_full_disk_is_told_of_it(store: CheckpointStore) -> None:
+def test_full_disk_hidden_by_torch_is_reported(store: CheckpointStore) -> None:
     save(store, 1)
     with pytest.raises(RuntimeError) as failed:
         torch.save(torch.zeros(1 << 20), "/dev/full")
@@ -81,15 +81,13 @@ def test_a_rank_that_torch_does_not_tell_of_a_full_disk_is_told_of_it(store: Che
     assert names(store) == {"step_1"}
 
 
-def test_the_loops_own_file_is_named_on_a_full_disk(store: CheckpointStore) -> None:
+def test_full_disk_at_loop_file_is_reported(store: CheckpointStore) -> None:
     with pytest.raises(CheckpointError, match=r"step_1: cannot be written .*No space left"), store.writing(1):
         Path("/dev/full").write_text("state")
     assert names(store) == set()
 
 
-def test_the_oldest_go_only_when_the_newest_has_its_name(
-    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oldest_checkpoint_goes_after_newest_is_named(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     save(store, 9)
     save(store, 10)
     seen: list[tuple[str, str]] = []
@@ -105,9 +103,7 @@ def test_the_oldest_go_only_when_the_newest_has_its_name(
     assert names(store) == {"step_10", "step_11"}
 
 
-def test_every_file_and_folder_is_on_the_disk_before_the_rename(
-    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_is_synced_to_disk_before_rename(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[str] = set()
     at_rename: list[set[str]] = []
     fsync, rename = os.fsync, os.rename
@@ -128,7 +124,7 @@ def test_every_file_and_folder_is_on_the_disk_before_the_rename(
     assert synced == {str(store.folder)}, "the rename itself was not synced to the disk"
 
 
-def test_an_earlier_runs_checkpoint_of_the_same_step_is_swapped(store: CheckpointStore) -> None:
+def test_existing_checkpoint_of_same_step_is_replaced(store: CheckpointStore) -> None:
     save(store, 5, "old")
     (store.folder / "step_5" / "stray").write_text("of the old run")
     path = save(store, 5, "new")
@@ -162,7 +158,7 @@ def test_a_broken_checkpoint_is_passed_over_and_reported(
     )
 
 
-def test_auto_falls_back_to_a_checkpoint_whose_contents_are_right(
+def test_auto_resume_skips_checkpoints_with_wrong_contents(
     store: CheckpointStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     good, broken = save(store, 1), save(store, 2)
@@ -200,7 +196,7 @@ def test_resolve_explains_a_path_that_is_no_checkpoint(store: CheckpointStore, t
         store.resolve(str(path))
 
 
-def test_leftovers_of_dead_writers_go_and_a_checkpoint_set_aside_comes_back(store: CheckpointStore) -> None:
+def test_cleaning_removes_partial_and_restores_removed_checkpoints(store: CheckpointStore) -> None:
     save(store, 1, "old")
     token = "0" * 32
     for name in (f".step_2.partial-{token}", f".step_0.removed-{token}", "notes"):
@@ -212,7 +208,7 @@ def test_leftovers_of_dead_writers_go_and_a_checkpoint_set_aside_comes_back(stor
     assert store.latest() == store.folder / "step_1"
 
 
-def test_two_writers_in_one_folder_are_an_error_for_the_second(store: CheckpointStore) -> None:
+def test_second_writer_of_a_folder_is_refused(store: CheckpointStore) -> None:
     other = CheckpointStore(store.folder, keep=1)
     with store.writing(1) as folder:
         (folder / "model.pt").write_text("weights")
@@ -223,7 +219,7 @@ def test_two_writers_in_one_folder_are_an_error_for_the_second(store: Checkpoint
     assert names(store) == {"step_1"}
 
 
-def test_who_holds_a_store_writes_into_it_and_nobody_else(store: CheckpointStore) -> None:
+def test_store_holder_excludes_other_writers_but_not_readers(store: CheckpointStore) -> None:
     other = CheckpointStore(store.folder, keep=1)
     with store.held():
         save(store, 1)
@@ -238,7 +234,7 @@ def test_who_holds_a_store_writes_into_it_and_nobody_else(store: CheckpointStore
     assert names(store) == {"step_2"}
 
 
-def test_a_file_system_without_locks_is_reported_and_used(
+def test_file_system_without_locks_is_reported_and_used(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unsupported(file: object, operation: int) -> None:

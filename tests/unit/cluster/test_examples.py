@@ -20,7 +20,7 @@ SLURM = EXAMPLES / "slurm" / "rlvr.sbatch"
 MANIFEST = yaml.safe_load((EXAMPLES / "kubernetes" / "rayjob.yaml").read_text())
 
 
-def test_the_slurm_script_is_bash_and_asks_for_what_it_uses() -> None:
+def test_slurm_script_is_bash_with_documented_resources() -> None:
     subprocess.run(["bash", "-n", str(SLURM)], check=True, timeout=limits.PROCESS)
     text = SLURM.read_text()
     for line in ("--nodes=2", "--gpus-per-node=8", "--signal=B:TERM@600", "--exclusive"):

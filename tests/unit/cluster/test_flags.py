@@ -10,7 +10,7 @@ from roll.cluster.__main__ import OTHER_FLAGS, main
 
 
 @pytest.mark.parametrize("flag", OTHER_FLAGS)
-def test_a_flag_of_deepspeeds_launcher_is_refused_with_what_to_write(
+def test_deepspeed_launcher_flag_is_refused_with_remedy(
     flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hostfile = tmp_path / "hosts"

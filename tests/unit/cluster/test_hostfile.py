@@ -117,9 +117,7 @@ def test_commands_are_printed_and_nothing_runs_unless_told(
     ]
 
 
-def test_a_host_that_cannot_be_reached_ends_it_with_its_cause(
-    tmp_path: Path, ssh: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreachable_host_ends_start_with_cause(tmp_path: Path, ssh: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "hostfile").write_text("here slots=1\naway slots=1\nnever slots=1\n")
     assert main([str(tmp_path / "hostfile"), "--run"]) == 3
     said = capsys.readouterr().err

@@ -103,9 +103,7 @@ def left(folder: Path) -> list[str]:
     return found
 
 
-def test_ray_starts_on_all_nodes_and_ends_with_the_run_whose_status_is_the_jobs(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_slurm_job_starts_ray_and_returns_run_status(tmp_path: Path, environment: dict[str, str]) -> None:
     job = submit(tmp_path, environment, "my_experiment", "max_steps=2")
     _, said = job.communicate(timeout=limits.PROCESS)
     assert job.returncode == 7, said
@@ -118,7 +116,7 @@ def test_ray_starts_on_all_nodes_and_ends_with_the_run_whose_status_is_the_jobs(
     limits.until(lambda: not left(tmp_path), "the processes of the job have ended", limits.END, lambda: left(tmp_path))
 
 
-def test_before_the_time_limit_the_run_writes_a_checkpoint(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_run_checkpoints_before_the_time_limit(tmp_path: Path, environment: dict[str, str]) -> None:
     job = submit(tmp_path, environment | {"long": "1"}, "my_experiment")
     limits.until((tmp_path / "ran").exists, "the run has started")
     job.terminate()
@@ -129,7 +127,7 @@ def test_before_the_time_limit_the_run_writes_a_checkpoint(tmp_path: Path, envir
 
 
 @pytest.mark.parametrize(("restarts", "status", "runs"), [("2", 7, 3), ("1", 137, 2), ("0", 137, 1)])
-def test_a_driver_that_was_killed_is_started_again_so_often(
+def test_killed_driver_is_restarted_up_to_given_limit(
     restarts: str, status: int, runs: int, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     """The driver is killed in its first two runs. A third run exits with status 7, and the driver is not started
@@ -152,7 +150,7 @@ def test_a_driver_that_was_killed_is_started_again_so_often(
         ({"lost": "two"}, "roll: 2 of 3 nodes have joined the cluster at 10.0.0.1:6387 after 2 s"),
     ],
 )
-def test_a_node_that_does_not_come_ends_the_job(
+def test_missing_node_ends_the_job(
     trouble: dict[str, str], said: str, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     job = submit(tmp_path, environment | trouble, "my_experiment", impatient=bool(trouble.get("lost")))

@@ -111,7 +111,7 @@ def read(folder: Path, text: str) -> tuple[LoadedConfig, list[str]]:
     return found[0], [str(warning.message) for warning in caught]
 
 
-def test_a_file_of_frozen_lake_and_sokoban_is_read_without_a_change(folder: Path) -> None:
+def test_agentic_roll_files_load_unchanged(folder: Path) -> None:
     loaded, said = read(folder, FILE)
     assert loaded.faults == [] and isinstance(loaded.config, RlvrConfig)
     config = loaded.config

@@ -11,7 +11,7 @@ RLVR = ("--config-name", "rlvr_zero3", "dry_run=true")
 MODEL = "actor_train.model_args"
 
 
-def test_each_key_at_the_top_of_deepspeeds_configuration_that_is_not_taken_says_what_to_use(
+def test_refused_deepspeed_keys_say_what_to_use(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main([*RLVR, *(f"deepspeed_zero3.{key}=1" for key in REFUSED)]) == 2
@@ -24,7 +24,7 @@ def test_each_key_at_the_top_of_deepspeeds_configuration_that_is_not_taken_says_
     ] == []
 
 
-def test_names_of_transformers_for_a_model_are_read_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_names_of_transformers_are_read_with_warning(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*RLVR, f"{MODEL}.device_map=auto", f"{MODEL}.attn_implementation=flash_attention_2"]) == 0
     said = capsys.readouterr().err
     assert f'warning: {MODEL}.device_map: "auto" is ignored; each rank has its own device' in said

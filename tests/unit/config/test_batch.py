@@ -43,7 +43,7 @@ def config(
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 16])
-def test_a_step_makes_one_update_on_any_number_of_devices(devices: int) -> None:
+def test_step_makes_one_update_on_any_device_count(devices: int) -> None:
     plan = plan_batch(config(devices))
     assert (plan.sequences_per_step, plan.sequences_per_update, plan.updates) == (64, 64, 1)
 
@@ -81,7 +81,7 @@ def test_updates_must_divide_the_sequences_of_a_step(updates: int, prompts: int,
     assert [str(remedy) in fault.remedy for fault in faults] == ([True] if remedy else [])
 
 
-def test_a_critic_makes_as_many_updates_unless_it_accumulates() -> None:
+def test_critic_updates_follow_the_actor_unless_accumulating() -> None:
     arguments = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 16}
     for own, size in (({}, 32), (arguments, 32 * 2)):
         critic = {

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from roll.config.load.compose import compose
 
 
-def test_hydra_is_asked_once_whatever_the_command_line_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hydra_composes_once_for_any_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     composed: list[DictConfig] = []
     main_of_hydra, applies = hydra.main, ConfigLoaderImpl._apply_overrides_to_config

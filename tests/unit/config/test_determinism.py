@@ -24,7 +24,7 @@ torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2))
 """
 
 
-def test_compiled_layers_are_refused_with_a_remedy_that_works(capsys: pytest.CaptureFixture[str]) -> None:
+def test_deterministic_run_refuses_compiled_layers_with_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(GPUS) == 2
     said = capsys.readouterr().err
     for role in ("actor_train", "reference"):
@@ -44,11 +44,11 @@ def test_compiled_layers_are_refused_with_a_remedy_that_works(capsys: pytest.Cap
     assert "deterministic" not in capsys.readouterr().err
 
 
-def test_on_the_cpu_layers_are_not_compiled_and_nothing_is_in_its_way() -> None:
+def test_deterministic_cpu_dry_run_succeeds() -> None:
     assert main(["--config-name", "tiny/tiny_sft", "dry_run=true", "deterministic=true"]) == 0
 
 
-def test_processes_get_what_cublas_needs_and_a_role_may_set_another() -> None:
+def test_deterministic_processes_get_cublas_workspace_variable() -> None:
     plan: Any = SimpleNamespace(environment={})
     config: Any = SimpleNamespace(deterministic=True, system_envs={})
     assert worker_environment(plan, config, {}) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -71,5 +71,5 @@ def test_ranges() -> None:
     ("of_node", "expected"),
     [(None, "1,0"), ("", "1,0"), ("4,6", "6,4"), ("GPU-8f6b,GPU-1d2a,GPU-77aa", "GPU-1d2a,GPU-8f6b")],
 )
-def test_devices_are_counted_over_those_that_the_node_sees(of_node: str | None, expected: str) -> None:
+def test_devices_are_counted_over_visible_ones(of_node: str | None, expected: str) -> None:
     assert visible_devices([1, 0], of_node) == expected

@@ -13,7 +13,7 @@ def test_the_page_in_docs_is_current() -> None:
     assert page.read_text(encoding="utf-8") == reference_page(), "run: python -m roll.config.docs docs/configuration.md"
 
 
-def test_every_key_has_a_description_and_is_on_the_page() -> None:
+def test_every_key_has_description_and_documentation() -> None:
     page = reference_page()
     for root in PIPELINES.values():
         for key in walk(root):

@@ -17,7 +17,7 @@ from roll.pipeline import main
 from roll.runs.roles import worker_environment
 
 
-def test_the_later_file_wins_and_comments_are_passed_over(tmp_path: Path) -> None:
+def test_later_env_file_wins_and_comments_are_ignored(tmp_path: Path) -> None:
     home, here = tmp_path / "home", tmp_path / "here"
     home.write_text("# fabric\nNCCL_IB_DISABLE=1\nNCCL_SOCKET_IFNAME=eth0\n")
     here.write_text("export NCCL_SOCKET_IFNAME=ib0\n\nOPTIONS=a=b c\n")
@@ -39,7 +39,7 @@ def test_quotes_are_taken_away_as_a_shell_does(tmp_path: Path) -> None:
     assert read_env_files([file]) == ({"A": "eth0", "B": "x y", "C": "1", "D": '"', "E": ""}, [])
 
 
-def test_a_file_that_is_no_text_and_a_workers_place_are_faults(tmp_path: Path) -> None:
+def test_binary_env_file_and_reserved_variables_are_faults(tmp_path: Path) -> None:
     binary, place = tmp_path / "binary", tmp_path / "place"
     binary.write_bytes(b"A=\xff\n")
     place.write_text("A=1\nRANK=0\nCUDA_VISIBLE_DEVICES=0,1\n")
@@ -49,7 +49,7 @@ def test_a_file_that_is_no_text_and_a_workers_place_are_faults(tmp_path: Path) -
     assert "cannot be read" in faults[0].problem and "device_mapping" in faults[1].remedy
 
 
-def test_system_envs_that_are_not_for_a_configuration_to_set_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_reserved_or_invalid_system_envs_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "--config-name",
         "rlvr_lora_zero3",
@@ -64,7 +64,7 @@ def test_system_envs_that_are_not_for_a_configuration_to_set_are_named(capsys: p
     assert "rewards.math_rule.system_envs.a-b: 'a-b' is not a valid variable name" in said
 
 
-def test_a_number_is_the_text_that_a_variable_holds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_environment_variables_accept_numbers_but_not_booleans(capsys: pytest.CaptureFixture[str]) -> None:
     given: Any = {"NCCL_IB_DISABLE": 1, "RATIO": 0.5, "NCCL_DEBUG": "INFO"}
     role = RoleConfig.model_validate({"strategy_args": {"strategy_name": "hf_infer"}, "system_envs": given})
     assert role.system_envs == {"NCCL_IB_DISABLE": "1", "RATIO": "0.5", "NCCL_DEBUG": "INFO"}
@@ -76,7 +76,7 @@ def test_a_number_is_the_text_that_a_variable_holds(capsys: pytest.CaptureFixtur
     assert "system_envs.NCCL_IB_DISABLE: true is not allowed\n    give a string" in capsys.readouterr().err
 
 
-def test_variables_that_nothing_reads_are_told_with_what_there_is(
+def test_unread_variables_warn_with_alternatives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", "node0")
@@ -99,7 +99,7 @@ def test_variables_that_nothing_reads_are_told_with_what_there_is(
     assert line.startswith("NCCL_TIMEOUT in .deepspeed_env: has no effect")
 
 
-def test_a_roles_own_variables_win_over_the_roots_and_those_over_the_file() -> None:
+def test_role_variables_override_root_and_file() -> None:
     plan: Any = SimpleNamespace(environment={"A": "file", "B": "file", "C": "file"})
     config: Any = SimpleNamespace(deterministic=False, system_envs={"B": "root", "C": "root"})
     assert worker_environment(plan, config, {"C": "role"}) == {"A": "file", "B": "root", "C": "role"}

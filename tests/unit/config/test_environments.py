@@ -23,9 +23,7 @@ LAKE = "environments.frozen_lake"
         ((f"{LAKE}.environment='my.worlds:Lake'", f"{LAKE}.max_turns=3"), None, None),  # one turn may be several steps
     ],
 )
-def test_steps_that_no_episode_can_take_are_warned_of(
-    words: tuple[str, ...], turns: int | None, steps: int | None
-) -> None:
+def test_unreachable_environment_steps_warn(words: tuple[str, ...], turns: int | None, steps: int | None) -> None:
     _, plan = planned("tiny/tiny_frozen_lake", *words)
     said = [warning for warning in plan.warnings if "max_turns" in warning]
     assert len(said) == (turns is not None)

@@ -116,7 +116,7 @@ def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DryRun]:
 
 
 @pytest.mark.parametrize("name", experiments())
-def test_a_dry_run_imports_nothing_heavy_and_writes_nothing(name: str, dry_runs: dict[str, DryRun]) -> None:
+def test_dry_run_imports_nothing_heavy_and_writes_nothing(name: str, dry_runs: dict[str, DryRun]) -> None:
     run = dry_runs[name]
     assert (run.status, run.heavy, run.written) == (0, [], [])
     assert "Roles" in run.printed
@@ -139,7 +139,7 @@ def test_presets_are_root_keys_named_as_their_files() -> None:
     } <= preset_names()
 
 
-def test_the_main_example_runs_one_update_on_sixteen_devices() -> None:
+def test_main_example_runs_one_update_on_sixteen_devices() -> None:
     config, plan = planned("rlvr_lora_zero3")
     assert isinstance(config, RlvrConfig)
     assert (plan.batch.sequences_per_step, plan.batch.sequences_per_update, plan.batch.updates) == (512, 512, 1)

@@ -39,7 +39,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("flag", "value", "remedy"), REFUSED, ids=[flag for flag, _, _ in REFUSED])
-def test_a_flag_that_is_none_here_is_refused_with_what_to_write(
+def test_unknown_flag_is_refused_with_remedy(
     flag: str, value: str, remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*NAME, flag, *([value] if value else []), "dry_run=true"]) == 2
@@ -67,7 +67,7 @@ def test_info_says_where_a_configuration_comes_from(words: tuple[str, ...]) -> N
     ("word", "remedy"),
     [("hydra/launcher=joblib", "start one command for each"), ("hydra/sweeper=optuna", "--multirun KEY=A,B")],
 )
-def test_a_plugin_that_is_not_installed_is_refused_with_what_works(
+def test_missing_hydra_plugin_is_refused_with_remedy(
     word: str, remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*NAME, "--multirun", "seed=1,2", word, "dry_run=true"]) == 2
@@ -88,7 +88,7 @@ def test_a_plugin_that_is_installed_is_refused_too() -> None:
     assert fault.place == "hydra/launcher" and "JoblibLauncher" in fault.problem
 
 
-def test_a_driver_of_several_is_refused_with_the_command_of_one(
+def test_distributed_launcher_is_refused_with_single_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8"}.items():
@@ -127,7 +127,7 @@ def test_a_driver_that_is_alone_is_not(tmp_path: Path) -> None:
     assert done.returncode != 0 and "RANK=0, LOCAL_RANK=0, WORLD_SIZE=1 are set" in done.stderr
 
 
-def test_help_into_a_pipe_that_is_closed_prints_no_traceback() -> None:
+def test_help_into_closed_pipe_prints_no_traceback() -> None:
     """As in `python -m roll.pipeline --help | head -0`."""
     reading, writing = os.pipe()
     os.close(reading)

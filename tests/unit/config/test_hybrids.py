@@ -63,14 +63,14 @@ def test_parameters_are_those_of_transformers_and_peft(kind: str, target: str) -
     assert shape(model).adapter_parameters(target, 4) == counted(adapted, "lora_")
 
 
-def test_a_model_that_also_sees_has_the_shape_of_its_text_model() -> None:
+def test_multimodal_model_has_shape_of_text_model() -> None:
     text: dict[str, Any] = SHAPE | {"intermediate_size": 128}
     seeing = Qwen3_5Config(text_config=text, tie_word_embeddings=True).to_dict()
     plain = Qwen3_5TextConfig(**text).to_dict()
     assert shape_of(seeing) == shape_of(plain | {"tie_word_embeddings": seeing["text_config"]["tie_word_embeddings"]})
 
 
-def test_keys_and_values_are_of_attention_and_each_sequence_has_a_state() -> None:
+def test_hybrid_kv_cache_and_states_are_estimated_separately() -> None:
     found = shape(published("dense"))
     assert (found.attention_layers, found.delta and found.delta.layers) == (8, 24)
     keys = 2 * 2 * 8 * 4 * 256
@@ -120,7 +120,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> str:
         ),
     ],
 )
-def test_what_a_hybrid_does_not_go_with_is_refused(
+def test_hybrid_refuses_unsupported_settings(
     hybrid: str, words: list[str], place_of_it: str, problem: str, remedy: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -133,7 +133,7 @@ def said(words: list[Any]) -> str:
     return " ".join([*planned(*words)[1].notes, *planned(*words)[1].warnings])
 
 
-def test_the_plan_tells_which_kernels_and_packages_are_missing(hybrid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_warns_of_missing_kernels_and_packages(hybrid: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [*TINY, hybrid, *BF16, NO_PREFIXES]
     there: set[str] = set()
     monkeypatch.setattr("roll.config.load.on_disk.find_spec", lambda name: name if name in there else None)

@@ -83,7 +83,7 @@ def found(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_key_is_read_said_or_refused_as_the_table_lists(name: str) -> None:
+def test_roll_keys_are_handled_as_the_table_lists(name: str) -> None:
     assert found(name) == {place: kind for kind, place, _ in rows(name)}
 
 

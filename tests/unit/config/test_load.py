@@ -178,7 +178,7 @@ def jobs_of(folder: Path, *words: str) -> list[tuple[Config, Plan]]:
     return jobs
 
 
-def test_a_file_of_roll_loads_with_one_warning_for_each_key(folder: Path) -> None:
+def test_roll_file_loads_with_one_warning_per_key(folder: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ((config, plan),) = jobs_of(folder)
@@ -220,7 +220,7 @@ def test_a_file_of_roll_loads_with_one_warning_for_each_key(folder: Path) -> Non
     assert plan.roles["actor_train"].tokens_per_microbatch == 8192
 
 
-def test_a_sweep_is_checked_as_a_whole_and_leaves_nothing(folder: Path) -> None:
+def test_sweep_is_checked_whole_and_writes_nothing(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
     jobs = jobs_of(folder, "--multirun", "seed=1,2", "output_dir=runs/${hydra:job.num}")
     assert [(config.seed, config.output_dir) for config, _ in jobs] == [(1, "runs/0"), (2, "runs/1")]
@@ -237,7 +237,7 @@ def test_overrides_set_or_add(folder: Path) -> None:
     assert (config.deadlines.start, config.actor_train.training_args.learning_rate, config.gamma) == (7, 2e-5, 0.5)
 
 
-def test_one_key_of_a_preset_changes_in_the_preset(folder: Path) -> None:
+def test_override_changes_one_key_of_a_preset(folder: Path) -> None:
     ((config, _),) = jobs_of(folder, "deepspeed_zero3.zero_optimization.stage3_max_live_parameters=7")
     assert isinstance(config, RlvrConfig)
     zero = config.actor_train.strategy_args.strategy_config.zero_optimization
@@ -260,7 +260,7 @@ def test_a_preset_of_ones_own_beside_the_experiment(folder: Path) -> None:
     assert config.actor_train.strategy_args.strategy_config.zero_optimization.stage == 1
 
 
-def test_a_variable_of_ones_own_may_be_used_and_may_not_stand_unused(folder: Path) -> None:
+def test_own_variable_must_be_used(folder: Path) -> None:
     file = folder / "mine" / "roll_words.yaml"
     text = file.read_text().replace("device_mapping: list(range(0,16))", "device_mapping: ${my.gpus}", 1)
     file.write_text(text + "\nmy: {gpus: 'list(range(0,16))'}\nsteps: 7\n")
@@ -272,7 +272,7 @@ def test_a_variable_of_ones_own_may_be_used_and_may_not_stand_unused(folder: Pat
         jobs_of(folder)
 
 
-def test_an_experiment_of_ones_own_may_start_from_a_shipped_one(folder: Path) -> None:
+def test_own_experiment_may_extend_a_shipped_one(folder: Path) -> None:
     shipped_one = "defaults: [../tiny/tiny_sft@_here_, _self_]\nexp_name: mine\n"
     (folder / "mine" / "roll_words.yaml").write_text(shipped_one)
     ((config, _),) = jobs_of(folder)
@@ -282,7 +282,7 @@ def test_an_experiment_of_ones_own_may_start_from_a_shipped_one(folder: Path) ->
         jobs_of(folder)
 
 
-def test_deepspeeds_own_json_file_is_a_preset_for_one_role(folder: Path) -> None:
+def test_deepspeed_json_file_is_preset_of_one_role(folder: Path) -> None:
     (folder / "mine" / "ds_config.yaml").write_text(
         '{"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8}, "bf16": {"enabled": true}}'
     )
@@ -312,7 +312,7 @@ def test_where_the_reference_runs(folder: Path, words: tuple[str, ...], referenc
     assert ("reference" in plan.roles) is started
 
 
-def test_a_missing_file_is_a_fault_of_a_run_and_a_warning_of_a_dry_run(folder: Path) -> None:
+def test_missing_file_is_warning_in_dry_run(folder: Path) -> None:
     ((config, plan),) = jobs_of(folder)
     assert any(
         warning.startswith("actor_train.data_args.file_name[0]: there is no file 'a.jsonl'")
@@ -323,7 +323,7 @@ def test_a_missing_file_is_a_fault_of_a_run_and_a_warning_of_a_dry_run(folder: P
     assert "actor_train.data_args.file_name[0]" in [fault.place for fault in error.value.faults]
 
 
-def test_an_engine_astride_the_trainers_devices_is_a_fault_where_whole_weights_are_sent(folder: Path) -> None:
+def test_full_sync_rejects_engine_partly_on_trainer_devices(folder: Path) -> None:
     astride = (
         "actor_infer.device_mapping=[14,15,16,17]",
         "actor_infer.strategy_args.strategy_config.tensor_parallel_size=4",
@@ -359,7 +359,7 @@ def test_a_truncated_rollout_distribution_is_warned_of(folder: Path, words: tupl
     assert given is None or (given in texts[0] and "top_p=1, top_k=-1 and repetition_penalty=1" in texts[0])
 
 
-def test_a_variable_of_the_file_may_lose_its_last_use(folder: Path) -> None:
+def test_variable_may_lose_its_last_use_by_override(folder: Path) -> None:
     gone = [f"actor_train.model_args.{key}" for key in ("lora_target=q_proj", "lora_rank=4", "lora_alpha=4")]
     gone += ["~rewards.maths.model_args"]
     with warnings.catch_warnings(record=True) as caught:
@@ -373,7 +373,7 @@ def test_a_variable_of_the_file_may_lose_its_last_use(folder: Path) -> None:
         jobs_of(folder, *gone, "lora_rank=64")
 
 
-def test_a_reward_class_of_roll_without_a_counterpart_is_a_fault_unless_reward_is_given(folder: Path) -> None:
+def test_roll_reward_class_without_counterpart_is_a_fault(folder: Path) -> None:
     judge = "rewards.maths.worker_cls=roll.pipeline.rlvr.rewards.GeneralValRuleRewardWorker"
     with pytest.raises(ConfigError) as error:
         jobs_of(folder, judge)

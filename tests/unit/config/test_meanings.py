@@ -124,7 +124,7 @@ LAKE = {"actor_train.strategy_args": DEEPSPEED}
 SAMPLING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "max_new_tokens": 32}
 
 
-def test_sampling_of_actor_infer_replaces_that_of_the_managers() -> None:
+def test_actor_infer_sampling_replaces_env_manager_sampling() -> None:
     config, said = config_of("lake", LAKE | {"actor_infer.generating_args": SAMPLING})
     assert config.validation is not None
     for block in (config.actor_infer, config.validation):
@@ -173,7 +173,7 @@ def test_rewards_of_episodes_are_normalised_as_in_roll(
     assert any(text.startswith("reward_normalization: ") for text in said)
 
 
-def test_an_unreadable_action_costs_what_it_costs_in_roll() -> None:
+def test_format_penalty_equals_that_of_roll() -> None:
     config, _ = config_of("lake", LAKE | {"custom_envs.LargerSokoban.env_config.format_penalty": None})
     penalties = {tag: one.environment_args["format_penalty"] for tag, one in config.environments.items()}
     assert (penalties["SimpleSokoban"], penalties["LargerSokoban"], penalties["FrozenLake"]) == (-0.25, -0.1, -0.01)
@@ -198,7 +198,7 @@ def test_a_critic_starts_from_the_model_of_rewards() -> None:
 
 
 @pytest.mark.parametrize("role", ["sft_train", "student"])
-def test_the_pipeline_of_a_file_of_roll_follows_from_its_role(role: str) -> None:
+def test_pipeline_of_roll_file_follows_from_roles(role: str) -> None:
     text = f"""
     {{exp_name: a, logging_dir: b, checkpoint_config: {{}}, logging_steps: 1, sequence_length: 512, num_nodes: 1,
      {role}: {{}}}}
@@ -213,7 +213,7 @@ def test_the_pipeline_of_a_file_of_roll_follows_from_its_role(role: str) -> None
     )
 
 
-def test_a_folder_named_roll_does_not_hide_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_named_roll_does_not_shadow_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clone of ROLL has such a folder."""
     from roll.config.load.user_code import UserPart, ask
 
@@ -229,7 +229,7 @@ def test_a_folder_named_roll_does_not_hide_the_package(tmp_path: Path, monkeypat
     ("mean", "std", "is_said"),
     [("batch", "group", True), (None, "group", True), ("group", "group", False), ("group", "batch", False)],
 )
-def test_groups_of_equal_rewards_that_roll_pays_otherwise_are_said(mean: str | None, std: str, is_said: bool) -> None:
+def test_roll_difference_for_equal_rewards_is_reported(mean: str | None, std: str, is_said: bool) -> None:
     norm = {"grouping": "traj_group_id", "norm_mean_type": mean, "norm_std_type": std}
     for name, changes in (
         ("lake", LAKE | {"reward_normalization": norm}),

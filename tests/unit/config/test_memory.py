@@ -136,7 +136,7 @@ def test_offload_moves_states_and_gradients_to_the_host(
     assert memory.host == on_host * PUBLISHED_QWEN_7B // 4
 
 
-def test_fp32_has_a_copy_of_its_weights_where_they_are_shared_out(shape: ModelShape) -> None:
+def test_sharded_fp32_keeps_a_copy_of_weights(shape: ModelShape) -> None:
     # Measured with DeepSpeed 0.19.8 in one process: 20 bytes per parameter on stage 3, 12 of them master weights and
     # moments.
     assert states(trainer(3, 1, dtype="fp32"), shape) == {
@@ -242,7 +242,7 @@ def test_a_model_of_another_kind_has_no_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("variable", "below"), [("HF_HOME", "hub"), ("HF_HUB_CACHE", "")])
-def test_the_hub_s_cache_lies_where_its_library_is_told(
+def test_hub_cache_follows_its_environment_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, below: str
 ) -> None:
     for name in ("HF_HOME", "HF_HUB_CACHE"):
@@ -267,7 +267,7 @@ def test_a_critic_holds_no_vocabulary_at_its_end(shape: ModelShape) -> None:
     assert value["activations"] == policy["activations"]
 
 
-def test_tensor_parallelism_shares_out_the_linear_layers_and_zero_its_replicas(shape: ModelShape) -> None:
+def test_tensor_parallelism_divides_linear_layers_in_memory_estimate(shape: ModelShape) -> None:
     role = trainer(1, 8, dtype="bf16", tensor_parallel={"autotp_size": 4})
     whole = 2 * shape.vocab_size * shape.hidden_size + (2 * shape.num_hidden_layers + 1) * shape.hidden_size
     held = whole + (PUBLISHED_QWEN_7B - whole) // 4

@@ -69,7 +69,7 @@ def tensor_parallel(size: int) -> dict[str, Any]:
     return {"strategy_args": {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": size}}}
 
 
-def test_on_the_cpu_it_has_as_many_workers_as_told() -> None:
+def test_cpu_judge_has_configured_number_of_workers() -> None:
     assert plan_of({**INFERENCE, "world_size": 3}).roles["rewards.llm_judge"].devices == ((), (), ())
 
 
@@ -126,7 +126,7 @@ def test_devices_are_checked_as_a_roles_are() -> None:
         ({**API, "judge_api_key_env": "sk-hush"}, "judge_api_key_env"),
     ],
 )
-def test_what_is_missing_or_not_read_is_one_fault(reward: dict[str, Any], place: str) -> None:
+def test_missing_or_unread_judge_key_is_one_fault(reward: dict[str, Any], place: str) -> None:
     faults = faults_of(reward)
     assert f"rewards.llm_judge.{place}" in faults
     assert "hush" not in str(list(faults.values()))
@@ -139,11 +139,11 @@ def test_a_function_reads_no_key_of_a_model() -> None:
     assert fault.place == "rewards.exact_match.judge_prompt" and "is a function" in fault.problem
 
 
-def test_a_reward_model_reads_no_key_of_a_judge() -> None:
+def test_reward_model_refuses_keys_of_a_judge() -> None:
     assert set(faults_of({**SERVED, "judge_prompt": "score"}, "reward_model")) == {"rewards.reward_model.judge_prompt"}
 
 
-def test_a_template_of_ones_own_must_have_room_for_the_response(tmp_path: Path) -> None:
+def test_own_judge_prompt_must_contain_the_response(tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
     reward = {**INFERENCE, "judge_prompt": str(file)}
     assert [text for text in plan_of(reward).warnings if f"there is no file '{file}'" in text]
@@ -217,7 +217,7 @@ def test_its_memory_is_planned(tmp_path: Path) -> None:
     assert "head" not in scorer.memory["rewards.reward_model"].device
 
 
-def test_the_context_of_a_judge_has_room_for_what_it_is_asked() -> None:
+def test_judge_context_has_room_for_message_and_verdict() -> None:
     config = experiment({**INFERENCE, "generating_args": {"max_new_tokens": 10}})
     assert judge_context(config, config.rewards["llm_judge"], None) == 1024 + 1024 + 1024 + 10
     assert judge_context(config, config.rewards["llm_judge"], 64) == 64
@@ -258,7 +258,7 @@ ROLL_JUDGE = {
 }
 
 
-def test_rolls_block_of_a_judge_is_read_as_a_role() -> None:
+def test_roll_judge_block_becomes_a_role() -> None:
     done = translate({"rewards": {"llm_judge": ROLL_JUDGE}}, "")
     assert not done.faults
     config = experiment(done.values["rewards"]["llm_judge"])
@@ -281,7 +281,7 @@ def test_rolls_block_of_a_judge_is_read_as_a_role() -> None:
     }
 
 
-def test_a_key_in_the_file_is_refused_and_not_shown() -> None:
+def test_judge_api_key_in_file_is_refused_unshown() -> None:
     done = translate({"rewards": {"llm_judge": {**API, "judge_api_key": "hush"}}}, "")
     (fault,) = done.faults
     assert fault.place == "rewards.llm_judge.judge_api_key" and "judge_api_key_env" in fault.remedy

@@ -99,7 +99,7 @@ def outcome(small: Mapping[str, Any], place: str, value: Any) -> str:
         ("adv_estimator", "agentic_reinforce"),
     ],
 )
-def test_a_key_that_no_shipped_file_has_does_not_vanish(place: str, value: Any) -> None:
+def test_unshipped_roll_keys_are_reported_or_refused(place: str, value: Any) -> None:
     assert outcome(AGENTIC, place, value) in ("said", "refused")
 
 
@@ -108,14 +108,14 @@ def test_environments_without_a_manager_are_said() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_key_of_a_shipped_file_does_not_vanish(name: str) -> None:
+def test_keys_of_shipped_roll_files_do_not_vanish(name: str) -> None:
     small = AGENTIC if name == "lake" else RLVR
     silent = [place for _, place, value in rows(name) if outcome(small, place, value) == "silent"]
     assert silent == []
 
 
 @pytest.mark.parametrize(("kind", "small"), [("rlvr", RLVR), ("agentic", AGENTIC)], ids=["rlvr", "agentic"])
-def test_every_field_of_roll_changes_the_configuration_or_is_said(kind: str, small: Mapping[str, Any]) -> None:
+def test_every_roll_field_has_effect_or_report(kind: str, small: Mapping[str, Any]) -> None:
     plain, said = read(small)
     fields = [
         line.split("\t")[1:] for line in FIELDS.read_text(encoding="utf-8").splitlines() if line.startswith(f"{kind}\t")

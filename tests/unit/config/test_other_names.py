@@ -84,7 +84,7 @@ def test_every_counterpart_is_a_key_of_a_pipeline() -> None:
     assert [name for name, found in OTHER_NAMES.items() if found.key is None and not found.how] == []
 
 
-def test_the_role_that_learns_is_that_of_the_pipeline() -> None:
+def test_foreign_learning_rate_maps_to_pipeline_role() -> None:
     assert counterpart_of("lr", RlvrConfig) == "use actor_train.training_args.learning_rate"
     assert counterpart_of("lr", SftConfig) == "use sft_train.training_args.learning_rate"
     assert "ROLE is actor_train, sft_train" in str(counterpart_of("lr", ExperimentConfig))
@@ -94,18 +94,18 @@ def test_the_role_that_learns_is_that_of_the_pipeline() -> None:
     assert counterpart_of("teapot", RlvrConfig) is None
 
 
-def test_rlvr_ends_after_steps_and_the_other_pipelines_after_epochs() -> None:
+def test_foreign_epochs_map_to_steps_in_rlvr() -> None:
     for name in ("num_train_epochs", "num_epochs"):
         assert str(counterpart_of(name, RlvrConfig)).startswith("use max_steps; ")
         assert str(counterpart_of(name, SftConfig)).startswith("use sft_train.training_args.num_train_epochs; ")
 
 
-def test_beta_is_the_weight_of_the_kl_only_in_rlvr() -> None:
+def test_beta_maps_to_kl_weight_only_in_rlvr() -> None:
     assert "kl_loss_coef" in str(counterpart_of("beta", RlvrConfig))
     assert counterpart_of("beta", SftConfig) is None
 
 
-def test_a_block_of_another_program_is_told_key_by_key() -> None:
+def test_foreign_block_is_mapped_key_by_key() -> None:
     block = {"actor": {"optim": {"lr": 1e-6}, "clip_ratio": 0.2}, "rollout": {"teapot": 1}}
     assert counterparts_of_block("actor_rollout_ref", block, RlvrConfig) == (
         "this is a block of verl; use these keys: "
@@ -114,7 +114,7 @@ def test_a_block_of_another_program_is_told_key_by_key() -> None:
     assert counterparts_of_block("mine", {"teapot": 1}, RlvrConfig) is None
 
 
-def test_a_name_of_another_program_is_refused_with_its_counterpart_and_that_works(
+def test_foreign_names_are_refused_with_working_counterparts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main([*RLVR, *(word for word, _, _ in ASKED)]) == 2
@@ -131,7 +131,7 @@ def test_a_pipeline_of_rows_names_its_own_role(capsys: pytest.CaptureFixture[str
     assert "use sft_train.model_args.dtype" in said and "use sft_train.model_args.lora_rank" in said
 
 
-def test_every_name_is_refused_at_the_root_with_its_counterpart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_foreign_name_is_refused_at_root(capsys: pytest.CaptureFixture[str]) -> None:
     """Except for names that ROLL's files have at the root, which are read or ignored with a warning."""
     names = [name for name in {**OTHER_NAMES, **OTHER_NAMES_IN_RLVR} if name not in ROLLS]
     assert main([*RLVR, *(f"{name}=1" for name in names)]) == 2

@@ -194,7 +194,7 @@ READ = {
 
 
 @pytest.mark.parametrize("name", READ)
-def test_a_file_of_roll_is_read_and_what_differs_is_said_once(name: str) -> None:
+def test_roll_file_differences_are_reported_once(name: str) -> None:
     text, said = READ[name]
     loaded, found = read(text)
     assert loaded.faults == [] and loaded.config is not None
@@ -206,7 +206,7 @@ def test_a_file_of_roll_is_read_and_what_differs_is_said_once(name: str) -> None
     )
 
 
-def test_every_domain_of_rolls_file_is_what_it_was() -> None:
+def test_roll_file_domains_keep_their_rewards() -> None:
     loaded, _ = read(RLVR + REINFORCE + DOMAINS)
     assert isinstance(loaded.config, RlvrConfig)
     rewards = loaded.config.rewards
@@ -254,9 +254,7 @@ def test_every_domain_of_rolls_file_is_what_it_was() -> None:
         ("math_rule", {"response_length_penalty_coef": 0.5}, {}, "use overlong_buffer"),
     ],
 )
-def test_a_key_of_a_reward_becomes_an_argument_or_is_said_to_be_nothing(
-    domain: str, keys: dict, arguments: dict, said: str
-) -> None:
+def test_roll_reward_key_becomes_argument_or_is_reported(domain: str, keys: dict, arguments: dict, said: str) -> None:
     loaded, found = read(RLVR + REINFORCE, rewards={domain: keys})
     assert isinstance(loaded.config, RlvrConfig) and not loaded.faults
     assert loaded.config.rewards[domain].reward_args == arguments
@@ -300,7 +298,7 @@ def of(config: object, place: str) -> Any:
     return str(config) if place == "adv_estimator" else config
 
 
-def test_defaults_that_differ_are_said_in_one_line_and_taken_on_demand() -> None:
+def test_differing_roll_defaults_are_reported_and_optional() -> None:
     loaded, found = read(BARE)
     (said,) = [text for text in found if text.startswith("roll_defaults")]
     differing = (
@@ -318,7 +316,7 @@ def test_defaults_that_differ_are_said_in_one_line_and_taken_on_demand() -> None
     assert {place: of(taken.config, place) for place in ROLLS} == ROLLS
 
 
-def test_a_file_of_roll_keeps_its_own_numbers_of_responses_and_updates() -> None:
+def test_roll_file_keeps_numbers_of_responses_and_updates() -> None:
     values = yaml.safe_load(BARE)
     del values["num_return_sequences_in_group"]
     for takes in (False, True):
@@ -338,7 +336,7 @@ def test_a_file_of_roll_keeps_its_own_numbers_of_responses_and_updates() -> None
     assert plan_batch(loaded.config).updates == 4 and not [text for text in found if "per_device" in text]
 
 
-def test_what_is_written_is_never_overwritten_by_a_default() -> None:
+def test_roll_defaults_never_override_written_values() -> None:
     taken, _ = read(BARE, roll_defaults=True, adv_estimator="rloo", rollout_batch_size=4, save_steps=0)
     assert [of(taken.config, place) for place in ("adv_estimator", "rollout_batch_size", "save_steps")] == [
         "rloo",
@@ -347,7 +345,7 @@ def test_what_is_written_is_never_overwritten_by_a_default() -> None:
     ]
 
 
-def test_a_file_of_ours_with_a_snippet_of_roll_is_not_taken_for_one_of_rolls() -> None:
+def test_own_file_with_roll_snippet_is_not_rolls() -> None:
     values = yaml.safe_load(BARE)
     for key in ("logging_dir", "checkpoint_config", "logging_steps"):
         del values[key]
@@ -368,7 +366,7 @@ def test_a_file_of_ours_with_a_snippet_of_roll_is_not_taken_for_one_of_rolls() -
         ({"add_token_level_kl": True}, None, "init_kl_coef", 0.2),
     ],
 )
-def test_numbers_that_mean_something_else_in_roll_are_rolls_with_its_defaults(
+def test_roll_defaults_convert_numbers_with_other_meaning(
     keys: dict, variant: str | None, key: str, value: float
 ) -> None:
     values = yaml.safe_load(BARE) | keys
@@ -443,7 +441,7 @@ def test_other_backends_are_called_by_their_name(name: str) -> None:
         ),
     ],
 )
-def test_images_video_and_diffusion_are_refused_by_name_and_nothing_else_is_said(changes: dict, place: str) -> None:
+def test_images_video_and_diffusion_are_refused_by_name(changes: dict, place: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(BARE, not_a_key=1, **changes)
     (fault,) = caught.value.faults
@@ -464,7 +462,7 @@ def test_faults_of_every_stage_come_together() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"max_steps": "many"}, {"rewards": {"cv": {"worker_cls": "a.OtherWorker"}}}])
-def test_nothing_is_concluded_from_values_that_could_not_be_read(changes: dict) -> None:
+def test_unreadable_values_lead_to_no_further_faults(changes: dict) -> None:
     loaded, _ = read(BARE, **changes)
     assert loaded.config is None and len(loaded.faults) == 1
     with warnings.catch_warnings(), pytest.raises(ConfigError):

@@ -72,9 +72,7 @@ def test_a_text_of_somebody_else_without_them() -> None:
     assert secrets.hide("no abcdefgh, abcdef; postgres://u:p@h") == f"no {HIDDEN}, {HIDDEN}; postgres://u:{HIDDEN}@h"
 
 
-def test_no_secret_is_left_in_what_a_run_writes(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_secret_is_written_by_a_run(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[RunFacts] = []
     given: list[object] = []
     monkeypatch.setattr(

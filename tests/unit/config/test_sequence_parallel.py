@@ -44,7 +44,7 @@ def shape() -> ModelShape:
     return found
 
 
-def test_ranks_that_share_sequences_are_one_replica_and_count_as_one() -> None:
+def test_sequence_parallel_ranks_count_as_one_replica() -> None:
     plan = place("actor_train", trainer(4), LONGEST)
     assert (plan.ranks, plan.replica_size, plan.replicas) == (8, 4, 2)
     assert plan.tokens_per_microbatch == 2 * LONGEST  # per replica, as without sequence parallelism
@@ -76,7 +76,7 @@ def test_activations_are_shared_out_and_states_are_not() -> None:
         (32, 1, 32, None),
     ],
 )
-def test_heads_are_shared_out_evenly_or_not_at_all(heads: int, keys: int, ranks: int, why: str | None) -> None:
+def test_sequence_parallelism_needs_evenly_divided_heads(heads: int, keys: int, ranks: int, why: str | None) -> None:
     said = uneven_heads(heads, keys, ranks)
     assert said is None if why is None else why in str(said)
 

@@ -114,14 +114,14 @@ def test_mixtures_of_experts_of_other_families(kind: str, values: dict[str, obje
     assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_an_adapter_on_a_mixture_of_experts_has_the_parameters_that_peft_makes() -> None:
+def test_expert_adapter_has_parameter_count_of_peft() -> None:
     found, model = small("Qwen/Qwen3-30B-A3B")
     adapted = add_lora(model, ModelConfig.model_validate({"lora_target": "all-linear", "lora_rank": 4}), seed=0)  # pyright: ignore[reportArgumentType]
     made = sum(parameter.numel() for name, parameter in adapted.named_parameters() if "lora_" in name)
     assert made == found.adapter_parameters("all-linear", 4)
 
 
-def test_an_engine_of_30b_a3b_holds_all_of_its_experts() -> None:
+def test_qwen3_30b_a3b_engine_holds_all_experts() -> None:
     found = shape("Qwen/Qwen3-30B-A3B")
     role = ActorInferConfig.model_validate(
         {"strategy_args": {"strategy_name": "vllm", "strategy_config": {}}, "device_mapping": (0,)}

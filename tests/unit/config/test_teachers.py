@@ -57,7 +57,7 @@ def test_each_teacher_is_a_role_of_its_own() -> None:
         ((BOTH[0], ADAPTED), "teachers.kind.model_args.lora_target", "without an adapter", "remove it"),
     ],
 )
-def test_what_leaves_a_domain_without_one_teacher_is_refused(
+def test_domain_without_exactly_one_teacher_is_refused(
     words: tuple[str, ...], place: str, problem: str, remedy: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -66,7 +66,7 @@ def test_what_leaves_a_domain_without_one_teacher_is_refused(
     assert problem in fault.problem and remedy in fault.remedy
 
 
-def test_teachers_that_share_devices_with_the_engine_take_turns() -> None:
+def test_teachers_on_engine_devices_are_time_shared() -> None:
     devices: dict[str, Any] = {"actor_train": "[0]", "actor_infer": "[0]"}
     words = [f"++{name}.device_mapping={own}" for name, own in devices.items()] + [
         f"~{name}.world_size" for name in devices

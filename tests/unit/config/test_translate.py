@@ -20,7 +20,7 @@ from roll.config.schema.pipelines import PIPELINES
         ({"actor_train": {"backend_timeout": 30}, "deadlines": {"collective": 60}}, 60),
     ],
 )
-def test_minutes_of_a_role_are_the_seconds_of_all(values: dict[str, Any], seconds: float) -> None:
+def test_backend_timeout_minutes_become_deadline_seconds(values: dict[str, Any], seconds: float) -> None:
     done = translate(values, "")
     assert done.values["deadlines"] == {"collective": seconds}
     roles = [role for role in values if role != "deadlines"]
@@ -30,7 +30,7 @@ def test_minutes_of_a_role_are_the_seconds_of_all(values: dict[str, Any], second
 
 
 @pytest.mark.parametrize("value", ["long", -3, True])
-def test_what_is_no_number_of_minutes_is_a_fault(value: object) -> None:
+def test_backend_timeout_that_is_no_number_is_fault(value: object) -> None:
     done = translate({"actor_train": {"backend_timeout": value}}, "")
     assert [fault.place for fault in done.faults] == ["actor_train.backend_timeout"]
     assert not done.warnings and "deadlines" not in done.values
@@ -49,7 +49,7 @@ def test_a_key_of_roll_is_none_of_ours(place: str) -> None:
 
 
 @pytest.mark.parametrize("place", [*READ_AS.values(), *VALUES])
-def test_what_is_said_instead_is_a_key_of_ours(place: str) -> None:
+def test_replacements_in_messages_are_known_keys(place: str) -> None:
     assert KNOWN & set(of_every_role(place))
 
 
@@ -99,9 +99,7 @@ def test_what_decides_the_loss_keeps_its_meaning(values: dict[str, Any], key: st
         ),
     ],
 )
-def test_what_would_change_the_loss_and_has_no_counterpart_is_a_fault(
-    values: dict[str, Any], place: str, remedy: str
-) -> None:
+def test_loss_key_without_counterpart_is_a_fault(values: dict[str, Any], place: str, remedy: str) -> None:
     done = translate(values, "")
     (fault,) = done.faults
     assert fault.place == place and remedy in fault.remedy
@@ -115,7 +113,7 @@ def test_what_says_nothing_new_is_no_fault(values: dict[str, Any]) -> None:
     assert not done.faults and not done.values and len(done.warnings) == 1
 
 
-def test_held_out_rows_have_the_columns_that_are_learnt_from_unless_they_name_their_own() -> None:
+def test_validation_data_inherits_training_columns() -> None:
     learnt = {"template": "raw", "file_name": "a.jsonl", "prompt": "question", "tag": "kind"}
     done = translate({"actor_train": {"data_args": learnt}, "validation": {"data_args": {"file_name": "b.jsonl"}}}, "")
     assert done.values["validation"]["data_args"] == {"file_name": "b.jsonl", "prompt": "question", "template": "raw"}
@@ -155,5 +153,5 @@ def test_a_secret_stands_in_no_message() -> None:
         ),
     ],
 )
-def test_what_would_be_read_nowhere_is_ignored_with_a_warning(values: dict[str, Any], said: str) -> None:
+def test_unread_roll_value_is_ignored_with_warning(values: dict[str, Any], said: str) -> None:
     assert said in translate(values, "").warnings

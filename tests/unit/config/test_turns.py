@@ -128,7 +128,7 @@ def offline(pipeline: str, **keys: Any) -> DpoConfig | DistillConfig:
 @pytest.mark.parametrize(
     ("pipeline", "learner", "other"), [("dpo", "actor_train", "reference"), ("distill", "student", "teacher")]
 )
-def test_roles_that_learn_from_given_rows_take_turns_too(pipeline: str, learner: str, other: str) -> None:
+def test_offline_roles_on_same_devices_are_time_shared(pipeline: str, learner: str, other: str) -> None:
     plan = make_plan(offline(pipeline))
     assert plan.turns == {learner: {other}, other: {learner}}
     memory = {learner: MEMORY["actor_train"], other: MEMORY["reference"]}
@@ -140,7 +140,7 @@ def test_roles_that_learn_from_given_rows_take_turns_too(pipeline: str, learner:
     assert make_plan(offline(pipeline, time_sharing=False)).turns == {}
 
 
-def test_a_large_engine_is_warned_of_where_others_stay_beside_it() -> None:
+def test_large_engine_beside_resident_roles_warns() -> None:
     everywhere = (range(1), range(1), range(1))
     assert placement_warnings(experiment(*everywhere)) == []
     (warning,) = placement_warnings(experiment(*everywhere, time_sharing=False))
@@ -174,7 +174,7 @@ def test_a_large_engine_is_warned_of_where_others_stay_beside_it() -> None:
         (None, None, None, {"async_generation_ratio": 1.0}, set(), True),
     ],
 )
-def test_for_whom_generation_stops_and_what_of_it_stays(
+def test_roles_that_interrupt_generation_and_kept_cache(
     train: range | None,
     infer: range | None,
     reference: range | None,
@@ -206,14 +206,14 @@ def host_bytes(name: str, **keys: Any) -> int:
     return with_turns(MEMORY[name], plan.roles[name], model_roles(config)[name], config, plan.batch).host
 
 
-def test_what_a_role_holds_waits_in_host_memory_while_others_have_its_devices() -> None:
+def test_offloaded_roles_need_host_memory() -> None:
     assert host_bytes("actor_train") == 105 * GIB
     assert host_bytes("reference") == 13 * GIB
     assert host_bytes("actor_infer") == 0  # the next weight sync sends all weights
     assert host_bytes("actor_infer", policy={"lora_target": "all-linear", "lora_rank": 8}) == 14 * GIB
 
 
-def test_requests_that_a_sync_finds_unfinished_wait_in_host_memory() -> None:
+def test_frozen_requests_need_host_memory() -> None:
     # Each of the two engines has half of 2 batches x 64 prompts x 8 samples, as many as max_num_seqs. Below: half of
     # 768, half of 100.
     assert host_bytes("actor_infer", async_generation_ratio=1.0) == 512 * 4000 * FROZEN_TOKEN
@@ -226,7 +226,7 @@ def shown(*placement: Any, **keys: Any) -> list[str]:
     return device_lines(replace(make_plan(experiment(*placement, **keys)), memory=MEMORY))
 
 
-def test_memory_is_told_by_piece_of_work_where_roles_take_turns() -> None:
+def test_plan_lists_memory_by_stage_when_time_shared() -> None:
     generation = "generation 14.00 GiB (90% of the device with the KV cache)"
     alone = "reference 14.00 GiB, training 116.00 GiB"
     # A weight sync needs the trainer's states and the engine's weights, but neither activations nor the KV cache.
@@ -240,7 +240,7 @@ def test_memory_is_told_by_piece_of_work_where_roles_take_turns() -> None:
     ]
 
 
-def test_the_plan_shows_a_wider_window_with_its_age_limit() -> None:
+def test_plan_shows_rollout_window_and_age_limit() -> None:
     placed = (range(4), range(4, 8), range(4, 8))
 
     def told(**keys: Any) -> str:
@@ -265,7 +265,7 @@ def test_memory_is_added_up_where_roles_stay() -> None:
     ]
 
 
-def test_on_a_device_where_nobody_makes_room_roles_are_added_up() -> None:
+def test_roles_without_time_sharing_add_up_on_device() -> None:
     # The reference takes turns with the trainer. On device 4 it shares memory with the engine, which never pauses.
     lines = shown(range(4), range(4, 8), range(5), async_generation_ratio=1.0)
     assert lines[0] == "Device 0-3 needs at most: reference 14.00 GiB, training 116.00 GiB"

@@ -107,7 +107,7 @@ def shown(config: Config) -> set[str]:
     return set(out.getvalue().splitlines())
 
 
-def test_any_two_variants_differ_in_a_line_that_names_the_key() -> None:
+def test_plans_of_any_two_variants_differ_by_key() -> None:
     plans = [(keys_of(words), shown(composed(*words))) for words in ((), *VARIANTS)]
     assert len(plans) > 40
     for (keys, one), (others, other) in combinations(plans, 2):
@@ -115,7 +115,7 @@ def test_any_two_variants_differ_in_a_line_that_names_the_key() -> None:
         assert any(key in line for line in one ^ other for key in varied), (keys, others)
 
 
-def test_what_all_weights_and_no_offload_mean_is_said() -> None:
+def test_plan_shows_full_training_without_offload() -> None:
     lines = variant_lines(composed(*ALL_WEIGHTS))
     assert (
         lines[0].startswith("Learns: actor_train.model_args: lora_target none, dtype bf16")
@@ -136,7 +136,7 @@ def test_texts_of_values() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80])
-def test_the_plan_fits_narrow_terminals_and_loses_no_cell(width: int) -> None:
+def test_plan_table_keeps_every_cell_in_narrow_terminals(width: int) -> None:
     out = io.StringIO()
     config = composed()
     show_plan(config, make_plan(config), Console(file=out, width=width))
