@@ -24,7 +24,7 @@ def test_chatml() -> None:
     assert chatml([USER, ASSISTANT], False) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
 
 
-def test_qwen2_5_adds_its_system_message_only_where_there_is_none() -> None:
+def test_qwen2_5_adds_system_message_only_if_absent() -> None:
     assert qwen2_5([USER], True) == (
         "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -51,7 +51,7 @@ def test_a_native_template_that_refuses_says_so(
 
 @pytest.mark.parametrize("key", ["tool_calls", "reasoning_content"])
 @pytest.mark.parametrize("template", ["chatml", "raw", "native"])
-def test_what_a_template_would_lose_of_a_message_is_refused(
+def test_message_key_ignored_by_template_is_refused(
     tokenizer: PreTrainedTokenizerFast, template: Template, key: str
 ) -> None:
     with pytest.raises(TemplateFault, match=f"has '{key}', which the template '{template}' does not write"):
@@ -80,7 +80,7 @@ def test_an_example_s_response_ends_its_turn_once(
     assert render_example([USER, ASSISTANT], render, "<|endoftext|>") == (render([USER], True), response)
 
 
-def test_eos_is_appended_where_a_native_template_leaves_the_turn_open(
+def test_native_template_without_end_gets_eos(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -161,7 +161,7 @@ def test_one_turn_is_prompt_and_response() -> None:
     )
 
 
-def test_raw_contents_do_not_say_where_an_earlier_turn_began() -> None:
+def test_raw_template_refuses_several_turns() -> None:
     with pytest.raises(TemplateFault, match="message 2 of 4"):
         render_turns([USER, ASSISTANT, AGAIN, LAST], raw, "</s>")
 
@@ -366,7 +366,7 @@ def learnt_pieces(
         (READS_PARTS, [USER, ASSISTANT], ["<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "Yes.<|im_end|>"]),
     ],
 )
-def test_each_turn_is_learnt_as_if_it_were_the_last(
+def test_each_turn_is_learnt_like_a_last_turn(
     tokenizer: PreTrainedTokenizerFast, chat_template: str, conversation: list[dict[str, Any]], pieces: list[str]
 ) -> None:
     assert learnt_pieces(tokenizer, chat_template, conversation) == pieces
@@ -378,7 +378,7 @@ def test_a_system_message_that_moves_is_refused(tokenizer: PreTrainedTokenizerFa
     assert learnt_pieces(tokenizer, MOVES_SYSTEM, [SYSTEM, USER, ASSISTANT])[1] == "Yes.</s>"
 
 
-def test_a_turn_that_is_split_by_its_answer_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_turn_split_by_its_answer_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     """As with Gemma 4, which writes the text of a turn after the answer to its call."""
     late = (
         "{% for m in messages %}{% if m['role'] != 'tool' %}<|{{ m['role'] }}|>{% for call in m.tool_calls or () "
@@ -394,7 +394,7 @@ def test_a_turn_that_is_split_by_its_answer_is_refused(tokenizer: PreTrainedToke
         learnt_pieces(tokenizer, late, [USER, SAYS_AND_CALLS, FED, LAST])
 
 
-def test_a_message_that_must_not_be_learnt_is_context(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_message_excluded_from_learning_is_context(tokenizer: PreTrainedTokenizerFast) -> None:
     conversation = [USER, ASSISTANT | {"train": False}, AGAIN, LAST]
     assert render_turns(conversation, chatml, "</s>") == [chatml([USER, ASSISTANT, AGAIN], True), "Quite.<|im_end|>"]
 
@@ -405,7 +405,7 @@ def test_marks_that_leave_a_turn_out_are_refused(tokenizer: PreTrainedTokenizerF
         learnt_pieces(tokenizer, template, [USER, ASSISTANT, AGAIN, LAST])
 
 
-def test_words_of_probes_in_a_conversation_do_no_harm() -> None:
+def test_probe_texts_in_conversation_do_no_harm() -> None:
     conversation = [
         {"role": "user", "content": "Quokka0x Wombat"},
         {"role": "assistant", "content": "Quokka"},
@@ -441,7 +441,7 @@ def test_a_named_template_begins_as_the_tokenizer_does(tokenizer: PreTrainedToke
 
 
 @pytest.mark.parametrize("more", ["<|message|>", "{% if add_generation_prompt %}<|message|>{% endif %}"])
-def test_a_template_that_always_opens_a_turn_is_refused(tokenizer: PreTrainedTokenizerFast, more: str) -> None:
+def test_template_that_always_opens_turns_is_refused(tokenizer: PreTrainedTokenizerFast, more: str) -> None:
     opens = (
         "{% for m in messages %}<|start|>{{ m['role'] }}<|message|>{{ m['content'] }}<|end|>{% endfor "
         "%}<|start|>assistant" + more
@@ -451,7 +451,7 @@ def test_a_template_that_always_opens_a_turn_is_refused(tokenizer: PreTrainedTok
             learnt_pieces(tokenizer, opens, conversation)
 
 
-def test_the_start_of_the_next_message_is_no_end_beside_another(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_start_of_next_message_is_not_learnt(tokenizer: PreTrainedTokenizerFast) -> None:
     template = (
         "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token if loop.last and m['role'] == "
         "'assistant' "
@@ -465,7 +465,7 @@ def test_the_start_of_the_next_message_is_no_end_beside_another(tokenizer: PreTr
 
 
 @pytest.mark.parametrize(("closing", "end"), [("<|end|>", "<|end|>"), ("", "</s>")])
-def test_a_call_without_an_end_of_its_turn_gets_one(tokenizer: PreTrainedTokenizerFast, closing: str, end: str) -> None:
+def test_tool_call_without_turn_end_gets_one(tokenizer: PreTrainedTokenizerFast, closing: str, end: str) -> None:
     template = (
         "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% for call in m.tool_calls or () %}"
         f"<tool_call>{{{{ call.function.arguments | tojson }}}}</tool_call>{closing}{{% endfor %}}"
@@ -492,7 +492,7 @@ def test_a_call_may_name_its_function_itself(tokenizer: PreTrainedTokenizerFast)
     ]
 
 
-def test_a_template_reads_variables_that_it_does_not_set(
+def test_template_variables_exclude_those_it_sets(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = {

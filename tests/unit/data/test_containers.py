@@ -166,7 +166,7 @@ def test_maps_are_objects_with_their_written_nulls(tmp_path: Path) -> None:
         (pyarrow.array(['{"a": 1, "a": 2}'], pyarrow.json_()), "has the key 'a' more than once"),
     ],
 )
-def test_values_that_json_lacks_are_a_problem_of_the_row(tmp_path: Path, array: pyarrow.Array, problem: str) -> None:
+def test_non_json_values_are_problems_of_their_row(tmp_path: Path, array: pyarrow.Array, problem: str) -> None:
     with pyarrow.ipc.new_stream(str(path := tmp_path / "rows.arrow"), pyarrow.schema([("v", array.type)])) as file:
         file.write_table(pyarrow.table({"v": array}))
     (row,) = raw(path)
@@ -196,7 +196,7 @@ def test_a_value_of_arrow_is_the_same_value(tmp_path: Path, array: pyarrow.Array
     assert read(path) == [{"v": value}]
 
 
-def test_json_features_of_a_saved_set_keep_their_nulls(tmp_path: Path) -> None:
+def test_json_features_of_saved_set_keep_nulls(tmp_path: Path) -> None:
     features = datasets.Features({"tools": datasets.List(datasets.Json())})
     rows = [{"tools": [{"a": None, "b": 1}]}]
     datasets.Dataset.from_list(rows, features=features).save_to_disk(tmp_path / "saved")
@@ -204,7 +204,7 @@ def test_json_features_of_a_saved_set_keep_their_nulls(tmp_path: Path) -> None:
     assert read(tmp_path / "saved") == read(tmp_path / "rows.parquet") == rows
 
 
-def test_a_filtered_saved_set_gives_its_rows_in_order(tmp_path: Path) -> None:
+def test_filtered_saved_set_keeps_order_of_rows(tmp_path: Path) -> None:
     table = datasets.Dataset.from_list([{"n": number} for number in range(2500)])
     table.select(range(2400, 0, -2)).save_to_disk(tmp_path / "saved")
     assert [row["n"] for row in read(tmp_path / "saved")] == list(range(2400, 0, -2))
@@ -267,14 +267,14 @@ def test_a_long_value_of_csv_is_read(tmp_path: Path) -> None:
         (b"a\n\xff\n", "utf-8"),
     ],
 )
-def test_a_file_that_is_not_csv_is_a_fault(tmp_path: Path, content: bytes, problem: str) -> None:
+def test_file_that_is_not_csv_is_fault(tmp_path: Path, content: bytes, problem: str) -> None:
     (path := tmp_path / "rows.csv").write_bytes(content)
     with pytest.raises(DataError, match="is not a readable csv file") as caught:
         raw(path)
     assert problem in caught.value.faults[0].problem
 
 
-def test_prompts_are_the_same_from_json_lines_parquet_and_csv(
+def test_prompts_are_equal_from_jsonl_parquet_and_csv(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
 ) -> None:
     rows = [{"prompt": f"What is {number}?", "answer": f"{number}.10", "tag": ""} for number in range(9)]

@@ -15,7 +15,7 @@ from roll.models.load import load_tokenizer
 Write = Callable[..., str]
 
 
-def test_the_end_token_of_a_copy_of_the_model_ends_its_rows(
+def test_end_token_of_copied_model_ends_rows(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """This is the remedy for `--eot_token` of DeepSpeed's examples.

@@ -80,7 +80,7 @@ def test_documents_have_no_end_of_turn() -> None:
     assert ends_of(DataConfig.model_validate({"file_name": "documents.jsonl", "text": "text"}), tokenizer) == NO_END
 
 
-def test_sampling_stops_on_the_end_unless_it_ignores_ends() -> None:
+def test_sampling_stops_at_ends_unless_ignored() -> None:
     end = EndOfTurn((7, 9), ("[end]",))
     sampling = sampling_of(GeneratingConfig.model_validate({"stop_strings": ("stop",)}), 5, 1, False, end)
     assert (sampling.stop_token_ids, sampling.end_texts, sampling.stop) == ((7, 9), ("[end]",), ("stop",))

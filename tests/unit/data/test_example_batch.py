@@ -151,13 +151,13 @@ def test_rows_that_cannot_be_used_are_named(
     assert problem in caught.value.faults[0].problem
 
 
-def test_a_pair_is_dropped_if_either_response_is_too_long(rows_of: Callable[..., ExampleSet]) -> None:
+def test_pair_with_one_overlong_response_is_dropped(rows_of: Callable[..., ExampleSet]) -> None:
     rows = [{"p": "q", "c": "a", "r": "b"}, {"p": "q", "c": "a" * 99, "r": "b"}, {"p": "q", "c": "a", "r": "b" * 99}]
     found = rows_of(rows, "pairs", LengthLimits(20, 20), prompt="p", chosen="c", rejected="r", template="raw")
     assert len(found) == 1 and list(found.too_long.values()) == [2]
 
 
-def test_a_pair_of_one_response_twice_is_counted_and_kept(rows_of: Callable[..., ExampleSet]) -> None:
+def test_pair_of_identical_responses_is_counted_and_kept(rows_of: Callable[..., ExampleSet]) -> None:
     rows = [{"p": "q", "c": "a", "r": "a"}, {"p": "q", "c": "a", "r": "b"}, {"p": "q", "c": "a", "r": "ab"}]
     found = rows_of(rows, "pairs", prompt="p", chosen="c", rejected="r", template="raw")
     assert len(found) == 3 and list(found.alike.values()) == [1]
@@ -166,7 +166,7 @@ def test_a_pair_of_one_response_twice_is_counted_and_kept(rows_of: Callable[...,
 @pytest.mark.parametrize(
     ("template", "end"), [("chatml", "<|im_end|>"), ("native", "<|endoftext|>"), ("raw", "<|endoftext|>")]
 )
-def test_an_empty_response_is_the_end_of_the_turn_alone(
+def test_empty_response_is_only_the_turn_end(
     rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast, template: str, end: str
 ) -> None:
     rows = rows_of(
@@ -188,7 +188,7 @@ def test_an_empty_response_is_the_end_of_the_turn_alone(
         ),
     ],
 )
-def test_rows_without_a_token_to_learn_are_left_out_and_counted(
+def test_rows_without_learnt_tokens_are_dropped_and_counted(
     tmp_path: Path, write_jsonl: Write, kind: Kind, columns: dict[str, str], rows: list[dict]
 ) -> None:
     known = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"a": 0, "b": 1}, [])), eos_token="<end>")
@@ -204,7 +204,7 @@ def test_rows_without_a_token_to_learn_are_left_out_and_counted(
         prepare(rows[1:])
 
 
-def test_raw_text_is_cut_into_lessons_and_learnt_whole(
+def test_raw_text_is_cut_into_examples_and_learnt(
     rows_of: Callable[..., ExampleSet], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     texts = ["x7" * 13, "short", "y8" * 6]
@@ -221,7 +221,7 @@ def test_raw_text_is_cut_into_lessons_and_learnt_whole(
     assert "x7x7" in tokenizer.decode(examples[0].token_ids)
 
 
-def test_all_tokens_but_the_first_are_learnt_if_asked_for(
+def test_raw_text_masks_only_the_first_token(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, write_jsonl: Write
 ) -> None:
     data_args = DataConfig.model_validate(
@@ -232,7 +232,7 @@ def test_all_tokens_but_the_first_are_learnt_if_asked_for(
     assert mask.tolist() == [False] + [True] * (len(mask) - 1)
 
 
-def test_parts_share_out_every_row_once_and_follow_from_the_seed() -> None:
+def test_row_ranges_partition_rows_by_seed() -> None:
     shares = (9.0, 1.0, 0.0)
     parts = [RowRange(shares, number, seed=3)(107) for number in range(3)]
     assert np.sum(parts, axis=0).tolist() == [1] * 107
@@ -254,7 +254,7 @@ def test_two_parts_of_one_source_share_no_row(rows_of: Callable[..., ExampleSet]
         rows_of(rows, "responses", part=RowRange((1.0, 0.0, 0.0), 1, 7), **columns)
 
 
-def test_pairs_lie_next_to_each_other_in_a_batch(rows_of: Callable[..., ExampleSet]) -> None:
+def test_pairs_are_adjacent_in_a_batch(rows_of: Callable[..., ExampleSet]) -> None:
     rows = [{"p": "q", "c": "a" * number, "r": "b", "m": number} for number in (1, 2)]
     found = rows_of(rows, "pairs", prompt="p", chosen="c", rejected="r", margin="m", template="raw")
     batch = given_batch([found.example(0), found.example(1)])

@@ -64,7 +64,7 @@ def test_the_mask_is_true_on_the_response_alone(
     )
 
 
-def test_the_prompt_s_tokens_are_those_that_generation_starts_from(
+def test_prompt_tokens_equal_those_of_generation(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     # "answ" + "er is" would merge into one token across the boundary if the two were tokenised together.
@@ -101,7 +101,7 @@ BEGIN, END = "<|im_start|>", "<|im_end|>"
 
 
 @pytest.mark.parametrize(("form", "begins"), [("{0} $A {1}", True), ("{0} $A", True), ("$A {1}", False)])
-def test_a_tokenizer_that_ends_what_it_is_given_does_not_end_a_prompt(
+def test_tokenizer_that_appends_eos_does_not_end_prompt(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, form: str, begins: bool
 ) -> None:
     ending = copy.deepcopy(tokenizer)
@@ -117,7 +117,7 @@ def test_a_tokenizer_that_ends_what_it_is_given_does_not_end_a_prompt(
     assert tokenizer.decode(whole.token_ids) == f"{begin}One? Two.<|endoftext|>"
 
 
-def test_all_turns_of_a_conversation_are_learnt_and_nothing_between_them(
+def test_conversation_learns_all_assistant_turns_only(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     later = [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Three."}]
@@ -151,7 +151,7 @@ def test_all_turns_of_a_conversation_are_learnt_and_nothing_between_them(
     )
 
 
-def test_only_the_last_response_of_a_conversation_is_learnt(
+def test_conversation_learns_only_last_response_by_default(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     path = write_jsonl(
@@ -282,7 +282,7 @@ def test_text_that_the_context_loses_is_counted(
         ({"content": "<think>Hm</think>The answer is two."}, "the thinking"),
     ],
 )
-def test_text_that_a_learnt_turn_loses_is_a_fault(
+def test_assistant_text_lost_by_template_is_fault(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, kind: Kind, last: dict[str, Any], part: str
 ) -> None:
     with pytest.raises(DataError) as caught:
@@ -290,7 +290,7 @@ def test_text_that_a_learnt_turn_loses_is_a_fault(
     assert f"the template does not write {part} of the assistant's message 2" in caught.value.faults[0].problem
 
 
-def test_a_user_s_text_that_is_lost_is_a_fault(
+def test_user_text_lost_by_template_is_fault(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     with pytest.raises(DataError) as caught:
@@ -305,7 +305,7 @@ def test_a_user_s_text_that_is_lost_is_a_fault(
 
 
 @pytest.mark.parametrize("kind", ["responses", "turns"])
-def test_a_row_with_nothing_to_learn_is_a_fault(
+def test_row_without_learnt_message_is_fault(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, kind: Kind
 ) -> None:
     with pytest.raises(DataError) as caught:
@@ -313,7 +313,7 @@ def test_a_row_with_nothing_to_learn_is_a_fault(
     assert "'train': false" in caught.value.faults[0].problem
 
 
-def test_turns_after_the_last_that_is_learnt_are_left_out(
+def test_messages_after_last_learnt_turn_are_dropped(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     row = {"messages": [USER, YES, USER, YES | {"train": False}]}
@@ -342,7 +342,7 @@ def test_responses_continue_a_prompt_that_opens_thinking(
     assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == "Hm</think>Two.<|im_end|>"
 
 
-def test_a_pair_shares_the_prompt_if_one_response_thinks(
+def test_pair_shares_prompt_if_one_response_thinks(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     row = {"messages": [USER], "good": "<think>\nHm</think>Two.", "bad": "Two."}
@@ -355,7 +355,7 @@ def test_a_pair_shares_the_prompt_if_one_response_thinks(
 
 
 @pytest.mark.parametrize(("own", "shown"), [({}, True), ({"shown": False}, False)])
-def test_a_row_s_template_arguments_precede_those_of_the_key(
+def test_template_arguments_of_row_override_those_of_key(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, own: dict[str, Any], shown: bool
 ) -> None:
     row = {"messages": [USER, YES], "chat_template_kwargs": own}
@@ -363,7 +363,7 @@ def test_a_row_s_template_arguments_precede_those_of_the_key(
     assert ("</think>" in tokenizer.decode(found.example(0).sequences[0].token_ids)) == shown
 
 
-def test_a_template_whose_marks_the_tokenizer_lacks_is_a_fault(write_jsonl: Write, tmp_path: Path) -> None:
+def test_template_with_marks_unknown_to_tokenizer_is_fault(write_jsonl: Write, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         prepared(write_jsonl, tmp_path, with_spaces("never"), {"messages": [USER, YES]}, template="chatml")
     assert caught.value.faults[0].place == "data_args.template"
@@ -441,7 +441,7 @@ INSTRUCTS = (
 @pytest.mark.parametrize("between", ["", " "])
 @pytest.mark.parametrize("kind", ["legacy", "first", "always", "never"])
 @pytest.mark.parametrize("which", ["responses", "turns", "pairs"])
-def test_a_response_has_the_tokens_that_it_has_in_the_whole(
+def test_response_tokens_equal_those_of_whole_text(
     write_jsonl: Write, tmp_path: Path, kind: str, which: Kind, between: str
 ) -> None:
     made = with_spaces(kind)
@@ -467,9 +467,7 @@ def test_a_response_has_the_tokens_that_it_has_in_the_whole(
         ({"template": "raw"}, None),
     ],
 )
-def test_held_out_rows_are_rendered_as_the_training_rows(
-    held_out: dict[str, Any], further: dict[str, Any] | None
-) -> None:
+def test_validation_rows_render_like_training_rows(held_out: dict[str, Any], further: dict[str, Any] | None) -> None:
     trained = DataConfig.model_validate({"file_name": "a", "chat_template_kwargs": {"shown": True}})
     assert (
         DataConfig.model_validate({"file_name": "b", **held_out}).rendered_as(trained).chat_template_kwargs == further

@@ -24,7 +24,7 @@ KNOWN = {"qwen3", "llama3", "deepseek", "glm"}
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_library_is_used_for_the_families_that_it_knows(name: str, tmp_path: Path) -> None:
+def test_known_families_use_the_library_renderer(name: str, tmp_path: Path) -> None:
     chosen = make_renderer(FORMATS[name], make_tokenizer(FORMATS[name]), tmp_path)
     assert type(chosen) is (FamilyRenderer if name in KNOWN else TemplateRenderer)
 
@@ -36,7 +36,7 @@ def test_agents_stop_on_the_end_of_single_turns(name: str, tmp_path: Path) -> No
     assert ends and set(ends) <= make_renderer(FORMATS[name], tokenizer, tmp_path).stop_token_ids
 
 
-def test_a_template_that_the_library_does_not_follow_is_continued_by_what_it_writes(tmp_path: Path) -> None:
+def test_template_that_differs_from_library_uses_template_renderer(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(FORMATS["llama3"])
     tokenizer.chat_template = str(tokenizer.chat_template).replace(
         "Cutting Knowledge Date: December 2023", "Cutting Knowledge Date: May 2026"
@@ -44,7 +44,7 @@ def test_a_template_that_the_library_does_not_follow_is_continued_by_what_it_wri
     assert type(make_renderer(FORMATS["llama3"], tokenizer, tmp_path)) is TemplateRenderer
 
 
-def test_a_template_that_moves_the_system_message_takes_none(tmp_path: Path) -> None:
+def test_template_that_moves_system_message_refuses_one(tmp_path: Path) -> None:
     renderer = make_renderer(FORMATS["mistral"], make_tokenizer(FORMATS["mistral"]), tmp_path)
     with pytest.raises(TemplateFault, match="moves the system message"):
         renderer.render([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}], ())
@@ -84,7 +84,7 @@ def test_tools_are_refused_where_calls_cannot_be_read(name: str, tmp_path: Path)
         ("glm", "<think></think>\n<tool_call>add\n<arg_key>x</arg_key>", [], 1),
     ],
 )
-def test_calls_are_read_from_the_tokens_of_their_tags(
+def test_tool_calls_are_parsed_from_tag_tokens(
     name: str, written: str, calls: list[object], malformed: int, tmp_path: Path
 ) -> None:
     """QUOTED stands for a closing tag that is spelt in ordinary tokens, not with the tag's own token."""
@@ -99,7 +99,7 @@ def test_calls_are_read_from_the_tokens_of_their_tags(
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
-def test_the_text_of_an_opening_tag_in_ordinary_tokens_is_no_call(name: str, tmp_path: Path) -> None:
+def test_tag_text_in_ordinary_tokens_is_no_call(name: str, tmp_path: Path) -> None:
     tokenizer = make_tokenizer(FORMATS[name])
     sampled = [token for piece in ("<", HERMES_CALL[1:]) for token in tokenizer.encode(piece, add_special_tokens=False)]
     parsed = make_renderer(FORMATS[name], tokenizer, tmp_path).parse(np.array(sampled, np.int32), TOOLS)

@@ -159,7 +159,7 @@ def test_a_message_is_read_in_every_public_format(message: dict, read: dict) -> 
         ),
     ],
 )
-def test_a_message_that_would_be_misread_is_a_fault(message: dict, problem: str) -> None:
+def test_ambiguous_message_is_a_fault(message: dict, problem: str) -> None:
     with pytest.raises(MessageFault) as caught:
         read_message(message)
     assert problem in str(caught.value) and caught.value.reason
@@ -173,7 +173,7 @@ def test_remedy_for_a_learnt_question_names_its_key(role: str) -> None:
 
 
 @pytest.mark.parametrize("column", ["messages", "tools"])
-def test_half_a_surrogate_in_json_text_is_a_fault(examples: Callable[..., ExampleSet], column: str) -> None:
+def test_lone_surrogate_in_json_text_is_fault(examples: Callable[..., ExampleSet], column: str) -> None:
     row = {"messages": [{"role": "user", "content": "a"}, said(content="b")], "tools": []}
     text = '[{"role": "user", "content": "\\ud800"}]' if column == "messages" else '[{"name": "\\ud800"}]'
     with pytest.raises(DataError) as caught:
@@ -277,7 +277,7 @@ def test_an_excluded_turn_is_not_learnt(examples: Callable[..., ExampleSet], key
     assert text == "Good<|im_end|>"
 
 
-def test_a_fault_of_a_message_names_row_and_place(examples: Callable[..., ExampleSet]) -> None:
+def test_message_fault_names_row_and_place(examples: Callable[..., ExampleSet]) -> None:
     with pytest.raises(DataError) as caught:
         examples([{"messages": [{"role": "user", "content": "Hi"}, with_arguments("x=1")]}])
     (fault,) = caught.value.faults
@@ -315,7 +315,7 @@ def test_alpaca_rows_say_or_include_their_input(examples: Callable[..., ExampleS
     assert not with_input.remarks
 
 
-def test_an_input_that_is_not_text_is_a_fault(examples: Callable[..., ExampleSet]) -> None:
+def test_input_that_is_not_text_is_fault(examples: Callable[..., ExampleSet]) -> None:
     with pytest.raises(DataError, match="'input' is a list"):
         examples([{"p": "Sum", "input": [1], "r": "3"}], prompt="p", input="input", response="r")
 
@@ -345,7 +345,7 @@ def test_answers_as_json_text_are_read_as_messages(examples: Callable[..., Examp
 
 
 @pytest.mark.parametrize("column", ["p", "r"])
-def test_a_text_that_is_messages_is_pointed_to_its_key(examples: Callable[..., ExampleSet], column: str) -> None:
+def test_messages_as_text_are_pointed_to_messages_key(examples: Callable[..., ExampleSet], column: str) -> None:
     row = {"p": "q", "r": "a", column: json.dumps([{"role": "user", "content": "q"}])}
     with pytest.raises(DataError) as caught:
         examples([row], prompt="p", response="r")

@@ -105,9 +105,7 @@ def characters(texts: list[str], **options: Any) -> dict[str, list[list[int]]]:
     return {"input_ids": [[ord(one) for one in text] for text in texts]}
 
 
-def test_rows_that_are_altered_at_random_are_read_as_they_are_or_named(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_randomly_altered_rows_are_read_or_reported(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     chance, seen, refused = random.Random(17), 0, 0
     texts = partial(_texts, render=renderer("chatml", tokenizer))
     preparation = Preparation(texts, characters, False, COLUMNS, None)  # type: ignore[arg-type]
@@ -191,7 +189,7 @@ def read(names: list[str]) -> list[tuple[list[tuple[int, str]], list[str]]]:
     return found
 
 
-def test_files_that_are_altered_at_random_are_whole_or_refused(tmp_path: Path) -> None:
+def test_randomly_altered_files_are_complete_or_refused(tmp_path: Path) -> None:
     """Truncated files are refused, and so are Parquet and Arrow files with bytes inserted or removed.
 
     A changed byte in a value of an Arrow file may go unnoticed. Altered JSON that is still valid is read as it is.

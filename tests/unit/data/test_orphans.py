@@ -38,7 +38,7 @@ tables._build(tables.Path(sys.argv[1]).with_suffix(".table"), [], type("Preparat
 """
 
 
-def test_rows_that_are_prepared_side_by_side_hold_no_lock_of_a_run_that_was_killed(tmp_path: Path) -> None:
+def test_killed_preparation_leaves_no_lock(tmp_path: Path) -> None:
     file, said = tmp_path / "run.lock", tmp_path / "said"
     with said.open("wb") as stream:  # not a pipe, because forked processes would keep it open
         command = [sys.executable, "-c", PREPARES, str(file)]

@@ -26,9 +26,7 @@ LENGTHS = st.lists(st.integers(1, 50), max_size=40)
 
 
 @given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 120))
-def test_split_gives_every_index_once_and_every_rank_as_many_forwards(
-    lengths: list[int], ranks: int, budget: int
-) -> None:
+def test_split_assigns_every_index_once_with_equal_forwards(lengths: list[int], ranks: int, budget: int) -> None:
     found = split_to_budget(lengths, ranks, budget)
     assert len(found.ranks) == ranks
     assert {len(forwards) for forwards in found.ranks} == {found.forwards}
@@ -39,16 +37,14 @@ def test_split_gives_every_index_once_and_every_rank_as_many_forwards(
 
 
 @given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 120))
-def test_a_micro_batch_exceeds_its_budget_for_one_long_sequence_only(
-    lengths: list[int], ranks: int, budget: int
-) -> None:
+def test_micro_batch_exceeds_budget_for_single_sequence_only(lengths: list[int], ranks: int, budget: int) -> None:
     for forwards in split_to_budget(lengths, ranks, budget).ranks:
         for indices in forwards:
             assert len(indices) <= 1 or sum(lengths[index] for index in indices) <= budget
 
 
 @given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 120))
-def test_no_more_forwards_than_twice_what_the_tokens_need(lengths: list[int], ranks: int, budget: int) -> None:
+def test_split_needs_at_most_twice_the_minimum_forwards(lengths: list[int], ranks: int, budget: int) -> None:
     # A bin is added when a sequence fits into no other. As the longest sequences go first, each other bin is then more
     # than half full.
     heaviest = max(sum(lengths[index] for index in share) for share in balance(lengths, ranks))
@@ -68,7 +64,7 @@ def test_balance_by_hand() -> None:
     assert balance([1, 2, 4, 5, 7, 9], 2) == [[0, 2, 5], [1, 3, 4]]
 
 
-def test_one_long_sequence_weighs_more_than_short_ones_of_as_many_tokens() -> None:
+def test_long_sequence_costs_more_than_many_short() -> None:
     # The long sequence costs 40 + 16, a short one 10 + 1: with these costs, all six short ones go to the other rank.
     lengths = [40, *[10] * 6]
     costs = cost(np.array(lengths), 0.01)
@@ -123,13 +119,13 @@ def test_pack_by_hand() -> None:
     assert pack([5, 3], [], token_budget=100, bins=2) == []
 
 
-def test_a_rank_with_nothing_gets_as_many_empty_forwards() -> None:
+def test_rank_without_sequences_gets_empty_forwards() -> None:
     assert split_to_budget([4, 4], ranks=3, token_budget=4).ranks == (((0,),), ((1,),), ((),))
     assert split_to_budget([], ranks=2, token_budget=4).ranks == (((),), ((),))
     assert split_to_budget([8, 8, 8], ranks=2, token_budget=8).ranks == (((0,), (2,)), ((1,), ()))
 
 
-def test_a_rank_spreads_its_share_over_the_forwards_that_all_run() -> None:
+def test_rank_spreads_sequences_over_all_forwards() -> None:
     # Rank 0 has two long sequences and needs two forwards. Rank 1 has one long and two short sequences, which also fill
     # two forwards.
     found = split_to_budget([10, 10, 10, 5, 5], ranks=2, token_budget=10)
@@ -154,7 +150,7 @@ def test_concatenate_lays_end_to_end() -> None:
     assert len(sequences) == 3
 
 
-def test_select_takes_sequences_and_their_fields_in_the_order_asked_for() -> None:
+def test_select_returns_sequences_and_fields_in_requested_order() -> None:
     sequences = three()
     chosen = select(sequences, [2, 0])
     assert chosen.token_ids.tolist() == [6, 1, 2]
@@ -175,7 +171,7 @@ def test_selecting_nothing_gives_the_filler() -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 7, 64])
-def test_selecting_every_part_of_a_split_gives_every_token_once(budget: int) -> None:
+def test_selected_parts_of_split_cover_every_token_once(budget: int) -> None:
     lengths = [3, 1, 8, 2, 2, 5]
     sequences = concatenate(
         [np.full(n, i, np.int32) for i, n in enumerate(lengths)], [np.zeros(n, np.bool_) for n in lengths]
@@ -211,7 +207,7 @@ def drawn_batch(lengths: list[int], episodes: list[int] | None) -> TrainBatch:
 
 
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=12), drawn=st.data())
-def test_taking_sequences_takes_each_of_their_tokens_from_every_field(lengths: list[int], drawn: st.DataObject) -> None:
+def test_taking_sequences_takes_their_tokens_in_every_field(lengths: list[int], drawn: st.DataObject) -> None:
     """Compare token by token, for neighbouring sequences (which are taken as one slice) and for others."""
     batch, indices = drawn_batch(lengths, None), drawn.draw(st.permutations(range(len(lengths))))
     indices = indices[: drawn.draw(st.integers(1, len(lengths)))]

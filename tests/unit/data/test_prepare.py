@@ -53,7 +53,7 @@ def test_a_problem_of_gsm8k_by_hand() -> None:
         (".5", ".5"),
     ],
 )
-def test_the_reference_answer_is_a_number_that_its_own_solution_is_right_by(end: str, number: str) -> None:
+def test_gsm8k_reference_is_the_solutions_number(end: str, number: str) -> None:
     columns = gsm8k({"question": "How many?", "answer": f"Count.\n#### {end}"}).columns
     assert columns["ground_truth"] == number == last_boxed(columns["response"])
     prompt = Prompt(0, np.array([1]), str(columns["prompt"]), "math_rule", columns)
@@ -169,9 +169,7 @@ def test_the_seed_decides_which_rows_are_held_out(tmp_path: Path) -> None:
     assert one[TEST] == two[TEST] and one[VALIDATION] != two[VALIDATION]
 
 
-def test_what_repeats_or_stands_in_the_test_split_is_left_out_and_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_repeated_and_test_rows_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "copy").mkdir()
     questions = {"train": [1, 2, 3, 3, 4, 5, 6], "test": [6, 7, 7]}
     for split, numbers in questions.items():
@@ -227,7 +225,7 @@ def test_what_repeats_or_stands_in_the_test_split_is_left_out_and_told(
         ),
     ],
 )
-def test_what_cannot_be_prepared_is_refused_and_leaves_no_file(
+def test_unpreparable_source_is_refused_without_output(
     words: list[str],
     place: str,
     problem: str,

@@ -109,7 +109,7 @@ BAD_MESSAGES = [
 
 
 @pytest.mark.parametrize(("column", "cases"), [("prompt", BAD_PROMPTS), ("messages", BAD_MESSAGES)])
-def test_every_bad_row_is_named_with_its_problem_before_training(
+def test_every_bad_row_is_named_before_training(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict, column: str, cases: list
 ) -> None:
     good = {"prompt": "fine", "messages": [{"role": "user", "content": "fine"}]}
@@ -137,7 +137,7 @@ def test_many_bad_rows_are_counted_by_reason(
     )
 
 
-def test_one_fault_of_all_rows_is_not_repeated_for_each(
+def test_fault_common_to_all_rows_is_summarised(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
 ) -> None:
     path = write_jsonl([{"question": "1+1="}] * 30)
@@ -171,7 +171,7 @@ def test_long_prompts_are_dropped_and_counted_by_file(
     assert [prompts.prompt(index, 0).text for index in range(len(prompts))] == ["a" * 10, "b", "c"]
 
 
-def test_the_limit_is_inclusive_and_nothing_left_is_an_error(
+def test_prompt_limit_is_inclusive_and_empty_set_raises(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
 ) -> None:
     path = write_jsonl([{"prompt": "qqqq"}, {"prompt": "zzzz"}])
@@ -205,7 +205,7 @@ def test_rows_that_no_domain_takes_are_faults(
     ]
 
 
-def test_an_unknown_tag_is_a_fault_even_with_one_domain(
+def test_unknown_tag_is_fault_with_one_domain(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     with pytest.raises(DataError, match="no reward domain includes the tag 'other'"):
@@ -215,7 +215,7 @@ def test_an_unknown_tag_is_a_fault_even_with_one_domain(
         )
 
 
-def test_a_tag_that_two_domains_claim_is_an_error(
+def test_tag_claimed_by_two_domains_is_fault(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     rewards = {
@@ -247,7 +247,7 @@ def test_an_empty_file_is_an_error(
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"] == []
 
 
-def test_a_broken_parquet_file_is_an_error_of_the_data(
+def test_broken_parquet_file_raises_data_error(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
 ) -> None:
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 nothing")
@@ -355,7 +355,7 @@ def _prepare_counting_builds(path: str, folder: str, tokenizer: PreTrainedTokeni
     (Path(folder) / f"done-{os.getpid()}").write_text(json.dumps(_texts(prompts)))
 
 
-def test_processes_that_prepare_the_same_rows_at_once_build_them_once(
+def test_concurrent_preparations_build_the_cache_once(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     path = write_jsonl([{"prompt": f"question {number}"} for number in range(50)])

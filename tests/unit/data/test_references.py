@@ -71,7 +71,7 @@ def test_a_reference_of_csv_is_named_too(prepared: Callable[..., PromptSet], tmp
         ({"a": ""}, "a", ""),
     ],
 )
-def test_a_path_names_a_column_or_reaches_into_one(row: dict, path: str, found: Any) -> None:
+def test_reference_path_names_column_or_nested_value(row: dict, path: str, found: Any) -> None:
     assert reference_at(row, path) == found
 
 
@@ -90,14 +90,14 @@ def test_a_path_names_a_column_or_reaches_into_one(row: dict, path: str, found: 
         ("ability.x", "'x' is missing; 'ability' is 'math'"),
     ],
 )
-def test_a_path_that_leads_nowhere_is_a_fault_with_near_names(path: str, problem: str) -> None:
+def test_unknown_reference_path_suggests_near_names(path: str, problem: str) -> None:
     with pytest.raises(RowFault) as caught:
         reference_at(VERL, path)
     assert f"data_args.ground_truth is '{path}'" in caught.value.problem and problem in caught.value.problem
     assert "data_args.ground_truth" in caught.value.remedy
 
 
-def test_a_row_without_the_named_reference_is_a_fault(prepared: Callable[..., PromptSet], tmp_path: Path) -> None:
+def test_row_without_configured_reference_is_fault(prepared: Callable[..., PromptSet], tmp_path: Path) -> None:
     rows = [{"q": "One?", "solution": "1"}, {"q": "One?", "solution": None}, {"q": "One?"}]
     (path := tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(DataError) as caught:
@@ -111,14 +111,14 @@ def test_another_reference_column_is_another_table(prepared: Callable[..., Promp
     assert found == ["1", "2"]
 
 
-def test_the_named_reference_replaces_a_column_of_that_name() -> None:
+def test_configured_reference_replaces_column_of_same_name() -> None:
     data_args = DataConfig.model_validate({"file_name": "a", "prompt": "q", "ground_truth": "solution"})
     assert read_row({"ground_truth": "x", "solution": '{"func_name": "f"}'}, data_args)["ground_truth"] == {
         "func_name": "f"
     }
 
 
-def test_a_prompt_of_messages_is_pointed_to_its_key(prepared: Callable[..., PromptSet], tmp_path: Path) -> None:
+def test_prompt_of_messages_is_pointed_to_messages_key(prepared: Callable[..., PromptSet], tmp_path: Path) -> None:
     (path := tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": ASK, "solution": "1"}))
     with pytest.raises(DataError) as caught:
         prepared(path, prompt="prompt", ground_truth="solution")

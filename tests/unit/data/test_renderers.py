@@ -40,7 +40,7 @@ def tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> Ints:
     return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
 
 
-def test_without_tools_the_templates_are_those_of_single_turns(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_renderer_without_tools_matches_single_turn_templates(tokenizer: PreTrainedTokenizerBase) -> None:
     for name, single in (("chatml", chatml), ("qwen2_5", qwen2_5)):
         for messages in (
             [USER],
@@ -52,7 +52,7 @@ def test_without_tools_the_templates_are_those_of_single_turns(tokenizer: PreTra
             )
 
 
-def test_a_named_template_begins_with_the_tokenizer_s_own_bos(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_named_template_starts_with_tokenizers_bos(tokenizer: PreTrainedTokenizerBase) -> None:
     made = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>")
     made.add_special_tokens({"bos_token": "<s>"})
     bos = int(str(made.bos_token_id))
@@ -79,9 +79,7 @@ def test_a_renderer_passes_the_arguments_of_the_template(tokenizer: PreTrainedTo
                 chat_renderer(tokenizer, "tiny", template, {name: "calm"})
 
 
-def test_a_bridge_closes_the_turn_only_where_the_policy_did_not(
-    chat: ChatRenderer, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_bridge_closes_turn_only_if_policy_did_not(chat: ChatRenderer, tokenizer: PreTrainedTokenizerBase) -> None:
     before = chat.render([USER], ())
     bridge = "<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
     for sampled, wanted in (("2<|im_end|>", bridge.removeprefix("<|im_end|>")), ("2", bridge), ("", bridge)):

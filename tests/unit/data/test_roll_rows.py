@@ -53,7 +53,7 @@ def prepared(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerF
     return prepare
 
 
-def test_rows_of_every_kind_that_roll_ships_are_read(prepared: Callable[..., PromptSet]) -> None:
+def test_every_kind_of_roll_row_is_read(prepared: Callable[..., PromptSet]) -> None:
     cases = [{"assert_code": "assert f(1) == 2"}]
     check = {"func_name": "verify_paragraph_count", "N": 2, "word": None}
     rows = [
@@ -81,11 +81,11 @@ def test_rows_of_every_kind_that_roll_ships_are_read(prepared: Callable[..., Pro
 
 
 @pytest.mark.parametrize("text", ["{}", "{1, 2}", "{1: 2}", "[1, 2]", "7", '"a"', "true", "{", "{'a': 1}"])
-def test_an_answer_that_looks_like_json_stays_as_it_is_written(text: str) -> None:
+def test_json_like_answer_stays_unchanged(text: str) -> None:
     assert read_row({"ground_truth": text}, arguments("a.jsonl")) == {"ground_truth": text}
 
 
-def test_text_that_is_not_json_is_a_fault_with_its_row(prepared: Callable[..., PromptSet]) -> None:
+def test_invalid_json_text_is_fault_with_row(prepared: Callable[..., PromptSet]) -> None:
     good = {"messages": json.dumps(ASK)}
     rows = [good, {"messages": "[{'role': 'user'}]"}, good | {"test_cases": "[1,"}, good | {"tools": "{"}]
     rows += [good | {"tools": '[{"name": 1}, 2]'}, good | {"chat_template_kwargs": "[1]"}]
@@ -98,7 +98,7 @@ def test_text_that_is_not_json_is_a_fault_with_its_row(prepared: Callable[..., P
     assert said[3][1] == "'tools' is [{'name': 1}, 2]" and said[4][1] == "'chat_template_kwargs' is [1]"
 
 
-def test_the_domain_goes_before_the_tag_and_the_tag_before_the_default(
+def test_domain_precedes_tag_and_tag_precedes_default(
     prepared: Callable[..., PromptSet], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     labels = [
@@ -128,7 +128,7 @@ def test_the_domain_goes_before_the_tag_and_the_tag_before_the_default(
     ]
 
 
-def test_an_unknown_tag_without_math_rule_is_a_fault(prepared: Callable[..., PromptSet]) -> None:
+def test_unknown_tag_without_math_rule_is_fault(prepared: Callable[..., PromptSet]) -> None:
     with pytest.raises(DataError, match="no reward domain includes the tag 'aime2024'") as caught:
         prepared([{"messages": ASK, "tag": "aime2024"}, {"messages": ASK, "tag": "code"}], domains("code", "sums"))
     assert (
@@ -137,7 +137,7 @@ def test_an_unknown_tag_without_math_rule_is_a_fault(prepared: Callable[..., Pro
     )
 
 
-def test_nothing_is_said_of_rows_without_tags_where_there_is_one_domain(
+def test_untagged_rows_of_one_domain_do_not_warn(
     prepared: Callable[..., PromptSet], caplog: pytest.LogCaptureFixture
 ) -> None:
     prompts = prepared([{"messages": ASK}, {"messages": ASK, "tag": ""}], domains("sums"))
@@ -165,7 +165,7 @@ def test_tools_and_arguments_reach_the_chat_template(
     ("template", "column"),
     [("chatml", {"tools": [{"name": "add"}]}), ("raw", {"chat_template_kwargs": {"enable_thinking": True}})],
 )
-def test_what_a_template_does_not_read_is_a_fault(
+def test_message_key_unread_by_template_is_fault(
     prepared: Callable[..., PromptSet], template: str, column: dict
 ) -> None:
     with pytest.raises(DataError, match=f"which the template '{template}' does not read"):
@@ -183,7 +183,7 @@ def test_a_truth_value_as_text_is_a_fault(
 
 
 @pytest.mark.parametrize("key", ["thinking", "enable", "message", "tool", "tokenize", "add_generation_prompt"])
-def test_an_argument_that_is_not_the_templates_is_a_fault(
+def test_argument_unknown_to_template_is_fault(
     prepared: Callable[..., PromptSet], tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)

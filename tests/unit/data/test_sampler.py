@@ -34,9 +34,7 @@ def make_prompts(
     return prepare_prompts(data_args, tokenizer, 10, rewards, folder / "cache")
 
 
-def test_what_the_rows_hold_their_order_and_their_domains_make_a_set_the_same(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_set_identity_depends_on_rows_order_and_domains(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     rows = [{"prompt": "one", "tag": "a", "answer": "1"}, {"prompt": "two", "tag": "b", "answer": "2"}]
 
     def identity(rows: list[dict[str, str]], domains: Sequence[str] = ("a", "b")) -> str:
@@ -57,7 +55,7 @@ def texts(sampler: PromptSampler, count: int) -> list[str]:
     return [prompt.text for prompt in sampler.draw(count)]
 
 
-def test_every_epoch_holds_each_prompt_once_in_another_order(prompts: PromptSet) -> None:
+def test_every_epoch_draws_each_prompt_once_reordered(prompts: PromptSet) -> None:
     sampler = PromptSampler(prompts, seed=1)
     first, second = texts(sampler, 16), texts(sampler, 16)
     assert sorted(first) == sorted(second) == sorted(prompts.prompt(index, 0).text for index in range(16))
@@ -91,7 +89,7 @@ def test_a_restored_sampler_continues_exactly(prompts: PromptSet, shares: dict |
     assert [(prompt.prompt_id, prompt.text) for prompt in restored.draw(50)] == expected
 
 
-def test_shares_hold_at_every_point_and_scale_does_not_matter(prompts: PromptSet) -> None:
+def test_domain_shares_hold_at_every_point(prompts: PromptSet) -> None:
     drawn = [prompt.domain for prompt in PromptSampler(prompts, 1, {"a": 0.25, "b": 0.75}).draw(200)]
     for count in range(1, 201):
         assert abs(Counter(drawn[:count])["a"] - 0.25 * count) <= 1
@@ -99,7 +97,7 @@ def test_shares_hold_at_every_point_and_scale_does_not_matter(prompts: PromptSet
     assert [prompt.domain for prompt in PromptSampler(prompts, 1, {"a": 1.0, "b": 3.0}).draw(200)] == drawn
 
 
-def test_without_shares_domains_come_in_proportion_to_their_rows(prompts: PromptSet) -> None:
+def test_default_domain_shares_are_proportional_to_rows(prompts: PromptSet) -> None:
     drawn = Counter(prompt.domain for prompt in PromptSampler(prompts, 1).draw(160))
     assert drawn == {"a": 120, "b": 40}
 

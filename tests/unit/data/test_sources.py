@@ -41,7 +41,7 @@ def write_all_kinds(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", range(4))
-def test_every_kind_of_file_gives_its_rows_with_file_and_number(tmp_path: Path, kind: int) -> None:
+def test_every_file_kind_yields_rows_with_numbers(tmp_path: Path, kind: int) -> None:
     name = write_all_kinds(tmp_path)[kind]
     assert read(name) == [(name, 1, ROWS[0]), (name, 2, ROWS[1])]
 
@@ -52,7 +52,7 @@ def test_a_folder_gives_its_files_sorted(tmp_path: Path) -> None:
     assert [name for name, number, _ in read(str(tmp_path)) if number == 1] == names
 
 
-def test_files_of_a_folder_that_are_not_read_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_files_of_folder_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("a.jsonl", "b.jsonl.gz", "c.csv.zst", "README.md"):
         (tmp_path / name).write_text(json.dumps(ROWS[0]))
     assert [Path(name).name for name, *_ in read(str(tmp_path))] == ["a.jsonl"]
@@ -84,7 +84,7 @@ def test_a_saved_data_set_and_a_saved_dict(tmp_path: Path) -> None:
         find_sources(str(tmp_path / "several"), "dev")
 
 
-def test_a_split_without_rows_is_said_and_leaves_the_others_readable(tmp_path: Path) -> None:
+def test_empty_split_is_reported_and_others_are_read(tmp_path: Path) -> None:
     table = datasets.Dataset.from_list(ROWS)
     datasets.DatasetDict({"train": table, "test": table.select([])}).save_to_disk(tmp_path)
     assert [row for *_, row in read(str(tmp_path))] == ROWS
@@ -117,7 +117,7 @@ def test_both_formats_of_arrow_are_read(tmp_path: Path) -> None:
         assert [row for *_, row in read(str(tmp_path / f"{number}.arrow"))] == ROWS
 
 
-def test_a_hub_name_is_loaded_with_its_configuration_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_name_loads_with_configuration_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def load_dataset(*names: str | None, **options: str) -> datasets.Dataset:
@@ -129,7 +129,7 @@ def test_a_hub_name_is_loaded_with_its_configuration_and_split(monkeypatch: pyte
     assert asked == [(("owner/set", "main"), {"split": "test"})]
 
 
-def test_a_hub_that_does_not_answer_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_failure_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_dataset(*names: str | None, **options: str) -> datasets.Dataset:
         raise ConnectionError("no route")
 
@@ -138,7 +138,7 @@ def test_a_hub_that_does_not_answer_is_a_fault(monkeypatch: pytest.MonkeyPatch) 
         find_sources("owner/set", "train")
 
 
-def test_all_names_that_lead_nowhere_are_reported_at_once(tmp_path: Path) -> None:
+def test_all_missing_sources_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "rows.xlsx").write_text("a,b")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError) as caught:
@@ -150,7 +150,7 @@ def test_all_names_that_lead_nowhere_are_reported_at_once(tmp_path: Path) -> Non
     ]
 
 
-def test_lines_that_are_not_objects_carry_the_problem_and_the_line_number(tmp_path: Path) -> None:
+def test_invalid_lines_carry_problem_and_line_number(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n{"a": \n[1]\n{"a": "\xff"}\n"x"\n')
     rows = list(find_sources(str(path), "train")[0].rows())
@@ -162,7 +162,7 @@ def test_lines_that_are_not_objects_carry_the_problem_and_the_line_number(tmp_pa
     assert rows[4].problem == "is not an object but a str"
 
 
-def test_a_json_array_may_hold_rows_of_different_shapes_and_bad_items(tmp_path: Path) -> None:
+def test_json_array_keeps_differing_rows_and_bad_items(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text('[{"answer": 1}, {"answer": "2026-01-02", "more": {"x": [1]}}, 7]')
     rows = list(find_sources(str(path), "train")[0].rows())
@@ -178,7 +178,7 @@ def test_a_broken_file_is_a_fault(tmp_path: Path, name: str) -> None:
         list(find_sources(str(path), "train")[0].rows())
 
 
-def test_a_file_that_must_not_be_read_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("{}")
     (source,) = find_sources(str(path), "train")

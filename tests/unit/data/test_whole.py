@@ -42,7 +42,7 @@ def stream(path: Path, batches: int = 4) -> list[int]:
 
 
 @pytest.mark.parametrize("left", [0, 1, 2, 4])
-def test_an_arrow_stream_that_is_cut_between_batches_is_refused(tmp_path: Path, left: int) -> None:
+def test_arrow_stream_cut_between_batches_is_refused(tmp_path: Path, left: int) -> None:
     ends = stream(path := tmp_path / "rows.arrow")
     assert len(rows_of(path)) == 40
     whole = path.read_bytes()
@@ -58,7 +58,7 @@ def test_two_arrow_streams_in_one_file_are_refused(tmp_path: Path) -> None:
         rows_of(path)
 
 
-def test_a_saved_data_set_of_which_a_file_is_cut_is_refused(tmp_path: Path) -> None:
+def test_saved_set_with_cut_file_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     datasets.Dataset.from_list([{"prompt": str(number)} for number in range(40)]).save_to_disk(folder)
     (file,) = folder.glob("*.arrow")
@@ -81,7 +81,7 @@ def test_a_parquet_page_that_was_altered_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_array", [False, True])
-def test_a_key_that_stands_twice_is_a_fault_of_its_row(tmp_path: Path, in_array: bool) -> None:
+def test_duplicate_key_is_fault_of_its_row(tmp_path: Path, in_array: bool) -> None:
     lines = ['{"a": 1}', '{"a": 1, "b": 2, "a": 3}', '{"a": {"b": [{"c": 1, "c": 1}]}}', '{"a": "b", "b": "a"}']
     path = tmp_path / "rows.jsonl"
     path.write_text(f" [{', '.join(lines)}]\n" if in_array else "\n".join(lines))
@@ -96,7 +96,7 @@ def test_a_key_that_stands_twice_is_a_fault_of_its_row(tmp_path: Path, in_array:
     assert json.loads(found[3].text) == {"a": "b", "b": "a"}
 
 
-def test_a_key_that_stands_twice_in_json_text_is_a_fault() -> None:
+def test_duplicate_key_in_json_text_is_fault() -> None:
     with pytest.raises(RowFault, match="has the key 'assert_code' more than once"):
         read_row({"test_cases": '[{"assert_code": "a", "assert_code": "b"}]'}, COLUMNS)
 
@@ -104,7 +104,7 @@ def test_a_key_that_stands_twice_in_json_text_is_a_fault() -> None:
 @pytest.mark.parametrize(
     "text", ["[]", " [ ] ", "[1]", '[[], {}, null,\n\t"]", -1.5e3 ]', '[{"a": [1, 2]}, {"b": {}}]']
 )
-def test_the_items_of_an_array_are_those_that_json_finds(text: str) -> None:
+def test_array_items_equal_those_of_json(text: str) -> None:
     assert list(items(text)) == json.loads(text)
     assert parsed(text) == json.loads(text)
 
@@ -150,7 +150,7 @@ def test_a_text_without_end_is_not_tokenised_whole() -> None:
     assert prepared("a" * 10 * cut, None) == (10 * cut // 4, 10 * cut)
 
 
-def test_a_long_text_of_few_tokens_is_tokenised_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_text_of_few_tokens_is_tokenised_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "CHARACTERS_OF_TOKEN", 2)
     assert prepared("a" * 100, 40) == (25, 100)
 
@@ -163,7 +163,7 @@ def test_a_cut_leaves_more_tokens_than_the_limit(limit: int, cut: int) -> None:
     assert cut // tables.CHARACTERS_OF_TOKEN >= limit
 
 
-def test_a_prompt_without_end_is_left_out_and_counted(
+def test_endless_prompt_is_dropped_and_counted(
     write_jsonl: Callable[..., str],
     tmp_path: Path,
     tokenizer: PreTrainedTokenizerFast,

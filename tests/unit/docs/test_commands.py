@@ -84,14 +84,14 @@ def test_a_refused_command_says_what_the_page_says(page: str, capsys: pytest.Cap
             assert capsys.readouterr().err == answer.text
 
 
-def test_experiments_of_the_pages_are_all_used_by_a_command(folder: Path) -> None:
+def test_every_documented_experiment_is_used_by_a_command(folder: Path) -> None:
     written = {file.stem for file in folder.rglob("*.yaml")}
     assert written
     assert written <= {words[words.index("--config-name") + 1] for words in RUNS if "--config-path" in words}
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_command_stands_in_a_block_that_is_tested_or_marked(page: str) -> None:
+def test_every_documented_command_is_tested_or_marked(page: str) -> None:
     for block in blocks(page):
         if "python -m roll.pipeline" in block.text:
             assert block.info in ("", "bash", "bash cluster", "bash export", "bash refused"), f"{page}: ```{block.info}"
@@ -113,7 +113,7 @@ def test_targets_modules_and_scripts_exist(page: str) -> None:
 
 
 @pytest.mark.parametrize("words", OTHERS, ids=" ".join)
-def test_the_other_programs_take_the_arguments_that_they_are_shown_with(words: list[str]) -> None:
+def test_other_programs_accept_documented_arguments(words: list[str]) -> None:
     PARSERS[words[0]]().parse_args(words[1:])
 
 

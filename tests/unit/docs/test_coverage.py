@@ -28,7 +28,7 @@ def test_every_test_that_is_named_exists() -> None:
     assert named - known == set()
 
 
-def test_every_line_has_a_state_and_what_works_or_is_refused_a_test() -> None:
+def test_coverage_lines_have_state_and_test() -> None:
     assert [int(cells[0]) for cells in LINES] == list(range(1, len(LINES) + 1))
     assert {cells[2] for cells in LINES} == set(STATES)
     assert [cells for cells in LINES if cells[2] in ("works", "refused") and cells[4] == "–"] == []

@@ -85,7 +85,7 @@ def test_the_tool_answers(sections: dict[str, EnvironmentConfig]) -> None:
     assert step.metrics == {"tool_errors": 1.0}
 
 
-def test_the_page_has_every_environment_and_the_bounds_as_they_are() -> None:
+def test_environments_page_lists_environments_and_limits() -> None:
     text = read(PAGE)
     assert [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")] == sorted(
         known_environments(), key=text.index

@@ -165,7 +165,7 @@ async def scored(module: ModuleType, responses: Sequence[str]) -> list[Any]:
         await process.close()
 
 
-def test_the_reward_scores_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_reward_scores_in_own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = written("my_rewards.py", tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
     right, long, wrong, none = asyncio.run(scored(module, ["51", "It is surely 51.", "52", "  "]))
@@ -184,9 +184,7 @@ def test_the_estimator_ranks_within_groups(tmp_path: Path, monkeypatch: pytest.M
     assert estimated.tolist() == [0, -1.5, -1.5, 0, 1.5, 0, 0, 0, 0, 0, 0]
 
 
-def test_the_policy_loss_weighs_without_a_gradient_through_the_weight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documented_policy_loss_detaches_its_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = written("my_losses.py", tmp_path, monkeypatch)
     loss = pickle.loads(pickle.dumps(PolicyLoss(module.ClippedImportance(cap=1.5))))
     log_probs = torch.log(torch.tensor([0.2, 0.8])).requires_grad_()
@@ -209,9 +207,7 @@ def test_the_preference_loss_is_a_hinge(tmp_path: Path, monkeypatch: pytest.Monk
     assert result.counted["dpo/accuracy"][0].tolist() == [1.0, 0.0]
 
 
-def test_what_the_page_names_passes_the_check_and_declares_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documented_extensions_pass_check_with_declared_traits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fragments = [yaml.safe_load(block.text) for block in blocks(PAGE) if block.info == "yaml fragment"]
     values = {key: value for fragment in fragments for key, value in fragment.items()}
     values["rewards"] = {
@@ -291,7 +287,7 @@ def test_the_tracker_writes_beside_the_record(tmp_path: Path, monkeypatch: pytes
     }
 
 
-def test_the_row_of_the_experiment_reads_as_a_prompt() -> None:
+def test_documented_row_reads_as_a_prompt() -> None:
     (row,) = [json.loads(block.text) for block in blocks(PAGE) if block.info == "json row"]
     messages = prompt_conversation(
         row, DataConfig.model_validate({"file_name": "my_problems.jsonl", "prompt": "question"})

@@ -157,7 +157,7 @@ def test_metrics_that_are_shown_are_written(file: Path) -> None:
     assert shown <= known
 
 
-def test_the_parts_of_a_step_that_are_shown_are_timed() -> None:
+def test_shown_step_parts_are_timed() -> None:
     timed = {name.removeprefix("time/") for name in metrics_of_the_source() if name.startswith("time/")}
     assert set(PARTS) == timed - {"step"}
     assert set(SHORT) <= timed

@@ -83,7 +83,7 @@ def rows_of(config: Config) -> Iterator[tuple[DataConfig, Mapping[str, Any]]]:
 
 
 @pytest.mark.parametrize("words", TRAINED, ids=" ".join)
-def test_a_command_of_the_page_plans_without_a_warning_and_fits(
+def test_quickstart_commands_plan_without_warnings_and_fit(
     words: list[str], there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, *([] if "dry_run=true" in words else ["dry_run=true"])]) == 0
@@ -94,7 +94,7 @@ def test_a_command_of_the_page_plans_without_a_warning_and_fits(
 
 
 @pytest.mark.parametrize("name", QUICKSTART)
-def test_a_run_would_start_with_what_was_prepared_and_room_to_spare(name: str, there: Path) -> None:
+def test_quickstart_run_fits_with_memory_to_spare(name: str, there: Path) -> None:
     """Without `dry_run`, anything that the run needs and this machine lacks is a fault."""
     config, plan = planned(name)
     assert plan.warnings == ()
@@ -129,7 +129,7 @@ def test_the_figures_of_the_page_are_the_plans(there: Path) -> None:
         assert f"{sum(memory.host for memory in plan.memory.values()) / GIB:.2f}" == host, name
 
 
-def test_the_page_lists_the_sets_and_trains_every_experiment() -> None:
+def test_page_lists_sets_and_trains_every_experiment() -> None:
     assert first_column(PAGE, "set") == list(SETS)
     assert all(public.hub_name in read(PAGE) for public in SETS.values())
     assert {words[words.index("--config-name") + 1] for words in TRAINED} == {

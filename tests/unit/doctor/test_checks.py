@@ -238,7 +238,7 @@ def test_a_sound_machine_has_nothing_to_mend() -> None:
     SPOILT,
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_wrong_is_found_with_what_mends_it(
+def test_doctor_finds_faults_with_their_remedies(
     change: dict[str, Any], subject: str, verdict: Verdict, found: str, remedy: str
 ) -> None:
     findings = [
@@ -260,7 +260,7 @@ def test_a_cache_with_a_lock_is_not_ok(holder: str | None) -> None:
         assert [finding.verdict for finding in diagnose(facts) if finding.subject == COMPILED_OPS] == [verdict]
 
 
-def test_on_a_cpu_machine_nothing_of_gpus_is_asked() -> None:
+def test_doctor_checks_no_gpu_on_cpu_machines() -> None:
     bare = dataclasses.replace(
         SOUND, gpus=(), driver=None, links={}, torch=CPU_TORCH, tools=dict(SOUND.tools) | {"nvcc": None}, nvcc=None
     )
@@ -277,7 +277,7 @@ def test_on_a_cpu_machine_nothing_of_gpus_is_asked() -> None:
         ("ib0,eth1", "eth1, ib0"),
     ],
 )
-def test_nccls_choice_of_interfaces_is_read_as_nccl_reads_it(chosen: str, picks: str) -> None:
+def test_interface_filter_is_read_as_nccl_reads_it(chosen: str, picks: str) -> None:
     network = Network(("eth0", "eth1", "ib0"), "eth0", ("mlx5_0",), chosen)
     found = [
         finding for finding in diagnose(dataclasses.replace(SOUND, network=network)) if finding.subject == "network"

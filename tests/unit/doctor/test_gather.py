@@ -67,7 +67,7 @@ def test_the_default_route_is_read() -> None:
     assert default_interface("") is None
 
 
-def test_requirements_of_a_kind_of_machine_and_a_lock_are_read() -> None:
+def test_requirements_are_read_by_machine_kind_and_lock() -> None:
     lines = [
         "torch~=2.13.0",
         "torch==2.13.0; extra == 'gpu'",
@@ -80,7 +80,7 @@ def test_requirements_of_a_kind_of_machine_and_a_lock_are_read() -> None:
     assert locked_versions("# a==1\ntorch==2.13.0+cpu\nPyYAML==6.0 ; x\n") == {"torch": "2.13.0+cpu", "pyyaml": "6.0"}
 
 
-def test_what_an_extra_of_a_package_asks_for_is_read() -> None:
+def test_requirements_of_a_packages_extra_are_read() -> None:
     lines = [
         "click",
         "colorful; extra == 'default'",
@@ -95,7 +95,7 @@ def test_the_toolkits_version_is_read() -> None:
     assert nvcc_version("") is None
 
 
-def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+def test_folder_probe_leaves_no_trace(tmp_path: Path) -> None:
     wished = tmp_path / "not" / "there"
     folder = probe_folder("models", wished, existing(wished), "fix it")
     assert folder.problem is None and folder.path == str(wished) and folder.free > 0
@@ -130,7 +130,7 @@ HANGS = "#!/bin/sh\n/bin/sleep 3600\n"
 
 
 @pytest.mark.engines
-def test_nothing_that_is_wrong_takes_the_doctor_down_or_keeps_it(tmp_path: Path) -> None:
+def test_doctor_survives_every_fault_at_once(tmp_path: Path) -> None:
     spoilt, gone = tmp_path / "bin", tmp_path / "gone"
     (tmp_path / "packages" / "broken-1.0.dist-info").mkdir(parents=True)
     (tmp_path / "packages" / "broken-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\n")
@@ -174,7 +174,7 @@ def test_nothing_that_is_wrong_takes_the_doctor_down_or_keeps_it(tmp_path: Path)
 
 
 @pytest.mark.engines
-def test_this_machine_is_examined_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_doctor_examines_this_machine_in_separate_process(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PATIENT], cwd=tmp_path, capture_output=True, text=True, timeout=limits.RUN, check=False
     )

@@ -90,7 +90,7 @@ def test_asserts_and_messages_as_json_text() -> None:
     assert (steps[1].reward, steps[1].done) == (1.0, True)
 
 
-def test_a_program_that_never_ends_is_ended_and_said() -> None:
+def test_endless_program_is_ended_and_reported() -> None:
     _, [step] = played(SQUARES, [program("while True: pass")], cpu_seconds=CPU_EXPIRY)
     assert step.messages[0]["content"].startswith("Test 1: timeout") and not step.done
 

@@ -46,7 +46,7 @@ def lake_of(
 
 
 @pytest.mark.parametrize(("size", "p"), [(2, 0.3), (4, 0.3), (4, 0.8), (8, 0.8)])
-def test_every_map_can_be_solved_and_pays_1_at_the_goal(size: int, p: float) -> None:
+def test_every_map_is_solvable_and_pays_1(size: int, p: float) -> None:
     for seed in range(200):
         world = FrozenLake(size=size, p=p, is_slippery=False, max_steps=size * size)
         drawing = world.reset({}, seed).state
@@ -80,7 +80,7 @@ def test_moves_by_hand() -> None:
     assert (fallen.reward, fallen.done, fallen.state, fallen.metrics["success"]) == (0.0, True, "__\nXG", 0.0)
 
 
-def test_an_unreadable_action_costs_and_moves_nothing_and_counts_as_a_step() -> None:
+def test_unreadable_action_costs_a_step_without_moving() -> None:
     world = lake_of(3, (1, 1), (2, 2), max_steps=3)
     for text in ("Left", "<answer>Sideways</answer>"):
         step = world.step({"role": "assistant", "content": text})

@@ -49,7 +49,7 @@ def contents(step: Step) -> Sequence[Any]:
     return [message["content"] for message in step.messages]
 
 
-def test_tools_of_a_server_are_called_beside_the_environments_own() -> None:
+def test_mcp_tools_are_called_beside_own_tools() -> None:
     asked = calls(("double", '{"number": 21}'), ("calc", '{"x": "2*3"}'), ("double", '{"number": 4}'))
     first, [step, last] = played(domain({"command": COMMAND}), asked, says("2"))
     names = [tool["function"]["name"] for tool in first.tools]
@@ -67,7 +67,7 @@ def test_tools_of_a_server_are_called_beside_the_environments_own() -> None:
     assert last.done and last.reward == 1
 
 
-def test_what_a_tool_fails_with_is_told_to_the_model() -> None:
+def test_failing_tool_returns_its_error_to_model() -> None:
     asked = calls(("falls", '{"number": 3}'), ("double", '{"number": "x"}'), ("double", '{"number": 1}'))
     _, [step] = played(domain({"command": COMMAND}), asked)
     fell, unfit, right = contents(step)
@@ -75,7 +75,7 @@ def test_what_a_tool_fails_with_is_told_to_the_model() -> None:
     assert step.metrics == {"tool_errors": 2.0}
 
 
-def test_that_a_call_is_late_is_told_to_the_model() -> None:
+def test_late_tool_call_is_reported_to_model() -> None:
     _, [step] = played(domain({"command": COMMAND, "call_timeout": limits.EXPIRY}), calls(("waits", "{}")))
     assert contents(step) == [f"Error: 'waits' did not answer within {limits.EXPIRY:g} s"] and step.metrics == {
         "tool_errors": 1.0
@@ -83,7 +83,7 @@ def test_that_a_call_is_late_is_told_to_the_model() -> None:
 
 
 @pytest.mark.parametrize("environment", ["calculator", "tool_use"])
-def test_each_episode_has_a_server_of_its_own_which_ends_with_it(environment: str) -> None:
+def test_each_episode_has_its_own_mcp_server(environment: str) -> None:
     """`calculator` runs in a process that makes one call at a time, `tool_use` in one that makes calls concurrently."""
 
     async def go() -> None:
@@ -117,7 +117,7 @@ def test_a_server_that_ends_breaks_its_episode() -> None:
 @pytest.mark.parametrize(
     "server", [{"command": ("/no/such/server",)}, {"command": ("true",)}, {"url": "http://127.0.0.1:9/mcp"}]
 )
-def test_a_server_that_cannot_be_had_breaks_its_episode(server: dict[str, Any]) -> None:
+def test_unreachable_mcp_server_fails_its_episode(server: dict[str, Any]) -> None:
     with pytest.raises(EnvironmentFailed, match="the MCP server .* cannot be started or reached"):
         played(domain(server))
 

@@ -138,7 +138,7 @@ def test_what_costs_its_process_costs_no_more(kind: str, text: str, why: str) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_plain_call_that_is_late_costs_its_process(kind: str, marks: Path) -> None:
+def test_late_synchronous_call_ends_its_process(kind: str, marks: Path) -> None:
     async def go() -> None:
         async with process(environment=f"worlds:{kind}") as held:
             for session in (1, 2):
@@ -154,7 +154,7 @@ def test_a_plain_call_that_is_late_costs_its_process(kind: str, marks: Path) -> 
     run(go(), marks)
 
 
-def test_a_call_that_waits_and_is_late_is_ended_within_its_process(marks: Path) -> None:
+def test_late_asynchronous_call_ends_without_its_process(marks: Path) -> None:
     async def go() -> None:
         async with process(environment="worlds:Awaited", step_timeout=limits.EXPIRY) as held:
             for session in (1, 2):
@@ -183,7 +183,7 @@ def test_a_process_that_is_killed_is_replaced() -> None:
     run(go())
 
 
-def test_a_caller_that_gives_up_leaves_the_process_to_its_neighbours(marks: Path) -> None:
+def test_cancelled_call_leaves_process_to_its_neighbours(marks: Path) -> None:
     async def go() -> None:
         async with process(environment="worlds:Awaited") as held:
             await held.open(1, ROW, 0)
@@ -198,7 +198,7 @@ def test_a_caller_that_gives_up_leaves_the_process_to_its_neighbours(marks: Path
     run(go())
 
 
-def test_an_environment_does_not_see_what_another_does_to_its_arguments() -> None:
+def test_environments_do_not_share_their_arguments() -> None:
     async def go() -> list[float]:
         async with process(environment="worlds:World", environment_args={"taken": [1]}) as held:
             rewards = []
@@ -210,7 +210,7 @@ def test_an_environment_does_not_see_what_another_does_to_its_arguments() -> Non
     assert run(go()) == [1.0, 1.0]
 
 
-def test_what_cannot_be_loaded_is_a_fault_of_the_configuration() -> None:
+def test_unknown_environment_is_a_configuration_fault() -> None:
     async def go() -> None:
         async with process(environment="worlds:Nothing"):
             raise AssertionError("the process has started")

@@ -61,7 +61,7 @@ def solution(drawing: str) -> list[str] | None:
     [(5, 5, 1, 50), (6, 6, 1, 200), (8, 8, 2, 30), (10, 10, 1, 30), (7, 12, 3, 3)],
     quick=[(5, 5, 1, 50), (6, 6, 1, 200), (8, 8, 2, 30)],
 )
-def test_every_room_can_be_solved_and_pays_by_the_rules(rows: int, columns: int, boxes: int, rooms: int) -> None:
+def test_every_room_is_solvable_and_pays_by_rules(rows: int, columns: int, boxes: int, rooms: int) -> None:
     for seed in range(rooms):
         world = Sokoban(dim_room=(rows, columns), num_boxes=boxes, max_steps=10_000)
         drawing = str(world.reset({}, seed).state)
@@ -115,7 +115,7 @@ def test_moves_by_hand(world: Sokoban, action: str, corridor: str, reward: float
     assert (str(step.state).splitlines()[2], step.reward) == (f"#{corridor}#", pytest.approx(reward))
 
 
-def test_an_unreadable_action_costs_0_15_and_moves_nothing() -> None:
+def test_unreadable_action_costs_0_15_without_moving() -> None:
     world = at(2, 3, 6)
     before = world.drawing()
     step = world.step({"role": "assistant", "content": "Right"})
@@ -151,7 +151,7 @@ def test_impossible_values_are_refused(environment_args: dict[str, Any], problem
         Sokoban(**environment_args)
 
 
-def test_more_boxes_than_a_room_has_place_for_are_refused() -> None:
+def test_too_many_boxes_for_a_room_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"none of .* random rooms of 5 x 5 suits 6 box\(es\); enlarge dim_room, or lower num_boxes"
     ):

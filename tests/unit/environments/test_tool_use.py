@@ -70,7 +70,7 @@ def test_what_the_model_is_told_of_a_program(code: str, begin: str, end: str) ->
     assert told.startswith(begin) and told.endswith(end), told
 
 
-def test_without_a_sandbox_the_episode_fails_and_the_model_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sandbox_fails_episode_instead_of_tool_call(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(*_: Any) -> None:
         raise SandboxUnavailable("no namespaces here")
 

@@ -85,7 +85,7 @@ def test_a_schema_is_that_of_transformers(function: Any) -> None:
     assert normal(function_tool(function).schema) == normal(get_json_schema(function))
 
 
-def test_a_parameter_may_be_named_title_and_a_default_is_said() -> None:
+def test_tool_schema_allows_title_and_states_defaults() -> None:
     parameters = function_tool(chosen).schema["function"]["parameters"]
     assert parameters == {
         "type": "object",
@@ -152,7 +152,7 @@ class Echo:
     def close(self) -> None: ...
 
 
-def test_tools_of_a_domain_stand_beside_those_of_its_environment() -> None:
+def test_tools_of_domain_join_those_of_environment() -> None:
     async def go() -> tuple[Observation, Step, Step]:
         hosted = Hosted(Echo(), Tools([plain, raises]))
         ours = calls(("plain", '{"city": "Ulm"}'), ("raises", '{"text": "way"}'))
@@ -173,7 +173,7 @@ def test_asynchronous_tools_are_awaited() -> None:
     assert Tools([awaited]).all_async and not Tools([plain]).any_async
 
 
-def test_a_message_without_calls_has_none_for_any_tool() -> None:
+def test_message_without_calls_yields_no_calls() -> None:
     assert calls_for(TOOLS.names, {"role": "assistant", "content": "text"}) == ([], [])
 
 

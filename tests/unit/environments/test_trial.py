@@ -150,12 +150,12 @@ def test_what_cannot_be_loaded_is_a_fault(keys: dict[str, Any], place: str, prob
     assert remedy in fault.remedy
 
 
-def test_the_line_of_a_module_that_cannot_be_imported_is_named(own_tools: Path) -> None:
+def test_import_fault_names_line_of_module(own_tools: Path) -> None:
     [fault] = faults(None, environment="broken:World")
     assert fault.problem.endswith(f"({own_tools / 'broken.py'}, line 2)")
 
 
-def test_what_fails_on_a_row_is_a_fault_with_its_line(marks: Path) -> None:
+def test_failing_reset_is_fault_with_its_line(marks: Path) -> None:
     [fault] = faults({"name": "ada", "fail": "raise"})
     line = (marks / "worlds.py").read_text().splitlines().index('        raise KeyError("no such door")  # raise') + 1
     assert fault.place == "environments.act.environment"
@@ -164,14 +164,14 @@ def test_what_fails_on_a_row_is_a_fault_with_its_line(marks: Path) -> None:
     assert fault.remedy == "fix the class; the row has the columns name, fail"
 
 
-def test_a_first_observation_that_the_model_cannot_be_given_is_a_fault() -> None:
+def test_unusable_first_observation_is_a_fault() -> None:
     [fault] = faults({"seed": 1}, problem="tokens of messages:", environment="calculator")
     tried = "'calculator', reset on the first row of its domain,"
     assert fault.problem == f"{tried} returns an observation that the model cannot accept: tokens of messages: 1"
     assert fault.remedy.endswith("raise prompt_length if it is too long")
 
 
-def test_what_hangs_or_ends_its_process_on_a_row_is_a_fault() -> None:
+def test_hanging_or_exiting_reset_is_a_fault() -> None:
     [late] = faults({"fail": "hang"}, step_timeout=limits.EXPIRY)
     assert "reset did not end within step_timeout, 1 s" in late.problem
     assert late.remedy == "make it faster, or raise environments.act.step_timeout"
@@ -179,6 +179,6 @@ def test_what_hangs_or_ends_its_process_on_a_row_is_a_fault() -> None:
     assert "the process ended itself with status 3" in ended.problem
 
 
-def test_a_row_that_an_environment_cannot_use_is_a_fault() -> None:
+def test_row_unusable_by_environment_is_a_fault() -> None:
     [fault] = faults({"question": "1+1="}, environment="calculator")
     assert "the row needs both a question and an answer, but has only the columns question" in fault.problem

@@ -49,7 +49,7 @@ def sampling(config: RlvrConfig, name: str) -> tuple[int | None, float, int | No
     return keys.num_return_sequences, keys.temperature, keys.max_new_tokens
 
 
-def test_a_model_is_asked_greedily_on_the_cpu_unless_it_is_said_otherwise(world: Path) -> None:
+def test_evaluation_is_greedy_and_on_cpu_by_default(world: Path) -> None:
     found = planned(
         ["model", "--data", "easy.jsonl", "--data", "hard.jsonl", "--reward", "exact_match", "--devices", "cpu"]
     )
@@ -63,7 +63,7 @@ def test_a_model_is_asked_greedily_on_the_cpu_unless_it_is_said_otherwise(world:
     assert sampling(config, "easy") == (4, 1.0, 32) and config.response_length == 32
 
 
-def test_exports_of_two_runs_have_results_of_their_own(world: Path) -> None:
+def test_exports_of_two_runs_have_separate_results(world: Path) -> None:
     folders = []
     for run in ("first", "second"):
         shutil.copytree(world / "model", world / run / "export")
@@ -83,7 +83,7 @@ def test_devices_and_strategy_reach_the_engine(world: Path) -> None:
     assert with_own.reward == "my_rewards.sub:Own" and with_own.overrides == ("rewards.Own.timeout=3",)
 
 
-def test_a_run_brings_its_sets_sampling_rewards_and_engine(world: Path) -> None:
+def test_evaluated_run_supplies_sets_sampling_rewards_and_engine(world: Path) -> None:
     run = run_folder(world / "run", "pretrain=model", "rewards.arithmetic.system_envs={MY_KEY: topsecret}", step=7)
     found = planned([str(run)])
     trained = found.subject.trained
@@ -116,7 +116,7 @@ def test_a_run_brings_its_sets_sampling_rewards_and_engine(world: Path) -> None:
     assert (rows.template, rows.prompt) == ("raw", "prompt")
 
 
-def test_a_run_of_given_rows_brings_its_template_and_columns(world: Path) -> None:
+def test_evaluated_offline_run_supplies_template_and_columns(world: Path) -> None:
     run = run_folder(world / "run", "pretrain=model", name="tiny/tiny_sft")
     config = planned([str(run), "--data", "easy.jsonl", "--reward", "exact_match"]).config
     assert config.validation is not None and (rows := config.validation.named_sets()["easy"].data_args) is not None
@@ -169,7 +169,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_done_is_refused_before_anything_starts(
+def test_impossible_evaluation_is_refused_before_start(
     case: str, world: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words, said = REFUSED[case]

@@ -26,14 +26,14 @@ def test_wilson_is_the_published_interval(right: int, trials: int, low: float, h
     assert (one_sample.low, one_sample.high) == pytest.approx((low, high), abs=5e-5)
 
 
-def test_the_standard_error_is_that_of_all_resamples_of_prompts() -> None:
+def test_standard_error_is_that_of_all_resamples() -> None:
     values = [0.0, 0.25, 0.25, 1.0]
     means = [fmean(drawn) for drawn in product(values, repeat=len(values))]
     middle = fmean(means)
     assert standard_error(values) == pytest.approx(sqrt(fmean((mean - middle) ** 2 for mean in means)), rel=1e-12)
 
 
-def test_more_samples_of_equal_prompts_are_no_more_prompts() -> None:
+def test_repeated_samples_do_not_narrow_intervals() -> None:
     """If all responses to a prompt agree, eight of them contain no more information than one."""
     once, eight = share_estimate([1.0, 0.0, 0.0, 1.0, 0.0], 1), share_estimate([1.0, 0.0, 0.0, 1.0, 0.0], 8)
     assert (once.low, once.high) == (eight.low, eight.high)
@@ -84,7 +84,7 @@ def test_the_interval_covers_what_it_claims(probability: float) -> None:
 
 @pytest.mark.parametrize("samples", [1, 2, 5])
 @pytest.mark.parametrize("levels", [(0.0, 1.0), (0.0, 1 / 3, 2 / 3, 1.0), (0.9, 1.0), (0.0, 1e-9)])
-def test_intervals_of_rewards_from_0_to_1_stay_within(samples: int, levels: tuple[float, ...]) -> None:
+def test_intervals_of_rewards_stay_within_bounds(samples: int, levels: tuple[float, ...]) -> None:
     draw = random.Random(samples)
     for prompts in (1, 2, 3, 10, 100):
         for likely in (0.0, 0.05, 0.5, 0.95, 1.0):
@@ -108,14 +108,14 @@ def test_the_average_of_shares_covers_its_probability() -> None:
     assert 0.93 <= covered / trials <= 1.0
 
 
-def test_the_average_has_an_interval_of_its_standard_error() -> None:
+def test_average_interval_follows_from_its_standard_error() -> None:
     found = average([-1.0, 2.0, 5.0, 0.0])
     assert found.value == 1.5 and found.high - found.value == pytest.approx(found.value - found.low)
     assert found.high - found.value == pytest.approx(1.959963984540054 * sqrt(21.0) / 4)
 
 
 @pytest.mark.parametrize("samples", [1, 3, 6])
-def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_with_one_that_passes(samples: int) -> None:
+def test_pass_at_k_is_share_of_passing_choices(samples: int) -> None:
     for right, k in product(range(samples + 1), range(1, samples + 1)):
         outcomes = [True] * right + [False] * (samples - right)
         choices = [any(chosen) for chosen in combinations(outcomes, k)]
@@ -126,7 +126,7 @@ def group(*rewards: float) -> RolloutGroup:
     return make_group(0, [make_episode([5], reward) for reward in rewards])
 
 
-def test_the_estimates_of_a_set_are_those_of_validation() -> None:
+def test_evaluation_estimates_equal_those_of_validation() -> None:
     found = set_result("heldout", [group(1.0, 0.0, 0.0, 0.0), group(1.0, 1.0, 0.0, 1.0), group(0.0, 0.0, 0.0, -1.0)], 4)
     assert (found.prompts, found.samples) == (3, 4) and list(found.estimates) == [
         "accuracy",

@@ -25,7 +25,7 @@ INCONSISTENT = {"temperature": 0.6, "top_p": 0.9}
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("generation", [SAMPLED, INCONSISTENT, None])
-def test_a_model_comes_back_with_its_tokenizer_and_its_generation_config(
+def test_exported_model_keeps_tokenizer_and_generation_config(
     tmp_path: Path, tied: bool, generation: dict[str, Any] | None
 ) -> None:
     base, out = tmp_path / "base", tmp_path / "out"

@@ -21,7 +21,7 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found.checkpoint
 
 
-def test_a_folder_gets_its_name_when_all_is_in_it(
+def test_export_folder_is_renamed_when_complete(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "exports" / "policy"
@@ -36,7 +36,7 @@ def test_a_folder_gets_its_name_when_all_is_in_it(
     assert (out / "config.json").read_text() == "model, exact True"
 
 
-def test_a_place_where_no_folder_can_be_is_refused(
+def test_export_path_that_cannot_be_folder_is_refused(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -45,7 +45,7 @@ def test_a_place_where_no_folder_can_be_is_refused(
     assert f"out: '{out}' cannot be created: " in capsys.readouterr().err
 
 
-def test_a_model_that_is_no_longer_there_is_named(
+def test_export_names_missing_base_model(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(convert.deepspeed_files, "trained_weights", lambda folder, as_held: {})
@@ -56,7 +56,7 @@ def test_a_model_that_is_no_longer_there_is_named(
     assert not (tmp_path / "policy").exists()
 
 
-def test_an_export_that_fails_leaves_nothing_and_can_be_tried_again(
+def test_failed_export_leaves_nothing_behind_each_time(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "policy"

@@ -47,7 +47,7 @@ def run_folder(folder: Path, *overrides: str) -> Path:
     [((), ("hf", "fp32")), ((LORA,), ("peft", "merged", "fp32"))],
     ids=("all parameters", "LoRA"),
 )
-def test_a_reward_model_does_not_become_a_language_model(
+def test_reward_model_export_refuses_language_model_formats(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], forms: tuple[str, ...]
 ) -> None:
     run = run_folder(tmp_path / "run", *overrides)
@@ -60,9 +60,7 @@ def test_a_reward_model_does_not_become_a_language_model(
         assert not (tmp_path / "out").exists()
 
 
-def test_a_run_folder_whose_configuration_is_broken_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_refuses_run_with_broken_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_folder(tmp_path / "run")
     (run / "config.yaml").write_text("pipeline: [", encoding="utf-8")
     assert main([str(run), str(tmp_path / "out"), "--format", "universal"]) == 2
@@ -73,7 +71,7 @@ def test_a_run_folder_whose_configuration_is_broken_is_refused(
     ("overrides", "form", "why"),
     [((), "peft", "trained all weights"), ((), "merged", "trained all weights"), ((LORA,), "hf", "trained an adapter")],
 )
-def test_a_format_of_the_other_kind_of_training_is_refused(
+def test_export_refuses_format_of_other_training_kind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], form: str, why: str
 ) -> None:
     run = run_folder(tmp_path / "run", *overrides)
@@ -83,7 +81,7 @@ def test_a_format_of_the_other_kind_of_training_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_half_a_checkpoint_is_refused_with_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_of_incomplete_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "checkpoints").mkdir()
     run = run_folder(tmp_path / "checkpoints" / "run")
     checkpoint = run / "checkpoints" / "step_1"

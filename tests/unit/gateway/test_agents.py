@@ -101,7 +101,7 @@ def quick(says: Any = None) -> Engine:
     return Engine(says or turns(), takes=0)
 
 
-def test_a_command_plays_and_the_environment_judges_what_was_said_last() -> None:
+def test_command_agent_plays_and_environment_judges_last_message() -> None:
     world, engine = World([Step(reward=0.75, done=True, metrics={"found": 1.0})]), quick()
     found = one(python(TWO_TURNS), world, engine)
     assert laid(found) == [["user:go|assistant:", "turn 1|", "user:7|assistant:", "turn 2|"]]
@@ -155,7 +155,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("case", FAILING)
-def test_an_agent_that_fails_is_tried_again_and_gives_no_verdict(case: str) -> None:
+def test_failing_agent_is_retried_and_gives_no_verdict(case: str) -> None:
     command, why = FAILING[case]
     worlds = Worlds(lambda: World([Step(reward=1.0, done=True)]))
     found = run(episode(command, worlds, quick()))
@@ -163,12 +163,12 @@ def test_an_agent_that_fails_is_tried_again_and_gives_no_verdict(case: str) -> N
     assert len(worlds.opened) == 2 and all(world.closed == 1 and not world.heard for world in worlds.opened)
 
 
-def test_a_function_that_raises_is_named_by_its_traceback(module: str) -> None:
+def test_raising_agent_function_is_named_by_traceback(module: str) -> None:
     found = run(episode(command_of(f"{module}:falls"), Worlds(lambda: World([])), quick(), attempts=1))
     assert "ValueError: it fell over" in found.reward.note and found.stop is StopReason.ENVIRONMENT_FAILED
 
 
-def test_an_agent_that_asks_for_ever_is_ended_after_its_turns_and_has_a_verdict(
+def test_agent_exceeding_its_turns_is_ended_with_verdict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("roll.agents.gateway.episodes.GRACE_SECONDS", limits.LOOK)
@@ -189,7 +189,7 @@ def test_an_agent_that_is_late_has_no_verdict() -> None:
     )
 
 
-def test_what_breaks_in_the_environment_or_the_engine_is_what_it_is() -> None:
+def test_environment_failure_and_engine_failure_are_distinguished() -> None:
     broken = run(
         episode(python(TWO_TURNS), Worlds(lambda: World([EnvironmentFailed("it fell over")])), quick(), attempts=1)
     )
@@ -214,7 +214,7 @@ def test_everything_that_an_agent_started_ends_with_it() -> None:
     assert end.status == 0 and len(pids) == 3 and not any(map(psutil.pid_exists, pids))
 
 
-def test_everything_that_an_agent_started_ends_with_the_run(tmp_path: Path) -> None:
+def test_processes_of_agents_end_with_the_run(tmp_path: Path) -> None:
     """The run is killed, so it cannot end the agent's processes itself."""
     code = f"""
 import asyncio
@@ -235,14 +235,14 @@ asyncio.run(run_agent(({sys.executable!r}, "-c", spawns.replace("flush=True", "f
     limits.until(lambda: not any(map(psutil.pid_exists, below)), "all processes of the agent are gone", limits.END)
 
 
-def test_an_agent_is_told_where_the_gateway_is_and_its_row() -> None:
+def test_agent_receives_gateway_address_and_row() -> None:
     code = "import json, os, sys; print(json.load(sys.stdin), *[os.environ[name] for name in sys.argv[1:]])"
     names = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OWN", "NO_PROXY")
     end = run(run_agent((*python(code), *names), {"a": 1}, given_environment(), BOUNDS))
     assert end.output.startswith("{'a': 1} http://127.0.0.1:1/v1 key 1 ") and end.output.endswith(LOOPBACK)
 
 
-def test_a_large_row_need_not_be_read_and_the_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_may_ignore_row_and_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(run_agent(("true",), {"long": "x" * (1 << 22)}, given_environment(), BOUNDS)).status == 0
     assert (
         run(run_agent(python("print('x' * 100_000 + 'end')"), {}, given_environment(), BOUNDS)).output
@@ -260,16 +260,14 @@ def test_a_large_row_need_not_be_read_and_the_output_is_bounded(monkeypatch: pyt
         (CROWDED, TreeBounds(1 << 32, 8), "10 processes; max_processes is 8"),
     ],
 )
-def test_an_agent_that_exceeds_a_bound_is_ended_with_all_that_it_started(
-    code: str, bounds: TreeBounds, named: str
-) -> None:
+def test_agent_exceeding_a_bound_ends_with_its_children(code: str, bounds: TreeBounds, named: str) -> None:
     before = children()
     end = run(run_agent(python(code), {}, given_environment(), bounds))
     assert end.status == supervisor.EXCEEDED and named in end.output
     assert children() <= before
 
 
-def test_an_agent_that_exceeds_a_bound_has_no_reward() -> None:
+def test_agent_exceeding_a_bound_gets_no_reward() -> None:
     found = one(python(GREEDY), World([]), Engine(turns()), within=TreeBounds(1 << 27, 64))
     assert found.stop is StopReason.ENVIRONMENT_FAILED and "memory_gib is 0.125" in found.reward.note
 

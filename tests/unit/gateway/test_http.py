@@ -73,7 +73,7 @@ async def _streamed(one: Served, messages: list[Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_agent_by_the_official_client_is_one_trajectory(stream: bool) -> None:
+def test_openai_client_conversation_is_one_trajectory(stream: bool) -> None:
     async def work() -> None:
         async with served(scripted("!add(1) !add(41)", "!add(42)", "done")) as one:
             messages = await agent(one, stream)
@@ -107,7 +107,7 @@ def test_usage_is_what_the_engine_saw() -> None:
     run(work())
 
 
-def test_a_client_that_waits_too_little_gets_its_answer_when_it_tries_again() -> None:
+def test_client_retry_after_timeout_gets_the_same_answer() -> None:
     """The client hangs up after `limits.EXPIRY` and retries automatically; the policy is sampled once for all
     attempts.
     """
@@ -152,7 +152,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "models"])
-def test_nothing_is_answered_without_the_key_of_an_open_session(path: str) -> None:
+def test_request_without_key_of_open_session_is_refused(path: str) -> None:
     async def work() -> None:
         engine = quick()
         async with served(engine) as one, httpx.AsyncClient(timeout=limits.CALL) as client:
@@ -253,7 +253,7 @@ CALLING = {
         ({"stream": "yes"}, "stream", "true or false"),
     ],
 )
-def test_what_is_not_supported_is_refused_with_place_and_remedy(
+def test_unsupported_parameter_is_refused_with_place_and_remedy(
     changed: Mapping[str, Any], place: str, remedy: str
 ) -> None:
     async def work() -> None:
@@ -282,7 +282,7 @@ def test_a_body_that_is_no_object_is_refused(body: str) -> None:
     run(work())
 
 
-def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_without_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for seconds in ("BODY_SECONDS", "STOP_SECONDS"):
         monkeypatch.setattr(f"roll.agents.gateway.server.{seconds}", limits.LOOK)
 
@@ -302,7 +302,7 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     run(work())
 
 
-def test_what_openai_ignores_in_a_conversation_is_the_same_conversation() -> None:
+def test_fields_ignored_by_openai_keep_the_conversation() -> None:
     """Developer messages, text parts, null contents, and keys that the client adds to the messages that it sends
     back.
     """
@@ -336,7 +336,7 @@ def test_as_many_sessions_as_there_may_be() -> None:
     run(work())
 
 
-def test_a_failure_of_the_engine_is_told_to_the_agent_as_one_of_the_server() -> None:
+def test_engine_failure_is_server_error_for_agent() -> None:
     class Broken(Engine):
         async def generate(self, *given: Any, **keys: Any) -> Any:
             await asyncio.sleep(0)
@@ -374,7 +374,7 @@ def test_it_is_gone_when_it_is_closed() -> None:
     run(work())
 
 
-def test_an_address_that_is_taken_is_a_fault_of_the_configuration() -> None:
+def test_occupied_gateway_address_is_a_configuration_fault() -> None:
     async def work() -> None:
         with socket.create_server((LOOPBACK, 0)) as taken:
             gateway, port = Gateway(GatewayBounds(BODY_BYTES, 1)), taken.getsockname()[1]

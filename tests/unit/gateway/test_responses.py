@@ -39,7 +39,7 @@ def answered(items: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("by_identity", [False, True])
-def test_an_agent_that_sends_all_back_or_names_the_last_response_is_one_trajectory(by_identity: bool) -> None:
+def test_resent_or_referenced_responses_are_one_trajectory(by_identity: bool) -> None:
     async def work() -> None:
         async with served(scripted("!add(1) !add(41)", "done")) as one:
             first = await one.client.responses.create(model="m", input="go", tools=[ADD])
@@ -82,7 +82,7 @@ def test_an_agent_that_streams() -> None:
     run(work())
 
 
-def test_instructions_begin_the_conversation_and_a_cut_answer_is_incomplete() -> None:
+def test_instructions_start_conversation_and_cut_answers_are_incomplete() -> None:
     async def work() -> None:
         async with served(quick()) as one:
             answer = await one.client.responses.create(model="m", input="go", instructions="be", max_output_tokens=4)
@@ -96,7 +96,7 @@ def test_instructions_begin_the_conversation_and_a_cut_answer_is_incomplete() ->
     run(work())
 
 
-def test_a_retry_is_one_sample_and_both_apis_are_one_session() -> None:
+def test_retry_is_one_sample_across_both_apis() -> None:
     async def work() -> None:
         async with served(quick()) as one:
             first, again = [await one.client.responses.create(model="m", input="go") for _ in range(2)]

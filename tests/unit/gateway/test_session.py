@@ -48,7 +48,7 @@ def says(*texts: str) -> Engine:
     return Engine(lambda _: next(left))
 
 
-def test_a_conversation_with_tools_is_one_trajectory_of_the_tokens_that_the_engine_saw() -> None:
+def test_tool_conversation_is_one_trajectory_of_engine_tokens() -> None:
     engine = says("!add(2) !add(3)", "five")
 
     async def work(opened: AgentSession) -> list[PolicyAnswer]:
@@ -74,7 +74,7 @@ def test_a_conversation_with_tools_is_one_trajectory_of_the_tokens_that_the_engi
     check_exact(episode, engine)
 
 
-def test_all_requests_are_of_one_engine_session_and_have_seeds_of_their_own() -> None:
+def test_requests_share_engine_session_with_different_seeds() -> None:
     engine = Engine(turns())
 
     async def work(opened: AgentSession) -> None:
@@ -86,7 +86,7 @@ def test_all_requests_are_of_one_engine_session_and_have_seeds_of_their_own() ->
     assert first.session is not None and first.session is second.session and first.seed != second.seed
 
 
-def test_a_retry_gets_the_same_answer_without_another_sample() -> None:
+def test_retry_returns_same_answer_without_sampling() -> None:
     engine = Engine(turns())
 
     async def work(opened: AgentSession) -> list[PolicyAnswer]:
@@ -102,7 +102,7 @@ def test_a_retry_gets_the_same_answer_without_another_sample() -> None:
     assert laid(record(opened)) == [["user:go|assistant:", "turn 1|"]]
 
 
-def test_another_history_forks_with_the_tokens_that_it_shares_given() -> None:
+def test_diverging_history_forks_with_shared_tokens_as_context() -> None:
     engine = says("one", "two", "three", "four")
 
     async def work(opened: AgentSession) -> None:
@@ -123,7 +123,7 @@ def test_another_history_forks_with_the_tokens_that_it_shares_given() -> None:
     check_exact(episode, engine)
 
 
-def test_of_two_that_go_on_from_one_answer_at_a_time_one_forks() -> None:
+def test_second_continuation_of_an_answer_forks() -> None:
     engine = Engine(turns())
 
     async def work(opened: AgentSession) -> None:
@@ -162,7 +162,7 @@ def test_without_a_bridge_the_conversation_is_given_anew() -> None:
     ]
 
 
-def test_an_answer_that_an_agent_wrote_anew_is_known() -> None:
+def test_rewritten_assistant_message_is_recognised() -> None:
     engine = says("!add(2)", "done")
 
     async def work(opened: AgentSession) -> None:
@@ -180,7 +180,7 @@ def test_an_answer_that_an_agent_wrote_anew_is_known() -> None:
     assert len(record(opened).trajectories) == 1
 
 
-def test_identities_of_calls_are_those_of_the_renderer_for_it_alone() -> None:
+def test_call_ids_differ_but_renderer_sees_its_own() -> None:
     seen: list[Sequence[Message]] = []
 
     class Noting(Chat):
@@ -214,7 +214,7 @@ def test_calls_that_cannot_be_read_are_text() -> None:
     assert opened.counts["tool_errors"] == 1
 
 
-def test_a_stop_text_ends_an_answer_which_does_not_show_it() -> None:
+def test_stop_text_ends_answer_and_is_hidden() -> None:
     engine = says("up to END and on")
     answer, opened = played(lambda opened: ask(opened, [USER], stop=("END",)), engine)
     assert answer.message["content"] == "up to " and engine.requests[0].sampling.stop == ("END",)
@@ -241,7 +241,7 @@ def test_an_answer_has_the_least_of_all_budgets(
     assert answer.completion_tokens == tokens and answer.finish == "length" and opened.stop is stop
 
 
-def test_a_conversation_that_is_too_long_is_not_sampled_and_a_shorter_one_is() -> None:
+def test_too_long_conversation_is_not_sampled() -> None:
     engine = Engine(turns())
 
     async def work(opened: AgentSession) -> list[PolicyAnswer]:
@@ -254,7 +254,7 @@ def test_a_conversation_that_is_too_long_is_not_sampled_and_a_shorter_one_is() -
     assert short.finish == "stop" and opened.stop is StopReason.COMPLETED and len(engine.requests) == 1
 
 
-def test_there_are_so_many_answers_and_then_the_session_is_over() -> None:
+def test_session_ends_after_its_last_turn() -> None:
     engine = Engine(turns())
 
     async def work(opened: AgentSession) -> PolicyAnswer:
@@ -271,7 +271,7 @@ def test_there_are_so_many_answers_and_then_the_session_is_over() -> None:
     assert refused.finish == "length" and opened.stop is StopReason.MAX_TURNS and len(engine.requests) == 2
 
 
-def test_an_answer_that_the_engine_gave_up_ends_the_session() -> None:
+def test_answer_aborted_by_engine_ends_session() -> None:
     async def work(opened: AgentSession) -> None:
         await ask(opened, [USER])
         await opened.over()
@@ -280,7 +280,7 @@ def test_an_answer_that_the_engine_gave_up_ends_the_session() -> None:
     assert opened.stop is StopReason.ABORTED
 
 
-def test_a_failure_of_the_engine_is_raised_to_whoever_plays_the_episode() -> None:
+def test_engine_failure_is_raised_to_the_episode() -> None:
     class Broken(Engine):
         async def generate(self, *given: Any, **keys: Any) -> Any:
             raise RollError("no engine is left")
@@ -327,7 +327,7 @@ def test_a_closed_session_answers_nothing() -> None:
 
 
 @given(st.integers(0, 10**9))
-def test_random_conversations_are_trained_on_as_the_engine_saw_them(seed: int) -> None:
+def test_random_conversations_train_on_engine_tokens(seed: int) -> None:
     """Agents continue from any earlier answer, several at a time, and retry requests."""
     draw, engine = random.Random(seed), Engine(lambda context: f"a{len(context)}")
 

@@ -52,7 +52,7 @@ def test_the_lock_has_what_is_asked_for(kind: str) -> None:
         assert requirement.specifier.contains(versions[name], prereleases=True), f"{requirement}: {versions[name]}"
 
 
-def test_both_locks_have_one_version_of_what_both_have() -> None:
+def test_locks_agree_on_versions_of_common_packages() -> None:
     cpu, gpu = locked("cpu"), locked("gpu")
     both = cpu.keys() & gpu.keys()
     assert {"torch", "transformers", "deepspeed", "ray", "triton"} < both

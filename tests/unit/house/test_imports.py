@@ -72,7 +72,7 @@ def test_every_package_has_its_place() -> None:
     assert {package(path) for path in SOURCES} - {"__init__"} == set(HEIGHT)
 
 
-def test_no_line_of_the_house_imports_from_above_it() -> None:
+def test_packages_import_only_from_layers_below() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports roll.{target}"
         for path in SOURCES
@@ -98,7 +98,7 @@ def in_circles(knows: Mapping[str, set[str]]) -> list[str]:
     return [name for name in sorted(knows) if name in reachable(name)]
 
 
-def test_no_two_packages_import_each_other_in_a_circle() -> None:
+def test_packages_have_no_circular_imports() -> None:
     knows: dict[str, set[str]] = defaultdict(set)
     for path in SOURCES:
         knows[package(path)] |= {target for _, target in house_imports(path)} - {package(path)}
@@ -126,7 +126,7 @@ def test_every_room_of_the_configuration_has_its_place() -> None:
     assert {room(path) for path in CONFIG} == set(ROOMS)
 
 
-def test_no_room_of_the_configuration_imports_from_above_it() -> None:
+def test_config_modules_import_only_from_layers_below() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in CONFIG
@@ -136,7 +136,7 @@ def test_no_room_of_the_configuration_imports_from_above_it() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_two_modules_of_the_configuration_import_each_other_in_a_circle() -> None:
+def test_config_modules_have_no_circular_imports() -> None:
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in CONFIG}
     knows = {
         name: {module for _, found in config_imports(path) for module in modules if belongs(found, module)}
@@ -152,7 +152,7 @@ def belongs(name: str, module: str) -> bool:
 
 
 @pytest.mark.parametrize("library", sorted(KEPT_TO))
-def test_an_engine_is_imported_where_it_belongs_and_nowhere_else(library: str) -> None:
+def test_engine_libraries_are_imported_only_by_their_backend(library: str) -> None:
     def uses(path: Path) -> bool:
         return any(name.split(".")[0] == library for _, name in imports(ast.parse(path.read_text())))
 
@@ -161,7 +161,7 @@ def test_an_engine_is_imported_where_it_belongs_and_nowhere_else(library: str) -
     assert not [str(path) for path in users if not any(path.match(pattern) for pattern in KEPT_TO[library])]
 
 
-def test_the_configuration_knows_of_the_algorithms_their_declarations_alone() -> None:
+def test_config_imports_only_declarations_of_algorithms() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in CONFIG

@@ -72,6 +72,6 @@ def test_the_tests_see_a_limit_and_a_clock() -> None:
     assert CLOCK.search("begin = time.monotonic()") and not CLOCK.search("time.sleep(1)")
 
 
-def test_pytest_shows_where_a_test_hangs_once_every_limit_has_passed() -> None:
+def test_faulthandler_timeout_exceeds_every_test_limit() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
     assert settings["faulthandler_timeout"] > max(value for value in vars(limits).values() if isinstance(value, float))

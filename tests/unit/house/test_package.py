@@ -24,7 +24,7 @@ def test_the_version_stands_in_one_place() -> None:
     assert ROOT / PYPROJECT["tool"]["hatch"]["version"]["path"] == Path(roll.__file__)
 
 
-def test_importing_roll_imports_nothing_else_and_gives_the_functions() -> None:
+def test_importing_roll_is_light_and_exposes_functions() -> None:
     script = """
 import sys
 import roll
@@ -39,7 +39,7 @@ print(load_config.__module__, evaluate.__module__, train.__module__)
     assert done.stdout.splitlines() == ["[] set()", "roll.api roll.api roll.api"]
 
 
-def test_the_changelog_has_a_dated_section_of_the_version() -> None:
+def test_changelog_has_dated_section_of_version() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[0] == "Unreleased"
     assert re.fullmatch(rf"{re.escape(roll.__version__)} \(\d{{4}}-\d\d-\d\d\)", headings[1])

@@ -105,7 +105,7 @@ def asked_of(path: str, *owners: str) -> set[str]:
     return {node.attr for node in asked if ast.unparse(node.value) in owners}
 
 
-def test_the_table_has_whatever_is_asked_of_the_engine() -> None:
+def test_vllm_surface_lists_every_used_engine_method() -> None:
     asked = asked_of(STRATEGY, *ENGINE) | asked_of(REWARD, *ENGINE) | asked_of(ACTIVITY, "engine")
     asked = {f"AsyncLLM.{name}" for name in asked}
     assert asked == DECLARED["vllm/v1/engine/async_llm.py"].keys() - {"AsyncLLM"}
@@ -128,7 +128,7 @@ def test_the_table_has_whatever_is_read_of_statistics(path: str, owner: str, nam
     assert asked_of(ACTIVITY, *names_of_it) == declared_of_it != set()
 
 
-def test_the_table_has_whatever_the_receiver_shares_with_its_base() -> None:
+def test_vllm_surface_lists_methods_shared_with_base() -> None:
     base, receiver = find_class(BASE, "WeightTransferEngine"), find_class(PLUGIN, "BucketReceiver")
     own = {name for node in receiver.body for name in names(node)}
     methods = [node for node in base.body if isinstance(node, ast.FunctionDef)]
@@ -161,7 +161,7 @@ def test_values_that_are_given_are_known() -> None:
 
 
 @pytest.mark.parametrize("message", STAGES)
-def test_messages_that_stand_for_stages_are_logged_where_they_are_listened_for(message: str) -> None:
+def test_stage_messages_are_logged_by_watched_loggers(message: str) -> None:
     source = folder("vllm").parent
     paths = [source.joinpath(*name.split(".")) for name in LOGGERS]
     files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path.with_suffix(".py")])]
@@ -169,7 +169,7 @@ def test_messages_that_stand_for_stages_are_logged_where_they_are_listened_for(m
     assert any(logged.search(file.read_text(encoding="utf-8")) for file in files)
 
 
-def test_the_plug_in_is_in_the_group_that_vllm_loads() -> None:
+def test_plugin_is_in_entry_point_group_of_vllm() -> None:
     group = ast.literal_eval(DECLARED["vllm/plugins/__init__.py"]["DEFAULT_PLUGINS_GROUP"])
     points = [
         point for one in distributions() if one.name == "roll" for point in one.entry_points if point.group == group

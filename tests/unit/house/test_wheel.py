@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PLACES = {"roll": "roll", "examples": "roll/_examples", "requirements": "roll/_requirements"}
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_its_examples() -> None:
+def test_wheel_holds_package_and_examples() -> None:
     packed = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
     here = {
         f"{place}/{file.relative_to(ROOT / folder)}"
