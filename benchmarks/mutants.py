@@ -326,7 +326,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "roll/runs/rlvr/wiring.py",
         'is_ahead = plan.reference == "role" and "reference" not in neighbours(plan.roles) and',
         'is_ahead = plan.reference == "role" and',
-        "pipeline/test_wire_rlvr.py::test_a_reference_works_ahead_only_on_devices_of_its_own",
+        "pipeline/test_wire_rlvr.py::test_reference_works_ahead_only_on_own_devices",
     ),
     "no validation after the last step": Mutant(
         "roll/runs/rlvr/validation.py",

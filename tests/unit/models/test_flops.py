@@ -68,7 +68,7 @@ def test_of_a_lora_adapter() -> None:
     )
 
 
-def test_causal_attention_is_half_of_all_pairs_and_sequences_do_not_see_each_other() -> None:
+def test_attention_flops_are_causal_and_per_sequence() -> None:
     count = shape().parameters
     flops = TrainingFlops(count, count, shape().attending_flops)
     products = 6 * count * 96

@@ -107,7 +107,7 @@ def recurrence(layer: Any, hidden: Tensor) -> Tensor:
     return (normed * gate).reshape(len(row), -1) @ layer.out_proj.weight.T
 
 
-def test_a_layer_is_the_recurrence_of_each_sequence_in_float64() -> None:
+def test_gated_delta_layer_matches_recurrence_per_sequence() -> None:
     layer, hidden, offsets = one_layer()
     exact = delta_layers(build_hybrid().double())[1]
     direction = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -124,7 +124,7 @@ def test_a_layer_is_the_recurrence_of_each_sequence_in_float64() -> None:
         assert (grad.double() - theirs).norm() < 1e-5 * theirs.norm(), name
 
 
-def test_packed_is_alone_and_transformers_own_with_the_gradients(folder: Path) -> None:
+def test_packed_layer_matches_single_sequences_and_transformers(folder: Path) -> None:
     sequences = batch(LENGTHS)
     policy = load_policy(str(folder), FP32, seed=0)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -156,7 +156,7 @@ def gradients(model: nn.Module, objective: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["dense"], scope="module")
-def test_compiled_layers_say_the_same_for_any_number_of_sequences(folder: Path) -> None:
+def test_compiled_layers_agree_for_any_sequence_count(folder: Path) -> None:
     plain, compiled = (load_policy(str(folder), FP32, seed=0) for _ in range(2))
     compile_layers(compiled.causal)
     for lengths in (LENGTHS, [3, 4], [65, 130]):
@@ -213,7 +213,7 @@ def varlen_convolution(x: Tensor, weight: Tensor, activation: str, cu_seqlens: T
 
 
 @torch.no_grad()
-def test_the_kernels_of_packages_are_told_where_sequences_start() -> None:
+def test_kernels_receive_starts_of_sequences() -> None:
     layer, hidden, offsets = one_layer()
     fused = DeltaKernels(fused_rule(varlen_rule), fused_convolution(varlen_convolution))
     expected = packed_delta(layer, hidden, offsets, PLAIN)

@@ -110,7 +110,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_no_tensor_of_tokens_by_vocabulary_exists_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, chunk_tokens = 640, 16
     monkeypatch.setattr(head, "head_tokens", lambda vocabulary: chunk_tokens)
     hidden, weight, targets = inputs(tokens)
@@ -159,14 +159,14 @@ def test_a_frozen_weight_gets_no_gradient() -> None:
     assert hidden.grad is not None and hidden.grad.any()
 
 
-def test_a_micro_batch_without_response_tokens_has_a_gradient_of_zero() -> None:
+def test_micro_batch_without_responses_has_zero_gradient() -> None:
     hidden, weight, targets = inputs(0)
     log_probs, entropy = chunked_log_probs(hidden.requires_grad_(), weight.requires_grad_(), targets)
     (log_probs.sum() + entropy.sum()).backward()
     assert weight.grad is not None and not weight.grad.any()
 
 
-def test_the_head_shares_its_weight_and_still_gives_logits() -> None:
+def test_head_shares_its_weight_and_returns_logits() -> None:
     linear = nn.Linear(WIDTH, VOCABULARY, bias=False)
     log_prob_head = LogProbHead(linear)
     assert log_prob_head.weight is linear.weight
@@ -200,7 +200,7 @@ def test_one_compiled_graph_serves_chunks_of_any_size(entropy_learns: bool) -> N
     assert counter.frame_count == 2
 
 
-def test_memory_is_planned_for_the_chunks_that_the_head_forms() -> None:
+def test_planned_memory_matches_chunks_of_head() -> None:
     assert head_tokens(152_064) == 3456
     assert head_tokens(2 * 152_064) == 1664
     assert head_tokens(10**7) == 128

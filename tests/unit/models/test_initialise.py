@@ -32,7 +32,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(AutoModelForCausalLM.from_pretrained(folder).state_dict())
 
 
-def test_the_remedy_for_a_folder_without_weights_makes_one_that_can_be_used(bare: Path, tmp_path: Path) -> None:
+def test_suggested_command_creates_usable_weights(bare: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError) as raised:
         check_readable(str(bare))
     (fault,) = raised.value.faults
@@ -59,7 +59,7 @@ def test_a_seed_says_which_weights(bare: Path, tmp_path: Path) -> None:
     )
 
 
-def test_what_cannot_be_made_is_refused_and_leaves_nothing(bare: Path, tmp_path: Path) -> None:
+def test_impossible_initialisation_is_refused_and_writes_nothing(bare: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exists"):
         initialise(str(bare), tmp_path, 1, "fp32")
     shutil.copytree(bare, tmp_path / "broken")

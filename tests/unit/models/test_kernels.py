@@ -29,20 +29,20 @@ def asks_for(**keys: Any) -> ModelConfig:
 
 
 @ABSENT
-def test_fa2_without_its_package_is_an_error_with_a_remedy(tiny_model: Path) -> None:
+def test_fa2_without_its_package_raises_with_remedy(tiny_model: Path) -> None:
     with pytest.raises(ConfigError, match="flash-attn cannot be imported: No module named") as caught:
         load_causal_model(str(tiny_model), asks_for(attn_implementation="fa2"))
     assert "use auto" in str(caught.value)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_liger_without_a_gpu_is_an_error_with_a_remedy(tiny_model: Path) -> None:
+def test_liger_without_gpu_raises_with_remedy(tiny_model: Path) -> None:
     with pytest.raises(ConfigError, match="liger: true, but there is no GPU") as caught:
         load_causal_model(str(tiny_model), asks_for(liger=True))
     assert "remove the key" in str(caught.value)
 
 
-def test_liger_is_asked_for_layers_and_not_for_losses(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_liger_patches_layers_and_not_losses(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
     def apply(
@@ -104,7 +104,7 @@ def test_flash_attention_is_given_what_its_package_documents(window: int | None)
         assert not torch.allclose(out[0, 6:], full[0, 6:], atol=1e-3)
 
 
-def test_flash_attention_does_not_break_the_graph_of_a_compiled_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flash_attention_keeps_compiled_layer_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     package = _installed("flash_attn")
     package.__dict__["flash_attn_varlen_func"] = lambda q, *_, softmax_scale, **__: q * softmax_scale
     monkeypatch.setitem(sys.modules, "flash_attn", package)

@@ -95,19 +95,19 @@ def test_a_hub_name_cannot_be_checked_here(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["model", "tokenizer"])
-def test_what_does_not_load_is_a_fault_and_not_a_traceback(what: str, tmp_path: Path) -> None:
+def test_unreadable_model_or_tokenizer_is_a_fault(what: str, tmp_path: Path) -> None:
     missing = str(tmp_path / "nowhere" / "at" / "all")
     with pytest.raises(DataError, match=f"the {what} '{missing}' cannot be read \\(there is no such folder here"):
         load_causal_model(missing, ModelConfig.model_validate({})) if what == "model" else load_tokenizer(missing)
 
 
-def test_a_folder_that_is_no_model_is_a_fault(folder: Path) -> None:
+def test_folder_without_model_is_a_fault(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "teapot"}')
     with pytest.raises(DataError, match="cannot be read"):
         load_causal_model(str(folder), ModelConfig.model_validate({}))
 
 
-def test_weights_that_are_cut_short_are_a_fault_when_loaded_too(folder: Path) -> None:
+def test_truncated_weights_are_a_fault_at_loading(folder: Path) -> None:
     cut_short(folder)
     with pytest.raises(DataError, match="cannot be read"):
         load_causal_model(str(folder), ModelConfig.model_validate({"dtype": "fp32"}))

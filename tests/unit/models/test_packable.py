@@ -115,13 +115,11 @@ LONGROPE = {
     ],
     ids=lambda value: value["rope_type"] if isinstance(value, dict) else None,
 )
-def test_how_long_sequences_may_be_where_the_longest_decides_all_angles(
-    rope: dict[str, Any], longest: int | None
-) -> None:
+def test_longest_packable_sequence_follows_rope_type(rope: dict[str, Any], longest: int | None) -> None:
     assert longest_packable(LlamaConfig(**SHAPE, max_position_embeddings=64, rope_parameters=rope)) == longest
 
 
-def test_a_sequence_that_would_turn_its_neighbours_is_refused(tmp_path: Path) -> None:
+def test_too_long_packed_sequence_is_refused(tmp_path: Path) -> None:
     rope = LONGROPE | {"original_max_position_embeddings": 16}
     LlamaForCausalLM(LlamaConfig(**SHAPE, max_position_embeddings=64, rope_parameters=rope)).save_pretrained(tmp_path)
     policy = PackedPolicy(load_causal_model(str(tmp_path), ModelConfig.model_validate({"dtype": "fp32"})))

@@ -105,7 +105,7 @@ def test_gradients_are_those_of_transformers(folder: Path) -> None:
 
 
 @torch.no_grad()
-def test_what_is_packed_beside_a_sequence_does_not_matter(tiny_model: Path) -> None:
+def test_packed_neighbours_do_not_change_a_sequence(tiny_model: Path) -> None:
     policy = PackedPolicy(load_causal_model(str(tiny_model), FP32))
     alone, beside = sequences([7], seed=1), sequences([30, 4], seed=2)
     together = concatenate(
@@ -117,7 +117,7 @@ def test_what_is_packed_beside_a_sequence_does_not_matter(tiny_model: Path) -> N
     torch.testing.assert_close(got[: len(expected)], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_filler_runs_forward_and_backward_and_teaches_nothing(tiny_model: Path) -> None:
+def test_filler_sequence_has_zero_gradient(tiny_model: Path) -> None:
     policy = PackedPolicy(load_causal_model(str(tiny_model), FP32))
     log_probs, entropies = policy(packed_inputs(FILLER, "cpu"))
     assert log_probs.shape == entropies.shape == (0,)
@@ -149,7 +149,7 @@ def test_a_first_token_cannot_be_a_response() -> None:
         packed_inputs(dataclasses.replace(batch, response_mask=mask), "cpu")
 
 
-def test_a_policy_without_an_adapter_is_its_own_model(tiny_model: Path) -> None:
+def test_policy_without_adapter_is_the_model_itself(tiny_model: Path) -> None:
     model = load_causal_model(str(tiny_model), FP32)
     assert PackedPolicy(model).causal is model
     assert isinstance(load_causal_model(str(tiny_model), FP32, packed=False).get_output_embeddings(), nn.Linear)

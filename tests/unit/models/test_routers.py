@@ -55,7 +55,7 @@ def expected_gradients(model: PreTrainedModel) -> tuple[float, dict[str, Tensor]
 
 
 @pytest.mark.parametrize("checkpointed", [0, 2, 3])
-def test_the_gradient_is_of_the_mean_over_layers_recomputed_or_not(checkpointed: int) -> None:
+def test_router_loss_gradient_is_of_mean_over_layers(checkpointed: int) -> None:
     model = qwen()
     value, gradients = expected_gradients(copy.deepcopy(model))
     router_loss = RouterLoss(balanced_routers(model))
@@ -76,7 +76,7 @@ def test_the_gradient_is_of_the_mean_over_layers_recomputed_or_not(checkpointed:
             torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-5, atol=1e-8)
 
 
-def test_measured_alone_it_changes_no_gradient_and_scoring_measures_nothing() -> None:
+def test_measured_router_loss_changes_no_gradient() -> None:
     model, watched = qwen(), qwen()
     router_loss = RouterLoss(balanced_routers(watched))
     router_loss.begin(None)

@@ -29,14 +29,12 @@ from roll.runs.ending import loading_call
         ([5, 9], 9, 1),
     ],
 )
-def test_the_score_is_read_at_the_last_token_that_is_no_padding(
-    token_ids: list[int], pad: int | None, where: int
-) -> None:
+def test_score_is_read_at_last_unpadded_token(token_ids: list[int], pad: int | None, where: int) -> None:
     mask = scored_token(np.array(token_ids, np.int32), pad)
     assert np.flatnonzero(mask).tolist() == [where]
 
 
-def test_an_exported_reward_model_gives_transformers_the_same_scores(tmp_path: Path) -> None:
+def test_transformers_reproduces_exported_reward_model_scores(tmp_path: Path) -> None:
     write_model(tmp_path / "base", seed=0)
     scores = load_scores(
         str(tmp_path / "base"), ModelConfig.model_validate({"dtype": "fp32", "gradient_checkpointing": "none"}), seed=0

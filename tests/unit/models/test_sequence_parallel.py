@@ -153,7 +153,7 @@ def test_ranks_together_say_and_learn_what_one_does(
         assert float((mine - theirs).norm()) <= 1e-5 * float(theirs.norm())
 
 
-def test_the_filler_runs_on_every_rank_and_teaches_nothing(tiny_model: Path, ranks: Ranks) -> None:
+def test_filler_sequence_has_zero_gradient_on_every_rank(tiny_model: Path, ranks: Ranks) -> None:
     model = policy(tiny_model)
     everyones = ranks.run(lambda over: model(packed_inputs(FILLER, "cpu", over=over)))
     assert all(part.shape == (0,) for said in everyones for part in said)
@@ -177,7 +177,7 @@ def test_a_share_by_hand() -> None:
     assert at == [slice(0, 1), slice(1, 2), slice(2, 3)]
 
 
-def test_a_row_is_filled_up_by_a_sequence_of_its_own() -> None:
+def test_rows_are_padded_by_a_separate_sequence() -> None:
     batch = sequences([3, 2])
     assert filled_up(batch, 5) is batch
     filled = filled_up(batch, 4)

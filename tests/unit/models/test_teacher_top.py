@@ -64,7 +64,7 @@ def test_the_more_tokens_the_nearer_and_never_above(measure: Divergence) -> None
 
 
 @pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl"])
-def test_what_is_missing_is_the_divergence_within_the_tail(kind: str) -> None:
+def test_missing_divergence_is_that_within_the_tail(kind: str) -> None:
     """By the chain rule of KL, the missing term is the probability of the tail times the KL of the distributions given
     the tail.
     """
@@ -133,7 +133,7 @@ def test_distributions_beyond_all_measure_stay_finite(measure: Divergence, far: 
     assert (found[0] > 0.1).all()
 
 
-def test_a_token_of_any_vocabulary_takes_eight_bytes_for_each_of_the_top_k() -> None:
+def test_encoded_teacher_token_takes_8k_plus_4_bytes() -> None:
     """Token ids survive encoding and decoding, including the largest one."""
     rows, count = 151_936, 64
     logits = torch.randn(3, rows, generator=torch.Generator().manual_seed(6))
@@ -146,7 +146,7 @@ def test_a_token_of_any_vocabulary_takes_eight_bytes_for_each_of_the_top_k() -> 
     assert torch.allclose(log_probs.double().exp().sum(-1), torch.ones(3, dtype=torch.float64), atol=1e-5)
 
 
-def test_a_teacher_sends_the_top_of_its_own_logits(tiny_model: Path) -> None:
+def test_teacher_sends_top_k_of_its_logits(tiny_model: Path) -> None:
     """Compare packed sequences with the float64 logits of transformers for one sequence at a time."""
     generator, lengths = np.random.default_rng(1), [9, 2, 6]
     sequences = packing.concatenate(

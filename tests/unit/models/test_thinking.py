@@ -98,7 +98,7 @@ def test_marks_that_are_special_tokens_still_end_thinking(opened: str, closed: s
     assert final_text(text) == "Yes"
 
 
-def test_special_tokens_that_mark_no_thinking_are_left_out() -> None:
+def test_special_tokens_other_than_thinking_are_dropped() -> None:
     tokenizer = bytewise(SPECIAL)
     texts = ResponseTexts(tokenizer).several(
         [ids_of(tokenizer, f"<think>a€<|tool|></think> b{END}"), [], ids_of(tokenizer, END)]

@@ -51,7 +51,7 @@ def states_alone(model: PreTrainedModel, batch: Sequences) -> list[Tensor]:
     return [model.base_model(input_ids=ids[None]).last_hidden_state[0] for ids in parts]
 
 
-def test_the_value_of_a_token_has_read_what_stands_before_it(with_head: Path) -> None:
+def test_values_match_transformers_states_before_each_token(with_head: Path) -> None:
     batch = sequences([9, 3, 20, 5])
     model = AutoModelForSequenceClassification.from_pretrained(with_head, dtype=torch.float32)
     values = load_values(str(with_head), FP32, seed=0)
@@ -85,7 +85,7 @@ def test_a_reward_model_reads_the_last_state(with_head: Path) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-5)
 
 
-def test_the_head_of_a_language_model_starts_at_0_and_its_layers_are_the_models(tiny_model: Path) -> None:
+def test_critic_head_starts_at_zero_on_model_layers(tiny_model: Path) -> None:
     model = load_value_model(str(tiny_model), FP32)
     head = model.score
     assert isinstance(head, ValueHead) and head.weight.shape == (1, model.config.hidden_size) and not head.weight.any()
@@ -99,7 +99,7 @@ def test_the_head_of_a_language_model_starts_at_0_and_its_layers_are_the_models(
     assert values.shape == (8,) and not values.any()
 
 
-def test_a_lora_critic_trains_its_adapter_and_its_head(with_head: Path) -> None:
+def test_lora_critic_trains_adapter_and_head(with_head: Path) -> None:
     values = load_values(str(with_head), LORA, seed=3)
     trains = {name for name, parameter in values.named_parameters() if parameter.requires_grad}
     assert {name.split(".")[-2] for name in trains if ".lora_" not in name} == {"score"}
@@ -116,7 +116,7 @@ def test_a_lora_critic_trains_its_adapter_and_its_head(with_head: Path) -> None:
 
 
 @torch.no_grad()
-def test_bf16_rounds_the_weights_and_not_the_heads_arithmetic(with_head: Path) -> None:
+def test_bf16_critic_keeps_fp32_head_arithmetic(with_head: Path) -> None:
     values = load_values(str(with_head), ModelConfig.model_validate({"dtype": "bf16"}), seed=0)
     assert {parameter.dtype for parameter in values.parameters()} == {torch.bfloat16}
     inputs = packed_inputs(sequences([9, 3, 20]), "cpu")
@@ -131,7 +131,7 @@ def test_bf16_rounds_the_weights_and_not_the_heads_arithmetic(with_head: Path) -
     )
 
 
-def test_the_filler_runs_forward_and_backward_and_teaches_nothing(with_head: Path) -> None:
+def test_filler_sequence_has_zero_gradient(with_head: Path) -> None:
     values = load_values(str(with_head), FP32, seed=0)
     (got,) = values(packed_inputs(FILLER, "cpu"))
     assert got.shape == (0,)

@@ -116,7 +116,7 @@ def test_what_must_be_gathered_for_a_name(tiny_model: Path) -> None:
     assert names[0] == "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
 
-def test_an_adapter_starts_as_nothing_and_alike_on_every_rank(tiny_model: Path) -> None:
+def test_adapter_starts_at_zero_equal_on_every_rank(tiny_model: Path) -> None:
     model_args = ModelConfig.model_validate({"dtype": "fp32", "lora_target": "all-linear", "lora_rank": 4})
     torch.manual_seed(1)
     first = add_lora(load_causal_model(str(tiny_model), model_args), model_args, seed=5)
@@ -138,7 +138,7 @@ def test_an_adapter_starts_as_nothing_and_alike_on_every_rank(tiny_model: Path) 
         ("proj,all-linear", "proj or all-linear"),
     ],
 )
-def test_a_target_that_no_adapter_would_take_is_refused(targets: str, lost: str, tiny_model: Path) -> None:
+def test_unknown_or_unadaptable_lora_target_is_refused(targets: str, lost: str, tiny_model: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         load(tiny_model, targets=targets)
     (fault,) = refused.value.faults
@@ -160,7 +160,7 @@ def test_a_target_may_name_its_block_too(tiny_model: Path) -> None:
 
 @pytest.mark.parametrize("bucket_bytes", [1, 300_000, 10**9], ids=["one tensor per file", "some files", "one file"])
 @pytest.mark.parametrize("folder", ["tiny_model", "tiny_tied_model"])
-def test_an_exported_model_loads_and_is_the_same_policy(
+def test_exported_model_loads_as_the_same_policy(
     folder: str, bucket_bytes: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     path = request.getfixturevalue(folder)
@@ -183,9 +183,7 @@ def test_an_exported_model_loads_and_is_the_same_policy(
 
 
 @pytest.mark.parametrize(("rank", "given", "alpha"), [(4, None, 8), (32, None, 64), (32, 12.0, 12)])
-def test_without_an_alpha_the_adapters_scale_is_two_whatever_the_rank(
-    tiny_model: Path, rank: int, given: float | None, alpha: int
-) -> None:
+def test_default_lora_alpha_is_twice_the_rank(tiny_model: Path, rank: int, given: float | None, alpha: int) -> None:
     keys = {"dtype": "fp32", "lora_target": "q_proj", "lora_rank": rank, "lora_alpha": given}
     model_args = ModelConfig.model_validate(keys)
     adapted = add_lora(load_causal_model(str(tiny_model), model_args), model_args, seed=3)
@@ -193,7 +191,7 @@ def test_without_an_alpha_the_adapters_scale_is_two_whatever_the_rank(
     assert (described["r"], described["lora_alpha"]) == (rank, alpha)
 
 
-def test_an_exported_adapter_loads_and_is_the_same_policy(tiny_model: Path, tmp_path: Path) -> None:
+def test_exported_adapter_loads_as_the_same_policy(tiny_model: Path, tmp_path: Path) -> None:
     model = load(tiny_model, targets="all-linear")
     folder = tmp_path / "adapter"
     write_adapter_folder(folder, all_tensors(WeightView(model), adapter=True), model, load_tokenizer(str(tiny_model)))

@@ -17,7 +17,7 @@ from roll.tracking.jsonl import JsonlTracker
 from tests.quiet import quiet_life
 
 
-def test_a_second_run_in_a_folder_is_refused_before_it_writes_anything(tmp_path: Path) -> None:
+def test_second_run_in_folder_is_refused_before_writing(tmp_path: Path) -> None:
     loaded: list[Config] = []
     words = ["--config-name", "tiny/tiny_warm_up", f"output_dir={tmp_path}", "dry_run=true"]
     compose(words, lambda composed, presets: loaded.append(checked_config(composed, presets)))
@@ -41,7 +41,7 @@ def test_a_report_is_written_of_what_has_metrics(tmp_path: Path, capsys: pytest.
     assert str(tmp_path / "report.html") in capsys.readouterr().out
 
 
-def test_a_report_that_fails_is_told_and_hides_no_other_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_report_is_logged_and_hides_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "metrics.jsonl").write_text("no JSON\n")
     ending.write_report_if_any(tmp_path)
     assert "the report could not be written: DataError: " in caplog.text and "it holds no metrics" in caplog.text

@@ -92,12 +92,12 @@ def test_a_changed_experiment_is_named_and_refused(
         ["++system_envs={OMP_NUM_THREADS: '2'}"],
     ],
 )
-def test_keys_of_how_a_run_is_run_are_only_named(before: dict[str, Any], words: list[str]) -> None:
+def test_operational_key_changes_are_named_and_allowed(before: dict[str, Any], words: list[str]) -> None:
     assert texts(before, *words)
     assert not refused(before, *words)
 
 
-def test_a_fault_names_every_key_and_what_to_do(before: dict[str, Any]) -> None:
+def test_changed_key_fault_names_keys_and_remedy(before: dict[str, Any]) -> None:
     config = composed(RLVR, "adv_estimator=rloo", "pg_clip=0.3", "max_steps=99")
     (fault,) = change_faults(changes(before, config), config, "out/checkpoints/step_4")
     assert fault.place == "resume_with_changes"
@@ -113,7 +113,7 @@ def test_a_fault_names_every_key_and_what_to_do(before: dict[str, Any]) -> None:
     assert "resume_with_changes=true" in fault.remedy and "output_dir" in fault.remedy
 
 
-def test_a_block_that_appears_or_ends_is_one_change(before: dict[str, Any]) -> None:
+def test_added_or_removed_block_is_one_change(before: dict[str, Any]) -> None:
     (with_block,) = changes(before, composed(RLVR, "+dynamic_sampling={max_num_gen_batches: 3}"))
     assert (with_block.key, with_block.before) == ("dynamic_sampling", "null")
     assert "max_num_gen_batches" in with_block.now
@@ -121,14 +121,14 @@ def test_a_block_that_appears_or_ends_is_one_change(before: dict[str, Any]) -> N
     assert (without.key, without.now) == ("dynamic_sampling", "null")
 
 
-def test_a_reward_that_is_added_or_removed_is_named(before: dict[str, Any]) -> None:
+def test_added_or_removed_reward_is_named(before: dict[str, Any]) -> None:
     older = {**before, "rewards": {**before["rewards"], "removed": {"reward": "math_rule"}}}
     assert [str(one) for one in changes(older, composed(RLVR))] == ['rewards.removed.reward: "math_rule" -> not set']
     fewer = {**before, "rewards": {}}
     assert any(one.key.startswith("rewards") for one in changes(fewer, composed(RLVR)))
 
 
-def test_a_key_that_an_earlier_version_lacked_counts_as_its_default(before: dict[str, Any]) -> None:
+def test_key_unknown_to_earlier_version_counts_as_default(before: dict[str, Any]) -> None:
     older = {key: value for key, value in before.items() if key not in ("resume_with_changes", "pg_clip", "deadlines")}
     assert changes(older, composed(RLVR)) == []
     assert [str(one) for one in changes(older, composed(RLVR, "pg_clip=0.3"))] == ["pg_clip: 0.2 -> 0.3"]
@@ -151,7 +151,7 @@ def test_secrets_are_not_shown() -> None:
     assert "secret" not in str(changes(old, composed(RLVR, "++system_envs={WANDB_API_KEY: another-secret}")))
 
 
-def test_every_pattern_of_a_key_of_how_a_run_is_run_exists() -> None:
+def test_operational_key_patterns_match_existing_keys() -> None:
     """A pattern that matches nothing would be a misspelt key, whose change is then refused."""
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     keys = set(re.findall(r"^\| `([a-z_]+)`", page, re.MULTILINE)) | set(

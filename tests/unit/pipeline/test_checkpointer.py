@@ -47,7 +47,7 @@ def begin(folder: Path, *more: str) -> tuple[Checkpointer, Trainer, Position]:
     return checkpointer, trainer, asyncio.run(checkpointer.restore(trainer, trainer))
 
 
-def test_a_longer_run_that_is_killed_before_its_export_is_not_finished(tmp_path: Path) -> None:
+def test_run_killed_before_export_is_not_finished(tmp_path: Path) -> None:
     checkpointer, trainer, _ = begin(tmp_path, "max_steps=2")
     trainer.step = 2
     asyncio.run(checkpointer.finish(Position(2, 2)))

@@ -250,7 +250,7 @@ class PausedWork(Work):
 
 
 @pytest.mark.parametrize("pausing_for", [(), ("actor_train",), ("actor_train", "reference")])
-def test_generation_stops_for_the_first_work_on_its_devices_and_goes_on_after_the_sync(
+def test_generation_is_paused_until_the_next_weight_sync(
     pausing_for: tuple[str, ...],
 ) -> None:
     work = PausedWork(pausing_for)

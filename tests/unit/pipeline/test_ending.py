@@ -55,7 +55,7 @@ def run(folder: Path, error: BaseException | None, stands: Checkpointer | None) 
         (KeyboardInterrupt(), LAST, "interrupted", "stopped by a signal"),
     ],
 )
-def test_an_end_without_a_checkpoint_names_the_last_one(
+def test_end_without_checkpoint_names_the_last_one(
     error: BaseException,
     last: tuple[int, Path] | None,
     outcome: str,
@@ -77,9 +77,7 @@ def test_an_end_without_a_checkpoint_names_the_last_one(
     assert f"The run {said} after step 7." in page and cause in page and named in page
 
 
-def test_an_interrupt_that_wrote_its_checkpoint_tells_how_to_continue(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupt_with_checkpoint_tells_how_to_continue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, KeyboardInterrupt(), checkpointer(LAST, is_at_end=True))
     printed = capsys.readouterr()
     assert "no checkpoint" not in printed.err
@@ -89,7 +87,7 @@ def test_an_interrupt_that_wrote_its_checkpoint_tells_how_to_continue(
     assert "The run was interrupted after step 7." in (tmp_path / "report.html").read_text()
 
 
-def test_a_run_that_is_done_has_a_report_without_a_word_of_its_end(tmp_path: Path) -> None:
+def test_completed_run_has_report_without_an_ending(tmp_path: Path) -> None:
     run(tmp_path, WorkerFailed("reference", 1, "the process died"), checkpointer(None))
     log = run(tmp_path, None, checkpointer(LAST, is_at_end=True))
     assert "the run ended: done; the last checkpoint is of step 20, output/a/checkpoints/step_20" in log
@@ -97,9 +95,7 @@ def test_a_run_that_is_done_has_a_report_without_a_word_of_its_end(tmp_path: Pat
     assert "the process died" not in page and "The run failed" not in page
 
 
-def test_a_refusal_before_the_run_changes_nothing_of_an_earlier_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_early_refusal_keeps_the_record_of_earlier_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / END_FILE).write_text("earlier")
     log = run(tmp_path, ConfigError([Fault("seed", "43, but the checkpoint was written with 42", "set it")]), None)
     assert (tmp_path / END_FILE).read_text() == "earlier" and not capsys.readouterr().err
@@ -112,7 +108,7 @@ def test_the_worker_s_traceback_is_in_the_log(tmp_path: Path) -> None:
     )
 
 
-def test_an_end_that_cannot_be_written_hides_no_cause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unwritable_end_record_hides_no_cause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(WorkerFailed), RunEnding(tmp_path / "gone", str) as ending, caplog.at_level(logging.INFO):
         ending.begin(checkpointer(None), 20)
         raise WorkerFailed("reference", 1, "the process died")
@@ -131,7 +127,7 @@ def test_an_end_that_cannot_be_written_hides_no_cause(tmp_path: Path, caplog: py
         ({"adapter_config.json": "{}"}, peft, "AutoPeftModelForCausalLM"),
     ],
 )
-def test_the_end_says_where_the_export_is_and_how_to_load_it(
+def test_end_message_names_export_and_loading_call(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], files: dict[str, str], imported: ModuleType, name: str
 ) -> None:
     export = tmp_path / "export"

@@ -124,7 +124,7 @@ SHARED = pytest.mark.parametrize("shared", [False, True], ids=["own devices", "s
 
 
 @SHARED
-def test_the_only_engine_gets_a_sync_of_its_own_amid_the_rollout(shared: bool) -> None:
+def test_only_engine_is_synced_amid_the_rollout(shared: bool) -> None:
     async def scenario(parts: Run) -> None:
         await parts.step(1)
         answering = asyncio.ensure_future(parts.answers(2))
@@ -139,7 +139,7 @@ def test_the_only_engine_gets_a_sync_of_its_own_amid_the_rollout(shared: bool) -
 
 
 @SHARED
-def test_who_is_back_before_the_next_sync_is_part_of_it(shared: bool) -> None:
+def test_returned_engine_joins_the_next_sync(shared: bool) -> None:
     async def scenario(parts: Run) -> None:
         answering = asyncio.ensure_future(parts.answers(4))
         await asyncio.sleep(5)
@@ -177,7 +177,7 @@ def test_a_death_amid_a_sync_or_a_move(shared: bool, method: str, engines: int) 
 
 
 @SHARED
-def test_where_no_engine_comes_back_the_sync_ends_with_the_cause(shared: bool) -> None:
+def test_sync_without_any_engine_raises_the_cause(shared: bool) -> None:
     async def scenario(parts: Run) -> None:
         parts.group.faults = {0: [WorkerDied("actor_infer", 0, f"death {number}") for number in range(RESTARTS.most)]}
         parts.group.kill(0)
@@ -187,7 +187,7 @@ def test_where_no_engine_comes_back_the_sync_ends_with_the_cause(shared: bool) -
     run(scenario, 1, shared)
 
 
-def test_work_that_fails_or_is_given_up_leaves_nothing() -> None:
+def test_failed_or_cancelled_work_leaves_nothing_waiting() -> None:
     async def scenario(parts: Run) -> None:
         async def fail() -> None:
             raise RollError("the reward failed")

@@ -8,7 +8,7 @@ from roll.runs.epochs import Epochs
 
 
 @pytest.mark.parametrize(("rows", "batch_size"), [(10, 4), (12, 4), (3, 7), (1, 1), (100, 1)])
-def test_an_epoch_ends_in_the_step_that_draws_its_last_row(rows: int, batch_size: int) -> None:
+def test_epoch_ends_in_step_of_its_last_row(rows: int, batch_size: int) -> None:
     epochs, steps = Epochs(rows, batch_size), 40
     for step in range(1, steps + 1):
         drawn = range((step - 1) * batch_size, step * batch_size)
@@ -17,5 +17,5 @@ def test_an_epoch_ends_in_the_step_that_draws_its_last_row(rows: int, batch_size
 
 
 @pytest.mark.parametrize(("epochs", "most", "steps"), [(1, None, 3), (2, None, 5), (2, 4, 4), (1, 100, 3)])
-def test_the_run_ends_with_its_last_epoch_or_at_most_steps(epochs: int, most: int | None, steps: int) -> None:
+def test_run_ends_with_last_epoch_or_max_steps(epochs: int, most: int | None, steps: int) -> None:
     assert Epochs(rows=10, batch_size=4).steps(epochs, most) == steps

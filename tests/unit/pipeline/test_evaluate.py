@@ -132,7 +132,7 @@ def test_a_set_without_an_accuracy_has_only_averages() -> None:
     assert names["val/set/avg@2"] == 0.5 and not any("pass@" in name or "maj@" in name for name in names)
 
 
-def test_pass_rates_are_those_of_the_prompts_with_accuracy() -> None:
+def test_pass_rates_count_prompts_with_accuracy() -> None:
     graded, barred = group_of(("1", 0.3)), group_of(("1", 1.0))
     graded = replace(graded, prompt=replace(graded.prompt, domain="graded"))
     found = validation_metrics("set", [graded, barred], 1, {"graded": ()})

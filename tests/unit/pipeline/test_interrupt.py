@@ -128,7 +128,7 @@ def test_signals_within_a_second_are_one() -> None:
     assert done == ["step"] and ended == ["role", "cluster"]
 
 
-def test_a_hangup_that_nohup_has_turned_off_stays_off() -> None:
+def test_hangup_ignored_by_nohup_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Interrupt():
@@ -138,7 +138,7 @@ def test_a_hangup_that_nohup_has_turned_off_stays_off() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_terminal_that_has_gone_is_written_to_no_more(tmp_path: Path) -> None:
+def test_closed_terminal_is_no_longer_written_to(tmp_path: Path) -> None:
     """If the connection breaks, the run continues to the end of its step, and printing to the closed terminal is not an
     error.
     """
@@ -200,7 +200,7 @@ def test_the_end_is_not_cut_short(number: int) -> None:
     assert ended == ["role", "cluster"]
 
 
-def test_at_the_end_of_a_run_that_failed_a_signal_hides_no_cause() -> None:
+def test_signal_after_failure_hides_no_cause() -> None:
     ended: list[str] = []
 
     async def work(interrupt: Interrupt) -> None:
@@ -212,7 +212,7 @@ def test_at_the_end_of_a_run_that_failed_a_signal_hides_no_cause() -> None:
     assert ended == ["role", "cluster"]
 
 
-def test_what_stands_before_the_work_ends_at_once_and_is_put_in_order() -> None:
+def test_signal_before_the_work_ends_in_order() -> None:
     ended: list[str] = []
     with pytest.raises(KeyboardInterrupt), Interrupt():
         try:
@@ -224,7 +224,7 @@ def test_what_stands_before_the_work_ends_at_once_and_is_put_in_order() -> None:
     assert ended == ["folder"]
 
 
-def test_a_handler_that_a_library_put_in_place_gives_way() -> None:
+def test_signal_handler_of_library_is_replaced() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Interrupt() as interrupt:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))

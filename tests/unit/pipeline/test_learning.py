@@ -88,7 +88,7 @@ def test_on_shared_devices_the_critic_learns_first() -> None:
     assert position == Position(1, 8)
 
 
-def test_on_devices_of_their_own_both_learn_at_the_same_time() -> None:
+def test_critic_and_policy_on_separate_devices_learn_concurrently() -> None:
     recorder = Recorder(sharing=20)
     metrics, _ = asyncio.run(learning(recorder, at_once=True).update(BATCH, Position(0, 6)))
     assert recorder.names() == ["critic begins", "policy begins", "critic ends", "policy ends"]
@@ -96,7 +96,7 @@ def test_on_devices_of_their_own_both_learn_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_while_the_critic_warms_up_the_policy_and_its_version_stay(at_once: bool) -> None:
+def test_policy_version_stays_while_critic_warms_up(at_once: bool) -> None:
     recorder = Recorder()
     learn, position = learning(recorder, warmup=2, at_once=at_once), Position(0, 0)
     versions = []
@@ -113,7 +113,7 @@ def test_while_the_critic_warms_up_the_policy_and_its_version_stay(at_once: bool
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_what_fails_in_either_is_what_the_run_fails_of(at_once: bool) -> None:
+def test_failure_of_critic_or_policy_ends_update(at_once: bool) -> None:
     recorder = Recorder(sharing=20)
     failing = replace(learning(recorder, at_once=at_once), critic=CriticLearning(Failing(), ValueLoss(), 0, at_once))
     with pytest.raises(WorkerFailed, match="critic rank 0: no more"):
@@ -121,7 +121,7 @@ def test_what_fails_in_either_is_what_the_run_fails_of(at_once: bool) -> None:
     assert "policy ends" not in recorder.names()
 
 
-def test_a_checkpoint_holds_both_and_the_policy_is_exported(tmp_path: Path) -> None:
+def test_checkpoint_holds_critic_and_policy_exports_policy(tmp_path: Path) -> None:
     calls: list[tuple[str, Path]] = []
 
     class Kept:

@@ -223,7 +223,7 @@ def test_a_teachers_states_reach_what_learns() -> None:
     ]
 
 
-def test_kl_in_the_reward_lowers_the_return_of_earlier_tokens_more() -> None:
+def test_kl_in_reward_lowers_earlier_returns_more() -> None:
     parts = Parts()
     credit = CreditAssignment(Credit("reinforce", Normalisation(), kl_coef=0.1, kl_estimator="k1"))
     asyncio.run(rlvr.train_rlvr(wired(parts, max_steps=1, credit=credit), Position(0, 0)))
@@ -238,7 +238,7 @@ def test_an_interrupt_ends_the_loop_after_its_step() -> None:
     assert parts.calls[-1] == ("save", 1, 3)
 
 
-def test_a_resumed_run_syncs_first_and_does_not_validate_again() -> None:
+def test_resumed_run_syncs_first_without_validating_again() -> None:
     parts = Parts()
     asyncio.run(rlvr.train_rlvr(wired(parts), Position(1, 3)))
     assert parts.calls[:2] == [("sync", 3), "take"]
@@ -296,7 +296,7 @@ def test_the_offline_loop() -> None:
     assert [call[1] for call in logged] == [0, 1, 2]
 
 
-def test_the_offline_loop_logs_nothing_before_the_first_step_without_held_out_rows() -> None:
+def test_offline_loop_without_validation_logs_from_step_1() -> None:
     parts = Parts()
     assert asyncio.run(offline.train_offline(offline_run(parts, {}), Position(0, 0))) == Position(2, 2)
     assert [call[1] for call in parts.calls if call[0] == "log"] == [1, 2]
@@ -359,7 +359,7 @@ def test_evaluation(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("outcome", sorted(NO_VERDICT))
-def test_a_step_without_a_verdict_is_recorded_and_ends(outcome: RewardOutcome) -> None:
+def test_step_without_verdict_is_recorded_and_raises(outcome: RewardOutcome) -> None:
     class Unscored(Parts):
         async def take(self) -> list[RolloutGroup]:
             prompt = Prompt(0, np.array([7], np.int32), "7", "digits", {})

@@ -32,7 +32,7 @@ def test_metrics_of_engines_by_hand() -> None:
     }
 
 
-def test_what_an_engine_does_not_count_is_left_out() -> None:
+def test_metrics_omit_counts_that_engine_lacks() -> None:
     silent = EngineActivity(3.0, 7, 5)
     assert engine_metrics([silent], 4.0) == {
         "engine/idle_fraction": 0.25,
@@ -45,7 +45,7 @@ def test_what_an_engine_does_not_count_is_left_out() -> None:
     )
 
 
-def test_an_engine_that_is_asked_after_the_step_ended_is_not_less_than_never_idle() -> None:
+def test_idle_fraction_is_never_negative() -> None:
     assert engine_metrics([EngineActivity(4.002, 7, 5)], 4.0)["engine/idle_fraction"] == 0
 
 
@@ -59,7 +59,7 @@ class FacadeOfEngines:
         return {"engine/queued_samples": 2.0}
 
 
-def test_a_step_is_measured_with_what_its_engines_did() -> None:
+def test_step_metrics_include_those_of_engines() -> None:
     class Sampler:
         def metrics(self) -> Metrics:
             return {"sampling/dropped_groups": 1.0}

@@ -27,7 +27,7 @@ def at_limit(config: Any, end: EndOfTurn = CHATML) -> str:
     return notice.text
 
 
-def test_responses_at_the_limit_name_ends_limit_and_remedy(configured: Callable[..., Any]) -> None:
+def test_limit_notice_names_ends_limit_and_remedy(configured: Callable[..., Any]) -> None:
     text = at_limit(
         configured("tiny/tiny_rlvr_lora_zero3", "response_length=48", "actor_infer.generating_args.max_new_tokens=null")
     )
@@ -59,7 +59,7 @@ def test_responses_at_the_limit_name_ends_limit_and_remedy(configured: Callable[
         (["actor_infer.generating_args.stop_strings=[STOP]"], NO_END, ["'STOP' (stop_strings)", "has not learnt"]),
     ],
 )
-def test_the_cause_of_the_limit_follows_from_the_ends(
+def test_limit_notice_cause_follows_from_ends(
     overrides: list[str], end: EndOfTurn, parts: list[str], configured: Callable[..., Any]
 ) -> None:
     text = at_limit(configured("tiny/tiny_rlvr_lora_zero3", *overrides), end)
@@ -81,7 +81,7 @@ def test_each_held_out_set_has_its_own_limit(configured: Callable[..., Any]) -> 
     assert "3 tokens (--max-new-tokens)" in notice.text
 
 
-def test_only_a_response_cut_at_its_length_counts_as_at_the_limit() -> None:
+def test_only_length_stops_count_as_at_limit() -> None:
     turns = [observed([1]), sampled([2, 2]), observed([3]), sampled([4, 4])]
     stops = (StopReason.LENGTH, StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.COMPLETED)
     played = {
@@ -187,7 +187,7 @@ def test_rewards_that_failed_are_a_cause(shares: dict[str, float], said: bool, c
     assert ("75% of the responses have no reward, because it failed" in text) == said
 
 
-def test_a_group_of_one_is_named_as_the_cause(configured: Callable[..., Any]) -> None:
+def test_group_of_one_is_named_as_cause(configured: Callable[..., Any]) -> None:
     text = cause(
         configured("tiny/tiny_rlvr_lora_zero3", "num_return_sequences_in_group=1", "adv_estimator=reinforce"),
         step_of([0], [0]),

@@ -49,7 +49,7 @@ def test_the_wait_before_a_restart_grows() -> None:
     assert counted.count == 4
 
 
-def test_losses_far_apart_are_not_waited_for_longer_and_longer() -> None:
+def test_distant_losses_do_not_lengthen_the_back_off() -> None:
     now = 0.0
     counted = Restarts(5, lambda: now)
     waited = []
@@ -62,7 +62,7 @@ def test_losses_far_apart_are_not_waited_for_longer_and_longer() -> None:
 
 @pytest.mark.parametrize("role", ["actor_train", "critic", "reference", "sft_train", "teacher"])
 @pytest.mark.parametrize("kind", [WorkerDied, WorkerLate, WorkerAbandoned])
-def test_a_lost_process_of_the_trainer_side_is_replaced(role: str, kind: type[WorkerFailed]) -> None:
+def test_lost_trainer_process_is_replaced(role: str, kind: type[WorkerFailed]) -> None:
     assert Restarts(1).wait_after(kind(role, 0, "the process died"), 1) == BACK_OFF_SECONDS[0]
 
 
@@ -74,14 +74,14 @@ def test_a_lost_process_of_the_trainer_side_is_replaced(role: str, kind: type[Wo
         WorkerDied("rewards.math", 0, "the process died"),
     ],
 )
-def test_what_would_fail_again_or_heals_elsewhere_ends_the_run(failure: WorkerFailed) -> None:
+def test_unrecoverable_failure_is_not_restarted(failure: WorkerFailed) -> None:
     counted = Restarts(3)
     with pytest.raises(WorkerFailed) as raised:
         counted.wait_after(failure, 4)
     assert raised.value is failure and counted.count == 0
 
 
-def test_an_engine_that_dies_amid_a_restart_is_started_with_the_others() -> None:
+def test_engine_dying_amid_restart_restarts_with_roles() -> None:
     counted = Restarts(3)
     counted.wait_after(LOST, 4)
     assert counted.wait_after(WorkerDied("actor_infer", 1, "the process died"), None) == BACK_OFF_SECONDS[1]
@@ -89,7 +89,7 @@ def test_an_engine_that_dies_amid_a_restart_is_started_with_the_others() -> None
         counted.wait_after(EngineShortage("actor_infer", 1, "too little memory"), None)
 
 
-def test_a_step_that_fails_twice_and_one_loss_too_many_end_the_run() -> None:
+def test_repeated_step_failure_or_spent_restarts_end_run() -> None:
     counted = Restarts(2)
     counted.wait_after(LOST, 4)
     with pytest.raises(
@@ -173,7 +173,7 @@ def finished(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch, *keys: str
     return [(line["step"], line["run/restarts"]) for line in lines]
 
 
-def test_a_run_goes_on_from_its_last_checkpoint_and_logs_each_step_once(
+def test_restarted_run_logs_each_step_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Run({(1, 1): LOST, (5, 1): LOST})
@@ -185,15 +185,13 @@ def test_a_run_goes_on_from_its_last_checkpoint_and_logs_each_step_once(
     assert (tmp_path / "export" / "weights").read_text() == "6"
 
 
-def test_steps_after_the_checkpoint_are_taken_and_logged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_after_the_checkpoint_are_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run({(4, 1): LOST})
     assert finished(tmp_path, run, monkeypatch) == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 1)]
     assert run.taken[3] == 2
 
 
-def test_a_loss_amid_a_restart_is_none_of_the_step_that_was_to_be_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_amid_restart_is_not_blamed_on_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Anew(Run):
         async def loop(self, roles: Any, context: RunContext, interrupt: Interrupt) -> Position:
             roles.are_running = context.restarts != 1
@@ -234,7 +232,7 @@ def test_roles_that_never_started_are_not_started_anew(tmp_path: Path, monkeypat
     assert run.taken[0] == 1
 
 
-def test_what_an_earlier_run_left_is_not_gone_back_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restart_ignores_checkpoints_of_an_earlier_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished(tmp_path, Run({}), monkeypatch)
     run = Run({(1, 1): LOST})
     assert finished(tmp_path, run, monkeypatch, "resume_from_checkpoint=never")[0] == (0, 1)

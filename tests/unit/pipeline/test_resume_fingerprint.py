@@ -56,7 +56,7 @@ def write_model(folder: Path, second: bytes) -> str:
     return str(folder)
 
 
-def test_weights_are_the_same_wherever_they_lie_and_others_are_not(tmp_path: Path) -> None:
+def test_weights_identity_depends_on_contents_not_path(tmp_path: Path) -> None:
     given = weights_identity(write_model(tmp_path / "a", b"two" * 100_000))
     shutil.copytree(tmp_path / "a", tmp_path / "moved")
     (tmp_path / "moved" / "config.json").write_text('{"use_cache": false}')

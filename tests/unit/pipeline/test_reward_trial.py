@@ -83,7 +83,7 @@ def test_only_rows_of_the_domain_need_its_reference(prompts_in: Any) -> None:
     assert places(caught.value) == ["rows.jsonl:3"]
 
 
-def test_bad_rows_and_bad_rewards_are_reported_at_once(prompts_in: Any) -> None:
+def test_bad_rows_and_rewards_are_reported_together(prompts_in: Any) -> None:
     rewards: dict[str, Any] = {"maths": {"reward": "math_rule"}, "own": {"reward": "nowhere:absent"}}
     rows = [{"tag": "maths", "ground_truth": "1"}, {"tag": "own"}, {"tag": "maths"}]
     with pytest.raises(BadInput) as caught:
@@ -91,7 +91,7 @@ def test_bad_rows_and_bad_rewards_are_reported_at_once(prompts_in: Any) -> None:
     assert places(caught.value) == ["rewards.own.reward", "rows.jsonl:3"]
 
 
-def test_every_row_of_a_judge_with_reference_needs_one(prompts_in: Any) -> None:
+def test_judge_with_reference_requires_one_per_row(prompts_in: Any) -> None:
     judge: dict[str, Any] = {"judged": {"reward": "llm_judge", "judge_prompt": "same_answer"}}
     rows = [{"ground_truth": "1"}, {"ground_truth": None}]
     with pytest.raises(DataError) as caught:
@@ -135,9 +135,7 @@ def test_an_environment_passes_by_key_or_success() -> None:
     assert bars == {"key": (Bar(7.5),), "success": (Bar(1.0, ("environment/success",)),), "both": (Bar(1.0),)}
 
 
-def test_a_reward_that_fails_on_every_row_is_named_itself(
-    prompts_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reward_failing_on_every_row_is_named(prompts_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing_reward.py").write_text("def fails(prompt, response, row):\n    return row['nothing']\n")
     monkeypatch.syspath_prepend(tmp_path)
     rewards: dict[str, Any] = {"own": {"reward": "failing_reward:fails"}}

@@ -47,12 +47,12 @@ def test_all_parameters_learn_or_the_adapter_alone(seven_billion: ModelShape) ->
     assert adapted == TrainingFlops(count + adapter, adapter, 4 * 28 * 3584)
 
 
-def test_a_reward_model_has_a_head_of_one_number(seven_billion: ModelShape) -> None:
+def test_reward_model_head_has_one_output(seven_billion: ModelShape) -> None:
     found = training_flops(seven_billion, model_args(), load_scores)
     assert found and found.parameters == found.trained == seven_billion.parameters - HEAD + SHAPES["7b"]["hidden_size"]
 
 
-def test_fp32_has_no_place_against_a_peak_of_bf16(seven_billion: ModelShape) -> None:
+def test_fp32_training_reports_no_flop_utilisation(seven_billion: ModelShape) -> None:
     assert training_flops(seven_billion, model_args(dtype="fp32"), load_policy) is None
 
 
@@ -131,7 +131,7 @@ def test_a_schedule_spans_steps_times_updates_times_epochs(
     assert (shape.loss_agg_mode, shape.loss_scale) == ("seq-mean-token-sum-norm", 5)
 
 
-def test_engines_and_rewards_outlive_the_trainer_side_unless_it_had_them_in_its_hands(
+def test_trainer_restart_keeps_engines_unless_unsettled(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = loaded("tiny/tiny_rlvr_lora_zero3", tmp_path, tiny_model)

@@ -94,7 +94,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return start
 
 
-def test_the_jobs_of_a_multirun_are_compared_at_its_end(
+def test_jobs_of_multirun_are_compared_at_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def train(config: Config, plan: Plan) -> None:
@@ -176,7 +176,7 @@ def failed_after_one_step(run: Callable[..., str]) -> None:
 LEARNING_RATE = "sft_train.training_args.learning_rate"
 
 
-def test_a_changed_experiment_is_refused_in_its_run_folder(run: Callable[..., str], tmp_path: Path) -> None:
+def test_changed_experiment_is_refused_in_its_folder(run: Callable[..., str], tmp_path: Path) -> None:
     failed_after_one_step(run)
     written = (tmp_path / "run" / "config.yaml").read_text()
     with pytest.raises(ConfigError) as raised:
@@ -191,14 +191,14 @@ def test_a_changed_experiment_is_refused_in_its_run_folder(run: Callable[..., st
     assert (tmp_path / "run" / "config.yaml").read_text() == written and len(read_starts(tmp_path / "run")) == 1
 
 
-def test_a_changed_seed_is_named_with_all_other_changes(run: Callable[..., str]) -> None:
+def test_changed_seed_is_named_with_other_changes(run: Callable[..., str]) -> None:
     failed_after_one_step(run)
     with pytest.raises(ConfigError) as raised:
         run(None, "seed=7", f"{LEARNING_RATE}=0.5")
     assert [fault.place for fault in raised.value.faults] == ["seed", "resume_with_changes"]
 
 
-def test_a_change_that_is_wanted_is_said_and_recorded(
+def test_accepted_change_is_printed_and_recorded(
     run: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed_after_one_step(run)
@@ -219,7 +219,7 @@ def test_a_change_that_is_wanted_is_said_and_recorded(
     assert "Changed after step 1" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_a_run_with_other_devices_resumes_without_being_asked(
+def test_changed_devices_resume_without_confirmation(
     run: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed_after_one_step(run)
@@ -227,7 +227,7 @@ def test_a_run_with_other_devices_resumes_without_being_asked(
     assert "changed since that checkpoint: save_steps: 1 -> 2\n" in capsys.readouterr().out
 
 
-def test_a_completed_run_is_not_complete_for_another_experiment(
+def test_completed_run_is_incomplete_for_other_experiment(
     run: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(None)
@@ -242,9 +242,7 @@ def test_a_completed_run_is_not_complete_for_another_experiment(
     assert f"has completed 2 steps with other values of {LEARNING_RATE}" in printed and "raise max_steps" in printed
 
 
-def test_a_completed_run_is_not_complete_for_other_rows(
-    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_completed_run_is_incomplete_for_other_rows(run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         resume_fingerprint, "of_rows", lambda config, prepared: {"sft_train.data_args.file_name": "digest 1"}
     )
@@ -257,7 +255,7 @@ def test_a_completed_run_is_not_complete_for_other_rows(
             run(None, *more)
 
 
-def test_fewer_steps_than_a_completed_run_has_are_said(
+def test_lower_max_steps_of_completed_run_is_reported(
     run: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(None)
@@ -265,7 +263,7 @@ def test_fewer_steps_than_a_completed_run_has_are_said(
     assert "has completed 2 steps, more than max_steps, which is 1; nothing is trained" in capsys.readouterr().out
 
 
-def test_a_checkpoint_without_a_record_of_its_keys_is_said(run: Callable[..., str], tmp_path: Path) -> None:
+def test_checkpoint_without_configuration_record_is_reported(run: Callable[..., str], tmp_path: Path) -> None:
     failed_after_one_step(run)
     without_config(tmp_path / "run")
     (tmp_path / "run" / "config.yaml").write_text("no: [mapping")
@@ -288,9 +286,7 @@ def without_config(folder: Path) -> None:
         (written / "loop.json").write_text(json.dumps(state))
 
 
-def test_a_checkpoint_of_an_earlier_version_is_compared_with_the_run_folder(
-    run: Callable[..., str], tmp_path: Path
-) -> None:
+def test_checkpoint_of_earlier_version_compares_with_run_folder(run: Callable[..., str], tmp_path: Path) -> None:
     failed_after_one_step(run)
     without_config(tmp_path / "run")
     with pytest.raises(ConfigError, match=LEARNING_RATE):

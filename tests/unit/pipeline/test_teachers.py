@@ -88,7 +88,7 @@ def groups_of(drawn: list[tuple[str, list[list[int]]]]) -> list[RolloutGroup]:
 @pytest.mark.parametrize(
     "measure", [Divergence("forward_kl", temperature=1.5), Divergence("reverse_kl", temperature=1.5)], ids=str
 )
-def test_each_token_is_compared_with_the_teacher_of_its_domain(measure: Divergence) -> None:
+def test_tokens_are_compared_with_teacher_of_domain(measure: Divergence) -> None:
     """Compare value and gradient with a computation in float64, one group at a time."""
     groups = groups_of(DRAWN)
     asked, step, sent = ask(groups)
@@ -124,6 +124,6 @@ def test_all_trajectories_of_an_episode_have_its_teacher() -> None:
     assert sent.tolist() == expected.tolist()
 
 
-def test_a_teacher_without_a_response_in_the_step_is_not_asked() -> None:
+def test_teacher_without_responses_is_not_asked() -> None:
     asked, _, _ = ask(groups_of([("chat", [[5]])]))
     assert asked.calls == [("teachers.kind", 0), ("teachers.kind", 1)]

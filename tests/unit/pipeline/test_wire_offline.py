@@ -242,7 +242,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callab
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_trains_and_looks_at_what_it_held_out(run: Callable[..., Stand], name: str) -> None:
+def test_offline_run_trains_and_validates_held_out_rows(run: Callable[..., Stand], name: str) -> None:
     stand = run(name, "max_steps=3", "eval_steps=2", "save_steps=0")
     assert [step for step, _ in stand.lines] == [0, 1, 2, 3]
     assert [step for step, metrics in stand.lines if any(key.startswith("val/") for key in metrics)] == [0, 2, 3]
@@ -267,7 +267,7 @@ def test_a_run_trains_and_looks_at_what_it_held_out(run: Callable[..., Stand], n
     }
 
 
-def test_a_precomputed_reference_is_asked_before_the_first_step_alone(run: Callable[..., Stand]) -> None:
+def test_precomputed_reference_is_asked_before_first_step_only(run: Callable[..., Stand]) -> None:
     stand = run("precomputed", "max_steps=2", "eval_steps=2", "save_steps=0")
     asked = [index for index, call in enumerate(stand.calls) if call[0] == "reference"]
     first = next(index for index, call in enumerate(stand.calls) if call[0] in ("train", "evaluate"))
@@ -319,7 +319,7 @@ def test_roles_on_the_same_gpus_take_turns(run: Callable[..., Stand], name: str)
     assert metrics["time/onload"] >= 0
 
 
-def test_a_precomputed_reference_leaves_the_gpu_to_the_policy_for_good(run: Callable[..., Stand]) -> None:
+def test_precomputed_reference_frees_the_gpu_for_policy(run: Callable[..., Stand]) -> None:
     stand = run("precomputed", *SHARED["dpo"], "max_steps=2", "eval_steps=2", "save_steps=0")
     roles = [role for role, _ in stand.sharing]
     assert roles == sorted(roles, reverse=True) and set(roles) == {"reference", "actor_train"}
@@ -333,22 +333,20 @@ def test_roles_stay_where_they_are_told_to(run: Callable[..., Stand]) -> None:
     assert all(there == {"actor_train", "reference"} for _, there in stand.sharing)
 
 
-def test_a_score_is_read_at_the_end_of_each_response(run: Callable[..., Stand]) -> None:
+def test_reward_model_score_is_at_response_end(run: Callable[..., Stand]) -> None:
     sequences = run("reward_model", "max_steps=1", "eval_steps=0").batches[0].sequences
     assert np.array_equal(np.flatnonzero(sequences.response_mask), sequences.offsets[1:] - 1)
 
 
 @pytest.mark.parametrize("most", ["1000", "null"])
-def test_the_epochs_end_a_run_before_max_steps_and_without(run: Callable[..., Stand], most: str) -> None:
+def test_epochs_end_run_before_or_without_max_steps(run: Callable[..., Stand], most: str) -> None:
     stand = run(
         "sft", f"max_steps={most}", "sft_train.training_args.num_train_epochs=1", "eval_steps=0", "save_steps=0"
     )
     assert ("role", "sft_train", 29) in stand.calls and len(stand.batches) == 29, "3600 rows in batches of 128"
 
 
-def test_the_console_counts_up_to_the_step_that_ends_the_epochs(
-    start: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_console_counts_to_last_step_of_epochs(start: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
     console = assemble.console_tracker
     monkeypatch.setattr(
@@ -359,7 +357,7 @@ def test_the_console_counts_up_to_the_step_that_ends_the_epochs(
     assert counted == [29]
 
 
-def test_a_run_that_its_epochs_ended_is_not_begun_again(
+def test_run_ended_by_epochs_is_not_restarted(
     run: Callable[..., Stand], start: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = ("max_steps=1000", "eval_steps=0", "save_steps=0", "sft_train.training_args.num_train_epochs=")
@@ -410,7 +408,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("name", "change", "problem"), CHANGES)
-def test_a_run_goes_on_with_what_its_position_is_counted_in_or_not_at_all(
+def test_run_resumes_only_with_same_unit_of_position(
     run: Callable[..., Stand], start: Callable[..., None], name: str, change: str, problem: str
 ) -> None:
     keys = ("eval_steps=0", "save_steps=0", "prompt_length=40")
@@ -435,7 +433,7 @@ def test_the_position_of_another_pipeline_is_refused(run: Callable[..., Stand], 
         start("reward_model", "eval_steps=0", "max_steps=3")
 
 
-def test_a_run_goes_on_with_the_rows_that_come_next(run: Callable[..., Stand], tmp_path: Path) -> None:
+def test_resumed_run_continues_with_following_rows(run: Callable[..., Stand], tmp_path: Path) -> None:
     whole = run("sft", "max_steps=3", "eval_steps=0", "save_steps=1").batches
     (tmp_path / "run").rename(tmp_path / "whole")
     run("sft", "max_steps=2", "eval_steps=0", "save_steps=1")
@@ -452,7 +450,7 @@ def test_a_run_goes_on_with_the_rows_that_come_next(run: Callable[..., Stand], t
         ("dpo", (*REFERENCE, "+reference.model_args.model_name_or_path=output/tiny/stranger")),
     ],
 )
-def test_a_teacher_or_reference_of_another_vocabulary_is_refused(
+def test_teacher_or_reference_with_other_vocabulary_is_refused(
     run: Callable[..., Stand], folder: Path, name: str, more: tuple[str, ...]
 ) -> None:
     write_model(folder / "output" / "tiny" / "stranger", 0)
@@ -464,7 +462,7 @@ def test_a_teacher_or_reference_of_another_vocabulary_is_refused(
 
 
 @pytest.mark.parametrize("name", ["sft", "dpo", "reward_model", "distill", "rlvr"])
-def test_a_token_of_a_row_without_an_embedding_is_refused(
+def test_row_token_without_embedding_is_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(folder)
@@ -502,9 +500,7 @@ def test_another_model_with_fewer_embeddings_is_refused(
         )
 
 
-def test_a_chat_template_with_a_token_without_an_embedding_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chat_template_token_without_embedding_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(tmp_path / "model", 0, agent=True)
     described = json.loads((tmp_path / "model" / "config.json").read_text())
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")

@@ -106,7 +106,7 @@ def test_each_set_has_its_rows_and_its_sampling(
         ("adapter_off", False, False, ReferenceAtOnce),
     ],
 )
-def test_a_reference_works_ahead_only_on_devices_of_its_own(
+def test_reference_works_ahead_only_on_own_devices(
     role: str, shares: bool, filtered: bool, kind: type, configured: Callable[..., Any]
 ) -> None:
     """Of groups that a filter may drop, or of a trainer that learns, the reference is asked once per step."""

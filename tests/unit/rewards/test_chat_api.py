@@ -135,7 +135,7 @@ def test_does_not_repeat_what_cannot_succeed(status: int) -> None:
     assert len(server.bodies) == 1
 
 
-def test_leaves_the_server_alone_for_as_long_as_it_asks() -> None:
+def test_chat_client_waits_as_server_requests() -> None:
     def behaviour(body: dict[str, Any], number: int) -> Response:
         return error(429, "slow down", **{"Retry-After": "17"}) if number == 0 else completion("yes")
 

@@ -39,9 +39,7 @@ def test_the_three_reward_types(reward_type: Any, values: tuple[float, ...]) -> 
         ("no idea", None, None),
     ],
 )
-def test_a_letter_stands_alone_unless_asked_for_as_in_roll(
-    response: str, letter: str | None, first: str | None
-) -> None:
+def test_choice_letter_must_stand_alone_unless_roll_like(response: str, letter: str | None, first: str | None) -> None:
     for choice, found in (("letter", letter), ("first_capital", first)):
         results = [crossthinkqa(PROMPT, response, {"ground_truth": one}, choice=choice) for one in "ABIT"]  # type: ignore[arg-type]
         assert [result.score for result in results] == [float(one == found) for one in "ABIT"]

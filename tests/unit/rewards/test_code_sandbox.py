@@ -379,7 +379,7 @@ def test_the_honest_twin_of_a_forgery_passes(source: str, tests: list[str]) -> N
     assert score(fenced(source), asserts(*tests)).value == 1.0
 
 
-def test_a_check_is_as_many_cases_as_it_has_asserts() -> None:
+def test_check_is_split_into_its_asserts() -> None:
     check = "def check(candidate):\n    limit = 2\n    assert candidate(1) == limit\n    assert candidate(2) == 4\n"
     assert [text.count("assert") for text in one_assert_each(check)] == [1, 1]
     for row in (
@@ -390,7 +390,7 @@ def test_a_check_is_as_many_cases_as_it_has_asserts() -> None:
         assert score(fenced("def f(x): return x + 1"), {"case_type": "check_based", **row}).value == 0.5
 
 
-def test_a_check_takes_names_of_the_library_from_python() -> None:
+def test_check_uses_library_names_from_python() -> None:
     check = "def check(candidate):\n    assert Counter(candidate(2)) == Counter([2, 2])\n"
     row = {"case_type": "check_based", "test_cases": [{"assert_code": check, "entry_point": "f"}]}
     assert score(fenced("def f(x): return [x, x]\ndef Counter(x): return 0"), row).value == 1.0
@@ -657,7 +657,7 @@ def test_no_escape_works_for_a_user_without_rights(secret: str, server: HTTPServ
 
 @pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests already run as an unprivileged user")
-def test_no_escape_of_all_works_for_a_user_without_rights(secret: str, server: HTTPServer) -> None:
+def test_sandbox_holds_all_escapes_for_unprivileged_user(secret: str, server: HTTPServer) -> None:
     assert as_other(escapes.names(), secret, server) == {}
 
 

@@ -49,7 +49,7 @@ def between_others(responses: Iterable[str]) -> list[str]:
     return ["ok", *(one for response in responses for one in (response, "ok"))]
 
 
-def test_what_a_reward_writes_on_its_socket_neither_runs_nor_decides(hostile: Path) -> None:
+def test_forged_verdict_is_neither_executed_nor_accepted(hostile: Path) -> None:
     results = scored(*between_others(FORGERIES), reward=ACT)
     assert [result.value for result in results[::2]] == [2.0] * (len(FORGERIES) + 1)
     for failed, why in zip(results[1::2], FORGERIES.values(), strict=True):
@@ -74,7 +74,7 @@ def test_forging_beside_others_costs_only_the_forger(hostile: Path) -> None:
 
 
 @pytest.mark.parametrize("reward", ["hostile_rewards:act", "hostile_rewards:act_beside"])
-def test_what_a_reward_replaces_does_not_reach_the_next_response(reward: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_replaced_builtins_do_not_reach_next_response(reward: str, caplog: pytest.LogCaptureFixture) -> None:
     results = scored(*between_others(["own function", *REPLACED]), reward=reward)
     assert [result.value for result in results] == [2.0, *[5.0, 2.0] * (len(REPLACED) + 1)]
     assert len(caplog.messages) == len(set(caplog.messages)) == 4  # each replaced name is reported once
@@ -82,7 +82,7 @@ def test_what_a_reward_replaces_does_not_reach_the_next_response(reward: str, ca
 
 
 @pytest.mark.parametrize("reward", ["hostile_rewards:act", "hostile_rewards:act_beside"])
-def test_a_reward_that_breaks_its_own_process_breaks_no_other_call(reward: str) -> None:
+def test_reward_breaking_its_process_spares_other_calls(reward: str) -> None:
     results = scored("ok", "builtin", "ok", reward=reward)
     assert [result.value for result in results] == [2.0, -1.0, 2.0]
 
@@ -121,7 +121,7 @@ def test_what_a_reward_takes_is_bounded(response: str, note: str) -> None:
     assert "memory_gib" in failed.note or "max_processes is 8" in failed.note
 
 
-def test_processes_that_stay_behind_a_call_are_bounded_too() -> None:
+def test_processes_left_behind_by_calls_are_bounded() -> None:
     """Processes are also counted while nothing is scored."""
 
     async def go() -> None:
@@ -212,6 +212,6 @@ def test_what_is_no_message_is_garbled(body: bytes) -> None:
             read(body)
 
 
-def test_a_child_that_is_ready_speaks_of_all_its_parts() -> None:
+def test_ready_message_must_describe_all_parts() -> None:
     with pytest.raises(Garbled):
         read_rewards_ready(json.dumps([[], [False], True]).encode(), 2)

@@ -133,7 +133,7 @@ def test_judges_each_response() -> None:
     assert not any(judged.reset_counts().values())
 
 
-def test_the_same_is_asked_once_even_at_the_same_time() -> None:
+def test_identical_judge_questions_are_asked_once() -> None:
     async def run() -> None:
         chat = Answers(a="yes", b="no")
         judged = judge(chat)
@@ -151,7 +151,7 @@ def test_the_same_is_asked_once_even_at_the_same_time() -> None:
     asyncio.run(run())
 
 
-def test_a_failure_is_no_verdict_and_is_not_remembered() -> None:
+def test_judge_failure_is_unavailable_and_not_cached() -> None:
     async def run() -> None:
         chat = Answers(a=JudgeReply(failure="nobody listens"))
         judged = judge(chat)
@@ -164,7 +164,7 @@ def test_a_failure_is_no_verdict_and_is_not_remembered() -> None:
     asyncio.run(run())
 
 
-def test_one_who_gives_up_does_not_end_the_asking_of_others() -> None:
+def test_cancelled_question_does_not_cancel_others() -> None:
     async def run() -> None:
         chat = Answers(a="yes")
         judged = judge(chat)

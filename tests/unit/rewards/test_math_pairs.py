@@ -19,12 +19,12 @@ JUDGED = read_pairs(PAIRS)
 
 
 @pytest.mark.parametrize("pair", JUDGED, ids=lambda pair: f"line-{pair.line}")
-def test_the_verdict_on_a_pair_is_the_person_s(pair: Pair) -> None:
+def test_math_verdicts_match_human_ones(pair: Pair) -> None:
     is_missed = (pair.reference, pair.response) in MISSES
     assert by_math_rule(pair.reference, pair.response) == (pair.is_right and not is_missed)
 
 
-def test_there_are_pairs_of_both_kinds_and_none_twice() -> None:
+def test_math_pairs_are_unique_with_both_verdicts() -> None:
     assert len({(pair.reference, pair.response) for pair in JUDGED}) == len(JUDGED) >= 200
     assert sum(not pair.is_right for pair in JUDGED) >= 70
     assert all((pair.reference, pair.response) not in MISSES or pair.is_right for pair in JUDGED)

@@ -106,7 +106,7 @@ def test_a_reference_that_is_no_mathematics_is_unparsable() -> None:
     assert "reference" in result.note
 
 
-def test_the_reference_comes_from_ground_truth_and_else_from_answer() -> None:
+def test_math_reference_is_ground_truth_or_else_answer() -> None:
     assert math_rule(PROMPT, "42", {"ground_truth": "42", "answer": "7"}).value == 1.0
     assert math_rule(PROMPT, "42", {"ground_truth": None, "answer": "42"}).value == 1.0
     with pytest.raises(ValueError, match="neither 'ground_truth' nor 'answer'"):
@@ -137,7 +137,7 @@ def test_the_fast_path_agrees_with_math_verify(reference: str, answer: str, boxe
 
 @settings(max_examples=100)
 @given(number=numbers, padding=st.integers(0, 3))
-def test_another_spelling_of_the_same_number_is_right_by_both(number: str, padding: int) -> None:
+def test_equal_spellings_are_right_by_both_verdicts(number: str, padding: int) -> None:
     decimals = len(number.partition(".")[2])
     spelling = f"{Decimal(number):.{min(6, decimals + padding)}f}"
     assert (
@@ -151,7 +151,7 @@ def test_plain_numbers_never_reach_math_verify(monkeypatch: pytest.MonkeyPatch) 
     assert outcome("41", "42").value == 0.0
 
 
-def test_of_a_long_response_without_a_box_only_the_end_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_unboxed_response_is_searched_at_end_only(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[str] = []
     monkeypatch.setattr(
         module, "math_verdict", lambda reference, answer: searched.append(answer) or math_verdict(reference, answer)
@@ -162,7 +162,7 @@ def test_of_a_long_response_without_a_box_only_the_end_is_searched(monkeypatch: 
 
 
 @pytest.mark.parametrize(("close", "content"), [("", None), ("}", "4")])
-def test_the_time_for_boxes_within_boxes_grows_with_their_number(close: str, content: str | None) -> None:
+def test_time_for_nested_boxes_grows_linearly(close: str, content: str | None) -> None:
     def nested(count: int) -> str:
         return "\\boxed{" * count + "4" + close * count
 

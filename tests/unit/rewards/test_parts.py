@@ -26,7 +26,7 @@ PARTS = parts_of(
 )
 
 
-def test_a_domain_has_one_part_without_a_name_or_those_that_it_adds_up() -> None:
+def test_domain_has_unnamed_or_several_parts() -> None:
     alone = RewardConfig.model_validate({"failed_value": -1.0, "reward_args": {"a": 1}})
     assert parts_of("maths", alone) == (RewardPart("rewards.maths", "", "maths", {"a": 1}, False, 1.0, -1.0),)
     assert (
@@ -35,7 +35,7 @@ def test_a_domain_has_one_part_without_a_name_or_those_that_it_adds_up() -> None
     ) == PARTS
 
 
-def test_a_single_reward_stays_as_it_is_and_counts_with_its_failed_value() -> None:
+def test_single_reward_is_unchanged_with_failed_value() -> None:
     results = [
         RewardResult(1.0),
         RewardResult(7.0, RewardOutcome.UNPARSABLE),
@@ -57,7 +57,7 @@ def test_the_sum_weighs_and_keeps_each_part() -> None:
     )
 
 
-def test_the_score_of_a_sum_is_that_of_its_verdicts() -> None:
+def test_score_of_sum_is_sum_of_verdicts() -> None:
     parts = parts_of("a", RewardConfig.model_validate({"parts": {"ifeval": {"weight": 2.0}, "repetition_penalty": {}}}))
     (both,) = summed(parts, [[RewardResult(1.0)], [RewardResult(-0.25, score=0.0)]])
     assert (both.value, both.score, both.graded) == (1.75, 2.0, 2.0)
@@ -66,7 +66,7 @@ def test_the_score_of_a_sum_is_that_of_its_verdicts() -> None:
 
 
 @pytest.mark.parametrize("outcome", [RewardOutcome.CRASHED, RewardOutcome.TIMED_OUT, RewardOutcome.UNAVAILABLE])
-def test_a_part_without_a_verdict_leaves_the_sum_without_one(outcome: RewardOutcome) -> None:
+def test_part_without_verdict_voids_the_sum(outcome: RewardOutcome) -> None:
     unread, failed = RewardResult(0.0, RewardOutcome.UNPARSABLE), RewardResult(0.0, outcome, note="gone")
     for results in ([unread, failed], [failed, RewardResult(1.0)]):
         (result,) = summed(PARTS, [[one] for one in results])
@@ -83,7 +83,7 @@ def test_an_unparsable_part_counts_with_its_failed_value() -> None:
 
 
 @pytest.mark.parametrize("values", [(1e308, 1e308), (1e308, -1e308), (3e38, 3e38)])
-def test_a_sum_that_fp32_cannot_hold_is_no_verdict(values: tuple[float, float]) -> None:
+def test_sum_beyond_fp32_range_is_no_verdict(values: tuple[float, float]) -> None:
     parts = parts_of("d", RewardConfig.model_validate({"parts": {"a": {"weight": 10.0}, "b": {"weight": 10.0}}}))
     (result,) = summed(parts, [[RewardResult(value)] for value in values])
     assert (result.value, result.outcome) == (0.0, RewardOutcome.CRASHED)
@@ -105,7 +105,7 @@ def by_hand(group: Sequence[Sequence[float]], weights: Sequence[float], judged: 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_normalised_sum_is_that_of_the_parts_normalised_by_hand(seed: int) -> None:
+def test_normalised_sum_matches_hand_computation(seed: int) -> None:
     drawn = random.Random(seed)
     weights = {"a": 1.0, "b": drawn.uniform(-2, 2), "c": 0.5}
     size = drawn.randint(1, 9)
@@ -127,12 +127,12 @@ def test_the_normalised_sum_is_that_of_the_parts_normalised_by_hand(seed: int) -
             assert result == before
 
 
-def test_equal_parts_add_nothing_however_their_mean_is_rounded() -> None:
+def test_equal_parts_normalise_to_zero() -> None:
     results = [RewardResult(0.1, parts={"a": 0.1}) for _ in range(3)]
     assert [result.value for result in normalised({"a": 5.0}, results)] == [0.0, 0.0, 0.0]
 
 
-def test_a_scale_does_not_matter_once_parts_are_normalised() -> None:
+def test_normalised_parts_do_not_depend_on_scale() -> None:
     small = [RewardResult(0.0, parts={"a": value, "b": 1 - value}) for value in (0.0, 1.0, 1.0, 0.0)]
     large = [RewardResult(0.0, parts={"a": 1000 * result.parts["a"], "b": result.parts["b"]}) for result in small]
     same = [result.value for result in normalised({"a": 1.0, "b": 2.0}, large)]

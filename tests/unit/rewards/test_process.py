@@ -73,7 +73,7 @@ def test_results_come_back_whole_and_in_order() -> None:
         ("unparsable", RewardOutcome.UNPARSABLE, "nothing there"),
     ],
 )
-def test_a_failed_reward_is_recorded_and_the_group_goes_on(
+def test_failed_reward_is_recorded_and_group_continues(
     response: str, outcome: RewardOutcome, note: str, marks: Path
 ) -> None:
     before, failed, after = scored("fine", response, "after", hangs_end=marks)
@@ -102,7 +102,7 @@ def line_of(response: str) -> int:
     return next((number for number, line in enumerate(lines, 1) if line.endswith(f"# {response}")), named + 1)
 
 
-def test_the_deadline_holds_for_each_response_and_is_kept(marks: Path) -> None:
+def test_reward_deadline_holds_for_each_response(marks: Path) -> None:
     waits = [f"wait {number}" for number in range(5)]
 
     async def go() -> list[RewardResult]:
@@ -123,7 +123,7 @@ def test_the_deadline_holds_for_each_response_and_is_kept(marks: Path) -> None:
     assert [result.outcome for result in run(go())] == [RewardOutcome.SCORED] * 5 + [RewardOutcome.TIMED_OUT]
 
 
-def test_a_blocked_event_loop_does_not_make_a_reward_late(marks: Path) -> None:
+def test_blocked_event_loop_does_not_time_out_rewards(marks: Path) -> None:
     async def go() -> list[RewardResult]:
         async with process() as rewards:
             scoring = asyncio.create_task(rewards.score(PROMPT, ["wait", "wait again"]))
@@ -138,7 +138,7 @@ def test_a_blocked_event_loop_does_not_make_a_reward_late(marks: Path) -> None:
     assert [result.outcome for result in run(go())] == [RewardOutcome.SCORED] * 2
 
 
-def test_several_failures_in_one_group_and_in_groups_at_once(marks: Path) -> None:
+def test_concurrent_groups_record_their_own_failures(marks: Path) -> None:
     async def go() -> list[list[RewardResult]]:
         async with process() as rewards:
             groups = [["hang", "ok", "exit", "ok"], ["ok"] * 4, ["raise", "hang"], ["ok"]]
@@ -153,16 +153,16 @@ def test_several_failures_in_one_group_and_in_groups_at_once(marks: Path) -> Non
     ]
 
 
-def test_what_a_reward_prints_does_not_disturb_its_results(capfd: pytest.CaptureFixture[str]) -> None:
+def test_reward_output_does_not_disturb_results(capfd: pytest.CaptureFixture[str]) -> None:
     assert scored("print")[0].value == 105.0
     assert "x" * 100000 in capfd.readouterr().err
 
 
-def test_a_process_that_a_reward_forked_says_nothing_in_its_place() -> None:
+def test_forked_reward_process_sends_no_result() -> None:
     assert [result.value for result in scored("fork", "ok", "fork", "good")] == [104.0, 102.0, 104.0, 104.0]
 
 
-def test_a_child_imports_neither_torch_nor_ray_and_gets_its_environment() -> None:
+def test_reward_child_imports_lightly_with_its_environment() -> None:
     results = scored("modules", "environment", system_envs={"REWARD_LEVEL": "6"})
     assert [result.value for result in results] == [0.0, 6.0]
 
@@ -182,7 +182,7 @@ def test_what_a_reward_started_ends_with_it(response: str, marks: Path) -> None:
 
 
 @pytest.mark.parametrize("response", ["apart", "apart and hang"])
-def test_what_a_reward_started_in_a_session_apart_ends_with_it(response: str, marks: Path) -> None:
+def test_detached_processes_of_reward_end_with_it(response: str, marks: Path) -> None:
     file = marks / "pid"
 
     async def go() -> None:
@@ -198,7 +198,7 @@ def test_what_a_reward_started_in_a_session_apart_ends_with_it(response: str, ma
             os.kill(pid, signal.SIGKILL)
 
 
-def test_what_a_reward_does_to_its_row_stays_with_the_response() -> None:
+def test_reward_changes_its_own_row_only() -> None:
     async def go() -> list[RewardResult]:
         async with process() as rewards:
             return await rewards.score(replace(PROMPT, row={"base": 1.0, "left": [7.0]}), ["take", "take", "ok"])
@@ -217,7 +217,7 @@ def test_a_child_that_died_while_idle_is_replaced() -> None:
     assert run(go())[0].value == 102.0
 
 
-def test_a_call_whose_child_somebody_killed_or_stopped_is_made_once_more(marks: Path) -> None:
+def test_call_of_killed_or_stopped_child_is_repeated(marks: Path) -> None:
     async def disturbed(rewards: RewardProcess, number: signal.Signals) -> None:
         mark = marks / "begun wait"
         await limits.comes_true(mark.exists, "the call has begun")
@@ -249,7 +249,7 @@ def test_a_call_whose_child_somebody_killed_or_stopped_is_made_once_more(marks: 
     ]
 
 
-def test_a_cancelled_group_leaves_no_result_to_the_next(marks: Path) -> None:
+def test_cancelled_group_leaves_no_result_behind(marks: Path) -> None:
     async def go() -> list[RewardResult]:
         async with process() as rewards:
             scoring = asyncio.create_task(rewards.score(PROMPT, ["wait", "stale", "stale"]))
@@ -280,7 +280,7 @@ def test_close_ends_what_is_under_way(marks: Path) -> None:
     assert all(isinstance(outcome, RollError) and "closed" in str(outcome) for outcome in run(go()))
 
 
-def test_a_reward_that_cannot_be_loaded_is_known_at_the_start() -> None:
+def test_unloadable_reward_raises_at_start() -> None:
     async def go(**others: Any) -> None:
         async with process(**others):
             pytest.fail("the reward process started")
@@ -291,7 +291,7 @@ def test_a_reward_that_cannot_be_loaded_is_known_at_the_start() -> None:
         run(go(reward_args={"bonsu": 1}))
 
 
-def test_a_child_that_dies_or_is_late_at_the_start(tmp_path: Path) -> None:
+def test_dead_or_late_child_start_raises(tmp_path: Path) -> None:
     (tmp_path / "dying_rewards.py").write_text("import os\nos._exit(9)\n")
     (tmp_path / "late_rewards.py").write_text("import time\ntime.sleep(3600)\n")
 
@@ -327,7 +327,7 @@ asyncio.run(main())
 """
 
 
-def test_a_child_dies_with_a_parent_that_is_killed(marks: Path) -> None:
+def test_reward_child_dies_with_killed_parent(marks: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     # The parent runs with -c and has no importable __main__. The child does not need one.
     command = [sys.executable, "-c", PARENT, str(marks / "hanging")]

@@ -117,7 +117,7 @@ def test_a_sandbox_refuses_rows_without_test_cases() -> None:
     assert [one.index for one in problems({"reward": "code_sandbox"}, [CASES, *bad])] == [1, 2, 3, 4, 5]
 
 
-def test_the_problem_is_said_in_the_words_of_the_reward() -> None:
+def test_row_problem_uses_words_of_the_reward() -> None:
     assert problems({"reward": "math_rule"}, [{"ground_truth": "1"}, {"question": "1"}]) == [
         RowProblem(1, "math_rule", "the row has neither 'ground_truth' nor 'answer'")
     ]
@@ -129,7 +129,7 @@ def test_each_part_judges_the_rows_and_is_named() -> None:
     assert [(one.index, one.reward) for one in found] == [(0, "exact_match"), (1, "ifeval")]
 
 
-def test_a_declared_check_judges_rows_in_place_of_the_reward() -> None:
+def test_declared_row_check_replaces_the_reward() -> None:
     rows = [{"key": 1}, {"key": 3}, {"other": 1}]
     found = problems({"reward": "row_rewards:checked", "group": True}, rows)
     assert [one.index for one in found] == [1, 2]
@@ -141,11 +141,11 @@ def test_a_check_of_an_asynchronous_service_is_called() -> None:
     assert [one.index for one in problems(keys, [{"key": 1}, {"key": 3}])] == [1]
 
 
-def test_a_reward_that_needs_a_service_is_not_called() -> None:
+def test_row_trial_skips_rewards_that_need_service() -> None:
     assert problems({"reward": "row_rewards:asks"}, [{"a": 1}, {"b": 1}]) == []
 
 
-def test_a_reward_without_check_is_tried_on_each_shape() -> None:
+def test_reward_without_check_is_tried_per_shape() -> None:
     rows = [
         {"solution": "a"},
         {"solution": "b"},
@@ -160,7 +160,7 @@ def test_a_reward_without_check_is_tried_on_each_shape() -> None:
     assert "AttributeError: 'NoneType' object has no attribute 'strip'" in found[0].problem
 
 
-def test_a_reward_without_check_is_called_once_for_each_further_shape(tmp_path: Path) -> None:
+def test_reward_is_called_once_for_each_further_shape(tmp_path: Path) -> None:
     log = str(tmp_path / "calls")
     problems(
         {"reward": "row_rewards:counts"},
@@ -195,5 +195,5 @@ def test_many_rows_are_checked_by_several_processes(monkeypatch: pytest.MonkeyPa
     assert tuple(one.index for one in problems({"reward": "exact_match"}, rows)) == bad
 
 
-def test_a_reward_that_cannot_be_loaded_is_left_to_the_trial() -> None:
+def test_row_trial_skips_unloadable_reward() -> None:
     assert problems({"reward": "row_rewards:absent"}, [{"a": 1}]) == []

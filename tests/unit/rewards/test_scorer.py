@@ -37,7 +37,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("template", ["chatml", "qwen2_5", "raw"])
-def test_is_given_the_tokens_that_it_was_trained_on(template: Template, tmp_path: Path) -> None:
+def test_scorer_receives_tokens_of_training(template: Template, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     columns = {
@@ -57,14 +57,14 @@ def test_is_given_the_tokens_that_it_was_trained_on(template: Template, tmp_path
             np.testing.assert_array_equal(encode(conversation, response), sequence.token_ids)
 
 
-def test_a_judge_is_given_its_message_with_an_open_turn() -> None:
+def test_judge_message_ends_with_an_open_turn() -> None:
     tokenizer = build_tokenizer()
     encode = message_encoder(renderer("chatml", tokenizer), tokenizer, False)
     assert tokenizer.decode(encode("so?").tolist()) == "<|im_start|>user\nso?<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.decode(message_encoder(renderer("raw", tokenizer), tokenizer, True)("so?").tolist()) == "so?"
 
 
-def test_a_row_of_the_held_out_set_has_columns_of_its_own() -> None:
+def test_held_out_row_uses_its_own_columns() -> None:
     training = DataConfig.model_validate({"file_name": "a", "messages": "messages"})
     held_out = DataConfig.model_validate({"file_name": "b", "prompt": "problem", "system": "be brief"})
     assert question_text(requested_conversation(ROWS[0], [training, held_out])) == "1+1="
@@ -74,7 +74,7 @@ def test_a_row_of_the_held_out_set_has_columns_of_its_own() -> None:
     )
 
 
-def test_the_score_is_read_at_the_last_token_that_is_no_padding() -> None:
+def test_score_is_read_at_last_unpadded_token() -> None:
     assert np.flatnonzero(scored_token(np.array([7, 8, END_ID], np.int32), PAD_ID)).tolist() == [2]
     assert np.flatnonzero(scored_token(np.array([7, 8, PAD_ID], np.int32), PAD_ID)).tolist() == [1]
 

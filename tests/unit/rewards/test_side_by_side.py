@@ -21,20 +21,20 @@ def said(results: list[RewardResult]) -> list[tuple[float, str, str]]:
     return [(result.value, str(result.outcome), result.note) for result in results]
 
 
-def test_calls_end_in_any_order_and_their_results_stay_in_that_of_the_responses() -> None:
+def test_concurrent_results_keep_order_of_responses() -> None:
     """The first calls wait for the last one, so all of them must run at the same time."""
     responses = ["after last", "after last", "after last", "last"]
     assert [result.value for result in scored(*responses, **AWAITED)] == [10, 10, 10, 4]
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_no_more_calls_run_at_once_than_are_allowed(concurrency: int) -> None:
+def test_concurrency_limit_bounds_simultaneous_calls(concurrency: int) -> None:
     responses = [str(number) for number in range(12)]
     results = scored(*responses, reward="awaited_rewards:most_running", concurrency=concurrency)
     assert max(result.value for result in results) == concurrency
 
 
-def test_a_late_call_is_cancelled_and_costs_neither_the_process_nor_its_neighbours(marks: Path) -> None:
+def test_late_concurrent_call_is_cancelled_alone(marks: Path) -> None:
     async def go() -> tuple[list[RewardResult], list[int], list[int]]:
         async with process(**AWAITED, timeout=limits.EXPIRY) as rewards:
             before = reward_children()
@@ -52,9 +52,7 @@ def test_a_late_call_is_cancelled_and_costs_neither_the_process_nor_its_neighbou
     ("guilty", "outcome", "note"),
     [("block 0 1", "timed_out", LATE), ("exit 0 1", "crashed", "the process ended itself with status 3")],
 )
-def test_a_call_that_costs_the_process_is_found_and_its_neighbours_are_scored(
-    guilty: str, outcome: str, note: str, marks: Path
-) -> None:
+def test_call_ending_its_process_spares_its_neighbours(guilty: str, outcome: str, note: str, marks: Path) -> None:
     """Neighbouring calls that have begun are repeated. Calls that have not begun are made as usual."""
     neighbours = ["after 0", "after 1"]
 
@@ -82,7 +80,7 @@ def test_a_call_that_costs_the_process_is_found_and_its_neighbours_are_scored(
     ]
 
 
-def test_a_call_that_does_not_let_itself_be_cancelled_is_ended_from_outside(marks: Path) -> None:
+def test_call_that_ignores_cancellation_is_killed(marks: Path) -> None:
     assert said(scored("ok", "swallow", "fine", hangs_end=marks, **AWAITED)) == [
         (2.0, "scored", ""),
         (-1.0, "timed_out", LATE),
@@ -90,7 +88,7 @@ def test_a_call_that_does_not_let_itself_be_cancelled_is_ended_from_outside(mark
     ]
 
 
-def test_what_an_asynchronous_reward_raises_is_recorded_with_its_place(marks: Path) -> None:
+def test_asynchronous_reward_exception_is_recorded_with_line(marks: Path) -> None:
     lines = (marks / "awaited_rewards.py").read_text().splitlines()
     line = lines.index('            raise KeyError("no such thing")') + 1
     failed, forked, fine = scored("raise", "fork", "fine", **AWAITED)
@@ -99,7 +97,7 @@ def test_what_an_asynchronous_reward_raises_is_recorded_with_its_place(marks: Pa
     assert (forked.value, fine.value) == (4.0, 4.0)
 
 
-def test_new_responses_do_not_wait_for_those_that_are_under_way(marks: Path) -> None:
+def test_new_responses_start_beside_running_ones(marks: Path) -> None:
     async def go() -> list[float]:
         async with process(**AWAITED) as rewards:
             first = asyncio.create_task(rewards.score(PROMPT, ["after 0"]))
@@ -129,7 +127,7 @@ def test_a_cancelled_group_disturbs_none_beside_it(marks: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["longer_than", "longer_than_awaited"])
-def test_a_reward_of_a_group_is_given_all_responses_at_once(name: str) -> None:
+def test_group_reward_receives_all_responses_together(name: str) -> None:
     group = {"reward": f"awaited_rewards:{name}", "group": True}
 
     async def go() -> list[list[RewardResult]]:
@@ -173,7 +171,7 @@ def test_the_parts_of_a_domain_share_its_process() -> None:
     assert (third.outcome, third.note) == (RewardOutcome.UNAVAILABLE, "length: nobody answers")
 
 
-def test_a_plain_function_does_not_run_side_by_side() -> None:
+def test_concurrency_of_plain_function_is_refused() -> None:
     async def go() -> None:
         async with process(reward="awaited_rewards:process_number", concurrency=2):
             pytest.fail("the reward process started")

@@ -165,7 +165,7 @@ def test_a_choice_is_a_letter_that_stands_alone(response: str, letter: str | Non
     assert (stated_letter(response) if boxed is None else letter_of(boxed)) == letter
 
 
-def test_a_reward_is_found_by_name_and_a_user_s_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reward_loads_by_name_or_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_rewards.py").write_text("def length(prompt, response, row): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert load_reward("exact_match") is exact_match
@@ -199,7 +199,7 @@ def test_the_known_rewards_are_those_that_register() -> None:
         ("a-b", "cannot be the name of a reward"),
     ],
 )
-def test_a_reward_that_is_not_there_is_a_fault_with_the_known_names(name: str, problem: str) -> None:
+def test_unknown_reward_is_fault_with_known_names(name: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_reward(name, "rewards.math.reward")
     (fault,) = caught.value.faults
@@ -208,7 +208,7 @@ def test_a_reward_that_is_not_there_is_a_fault_with_the_known_names(name: str, p
     assert ", ".join(known_rewards()) in fault.remedy
 
 
-def test_a_module_that_does_not_import_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reward_module_import_error_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_rewards.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="ZeroDivisionError: division by zero"):
@@ -260,5 +260,5 @@ def test_the_answer_follows_the_thinking_of_each_family(thinking: str) -> None:
 
 
 @pytest.mark.parametrize("piece", ["(", "*", "answer ", "A is ", "A or ", "answer: ", " "])
-def test_the_time_for_a_choice_grows_with_the_text(piece: str) -> None:
+def test_time_for_a_choice_grows_linearly(piece: str) -> None:
     assert growth(stated_letter, lambda count: piece * count, 2000) < ABOUT_LINEAR

@@ -40,7 +40,7 @@ def test_right_prefix(response: str, value: float, turns: list[float]) -> None:
 
 
 @given(reference=st.text("0123", min_size=1, max_size=4), response=st.text("0123", max_size=6))
-def test_right_prefix_is_above_0_for_the_right_answer_alone(reference: str, response: str) -> None:
+def test_right_prefix_pays_only_the_right_answer(reference: str, response: str) -> None:
     said = right_prefix(PROMPT, response, {"ground_truth": reference})
     assert (said.value > 0) == (response == reference)
     if response:
@@ -104,7 +104,7 @@ def test_equations_of_whole_numbers(a: int, b: int, c: int, off: int) -> None:
     ("repeated", "end", "count"),
     [("1+", "", 20000), ("1 + 1 = 1 ", "", 500), (" ", "=", 40000), ("(", "1+1=2", 20000), ("9", "=9", 40000)],
 )
-def test_the_time_for_any_response_grows_with_its_length(repeated: str, end: str, count: int) -> None:
+def test_time_for_any_response_grows_linearly(repeated: str, end: str, count: int) -> None:
     assert growth(judge_equations, lambda number: repeated * number + end, count) < ABOUT_LINEAR
 
 

@@ -98,7 +98,7 @@ def tried(domains: dict[str, Any], with_rows: bool = True) -> list[Fault]:
     return asyncio.run(try_rewards(sections, firsts, limits.START)).faults
 
 
-def test_sound_rewards_and_those_that_need_a_service_pass() -> None:
+def test_sound_and_service_rewards_pass_trial() -> None:
     parts = {"a": {"reward": "tried_rewards:asks"}, "b": {"reward": "tried_rewards:unparsable"}}
     sound = {"reward": "tried_rewards:sound"}
     assert not tried(
@@ -113,7 +113,7 @@ def test_a_domain_without_rows_is_imported_alone() -> None:
     assert fault.place == "rewards.absent.reward"
 
 
-def test_every_domain_s_fault_is_said_at_once_with_its_place_in_the_user_s_code(module: Path) -> None:
+def test_trial_names_every_faulty_domain_with_line(module: Path) -> None:
     faults = tried({name: {"reward": f"tried_rewards:{name}"} for name, _ in CRASHES})
     for (name, said), fault in zip(CRASHES, faults, strict=True):
         line = next(number for number, text in enumerate(MODULE.splitlines(), 1) if text.endswith(f"# {name}"))
@@ -139,7 +139,7 @@ def test_every_domain_s_fault_is_said_at_once_with_its_place_in_the_user_s_code(
         ({"reward": "tried_rewrds:sound"}, "No module named 'tried_rewrds'"),
     ],
 )
-def test_what_a_reward_must_not_do_is_a_fault(keys: dict[str, Any], problem: str) -> None:
+def test_forbidden_reward_behaviour_is_a_fault(keys: dict[str, Any], problem: str) -> None:
     (fault,) = tried({"own": keys})
     assert problem in fault.problem
 
