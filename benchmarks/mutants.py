@@ -218,7 +218,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "roll/agents/episodes.py",
         "if bridge is not None else 0) >= self._longest",
         "if bridge is not None else 0) > self._longest",
-        "rollout/test_episodes.py::test_an_observation_that_fills_the_context_is_left_out",
+        "rollout/test_episodes.py::test_observation_filling_the_context_is_dropped",
     ),
     "generation without room": Mutant(
         "roll/agents/episodes.py",
@@ -236,7 +236,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "roll/rollout/group.py",
         "temperature=0.0, top_p=1.0, top_k=-1)",
         "temperature=0.0)",
-        "rollout/test_scheduler.py::test_a_greedy_response_is_not_sampled_from_a_truncation",
+        "rollout/test_scheduler.py::test_greedy_baseline_ignores_sampling_truncation",
     ),
     "rewards not clipped": Mutant(
         "roll/runs/rlvr/wiring.py",

@@ -75,7 +75,7 @@ def test_an_unparsable_answer_is_a_verdict() -> None:
     assert step.rewards.tolist() == [0]
 
 
-def test_truncated_responses_leave_the_loss_and_not_the_group() -> None:
+def test_truncated_responses_leave_loss_but_not_group() -> None:
     groups = [make_group(0, [make_episode([5, 6], 0.0, stop=StopReason.LENGTH), make_episode([7], 2.0)])]
     step = experience(groups, Shaping(max_len_mask=True))
     assert step.rewards.tolist() == [0, 2]
@@ -105,7 +105,7 @@ def test_a_train_batch_carries_what_was_sampled() -> None:
     assert batch.ref_log_probs is None
 
 
-def test_the_kl_to_the_reference_is_paid_from_the_reward() -> None:
+def test_kl_to_reference_is_subtracted_from_reward() -> None:
     step = experience([make_group(0, [make_episode([5, 6], 3.0, log_probs=[-1, -2])])], Shaping())
     ref = np.array([0, 0, -1.5, -1], np.float32)
     # k1 is 1/2 and -1 at the two tokens, with weight 0.1. The return is 3 + 0.1 at the last token, and 0.05 less at the
@@ -120,7 +120,7 @@ def test_the_kl_to_the_reference_is_paid_from_the_reward() -> None:
         assigned(step, None, Credit("reinforce", Normalisation(), kl_coef=0.1))
 
 
-def test_a_group_outside_the_thresholds_leaves_the_loss_and_not_the_statistics() -> None:
+def test_excluded_groups_leave_loss_but_not_statistics() -> None:
     groups = [
         make_group(0, [make_episode([5], 1.0), make_episode([6], 1.0)]),
         make_group(1, [make_episode([5], 1.0), make_episode([6], 0.0)]),
@@ -135,7 +135,7 @@ def test_a_group_outside_the_thresholds_leaves_the_loss_and_not_the_statistics()
     assert metrics["response/masked_fraction"] == 0.75
 
 
-def test_long_wrong_responses_leave_the_loss_and_not_the_group() -> None:
+def test_long_wrong_responses_leave_loss_but_not_group() -> None:
     groups = [
         make_group(
             0,
@@ -156,7 +156,7 @@ def test_long_wrong_responses_leave_the_loss_and_not_the_group() -> None:
     np.testing.assert_array_equal(punished.sequences.response_mask, step.sequences.response_mask)
 
 
-def test_long_responses_pay_before_credit_is_assigned_and_the_difficulty_does_not_see_it() -> None:
+def test_overlong_penalty_precedes_advantages_and_skips_difficulty() -> None:
     # With limit 4 and buffer 2, two tokens are free, three cost half of the factor 0.5, and four cost all of it.
     groups = [make_group(0, [make_episode([5] * n, 1.0) for n in (1, 2, 3, 4)])]
     step = experience(groups, Shaping(overlong=Overlong(limit=4, buffer=2, factor=0.5)))
@@ -166,7 +166,7 @@ def test_long_responses_pay_before_credit_is_assigned_and_the_difficulty_does_no
     assert CreditAssignment(REINFORCE)(step, None)[1]["reward/shaped_mean"] == pytest.approx(3.25 / 4)
 
 
-def test_the_greedy_response_is_compared_with_and_not_trained_on() -> None:
+def test_greedy_baseline_is_not_trained_on() -> None:
     groups = [
         make_group(0, [make_episode([5], 1.0), make_episode([6], 0.0)], baseline=make_episode([9, 9], 0.25)),
         make_group(1, [make_episode([7], 1.0)], baseline=make_episode([9], 1.0)),
@@ -196,7 +196,7 @@ def test_a_long_greedy_response_pays_for_its_length() -> None:
     assert assigned(step, None, Credit("remax", Normalisation())).advantages.tolist() == [0, 0, 0.25, 0.25, 0.25]
 
 
-def test_without_a_verdict_on_the_greedy_response_there_is_nothing_to_compare_with() -> None:
+def test_prompt_without_greedy_verdict_is_dropped() -> None:
     crashed = make_group(0, [make_episode([5], 1.0)], baseline=make_episode([9], outcome=RewardOutcome.CRASHED))
     sound = make_group(1, [make_episode([7], 1.0)], baseline=make_episode([9], 0.0))
     step = experience([crashed, sound], Shaping())
@@ -204,7 +204,7 @@ def test_without_a_verdict_on_the_greedy_response_there_is_nothing_to_compare_wi
     assert step.baselines is not None and step.baselines.tolist() == [0]
 
 
-def test_rewards_differ_among_the_responses_that_can_be_learnt_from() -> None:
+def test_rewards_differ_counts_scored_responses_only() -> None:
     assert rewards_differ(make_group(0, [make_episode([5], 1.0), make_episode([5], 0.0)]))
     assert not rewards_differ(make_group(0, [make_episode([5], 1.0), make_episode([5], 1.0)]))
     assert not rewards_differ(
@@ -213,7 +213,7 @@ def test_rewards_differ_among_the_responses_that_can_be_learnt_from() -> None:
     assert not rewards_differ(make_group(0, [make_episode([5], 1.0)]))
 
 
-def test_without_the_engines_log_probs_the_trainers_are_the_policys() -> None:
+def test_trainer_log_probs_replace_missing_engine_ones() -> None:
     silent = Episode([make_trajectory(replace(sampled([5, 6]), log_probs=None))], RewardResult(3.0))
     step = experience([make_group(0, [silent])], Shaping())
     assert step.behaviour_log_probs is None
@@ -224,7 +224,7 @@ def test_without_the_engines_log_probs_the_trainers_are_the_policys() -> None:
     np.testing.assert_allclose(batch.advantages, [0, 0, 3.05, 3.1], rtol=1e-6)
 
 
-def test_metrics_of_the_parts_of_a_reward_by_hand() -> None:
+def test_metrics_of_reward_parts_by_hand() -> None:
     parts = [{"right": 1.0, "right/steps": 0.5}, {"right": 0.0}, {"right": 5.0}]
     outcomes = [RewardOutcome.SCORED, RewardOutcome.UNPARSABLE, RewardOutcome.UNAVAILABLE]
     results = [RewardResult(3.0, outcome, part) for outcome, part in zip(outcomes, parts, strict=True)]

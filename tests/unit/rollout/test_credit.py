@@ -36,7 +36,7 @@ def test_running_moments_know_all_rewards_so_far() -> None:
     assert advantages_of(assignment, step_of(4, 6)) == pytest.approx([1 / std, 3 / std], rel=1e-5)
 
 
-def test_rewards_are_compared_within_the_domain_of_their_prompts() -> None:
+def test_domain_normalisation_compares_prompts_of_one_domain() -> None:
     drawn = [("math", [0, 4]), ("code", [1, 1, 7]), ("math", [2])]
     groups = [
         make_group(number, [make_episode([5], r) for r in rewards], domain=domain)
@@ -63,7 +63,7 @@ def test_a_saved_state_goes_on_exactly() -> None:
     assert resumed.state_dict() == whole.state_dict()
 
 
-def test_the_weight_of_the_kl_adapts_after_the_step_and_is_reported() -> None:
+def test_adaptive_kl_weight_changes_after_the_step() -> None:
     assignment = CreditAssignment(Credit("reinforce", Normalisation(), kl_coef=0.1, target_kl=0.1, kl_horizon=4))
     # k1 is 1/2 on both tokens, five times the target. The error is clipped to 0.2. Two responses and horizon 4: factor
     # 1 + 0.2 * 2 / 4.
@@ -76,7 +76,7 @@ def test_the_weight_of_the_kl_adapts_after_the_step_and_is_reported() -> None:
     assert batch.advantages[2] == pytest.approx(-0.055)
 
 
-def test_a_constant_weight_is_the_configurations_also_after_a_resume() -> None:
+def test_constant_kl_weight_follows_configuration_after_resume() -> None:
     before = CreditAssignment(Credit("reinforce", Normalisation(), kl_coef=0.1))
     after = CreditAssignment(Credit("reinforce", Normalisation(), kl_coef=0.3))
     after.load_state_dict(before.state_dict())
@@ -84,7 +84,7 @@ def test_a_constant_weight_is_the_configurations_also_after_a_resume() -> None:
     assert after(step_of(0), ref)[1]["reward/kl_coef"] == 0.3
 
 
-def test_without_a_kl_there_are_no_metrics_of_one() -> None:
+def test_no_kl_metrics_without_kl() -> None:
     assert set(CreditAssignment(RUNNING)(step_of(1, 2), None)[1]) == {
         "reward/shaped_mean",
         "response/masked_fraction",
@@ -110,7 +110,7 @@ def test_weights_of_responses_by_hand() -> None:
     assert sequence_weights(step, Credit("grpo", Normalisation())) is None
 
 
-def test_on_policy_distillation_pays_each_token_what_the_teacher_gives_it_over_the_policy() -> None:
+def test_distillation_reward_is_teacher_minus_policy_log_prob() -> None:
     """With `gamma` 0 and a KL of weight 1 as the only reward, each token is rewarded only for itself."""
     step = experience([make_group(0, [make_episode([5, 6, 7], 0.0), make_episode([8, 9], 0.0)])], Shaping())
     mask = step.sequences.response_mask

@@ -136,7 +136,7 @@ class Schedule(EachByItself):
 
 
 @each("start", list(range(0, SCHEDULES, QUICK)), [0])
-def test_whatever_dies_each_prompt_is_used_once_and_in_time(start: int) -> None:
+def test_every_prompt_is_used_once_despite_deaths(start: int) -> None:
     restarts = 0
     for number in range(start, start + QUICK):
         loop, schedule = VirtualTime(), Schedule(number)

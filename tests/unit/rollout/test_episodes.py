@@ -158,7 +158,7 @@ def test_every_end_has_its_reason(case: tuple[StopReason, World, Engine, dict[st
 
 
 @pytest.mark.parametrize("has_bridge", [True, False])
-def test_an_observation_that_fills_the_context_is_left_out(has_bridge: bool) -> None:
+def test_observation_filling_the_context_is_dropped(has_bridge: bool) -> None:
     """The observation ends exactly at the limit, so no token could be sampled after it: it would only cost memory."""
     chat, full = Chat(has_bridge), 42  # 18 tokens given, 7 sampled, 17 observed
     episode = one(World([said("a"), DONE]), Engine(counting()), sequence=full, chat=chat)
@@ -173,7 +173,7 @@ def test_a_first_observation_may_fill_the_context() -> None:
     assert episode.stop is StopReason.CONTEXT_FULL and not engine.requests and episode.length == 0
 
 
-def test_what_is_late_before_its_first_turn_has_no_verdict() -> None:
+def test_timeout_before_first_turn_gives_no_verdict() -> None:
     episode = one(World([DONE]), Engine(counting(), takes=2 * LATE), seconds=LATE)
     assert episode.length == 0 and episode.stop is StopReason.DEADLINE and not usable(RolloutGroup(task(), [episode]))
     assert "episode_timeout" in episode.reward.note
@@ -237,7 +237,7 @@ def test_what_the_chat_template_refuses_is_a_failure(refuses: int) -> None:
     assert [world.closed for world in worlds.opened] == [1]
 
 
-def test_an_observation_longer_than_a_prompt_may_be_is_a_failure() -> None:
+def test_observation_longer_than_prompt_length_fails_episode() -> None:
     long = Observation([{"role": "user", "content": "x" * 200}])
     worlds = Worlds(lambda: World([DONE], long))
 
@@ -269,13 +269,13 @@ def test_calls_that_cannot_be_read_are_answered() -> None:
     ]
 
 
-def test_calls_that_cannot_be_read_may_end_an_episode() -> None:
+def test_unreadable_calls_may_end_an_episode() -> None:
     world = World([DONE], malformed_calls="end")
     episode = one(world, Engine(lambda _: "!add"))
     assert episode.stop is StopReason.COMPLETED and episode.reward.value == 0 and not world.heard
 
 
-def test_calls_that_cannot_be_read_may_be_a_step() -> None:
+def test_unreadable_calls_may_count_as_a_step() -> None:
     world = World([Step(reward=-0.5, done=True, metrics={"tool_errors": 2.0})], malformed_calls="step")
     episode = one(world, Engine(lambda _: "!add"))
     assert [message["malformed"] for message in world.heard] == [["!add"]]
@@ -302,7 +302,7 @@ def test_a_reward_of_the_domain_is_added() -> None:
         assert list(episode.turn_rewards) == [0.0, 1.0], "the reward of the domain is not in the rewards of the turns"
 
 
-def test_episodes_of_a_group_are_played_side_by_side() -> None:
+def test_episodes_of_a_group_run_concurrently() -> None:
     async def play() -> float:
         worlds = Worlds(lambda: World([said("a"), DONE], takes=1.0))
         await groups(episodes(worlds, Engine(counting())), samples=16).sample(task(), None)
@@ -326,7 +326,7 @@ def test_cancelled_episodes_close_their_environments() -> None:
     assert [world.closed for world in worlds.opened] == [1, 1, 1]
 
 
-def test_an_error_of_the_engine_is_no_failure_of_the_environment() -> None:
+def test_engine_error_is_not_an_environment_failure() -> None:
     class Dead(Engine):
         async def generate(self, *given: Any, **more: Any) -> Any:
             raise RollError("the last engine died")

@@ -43,7 +43,7 @@ def test_the_bounds_themselves_are_dropped() -> None:
     assert not StdAbove(0.0)(group_of(1.0, 1.0))
 
 
-def test_a_group_without_a_verdict_is_dropped_and_one_verdict_has_no_spread() -> None:
+def test_group_filter_drops_groups_without_enough_verdicts() -> None:
     assert not MeanBetween()(group_of(lost=3)) and not StdAbove(-1.0)(group_of(lost=3))
     assert MeanBetween(0.0, 2.0)(group_of(1.0, lost=2)) and not StdAbove(0.0)(group_of(1.0, lost=2))
 

@@ -173,7 +173,7 @@ def test_two_models_judge_one_after_the_other() -> None:
     asyncio.run(asyncio.wait_for(run(), limits.CALL))
 
 
-def test_what_is_asked_for_while_a_model_judges_is_generated_after_it() -> None:
+def test_generation_waits_for_time_shared_judge() -> None:
     async def run() -> None:
         device = Device()
         await device.enter()

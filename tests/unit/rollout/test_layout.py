@@ -100,7 +100,7 @@ def test_every_token_has_its_place(drawn: list[RolloutGroup]) -> None:
 
 
 @given(st.lists(st.integers(0, 3)))
-def test_runs_are_found_as_by_going_along_the_tokens(versions: list[int]) -> None:
+def test_version_runs_match_a_scan_of_tokens(versions: list[int]) -> None:
     expected = [(version, len(list(run))) for version, run in groupby(versions)]
     assert [(run.version, run.tokens) for run in version_runs(np.array(versions, np.int32))] == expected
 

@@ -60,7 +60,7 @@ def step(of: Sequence[RolloutGroup]) -> Sequences:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
-def test_groups_asked_about_ahead_have_the_log_probs_of_the_step(order: tuple[int, ...]) -> None:
+def test_ahead_reference_log_probs_equal_those_of_step(order: tuple[int, ...]) -> None:
     async def compare() -> None:
         taken = groups()
         ahead = ReferenceAhead(Model().log_probs, SHAPING)
@@ -74,7 +74,7 @@ def test_groups_asked_about_ahead_have_the_log_probs_of_the_step(order: tuple[in
     asyncio.run(compare())
 
 
-def test_the_reference_works_before_the_step_is_complete_and_is_asked_once() -> None:
+def test_reference_works_before_step_is_complete() -> None:
     async def run() -> None:
         model, taken = Model(), groups()
         ahead = ReferenceAhead(model.log_probs, SHAPING)
@@ -90,7 +90,7 @@ def test_the_reference_works_before_the_step_is_complete_and_is_asked_once() -> 
     asyncio.run(run())
 
 
-def test_what_the_reference_raises_ends_the_step_that_needs_it() -> None:
+def test_reference_failure_ends_the_step_needing_it() -> None:
     async def run() -> None:
         taken = groups()
         ahead = ReferenceAhead(Model(fails_on=20).log_probs, SHAPING)

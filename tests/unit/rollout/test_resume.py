@@ -84,7 +84,7 @@ class Same(EachByItself):
         return [RewardResult(0.0)] * len(responses)
 
 
-def test_the_scheduler_goes_on_with_the_prompts_that_were_due(tmp_path: Path) -> None:
+def test_resumed_scheduler_continues_with_due_prompts(tmp_path: Path) -> None:
     (tmp_path / LOOP_FILE).write_text(WRITTEN)
     state = LoopState.read(tmp_path)
 
@@ -100,7 +100,7 @@ def test_the_scheduler_goes_on_with_the_prompts_that_were_due(tmp_path: Path) ->
     assert asyncio.run(run()) == list(zip(range(9, 13), DRAWN, strict=True))
 
 
-def test_credit_goes_on_with_the_moments_and_the_weight_that_it_had(tmp_path: Path) -> None:
+def test_resumed_credit_keeps_moments_and_kl_weight(tmp_path: Path) -> None:
     (tmp_path / LOOP_FILE).write_text(WRITTEN)
     assignment = CreditAssignment(Credit("reinforce", Normalisation(mean="running"), kl_coef=0.1, target_kl=0.01))
     assignment.load_state_dict(LoopState.read(tmp_path).credit)

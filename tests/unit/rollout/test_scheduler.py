@@ -157,7 +157,7 @@ def test_asynchronous_training_keeps_the_ratio_in_flight() -> None:
     asyncio.run(run())
 
 
-def test_groups_leave_in_the_order_in_which_they_were_drawn() -> None:
+def test_groups_leave_in_order_of_drawing() -> None:
     async def run() -> None:
         generator = Gated(is_open=False)
         rollouts, _ = scheduler(generator, batch_size=2, ratio=1.0)
@@ -176,7 +176,7 @@ def test_groups_leave_in_the_order_in_which_they_were_drawn() -> None:
     asyncio.run(run())
 
 
-def test_a_saved_position_repeats_what_was_in_flight_and_nothing_that_was_handed_over() -> None:
+def test_saved_position_repeats_only_groups_in_flight() -> None:
     async def run() -> None:
         generator = Gated(is_open=True)
         rollouts, source = scheduler(generator, batch_size=4, ratio=1.0)
@@ -204,7 +204,7 @@ def test_a_saved_position_repeats_what_was_in_flight_and_nothing_that_was_handed
     asyncio.run(run())
 
 
-def test_every_prompt_has_a_seed_of_its_own_or_none() -> None:
+def test_every_prompt_has_own_seed_or_none() -> None:
     async def run(seed: int | None) -> dict[int, int | None]:
         generator = Gated(is_open=True)
         rollouts, _ = scheduler(generator, seed=seed)
@@ -215,7 +215,7 @@ def test_every_prompt_has_a_seed_of_its_own_or_none() -> None:
     assert asyncio.run(run(None)) == dict.fromkeys(range(4))
 
 
-def test_a_failure_passes_to_the_loop_and_the_rest_is_cancelled_on_close() -> None:
+def test_generator_failure_is_raised_and_close_cancels() -> None:
     async def run() -> None:
         generator = Gated(is_open=False)
         generator.fails_on = 2
@@ -229,7 +229,7 @@ def test_a_failure_passes_to_the_loop_and_the_rest_is_cancelled_on_close() -> No
     asyncio.run(run())
 
 
-def test_a_wider_window_hands_over_what_is_finished_and_goes_on_without_it_after_a_resume() -> None:
+def test_rollout_window_skips_consumed_groups_after_resume() -> None:
     async def run() -> None:
         generator = Gated(is_open=False)
         rollouts, _ = scheduler(generator, batch_size=2, ratio=1.0, window=4)
@@ -253,7 +253,7 @@ def test_a_wider_window_hands_over_what_is_finished_and_goes_on_without_it_after
     asyncio.run(run())
 
 
-def test_a_failure_that_is_still_in_flight_does_not_break_the_close() -> None:
+def test_failure_in_flight_does_not_break_close() -> None:
     async def run() -> None:
         generator = Gated(is_open=True)
         generator.fails_on = 3
@@ -269,7 +269,7 @@ def test_a_failure_that_is_still_in_flight_does_not_break_the_close() -> None:
     asyncio.run(run())
 
 
-def test_prompt_seeds_differ_by_seed_stream_and_prompt_and_fit_31_bits() -> None:
+def test_prompt_seeds_are_distinct_and_fit_31_bits() -> None:
     seeds = {
         (run, stream, prompt): prompt_seed(run, stream, prompt)
         for run in range(4)
@@ -305,7 +305,7 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing() -> None:
     asyncio.run(run())
 
 
-def test_where_the_bound_is_hit_dropped_groups_fill_the_batch_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_dropped_groups_fill_batch_at_the_bound(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         rollouts, source = scheduler(
             Gated(is_open=True), scorer=AlikeFor(lambda prompt_id: prompt_id != 5), most_batches=2
@@ -323,7 +323,7 @@ def test_where_the_bound_is_hit_dropped_groups_fill_the_batch_up(caplog: pytest.
     assert "kept 1 of 8 drawn groups, but a step has 4" in caplog.text
 
 
-def test_dynamic_sampling_keeps_the_ratio_in_flight_and_repeats_from_a_saved_position() -> None:
+def test_dynamic_sampling_keeps_ratio_and_resumes_exactly() -> None:
     async def run() -> None:
         generator = Gated(is_open=True)
         rollouts, source = scheduler(generator, scorer=ODD, ratio=0.5, most_batches=3)
@@ -342,7 +342,7 @@ def test_dynamic_sampling_keeps_the_ratio_in_flight_and_repeats_from_a_saved_pos
     asyncio.run(run())
 
 
-def test_a_greedy_response_is_not_sampled_from_a_truncation() -> None:
+def test_greedy_baseline_ignores_sampling_truncation() -> None:
     async def run() -> list[Sampling]:
         generator = Gated(is_open=True)
         sampling = Sampling(8, samples=2, temperature=0.7, top_p=0.5, top_k=3)

@@ -63,7 +63,7 @@ def batch_of(step: Experience, credit: Credit, ref: np.ndarray | None = None) ->
 MASK = [0, 0, 1, 1, 0, 1, 0, 0, 1] + [0, 0, 1, 0, 1, 1] + [0, 0, 0, 0, 1, 0]
 
 
-def test_segments_lie_end_to_end_and_only_sampled_ones_are_learnt() -> None:
+def test_segments_are_joined_and_only_sampled_ones_learnt() -> None:
     step = step_of(tool_call(), compacted())
     assert step.sequences.token_ids.tolist() == [
         1,
@@ -176,7 +176,7 @@ def test_turns_taken_in_one_state_are_compared() -> None:
 
 
 @pytest.mark.parametrize("stop", list(StopReason))
-def test_what_ends_an_episode_says_whether_it_has_a_verdict(stop: StopReason) -> None:
+def test_stop_reason_decides_whether_episode_counts(stop: StopReason) -> None:
     group = group_of(tool_call(0.0, stop), one_turn(1.0), one_turn(0.5))
     kept = experience([group], Shaping()).rewards.tolist()
     masked = experience([group], Shaping(max_len_mask=True)).sequences.response_mask.sum()
@@ -189,7 +189,7 @@ def test_what_ends_an_episode_says_whether_it_has_a_verdict(stop: StopReason) ->
         assert (kept, masked, truncated) == ([0, 1, 0.5], 6, 0)
 
 
-def test_a_trajectory_that_was_broken_off_leaves_its_whole_episode_out() -> None:
+def test_aborted_trajectory_drops_its_whole_episode() -> None:
     first, second = compacted().trajectories
     broken = Episode([replace(first, stop=StopReason.ABORTED), second], RewardResult(9.0))
     assert step_of(broken, one_turn(1.0)).rewards.tolist() == [1]
@@ -227,7 +227,7 @@ def test_an_update_holds_whole_episodes() -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("budget", [1, 15, 100])
-def test_an_episode_weighs_as_one_sequence_however_it_is_split(replicas: int, budget: int) -> None:
+def test_episodes_weigh_equally_in_every_split(replicas: int, budget: int) -> None:
     """Each of three episodes has a third of the loss, whether or not its trajectories are in the same micro-batch."""
     batch = batch_of(step_of(tool_call(), compacted(), one_turn(0.0)), Credit("grpo", Normalisation()))
     shape = TrainShape(1, 1, budget, "seq-mean-token-mean", 1.0)

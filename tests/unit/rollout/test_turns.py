@@ -88,7 +88,7 @@ def test_bytes_of_one_letter_stay_together() -> None:
     assert located(tokenizer, segment, [1, 2, 3]) == [1, 4, 6]
 
 
-def test_the_end_of_the_sequence_belongs_to_the_last_turn_if_that_reaches_the_texts_end() -> None:
+def test_end_of_sequence_belongs_to_last_turn() -> None:
     tokenizer = bytewise()
     segment = response(tokenizer, [*tokenizer("ab", add_special_tokens=False).input_ids, END_ID])
     assert located(tokenizer, segment, [1, 2]) == [1, 3]
@@ -155,7 +155,7 @@ def advantages_of(groups: list[RolloutGroup], credit: Credit = BY_TURNS, shaping
     return CreditAssignment(credit)(experience(groups, shaping or Shaping()), None)[0].advantages.tolist()
 
 
-def test_turns_are_discounted_and_what_is_left_of_the_value_is_the_last_ones() -> None:
+def test_turn_rewards_discount_and_last_turn_gets_rest() -> None:
     # Two turns get 1 and 2. The rest of the reward 7, which is 4, goes to the tokens after them. An undivided response
     # is one turn.
     groups = [make_group(0, [turn_rewarded([5, 6, 7, 8, 9], 7.0, [2, 3], [1.0, 2.0]), make_episode([5, 6], 3.0)])]
@@ -188,7 +188,7 @@ def test_the_punishment_of_length_is_the_last_turns() -> None:
     ]
 
 
-def test_the_turns_of_masked_responses_count_and_are_not_learnt() -> None:
+def test_masked_turns_count_in_statistics_only() -> None:
     groups = [
         make_group(
             0, [turn_rewarded([5, 6], 3.0, [1, 2], [1.0, 2.0]), turn_rewarded([7], 9.0, [1], [9.0], StopReason.LENGTH)]
@@ -214,7 +214,7 @@ def whole_texts(episode: Episode) -> str:
 
 @settings(deadline=None, max_examples=100)
 @given(st.data())
-def test_dividing_keeps_everything_and_pays_as_if_by_hand(drawn: st.DataObject) -> None:
+def test_divided_turns_keep_tokens_and_rewards(drawn: st.DataObject) -> None:
     """For any response and turns: the segments join to the response, and each has the rewards of the turns that end in
     it.
     """
@@ -272,7 +272,7 @@ class Halving(EachByItself):
 
 
 @pytest.mark.parametrize("divides", [True, False])
-def test_a_response_is_divided_as_soon_as_it_is_scored(divides: bool) -> None:
+def test_response_is_divided_when_it_is_scored(divides: bool) -> None:
     locate = ends_by(bytewise()) if divides else None
     sampler = SingleTurns(Saying(), Halving(), Sampling(8, samples=2), True, locate)  # type: ignore[arg-type]
     group = asyncio.run(sampler.sample(make_prompt(0), None))
@@ -296,7 +296,7 @@ def test_each_unknown_state_is_a_state_apart() -> None:
     assert joined.states.tolist() == [0, 1, 2, 3, 1, 0, 4, 5]
 
 
-def test_sampled_segments_are_turns_without_rewards_of_their_own() -> None:
+def test_sampled_segments_are_turns_without_rewards() -> None:
     """An environment that pays nothing until the end still has turns. An episode of one segment is no turn."""
     path = make_trajectory(observed([1]), sampled([5]), observed([2]), sampled([6]))
     joined = joined_turns([Episode([path], RewardResult(3.0))], np.array([3.0], np.float32))

@@ -107,7 +107,7 @@ def schedule(seed: int, resumed_share: float | None = None, width: int | None = 
 
 
 @pytest.mark.parametrize("first", range(0, SCHEDULES, 100))
-def test_each_ordinal_is_used_once_and_none_is_older_than_the_limit(first: int) -> None:
+def test_ordinals_are_used_once_within_age_limit(first: int) -> None:
     for seed in range(first, first + 100):
         check(schedule(seed))
 
@@ -125,7 +125,7 @@ def check(run: Schedule) -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_window_of_one_batch_is_first_in_first_out(seed: int) -> None:
+def test_window_of_one_batch_is_fifo(seed: int) -> None:
     run = schedule(seed, width=1)
     used = sorted([ordinal for step in run.consumed for ordinal in step] + run.dropped)
     assert used == list(range(len(used)))
@@ -155,7 +155,7 @@ def test_a_wider_window_leaves_slow_groups_for_later() -> None:
     assert window.choice(2).pool == [4, 5, 6, 7]
 
 
-def test_what_was_consumed_beyond_the_head_is_not_drawn_again() -> None:
+def test_ordinals_consumed_ahead_are_not_redrawn() -> None:
     window = Window(2, 1.0, 4)
     for _ in range(4):
         window.draw()

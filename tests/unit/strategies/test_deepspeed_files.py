@@ -33,7 +33,7 @@ def written(folder: Path, swapped: bool) -> Path:
 
 
 @pytest.mark.parametrize(("swaps", "said"), [(True, "in memory"), (False, "on NVMe")])
-def test_states_on_nvme_and_in_memory_are_not_taken_for_each_other(tmp_path: Path, swaps: bool, said: str) -> None:
+def test_nvme_and_memory_optimizer_states_are_not_mixed(tmp_path: Path, swaps: bool, said: str) -> None:
     folder = written(tmp_path, not swaps)
     with pytest.raises(CheckpointError, match=f"optimizer states {said}: resume with the same offload_optimizer"):
         load_states(engine(swaps), folder, 1, strict=True)

@@ -35,7 +35,7 @@ THEIRS: Mapping[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_block_takes_or_refuses_every_key_of_deepspeeds_and_takes_no_other(block: str) -> None:
+def test_deepspeed_block_takes_or_refuses_every_key(block: str) -> None:
     taken, refused = BLOCKS[block]
     schema = set(ZeroOptimizationConfig.model_fields) if block == "zero_optimization" else set()
     theirs = THEIRS[block]
@@ -45,7 +45,7 @@ def test_a_block_takes_or_refuses_every_key_of_deepspeeds_and_takes_no_other(blo
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_what_deepspeed_chooses_itself_is_of_the_keys_kind(block: str) -> None:
+def test_deepspeed_defaults_fit_the_kinds_of_keys(block: str) -> None:
     for key, kind in BLOCKS[block][0].items():
         chosen = THEIRS[block][key]
         assert chosen is None or key == "leaf_module" or kind.holds(chosen), key

@@ -80,7 +80,7 @@ def test_the_cache_is_where_torch_has_it(tmp_path: Path, monkeypatch: pytest.Mon
     assert extension_cache() == tmp_path / "ops"
 
 
-def test_a_lock_that_nobody_holds_is_removed_without_a_wait(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unheld_lock_is_removed_without_waiting(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     lock = folder / LOCK
     lock.touch()
     assert extension_locks(extension_cache()) == [module.ExtensionLock(lock, None)]
@@ -93,9 +93,7 @@ def test_a_lock_that_nobody_holds_is_removed_without_a_wait(folder: Path, caplog
     assert extension_locks(extension_cache()) == []
 
 
-def test_a_living_holder_is_named_and_its_lock_stays_until_it_is_killed(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lock_of_living_holder_stays_until_killed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     lock = folder / LOCK
     with held(lock) as process:
         name = rf"process {process.pid} \(.*python.* -c .*\) holds {lock}"
@@ -110,14 +108,14 @@ def test_a_living_holder_is_named_and_its_lock_stays_until_it_is_killed(
         assert not lock.exists()
 
 
-def test_whoever_waits_goes_on_when_the_holder_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiter_continues_when_holder_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with held(folder / LOCK) as process:
         monkeypatch.setattr(module.LOG, "warning", lambda *_: process.kill())  # kill the holder when the wait is logged
         with turn_to_compile(folder, 60.0, ME):
             assert not (folder / LOCK).exists()
 
 
-def test_a_build_tool_that_outlived_its_process_is_waited_for(folder: Path, tmp_path: Path) -> None:
+def test_surviving_build_tool_still_holds_the_lock(folder: Path, tmp_path: Path) -> None:
     ninja = tmp_path / "ninja"
     shutil.copy("/bin/sleep", ninja)
     lock = folder / LOCK
@@ -159,7 +157,7 @@ def test_where_a_process_may_be_elsewhere_age_decides(folder: Path, monkeypatch:
         assert not lock.exists()
 
 
-def test_a_lock_of_another_user_is_judged_by_age(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_of_other_user_is_judged_by_age(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = folder / LOCK
     lock.touch()
     monkeypatch.setattr(os, "geteuid", lambda: lock.stat().st_uid + 1)
@@ -169,9 +167,7 @@ def test_a_lock_of_another_user_is_judged_by_age(folder: Path, monkeypatch: pyte
     assert read_lock(lock) == module.ExtensionLock(lock, None)
 
 
-def test_on_a_network_mount_a_dead_process_of_this_host_is_known_by_its_record(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_network_mount_lock_is_judged_by_its_record(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_network_mount(monkeypatch)
     with turn_to_compile(folder, 0.0, ME):
         (folder / LOCK).touch()
@@ -206,9 +202,7 @@ def test_one_process_compiles_at_a_time(folder: Path) -> None:
     assert len(list(folder.glob("built*"))) == 4
 
 
-def test_the_process_that_has_the_turn_is_named_by_the_lock_it_holds(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_process_holding_the_turn_is_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     other = folder.with_name("async_io")
     with turn_to_compile(folder, 0.0, ME):
         with (

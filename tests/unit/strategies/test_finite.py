@@ -43,7 +43,7 @@ def run(watch: FiniteWatch, model: Model, x: list[float], shift: float = 0.0, sa
     watch.ran(micro_batch(*samples))
 
 
-def test_a_finite_loss_and_its_gradients_are_left_as_they_are() -> None:
+def test_finite_loss_keeps_its_gradients_unchanged() -> None:
     plain, watched = Model(), Model()
     plain(torch.tensor([4.0, 9.0])).backward()
     watch = FiniteWatch(watched, RANK, 1)
@@ -56,14 +56,14 @@ def test_a_finite_loss_and_its_gradients_are_left_as_they_are() -> None:
         )
 
 
-def test_an_infinite_loss_with_a_finite_gradient_spoils_every_gradient() -> None:
+def test_infinite_loss_makes_every_gradient_nan() -> None:
     model = Model()
     run(FiniteWatch(model, RANK, 1), model, [4.0, 9.0], shift=torch.inf)
     for parameter in (model.slope, model.root):
         assert parameter.grad is not None and parameter.grad.isnan().all()
 
 
-def test_the_first_micro_batch_is_the_culprit_and_the_first_gradient_of_its_backward_pass() -> None:
+def test_first_non_finite_micro_batch_is_named() -> None:
     model = Model()
     watch = FiniteWatch(model, RANK, 1)
     run(watch, model, [4.0, 9.0], samples=(3,))
@@ -76,7 +76,7 @@ def test_the_first_micro_batch_is_the_culprit_and_the_first_gradient_of_its_back
         watch.settle(skipped=True)
 
 
-def test_the_first_skip_of_a_row_is_the_one_that_is_named_and_an_update_ends_the_row(
+def test_first_skip_in_a_row_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = Model()
@@ -94,7 +94,7 @@ def test_the_first_skip_of_a_row_is_the_one_that_is_named_and_an_update_ends_the
     ]
 
 
-def test_a_sum_that_overflows_has_no_culprit_and_fillers_have_no_samples(caplog: pytest.LogCaptureFixture) -> None:
+def test_overflowing_sum_and_filler_are_named(caplog: pytest.LogCaptureFixture) -> None:
     model = Model()
     watch = FiniteWatch(model, RANK, 0)
     run(watch, model, [4.0, 9.0])
@@ -106,7 +106,7 @@ def test_a_sum_that_overflows_has_no_culprit_and_fillers_have_no_samples(caplog:
     assert second.endswith("rank 0 (a filler without samples)")
 
 
-def test_an_update_that_was_made_of_what_is_not_finite_is_an_error() -> None:
+def test_update_with_non_finite_gradient_raises() -> None:
     model = Model()
     watch = FiniteWatch(model, RANK, 1)
     run(watch, model, [4.0, 9.0], shift=torch.nan)

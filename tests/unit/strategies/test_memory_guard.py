@@ -95,12 +95,12 @@ def test_what_does_not_fit_is_halved_for_good() -> None:
     assert sizes(guard.within_budget([micro_batch(3, 3, 3)])) == [6, 3]
 
 
-def test_a_long_sequence_that_does_not_fit_is_tried() -> None:
+def test_too_long_single_sequence_is_admitted() -> None:
     guard = MemoryGuard(12, Need(10, 2.0), Memory(1))
     assert sizes(guard.admit([micro_batch(4, 4)])) == [4, 4]
 
 
-def test_ranks_halve_together_and_run_as_many_micro_batches() -> None:
+def test_ranks_halve_budget_together_with_equal_passes() -> None:
     """Another rank has too little memory, and has five micro-batches after the split. This rank has enough memory, but
     fewer sequences.
     """
@@ -120,7 +120,7 @@ def test_ranks_halve_together_and_run_as_many_micro_batches() -> None:
     assert not left[-1].batch.sequences.response_mask.any()
 
 
-def test_the_need_is_learned_from_the_largest_micro_batch_of_an_update() -> None:
+def test_memory_need_is_learnt_from_largest_micro_batch() -> None:
     guard = MemoryGuard(12, Need(10, 100.0), Memory(10**6, uses=[28, 34, 900]))
     for part in (micro_batch(3, 3), micro_batch(4, 4), micro_batch(2)):
         with guard.measured(part):
@@ -159,7 +159,7 @@ def test_layers_that_must_be_recomputed_by_hand() -> None:
     assert fewest_checkpointed(1000, 28, 10) == 0
 
 
-def test_auto_chooses_by_estimate_and_then_by_what_was_seen() -> None:
+def test_automatic_choice_uses_estimate_then_measurement() -> None:
     applied: list[int] = []
     # 100 tokens need 1000 bytes if all 10 layers are recomputed. Each other layer adds 4 bytes per token; the first
     # estimate is 5.
@@ -174,7 +174,7 @@ def test_auto_chooses_by_estimate_and_then_by_what_was_seen() -> None:
     assert applied == [4, 3]
 
 
-def test_out_of_memory_is_told_with_place_and_remedy() -> None:
+def test_out_of_memory_names_place_and_remedy() -> None:
     with (
         pytest.MonkeyPatch.context() as patch,
         pytest.raises(DeviceMemoryError) as caught,

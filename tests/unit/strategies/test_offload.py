@@ -42,7 +42,7 @@ def test_views_see_the_values_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert flat[2:5].tolist() == [3.0, 4.0, 5.0]
 
 
-def test_what_changed_while_it_was_here_is_what_comes_back() -> None:
+def test_offloaded_values_are_the_latest() -> None:
     values = torch.zeros(4)
     store = Offload("cpu")
     store.offload([values])
@@ -89,7 +89,7 @@ def test_tensors_are_found_in_containers_attributes_and_gradients() -> None:
     assert {id(tensor) for tensor in found} == {id(tensor) for tensor in expected}
 
 
-def test_a_storage_is_taken_once_and_only_on_its_device() -> None:
+def test_storages_are_unique_and_of_their_device() -> None:
     flat = torch.ones(8)
     assert len(storages([flat, flat[:2], flat[3:]], "cpu")) == 1
     assert storages([flat, torch.empty(0)], "cuda") == []

@@ -54,7 +54,7 @@ def grouped(model: Model, training: TrainingConfig) -> dict[tuple[float, float],
     }
 
 
-def test_vectors_are_not_decayed_and_adapters_may_have_a_rate_of_their_own() -> None:
+def test_biases_are_not_decayed_and_adapter_rates_differ() -> None:
     matrices = {"dense.weight", "lora_A.weight", "embed.weight"}
     assert grouped(Model(), arguments(learning_rate=1.0)) == {(1.0, 0.0): matrices | {"dense.bias"}}
     assert grouped(Model(), arguments(learning_rate=1.0, weight_decay=0.1)) == {
@@ -115,7 +115,7 @@ def orthogonal(gradient: Tensor) -> Tensor:
     return x
 
 
-def test_muon_is_the_formula_for_matrices_of_layers_and_adamw_for_the_rest() -> None:
+def test_muon_updates_matrices_and_adamw_the_rest() -> None:
     heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2}
     sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 12}
     model = Qwen2ForCausalLM(Qwen2Config(tie_word_embeddings=False, **heads, **sizes))
@@ -155,7 +155,7 @@ def test_muon_is_the_formula_for_matrices_of_layers_and_adamw_for_the_rest() -> 
 
 
 @pytest.mark.parametrize("kind", ["adamw", "lion", "adagrad", "muon"])
-def test_without_zero_a_gradient_that_is_not_finite_changes_nothing(kind: str) -> None:
+def test_non_finite_gradient_without_zero_changes_nothing(kind: str) -> None:
     model = Model()
     optimizer: Any = make_optimizer(
         model, arguments(optimizer=kind, learning_rate=0.1), Place(RANK, stage=0, offloaded=False)

@@ -83,7 +83,7 @@ def checkpoint(folder: Path, planted: Mapping[str, Path], tag: str = TAG) -> Pat
         lambda folder: to_universal(folder, folder / "out"),
     ],
 )
-def test_what_is_planted_in_a_checkpoint_is_refused_and_does_not_run(
+def test_planted_checkpoint_object_is_refused_unexecuted(
     tmp_path: Path, kind: str, read: Callable[[Path], object]
 ) -> None:
     made = tmp_path / "made"
@@ -98,7 +98,7 @@ def test_what_is_planted_in_a_checkpoint_is_refused_and_does_not_run(
     assert FORCE not in os.environ
 
 
-def test_what_is_planted_in_a_universal_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_planted_object_in_universal_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, {"model": tmp_path / "made"}, UNIVERSAL)
     with pytest.raises(CheckpointError, match=rf"{UNIVERSAL}/{MODEL} contains an object that roll does not write"):
         load_states(Engine(), folder, 1, strict=True)
@@ -154,7 +154,7 @@ class Attribute:
         return getattr, (self.kind, self.name)
 
 
-def test_a_member_of_an_enumeration_is_read_and_no_other_attribute(tmp_path: Path) -> None:
+def test_checkpoint_reader_allows_enumeration_members_only(tmp_path: Path) -> None:
     file = tmp_path / STATES
     torch.save({"zero_stage": Attribute(ZeroStageEnum, "weights")}, file)
     assert load(file) == {"zero_stage": ZeroStageEnum.weights}

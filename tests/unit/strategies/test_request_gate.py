@@ -47,7 +47,7 @@ def test_busy_is_open_with_a_request_in_flight(seed: int) -> None:
     assert gate.reset_busy_seconds() == pytest.approx(busy / 10)
 
 
-def test_requests_wait_until_it_is_set_and_a_failed_one_is_not_in_flight() -> None:
+def test_requests_wait_for_gate_and_failures_leave_it() -> None:
     gate = RequestGate()
 
     async def request() -> None:

@@ -60,7 +60,7 @@ def with_libaio(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("with_libaio")
-def test_processes_that_share_a_folder_swap_to_folders_of_their_own(tmp_path: Path) -> None:
+def test_processes_sharing_swap_folder_use_separate_ones(tmp_path: Path) -> None:
     given = swapping(tmp_path)
     with ExitStack() as one, ExitStack() as other:
         mine, theirs = (paths(held.enter_context(own_swap(given, RANK))) for held in (one, other))
@@ -90,7 +90,7 @@ def test_without_nvme_nothing_is_asked_for() -> None:
 
 
 @pytest.mark.usefixtures("with_libaio")
-def test_what_a_killed_process_left_is_removed_and_a_living_ones_and_other_files_stay(tmp_path: Path) -> None:
+def test_swap_folder_of_dead_process_is_removed(tmp_path: Path) -> None:
     (tmp_path / "zero_stage_3").mkdir()
     with ExitStack() as ends:
         killed, living = (

@@ -8,7 +8,7 @@ from pathlib import Path
 from roll.hosted.user_code_log import bound_log
 
 
-def test_a_log_beyond_its_bound_begins_anew_for_all_who_append_to_it(tmp_path: Path) -> None:
+def test_log_beyond_its_bound_is_rotated(tmp_path: Path) -> None:
     log = tmp_path / "rewards.maths-0.log"
     with log.open("ab", buffering=0) as own, log.open("ab", buffering=0) as other:
         own.write(b"x" * 100)

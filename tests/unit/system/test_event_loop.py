@@ -21,11 +21,11 @@ async def where() -> int:
     return threading.get_ident()
 
 
-def test_without_a_loop_it_runs_in_the_calling_thread() -> None:
+def test_without_loop_work_runs_in_calling_thread() -> None:
     assert run_in_loop(where) == threading.get_ident()
 
 
-def test_inside_a_loop_it_runs_in_a_loop_of_its_own() -> None:
+def test_inside_loop_work_runs_in_another_loop() -> None:
     async def cell() -> tuple[int, int]:
         return run_in_loop(where), run_in_loop(where)
 
@@ -58,7 +58,7 @@ def to_another_thread() -> None:
 
 
 @pytest.mark.parametrize("send", [to_the_process, to_another_thread])
-def test_a_signal_handler_that_raises_cancels_the_work_and_waits_for_its_end(send: Callable[[], None]) -> None:
+def test_raising_signal_handler_cancels_work_and_waits(send: Callable[[], None]) -> None:
     course: list[str] = []
 
     async def work() -> None:
@@ -84,7 +84,7 @@ def test_a_signal_handler_that_raises_cancels_the_work_and_waits_for_its_end(sen
     assert course == ["closed"]
 
 
-def test_a_signal_handler_that_raises_while_the_thread_starts_keeps_the_work_from_beginning(
+def test_signal_during_thread_start_prevents_the_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`Thread.start` waits for the new thread, so a signal handler may raise inside it although the thread already

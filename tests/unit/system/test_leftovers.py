@@ -44,9 +44,7 @@ def left_by_a_run(parent: Path) -> Path:
     return folder
 
 
-def test_a_run_that_goes_on_where_its_process_id_is_not_seen_keeps_its_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_unseen_running_process_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This happens if two containers share /dev/shm or /tmp."""
     monkeypatch.setattr(cluster, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(os, "getpid", lambda: 999999999)
@@ -59,7 +57,7 @@ def test_a_run_that_goes_on_where_its_process_id_is_not_seen_keeps_its_folders(
 
 
 @pytest.mark.parametrize("program", [HOLDS, SEMAPHORE])
-def test_the_next_run_removes_what_a_killed_one_recorded(
+def test_next_run_removes_leftovers_of_killed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     folder = left_by_a_run(tmp_path)

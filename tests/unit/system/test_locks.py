@@ -23,7 +23,7 @@ with holding_lock(Path(sys.argv[1])):
 """
 
 
-def test_a_lock_keeps_others_out_until_it_is_released(tmp_path: Path) -> None:
+def test_lock_excludes_others_until_released(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with holding_lock(path):
         with pytest.raises(LockHeld, match=str(path)), holding_lock(path):
@@ -38,7 +38,7 @@ def test_a_lock_keeps_others_out_until_it_is_released(tmp_path: Path) -> None:
         assert path.exists()
 
 
-def test_whoever_waits_gets_the_lock_once_it_is_released(tmp_path: Path) -> None:
+def test_waiter_gets_lock_once_released(tmp_path: Path) -> None:
     path, entered = tmp_path / "lock", threading.Event()
 
     def wait() -> None:

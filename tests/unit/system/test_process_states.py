@@ -33,7 +33,7 @@ def family() -> Iterator[tuple[subprocess.Popen[str], int]]:
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_stopped_process_is_found_and_one_that_goes_on_is_not(family: tuple[subprocess.Popen[str], int]) -> None:
+def test_stopped_process_is_found_until_it_continues(family: tuple[subprocess.Popen[str], int]) -> None:
     parent, child = family
     asked = {parent.pid: True, child: False}
     assert find_stopped(asked) == {}
@@ -68,7 +68,7 @@ def test_a_stopped_family_is_ended(family: tuple[subprocess.Popen[str], int]) ->
     end_family(parent.pid)  # a process that is gone is no error
 
 
-def test_a_debugger_a_busy_disk_and_a_busy_cpu_are_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debugged_and_busy_processes_are_not_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_states, "PROC", tmp_path)
     for pid, (state, parent) in enumerate([("t", 0), ("D", 0), ("R", 0), ("S", 0), ("Z", 0), ("T", 3)], start=1):
         (tmp_path / str(pid)).mkdir()

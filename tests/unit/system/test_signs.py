@@ -14,9 +14,7 @@ from roll.system.signs import MARK, Activity, Usage, announce, cpu_seconds, proc
 from tests import limits
 
 
-def test_the_last_stage_of_a_log_is_found_and_each_is_read_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_last_stage_of_log_is_read_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "actor_train-0.log"
     assert process_activity(None, log, 0) == signs.ProcessActivity(None, 0, None, False), "there is no log yet"
     announce("loading the model")
@@ -32,7 +30,7 @@ def test_the_last_stage_of_a_log_is_found_and_each_is_read_once(
     assert process_activity(None, log, found.end).stage == "begun anew"
 
 
-def test_cpu_time_grows_with_what_a_process_and_its_ended_children_compute() -> None:
+def test_cpu_seconds_include_ended_children() -> None:
     before, here = cpu_seconds([os.getpid()]), os.times()
     assert before is not None and before == pytest.approx(sum(here[:4]), abs=0.2), (
         "the same clocks, read in another way"

@@ -20,7 +20,7 @@ class Node:
     itself: Node
 
 
-def test_garbage_is_looked_for_rarely_as_long_as_the_block_lasts() -> None:
+def test_garbage_collection_is_rare_within_the_block() -> None:
     before = gc.get_threshold()
     with pytest.raises(ZeroDivisionError), memory_of_steps():
         assert gc.get_threshold() == THRESHOLDS
@@ -40,7 +40,7 @@ def test_a_cycle_is_still_found() -> None:
 
 
 @pytest.mark.skipif(not psutil.LINUX, reason="resident memory is read as Linux reports it")
-def test_a_large_array_keeps_its_memory_for_the_next_one_and_gives_it_back_at_the_end() -> None:
+def test_large_arrays_keep_memory_until_the_end() -> None:
     size, own = 256 << 20, psutil.Process()
     with memory_of_steps():
         before = own.memory_info().rss

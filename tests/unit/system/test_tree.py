@@ -13,7 +13,7 @@ MIB = 1 << 20
 HOLDER = f"held = bytearray(b'x') * {64 * MIB}; print(flush=True); input()"
 
 
-def test_the_tree_of_a_process_and_what_it_holds() -> None:
+def test_process_tree_and_its_resident_memory() -> None:
     shell = ["sh", "-c", '"$0" -c "$1"; true', sys.executable, HOLDER]
     with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdin and parent.stdout

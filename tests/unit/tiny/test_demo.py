@@ -28,9 +28,7 @@ def experiment(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_run_is_finished_once_its_last_step_is_logged_and_its_policy_exported(
-    tmp_path: Path, experiment: Path
-) -> None:
+def test_demo_run_finishes_with_last_step_and_export(tmp_path: Path, experiment: Path) -> None:
     assert not demo.finished(experiment)
     write_metrics(tmp_path / "run", {"step": 1}, {"step": 2}, torn='{"step": 3')
     (tmp_path / "run" / "export").mkdir()
@@ -41,7 +39,7 @@ def test_a_run_is_finished_once_its_last_step_is_logged_and_its_policy_exported(
     assert not demo.finished(experiment)
 
 
-def test_the_summary_compares_the_first_validation_with_the_last(tmp_path: Path) -> None:
+def test_demo_summary_compares_first_and_last_validation(tmp_path: Path) -> None:
     accuracy = [{"step": 0, demo.ACCURACY: 0.47}, {"step": 1, "reward/mean": 0.5}, {"step": 20, demo.ACCURACY: 0.7}]
     write_metrics(tmp_path, *accuracy, {"step": 100, demo.ACCURACY: 0.905})
     text = demo.summary(tmp_path)
@@ -79,7 +77,7 @@ time.sleep(3600)
 
 
 @pytest.mark.parametrize(("number", "to_group"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
-def test_an_interrupted_step_is_left_the_time_to_end(number: signal.Signals, to_group: bool) -> None:
+def test_interrupted_demo_step_may_end(number: signal.Signals, to_group: bool) -> None:
     code = f"import sys; from examples.tiny import demo; sys.exit(demo.run(['-c', {SLOW_STEP!r}]))"
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -99,7 +97,7 @@ def test_an_interrupted_step_is_left_the_time_to_end(number: signal.Signals, to_
     assert process.returncode == 128 + number
 
 
-def test_a_signal_that_comes_while_a_step_starts_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_during_step_start_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     started = subprocess.Popen
 
     def start_late(command: list[str]) -> subprocess.Popen[bytes]:
@@ -111,7 +109,7 @@ def test_a_signal_that_comes_while_a_step_starts_is_passed_on(monkeypatch: pytes
     assert demo.run(["-c", f"import time; time.sleep({limits.PROCESS})"]) == 128 + signal.SIGTERM
 
 
-def test_steps_that_are_done_are_skipped_and_the_first_failure_ends_the_demo(
+def test_finished_demo_steps_are_skipped_and_failure_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

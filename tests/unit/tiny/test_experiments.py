@@ -40,7 +40,7 @@ def rlvr() -> RlvrConfig:
     return config
 
 
-def test_each_experiment_reads_what_the_step_before_it_writes(warm_up: SftConfig, rlvr: RlvrConfig) -> None:
+def test_demo_experiments_read_previous_outputs(warm_up: SftConfig, rlvr: RlvrConfig) -> None:
     assert Path(warm_up.pretrain) == demo.MODEL
     assert Path(rlvr.pretrain) == Path(warm_up.output_dir) / "export"
     assert rlvr.validation is not None
@@ -51,7 +51,7 @@ def test_each_experiment_reads_what_the_step_before_it_writes(warm_up: SftConfig
     assert rlvr.validation.data_args.file_name == str(heldout)
 
 
-def test_the_metric_of_the_summary_is_that_of_the_validation_set(rlvr: RlvrConfig) -> None:
+def test_demo_summary_metric_is_of_validation_set(rlvr: RlvrConfig) -> None:
     assert rlvr.validation is not None
     assert f"val/{rlvr.validation.name}/pass@1" == demo.ACCURACY
     assert rlvr.eval_steps > 0
@@ -66,9 +66,7 @@ def test_the_plan_runs_every_role_on_the_cpu(rlvr: RlvrConfig, tmp_path: Path, m
     assert plan.reference == "role"
 
 
-def test_the_warm_up_has_rows_for_all_its_steps(
-    warm_up: SftConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warm_up_has_rows_for_its_steps(warm_up: SftConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_problems(demo.PROBLEMS, seed=0)
     rows = len((demo.PROBLEMS / "train.jsonl").read_text().splitlines())

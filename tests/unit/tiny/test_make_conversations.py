@@ -40,7 +40,7 @@ def conversations(folder: Path) -> list[list[dict]]:
     return [json.loads(line)["messages"] for line in lines]
 
 
-def test_a_share_of_the_conversations_calls_the_tool_and_is_right(conversations: list[list[dict]]) -> None:
+def test_share_of_conversations_calls_tool_and_is_right(conversations: list[list[dict]]) -> None:
     right = 0
     for number, (asked, *said) in enumerate(conversations[:200]):
         world = Calculator(**PROBLEMS)
@@ -54,7 +54,7 @@ def test_a_share_of_the_conversations_calls_the_tool_and_is_right(conversations:
     assert len({asked["content"] for asked, *_ in conversations}) > 5000
 
 
-def test_what_is_learnt_is_what_the_policy_will_meet(
+def test_learnt_conversations_match_what_policy_meets(
     tokenizer: PreTrainedTokenizerBase, conversations: list[list[dict]]
 ) -> None:
     """A conversation has the same tokens whether it is rendered as a whole (for the warm-up) or built turn by turn (in
@@ -81,7 +81,7 @@ def ints(token_ids: list[int]) -> Ints:
     return np.array(token_ids, np.int32)
 
 
-def test_each_experiment_of_the_agent_reads_what_the_step_before_it_writes() -> None:
+def test_agent_experiments_read_previous_outputs() -> None:
     warm_up, agent = load(demo.AGENT_WARM_UP), load(demo.AGENT)
     assert isinstance(warm_up, SftConfig) and isinstance(agent, RlvrConfig)
     assert Path(warm_up.pretrain) == demo.AGENT_MODEL

@@ -22,7 +22,7 @@ def test_a_wrong_response_is_never_the_right_answer(answer: str) -> None:
     assert answer not in {wrong_response(answer, draw) for _ in range(1000)}
 
 
-def test_a_judgement_says_yes_to_the_right_answer_alone(problems: list[dict[str, str]]) -> None:
+def test_generated_judgement_accepts_only_the_right_answer(problems: list[dict[str, str]]) -> None:
     rows = judgements(problems, seed=0)
     assert len(rows) == EACH * len(problems)
     for row in rows:
@@ -32,7 +32,7 @@ def test_a_judgement_says_yes_to_the_right_answer_alone(problems: list[dict[str,
     assert sum(row["response"] == "yes" for row in rows) == len(rows) / 2
 
 
-def test_a_pair_has_the_right_answer_and_often_a_near_miss(problems: list[dict[str, str]]) -> None:
+def test_generated_pairs_contain_right_answer_and_near_miss(problems: list[dict[str, str]]) -> None:
     rows = pairs(problems, seed=0)
     assert [row["response"] for row in rows] == [problem["ground_truth"] for problem in problems for _ in range(EACH)]
     distances = [

@@ -29,21 +29,19 @@ def tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.characters(exclude_categories=["Cs"], max_codepoint=0x7F) | st.sampled_from("üß数☃")))
-def test_a_token_is_a_byte_and_nothing_is_lost(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+def test_byte_tokenizer_round_trips_text(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     token_ids = tokenizer(text).input_ids
     assert len(token_ids) == len(text.encode())
     assert tokenizer.decode(token_ids) == text
 
 
-def test_the_end_of_a_turn_is_one_token_apart_from_the_padding(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_turn_end_is_one_token_other_than_padding(tokenizer: PreTrainedTokenizerBase) -> None:
     assert tokenizer("22<|im_end|>").input_ids[2:] == [tokenizer.eos_token_id]
     assert tokenizer.eos_token_id != tokenizer.pad_token_id
     assert len(tokenizer) <= VOCABULARY
 
 
-def test_the_folder_loads_in_fp32_and_predicts_over_the_vocabulary(
-    folder: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_tiny_model_loads_in_fp32_over_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.float32
     assert model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr()
@@ -55,7 +53,7 @@ def test_the_folder_loads_in_fp32_and_predicts_over_the_vocabulary(
     assert torch.isfinite(logits).all()
 
 
-def test_the_seed_decides_the_weights_and_the_callers_random_numbers_stay() -> None:
+def test_seed_decides_weights_without_touching_global_generator() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -65,7 +63,7 @@ def test_the_seed_decides_the_weights_and_the_callers_random_numbers_stay() -> N
     assert not torch.equal(first, other)
 
 
-def test_writing_again_replaces_the_folder_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_rewriting_replaces_folder_and_leaves_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     (tmp_path / "model.partial").mkdir()
     folder.mkdir()
@@ -76,7 +74,7 @@ def test_writing_again_replaces_the_folder_and_leaves_nothing_beside_it(tmp_path
     assert (folder / "model.safetensors").is_file()
 
 
-def test_problems_and_answers_fit_the_lengths_of_the_experiments(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_problems_fit_the_lengths_of_experiments(tokenizer: PreTrainedTokenizerBase) -> None:
     rows = draw_problems(0)[1]
     assert max(len(tokenizer(row["prompt"]).input_ids) for row in rows) <= 16
     assert max(len(tokenizer(row["response"] + "<|im_end|>").input_ids) for row in rows) <= 8

@@ -29,7 +29,7 @@ def test_the_seed_decides_the_problems() -> None:
     assert draw_problems(0) != draw_problems(1)
 
 
-def test_the_files_hold_the_rows_and_replace_what_stood_there(tmp_path: Path) -> None:
+def test_problem_files_hold_rows_and_replace_folder(tmp_path: Path) -> None:
     folder = tmp_path / "problems"
     write_problems(folder, seed=0)
     write_problems(folder, seed=1)

@@ -44,7 +44,7 @@ def first_map(seed: int) -> str:
     return str(FrozenLake(**LAKE).reset({}, seed).state)
 
 
-def test_a_walk_is_an_episode_and_few_end_at_the_goal(walks: list[list[dict[str, Any]]]) -> None:
+def test_walks_are_episodes_that_seldom_succeed(walks: list[list[dict[str, Any]]]) -> None:
     by_map = {first_map(seed): seed for seed in range(FIRST_SEED, FIRST_SEED + 700)}
     solved = 0.0
     for messages in walks[:500]:
@@ -85,7 +85,7 @@ def test_most_moves_are_drawn_at_random(walks: list[list[dict[str, Any]]]) -> No
     )
 
 
-def test_what_is_learnt_is_what_the_policy_will_meet(
+def test_learnt_walks_match_what_policy_meets(
     walks: list[list[dict[str, Any]]], lake: RlvrConfig, tmp_path: Path
 ) -> None:
     """A walk has the same tokens whether it is rendered as a whole, as for the warm-up, or built turn by turn, as in an
@@ -115,7 +115,7 @@ def ints(token_ids: list[int]) -> Ints:
     return np.array(token_ids, np.int32)
 
 
-def test_each_experiment_reads_what_the_step_before_it_writes(lake: RlvrConfig) -> None:
+def test_walk_experiments_read_previous_outputs(lake: RlvrConfig) -> None:
     warm_up = load(WARM_UP)
     assert isinstance(warm_up, SftConfig)
     assert Path(warm_up.pretrain) == demo.AGENT_MODEL
@@ -125,7 +125,7 @@ def test_each_experiment_reads_what_the_step_before_it_writes(lake: RlvrConfig) 
     assert environment.environment_args == LAKE and environment.max_turns == LAKE["max_steps"]
 
 
-def test_no_map_that_is_held_out_is_learnt_from(walks: list[list[dict[str, Any]]], lake: RlvrConfig) -> None:
+def test_held_out_maps_are_never_learnt(walks: list[list[dict[str, Any]]], lake: RlvrConfig) -> None:
     rows, held = lake.environments["frozen_lake"].rows, lake.validation
     assert rows is not None and held is not None and dict(held.rows) == {"frozen_lake": HELD_OUT}
     held_out = {first_map(FIRST_HELD_OUT + number) for number in range(HELD_OUT)}

@@ -43,7 +43,7 @@ def write(tmp_path: Path) -> Write:
     return folder
 
 
-def test_the_runs_of_a_folder_are_found_in_the_order_of_their_numbers(write: Write, tmp_path: Path) -> None:
+def test_runs_of_folder_are_sorted_by_number(write: Write, tmp_path: Path) -> None:
     runs = [write(f"sweep/seed_{number}") for number in (2, 10, 1)]
     deep = write("sweep/b/deep")
     assert find_runs([tmp_path / "sweep"]) == [deep, runs[2], runs[0], runs[1]]
@@ -65,7 +65,7 @@ def test_places_that_are_no_runs_are_all_named(write: Write, tmp_path: Path) -> 
         find_runs([run, run / "."])
 
 
-def test_keys_that_differ_are_paths_with_the_value_of_each_run() -> None:
+def test_differing_keys_are_paths_with_values_per_run() -> None:
     one = {"seed": 1, "a": {"rate": 1e-5, "list": [1, 2]}, "gone": {}, "output_dir": "x", "text": "1"}
     other = {"seed": 1, "a": {"rate": 2e-5, "list": [1, 2], "new": None}, "gone": {}, "output_dir": "y", "text": 1}
     third = {**one, "a": {**one["a"], "list": [1, 3]}}  # pyright: ignore[reportGeneralTypeIssues]
@@ -85,7 +85,7 @@ def test_keys_that_differ_are_paths_with_the_value_of_each_run() -> None:
     }
 
 
-def test_a_block_that_only_some_runs_have_is_one_entry() -> None:
+def test_block_of_only_some_runs_is_one_entry() -> None:
     defaults = {f"default_{number}": None for number in range(9)}
     judge, rule = {"reward": "llm_judge", "timeout": 10.0, **defaults}, {"reward": None, "timeout": 10.0, **defaults}
     one = {
@@ -113,14 +113,14 @@ def test_a_block_that_only_some_runs_have_is_one_entry() -> None:
     assert same_keys([one, other]) == 0
 
 
-def test_keys_that_differ_between_the_runs_with_a_block_follow_it() -> None:
+def test_keys_within_partly_present_block_follow_it() -> None:
     block = {f"default_{number}": None for number in range(9)}
     trees = [{"critic": {**block, "rate": 1}}, {"critic": None}, {"critic": {**block, "rate": 2}}]
     assert differing(trees) == {"critic": [PRESENT, ABSENT, PRESENT], "critic.rate": ["1", ABSENT, "2"]}
     assert differing([trees[0], {}, trees[0]]) == {"critic": [PRESENT, ABSENT, PRESENT]}
 
 
-def test_results_are_the_last_and_the_best_of_each_run(write: Write) -> None:
+def test_results_are_last_and_best_of_runs(write: Write) -> None:
     folders = [write("a", solved=(0.75, 0.5)), write("b", solved=(0.125, 0.625), seed=7)]
     found = compare([read_records(folder) for folder in folders], ["a", "b"])
     assert found.keys == {"seed": [ABSENT, "7"]} and found.same_keys == 1
@@ -138,7 +138,7 @@ def test_results_are_the_last_and_the_best_of_each_run(write: Write) -> None:
     assert seconds and seconds.value == 25.0 and seconds.is_best, "the median; both runs are equally fast"
 
 
-def test_runs_of_different_pipelines_are_compared_by_the_keys_that_all_have(write: Write) -> None:
+def test_different_pipelines_compare_by_common_keys(write: Write) -> None:
     folders = [
         write("tuned", pipeline="sft", loss_on="all", seed=1),
         write("rewarded", pipeline="rlvr", adv_estimator="grpo", seed=2),
@@ -153,7 +153,7 @@ def test_runs_of_different_pipelines_are_compared_by_the_keys_that_all_have(writ
 
 
 @pytest.mark.parametrize("key", ["pipeline", "preference_loss", "divergence"])
-def test_losses_that_runs_compute_differently_have_no_best_value(key: str, tmp_path: Path) -> None:
+def test_differently_computed_losses_have_no_best(key: str, tmp_path: Path) -> None:
     for name, method in (("a", "one"), ("b", "other"), ("c", "one")):
         tracker = JsonlTracker(tmp_path / name)
         tracker.log(1, {"val/x/loss": 0.5, "val/x/accuracy": 0.25} | ({"dpo/loss": 0.5} if method == "one" else {}))
@@ -217,7 +217,7 @@ def test_runs_with_nothing_in_common_are_refused(tmp_path: Path, write: Write) -
 
 @pytest.mark.parametrize("width", [80, 60])
 @pytest.mark.parametrize("count", [2, 9])
-def test_the_text_fits_its_width_and_leaves_nothing_out(width: int, count: int, write: Write, tmp_path: Path) -> None:
+def test_comparison_text_fits_width_without_omissions(width: int, count: int, write: Write, tmp_path: Path) -> None:
     for number in range(count):
         path = "/somewhere/" + "far/" * number
         write(
@@ -238,7 +238,7 @@ def test_the_text_fits_its_width_and_leaves_nothing_out(width: int, count: int, 
     assert "2 of 3 configuration keys differ" in text
 
 
-def test_the_page_is_one_file_with_a_curve_of_each_run(write: Write) -> None:
+def test_comparison_page_is_one_file_with_all_curves(write: Write) -> None:
     evil = "</script><img src=x>"
     folders = [write("a"), write("b", note=evil), write("c", note="&")]
     html = comparison_page(compare_runs(folders))
@@ -250,7 +250,7 @@ def test_the_page_is_one_file_with_a_curve_of_each_run(write: Write) -> None:
     assert "http-equiv" not in html and not re.search(r"<(link|img|iframe|script src)", html.split("<script>")[0])
 
 
-def test_clocks_are_the_hours_after_which_steps_had_ended(write: Write) -> None:
+def test_clock_axis_is_hours_until_step_end(write: Write) -> None:
     runs = [read_records(write("a")), read_records(write("b", steps=2))]
     first, second = clocks(runs)
     assert first["steps"] == [1, 2, 3, 4] and first["hours"] == pytest.approx(

@@ -37,7 +37,7 @@ STEP: Metrics = {
 }
 
 
-def test_a_plain_line_says_how_far_how_good_and_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_line_shows_progress_reward_and_speed(capsys: pytest.CaptureFixture[str]) -> None:
     tracker = PlainConsole(100, quiet_life())
     tracker.log(12, STEP)
     tracker.close()
@@ -45,7 +45,7 @@ def test_a_plain_line_says_how_far_how_good_and_how_fast(capsys: pytest.CaptureF
     assert capsys.readouterr().out == expected
 
 
-def test_plain_lines_of_the_first_and_the_last_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_lines_of_first_and_last_step(capsys: pytest.CaptureFixture[str]) -> None:
     tracker = PlainConsole(1, quiet_life())
     tracker.log(0, {"val/a/pass@1": 0.25, "val/b/pass@1": 0.012, "time/evaluate": 3.0})
     tracker.log(1, {"reward/mean": -0.5, "time/step": 9.96})
@@ -114,7 +114,7 @@ def test_the_live_view_shows_the_run() -> None:
         assert part in shown, part
 
 
-def test_a_terminal_is_left_sane_when_the_run_fails() -> None:
+def test_terminal_is_restored_when_run_fails() -> None:
     """Uses a real pseudo-terminal: printed text appears above the view, and the cursor is visible again at the end."""
     program = (
         "from roll.tracking.console import LiveConsole, console_tracker\nfrom roll.tracking.fanout import Tracking\n"

@@ -27,7 +27,7 @@ VALUES = st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=400)
 
 
 @given(VALUES, st.integers(1, 20))
-def test_extremes_are_few_and_hold_the_range_of_every_bucket(values: list[float], buckets: int) -> None:
+def test_extremes_are_few_and_keep_bucket_ranges(values: list[float], buckets: int) -> None:
     found = extremes(values, buckets)
     assert found == sorted(set(found)) and len(found) <= 2 * buckets + 2
     assert (found[0], found[-1]) == (0, len(values) - 1)
@@ -41,13 +41,13 @@ def test_extremes_are_few_and_hold_the_range_of_every_bucket(values: list[float]
         assert found == list(range(len(values)))
 
 
-def test_the_ends_are_kept_where_they_are_no_extremes() -> None:
+def test_end_points_are_kept_without_being_extremes() -> None:
     values = [0.5, 0.0, 1.0] * 10 + [0.5]
     assert extremes(values, 2) == [0, 1, 2, 16, 17, 30], "in each half, the first minimum and the first maximum"
 
 
 @given(st.integers(1, 500), st.integers(2, 60))
-def test_a_spread_has_both_ends_and_no_wide_gap(count: int, most: int) -> None:
+def test_spread_points_keep_ends_and_small_gaps(count: int, most: int) -> None:
     found = spread_indices(count, most)
     assert found == sorted(set(found)) and len(found) == min(count, most)
     assert (found[0], found[-1]) == (0, count - 1)
@@ -58,14 +58,14 @@ def test_a_spread_has_both_ends_and_no_wide_gap(count: int, most: int) -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=120), st.integers(0, 30))
-def test_a_smoothed_point_is_the_mean_of_its_neighbours(values: list[float], half: int) -> None:
+def test_smoothed_point_is_mean_of_neighbours(values: list[float], half: int) -> None:
     expected = [
         fmean(value for place, value in enumerate(values) if abs(place - index) <= half) for index in range(len(values))
     ]  # fmt: skip
     assert smoothed(values, range(len(values)), half) == pytest.approx(expected, rel=1e-9, abs=1e-6)
 
 
-def test_a_spike_does_not_blur_what_lies_beyond_its_reach() -> None:
+def test_spike_does_not_blur_beyond_its_reach() -> None:
     """In a running sum, small values after a large one would be lost to rounding."""
     assert smoothed([1e20] + [0.125] * 100, [50, 100], 10) == [0.125, 0.125]
 
@@ -87,7 +87,7 @@ def test_bars_keep_the_sum_of_equal_buckets(values: list[float], most: int) -> N
 
 
 @pytest.mark.parametrize("count", [80, 5_000, 100_000])
-def test_a_figure_has_as_many_points_however_long_the_run(count: int) -> None:
+def test_figure_size_does_not_grow_with_run(count: int) -> None:
     rng = random.Random(count)
     values = [rng.random() for _ in range(count)]
     values[count // 3] = 50.0

@@ -49,7 +49,7 @@ def test_all_hear_of_everything(group: Callable[..., RolloutGroup]) -> None:
 
 
 @pytest.mark.parametrize("error", [ConnectionError, SystemExit])
-def test_a_failing_tracker_is_reported_once_closed_and_left_out(
+def test_failing_tracker_is_reported_once_and_closed(
     caplog: pytest.LogCaptureFixture, error: type[BaseException]
 ) -> None:
     record, broken, sound = Recorder("jsonl"), Recorder("wandb", ["log"], error), Recorder("tensorboard")
@@ -63,21 +63,21 @@ def test_a_failing_tracker_is_reported_once_closed_and_left_out(
     assert "Traceback" in caplog.text, "the log has the traceback"
 
 
-def test_a_tracker_that_fails_to_close_does_not_keep_the_others_open(caplog: pytest.LogCaptureFixture) -> None:
+def test_tracker_failing_to_close_spares_others(caplog: pytest.LogCaptureFixture) -> None:
     record, broken, sound = Recorder("jsonl"), Recorder("wandb", ["close"]), Recorder("tensorboard")
     Tracking(record, [broken, sound]).close()
     assert record.calls == sound.calls == [("close", -1)]
     assert "tracker 'wandb' failed" in caplog.text
 
 
-def test_a_failing_record_stops_the_run_and_the_others_are_still_closed() -> None:
+def test_failing_record_raises_and_others_are_closed() -> None:
     record, sound = Recorder("jsonl", ["log"]), Recorder("console")
     with pytest.raises(ConnectionError), Tracking(record, [sound]) as tracking:
         tracking.log(1, {})
     assert ("close", -1) in sound.calls and ("close", -1) in record.calls
 
 
-def test_an_interrupt_inside_a_tracker_is_no_failure_of_the_tracker() -> None:
+def test_interrupt_inside_tracker_is_not_its_failure() -> None:
     class Interrupted(Recorder):
         def log(self, step: int, metrics: Metrics) -> None:
             raise KeyboardInterrupt

@@ -29,7 +29,7 @@ def steps(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
-def test_each_line_is_on_the_file_when_the_call_returns(tmp_path: Path) -> None:
+def test_each_line_is_written_when_call_returns(tmp_path: Path) -> None:
     tracker = JsonlTracker(tmp_path)
     tracker.log(0, {"val/gsm8k/pass@1": 0.25})
     tracker.log(1, {"reward/mean": 0.5, "time/step": 2.0})
@@ -38,9 +38,7 @@ def test_each_line_is_on_the_file_when_the_call_returns(tmp_path: Path) -> None:
     tracker.close()
 
 
-def test_a_full_disk_is_told_with_the_file_and_hides_behind_nothing(
-    tmp_path: Path, group: Callable[..., RolloutGroup]
-) -> None:
+def test_full_disk_raises_with_the_file(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:
     tracker = JsonlTracker(tmp_path)
     tracker.close()
     with Path("/dev/full").open("ab", buffering=0) as full:
@@ -110,7 +108,7 @@ def test_samples_hold_the_whole_group_and_are_bounded(tmp_path: Path, group: Cal
     tracker.close()
 
 
-def test_responses_of_validation_have_a_file_of_their_own(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:
+def test_validation_samples_have_their_own_file(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:
     tracker = JsonlTracker(tmp_path, groups_per_set=2)
     for step in (0, 5):
         tracker.held_out(step, "gsm8k", [group(number) for number in range(3)])
@@ -166,7 +164,7 @@ def test_samples_show_the_segments_of_several_turns(tmp_path: Path, of_several_t
     ]
 
 
-def test_on_resume_later_steps_and_a_torn_line_are_cut_off(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:
+def test_resume_cuts_later_steps_and_torn_line(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:
     tracker = JsonlTracker(tmp_path)
     for step in range(6):
         tracker.log(step, {"reward/mean": step})
@@ -202,7 +200,7 @@ def test_a_line_without_a_record_is_counted(tmp_path: Path, line: str) -> None:
     assert read_lines(path) == ([{"step": 0}], 1)
 
 
-def test_a_run_begun_anew_keeps_the_earlier_record_aside(tmp_path: Path) -> None:
+def test_new_run_keeps_earlier_record_aside(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
         tracker = JsonlTracker(tmp_path)
         tracker.log(1, {"reward/mean": value})
@@ -211,7 +209,7 @@ def test_a_run_begun_anew_keeps_the_earlier_record_aside(tmp_path: Path) -> None
     assert json.loads((tmp_path / f"{METRICS_FILE}.previous").read_text()) == {"step": 1, "reward/mean": 1.0}
 
 
-def test_a_start_that_came_to_no_step_leaves_the_record_of_the_run_before_it(tmp_path: Path) -> None:
+def test_start_without_steps_keeps_previous_record(tmp_path: Path) -> None:
     for steps in (2, 0, 0):
         tracker = JsonlTracker(tmp_path)
         for step in range(steps):
@@ -220,7 +218,7 @@ def test_a_start_that_came_to_no_step_leaves_the_record_of_the_run_before_it(tmp
     assert [row["step"] for row in read_lines(tmp_path / "metrics.jsonl.previous")[0]] == [0, 1]
 
 
-def test_the_ends_of_a_file_are_read_without_what_lies_between(tmp_path: Path) -> None:
+def test_ends_of_file_are_read_without_middle(tmp_path: Path) -> None:
     path = tmp_path / SAMPLES_FILE
     lines = [to_line({"step": step, "prompt_id": number}) for step in range(3, 7) for number in range(2)]
     path.write_bytes(b"".join([*lines[:3], b"half a li\n", *lines[3:]]))

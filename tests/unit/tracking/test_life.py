@@ -22,7 +22,7 @@ def sign(role: str, stage: str, cpu: float = 0.0, progress: str = "", is_busy: b
     return Activity(role, stage, Usage(cpu, GIB), progress, is_busy)
 
 
-def test_a_stage_is_told_when_it_begins_and_once() -> None:
+def test_stage_is_reported_once_at_its_start() -> None:
     chosen = PlainActivity()
     assert chosen.lines([sign("actor_train", "loading the model", 1.25)], 0.0) == [
         "actor_train: loading the model, 1.2 s of CPU, 1.00 GiB"
@@ -33,7 +33,7 @@ def test_a_stage_is_told_when_it_begins_and_once() -> None:
     ) == ["actor_train: building the engine", "critic: ready, 0.0 s of CPU, 1.00 GiB"]
 
 
-def test_between_stages_what_has_moved_is_told_in_turn_and_what_has_not_is_not() -> None:
+def test_only_progressing_roles_are_reported_between_stages() -> None:
     chosen, still = PlainActivity(), sign("reference", "loading the model", 7.0)
     told = [
         chosen.lines(
@@ -55,7 +55,7 @@ def test_between_stages_what_has_moved_is_told_in_turn_and_what_has_not_is_not()
     )
 
 
-def test_signs_end_with_the_first_step_and_come_again_after_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stage_reports_stop_at_first_step_until_restart(capsys: pytest.CaptureFixture[str]) -> None:
     out = io.StringIO()
     with ActivityDisplay(Console(file=out)) as life:
         life.driver("starting Ray")
@@ -74,7 +74,7 @@ def test_signs_end_with_the_first_step_and_come_again_after_a_restart(capsys: py
 
 
 @pytest.mark.parametrize("width", [60, 80])
-def test_the_panel_fits_the_terminal_and_gives_way_to_the_view_of_the_steps(width: int) -> None:
+def test_start_panel_fits_terminal_and_yields_to_steps(width: int) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=width)
     with ActivityDisplay(console) as life:

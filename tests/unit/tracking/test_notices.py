@@ -32,18 +32,18 @@ def said(values: Mapping[int, float | None]) -> list[tuple[int, int]]:
     ]
 
 
-def test_a_lasting_condition_is_said_at_powers_of_ten() -> None:
+def test_lasting_condition_is_reported_at_powers_of_ten() -> None:
     assert said(dict.fromkeys(range(1, 1200), 1.0)) == [(1, 1), (10, 10), (100, 100), (1000, 1000)]
     assert said(dict.fromkeys(range(12), 1.0)) == [(0, 1), (10, 11)], "step 0 is the state before the first step"
 
 
-def test_a_condition_that_begins_later_is_said_at_once() -> None:
+def test_later_condition_is_reported_at_once() -> None:
     assert said({step: float(step >= 37) for step in range(1, 120)}) == [(37, 1), (100, 64)]
     ended = {step: float(step == 1 or step >= 500) for step in range(1, 600)}
     assert said(ended) == [(1, 1), (500, 1)]
 
 
-def test_a_condition_that_comes_and_goes_does_not_flood() -> None:
+def test_intermittent_condition_is_reported_rarely() -> None:
     assert said({step: float(step % 2) for step in range(1, 1000)}) == [(1, 1), (11, 1), (101, 1)]
 
 
@@ -83,7 +83,7 @@ def test_topics_have_one_line_each_in_the_report() -> None:
     assert by_topic(found) == ["Steps 1, 10: last", "Step 2: other"]
 
 
-def test_a_run_without_notices_has_none_in_its_report(tmp_path: Path) -> None:
+def test_report_without_notices_has_no_card(tmp_path: Path) -> None:
     with Tracking(JsonlTracker(tmp_path)) as tracking:
         tracking.log(1, {"reward/mean": 1.0})
     (tmp_path / NOTICES_FILE).unlink()  # as in a run of an earlier release

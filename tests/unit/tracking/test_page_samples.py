@@ -14,7 +14,7 @@ from roll.types import RolloutGroup
 
 
 @given(st.integers(0, 300))
-def test_halving_visits_each_once_and_any_beginning_is_spread_evenly(count: int) -> None:
+def test_halving_order_visits_each_index_once_evenly(count: int) -> None:
     order = list(halving(count))
     assert sorted(order) == list(range(count))
     for taken in range(2, count + 1):
@@ -52,7 +52,7 @@ def test_a_step_that_just_fits_is_shown() -> None:
     ]
 
 
-def test_responses_are_counted_once_for_each_step_and_set() -> None:
+def test_sampled_responses_are_counted_per_step_and_set() -> None:
     lines = [
         Kept(0, 1, 9, 4, "", 64),
         Kept(1, 1, 9, 4, "", 64),

@@ -185,7 +185,7 @@ def test_the_curves_are_the_metrics() -> None:
     }
 
 
-def test_the_engines_lane_has_the_seconds_of_the_step() -> None:
+def test_engine_lane_has_seconds_of_the_step() -> None:
     """The first step takes 10 s: the loop waits for 2 s, and the engines work for 7.5 s. In the second step, they get
     no requests.
     """
@@ -240,7 +240,7 @@ def test_the_page_shows_the_segments_of_several_turns(tmp_path: Path, of_several
     assert tool["flags"] == ["max turns"] and tool["text"] == "", "an episode is shown as turns below its prompt"
 
 
-def test_the_start_counts_in_the_total_and_not_in_the_pace(tmp_path: Path) -> None:
+def test_start_time_counts_in_total_not_pace(tmp_path: Path) -> None:
     tracker = JsonlTracker(tmp_path)
     for step, seconds in enumerate((50.0, 4.0, 6.0)):
         tracker.log(step, {"reward/mean": 0.5, "time/step": seconds, "time/evaluate": seconds / 2})
@@ -261,7 +261,7 @@ def test_a_run_of_supervised_fine_tuning(tmp_path: Path) -> None:
     assert "from 2.75, best 2.25" in page.text, "for a loss, lower is better"
 
 
-def test_the_steps_of_the_page_are_those_that_the_run_was_to_take(tmp_path: Path) -> None:
+def test_page_shows_planned_number_of_steps(tmp_path: Path) -> None:
     """Without end.json, the page shows `max_steps`. With it, the page shows `last_step`, which is lower if the epochs
     end earlier.
     """
@@ -296,7 +296,7 @@ def test_a_configuration_that_cannot_be_read_is_named(text: str, run_dir: Path) 
         write_report(run_dir)
 
 
-def test_a_report_that_cannot_be_written_leaves_the_old_one(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_report_keeps_the_old_one(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_report(run_dir)
     before = (run_dir / "report.html").read_bytes()
     monkeypatch.setattr("os.replace", lambda source, target: (_ for _ in ()).throw(OSError("disk full")))

@@ -135,7 +135,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Calls]:
     return found
 
 
-def test_a_run_of_wandb_that_resumes_goes_on_in_the_same_run(tmp_path: Path, calls: dict[str, Calls]) -> None:
+def test_resumed_wandb_run_continues_same_run(tmp_path: Path, calls: dict[str, Calls]) -> None:
     for resumed_step, settings in ((None, {}), (4, {}), (4, {"id": "mine", "resume": "must"}), (None, {})):
         opened, _ = open_named(["wandb"], facts(tmp_path, resumed_step), {"wandb": settings})
         opened[0].close()
@@ -144,7 +144,7 @@ def test_a_run_of_wandb_that_resumes_goes_on_in_the_same_run(tmp_path: Path, cal
     assert (tmp_path / "wandb_run_id").read_text().startswith("made-"), "a fresh start creates a new run"
 
 
-def test_all_of_them_at_once_get_metrics_and_samples(
+def test_every_service_gets_metrics_and_samples(
     tmp_path: Path, calls: dict[str, Calls], group: Callable[..., RolloutGroup], caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {"wandb": {"project": "mine", "mode": "offline"}, "swanlab": {"mode": "offline"}}
@@ -172,7 +172,7 @@ def test_all_of_them_at_once_get_metrics_and_samples(
     assert text.startswith("[math, reward 1 (scored)] <|im_start|>user") and text.endswith("\\boxed{391}.")
 
 
-def test_mlflow_gets_names_that_it_takes_and_the_configuration_as_a_file(
+def test_mlflow_gets_valid_names_and_configuration_file(
     tmp_path: Path, calls: dict[str, Calls], group: Callable[..., RolloutGroup]
 ) -> None:
     (tracker,), _ = open_named(
@@ -193,7 +193,7 @@ def test_mlflow_gets_names_that_it_takes_and_the_configuration_as_a_file(
     assert metric_name("mismatch/|a|") == "mismatch/_a_"
 
 
-def test_trackio_begins_a_new_run_unless_the_run_resumes(tmp_path: Path, calls: dict[str, Calls]) -> None:
+def test_trackio_starts_new_run_unless_resuming(tmp_path: Path, calls: dict[str, Calls]) -> None:
     open_named(["trackio"], facts(tmp_path), {})
     assert calls["trackio"][0][1]["resume"] == "never"
 
@@ -239,7 +239,7 @@ def test_the_arguments_of_tensorboard_are_those_of_its_writer() -> None:
     assert PACKAGES["tensorboard"].arguments == tuple(signature(SummaryWriter).parameters)
 
 
-def test_every_tracker_that_may_be_asked_for_can_be_opened() -> None:
+def test_every_configurable_tracker_has_an_opener() -> None:
     assert set(OPENERS) == set(PACKAGES)
 
 

@@ -23,7 +23,7 @@ def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
     return [(event.step, round(event.value, 4)) for event in events.Scalars(name)]
 
 
-def test_tensorboard_reads_back_each_step_once_after_a_resume(tmp_path: Path) -> None:
+def test_tensorboard_has_each_step_once_after_resume(tmp_path: Path) -> None:
     first = TensorBoardTracker(facts(tmp_path), {})
     for step in range(5):
         first.log(step, {"val/gsm8k/pass@1": step / 10, "reward/mean": float(step)})
@@ -68,7 +68,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_stopwatch_adds_up_by_part_also_after_an_exception(clock: Clock) -> None:
+def test_stopwatch_sums_parts_despite_exceptions(clock: Clock) -> None:
     watch = meter.Stopwatch()
     for _ in range(2):
         with watch("rollout"):
@@ -82,9 +82,7 @@ def test_a_stopwatch_adds_up_by_part_also_after_an_exception(clock: Clock) -> No
     assert watch.reset() == {}
 
 
-def test_the_drivers_log_goes_to_its_file_and_warnings_to_stderr(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_driver_log_goes_to_file_and_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     before = (root.level, root.handlers[:])
     with RunLog(tmp_path) as log:
@@ -103,7 +101,7 @@ def test_the_drivers_log_goes_to_its_file_and_warnings_to_stderr(
     assert terminal.out == "" and "WARNING: look here" in terminal.err and "a detail" not in terminal.err
 
 
-def test_a_log_on_a_full_disk_is_told_once_and_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_of_log_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "driver.log").symlink_to("/dev/full")
     with RunLog(tmp_path):
@@ -123,7 +121,7 @@ def test_a_second_process_appends_to_the_log(tmp_path: Path) -> None:
     ]
 
 
-def test_seconds_of_a_part_within_another_are_its_own(clock: Clock) -> None:
+def test_nested_part_counts_its_own_seconds(clock: Clock) -> None:
     watch = meter.Stopwatch()
     with watch("evaluate"):
         with watch("onload"):

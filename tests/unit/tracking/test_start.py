@@ -32,7 +32,7 @@ def test_lines_that_hold_no_start_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_the_commit_is_that_of_the_folder_s_own_repository(tmp_path: Path) -> None:
+def test_commit_is_that_of_tracking_repository(tmp_path: Path) -> None:
     def git(*words: str) -> str:
         named = [
             "git",

@@ -70,7 +70,7 @@ def test_what_is_written_is_read(bucket: Bucket, tensors: dict[str, Tensor]) -> 
     assert [path.name for path in Path(bucket.path).parent.iterdir()] == ["bucket.safetensors"]
 
 
-def test_a_rewritten_file_leaves_the_tensors_that_were_read_from_it(bucket: Bucket, tensors: dict[str, Tensor]) -> None:
+def test_rewritten_bucket_keeps_tensors_read_before(bucket: Bucket, tensors: dict[str, Tensor]) -> None:
     read = read_bucket(bucket)
     write_bucket(Path(bucket.path), {name: torch.zeros_like(tensor) for name, tensor in tensors.items()})
     assert torch.equal(read["model.b"], tensors["model.b"])
@@ -92,7 +92,7 @@ def test_a_cut_file_is_noticed(bucket: Bucket) -> None:
         read_bucket(bucket)
 
 
-def test_a_file_that_is_gone_says_what_it_takes(bucket: Bucket) -> None:
+def test_missing_bucket_file_raises_with_requirement(bucket: Bucket) -> None:
     os.remove(bucket.path)
     with pytest.raises(WeightSyncError, match="is gone; trainer and engine must share a host"):
         verify_file(bucket)
@@ -103,7 +103,7 @@ def test_a_file_that_is_gone_says_what_it_takes(bucket: Bucket) -> None:
     [{"name": "model.c"}, {"shape": (4, 3)}, {"dtype": "torch.float16"}, {"nbytes": 47}],
     ids=lambda change: next(iter(change)),
 )
-def test_a_tensor_that_is_not_what_was_sent_is_named(bucket: Bucket, change: dict[str, object]) -> None:
+def test_tensor_differing_from_sent_is_named(bucket: Bucket, change: dict[str, object]) -> None:
     sent = replace(bucket.tensors[0], **change)
     with pytest.raises(WeightSyncError, match=f"{sent.name} was sent as"):
         read_bucket(replace(bucket, tensors=(sent, *bucket.tensors[1:])))

@@ -42,7 +42,7 @@ def tensors(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def test_what_is_filled_in_is_what_the_views_show() -> None:
+def test_views_show_tensors_filled_in() -> None:
     sender = DeviceSender(CPU)
     for slot, seed in ((0, 1), (1, 2), (0, 3)):
         held = tensors(seed)
@@ -75,7 +75,7 @@ def test_the_fingerprint_is_its_formula(words: list[int]) -> None:
     assert buffer_checksum(buffer) == f"{plain:016x}{placed:016x}"
 
 
-def test_the_fingerprint_of_a_long_buffer_is_its_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksum_of_long_buffer_matches_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll.weight_sync.device.WORDS_AT_A_TIME", 64)
     words = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 1000)
     placed = sum(position * int(word) for position, word in enumerate(words, 1)) % 2**64
@@ -141,12 +141,12 @@ def test_a_broadcast_reaches_every_worker(rendezvous: Rendezvous) -> None:
     sender.close()
 
 
-def test_a_rendezvous_that_nobody_else_comes_to_has_a_deadline(rendezvous: Rendezvous) -> None:
+def test_lonely_rendezvous_times_out(rendezvous: Rendezvous) -> None:
     with pytest.raises(Exception, match=r"(?i)tim|wait"):
         DeviceSender(CPU).join(replace(rendezvous, seconds=limits.EXPIRY))
 
 
-def test_who_waits_for_a_member_that_has_died_is_told(rendezvous: Rendezvous) -> None:
+def test_death_of_member_ends_the_rendezvous(rendezvous: Rendezvous) -> None:
     with ThreadPoolExecutor(2) as threads:
         route = Route(Transport.BROADCAST, same_host=False, first_rank=1)
         waiting = [

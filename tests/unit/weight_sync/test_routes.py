@@ -19,7 +19,7 @@ def test_on_the_cpu_files_reach_every_engine() -> None:
     assert sharing_ranks(role("actor_train", (), ()), role("actor_infer", (), ()), engine_routes) == [False, False]
 
 
-def test_engines_on_the_trainers_devices_share_and_others_are_broadcast_to() -> None:
+def test_engines_on_trainer_devices_share_others_receive_broadcast() -> None:
     train = role("actor_train", *((device,) for device in range(4)))
     infer = role("actor_infer", (2, 3), (4, 5), (6, 7))
     engine_routes = routes(train, infer, 8, range(3))
@@ -29,7 +29,7 @@ def test_engines_on_the_trainers_devices_share_and_others_are_broadcast_to() -> 
     assert sharing_ranks(train, infer, engine_routes) == [False, False, True, True]
 
 
-def test_sixteen_devices_on_two_nodes_share_them_as_in_the_example() -> None:
+def test_example_shares_sixteen_devices_on_two_nodes() -> None:
     train = role("actor_train", *((device,) for device in range(16)))
     infer = role("actor_infer", *((device,) for device in range(12)))
     engine_routes = routes(train, infer, 8, range(12))
@@ -39,14 +39,14 @@ def test_sixteen_devices_on_two_nodes_share_them_as_in_the_example() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_every_worker_of_a_broadcast_has_a_rank_of_its_own(width: int) -> None:
+def test_broadcast_workers_have_consecutive_ranks(width: int) -> None:
     engines = [tuple(range(1 + width * number, 1 + width * (number + 1))) for number in range(3)]
     engine_routes = routes(role("actor_train", (0,)), role("actor_infer", *engines), 8, range(3))
     ranks = [0] + [route.first_rank + worker for route in engine_routes.values() for worker in range(width)]
     assert ranks == list(range(broadcast_size(engine_routes.values(), width)))
 
 
-def test_an_engine_that_is_left_out_leaves_no_gap_in_the_broadcast() -> None:
+def test_excluded_engine_leaves_no_gap_in_broadcast() -> None:
     train, infer = role("actor_train", (0,)), role("actor_infer", (0,), (1,), (2,), (3,))
     found = find_routes(train, infer, 8, [3, 1])
     assert found.to == {1: Route(Transport.BROADCAST, True, 1), 3: Route(Transport.BROADCAST, True, 2)}

@@ -155,7 +155,7 @@ def sync(
     return WeightSync(sender, made, find, adapter, bucket_bytes=32, seconds=limits.CALL), sender, engines
 
 
-def test_every_engine_is_paused_loaded_bucket_by_bucket_and_resumed(tmp_path: Path) -> None:
+def test_engines_pause_load_buckets_and_resume(tmp_path: Path) -> None:
     weight_sync, sender, engines = sync(tmp_path)
     assert weight_sync.versions == {0: None, 1: None}
     asyncio.run(weight_sync.push(3))
@@ -211,7 +211,7 @@ def test_an_engine_at_another_version_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["w0", "w2", "w4"], ids=["first bucket", "middle", "last"])
-def test_a_bucket_that_does_not_load_ends_the_sync_before_an_engine_resumes(tmp_path: Path, broken: str) -> None:
+def test_failed_bucket_ends_sync_before_resume(tmp_path: Path, broken: str) -> None:
     weight_sync, _, engines = sync(tmp_path)
     engines.fails_on = broken
     with pytest.raises(WeightSyncError, match=f"{broken} is broken"):
@@ -258,7 +258,7 @@ def test_a_trainer_that_fails_leaves_no_load_behind(tmp_path: Path) -> None:
     assert not any(line.startswith("resume") for line in engines.log)
 
 
-def test_each_set_of_engines_has_an_epoch_and_its_own_broadcast(tmp_path: Path) -> None:
+def test_each_engine_set_has_own_broadcast_epoch(tmp_path: Path) -> None:
     weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
 
     async def pushes() -> None:
@@ -282,7 +282,7 @@ def test_each_set_of_engines_has_an_epoch_and_its_own_broadcast(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("at", ["pause", "w0", "w2", "w4", "resume", "version"])
-def test_who_dies_is_left_out_and_the_others_get_everything_once(tmp_path: Path, at: str) -> None:
+def test_dead_engine_is_excluded_and_others_load_everything(tmp_path: Path, at: str) -> None:
     weight_sync, sender, engines = sync(tmp_path)
     engines.dies_at = {1: at}
     assert asyncio.run(weight_sync.push(3)) == [0]
@@ -318,7 +318,7 @@ def test_where_all_die_nothing_more_is_gathered(tmp_path: Path, at: str) -> None
     )
 
 
-def test_the_same_engine_in_another_process_opens_its_broadcast_anew(tmp_path: Path) -> None:
+def test_replaced_engine_process_reopens_its_broadcast(tmp_path: Path) -> None:
     weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
     asyncio.run(weight_sync.push(1))
     weight_sync.choose({0: 0, 1: 1})
@@ -326,7 +326,7 @@ def test_the_same_engine_in_another_process_opens_its_broadcast_anew(tmp_path: P
     assert weight_sync.epoch == 1 and len(sender.opened) == 2 and len(engines.opened) == 4
 
 
-def test_a_death_before_a_broadcast_leaves_the_others_one_of_their_own(tmp_path: Path) -> None:
+def test_death_before_broadcast_leaves_smaller_broadcast(tmp_path: Path) -> None:
     weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
     engines.dies_at = {1: "pause"}
     assert asyncio.run(weight_sync.push(1)) == [0]
@@ -335,9 +335,7 @@ def test_a_death_before_a_broadcast_leaves_the_others_one_of_their_own(tmp_path:
 
 
 @pytest.mark.parametrize("at", ["open", "w0", "w2", "w4"])
-def test_a_death_amid_a_broadcast_gives_the_others_up(
-    tmp_path: Path, at: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_death_amid_broadcast_gives_up_the_others(tmp_path: Path, at: str, caplog: pytest.LogCaptureFixture) -> None:
     weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
     engines.dies_at = {1: at}
     assert asyncio.run(weight_sync.push(1)) == []
@@ -352,14 +350,14 @@ def test_a_death_amid_a_broadcast_gives_the_others_up(
 
 
 @pytest.mark.parametrize("at", ["pause", "w2", "resume"])
-def test_an_engine_that_misses_its_deadline_is_replaced_as_one_that_dies(tmp_path: Path, at: str) -> None:
+def test_engine_missing_its_deadline_is_replaced(tmp_path: Path, at: str) -> None:
     weight_sync, _, engines = sync(tmp_path)
     engines.dies_at, engines.error = {1: at}, WorkerLate
     assert asyncio.run(weight_sync.push(1)) == [0]
     assert engines.given_up == [(1, "the process died")]
 
 
-def test_a_trainer_that_does_not_come_to_a_broadcast_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_missing_from_broadcast_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_sync_module, "ECHO_SECONDS", 0.0)
     weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
     engines.dies_at, engines.error = {1: "open"}, WorkerWaited
@@ -390,7 +388,7 @@ def test_the_cause_is_reported_and_not_its_echo() -> None:
         asyncio.run(one())
 
 
-def test_who_did_not_come_is_named_and_not_who_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_member_is_named_instead_of_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_sync_module, "ECHO_SECONDS", 0.0)
     waited = WorkerWaited("actor_infer", 0, "RuntimeError: timed out")
 

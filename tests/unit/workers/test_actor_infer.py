@@ -103,7 +103,7 @@ def test_samples_wait_for_room_and_keep_their_seeds() -> None:
     run(scenario, engines=2, most=4)
 
 
-def test_a_sample_that_ends_makes_room_for_the_next_at_any_engine() -> None:
+def test_ended_sample_makes_room_at_any_engine() -> None:
     async def scenario(group: Group, actor_infer: ActorInfer) -> None:
         slow = asyncio.create_task(whole(actor_infer.generate(PROMPT, Sampling(1), 0)))
         fast = asyncio.create_task(whole(actor_infer.generate(PROMPT, Sampling(1), 1)))
@@ -155,7 +155,7 @@ def test_samples_come_as_they_end() -> None:
     run(scenario, engines=1, most=None)
 
 
-def test_a_failure_reaches_the_one_who_asked_and_makes_room() -> None:
+def test_failure_reaches_its_caller_and_frees_room() -> None:
     async def scenario(group: Group, actor_infer: ActorInfer) -> None:
         group.fails.add(0)
         group.gates[0].set()

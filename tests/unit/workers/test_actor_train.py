@@ -53,7 +53,7 @@ class TwoRanks(Ranks[TrainStrategy]):
 SHAPE = TrainShape(updates=3, epochs=2, token_budget=64, loss_agg_mode="token-mean", temperature=1.0)
 
 
-def test_ranks_lend_their_buffers_where_an_engine_borrows_them() -> None:
+def test_ranks_lend_buffers_to_engines_sharing_devices() -> None:
     async def sent() -> DeviceBucket:
         learner = ActorTrain(cast(WorkerGroup, TwoRanks()), SHAPE, Path(), limits.CALL, limits.CALL, limits.CALL)
         to = {0: Route(Transport.SHARED, True), 1: Route(Transport.BROADCAST, True, 1)}
@@ -73,7 +73,7 @@ def test_ranks_that_gathered_different_weights_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_step_with_fewer_sequences_than_updates_makes_them_all_the_same(weighted: bool) -> None:
+def test_passes_stay_equal_with_fewer_sequences_than_updates(weighted: bool) -> None:
     """This happens if most responses of a step could not be scored."""
     sequences = concatenate([np.arange(4, dtype=np.int32)], [np.array([False, False, True, True])])
     batch = TrainBatch(sequences, np.ones(4, np.float32), np.zeros(4, np.float32), np.zeros(4, np.int32))

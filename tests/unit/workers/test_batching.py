@@ -97,7 +97,7 @@ def run(scenario: Callable[[Process, BatchedCaller], Coroutine[Any, Any, None]])
     asyncio.run(bounded())
 
 
-def test_calls_of_one_turn_travel_together_and_each_gets_its_answer() -> None:
+def test_calls_of_one_tick_are_batched() -> None:
     async def scenario(process: Process, caller: BatchedCaller) -> None:
         assert await asyncio.gather(*(caller.call("double", (number,)) for number in range(1000))) == list(
             range(0, 2000, 2)
@@ -109,7 +109,7 @@ def test_calls_of_one_turn_travel_together_and_each_gets_its_answer() -> None:
     run(scenario)
 
 
-def test_an_answer_does_not_wait_for_a_slow_one() -> None:
+def test_answer_does_not_wait_for_slow_call() -> None:
     async def scenario(process: Process, caller: BatchedCaller) -> None:
         slow, fast = caller.call("wait", (0,)), caller.call("wait", (1,))
         process.strategy.open(1)
@@ -153,7 +153,7 @@ def test_what_one_call_raises_is_its_own() -> None:
     run(scenario)
 
 
-def test_an_error_that_cannot_travel_comes_as_its_text() -> None:
+def test_unpicklable_error_arrives_as_text() -> None:
     async def scenario(process: Process, caller: BatchedCaller) -> None:
         async def picky() -> None:
             raise Picky("a cause", "its detail")
@@ -166,7 +166,7 @@ def test_an_error_that_cannot_travel_comes_as_its_text() -> None:
     run(scenario)
 
 
-def test_an_argument_that_cannot_travel_is_refused_to_its_caller_alone() -> None:
+def test_unpicklable_argument_is_refused_to_its_caller() -> None:
     async def scenario(process: Process, caller: BatchedCaller) -> None:
         other = caller.call("double", (1,))
         with pytest.raises(Exception, match="lambda"):
@@ -176,7 +176,7 @@ def test_an_argument_that_cannot_travel_is_refused_to_its_caller_alone() -> None
     run(scenario)
 
 
-def test_the_end_of_the_process_fails_whatever_waits_and_what_comes_later() -> None:
+def test_process_end_fails_waiting_and_later_calls() -> None:
     async def scenario(process: Process, caller: BatchedCaller) -> None:
         waiting = [caller.call("wait", (number,)) for number in range(3)]
         while not process.strategy.begun:
@@ -191,7 +191,7 @@ def test_the_end_of_the_process_fails_whatever_waits_and_what_comes_later() -> N
     run(scenario)
 
 
-def test_a_call_that_nobody_waits_for_holds_up_nothing() -> None:
+def test_abandoned_call_delays_nothing() -> None:
     async def scenario(process: Process, caller: BatchedCaller) -> None:
         given_up = caller.call("wait", (0,))
         while not process.strategy.begun:
@@ -217,7 +217,7 @@ async def items(stream: Stream) -> list[int]:
     return found
 
 
-def test_items_of_a_stream_come_as_they_are_made() -> None:
+def test_stream_items_arrive_as_they_are_made() -> None:
     async def scenario(process: Process, caller: BatchedCaller) -> None:
         stream, other = caller.stream("count", (3,)), caller.stream("count", (2,))
         process.strategy.open(0)
@@ -285,6 +285,6 @@ def test_a_stream_that_is_closed_holds_up_nothing() -> None:
         (np.linalg.LinAlgError("singular"), RuntimeError("LinAlgError: singular")),
     ],
 )
-def test_an_error_makes_nobody_import_a_package_for_its_sake(error: Exception, travels: Exception) -> None:
+def test_errors_do_not_make_callers_import_packages(error: Exception, travels: Exception) -> None:
     found = portable(error, pickle.dumps, pickle.loads)
     assert type(found) is type(travels) and str(found) == str(travels)

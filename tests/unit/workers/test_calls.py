@@ -30,7 +30,7 @@ class FourRanks(Ranks[Any]):
         return list(arguments)
 
 
-def test_a_call_travels_as_the_name_of_its_method() -> None:
+def test_call_is_sent_as_method_name() -> None:
     group = FourRanks()
     assert asyncio.run(group.within(limits.CALL).all(TrainStrategy.save, Path("x"))) == [0, 1, 2, 3]
     assert asyncio.run(group.within(limits.PROCESS).one(2, GenerateStrategy.resume, 7)) == 2
@@ -44,7 +44,7 @@ def test_a_call_travels_as_the_name_of_its_method() -> None:
     ]
 
 
-def test_the_first_rank_of_each_replica_answers_for_it() -> None:
+def test_first_rank_of_replica_answers() -> None:
     group = FourRanks()
     assert asyncio.run(group.within(limits.CALL).each_replica(TrainStrategy.load, [(Path("a"),), (Path("b"),)])) == [
         0,

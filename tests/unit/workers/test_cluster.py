@@ -77,7 +77,7 @@ def test_a_start_that_is_cut_off_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_the_death_of_a_head_ends_the_work_and_is_its_cause(tmp_path: Path) -> None:
+def test_death_of_head_ends_work_as_cause(tmp_path: Path) -> None:
     """Ray alone would end this process without cleanup, a minute after the death of the GCS."""
     with asleep() as head:
         session = cluster.ClusterSession(tmp_path, tmp_path, tmp_path, [psutil.Process(head.pid)])
@@ -97,9 +97,7 @@ def test_the_death_of_a_head_ends_the_work_and_is_its_cause(tmp_path: Path) -> N
     assert reached == ["work that ends by itself"]
 
 
-def test_a_head_that_stays_stopped_ends_the_work_also_while_the_event_loop_is_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_head_ends_work_despite_blocked_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call to a stopped GCS returns only when the GCS is killed."""
     monkeypatch.setattr(cluster, "LOOK_EVERY", limits.LOOK)
     with asleep() as process:
@@ -118,9 +116,7 @@ def test_a_head_that_stays_stopped_ends_the_work_also_while_the_event_loop_is_he
             asyncio.run(work())
 
 
-def test_a_head_that_goes_on_in_between_is_not_taken_for_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_head_that_continues_is_not_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only consecutive checks count. Here, the check finds the process running once between two series of the tolerated
     length.
     """
@@ -147,7 +143,7 @@ def test_a_head_that_goes_on_in_between_is_not_taken_for_stopped(
         assert process.poll() is None
 
 
-def test_what_fails_while_the_heads_are_watched_keeps_its_own_cause(tmp_path: Path) -> None:
+def test_failure_under_watch_keeps_its_cause(tmp_path: Path) -> None:
     async def work() -> None:
         async with cluster.ClusterSession(tmp_path, tmp_path, tmp_path).watched():
             raise WorkerFailed("reference", 0, "the process died") from OSError("first")

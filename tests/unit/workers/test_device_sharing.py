@@ -58,7 +58,7 @@ def asked(log: list[str]) -> list[str]:
     return [line for line in log if not line.endswith("done")]
 
 
-def test_a_role_that_starts_makes_room_for_the_next_and_what_stays_is_known() -> None:
+def test_started_roles_are_discarded_with_resident_bytes_recorded() -> None:
     async def run() -> None:
         log: list[str] = []
         sharing = DeviceSharing(ALL_ON_ONE)
@@ -70,7 +70,7 @@ def test_a_role_that_starts_makes_room_for_the_next_and_what_stays_is_known() ->
     asyncio.run(run())
 
 
-def test_those_in_the_way_leave_before_those_needed_come() -> None:
+def test_offloads_precede_onloads() -> None:
     async def run() -> None:
         log: list[str] = []
         sharing = await started(ALL_ON_ONE, log)
@@ -144,7 +144,7 @@ def test_only_neighbours_leave() -> None:
     asyncio.run(run())
 
 
-def test_those_that_share_devices_with_a_role_that_starts_anew_leave_whatever_was_known_of_them() -> None:
+def test_make_room_offloads_roles_sharing_restarted_devices() -> None:
     async def run() -> None:
         log: list[str] = []
         sharing = await started(CHAIN, log, CHAIN)
@@ -162,7 +162,7 @@ def test_those_that_share_devices_with_a_role_that_starts_anew_leave_whatever_wa
     asyncio.run(run())
 
 
-def test_a_role_that_cannot_leave_ends_the_move_and_nobody_comes() -> None:
+def test_failed_offload_ends_move_before_onloads() -> None:
     async def run() -> None:
         log: list[str] = []
         sharing = await started(ALL_ON_ONE, log)
@@ -179,7 +179,7 @@ def test_a_role_that_cannot_leave_ends_the_move_and_nobody_comes() -> None:
     asyncio.run(run())
 
 
-def test_a_role_that_cannot_come_is_not_taken_to_be_there() -> None:
+def test_failed_onload_leaves_role_absent() -> None:
     async def run() -> None:
         log: list[str] = []
         sharing = await started(ALL_ON_ONE, log)
@@ -192,7 +192,7 @@ def test_a_role_that_cannot_come_is_not_taken_to_be_there() -> None:
     asyncio.run(run())
 
 
-def test_roles_of_shared_devices_start_in_a_line_engines_first() -> None:
+def test_roles_on_shared_devices_start_engines_first() -> None:
     roles = ["actor_train", "actor_infer", "reference", "rewards.math"]
     assert lines(roles, ALL_ON_ONE, {"actor_infer"}) == [["actor_infer", "actor_train", "reference"], ["rewards.math"]]
     assert lines(roles, CHAIN, {"actor_infer"}) == [["actor_infer", "actor_train", "reference"], ["rewards.math"]]

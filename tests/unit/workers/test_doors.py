@@ -53,9 +53,7 @@ def answer(port: int, method: str, token: str | None) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-def test_a_stranger_at_the_ports_is_refused_and_a_hangup_ends_no_process_of_ray_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_ports_require_token_and_ray_ignores_sighup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     before = {name: os.environ.get(name) for name in OF_TOKENS}
     others = set(psutil.Process().children(recursive=True))

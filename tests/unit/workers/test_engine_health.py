@@ -32,7 +32,7 @@ def test_a_death_a_restart_and_the_way_back() -> None:
     )
 
 
-def test_a_death_amid_the_restart_counts_and_the_time_goes_on() -> None:
+def test_death_amid_restart_counts_and_keeps_time() -> None:
     now = [0.0]
     health = EngineHealth(1, lambda: now[0])
     health.died(0)
@@ -47,7 +47,7 @@ def test_a_death_amid_the_restart_counts_and_the_time_goes_on() -> None:
     assert health.state(0) is EngineState.DEAD
 
 
-def test_it_retires_when_it_dies_after_its_last_restart() -> None:
+def test_engine_retires_after_its_last_restart() -> None:
     health = EngineHealth(2)
     for _ in range(RESTARTS.most):
         health.died(0)
@@ -88,7 +88,7 @@ def test_two_like_deaths_before_any_answer_retire_it(
     assert health.state(0) is (EngineState.RETIRED if hopeless else EngineState.STALE)
 
 
-def test_late_requests_in_a_row_are_a_death_and_an_answer_ends_the_row() -> None:
+def test_consecutive_late_requests_count_as_death() -> None:
     health = EngineHealth(1)
     late = [health.late(0) for _ in range(MOST_LATE - 1)]
     assert not any(late) and health.state(0) is EngineState.SUSPECT and health.in_states(SERVING) == [0]
@@ -97,7 +97,7 @@ def test_late_requests_in_a_row_are_a_death_and_an_answer_ends_the_row() -> None
     assert [health.late(0) for _ in range(MOST_LATE)] == [False] * (MOST_LATE - 1) + [True]
 
 
-def test_a_stale_engine_that_answers_or_is_late_stays_stale() -> None:
+def test_stale_engine_stays_stale_after_requests() -> None:
     health = EngineHealth(1)
     health.died(0)
     health.restarting(0)

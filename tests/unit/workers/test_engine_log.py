@@ -44,7 +44,7 @@ START = FATAL.replace("encountered a fatal error", "failed to start")
         ("", None),
     ],
 )
-def test_the_first_exception_after_the_fatal_error_is_the_cause(printed: str, cause: str | None) -> None:
+def test_first_exception_after_fatal_error_is_cause(printed: str, cause: str | None) -> None:
     assert root_cause(printed) == cause
 
 

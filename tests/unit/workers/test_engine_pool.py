@@ -58,7 +58,7 @@ async def back(engines: ActorInfer, engine: int) -> None:
     engines.pool.have_weights([engine])
 
 
-def test_what_had_not_ended_begins_anew_elsewhere_with_its_own_seeds() -> None:
+def test_unfinished_samples_restart_elsewhere_with_their_seeds() -> None:
     async def scenario(group: Engines, engines: ActorInfer) -> None:
         answer = asyncio.ensure_future(whole(engines.generate(PROMPT, Sampling(1, samples=5), 10)))
         await asyncio.sleep(12.5)
@@ -94,7 +94,7 @@ def test_what_is_asked_anew_goes_before_younger_prompts() -> None:
     run(scenario, Engines(2, by_seed), most=2)
 
 
-def test_the_only_engine_is_waited_for_and_serves_once_it_has_weights(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_engine_serves_again_once_it_has_weights(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(group: Engines, engines: ActorInfer) -> None:
         answer = asyncio.ensure_future(whole(engines.generate(PROMPT, Sampling(1, samples=2), 10)))
         await asyncio.sleep(1)
@@ -113,7 +113,7 @@ def test_the_only_engine_is_waited_for_and_serves_once_it_has_weights(caplog: py
     assert back.startswith("actor_infer rank 0 is back after ")
 
 
-def test_a_judge_serves_as_soon_as_it_is_back() -> None:
+def test_restarted_judge_serves_immediately() -> None:
     async def scenario(group: Engines, engines: ActorInfer) -> None:
         answer = asyncio.ensure_future(whole(engines.generate(PROMPT, Sampling(1), 10)))
         await asyncio.sleep(1)
@@ -123,7 +123,7 @@ def test_a_judge_serves_as_soon_as_it_is_back() -> None:
     run(scenario, Engines(1, by_seed), kind=JudgeEngines)
 
 
-def test_after_its_last_restart_an_engine_retires_and_the_last_one_ends_the_run() -> None:
+def test_last_engine_retiring_ends_the_run() -> None:
     async def scenario(group: Engines, engines: ActorInfer) -> None:
         for _ in range(RESTARTS.most):
             engines.pool.report_dead(0, "it stands still")
@@ -152,7 +152,7 @@ def fatal(exception: str) -> str:
     )
 
 
-def test_an_engine_that_dies_twice_of_its_first_request_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_engine_dying_twice_of_first_request_ends_run(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(group: Engines, engines: ActorInfer) -> None:
         group.log[0] = fatal("RuntimeError: no kernel")
         answer = asyncio.ensure_future(whole(engines.generate(PROMPT, Sampling(1), 10)))
@@ -178,7 +178,7 @@ def test_an_engine_that_dies_twice_of_its_first_request_ends_the_run(caplog: pyt
     assert "is not restarted again" in last
 
 
-def test_a_hopeless_engine_leaves_its_requests_to_the_others() -> None:
+def test_hopeless_engine_leaves_requests_to_others() -> None:
     async def scenario(group: Engines, engines: ActorInfer) -> None:
         for number in range(2):
             await asyncio.sleep(1)
@@ -217,7 +217,7 @@ def test_other_early_deaths_are_healed(exceptions: list[str | None], answers: bo
     run(scenario, Engines(1, by_seed))
 
 
-def test_a_restart_that_fails_like_the_first_death_is_the_last() -> None:
+def test_restart_failing_like_first_death_is_last() -> None:
     async def scenario(group: Engines, engines: ActorInfer) -> None:
         group.faults = {0: [WorkerFailed("actor_infer", 0, "OSError: no kernel (process 12)")]}
         group.log[0] = fatal("OSError: no kernel (process 11)")
@@ -237,7 +237,7 @@ def test_a_restart_that_fails_like_the_first_death_is_the_last() -> None:
     ],
     ids=["bad input", "shortage"],
 )
-def test_a_restart_that_would_fail_again_ends_the_run(fault: RollError) -> None:
+def test_unrepeatable_restart_failure_ends_run(fault: RollError) -> None:
     async def scenario(group: Engines, engines: ActorInfer) -> None:
         group.faults = {0: [WorkerFailed("actor_infer", 0, "something odd"), fault]}
         answer = asyncio.ensure_future(whole(engines.generate(PROMPT, Sampling(1), 10)))
@@ -249,7 +249,7 @@ def test_a_restart_that_would_fail_again_ends_the_run(fault: RollError) -> None:
     run(scenario, Engines(2, lambda seed: limits.RUN))
 
 
-def test_a_request_is_late_once_and_goes_on_elsewhere_or_ends_the_run() -> None:
+def test_late_request_moves_once_then_ends_run() -> None:
     class Slow(Engines):
         async def stream(self, engine: int, *given: Any, **named: Any) -> Any:
             if engine == 0:
@@ -277,7 +277,7 @@ def test_a_request_is_late_once_and_goes_on_elsewhere_or_ends_the_run() -> None:
     run(in_a_row, Slow(1))
 
 
-def test_who_dies_in_a_call_of_all_is_left_out() -> None:
+def test_engine_dying_in_collective_call_is_excluded() -> None:
     async def scenario(group: Engines, engines: ActorInfer) -> None:
         group.slow = {"pause": 1.0}
         pausing = asyncio.ensure_future(engines.pause())
@@ -299,7 +299,7 @@ def test_who_dies_in_a_call_of_all_is_left_out() -> None:
     run(scenario, Engines(3))
 
 
-def test_an_engine_that_dies_while_nobody_calls_it_is_replaced_and_one_that_is_late_is_not() -> None:
+def test_idle_engine_is_replaced_if_dead_not_late() -> None:
     class Late(Engines):
         async def _answer(self, engine: int, method: str, given: tuple[Any, ...]) -> Any:
             if method == "cause_of_death" and engine == 1:
@@ -318,7 +318,7 @@ def test_an_engine_that_dies_while_nobody_calls_it_is_replaced_and_one_that_is_l
     run(scenario, Late(2))
 
 
-def test_no_restart_begins_amid_a_sync_or_while_others_are_on_the_devices() -> None:
+def test_restart_waits_for_sync_and_free_devices() -> None:
     async def scenario(group: Engines, engines: ActorInfer) -> None:
         with engines.pool.in_sync():
             group.kill(0)
@@ -342,7 +342,7 @@ def test_no_restart_begins_amid_a_sync_or_while_others_are_on_the_devices() -> N
     run(scenario, Engines(2))
 
 
-def test_a_failure_that_is_no_death_is_raised_as_it_is() -> None:
+def test_other_failures_are_raised_unchanged() -> None:
     class Odd(Engines):
         async def _answer(self, engine: int, method: str, given: tuple[Any, ...]) -> Any:
             if method == "pause":

@@ -14,7 +14,7 @@ from roll.ray.cluster import ClusterUnavailable, join_cluster, start_cluster
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "http://head:8265"])
-def test_addresses_of_the_client_and_the_dashboard_are_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_and_dashboard_addresses_are_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ClusterUnavailable, match=f"'{address}' is the address of a Ray client server or dashboard"):
         join_cluster()
@@ -23,9 +23,7 @@ def test_addresses_of_the_client_and_the_dashboard_are_refused(address: str, mon
     assert isinstance(ended.value.code, str) and address in ended.value.code and "\n" not in ended.value.code
 
 
-def test_what_ray_says_as_it_does_not_start_is_told_with_a_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_start_failure_is_reported_with_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(**_: object) -> None:
         raise Exception("The current node timed out\n during startup.")
 

@@ -66,7 +66,7 @@ def looks(watch: Liveness, count: int) -> list[WorkerDied]:
     return asyncio.run(look())
 
 
-def test_what_stays_stopped_is_told_by_role_rank_and_process_and_killed() -> None:
+def test_stopped_process_is_named_and_killed() -> None:
     group = Group()
     machine, watch = watching(group)
     assert looks(watch, 1) == []
@@ -79,7 +79,7 @@ def test_what_stays_stopped_is_told_by_role_rank_and_process_and_killed() -> Non
     assert looks(watch, 20) == [], "a stopped process is reported once"
 
 
-def test_a_short_stop_a_silent_node_and_an_orderly_end_are_no_alarm() -> None:
+def test_short_stop_and_silent_node_raise_no_alarm() -> None:
     group = Group()
     machine, watch = watching(group)
     for _ in range(3):
@@ -93,7 +93,7 @@ def test_a_short_stop_a_silent_node_and_an_orderly_end_are_no_alarm() -> None:
     assert looks(watch, 20) == []
 
 
-def test_a_process_that_died_is_told_unless_it_was_never_seen() -> None:
+def test_dead_process_is_reported_if_once_seen() -> None:
     group = Group()
     machine, watch = watching(group)
     machine.findings = {11: GONE}
@@ -114,7 +114,7 @@ def test_a_stopped_child_is_told_as_such() -> None:
     assert machine.ended == [(None, 10)]
 
 
-def test_work_ends_for_an_awaited_role_and_not_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_ends_for_stopped_awaited_roles_only(monkeypatch: pytest.MonkeyPatch) -> None:
     for seconds in ("EVERY", "HEARD_SECONDS"):
         monkeypatch.setattr(liveness, seconds, limits.NONE)
 
@@ -131,7 +131,7 @@ def test_work_ends_for_an_awaited_role_and_not_for_others(monkeypatch: pytest.Mo
         asyncio.run(work("critic"))
 
 
-def test_a_call_may_take_three_times_the_longest_of_its_method() -> None:
+def test_call_limit_is_three_times_longest_call() -> None:
     times, deadline = CallTimes(), 10 * FLOOR_SECONDS
     assert times.limit("train_step", deadline) == deadline, "the first call compiles"
     times.note("train_step", FLOOR_SECONDS / 30)

@@ -7,13 +7,13 @@ import os
 from roll.ray.process import ByDevice, MemoryMonitor, held_by
 
 
-def test_a_process_and_its_children_count_together_device_by_device() -> None:
+def test_memory_of_process_includes_children_per_device() -> None:
     devices = [{10: 3, 11: 4, 99: 100}, {11: 6, 99: 100}, {}]
     assert held_by({10, 11}, devices) == 7
     assert held_by({11}, devices) == 6
 
 
-def test_a_driver_that_lists_none_of_them_tells_nothing() -> None:
+def test_memory_is_unknown_if_driver_lists_none() -> None:
     assert held_by({10}, [{99: 100}, {}]) is None
     assert held_by({10}, []) is None
 
@@ -26,12 +26,12 @@ def test_the_most_is_kept() -> None:
     assert monitor.peak() == 500
 
 
-def test_a_driver_that_never_tells_leaves_the_peak_unknown() -> None:
+def test_peak_is_unknown_if_driver_never_answers() -> None:
     monitor = MemoryMonitor("cuda", read=lambda: [{}])
     assert (monitor.held(), monitor.peak()) == (None, None)
 
 
-def test_on_the_cpu_there_is_no_device_and_the_peak_is_resident_memory() -> None:
+def test_cpu_peak_is_resident_memory() -> None:
     monitor = MemoryMonitor("cpu", read=lambda: [{os.getpid(): 500}])
     assert monitor.held() is None
     assert (monitor.peak() or 0) > 10 << 20

@@ -33,7 +33,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return found
 
 
-def test_devices_are_counted_over_living_nodes_with_gpus_by_their_addresses_as_numbers(
+def test_devices_are_ordered_by_numeric_node_address(
     nodes: list[dict[str, Any]],
 ) -> None:
     nodes += [node("10.0.0.10", 4), node("10.0.0.9", 4), node("10.0.0.1", 0), node("10.0.0.2", 4, alive=False)]
@@ -58,7 +58,7 @@ def test_addresses_may_be_of_version_6(nodes: list[dict[str, Any]]) -> None:
         ((2, 8), 8, r"\[2, 8\]"),  # the 8 devices would be on the first node, which has 2
     ],
 )
-def test_too_few_gpus_are_told_with_what_nodes_have(
+def test_too_few_gpus_are_reported_per_node(
     nodes: list[dict[str, Any]], counts: tuple[int, ...], gpus: int, counted: str
 ) -> None:
     nodes += [node(f"10.0.0.{number}", count) for number, count in enumerate(counts, 1)]
@@ -72,7 +72,7 @@ def test_too_few_gpus_are_told_with_what_nodes_have(
 @pytest.mark.parametrize(
     ("address", "where"), [(None, "Ray sees none on this host"), ("10.0.0.1:6379", "no node of the cluster has one")]
 )
-def test_where_there_are_no_gpus_it_is_told_how_to_run_on_the_cpu(
+def test_no_gpus_fault_explains_cpu_run(
     address: str | None, where: str, nodes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

@@ -76,7 +76,7 @@ DIED, LATE = (
 
 
 @pytest.mark.parametrize("error", [DIED, LATE])
-def test_what_a_worker_that_died_had_not_answered_is_asked_again(error: WorkerFailed) -> None:
+def test_unanswered_calls_of_dead_worker_are_repeated(error: WorkerFailed) -> None:
     group = Group(times(error))
     assert asyncio.run(replaced(group).one(1, limits.CALL, Worker.double, 4)) == 8
     assert group.asked == [(1, 0, "double"), (1, 0, "replace"), (1, 1, "double")]
@@ -103,7 +103,7 @@ def test_a_replacement_that_dies_as_it_starts_counts() -> None:
     assert [method for *_, method in group.asked] == ["double", *["replace"] * 3, "double"]
 
 
-def test_a_worker_that_always_dies_ends_the_run_with_the_cause() -> None:
+def test_worker_always_dying_ends_run_with_cause() -> None:
     group = Group(lambda rank, method: None if method == "replace" else DIED)
     with pytest.raises(
         WorkerFailed,
@@ -135,7 +135,7 @@ def test_what_a_living_worker_raises_is_raised() -> None:
     assert group.process == [0, 0]
 
 
-def test_no_response_is_scored_0_for_a_worker_that_died() -> None:
+def test_responses_of_dead_worker_are_scored_again() -> None:
     group = Group(times(DIED))
     rewards = Rewards({"maths": cast(WorkerGroup, group)}, {"maths": SECTION}, limits.START)
     prompt = make_prompt(0, domain="maths")

@@ -59,7 +59,7 @@ def batch() -> TrainBatch:
     return TrainBatch(sequences, zeros, None, zeros.astype(np.int32))
 
 
-def test_ranks_of_a_replica_score_the_same_and_each_sequence_is_scored_once() -> None:
+def test_replica_ranks_score_the_same_sequences_once() -> None:
     group, sequences = FourRanks(), batch().sequences
     assert group.replicas == 2
     got = asyncio.run(Critic(group, SHAPE, limits.CALL, limits.CALL, limits.CALL).values(sequences))
@@ -69,7 +69,7 @@ def test_ranks_of_a_replica_score_the_same_and_each_sequence_is_scored_once() ->
     assert group.heard[0] is not group.heard[2]
 
 
-def test_a_sequence_is_learnt_by_one_replica_and_counted_once() -> None:
+def test_replicas_learn_each_sequence_once() -> None:
     group, learner = FourRanks(), Learner(FourRanks(), SHAPE, limits.CALL, limits.CALL, limits.CALL)
     assert asyncio.run(learner.train_step(batch(), NegativeLogLikelihood(), 0)) == {
         "sft/loss": 2.0,

@@ -74,7 +74,7 @@ def test_an_engine_answers_as_often_as_told() -> None:
     assert seed == message_seed(3, "four") != message_seed(4, "four") and 0 <= seed < 2**31
 
 
-def test_what_does_not_fit_into_the_context_is_not_asked() -> None:
+def test_message_exceeding_judge_context_is_not_asked() -> None:
     group = Group([completion("yes"), completion("no")])
     reply = asyncio.run(engine_judge(group).ask("sevens!"))
     assert not group.calls and "has 7 tokens, but its context leaves room for only 6" in reply.failure
@@ -99,7 +99,7 @@ def test_a_judge_never_forgets_its_weights() -> None:
     assert [(method, given) for method, _, given, _ in group.calls] == [("offload", (False,))] * 2
 
 
-def test_messages_that_wait_for_their_turn_have_time_for_it() -> None:
+def test_queued_messages_get_time_for_their_turn() -> None:
     model = ApiModel(
         "http://h", "m", None, SAMPLING, seconds=limits.CALL, retries=1, concurrency=2, max_calls=None, seed=0
     )
@@ -141,7 +141,7 @@ class Model:
         return [RewardResult(float(len(response))) for response in responses]
 
 
-def test_a_domain_with_a_model_is_scored_by_it() -> None:
+def test_domain_with_reward_model_is_scored_by_it() -> None:
     rewards = Rewards({}, {"judged": RewardConfig.model_validate({})}, limits.START, {"judged": Model()})
     prompt = make_prompt(0, domain="judged")
     results = asyncio.run(rewards.score(prompt, ["a", "bcd"]))

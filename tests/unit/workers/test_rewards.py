@@ -44,11 +44,11 @@ COMPARED = {"parts": {"right": {}, "rank": {"group": True}}}
     ("section", "compares"),
     [({}, False), ({"group": True}, True), (PARTS, False), ({**PARTS, "normalise": "group"}, False), (COMPARED, True)],
 )
-def test_a_domain_compares_where_a_reward_is_given_a_group(section: dict[str, Any], compares: bool) -> None:
+def test_domain_compares_if_reward_takes_group(section: dict[str, Any], compares: bool) -> None:
     assert facade(section).compares(PROMPT) is compares
 
 
-def test_the_results_of_a_group_are_combined_where_its_parts_are_normalised() -> None:
+def test_group_results_combine_where_parts_are_normalised() -> None:
     results = [RewardResult(9.0, parts={"right": right, "brief": brief}) for right, brief in ((1.0, 0.0), (0.0, 0.0))]
     assert facade({}).combined(PROMPT, results) == results
     assert facade(PARTS).combined(PROMPT, results) == results
@@ -63,7 +63,7 @@ def facade(section: dict[str, Any]) -> Rewards:
     return Rewards({"maths": cast(WorkerGroup, Group())}, {"maths": RewardConfig.model_validate(section)}, limits.START)
 
 
-def test_calls_that_may_be_made_twice_have_twice_the_time() -> None:
+def test_repeatable_calls_get_twice_the_time() -> None:
     once, parts = RewardConfig.model_validate({"timeout": 5.0}), RewardConfig.model_validate({"timeout": 5.0, **PARTS})
     side_by_side = RewardConfig.model_validate({"timeout": 5.0, "concurrency": 8})
     failing = 4 * (5.0 + REPLACED)
@@ -74,7 +74,7 @@ def test_calls_that_may_be_made_twice_have_twice_the_time() -> None:
     ]
 
 
-def test_a_group_goes_to_the_least_busy_worker_and_has_time_for_each_response_to_fail() -> None:
+def test_group_goes_to_least_busy_worker() -> None:
     async def scores() -> None:
         group = Group()
         rewards = Rewards(

@@ -22,7 +22,7 @@ def test_limits_of_engines() -> None:
     assert running_limits(2, None, None) is None
 
 
-def test_samples_of_a_prompt_stay_together_where_there_is_room() -> None:
+def test_samples_of_prompt_stay_together_if_possible() -> None:
     running = Running(running_limits(2, 8, None), 2)
     assert running.place(3) == (0, 3)
     assert running.place(3) == (1, 3), "the engine with more free places"
@@ -53,9 +53,7 @@ def test_without_limits_the_least_busy_engine_takes_all() -> None:
 
 
 @given(most=st.integers(2, 40), engines=st.integers(1, 4), events=st.lists(st.integers(1, 9), max_size=60))
-def test_no_engine_has_more_than_its_share_and_none_idles_while_samples_wait(
-    most: int, engines: int, events: list[int]
-) -> None:
+def test_engines_neither_exceed_shares_nor_idle(most: int, engines: int, events: list[int]) -> None:
     shares = [limit.samples for limit in running_limits(engines, max(most, engines), None) or ()]
     running, has, waiting = Running(running_limits(engines, max(most, engines), None), engines), [0] * engines, 0
     for event in events:
@@ -86,7 +84,7 @@ def test_a_limit_heeds_a_full_cache(preemptions: int | None, use: float | None, 
     assert limit.samples == after
 
 
-def test_a_limit_is_raised_where_there_is_room_and_never_above_the_most() -> None:
+def test_limit_rises_with_room_up_to_maximum() -> None:
     limit = RunningLimit(100, adapts=True)
     limit.adapt(activity(1, 1.0), 100)
     limit.adapt(activity(0, SPARE / 2), 79)
