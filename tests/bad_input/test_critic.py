@@ -96,7 +96,7 @@ def plan_of(folder: Path, *overrides: str) -> Plan:
     return plan
 
 
-def test_one_sample_a_prompt_is_enough_for_a_critic(folder: Path) -> None:
+def test_critic_allows_one_sample_per_prompt(folder: Path) -> None:
     alone = (
         "num_return_sequences_in_group=1",
         "rollout_batch_size=8",
@@ -109,7 +109,7 @@ def test_one_sample_a_prompt_is_enough_for_a_critic(folder: Path) -> None:
     assert plan.warnings == ()
 
 
-def test_a_clip_of_values_without_a_critic_is_warned_of(folder: Path) -> None:
+def test_value_clip_without_critic_warns(folder: Path) -> None:
     """It is not a fault, because ROLL's files set the key with every estimator."""
     (warning,) = plan_of(folder, "value_clip=0.5").warnings
     assert warning == "value_clip: has no effect with adv_estimator grpo, which has no critic; remove the key"

@@ -81,7 +81,7 @@ PACKAGES = [
 
 
 @pytest.mark.parametrize(("overrides", "place", "package", "remedy"), PACKAGES)
-def test_a_kernel_without_its_package_is_refused_and_a_dry_run_warns(
+def test_kernel_without_its_package_is_refused(
     refused: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -126,7 +126,7 @@ def test_nothing_is_written_by_a_refusal(folder: Path, refused_by_command: Calla
 @pytest.mark.parametrize(
     ("override", "place"), [("max_step=3", "max_step:"), ("a=[1", "command line:"), ("pretrain=./nowhere", "pretrain:")]
 )
-def test_a_process_ends_with_status_2_and_no_traceback(folder: Path, override: str, place: str) -> None:
+def test_bad_file_exits_2_without_traceback(folder: Path, override: str, place: str) -> None:
     command = [sys.executable, "-m", "roll.pipeline", "--config-path", "exp", "--config-name", "sound", override]
     package = str(Path(sys.modules["roll"].__path__[0]).parent)
     done = subprocess.run(
@@ -143,7 +143,7 @@ def test_a_process_ends_with_status_2_and_no_traceback(folder: Path, override: s
     assert "Traceback" not in done.stderr
 
 
-def test_trackers_whose_packages_are_missing_are_refused_before_anything_starts(
+def test_missing_tracker_packages_are_refused_before_start(
     folder: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("roll.config.derived.trackers.is_installed", lambda package: package == "tensorboard")
@@ -158,7 +158,7 @@ def test_trackers_whose_packages_are_missing_are_refused_before_anything_starts(
     assert "warning: track_with: 'mlflow' is requested" in capsys.readouterr().err
 
 
-def test_variables_of_deepspeeds_env_file_are_planned_or_refused(
+def test_deepspeed_env_variables_are_planned_or_refused(
     folder: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / ".deepspeed_env").write_text("NCCL_DEBUG=WARN\n")

@@ -25,7 +25,7 @@ TINY: dict[str, int | str] = {
 LATENT: dict[str, int | str] = {"model_type": "deepseek_v3", "kv_lora_rank": 64, "num_attention_heads": 16}
 
 
-def test_heads_without_a_kernel_are_refused_before_the_start(
+def test_head_size_without_kernel_is_refused_before_start(
     refused: Callable[..., str], tiny_model: Path, tmp_path: Path
 ) -> None:
     for file in tiny_model.iterdir():
@@ -56,7 +56,7 @@ def test_heads_without_a_kernel_are_refused_before_the_start(
     ],
     ids=["derived", "given", "large", "not in vLLM's list", "sound", "GPU", "latent"],
 )
-def test_only_heads_without_a_kernel_on_the_cpu_are_faults(
+def test_head_size_fault_concerns_cpu_engines_only(
     values: dict[str, int | str], device_mapping: list[int] | None, heads: int | None
 ) -> None:
     shape, config = shape_of(TINY | values), planned("tiny/tiny_rlvr_lora_zero3")[0]

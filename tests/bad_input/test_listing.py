@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def test_settings_of_a_strategy_that_is_not_taken_are_not_listed(refused: Callable[..., str]) -> None:
+def test_settings_of_unchosen_strategy_are_not_listed(refused: Callable[..., str]) -> None:
     megatron = "{tensor_model_parallel_size: 8, use_distributed_optimizer: true}"
     message = refused(
         "~actor_train.strategy_args",
@@ -21,7 +21,7 @@ def test_all_faults_are_listed_at_once(refused: Callable[..., str]) -> None:
     assert all(place in message for place in ("max_step:", "seed:", "actor_train.model_args.dtype:"))
 
 
-def test_a_key_of_another_pipeline_is_listed_beside_the_other_faults_of_an_rlvr_file(
+def test_key_of_other_pipeline_is_listed_with_faults(
     refused: Callable[..., str],
 ) -> None:
     message = refused("beta=0.1", "preference_loss=simpo", "max_step=3", "seed=-1")
@@ -30,7 +30,7 @@ def test_a_key_of_another_pipeline_is_listed_beside_the_other_faults_of_an_rlvr_
     assert "this is a key of pipeline: dpo; remove it, or change the pipeline" in message
 
 
-def test_a_missing_pipeline_is_listed_beside_the_other_faults(folder: Path, refused: Callable[..., str]) -> None:
+def test_missing_pipeline_is_listed_with_other_faults(folder: Path, refused: Callable[..., str]) -> None:
     (folder / "exp" / "rows.yaml").write_text("seed: -1\nsft_train: {}\nrewards: {}\n")
     message = refused(name="rows")
     assert all(
@@ -39,14 +39,14 @@ def test_a_missing_pipeline_is_listed_beside_the_other_faults(folder: Path, refu
     )
 
 
-def test_a_block_with_a_typing_error_in_its_name_is_not_taken_for_one_of_another_program(
+def test_misspelt_role_block_suggests_the_role(
     refused: Callable[..., str],
 ) -> None:
     message = refused("actor_trian={training_args:{num_train_epochs:2}}")
     assert "did you mean 'actor_train'?" in message
 
 
-def test_a_remedy_names_the_critic_only_if_the_file_has_one(refused: Callable[..., str]) -> None:
+def test_remedy_names_critic_only_if_configured(refused: Callable[..., str]) -> None:
     assert "critic" not in refused("warmup_ratio=0.1")
     assert "or critic.training_args.warmup_ratio" in refused("warmup_ratio=0.1", "critic={}")
 

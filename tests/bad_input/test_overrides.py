@@ -635,7 +635,7 @@ def test_a_path_is_no_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "--config-path exp --config-name sound" in capsys.readouterr().err
 
 
-def test_a_block_of_another_strategy_is_one_fault_that_its_remedy_mends(refused: Callable[..., str]) -> None:
+def test_block_of_other_strategy_is_one_fault(refused: Callable[..., str]) -> None:
     chosen = ("actor_infer.strategy_args={strategy_name: hf_infer}", f"{ENGINE}.block_size=16", "max_steps=0")
     assert refused(*chosen).startswith("2 faults")
     message = refused(*chosen, "~actor_infer.strategy_args.strategy_config")

@@ -191,7 +191,7 @@ def right(prompt, response, row):
         ),
     ],
 )
-def test_a_reward_that_cannot_do_with_the_rows_ends_the_run_before_any_role_starts(
+def test_reward_that_rejects_rows_ends_run_before_start(
     folder: Path,
     tiny_model: Path,
     monkeypatch: pytest.MonkeyPatch,

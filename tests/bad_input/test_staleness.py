@@ -68,7 +68,7 @@ def changes(message: str) -> list[str]:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_what_the_message_names_is_all_there_is_to_change(judged: Callable[..., str | None], loss: str) -> None:
+def test_named_changes_remove_the_staleness_fault(judged: Callable[..., str | None], loss: str) -> None:
     refused = 0
     for source, sampling in product(SOURCES, SAMPLINGS):
         keys = [f"policy_loss={loss}", *sampling, *([source] if source else [])]

@@ -323,7 +323,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Sequence[InspectedPart]:
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{one.name} {one.arguments or ''}" for one, *_ in CASES])
-def test_what_is_wrong_with_code_of_the_users_is_said(looked: Sequence[InspectedPart], number: int) -> None:
+def test_faulty_user_code_yields_place_problem_and_remedy(looked: Sequence[InspectedPart], number: int) -> None:
     _, place, problem, remedy = CASES[number]
     (fault,) = looked[number].faults
     assert fault.place == place
@@ -334,7 +334,7 @@ def test_what_is_wrong_with_code_of_the_users_is_said(looked: Sequence[Inspected
 @pytest.mark.parametrize(
     ("overrides", "place", "value", "remedy"), COMMANDS, ids=[" ".join(case[0])[:70] for case in COMMANDS]
 )
-def test_a_command_line_with_code_of_the_users_is_refused(
+def test_command_with_faulty_user_code_is_refused(
     refused: Callable[..., str], modules: Path, overrides: list[str], place: str, value: str, remedy: str
 ) -> None:
     message = refused(*overrides)
@@ -344,7 +344,7 @@ def test_a_command_line_with_code_of_the_users_is_refused(
 
 
 @pytest.mark.full  # waits for a deadline that leaves time to import the other modules on a busy machine
-def test_a_module_that_does_not_end_its_import_is_named_and_the_others_are_looked_at(
+def test_hanging_module_is_named_and_others_are_checked(
     refused: Callable[..., str], modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(user_code, "IMPORT_SECONDS", 20.0)
@@ -354,7 +354,7 @@ def test_a_module_that_does_not_end_its_import_is_named_and_the_others_are_looke
     assert f"{REWARD}: 'broken:reward' cannot be imported: ZeroDivisionError" in message
 
 
-def test_a_sound_configuration_plans_and_imports_none_of_it(modules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_does_not_import_user_code(modules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["adv_estimator=my_methods:plain", "adv_estimator_args={power: 2}", "policy_loss=my_methods:Bounded", *ONE]
     reward = [f"{REWARD}=my_methods:reward", "rewards.math_rule.reward_args={least: 1}"]
     assert main(["--config-path", str(modules / "exp"), "--config-name", "sound", *words, *reward, "dry_run=true"]) == 0

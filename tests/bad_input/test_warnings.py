@@ -53,7 +53,7 @@ def test_the_plan_warns_and_goes_on(
 @pytest.mark.parametrize(
     "more", [[TWO_UPDATES], ["kl_loss_importance=true"], ["kl_loss_type=k3+"], ["kl_loss_type=k2"]]
 )
-def test_a_kl_with_its_own_gradient_needs_no_warning(
+def test_kl_estimator_with_own_gradient_does_not_warn(
     folder: Path, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
     assert main(["--config-path", "exp", "--config-name", "sound", "dry_run=true", *KL_IN_LOSS, *more]) == 0

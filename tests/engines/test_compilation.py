@@ -130,7 +130,7 @@ def pids_of(processes: Sequence[psutil.Process], name: str) -> list[int]:
     return found
 
 
-def test_what_a_killed_process_left_is_cleared_once_its_compiler_has_ended(
+def test_lock_of_killed_compiler_is_cleared(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lock, log, compiler = cache / NAME / LOCK, tmp_path / "log", tmp_path / "compiler"
@@ -163,9 +163,7 @@ def test_what_a_killed_process_left_is_cleared_once_its_compiler_has_ended(
 
 
 @pytest.mark.parametrize(("module", "strategy"), [(deepspeed_train, DeepSpeedTrain), (deepspeed_infer, DeepSpeedScore)])
-def test_a_strategy_compiles_in_turn_from_its_first_step_on(
-    module: Any, strategy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deepspeed_strategy_compiles_in_turn(module: Any, strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     compiles_by: list[Any] = []
 
     def join(rank: Rank) -> None:

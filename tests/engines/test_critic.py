@@ -131,7 +131,7 @@ def test_its_updates_are_adamws(seen: dict[Case, list[Seen]], batch: TrainBatch,
 
 
 @each_exact_case
-def test_its_values_are_of_the_states_before_the_tokens(
+def test_critic_values_are_of_states_before_tokens(
     seen: dict[Case, list[Seen]], batch: TrainBatch, small_model: Path, case: Case
 ) -> None:
     before, after = (

@@ -119,7 +119,7 @@ def work(batches: Mapping[str, TrainBatch], ranks: int) -> Work:
 
 
 @pytest.mark.parametrize(("kind", "stage"), KINDS)
-def test_an_update_beside_a_teacher_is_the_one_by_hand_in_every_split(
+def test_distilled_update_matches_hand_computation_in_every_split(
     kind: Any, stage: int, small_model: Path, small_tied_model: Path, tmp_path: Path
 ) -> None:
     """One of the two teachers puts nearly all probability on one token, so that the reverse KL reaches thousands of

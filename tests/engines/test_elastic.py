@@ -135,9 +135,7 @@ def stored(folder: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     "number", [number for number, case in enumerate(CASES) if not case.lora], ids=lambda number: CASES[number].name
 )
-def test_deepspeeds_own_script_reads_a_checkpoint_as_its_users_run_it(
-    worlds: Worlds, tmp_path: Path, number: int
-) -> None:
+def test_deepspeed_script_reads_a_checkpoint(worlds: Worlds, tmp_path: Path, number: int) -> None:
     checkpoint = checkpoint_of(worlds.folder / "2", CASES[number])
     words = [sys.executable, "zero_to_fp32.py", ".", str(tmp_path / "out")]
     done = subprocess.run(words, cwd=checkpoint, capture_output=True, text=True, timeout=limits.PROCESS, check=False)
@@ -175,7 +173,7 @@ def test_exported_weights_are_the_trainers(
         assert_close({name: tensor.to(trained.saved[name].dtype) for name, tensor in exact.items()}, trained.saved, 0.0)
 
 
-def test_a_universal_checkpoint_is_one_that_a_run_takes_up(worlds: Worlds, tmp_path: Path) -> None:
+def test_run_resumes_from_universal_checkpoint(worlds: Worlds, tmp_path: Path) -> None:
     folder = worlds.folder / "2" / CASES[0].name / "universal"
     assert CheckpointStore(tmp_path, 1).resolve(str(folder)) == folder
     assert LoopState.read(folder).sampler == {"position": 3}

@@ -133,7 +133,7 @@ def test_an_update_is_that_by_hand(stage: int, expert_model: Path, batch: TrainB
 
 
 @pytest.mark.parametrize("checkpointing", ["all", "none"])
-def test_an_adapter_on_experts_and_routers_trains_alike_sharded_or_not(
+def test_expert_and_router_adapter_trains_alike_sharded(
     checkpointing: str, expert_model: Path, batch: TrainBatch, tmp_path: Path
 ) -> None:
     runs = [

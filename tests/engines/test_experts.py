@@ -70,7 +70,7 @@ def test_experts_alone_reach_the_engine(engine: Running, expert_model: Path) -> 
     assert largest_difference(engine, before) < TOLERANCE
 
 
-def test_an_adapter_of_experts_and_routers_that_is_merged(engine: Running, expert_model: Path) -> None:
+def test_merged_expert_and_router_adapter_matches_engine(engine: Running, expert_model: Path) -> None:
     engine.push(policy(expert_model))
     before = engine.policy
     engine.push(adapted(expert_model, seed=2))

@@ -54,7 +54,7 @@ def runs(small_model: Path, tmp_path_factory: pytest.TempPathFactory, request: p
 
 @each_plan
 @pytest.mark.parametrize("plant", PLANTS)
-def test_the_update_is_skipped_on_all_ranks_and_changes_no_bit(runs: Runs, plan: Plan, plant: str) -> None:
+def test_non_finite_update_is_skipped_on_all_ranks(runs: Runs, plan: Plan, plant: str) -> None:
     for faults in runs[plan]:
         assert faults.skips[plant].skipped == 1
         assert faults.skips[plant].differences == []
@@ -74,7 +74,7 @@ def test_the_culprit_is_named(runs: Runs, plan: Plan, plant: str) -> None:
 
 
 @each_plan
-def test_the_schedule_waits_and_only_the_loss_scale_notices(runs: Runs, plan: Plan) -> None:
+def test_schedule_waits_while_updates_are_skipped(runs: Runs, plan: Plan) -> None:
     faults = runs[plan][0]
     good, *skipped = faults.rates
     assert good > skipped[0]
@@ -88,7 +88,7 @@ def test_the_schedule_waits_and_only_the_loss_scale_notices(runs: Runs, plan: Pl
 
 
 @each_plan
-def test_skips_in_a_row_end_the_run_with_the_first_culprit(runs: Runs, plan: Plan) -> None:
+def test_consecutive_skips_end_run_with_first_cause(runs: Runs, plan: Plan) -> None:
     for faults in runs[plan]:
         assert faults.end.startswith(
             "NonFiniteError: 2 updates in a row were skipped; the first because the gradient of "

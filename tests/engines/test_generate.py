@@ -96,7 +96,7 @@ def test_log_probs_are_the_trainers(engine: Running, temperature: float) -> None
     assert_at_the_policy(engine, Sampling(30, samples=4, temperature=temperature))
 
 
-def test_log_probs_that_are_not_asked_for_are_not_kept(engine: Running) -> None:
+def test_unrequested_log_probs_are_not_kept(engine: Running) -> None:
     silent, told = (
         engine.generate(PROMPTS[:1], Sampling(20, samples=2, log_probs=keep), seed=1)[0] for keep in (False, True)
     )
@@ -129,7 +129,7 @@ def test_a_seed_decides_the_samples(engine: Running) -> None:
     assert first[0] != first[1]
 
 
-def test_seeded_samples_of_more_prompts_than_a_step_takes_are_those_of_each_alone(engine: Running) -> None:
+def test_seeded_samples_of_many_prompts_equal_single_ones(engine: Running) -> None:
     if isinstance(engine.engine, HfGenerate):
         pytest.skip("HfGenerate processes prompts one after another")
     generator = np.random.default_rng(0)
@@ -151,7 +151,7 @@ def test_greedy_takes_the_most_probable_token(engine: Running) -> None:
     assert_at_the_policy(engine, sampling)
 
 
-def test_a_response_ends_with_the_end_of_sequence_or_at_its_limit(engine: Running) -> None:
+def test_response_ends_at_eos_or_limit(engine: Running) -> None:
     limit = 60
     reasons = set()
     for completions in engine.generate(PROMPTS, Sampling(limit, samples=24), seed=0):
@@ -165,7 +165,7 @@ def test_a_response_ends_with_the_end_of_sequence_or_at_its_limit(engine: Runnin
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
 
 
-def test_ignoring_the_end_runs_to_the_limit_and_does_not_bend_the_distribution(engine: Running) -> None:
+def test_ignoring_eos_runs_to_limit_with_same_distribution(engine: Running) -> None:
     sampling = Sampling(60, samples=24, ignore_eos=True)
     found = False
     for completions in engine.generate(PROMPTS, sampling, seed=0):
@@ -196,7 +196,7 @@ def test_a_stop_string_ends_a_response_after_it(engine: Running) -> None:
     assert len(stopped[0].token_ids) < len(free[0].token_ids)
 
 
-def test_top_k_and_top_p_keep_what_they_say_and_renormalise(engine: Running) -> None:
+def test_top_k_and_top_p_renormalise_log_probs(engine: Running) -> None:
     for completions in engine.generate(PROMPTS, Sampling(10, samples=2, top_k=1)):
         for completion in completions:
             np.testing.assert_allclose(engine_log_probs(completion), 0, atol=1e-5)
@@ -223,7 +223,7 @@ def test_merged_weights_are_the_engines(engine: Running, small_model: Path) -> N
     assert_at_the_policy(engine)
 
 
-def test_a_prefix_that_was_cached_belongs_to_the_old_weights(engine: Running, small_model: Path) -> None:
+def test_weight_sync_invalidates_cached_prefix(engine: Running, small_model: Path) -> None:
     prompt = np.arange(40, dtype=np.int32)
     for seed in (6, 7):
         engine.push(policy(small_model, seed))
@@ -273,14 +273,14 @@ def test_an_engine_says_what_it_did(engine: Running) -> None:
         assert (activity.preemptions, activity.tokens_in_flight) == (0, 0)
 
 
-def test_a_paused_engine_is_idle_and_computes_nothing_again(engine: Running) -> None:
+def test_paused_engine_is_idle_and_recomputes_nothing(engine: Running) -> None:
     if isinstance(engine.engine, HfGenerate):
         pytest.skip("HfGenerate finishes the current prompt before it pauses")
     _, after = pause_during_generation(engine)
     assert (after.preemptions, after.prefilled_tokens, after.tokens_in_flight) == (0, 0, 0)
 
 
-def test_an_unfinished_answer_goes_on_with_the_keys_and_values_that_it_has(engine: Running, small_model: Path) -> None:
+def test_resumed_request_keeps_its_kv_cache(engine: Running, small_model: Path) -> None:
     if isinstance(engine.engine, HfGenerate):
         pytest.skip("HfGenerate has no unfinished request during an update")
     before, completions, old = generate_across_an_update(engine, small_model, PROMPTS[1], 40)
@@ -299,9 +299,7 @@ def test_an_unfinished_answer_goes_on_with_the_keys_and_values_that_it_has(engin
 
 
 @each("name", ["vllm_recomputing"], [])
-def test_an_unfinished_answer_is_computed_again_where_its_cache_goes(
-    name: str, small_model: Path, tmp_path: Path
-) -> None:
+def test_resumed_request_is_recomputed_after_cache_is_dropped(name: str, small_model: Path, tmp_path: Path) -> None:
     with running(name, small_model, tmp_path) as engine:
         paused, after = pause_during_generation(engine)
         assert (after.preemptions, after.prefilled_tokens, after.tokens_in_flight) == (4, paused.tokens_in_flight, 0)
@@ -323,7 +321,7 @@ def test_adapters_are_the_engines_one_after_another(adapter_engine: Running, sma
     assert_at_the_policy(adapter_engine)
 
 
-def test_weights_come_by_broadcast_where_files_do_not_reach(engine: Running, small_model: Path) -> None:
+def test_weights_arrive_by_broadcast_without_shared_files(engine: Running, small_model: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         rendezvous = Rendezvous("127.0.0.1", probe.getsockname()[1], 2, limits.START)
@@ -355,7 +353,7 @@ def test_weights_come_by_broadcast_where_files_do_not_reach(engine: Running, sma
     sender.close()
 
 
-def test_a_broken_adapter_is_refused_and_the_one_before_stays(adapter_engine: Running, small_model: Path) -> None:
+def test_broken_adapter_is_refused_and_previous_one_stays(adapter_engine: Running, small_model: Path) -> None:
     adapter = adapter_engine.adapter(adapted(small_model, 9))
     flip_a_byte(adapter.weights)
 
@@ -384,9 +382,7 @@ def test_a_broken_bucket_is_refused_and_named(engine: Running, small_model: Path
 
 
 @each("name", ["vllm", "hf"], ["hf"])
-def test_tied_weights_are_the_engines_and_none_may_be_missing(
-    name: str, small_tied_model: Path, tmp_path: Path
-) -> None:
+def test_tied_weights_are_filled_and_missing_ones_refused(name: str, small_tied_model: Path, tmp_path: Path) -> None:
     with running(name, small_tied_model, tmp_path) as one:
         assert_at_the_policy(one)
         for seed in (1, 2):

@@ -53,7 +53,7 @@ def furthest(one: Running) -> float:
     )
 
 
-def test_engine_and_trainer_agree_before_and_after_a_sync(engine: Running, hybrid: Path) -> None:
+def test_hybrid_engine_agrees_with_trainer_around_sync(engine: Running, hybrid: Path) -> None:
     assert furthest(engine) < 1e-5
     before = engine.policy
     engine.push(policy(hybrid, seed=7))
@@ -78,7 +78,7 @@ def outcomes(batch: TrainBatch, hybrid: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_updates_over_packed_sequences_are_adamws_over_each_alone(
+def test_packed_hybrid_updates_equal_adamw_on_single_sequences(
     outcomes: dict[Case, Outcome], batch: TrainBatch, hybrid: Path, case: Case
 ) -> None:
     one, two = take(batch, [0, 1, 2, 3]), take(batch, [4, 5, 6, 7])
@@ -96,7 +96,7 @@ def test_updates_over_packed_sequences_are_adamws_over_each_alone(
         assert torch.equal(weight, outcomes[case].second[name]), name
 
 
-def test_engines_that_also_see_get_the_names_of_their_own_files(tmp_path: Path) -> None:
+def test_multimodal_engine_receives_names_of_its_checkpoint(tmp_path: Path) -> None:
     from roll.engines.vllm.plugin import text_tensors
 
     seeing = build_hybrid("seeing")

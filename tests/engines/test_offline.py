@@ -165,7 +165,7 @@ async def learn(actor_train: ActorTrain, rows: Batches) -> list[Metrics]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_loss_of_every_update_is_the_one_by_hand(
+def test_offline_losses_match_hand_computation(
     name: str, ranks: ServedRanks, reference: Any, small_model: Path
 ) -> None:
     loss, stage, by_hand = CASES[name]
@@ -192,7 +192,7 @@ def test_the_loss_of_every_update_is_the_one_by_hand(
     assert max(expected) - min(expected) > 1e-3, "the updates changed nothing"
 
 
-def test_the_scores_of_a_reward_model_are_learnt_as_by_hand(ranks: ServedRanks, small_model: Path) -> None:
+def test_reward_model_losses_match_hand_computation(ranks: ServedRanks, small_model: Path) -> None:
     given = rows(pairs=True)
     expected = plain_losses(plain_scorer(small_model), learnt_examples(given), plain_offline.bradley_terry)
     ranks.build(trainer_settings(small_model, 3, load_scores))
@@ -206,7 +206,7 @@ def test_the_scores_of_a_reward_model_are_learnt_as_by_hand(ranks: ServedRanks, 
 
 
 @pytest.mark.parametrize(("kind", "stage"), [("forward_kl", 0), ("reverse_kl", 2), ("jsd", 3)])
-def test_a_student_learns_from_its_teacher_as_by_hand(
+def test_distillation_losses_match_hand_computation(
     kind: Any, stage: int, ranks: ServedRanks, small_model: Path, small_tied_model: Path
 ) -> None:
     given = rows(pairs=False)

@@ -31,7 +31,7 @@ if __name__ == "__main__":
 """
 
 
-def test_an_engine_does_not_outlive_a_worker_that_is_killed(tmp_path: Path) -> None:
+def test_engine_ends_with_its_killed_worker(tmp_path: Path) -> None:
     file = tmp_path / "worker.py"
     file.write_text(PROGRAM)
     done = subprocess.run(

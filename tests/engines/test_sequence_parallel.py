@@ -151,7 +151,7 @@ def far(got: Tensor | Floats, expected: Tensor | Floats) -> float:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", list(KINDS))
-def test_two_ranks_that_share_tokens_out_do_as_one(
+def test_two_sequence_parallel_ranks_match_one(
     name: str, alone: ServedRanks, together: ServedRanks, with_head: Path, tmp_path: Path
 ) -> None:
     kind, seen = KINDS[name], []

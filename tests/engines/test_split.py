@@ -172,9 +172,7 @@ def test_sharing_tokens_out_changes_no_gradient(
 
 
 @pytest.mark.full
-def test_a_tied_matrix_has_the_gradient_of_both_its_uses(
-    small_tied_model: Path, batch: TrainBatch, tmp_path: Path
-) -> None:
+def test_tied_matrix_gradient_sums_both_uses(small_tied_model: Path, batch: TrainBatch, tmp_path: Path) -> None:
     """Embedding and head are one tensor, and ZeRO shards it once."""
     model = load_causal_model(
         str(small_tied_model), ModelConfig.model_validate({"dtype": "fp32"}), packed=False

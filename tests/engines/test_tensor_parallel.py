@@ -185,7 +185,7 @@ def test_in_bf16_the_norm_is_the_whole_gradients(outcomes: Runs, plain: list[Pla
 
 
 @each_run
-def test_a_resumed_run_goes_on_as_if_nothing_had_happened(outcomes: Runs, replicas: int, case: Case) -> None:
+def test_tensor_parallel_resume_repeats_second_step(outcomes: Runs, replicas: int, case: Case) -> None:
     by_rank = outcomes[replicas, case]
     assert_close(by_rank[0].resumed, by_rank[0].second, 0.0)
     assert all(outcome.resumed_result == outcome.second_result for outcome in by_rank)
@@ -220,7 +220,7 @@ def test_log_probs_and_export_are_the_policys(
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["critic", "reward_model"])
-def test_values_and_scores_are_learnt_as_by_one_rank(name: str, with_head: Path, tmp_path: Path) -> None:
+def test_tensor_parallel_values_and_scores_match_one_rank(name: str, with_head: Path, tmp_path: Path) -> None:
     seen = []
     for ranks in (1, SHARED):
         chosen = replace(settings(Case(2, False, tensor_parallel=ranks), with_head, SEED), token_budget=BUDGET)
@@ -270,7 +270,7 @@ def test_a_checkpoint_of_another_sharing_is_refused(tmp_path: Path) -> None:
     ],
     ids=lambda value: getattr(value, "model_type", None),
 )
-def test_a_model_that_cannot_be_shared_out_is_refused(config: PreTrainedConfig, why: str) -> None:
+def test_tensor_parallelism_refuses_unsplittable_model(config: PreTrainedConfig, why: str) -> None:
     from roll.training.deepspeed.tensor import set_tensor_plan
 
     model: Any = SimpleNamespace(causal=SimpleNamespace(config=config))

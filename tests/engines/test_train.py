@@ -134,7 +134,7 @@ def test_metrics_are_means_over_all_ranks_and_updates(
 
 
 @each_exact_run
-def test_trainer_and_engine_are_compared_on_the_tokens_of_the_current_version(
+def test_mismatch_metrics_count_tokens_of_current_version(
     outcomes: Runs, batch: TrainBatch, ranks: int, case: Case
 ) -> None:
     by_rank = outcomes[ranks, case]
@@ -154,7 +154,7 @@ def test_trainer_and_engine_are_compared_on_the_tokens_of_the_current_version(
 
 
 @each_run
-def test_a_resumed_run_goes_on_as_if_nothing_had_happened(outcomes: Runs, ranks: int, case: Case) -> None:
+def test_resumed_trainer_repeats_second_step(outcomes: Runs, ranks: int, case: Case) -> None:
     by_rank = outcomes[ranks, case]
     assert_close(by_rank[0].resumed, by_rank[0].second, 0.0)
     for outcome in by_rank:
@@ -162,7 +162,7 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened(outcomes: Runs, ranks:
 
 
 @each_run
-def test_a_trainer_that_left_in_between_goes_on_to_the_bit(outcomes: Runs, ranks: int, case: Case) -> None:
+def test_offloaded_trainer_continues_bit_for_bit(outcomes: Runs, ranks: int, case: Case) -> None:
     # On the CPU, parameters that DeepSpeed neither flattens nor copies are views of the model's file, which cannot be
     # freed.
     in_files = case.stage == 0 and not case.lora and case.dtype == "fp32"
@@ -173,7 +173,7 @@ def test_a_trainer_that_left_in_between_goes_on_to_the_bit(outcomes: Runs, ranks
 
 
 @each_run
-def test_a_loss_that_is_no_number_is_skipped_and_counted(outcomes: Runs, ranks: int, case: Case) -> None:
+def test_non_finite_loss_is_skipped_and_counted(outcomes: Runs, ranks: int, case: Case) -> None:
     by_rank = outcomes[ranks, case]
     assert_close(by_rank[0].broken, by_rank[0].resumed, 0.0)
     for outcome in by_rank:
@@ -192,7 +192,7 @@ def test_a_rank_without_a_sequence_runs_along(outcomes: Runs, case: Case) -> Non
 
 
 @pytest.mark.parametrize("case", SHORT, ids=identify)
-def test_too_little_memory_halves_the_budget_on_all_ranks_and_changes_nothing_else(outcomes: Runs, case: Case) -> None:
+def test_out_of_memory_halves_budget_on_all_ranks(outcomes: Runs, case: Case) -> None:
     halved, whole = outcomes[2, case], outcomes[2, dataclasses.replace(case, short=False)]
     budgets = [
         [outcome.second_result.scalars["memory/actor_train/token_budget"] for outcome in run] for run in (halved, whole)
@@ -227,7 +227,7 @@ def gathered(batch: TrainBatch, ranks: int, by_rank: list[list[Floats]]) -> Floa
 
 
 @each_exact_run
-def test_log_probs_are_the_policys_and_without_the_adapter_the_base_models(
+def test_log_probs_without_adapter_are_the_base_models(
     outcomes: Runs, batch: TrainBatch, small_model: Path, folder: Path, ranks: int, case: Case
 ) -> None:
     by_rank = outcomes[ranks, case]
@@ -271,7 +271,7 @@ def test_bf16_trains_near_fp32(outcomes: Runs, batch: TrainBatch, small_model: P
 
 
 @each("case", DROPOUT, [], identify)
-def test_dropout_is_on_while_training_and_off_while_scoring(outcomes: Runs, batch: TrainBatch, case: Case) -> None:
+def test_dropout_is_active_only_while_training(outcomes: Runs, batch: TrainBatch, case: Case) -> None:
     dropped, exact = outcomes[2, case], outcomes[2, dataclasses.replace(case, dropout=0.0)]
     assert moved(dropped[0].second, exact[0].second) > 1e-4
     mine, theirs = (gathered(batch, 2, [outcome.scored_before for outcome in by_rank]) for by_rank in (dropped, exact))
@@ -279,12 +279,12 @@ def test_dropout_is_on_while_training_and_off_while_scoring(outcomes: Runs, batc
 
 
 @each_run
-def test_a_checkpoint_that_is_not_there_is_an_error(outcomes: Runs, folder: Path, ranks: int, case: Case) -> None:
+def test_missing_trainer_state_raises_checkpoint_error(outcomes: Runs, folder: Path, ranks: int, case: Case) -> None:
     for outcome in outcomes[ranks, case]:
         assert outcome.load_of_nothing.startswith(f"CheckpointError: there is no trainer state in {folder}")
 
 
-def test_micro_batches_of_the_test_are_many_and_uneven(batch: TrainBatch) -> None:
+def test_test_step_has_many_uneven_micro_batches(batch: TrainBatch) -> None:
     """The other tests would prove little with a single micro-batch or with even splits."""
     many = shares(batch, 1, whole=False)[0]
     assert len(many.first[0]) > 1

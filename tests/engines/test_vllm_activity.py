@@ -34,7 +34,7 @@ def test_engine_steps_are_summed_up_and_forgotten() -> None:
     assert engine.take() == EngineActivity(BUSY, 0, 0, 0, None, None, 0.0, 9)
 
 
-def test_what_a_preempted_request_computes_again_is_counted_by_its_lookup() -> None:
+def test_preempted_requests_count_prefilled_tokens_again() -> None:
     from tests.engines.stepping import PrefixCacheStats, Stepped, prefilled, resumed, scheduled
 
     engine = Stepped()
@@ -50,7 +50,7 @@ def test_what_a_preempted_request_computes_again_is_counted_by_its_lookup() -> N
     assert activity.tokens_in_flight == 12
 
 
-def test_a_request_that_is_given_up_is_not_in_flight() -> None:
+def test_aborted_request_is_not_in_flight() -> None:
     from tests.engines.stepping import Stepped, prefilled
 
     engine = Stepped()

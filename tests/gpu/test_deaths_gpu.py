@@ -209,7 +209,7 @@ def test_an_engine_is_killed_amid_a_broadcast(
     deaths.check(name, outcome, still)
 
 
-def test_a_rank_of_the_trainer_is_killed_where_roles_take_turns(
+def test_killed_trainer_rank_restarts_with_time_shared_devices(
     deaths: Deaths, still: str, ended: Callable[[str, subprocess.Popen[str]], Outcome]
 ) -> None:
     need_devices(2)

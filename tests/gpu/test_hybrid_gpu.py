@@ -63,7 +63,7 @@ def test_packed_is_alone_by_the_kernels(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "mean"), [("fp32", 1e-4), ("bf16", 2e-2)])
-def test_a_gpu_says_what_the_cpu_says_in_fp32(folder: Path, dtype: str, mean: float) -> None:
+def test_hybrid_log_probs_on_gpu_match_cpu(folder: Path, dtype: str, mean: float) -> None:
     expected, _ = outcome(folder, "fp32", "cpu", drawn())
     said, _ = outcome(folder, dtype, "cuda", [whole(drawn())])
     assert (said - expected).abs().mean() < mean

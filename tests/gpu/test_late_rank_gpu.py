@@ -78,7 +78,7 @@ async def wait_in_vain(folder: Path, devices: tuple[tuple[int, ...], ...]) -> Wo
         await group.stop(limits.EXPIRY)
 
 
-def test_a_rank_that_stays_away_from_nccl_is_named(tmp_path: Path) -> None:
+def test_rank_absent_from_nccl_collective_is_named(tmp_path: Path) -> None:
     need_devices(2)
     with cluster(tmp_path, gpus=2, gpus_per_node=8):
         failure = asyncio.run(wait_in_vain(tmp_path, ((0,), (1,))))

@@ -37,7 +37,7 @@ def overrides(model: Path, problems: Path) -> dict[str, Any]:
     return keys
 
 
-def test_a_reference_on_the_policys_gpu_takes_turns_with_it(runs: Runs, models_by_dtype: dict[str, Path]) -> None:
+def test_time_shared_reference_trains_like_separate_one(runs: Runs, models_by_dtype: dict[str, Path]) -> None:
     write_problems(runs.folder / "problems", seed=0)
     experiment = (
         "--config-name",

@@ -103,7 +103,7 @@ def states(strategy: Any) -> list[Tensor]:
 @pytest.mark.parametrize(
     "case", [Case(stage, lora, "bf16") for stage in range(4) for lora in (False, True)], ids=lambda case: case.name
 )
-def test_a_trainer_gives_its_memory_up_and_comes_back_to_the_bit(case: Case, model: Path, rank: Rank) -> None:
+def test_offloaded_trainer_frees_gpu_and_continues_exactly(case: Case, model: Path, rank: Rank) -> None:
     before = torch.cuda.memory_allocated()
     update = micro_batches_of(batch(), range(4), 1, TrainShape(1, 1, 100, "token-mean", TEMPERATURE))[0]
     with trainer(case, model, rank, SEED) as strategy:
@@ -140,7 +140,7 @@ def test_a_step_leaves_room_for_the_engines_weights(takes_turns: bool, model: Pa
     assert (kept < CACHED) if takes_turns else (kept > 3 * CACHED)
 
 
-def test_a_reference_gives_its_memory_up_and_scores_the_same(model: Path, rank: Rank) -> None:
+def test_offloaded_reference_frees_gpu_and_scores_the_same(model: Path, rank: Rank) -> None:
     from roll.engines.hf.strategy import HfScore
 
     before = torch.cuda.memory_allocated()
@@ -297,7 +297,7 @@ STAYS = ("resident", "partial_resident")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_in_which_all_roles_share_one_gpu(kind: str, model: Path, tmp_path: Path) -> None:
+def test_run_with_all_roles_on_one_gpu(kind: str, model: Path, tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, str(TINY / "make_problems.py"), "problems"], cwd=tmp_path, check=True, timeout=limits.RUN
     )

@@ -209,7 +209,7 @@ def test_stage_recomputation_and_compilation_change_nothing(
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_too_little_memory_halves_the_budget_and_trains_the_same(
+def test_out_of_memory_halves_budget_without_changing_training(
     model: Path, plain: dict[bool, dict[str, Any]], stage: int
 ) -> None:
     keys = {"gradient_checkpointing": "none", "compile_layers": False}

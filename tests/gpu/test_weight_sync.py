@@ -148,7 +148,7 @@ def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[Engine
             one.wait(strategy.close())
 
 
-def test_the_memory_of_buckets_that_nobody_borrows_is_given_back() -> None:
+def test_unused_sync_buckets_release_gpu_memory() -> None:
     sender, weights = DeviceSender(torch.device("cuda")), {"w": torch.ones(BUCKET_BYTES, device="cuda")}
     before = torch.cuda.memory_allocated()
     for number in range(2 * SLOTS):
@@ -183,7 +183,7 @@ async def load_adapter(one: Engine, adapter: Adapter) -> None:
     await one.strategy.resume(one.version)
 
 
-def test_the_engine_is_at_the_policy_after_every_sync(engine: tuple[Engine, bool], model: Path, tmp_path: Path) -> None:
+def test_engine_holds_policy_weights_after_every_sync(engine: tuple[Engine, bool], model: Path, tmp_path: Path) -> None:
     one, takes_adapter = engine
     if takes_adapter:
         for seed in (1, 2):

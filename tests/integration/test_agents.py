@@ -82,7 +82,7 @@ def samples(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
-def test_an_agent_learns_from_the_tokens_that_the_engine_saw(world: World, leaves_nothing: Callable[[], None]) -> None:
+def test_agent_run_trains_on_tokens_of_engine(world: World, leaves_nothing: Callable[[], None]) -> None:
     overrides = ("max_steps=2", "eval_steps=2", "validation.generating_args.num_return_sequences=1")
     outcome = world.run(*agent(world, "agent", *overrides))
     assert outcome.status == 0, outcome.output

@@ -86,7 +86,7 @@ def rows(block: str) -> list[str]:
     ]
 
 
-def test_a_base_models_responses_end_as_it_was_taught(chat: World) -> None:
+def test_base_model_learns_to_end_responses(chat: World) -> None:
     """The held-out responses are cut after two of the three tokens, which the run must say."""
     words = (*LEARNER, *rows("actor_train"), *HELD_OUT, *rows("validation"), *STEPS)
     outcome = chat.run(

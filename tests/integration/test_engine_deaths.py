@@ -65,7 +65,7 @@ def test_one_of_two_dies_amid_generation(
     leaves_nothing()
 
 
-def test_both_die_at_once_and_the_run_waits_for_one(
+def test_run_waits_when_both_engines_die(
     world: World, undisturbed: Callable[[Sequence[str]], str], leaves_nothing: Callable[[], None]
 ) -> None:
     expected = undisturbed(TWO)
@@ -123,9 +123,7 @@ def test_asynchronous_training_goes_on(world: World, leaves_nothing: Callable[[]
     leaves_nothing()
 
 
-def test_an_engine_that_always_dies_ends_the_run_with_its_cause(
-    world: World, leaves_nothing: Callable[[], None]
-) -> None:
+def test_engine_dying_repeatedly_ends_run_with_cause(world: World, leaves_nothing: Callable[[], None]) -> None:
     process = world.start(*world.rlvr("hopeless", "max_steps=500"))
     world.wait_for_step("hopeless", 1, process)
     killed: set[int] = set()

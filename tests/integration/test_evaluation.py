@@ -60,7 +60,7 @@ def test_a_checkpoint_is_answered_by_transformers(world: World, leaves_nothing: 
 
 
 @pytest.mark.full
-def test_a_run_is_as_good_as_its_last_validation_says(world: World, leaves_nothing: Callable[[], None]) -> None:
+def test_evaluation_reproduces_last_validation(world: World, leaves_nothing: Callable[[], None]) -> None:
     """Prompts, sampling, seeds and engine are the same. The evaluation merges the adapter, while the run applied it in
     the engine.
     """

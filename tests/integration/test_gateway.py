@@ -61,9 +61,7 @@ def samples(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
-def test_an_agent_by_the_official_client_is_trained_on_what_the_engine_saw(
-    agents: World, leaves_nothing: Callable[[], None]
-) -> None:
+def test_openai_client_agent_trains_on_engine_tokens(agents: World, leaves_nothing: Callable[[], None]) -> None:
     outcome = agents.run(
         *(
             "--config-name",
@@ -97,7 +95,7 @@ def test_an_agent_by_the_official_client_is_trained_on_what_the_engine_saw(
         assert [segment["role"] for segment in segments] == ["environment", "assistant"] * (len(segments) // 2)
 
 
-def test_an_agent_that_cannot_be_started_is_refused_before_anything_starts(agents: World) -> None:
+def test_unstartable_agent_is_refused_before_start(agents: World) -> None:
     outcome = agents.run(
         *("--config-name", "tiny/tiny_agent", "output_dir=refused", "pretrain=warm/export"),
         "+environments.calculator.agent={command: [no-such-program]}",

@@ -314,9 +314,7 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: 
     leaves_nothing()
 
 
-def test_a_temporary_folder_whose_name_is_too_long_for_sockets_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_temporary_folder_is_not_used_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with cluster(tmp_path, gpus=0, gpus_per_node=8) as session:
         assert session.scratch.parent == Path("/tmp")

@@ -41,7 +41,7 @@ def loss(folder: Path, world: World) -> float:
     return float(torch.cat(found).mean())
 
 
-def test_a_hybrid_is_fine_tuned_and_then_learns_by_reward(world: World) -> None:
+def test_hybrid_is_fine_tuned_then_trained_by_rlvr(world: World) -> None:
     write_hybrid(world.folder / "hybrid")
     outcome = world.run("--config-name", "tiny/tiny_sft", *FINE_TUNING, "output_dir=hybrid_sft")
     assert outcome.status == 0, outcome.output

@@ -116,7 +116,7 @@ def test_a_judge_behind_a_url(world: World, prompt_file: Path, leaves_nothing: C
     leaves_nothing()
 
 
-def test_a_judge_that_cannot_be_reached_ends_the_run_with_the_cause(world: World, prompt_file: Path) -> None:
+def test_unreachable_judge_ends_run_with_cause(world: World, prompt_file: Path) -> None:
     outcome = world.run(*asked_by_url(world, "nobody", prompt_file, "http://127.0.0.1:1/v1", "judge_retries=0"))
     assert outcome.status == 3, outcome.output
     assert "ConnectError" in outcome.last_line
@@ -153,7 +153,7 @@ def assert_learnt(world: World, name: str) -> None:
     assert after > before + RISE
 
 
-def test_learnt_from_a_judge_in_an_engine_of_its_own(judging: World, leaves_nothing: Callable[[], None]) -> None:
+def test_run_learns_from_judge_in_own_engine(judging: World, leaves_nothing: Callable[[], None]) -> None:
     outcome = judging.run("--config-name", "tiny/tiny_judge", "output_dir=judge", "eval_steps=0")
     assert outcome.status == 0, outcome.output
     train_policy(

@@ -41,7 +41,7 @@ def unmeasured(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if not name.startswith(MEASURED)}
 
 
-def test_a_deterministic_run_runs_and_is_repeated_to_the_bit(world: World) -> None:
+def test_deterministic_run_repeats_bit_for_bit(world: World) -> None:
     words = ("--config-name", "tiny/tiny_sft", *SHORT, "deterministic=true")
     for folder in ("sft_one", "sft_two"):
         outcome = world.run(*words, f"output_dir={folder}")
@@ -99,7 +99,7 @@ def score(folder: Path, token_ids: list[list[int]]) -> Tensor:
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-def test_transformers_gives_the_scores_that_the_reward_model_learnt(world: World, lora: bool) -> None:
+def test_transformers_reproduces_exported_reward_model_scores(world: World, lora: bool) -> None:
     name = "scores_lora" if lora else "scores"
     adapter = ("++reward_train.model_args.lora_target=all-linear",) if lora else ()
     fast = ("reward_train.training_args.learning_rate=0.01", "reward_train.training_args.warmup_steps=0")

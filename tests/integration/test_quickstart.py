@@ -99,9 +99,7 @@ def solver(prepared: World) -> World:
     return prepared
 
 
-def test_gsm8k_from_its_public_layout_to_an_evaluation_and_a_loaded_model(
-    solver: World, leaves_nothing: Callable[[], None]
-) -> None:
+def test_gsm8k_from_download_to_evaluation_and_export(solver: World, leaves_nothing: Callable[[], None]) -> None:
     engine = "actor_infer.strategy_args.strategy_config"
     words = ["rollout_batch_size=8", "num_return_sequences_in_group=4"]
     words += [f"~{engine}.gpu_memory_utilization", f"+{engine}.kv_cache_gib=0.5", f"+{engine}.enforce_eager=true"]

@@ -114,7 +114,7 @@ def test_step_reinforce_pays_the_turns_of_a_response(world: World) -> None:
         assert line["policy/grad_norm"] > 0
 
 
-def test_an_adapting_weight_and_running_moments_go_on_after_a_resume(world: World) -> None:
+def test_adaptive_kl_and_running_moments_survive_resume(world: World) -> None:
     settings = ("norm_mean_type=running", "norm_std_type=running", "kl_horizon=1000", "save_steps=2", "max_steps=4")
     outcome = world.run(*recipe("adaptive_kl", "whole_kl", *settings))
     assert outcome.status == 0, outcome.output
@@ -130,7 +130,7 @@ def test_an_adapting_weight_and_running_moments_go_on_after_a_resume(world: Worl
     )
 
 
-def test_a_critic_learns_alone_at_first_and_goes_on_after_a_resume(world: World) -> None:
+def test_critic_warms_up_and_survives_resume(world: World) -> None:
     constant = ("actor_train.training_args.lr_scheduler_type=constant", "actor_train.training_args.warmup_steps=0")
     size = ("rollout_batch_size=64", "updates_per_step=1", "critic.training_args.per_device_train_batch_size=16")
     small = (*size, "critic_warmup=1", "save_steps=2", *constant)

@@ -38,7 +38,7 @@ def failing(world: World) -> World:
     return world
 
 
-def test_a_run_says_the_first_failure_and_the_total(failing: World, leaves_nothing: Callable[[], None]) -> None:
+def test_run_reports_first_reward_failure_and_total(failing: World, leaves_nothing: Callable[[], None]) -> None:
     words = failing.rlvr("failing", "max_steps=1", "eval_steps=1", "rewards.arithmetic.reward=failing_reward:some")
     outcome = failing.run(*words)
     assert outcome.status == 0, outcome.output

@@ -57,7 +57,7 @@ async def scores_all(folder: Path) -> None:
         await group.stop(limits.END)
 
 
-def test_a_rewards_actor_that_dies_is_replaced_and_nothing_is_lost(
+def test_dead_reward_actor_is_replaced_without_lost_verdicts(
     tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "reward_of_a_test.py").write_text(REWARD)

@@ -98,7 +98,7 @@ def test_run_folder_is_complete(world: World, uninterrupted: str) -> None:
     assert {(one["set"], one["step"]) for one in held_out} == {("heldout", step) for step in (0, 3, 6)}
 
 
-def test_each_role_shows_its_stages_until_the_first_step(world: World, uninterrupted: str) -> None:
+def test_every_role_reports_stages_before_first_step(world: World, uninterrupted: str) -> None:
     """For each role except the driver, the lines also show the CPU time of its processes, which grows."""
     log = (world.folder / uninterrupted / "logs" / "driver.log").read_text()
     start = log[: log.index("step 1/6")]
@@ -128,7 +128,7 @@ def test_export_is_the_policy_that_trained(world: World, uninterrupted: str) -> 
 
 
 @pytest.mark.full
-def test_what_dies_in_a_run_changes_none_of_its_metrics(world: World, uninterrupted: str) -> None:
+def test_process_deaths_change_no_metric(world: World, uninterrupted: str) -> None:
     """The only engine is killed, then a rank of the trainer, and finally the driver. The run is then resumed."""
     arguments = world.rlvr("killed", "max_steps=6", "save_steps=2", "eval_steps=3")
     process = world.start(*arguments)
@@ -154,7 +154,7 @@ def test_what_dies_in_a_run_changes_none_of_its_metrics(world: World, uninterrup
 
 
 @pytest.mark.full
-def test_the_only_engine_dies_amid_generation_and_the_run_goes_on(
+def test_death_of_only_engine_does_not_end_run(
     world: World, uninterrupted: str, leaves_nothing: Callable[[], None]
 ) -> None:
     process = world.start(*world.rlvr("healed", "max_steps=6", "save_steps=2", "eval_steps=3"))
@@ -174,7 +174,7 @@ def test_the_only_engine_dies_amid_generation_and_the_run_goes_on(
 
 
 @pytest.mark.full
-def test_a_rank_of_the_trainer_is_stopped_and_its_group_starts_anew(
+def test_stopped_trainer_rank_restarts_its_group(
     world: World, uninterrupted: str, leaves_nothing: Callable[[], None]
 ) -> None:
     """The rank is stopped during a step. The engine keeps running."""
@@ -220,9 +220,7 @@ def test_merged_adapter_in_bf16(world: World, leaves_nothing: Callable[[], None]
     leaves_nothing()
 
 
-def test_full_parameters_ahead_of_the_trainer_until_an_interrupt(
-    world: World, leaves_nothing: Callable[[], None]
-) -> None:
+def test_asynchronous_full_training_checkpoints_on_interrupt(world: World, leaves_nothing: Callable[[], None]) -> None:
     """All weights are sent in small buckets, rollouts run one step ahead, and the reference is sharded by ZeRO-3."""
     process = world.start(
         *world.rlvr(
@@ -268,7 +266,7 @@ def test_full_parameters_ahead_of_the_trainer_until_an_interrupt(
 
 
 @pytest.mark.full
-def test_without_vllm_and_with_the_adapter_off_as_reference(world: World) -> None:
+def test_hf_engine_run_with_base_model_as_reference(world: World) -> None:
     outcome = world.run(
         *world.rlvr(
             "plain",
@@ -289,7 +287,7 @@ def test_without_vllm_and_with_the_adapter_off_as_reference(world: World) -> Non
 
 
 @pytest.mark.full
-def test_engine_that_cannot_start_ends_the_run_with_its_cause(world: World, leaves_nothing: Callable[[], None]) -> None:
+def test_engine_that_fails_to_start_ends_run(world: World, leaves_nothing: Callable[[], None]) -> None:
     nonsense = "+actor_infer.strategy_args.strategy_config.engine_args={quantization: nonsense}"
     outcome = world.run(*world.rlvr("unstartable", "max_steps=2", nonsense))
     assert outcome.status == 3, outcome.output

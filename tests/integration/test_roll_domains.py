@@ -89,7 +89,7 @@ def overrides(files: list[str]) -> list[str]:
     ]
 
 
-def test_the_domains_of_rolls_file_run_on_its_rows(world: World, files: list[str]) -> None:
+def test_domains_of_roll_file_score_its_rows(world: World, files: list[str]) -> None:
     (world.folder / "short.txt").write_text("{response}?{reference}")
     outcome = world.run("--config-name", "qwen2.5-7B-rlvr/rlvr_lora_zero3", *overrides(files))
     assert outcome.status == 0, outcome.output

@@ -47,7 +47,7 @@ def job() -> Iterator[dict[str, str]]:
         shutil.rmtree(folder)
 
 
-def test_a_job_trains_on_its_nodes_and_leaves_them_as_they_were(
+def test_slurm_job_trains_and_cleans_its_nodes(
     world: World, job: dict[str, str], leaves_nothing: Callable[[], None]
 ) -> None:
     words = [

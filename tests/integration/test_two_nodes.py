@@ -84,7 +84,7 @@ def ranks() -> list[psutil.Process]:
     return [process for process in found if process.ppid() not in {other.pid for other in found}]
 
 
-def test_a_run_joins_two_nodes_and_goes_on_on_one(world: World, two_nodes: dict[str, str]) -> None:
+def test_run_on_two_nodes_continues_on_one(world: World, two_nodes: dict[str, str]) -> None:
     (world.folder / ".deepspeed_env").write_text("ROLL_COLOUR=blue\n")
     arguments = ("--config-name", "tiny/tiny_warm_up", "output_dir=two", "sft_train.world_size=2", "save_steps=20")
     process = world.start(*arguments, "max_steps=60", environment=two_nodes)
