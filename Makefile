@@ -4,6 +4,7 @@
 # make pictures     run the demo, then draw the README's pictures of it
 # make test         install, then run the tests of every part
 # make test-all     install, then run all tests, including test matrices, every recipe and clusters; Hypothesis draws new random examples
+# make docs         install, then compare the pages with the source and run their commands and code
 # make lint         install, then run ruff and pyright
 # Every target works in a fresh clone. Steps that are done already are skipped.
 
@@ -11,7 +12,7 @@ KIND := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 PACKAGES := .venv/packages-$(KIND)
 ROLL := .venv/roll-$(KIND)
 
-.PHONY: demo agent-demo pictures test test-all lint install
+.PHONY: demo agent-demo pictures test test-all docs lint install
 .DEFAULT_GOAL := install
 
 install: $(ROLL)
@@ -30,6 +31,9 @@ test: $(ROLL)
 
 test-all: $(ROLL)
 	.venv/bin/python -m pytest --hypothesis-profile=random
+
+docs: $(ROLL)
+	.venv/bin/python -m pytest tests/unit/docs
 
 lint: $(ROLL)
 	.venv/bin/ruff check .

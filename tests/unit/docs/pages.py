@@ -13,6 +13,7 @@ WRITTEN = (
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "SECURITY.md",
     "docs/ARCHITECTURE.md",
     "docs/agents.md",
     "docs/algorithms.md",
