@@ -186,7 +186,7 @@ def test_names(checkout: Path) -> list[str]:
     """Return the names of all test functions."""
     files = sorted((checkout / "tests").rglob("test_*.py"))
     found = (definition for path in files for definition in definitions(path.name, path.read_text(encoding="utf-8")))
-    return [each.name for each in found if not each.is_class and each.name.startswith("test_")]
+    return [each.name for each in found if each.is_public and not each.is_class and each.name.startswith("test_")]
 
 
 def imported(checkout: Path) -> int:

@@ -1,4 +1,4 @@
-"""Limits on the sizes of files and functions, and `__init__.py` files without code."""
+"""Limits on the sizes of files and functions and on the names of tests, and `__init__.py` files without code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ SOURCES = sorted(
 )
 FILE_LINES = 700
 FUNCTION_LINES = 60
+TEST_NAME_WORDS = 8
+"""After `test_`: subject, condition, result."""
 LINE_LENGTH = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["line-length"]
 
 
@@ -29,6 +31,20 @@ def test_no_function_is_too_long() -> None:
                 if length >= FUNCTION_LINES:
                     long[f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"] = length
     assert not long
+
+
+def test_no_test_name_is_too_long() -> None:
+    functions = (
+        (path, node)
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    )
+    assert not [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path, node in functions
+        if len(node.name.split("_")) - 1 > TEST_NAME_WORDS
+    ]
 
 
 def test_the_guide_gives_the_same_bounds() -> None:

@@ -198,7 +198,7 @@ def test_trackio_starts_new_run_unless_resuming(tmp_path: Path, calls: dict[str,
     assert calls["trackio"][0][1]["resume"] == "never"
 
 
-def test_every_tracker_that_cannot_be_opened_is_a_fault(tmp_path: Path, calls: dict[str, Calls]) -> None:
+def test_every_unopenable_tracker_is_a_fault(tmp_path: Path, calls: dict[str, Calls]) -> None:
     sys.modules["wandb"].init = lambda **_: (_ for _ in ()).throw(ConnectionError("no such host"))  # pyright: ignore[reportAttributeAccessIssue]
     opened, faults = open_named(["wandb", "trackio", "swanlab"], facts(tmp_path), {"swanlab": {"nonsense": 1}})
     assert [tracker.name for tracker in opened] == ["trackio"] and len(faults) == 2
@@ -218,7 +218,7 @@ def test_a_misspelt_argument_of_a_tracker_is_refused(
     assert fault.place == f"tracker_kwargs.{name}.{good[:-1]}x" and good in fault.remedy
 
 
-def test_a_tracker_that_accepts_any_argument_is_not_refused(
+def test_tracker_accepting_any_argument_is_not_refused(
     calls: dict[str, Calls], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("roll.config.derived.trackers.is_installed", lambda package: True)
@@ -235,7 +235,7 @@ def test_a_tracker_whose_package_is_broken_is_refused(calls: dict[str, Calls], m
     assert fault.place == "track_with" and "cannot be imported" in fault.problem
 
 
-def test_the_arguments_of_tensorboard_are_those_of_its_writer() -> None:
+def test_tensorboard_arguments_are_those_of_its_writer() -> None:
     assert PACKAGES["tensorboard"].arguments == tuple(signature(SummaryWriter).parameters)
 
 
