@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("roll", "tests", "examples", "benchmarks", "pyproject.toml")
+PARTS = ("roll", "tests", "examples", "benchmarks", "docs", "pyproject.toml")
 """What a test needs of the tree."""
 
 
@@ -44,6 +44,31 @@ class Mutant:
 
 
 WIRED = "pipeline/test_wire_loss.py"
+COMPLETE = "algorithms/test_complete.py"
+OBJECTIVES = "roll/algorithms/objectives.py"
+PLANTED_LOSS = """@OBJECTIVES.register("planted")
+@dataclass(frozen=True)
+class Planted(Objective):
+    def __call__(self, tokens: PolicyTokens) -> Surrogate:
+        return PolicyGradient()(tokens)
+
+
+"""
+"""A policy loss without a case in any test and without a row in the documentation."""
+PLANTED_PREFERENCE = """@PAIR_OBJECTIVES.register("planted")
+@dataclass(frozen=True)
+class Planted(PairObjective):
+    def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
+        return Dpo()(chosen, rejected)
+
+
+"""
+PLANTED_ESTIMATOR = """@ADVANTAGES.register("planted")
+def planted(scores: Scores, norm: Normalisation) -> Doubles:
+    return dr_grpo(scores, norm)
+
+
+"""
 MUTANTS: Mapping[str, Mutant] = {
     "KL not weighted off policy": Mutant(
         "roll/runs/rlvr/wiring.py",
@@ -339,6 +364,43 @@ MUTANTS: Mapping[str, Mutant] = {
         "gone + [ordinal - head for ordinal in",
         "gone + [ordinal for ordinal in",
         "rollout/test_window.py::test_a_second_save_counts_from_its_own_head",
+    ),
+    "loss scaled by the largest of its micro-batch": Mutant(
+        OBJECTIVES,
+        "return Surrogate(losses, ratio.detach(), torch.zeros_like(",
+        "losses = losses / losses.detach().abs().max()\n"
+        "        return Surrogate(losses, ratio.detach(), torch.zeros_like(",
+        "algorithms/test_split.py::test_no_split_changes_the_gradient",
+    ),
+    "policy loss without a case": Mutant(
+        OBJECTIVES,
+        '@OBJECTIVES.register("kl_cov")',
+        f'{PLANTED_LOSS}@OBJECTIVES.register("kl_cov")',
+        f"{COMPLETE}::test_every_policy_loss_has_a_case",
+    ),
+    "policy loss without a row": Mutant(
+        OBJECTIVES,
+        '@OBJECTIVES.register("kl_cov")',
+        f'{PLANTED_LOSS}@OBJECTIVES.register("kl_cov")',
+        f"{COMPLETE}::test_every_method_has_a_row",
+    ),
+    "preference loss without a case": Mutant(
+        "roll/algorithms/preference.py",
+        '@PAIR_OBJECTIVES.register("sft")',
+        f'{PLANTED_PREFERENCE}@PAIR_OBJECTIVES.register("sft")',
+        f"{COMPLETE}::test_every_preference_loss_has_a_case",
+    ),
+    "estimator without a row": Mutant(
+        "roll/algorithms/advantages.py",
+        '@ADVANTAGES.register("gae")',
+        f'{PLANTED_ESTIMATOR}@ADVANTAGES.register("gae")',
+        f"{COMPLETE}::test_every_method_has_a_row",
+    ),
+    "estimator without a case of other prompts": Mutant(
+        "roll/algorithms/advantages.py",
+        '@ADVANTAGES.register("gae")',
+        f'{PLANTED_ESTIMATOR}@ADVANTAGES.register("gae")',
+        "algorithms/test_invariances.py::test_every_estimator_is_of_one_kind",
     ),
     "ranks with different weights accepted": Mutant(
         "roll/training/actor_train.py",

@@ -1,16 +1,17 @@
-"""No shipped loss is without a case in the tests of splits, and no shipped method without a row in the tables of the
-documentation.
+"""No shipped loss is without a case in the tests of splits and of properties, and no shipped method without a row in
+the tables of the documentation.
 """
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib import import_module
 
 import pytest
 
 import roll.algorithms
+from roll.algorithms.advantages import ADVANTAGES
 from roll.algorithms.corrections import Correction
 from roll.algorithms.divergence import DistilledPolicy
 from roll.algorithms.losses import Loss
@@ -21,11 +22,14 @@ from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
 from roll.algorithms.objectives import OBJECTIVES
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.preference import LABELLED_LOSSES, PAIR_OBJECTIVES, Mixture, PreferenceLoss
-from tests.unit.algorithms import test_distilled_policy, test_preference, test_split
+from tests.unit.algorithms import test_distilled_policy, test_preference, test_properties, test_split
 from tests.unit.docs.pages import first_column
 
-SPLIT: list[Loss] = [*test_split.LOSSES.values(), *test_preference.SPLIT.values(), *test_distilled_policy.LOSSES]
+SPLITS: list[Loss] = [*test_split.LOSSES.values(), *test_preference.SPLIT.values(), *test_distilled_policy.LOSSES]
 """Losses whose gradient is shown not to depend on ranks and micro-batches."""
+PROPERTIES: list[Loss] = list(test_properties.LOSSES.values())
+"""Losses that are shown not to depend on padding, masked tokens and the order of samples."""
+each_suite = pytest.mark.parametrize("cases", [SPLITS, PROPERTIES], ids=["splits", "properties"])
 
 
 def shipped(kind: type) -> set[type]:
@@ -36,22 +40,29 @@ def shipped(kind: type) -> set[type]:
     return {one for one in below if one.__module__.startswith("roll.")}
 
 
-def test_every_loss_has_a_case_of_splits() -> None:
-    assert {type(loss) for loss in SPLIT} == shipped(Loss)
+@each_suite
+def test_every_loss_has_a_case(cases: list[Loss]) -> None:
+    assert {type(loss) for loss in cases} == shipped(Loss)
     assert DistilledPolicy in shipped(Loss), "the search finds no losses"
 
 
-def test_every_objective_has_a_case_of_splits() -> None:
-    assert {type(loss.objective) for loss in SPLIT if isinstance(loss, PolicyLoss)} == set(OBJECTIVES.values())
-    pairs = {type(loss.objective) for loss in SPLIT if isinstance(loss, PreferenceLoss)}
-    assert pairs - {Mixture} == set(PAIR_OBJECTIVES.values()) and Mixture in pairs
-    assert {type(loss) for loss in SPLIT} >= set(LABELLED_LOSSES.values())
+@each_suite
+def test_every_policy_loss_has_a_case(cases: list[Loss]) -> None:
+    assert {type(loss.objective) for loss in cases if isinstance(loss, PolicyLoss)} == set(OBJECTIVES.values())
 
 
-def test_every_correction_has_a_case_of_splits() -> None:
+@each_suite
+def test_every_preference_loss_has_a_case(cases: list[Loss]) -> None:
+    pairs = {type(loss.objective) for loss in cases if isinstance(loss, PreferenceLoss)}
+    assert pairs == {*PAIR_OBJECTIVES.values(), Mixture}
+    assert {type(loss) for loss in cases} >= set(LABELLED_LOSSES.values())
+
+
+@each_suite
+def test_every_correction_has_a_case(cases: list[Loss]) -> None:
     found = {
         (one.weight, one.reject)
-        for loss in SPLIT
+        for loss in cases
         if isinstance(loss, PolicyLoss) and isinstance(one := loss.correction, Correction)
     }
     assert found == {(one.traits.weight, one.traits.reject) for one in CORRECTIONS.values()} - {(None, None)}
@@ -60,12 +71,12 @@ def test_every_correction_has_a_case_of_splits() -> None:
 @pytest.mark.parametrize(
     ("page", "key", "methods"),
     [
-        ("docs/algorithms.md", "adv_estimator", ESTIMATORS),
-        ("docs/algorithms.md", "policy_loss", POLICY_LOSSES),
-        ("docs/algorithms.md", "mismatch_correction", [name for name in CORRECTIONS if name != "none"]),
-        ("docs/post_training.md", "preference_loss", PREFERENCE_LOSSES),
+        ("docs/algorithms.md", "adv_estimator", {*ESTIMATORS, *ADVANTAGES}),
+        ("docs/algorithms.md", "policy_loss", {*POLICY_LOSSES, *OBJECTIVES}),
+        ("docs/algorithms.md", "mismatch_correction", set(CORRECTIONS) - {"none"}),
+        ("docs/post_training.md", "preference_loss", {*PREFERENCE_LOSSES, *PAIR_OBJECTIVES, *LABELLED_LOSSES}),
     ],
 )
-def test_every_method_has_a_row(page: str, key: str, methods: Mapping[str, object] | Iterable[str]) -> None:
+def test_every_method_has_a_row(page: str, key: str, methods: Iterable[str]) -> None:
     rows = first_column(page, f"`{key}`")
     assert sorted(rows) == sorted(methods), "a row is missing, there twice, or of no method"
