@@ -56,7 +56,7 @@ VICTIMS: Mapping[Kind, tuple[str, Callable[[Seen], bool]]] = {
     Kind.TRAINER: ("actor_train-", _is_actor),
     Kind.REFERENCE: ("reference-", _is_actor),
     Kind.REWARD: ("rewards.arithmetic-", _is_actor),
-    Kind.CHILD: ("", lambda one: "roll.rewards.hosting.child" in one.command),
+    Kind.CHILD: ("", lambda one: "roll.rewards.child" in one.command),
     Kind.JUDGE: ("rewards.judged-", _is_actor),
     Kind.RAYLET: ("", lambda one: one.command.split(" ")[0].endswith("/raylet")),
     Kind.GCS: ("", lambda one: one.command.split(" ")[0].endswith("/gcs_server")),

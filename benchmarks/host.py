@@ -313,7 +313,7 @@ def seconds(logs: Path) -> dict[str, float]:
 
 def kind_of(process: psutil.Process, logs: Path) -> str:
     """Return the kind of a process. A worker is identified by its log."""
-    if "roll.rewards.hosting.child" in process.cmdline():
+    if "roll.rewards.child" in process.cmdline():
         return "reward functions"
     log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
     return log.stem.rpartition("-")[0] if log.parent == logs else "Ray's own"

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from roll.agents.environments.base import MalformedCalls, Message, Observation, Step
-from roll.agents.hosting.process import EnvironmentProcess
+from roll.agents.environments.process import EnvironmentProcess
 from roll.backend import Rank
 from roll.config.schema.environments import EnvironmentConfig
 from roll.errors import EnvironmentFailed, NeighbourFailed, RollError
-from roll.hosted.user_code_log import SLACK, keep_log_bounded
+from roll.hosted.worker import SLACK, HostedWorker
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import Replaced
 from roll.types import Metrics
@@ -39,27 +39,18 @@ class EnvironmentSettings:
         return EnvironmentWorker(self)
 
 
-class EnvironmentWorker:
-    """Runs in a Ray actor, whose log contains the output of the environments. Failures of environments are returned,
-    not raised.
-    """
+class EnvironmentWorker(HostedWorker[EnvironmentProcess]):
+    """Holds environments in a Ray actor. Failures of environments are returned, not raised."""
 
     def __init__(self, settings: EnvironmentSettings) -> None:
-        self._process = EnvironmentProcess(settings.domain, settings.section, settings.start_seconds)
-        self._malformed_calls: MalformedCalls = "answer"
-        self._bounding: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Start the process and load its environment."""
-        self._bounding = asyncio.create_task(keep_log_bounded())
-        self._malformed_calls = (await self._process.start()).malformed_calls
+        super().__init__(EnvironmentProcess(settings.domain, settings.section, settings.start_seconds))
 
     async def open(
         self, session: int, row: Mapping[str, Any], seed: int
     ) -> tuple[Observation, MalformedCalls] | EnvironmentFailed:
         """See `EnvironmentProcess`."""
         try:
-            return await self._process.open(session, row, seed), self._malformed_calls
+            return await self._process.open(session, row, seed), self._process.malformed_calls
         except EnvironmentFailed as failed:
             return failed
 
@@ -73,12 +64,6 @@ class EnvironmentWorker:
     async def end(self, session: int) -> None:
         """See `EnvironmentProcess`."""
         await self._process.end(session)
-
-    async def close(self) -> None:
-        """End the process."""
-        if self._bounding is not None:
-            self._bounding.cancel()
-        await self._process.close()
 
 
 class EnvironmentWorkers:

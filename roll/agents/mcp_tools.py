@@ -18,7 +18,7 @@ import anyio
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.types import CONNECTION_CLOSED, CallToolResult, TextContent
 
-from roll.agents.hosting.messages import McpServer
+from roll.agents.environments.checked import McpServer
 from roll.agents.tools import Answered, CallError, answered, failed_call
 from roll.errors import EnvironmentFailed
 

@@ -41,7 +41,9 @@ def trace_of(error: BaseException, caller: str) -> str:
 
 
 def _own_frames(error: BaseException, caller: str) -> list[traceback.FrameSummary]:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != caller]
+    frames = traceback.extract_tb(error.__traceback__)
+    begin = max((index + 1 for index, frame in enumerate(frames) if frame.filename == caller), default=0)
+    frames = frames[begin:]
     own = [frame for frame in frames if not frame.filename.startswith(INSTALLED)]
     # If the user code is an installed package, all frames look installed; then those of its first file count.
     return own or [frame for frame in frames if frame.filename == frames[0].filename]

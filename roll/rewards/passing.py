@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from roll.rewards.hosting.messages import PartTraits
 from roll.rewards.judges.judging import AnswerPattern
 from roll.rewards.parts import parts_of
+from roll.rewards.verdicts import PartTraits
 from roll.types import Episode, RewardOutcome
 
 if TYPE_CHECKING:  # reward processes do not import the schema

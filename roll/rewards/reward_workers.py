@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from roll.backend import Rank
 from roll.config.schema.roles import RewardConfig
-from roll.hosted.user_code_log import SLACK, keep_log_bounded
+from roll.hosted.worker import SLACK, HostedWorker
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import Replaced
-from roll.rewards.hosting.process import RewardProcess
 from roll.rewards.parts import normalised
+from roll.rewards.process import RewardProcess
 from roll.types import Prompt, RewardResult
 
 REPLACED = 30.0
@@ -34,27 +33,15 @@ class RewardSettings:
         return RewardWorker(self)
 
 
-class RewardWorker:
-    """Runs in a Ray actor, whose log contains the output of the reward functions."""
+class RewardWorker(HostedWorker[RewardProcess]):
+    """Scores responses in a Ray actor."""
 
     def __init__(self, settings: RewardSettings) -> None:
-        self._process = RewardProcess(settings.domain, settings.section, settings.start_seconds)
-        self._bounding: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Start the process and load its reward functions."""
-        self._bounding = asyncio.create_task(keep_log_bounded())
-        await self._process.start()
+        super().__init__(RewardProcess(settings.domain, settings.section, settings.start_seconds))
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
         """Return one result for each response."""
         return await self._process.score(prompt, responses)
-
-    async def close(self) -> None:
-        """End the process."""
-        if self._bounding is not None:
-            self._bounding.cancel()
-        await self._process.close()
 
 
 class ModelReward(Protocol):

@@ -1,18 +1,25 @@
-"""Converts the return value or the exception of a reward function to a `RewardResult`."""
+"""The results of reward functions: what a child makes of a returned value or an exception, and how it sends that.
+
+The child runs the user's code and is not trusted. So the parent checks the sent values again, one by one.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from json.encoder import encode_basestring_ascii as _quoted
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from roll.hosted.raised import NOTE_CHARACTERS, raised_where, trace_of
-from roll.types import FP32_MAX, RewardOutcome, RewardResult, TurnReward
+from roll.hosted.frames import Assignment, Garbled, Reply, flag_in, framed, text_in
+from roll.hosted.raised import NOTE_CHARACTERS, TRACE_CHARACTERS, raised_where, trace_of
+from roll.rewards.parts import RewardPart
+from roll.types import FP32_MAX, Prompt, RewardOutcome, RewardResult, TurnReward
 
 MOST_NOTE = 2000
 """Largest number of characters in a result's note. A longer note is truncated."""
@@ -20,6 +27,9 @@ MOST_PARTS, MOST_PART_NAME = 64, 100
 """Largest number of parts of a result, and of characters in a part's name. A result that exceeds one of them is
 CRASHED.
 """
+OUTCOMES = {outcome.value: outcome for outcome in RewardOutcome}
+Entry = tuple[int, int, Prompt, Sequence[str], Sequence[int]]
+"""Number of the first call, index of the part, prompt, responses, and the seals of the calls."""
 
 
 def checked_result(returned: Any, response: str) -> RewardResult:
@@ -114,3 +124,106 @@ def _turns(turns: Sequence[TurnReward], characters: int) -> tuple[TurnReward, ..
         found = f"its turns end at {', '.join(map(str, ends[1:-1]))} of {characters} characters"
         raise ValueError(f"{found}; the ends must be in ascending order and within the response")
     return checked
+
+
+@dataclass(frozen=True)
+class RewardAssignment(Assignment):
+    """The rewards of a child."""
+
+    parts: tuple[RewardPart, ...]
+    concurrency: int
+    checks_rows: bool = False
+    """Whether calls check rows (`row_check`) instead of computing rewards."""
+
+
+@dataclass(frozen=True)
+class PartTraits:
+    """Traits of the reward function of a part, as far as the parent needs them."""
+
+    needs_service: bool
+    """See `RewardTraits`."""
+    checks_rows: bool
+    """Whether the function declares a `check_row`."""
+    passes_at: float | None = 1.0
+    """See `RewardTraits`."""
+    passes_by: str = ""
+    """See `RewardTraits`."""
+
+
+def answer_message(number: int, seal: int, results: Sequence[RewardResult], replaced: str) -> bytes:
+    """Encode an answer as the child sends it. Not with `json.dumps`, which takes twice as long: there is an answer for
+    each response.
+    """
+    said = ",".join(map(_encoded_result, results))
+    return framed(f"[{number},{seal},[{said}],{_quoted(replaced)}]".encode())
+
+
+def _encoded_result(result: RewardResult) -> str:
+    parts = ",".join(f"{_quoted(name)}:{part!r}" for name, part in result.parts.items()) if result.parts else ""
+    turns = ",".join(f"[{turn.end},{turn.value!r}]" for turn in result.turns) if result.turns else ""
+    score = "null" if result.score is None else repr(result.score)
+    said = f'{result.value!r},"{result.outcome.value}",{{{parts}}},{_quoted(result.note)},[{turns}],{score}'
+    return f"[{said},{_quoted(result.trace)}]" if result.trace else f"[{said}]"
+
+
+def read_traits(said: Any, parts: int) -> tuple[PartTraits, ...]:
+    """Decode the traits of this number of parts. Raises TypeError or ValueError if they are malformed."""
+    traits = tuple(_sent_traits(*one) for one in said)
+    if len(traits) != parts:
+        raise ValueError("traits")
+    return traits
+
+
+def read_results(reply: Reply, responses: Sequence[str]) -> tuple[list[RewardResult], str]:
+    """Decode a reply: the results of its call, one for each response, and the name of a definition that was replaced
+    during the call, or an empty string.
+
+    Raises:
+        Garbled: the reply is malformed.
+    """
+    try:
+        results = [_sent_result(len(response), *one) for one, response in zip(reply.returned, responses, strict=True)]
+        return results, text_in(reply.remark)[:MOST_NOTE]
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise Garbled(f"a verdict is malformed: {error}") from error
+
+
+def _sent_result(
+    characters: int, value: Any, outcome: Any, parts: Any, note: Any, turns: Any, score: Any = None, trace: Any = ""
+) -> RewardResult:
+    if type(parts) is not dict or len(parts) > MOST_PARTS or any(len(name) > MOST_PART_NAME for name in parts):
+        raise ValueError("parts")
+    if type(note) is not str or len(note) > MOST_NOTE:
+        raise ValueError("note")
+    if type(trace) is not str or len(trace) > TRACE_CHARACTERS:
+        raise ValueError("trace")
+    named = {name: _sent_number(part) for name, part in parts.items()} if parts else {}
+    graded = None if score is None else _sent_number(score)
+    return RewardResult(
+        _sent_number(value),
+        OUTCOMES[outcome],
+        named,
+        note,
+        _sent_turns(turns, characters) if turns else (),
+        graded,
+        trace,
+    )
+
+
+def _sent_turns(turns: Any, characters: int) -> tuple[TurnReward, ...]:
+    checked = tuple(TurnReward(end, _sent_number(value)) for end, value in turns)
+    ends = [0, *(turn.end for turn in checked), characters + 1]
+    if any(type(end) is not int for end in ends) or any(later <= earlier for earlier, later in pairwise(ends)):
+        raise ValueError("turns")
+    return checked
+
+
+def _sent_number(value: Any) -> float:
+    if (type(value) is float or type(value) is int) and -FP32_MAX <= value <= FP32_MAX:  # false for nan
+        return float(value)
+    raise ValueError("number")
+
+
+def _sent_traits(needs_service: Any, checks_rows: Any, passes_at: Any, passes_by: Any) -> PartTraits:
+    bar = None if passes_at is None else _sent_number(passes_at)
+    return PartTraits(flag_in(needs_service), flag_in(checks_rows), bar, text_in(passes_by))

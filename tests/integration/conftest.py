@@ -211,8 +211,8 @@ def _traces() -> dict[str, set[str]]:
         "gcs_server",
         "EngineCore",
         "VLLM",
-        "roll.rewards.hosting.child",
-        "roll.agents.hosting.child",
+        "roll.rewards.child",
+        "roll.agents.environments.child",
         "roll.pipeline",
     )
     processes = set()

@@ -1,6 +1,7 @@
-"""Validates the values that an environment returns, and limits their size. Pure functions.
+"""The values that pass between an environment process and its parent: calls, and the returned values, which are
+validated and whose size is limited.
 
-The child calls them before it sends a value, and the parent calls them again on the received value.
+The child checks a value before it sends it, and the parent checks it again, because the child is not trusted.
 """
 
 from __future__ import annotations
@@ -8,19 +9,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from roll.agents.environments.base import Observation, Step
+from roll.agents.environments.base import MalformedCalls, Observation, Step
 from roll.data.messages import ROLE_OF, MessageFault, text_of
+from roll.errors import EnvironmentFailed
+from roll.hosted.frames import Assignment, Garbled, Reply, framed, text_in
+from roll.hosted.raised import NOTE_CHARACTERS
 from roll.types import FP32_MAX
 
-
-class BadReturn(ValueError):
-    """An environment returned an invalid value. `str()` gives the reason."""
-
-
+Method = Literal["reset", "step", "close"]
+REASONS: dict[str, Literal["crashed", "timed_out"]] = {"crashed": "crashed", "timed_out": "timed_out"}
+MALFORMED: tuple[MalformedCalls, ...] = ("answer", "end", "step")
 MOST_MESSAGES, MOST_TOOLS, MOST_METRICS = 256, 256, 64
 """Largest number of messages, tools and metrics in one returned value."""
 MOST_NAME = 100
@@ -29,6 +31,43 @@ MOST_STATE = 1 << 16
 """Largest number of characters of a state."""
 MOST_REPLY = 4 << 20
 """Largest size of a returned value as JSON, in bytes."""
+
+
+class McpServer(NamedTuple):
+    """A server of the Model Context Protocol, given by a command or a URL."""
+
+    command: tuple[str, ...]
+    """Command that starts the server; empty if it has a URL."""
+    url: str | None
+    call_timeout: float
+    """Deadline of one tool call in seconds."""
+
+    def __str__(self) -> str:
+        return f"the MCP server {self.url or ' '.join(self.command)}"
+
+
+@dataclass(frozen=True)
+class EnvironmentAssignment(Assignment):
+    """The environment and the tools of a child."""
+
+    environment: str
+    environment_args: Mapping[str, Any]
+    tools: tuple[str, ...]
+    mcp: tuple[McpServer, ...]
+
+
+class Call(NamedTuple):
+    """A call of one method of one session's environment."""
+
+    number: int
+    seal: int
+    session: int
+    method: Method
+    given: tuple[Any, ...]
+
+
+class BadReturn(ValueError):
+    """An environment returned an invalid value. `str()` gives the reason."""
 
 
 def observation_of(returned: Any) -> Observation:
@@ -136,3 +175,37 @@ def _number(what: str, value: Any) -> float:
     if isinstance(value, Real) and math.isfinite(number := float(value)) and abs(number) <= FP32_MAX:
         return number
     raise BadReturn(f"{what} is {value!r:.80}, not a finite number in the range of fp32")
+
+
+def returned_message(call: Call, returned: Observation | Step | None) -> bytes:
+    """Encode a checked return value as the child sends it. Raises BadReturn if the value is too large."""
+    said = "null" if returned is None else json_of(returned)
+    return framed(f"[{call.number},{call.seal},{said},null]".encode())
+
+
+def failed_message(call: Call, failed: EnvironmentFailed) -> bytes:
+    """Encode a failure as the child sends it."""
+    return framed(json.dumps([call.number, call.seal, None, [failed.why[:NOTE_CHARACTERS], failed.reason]]).encode())
+
+
+def read_malformed_calls(said: Any) -> MalformedCalls:
+    """Decode the traits of a child. Raises ValueError if they are malformed."""
+    if said not in MALFORMED:
+        raise ValueError("malformed_calls")
+    return said
+
+
+def outcome_of(method: Method, reply: Reply) -> Observation | Step | EnvironmentFailed | None:
+    """Decode a reply: what the method returned, or how the call failed. Raises Garbled if it is malformed."""
+    try:
+        if reply.remark is not None:
+            why, reason = reply.remark
+            return EnvironmentFailed(text_in(why)[:NOTE_CHARACTERS], REASONS[reason])
+        return {"reset": observation_from, "step": step_from, "close": lambda _: None}[method](reply.returned)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise Garbled(f"a reply is malformed: {error}") from error
+
+
+def late(method: Method, seconds: float) -> EnvironmentFailed:
+    """Return the error of a call that exceeded its deadline."""
+    return EnvironmentFailed(f"{method} did not end within step_timeout, {seconds:g} s", "timed_out")

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from roll.agents.environments.base import Observation
-from roll.agents.hosting.process import EnvironmentProcess, EnvironmentProcessFailed
+from roll.agents.environments.process import EnvironmentProcess
 from roll.config.derived.environment_roles import environment_of
 from roll.config.schema.environments import EnvironmentConfig
 from roll.errors import ConfigError, EnvironmentFailed, Fault
+from roll.hosted.process import HostedProcessFailed
 
 TRIAL_SEED = 0
 ProblemOf = Callable[[Observation], str]
@@ -52,7 +53,7 @@ async def _domain(
         return [Fault(f"{place}.environment", unfit, remedy)] if problem else []
     except ConfigError as error:
         return list(error.faults)
-    except EnvironmentProcessFailed as error:
+    except HostedProcessFailed as error:
         return [Fault(place, str(error), "fix the module of the environment, or raise deadlines.start")]
     except EnvironmentFailed as failed:
         problem = f"{tried} fails: {failed}"

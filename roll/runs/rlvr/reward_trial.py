@@ -24,11 +24,11 @@ from roll.data.rows import RowFault
 from roll.data.tasks import Joined, Prompts
 from roll.errors import BadInput, ConfigError, DataError, Fault
 from roll.rewards.answers import ground_truth
-from roll.rewards.hosting.row_trial import RowProblem, try_rows
-from roll.rewards.hosting.trial import try_rewards
 from roll.rewards.judges.judging import answer_pattern
 from roll.rewards.parts import parts_of
 from roll.rewards.passing import Bar, Bars, bars_of_judge
+from roll.rewards.row_trial import RowProblem, try_rows
+from roll.rewards.trial import try_rewards
 from roll.runs.rlvr.reward_models import judge_template
 from roll.system.event_loop import run_in_loop
 from roll.types import Prompt

@@ -12,7 +12,7 @@ import yaml
 
 from roll.agents.environments.base import Observation, Step
 from roll.agents.environments.checked import MOST_MESSAGES, MOST_METRICS, MOST_REPLY, MOST_STATE
-from roll.agents.hosting.process import EnvironmentProcess
+from roll.agents.environments.process import EnvironmentProcess
 from roll.agents.tools import MOST_CHARACTERS
 from roll.config.schema.environments import EnvironmentConfig
 from roll.config.shipped import known_environments

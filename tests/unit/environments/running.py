@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from roll.agents.hosting.process import EnvironmentProcess
+from roll.agents.environments.process import EnvironmentProcess
 from roll.config.schema.environments import EnvironmentConfig
 from tests import limits
 from tests.unit.rewards.running import children_of
@@ -17,7 +17,7 @@ KINDS = ("World", "Awaited")
 
 def environment_children() -> list[int]:
     """Return the ids of the environment processes below this process."""
-    return children_of(b"roll.agents.hosting.child")
+    return children_of(b"roll.agents.environments.child")
 
 
 def section(**others: Any) -> EnvironmentConfig:

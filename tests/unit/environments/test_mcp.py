@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from roll.agents.environments.base import Observation, Step
-from roll.agents.hosting.process import EnvironmentProcess
+from roll.agents.environments.process import EnvironmentProcess
 from roll.errors import EnvironmentFailed
 from tests import limits
 from tests.unit.environments.running import calls, says, section

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from roll.agents.environments.base import Observation, Step
-from roll.agents.hosting.process import NeighbourFailed
+from roll.agents.environments.process import NeighbourFailed
 from roll.errors import ConfigError, EnvironmentFailed
 from tests import limits
 from tests.unit.environments.running import KINDS, environment_children, process, says

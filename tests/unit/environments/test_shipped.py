@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from roll.agents.environments.base import Observation, Step
-from roll.agents.hosting.process import EnvironmentProcess
+from roll.agents.environments.process import EnvironmentProcess
 from roll.config.derived.environment_roles import environment_of
 from roll.config.schema.environments import EnvironmentConfig
 from roll.config.shipped import known_environments

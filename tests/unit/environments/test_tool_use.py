@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from roll.agents import python_tool
+from roll.agents.environments.child import Hosted
 from roll.agents.environments.tool_use import ToolUse
-from roll.agents.hosting.child import Hosted
 from roll.agents.python_tool import python
 from roll.agents.tools import Tools
 from roll.errors import EnvironmentFailed

@@ -9,7 +9,7 @@ import pytest
 from transformers.utils.chat_template_utils import get_json_schema
 
 from roll.agents.environments.base import Observation, Step
-from roll.agents.hosting.child import Hosted
+from roll.agents.environments.child import Hosted
 from roll.agents.tools import MOST_CHARACTERS, MOST_ERROR, Tools, calls_for, function_tool
 from tests.unit.environments.running import calls
 from tests.unit.rewards.running import run

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from roll.config.schema.roles import RewardConfig
-from roll.rewards.hosting.process import RewardProcess
+from roll.rewards.process import RewardProcess
 from roll.types import Prompt, RewardResult
 from tests import limits
 
@@ -32,7 +32,7 @@ def open_channels() -> set[str]:
 
 def reward_children() -> list[int]:
     """Return the PIDs of the reward processes of this process."""
-    return children_of(b"roll.rewards.hosting.child")
+    return children_of(b"roll.rewards.child")
 
 
 def children_of(module: bytes) -> list[int]:

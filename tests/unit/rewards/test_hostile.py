@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from roll.hosted.frames import MOST_BYTES, Garbled
+from roll.hosted.frames import MOST_BYTES, Garbled, Reply, read_ready, read_reply
 from roll.hosted.raised import TRACE_CHARACTERS
-from roll.rewards.hosting.messages import answer_message, read_answer, read_rewards_ready, results_of
-from roll.rewards.verdicts import MOST_NOTE, MOST_PARTS, checked_result
+from roll.rewards.verdicts import MOST_NOTE, MOST_PARTS, answer_message, checked_result, read_results, read_traits
 from roll.types import RewardOutcome, RewardResult, TurnReward
 from tests import limits
 from tests.unit.rewards.running import PROMPT, process, reward_children, run, scored
@@ -171,9 +170,9 @@ def test_an_answer_travels_whole() -> None:
         RewardResult(-0.0, turns=(TurnReward(1, 0.5), TurnReward(4, -1.0))),
         RewardResult(0.0, RewardOutcome.CRASHED, note="KeyError", trace="  File 'x'\n\udc80"),
     ]
-    answer = read_answer(answer_message(7, (1 << 64) - 1, results, "module.name")[8:])
-    assert (answer.number, answer.seal, answer.replaced) == (7, (1 << 64) - 1, "module.name")
-    assert results_of(answer.results, ["", "four", ""]) == results
+    answer = read_reply(answer_message(7, (1 << 64) - 1, results, "module.name")[8:])
+    assert (answer.number, answer.seal) == (7, (1 << 64) - 1)
+    assert read_results(answer, ["", "four", ""]) == (results, "module.name")
 
 
 @pytest.mark.parametrize(
@@ -200,18 +199,23 @@ def test_an_answer_travels_whole() -> None:
 )
 def test_a_verdict_is_looked_at_piece_by_piece(one: Any) -> None:
     with pytest.raises(Garbled):
-        results_of([one], ["response"])
+        read_results(Reply(7, 8, [one], ""), ["response"])
+
+
+def test_replaced_definition_is_a_text() -> None:
+    with pytest.raises(Garbled):
+        read_results(Reply(7, 8, [], 3), [])
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"[]", b"[1, 2, 3, 4]", b"[1, 2, [], 3]", b"[" * 100000, b"9" * 5000, b"\x80\x04N."]
 )
 def test_what_is_no_message_is_garbled(body: bytes) -> None:
-    for read in (read_answer, lambda body: read_rewards_ready(body, 1)):
+    for read in (lambda body: read_results(read_reply(body), []), lambda body: read_ready(body, lambda _: None)):
         with pytest.raises(Garbled):
             read(body)
 
 
 def test_ready_message_must_describe_all_parts() -> None:
     with pytest.raises(Garbled):
-        read_rewards_ready(json.dumps([[], [False], True]).encode(), 2)
+        read_ready(json.dumps([[], [[True, False, 1.0, ""]], True]).encode(), lambda traits: read_traits(traits, 2))

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from roll.errors import ConfigError, RollError
-from roll.rewards.hosting.process import RewardProcess, RewardProcessFailed
+from roll.hosted.process import HostedProcessFailed
+from roll.rewards.process import RewardProcess
 from roll.types import RewardOutcome, RewardResult
 from tests import limits
 from tests.unit.rewards.running import (
@@ -299,9 +300,9 @@ def test_dead_or_late_child_start_raises(tmp_path: Path) -> None:
         async with process(start_seconds, reward=name):
             pytest.fail("the reward process started")
 
-    with pytest.raises(RewardProcessFailed, match="^the reward process did not start: .* status 9"):
+    with pytest.raises(HostedProcessFailed, match="^the reward process did not start: .* status 9"):
         run(go("dying_rewards:reward", limits.START))
-    with pytest.raises(RewardProcessFailed, match="^the reward process was not ready after 1 s"):
+    with pytest.raises(HostedProcessFailed, match="^the reward process was not ready after 1 s"):
         run(go("late_rewards:reward", limits.EXPIRY))
 
 
@@ -310,7 +311,7 @@ import asyncio, sys
 from pathlib import Path
 import numpy as np
 from roll.config.schema.roles import RewardConfig
-from roll.rewards.hosting.process import RewardProcess
+from roll.rewards.process import RewardProcess
 from roll.types import Prompt
 from tests import limits
 

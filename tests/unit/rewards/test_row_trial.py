@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from roll.config.schema.roles import RewardConfig
-from roll.rewards.hosting import row_trial
-from roll.rewards.hosting.row_trial import RowProblem, try_rows, value_shape
+from roll.rewards import row_trial
+from roll.rewards.row_trial import RowProblem, try_rows, value_shape
 from tests import limits
 from tests.unit.rewards.running import PROMPT
 

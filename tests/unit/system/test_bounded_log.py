@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from roll.hosted.user_code_log import bound_log
+from roll.hosted.worker import bound_log
 
 
 def test_log_beyond_its_bound_is_rotated(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 from roll.config.schema.roles import RewardConfig
 from roll.errors import ConfigError
-from roll.rewards.hosting.process import RewardProcess, RewardProcessFailed
+from roll.hosted.process import HostedProcessFailed
 from roll.rewards.parts import parts_of
+from roll.rewards.process import RewardProcess
 from roll.types import Prompt, RewardOutcome
 
 AT_ONCE = 1000
@@ -48,7 +49,7 @@ async def row_problems(
 
     Raises:
         ConfigError: a reward function cannot be loaded.
-        RewardProcessFailed: a process did not start.
+        HostedProcessFailed: a process did not start.
     """
     process = RewardProcess(domain, section, start_seconds)
     try:
@@ -148,6 +149,6 @@ async def try_rows(
     for domain in sections.keys() & prompts.keys():
         try:
             found[domain] = await row_problems(domain, sections[domain], prompts[domain], start_seconds)
-        except (ConfigError, RewardProcessFailed):
+        except (ConfigError, HostedProcessFailed):
             continue
     return found

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from roll.config.schema.roles import RewardConfig
 from roll.errors import ConfigError, Fault
-from roll.rewards.hosting.process import RewardProcess, RewardProcessFailed
+from roll.hosted.process import HostedProcessFailed
 from roll.rewards.parts import RewardPart, parts_of
 from roll.rewards.passing import Bars, bars_of
+from roll.rewards.process import RewardProcess
 from roll.types import NO_VERDICT, Prompt, RewardOutcome, RewardResult
 
 
@@ -63,7 +64,7 @@ async def _domain(
         ]
     except ConfigError as error:
         return list(error.faults)
-    except RewardProcessFailed as error:
+    except HostedProcessFailed as error:
         return [Fault(f"rewards.{domain}", str(error), "fix the module of the reward, or raise deadlines.start")]
     finally:
         await process.close()
