@@ -1,4 +1,4 @@
-"""Composes configurations from a command line. Hydra only composes, once for each job of a sweep; no job runs inside
+"""Composes configurations from a command line by Hydra's compose API, one for each job of a sweep. No job runs inside
 Hydra.
 
 `python -m roll.pipeline --config-name NAME key=value ...` looks NAME up among the shipped experiments, or in
@@ -10,109 +10,55 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
+import copy
+import itertools
 import math
-import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from os.path import isdir  # unlike Path.is_dir, False for a name that is too long
 from pathlib import Path
+from typing import Any
 
-import hydra
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
-from hydra.core.object_type import ObjectType
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType, RangeSweep
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException, MissingConfigException
-from hydra.plugins.config_source import ConfigResult
-from omegaconf import DictConfig, OmegaConf
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 from yaml import MarkedYAMLError, YAMLError
 
-from roll.config.load.flags import PROGRAM, checked_flags, missing_plugin, plugin_faults, version_line
-from roll.config.load.limits import FLATTEN, check_file, word_faults
-from roll.config.load.loader import resolution_fault
+from roll.config.load.flags import flag_parser, missing_plugin, parse_flags, plugin_faults
+from roll.config.load.loader import FLATTEN, resolution_fault
 from roll.config.roll_v2.keys import CRITIC_START, VARIABLES
 from roll.config.shipped import PRESETS, examples_folder, experiments, find_experiment, find_in, preset_names
-from roll.errors import ConfigError, Fault, RollError
+from roll.errors import ConfigError, Fault
 
-QUIET = (
-    "hydra.job.name=roll.pipeline",
-    "hydra.output_subdir=null",
-    "hydra/job_logging=none",
-    "hydra/hydra_logging=none",
-)
 MOST_JOBS = 1000
 """Largest number of jobs in a sweep."""
-USAGE = f"""{PROGRAM} --config-name NAME [key=value ...]
-
-  dry_run=true       print the plan and exit
-  --config-path DIR  look NAME up in this folder (also --config-dir)
-  --cfg job          print the composed configuration; with --resolve, after interpolation
-  --multirun         one run for each combination of key=a,b
-  --info             print how Hydra composed the configuration, and from which files
-  --version          print the versions of roll and of Hydra
-  --hydra-help       print Hydra's other flags
-
-Experiments:
-"""
+SEARCH_PATH = "hydra.searchpath"
 
 
 @dataclass(frozen=True)
 class CommandLine:
     """A parsed command line."""
 
-    file: Path | None
-    """File of the experiment, None if Hydra only prints information."""
-    flags: tuple[str, ...]
-    """Flags for Hydra, unchanged."""
-    overrides: tuple[str, ...]
-    """Overrides for Hydra, unchanged."""
-
-
-def parse(argv: Sequence[str]) -> CommandLine:
-    """Find the experiment, and separate flags from overrides.
-
-    Raises:
-        ConfigError: the name is missing, unknown or ambiguous, or the folder or a flag is unknown.
-        SystemExit: 0 after `--version` and after `--help` without a name, 2 for a flag without its value.
-    """
-    ours = argparse.ArgumentParser(prog=PROGRAM, add_help=False, allow_abbrev=False)
-    ours.add_argument("--config-name", "-cn")
-    ours.add_argument("--config-path", "-cp")
-    ours.add_argument("--config-dir", "-cd")
-    if faults := list(word_faults(argv)):
-        raise ConfigError(faults)
-    given, rest = ours.parse_known_args(argv)
-    overrides = tuple(word for word in rest if not word.startswith("-") and ("=" in word or word.startswith("~")))
-    flags = tuple(checked_flags([word for word in rest if word not in overrides]))
-    if "--version" in flags:
-        print(version_line())
-        raise SystemExit(0)
-    if given.config_name is None:
-        if {"--help", "-h"} & set(flags):
-            Console().out(
-                USAGE + "\n".join(f"  {name}" for name in experiments()), highlight=False
-            )  # rich exits quietly under `| head`
-            raise SystemExit(0)
-        if "--hydra-help" not in flags:
-            raise ConfigError([Fault("--config-name", "missing", f"use one of: {', '.join(experiments())}")])
-        return CommandLine(None, flags, overrides)
-    option = "--config-path" if given.config_path else "--config-dir"
-    folder = given.config_path or given.config_dir
-    file = find_in(Path(folder).resolve(), given.config_name, option) if folder else find_experiment(given.config_name)
-    if given.config_path and given.config_dir:
-        flags += (f"--config-dir={given.config_dir}",)
-    return CommandLine(file, flags, overrides)
+    file: Path
+    """File of the experiment."""
+    flags: argparse.Namespace
+    overrides: list[Override]
+    folders: list[Path]
+    """Folders with groups."""
 
 
 def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) -> None:
     """Compose the configuration of the command line, or one for each job of a sweep, and call `check` with each.
 
-    With flags such as `--cfg` and `--info`, Hydra prints and `check` is not called.
+    With `--cfg`, `--info` or `--help`, the answer is printed instead.
 
     Args:
         argv: The words after the program's name.
@@ -120,70 +66,52 @@ def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) 
             and the names of ROLL's variables that the command line does not set. It must not run the job.
 
     Raises:
-        ConfigError: the name or an override is wrong, or Hydra cannot compose the configuration.
+        ConfigError: the name, a flag or an override is wrong, or Hydra cannot compose the configuration.
         RollError: any error of `check`.
-        SystemExit: 0 after help, 2 for a wrong flag.
+        SystemExit: 0 after `--version`, and after `--help` without a name.
     """
     line = parse(argv)
-    overrides = list(line.overrides)
-    passing: set[str] = set()
-    if line.file:
-        _refuse_long_sweeps([_parsed(word) for word in overrides])
-        on_the_line = {_parsed(word).key_or_group for word in overrides}
-        passing = preset_names(line.file.parent.parent / PRESETS) | (set(VARIABLES) - on_the_line - {CRITIC_START})
-        overrides = [_add_or_override(word, line.file.parent) for word in overrides]
-    with tempfile.TemporaryDirectory(prefix="roll-sweep-") as scratch:
-        quiet = [*QUIET, "hydra.run.dir=.", f"hydra.sweep.dir={scratch}", "hydra.sweep.subdir=."] if line.file else []
-        quiet += _search_path(line)
-        _run_hydra(line.file, [*line.flags, *quiet, *overrides], lambda composed: check(composed, passing))
+    keys = {override.key_or_group for override in line.overrides}
+    passing = preset_names(line.file.parent.parent / PRESETS) | (set(VARIABLES) - keys - {CRITIC_START})
+    with _initialised(line.file):
+        experiment = _Experiment(line, GlobalHydra.instance().config_loader())
+        if line.flags.cfg or line.flags.info or line.flags.help:
+            experiment.show()
+            return
+        for job in experiment.jobs():
+            HydraConfig.instance().set_config(job)
+            check(_without_hydra(job), passing)
 
 
-def _run_hydra(file: Path | None, words: Sequence[str], task: Callable[[DictConfig], None]) -> None:
-    """Call `hydra.main` with `words`. Raise the errors that Hydra would only print before it exits with status 1."""
-    argv, errors = sys.argv, io.StringIO()
-    path, name = (str(file.parent), file.stem) if file else (None, None)
-    sys.argv = ["roll.pipeline", *words]
-    try:
-        with contextlib.redirect_stderr(errors), _hydra_warnings(), _files_checked(), _overrides_checked():
-            hydra.main(version_base="1.3", config_path=path, config_name=name)(task)()
-    except SystemExit as stop:
-        if stop.code != 1:
-            sys.stderr.write(errors.getvalue())
-            raise
-        cause = stop.__context__
-        if not isinstance(cause, Exception):
-            raise ConfigError(
-                [Fault("command line", errors.getvalue().strip() or "Hydra stopped", "see --hydra-help")]
-            ) from None
-        raise (_translated(cause) or cause) from None
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError) as cause:
-        raise (_translated(cause) or ConfigError([Fault("command line", str(cause), "see --hydra-help")])) from None
-    else:
-        sys.stderr.write(errors.getvalue())
-    finally:
-        sys.argv = argv
+def parse(argv: Sequence[str]) -> CommandLine:
+    """Find the experiment, and separate flags from overrides.
 
-
-@contextlib.contextmanager
-def _hydra_warnings() -> Iterator[None]:
-    """Silence Hydra's warning about ROLL's files, whose defaults have no `_self_`. Hydra then appends `_self_`, as they
-    expect.
+    Raises:
+        ConfigError: the name is missing, unknown or ambiguous, or the folder, a flag or an override is wrong.
+        SystemExit: 0 after `--version`, and after `--help` without a name.
     """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`", category=UserWarning)
-        yield
+    flags = parse_flags(argv)
+    if flags.config_name is None:
+        raise ConfigError([Fault("--config-name", "missing", f"use one of: {', '.join(experiments())}")])
+    option = "--config-path" if flags.config_path else "--config-dir"
+    folder = flags.config_path or flags.config_dir
+    name = flags.config_name
+    file = find_in(Path(folder).resolve(), name, option) if folder else find_experiment(name)
+    overrides = [_parsed(word) for word in [*flags.overrides, *["hydra.mode=MULTIRUN"] * flags.multirun]]
+    searched = _search_path(file, flags, overrides)
+    folders = [file.parent, *(Path(path.removeprefix("file://")) for path in searched)]
+    overrides = [_adding(one, folders) for one in overrides if one.key_or_group != SEARCH_PATH]
+    return CommandLine(file, flags, [*overrides, *[_parsed(f"{SEARCH_PATH}={searched}")] * bool(searched)], folders)
 
 
-def _search_path(line: CommandLine) -> list[str]:
-    """Return the override that lets a file outside the examples include the shipped presets as `../config/NAME@_here_`.
-
-    The list is empty for a file inside the examples, if no file is given, and if the command line sets the search path.
+def _search_path(file: Path, flags: argparse.Namespace, overrides: Sequence[Override]) -> list[str]:
+    """Return Hydra's search path: of the command line, else the shipped presets for a file outside the examples, which
+    includes them as `../config/NAME@_here_`; and the folder of `--config-dir` beside `--config-path`.
     """
-    if line.file is None or line.file.is_relative_to(examples_folder()):
-        return []
-    if any(word.lstrip("+").startswith("hydra.searchpath") for word in line.overrides):
-        return []
-    return [f"hydra.searchpath=['file://{examples_folder() / PRESETS}']"]
+    given: list[Any] = [override.value() for override in overrides if override.key_or_group == SEARCH_PATH]
+    presets = [] if file.is_relative_to(examples_folder()) else [f"file://{examples_folder() / PRESETS}"]
+    more = [f"file://{Path(flags.config_dir).resolve()}"] if flags.config_path and flags.config_dir else []
+    return [*map(str, given[-1] if given else presets), *more]
 
 
 def _parsed(word: str) -> Override:
@@ -194,7 +122,7 @@ def _parsed(word: str) -> Override:
     """
     try:
         return OverridesParser.create().parse_override(word)
-    except HydraException as error:
+    except (HydraException, RecursionError) as error:
         reason = str(error).split("\n")[0]
         key, _, value = word.partition("=")
         remedy = "write key=value, and quote a value with special characters: key='\\'a,b\\''"
@@ -202,177 +130,232 @@ def _parsed(word: str) -> Override:
             remedy = f"write {key}=null; ~ means null only in files"
         elif "(" in value:
             remedy = f"quote it twice: '{key}=\"{value}\"'"
-        raise ConfigError([Fault("command line", f"'{word}' is not an override: {reason}", remedy)]) from None
+        problem = f"'{word}' is not an override: {reason}".encode(errors="replace").decode()  # bytes beside UTF-8
+        raise ConfigError([Fault("command line", problem, remedy)]) from None
 
 
-def _refuse_long_sweeps(overrides: Sequence[Override]) -> None:
-    """Refuse a sweep with too many jobs, because Hydra lists all of them before the first one.
-
-    Raises:
-        ConfigError: the sweep has more than `MOST_JOBS` jobs.
+def _adding(override: Override, folders: Sequence[Path]) -> Override:
+    """Return `key=value` as `++key=value`. An override that sets a key of Hydra, chooses an option of a group, or
+    already deletes or adds a key is returned unchanged.
     """
-    jobs = 1
-    for override in overrides:
-        swept = override.value()
-        if isinstance(swept, RangeSweep) and swept.start is not None and swept.stop is not None:
-            jobs *= max(1, math.ceil((swept.stop - swept.start) / (swept.step or 1)))
-        elif isinstance(swept, ChoiceSweep):
-            jobs *= len(swept.list)
-    if jobs > MOST_JOBS:
-        raise ConfigError([Fault("command line", f"the sweep has {jobs:,} jobs", f"use at most {MOST_JOBS:,}")])
+    if override.type is not OverrideType.CHANGE or _chooses(override, folders):
+        return override
+    return replace(override, type=OverrideType.FORCE_ADD, input_line=f"++{override.input_line}")
 
 
-def _add_or_override(word: str, folder: Path) -> str:
-    """Return `key=value` as `++key=value`.
-
-    Overrides that set a key of Hydra, choose an option of a group, or already delete or add a key are returned
-    unchanged.
-    """
-    override = _parsed(word)
+def _chooses(override: Override, folders: Sequence[Path]) -> bool:
+    """Return whether an override decides which files Hydra composes, or sets a key of Hydra."""
     key = override.key_or_group
-    plain = override.type is OverrideType.CHANGE and override.package is None
-    if not plain or key.split(".")[0] == "hydra" or "/" in key or (folder / key).is_dir():
-        return word
-    return f"++{word}"
+    is_group = "/" in key or override.package is not None or any(isdir(folder / key) for folder in folders)
+    return is_group or key.split(".")[0] == "hydra"
 
 
 @contextlib.contextmanager
-def _files_checked() -> Iterator[None]:
-    """Within this context, check every file before Hydra loads it, because some files would crash Hydra. Hydra has no
-    hook for this.
-    """
-    load = ConfigRepository.load_config
+def _initialised(file: Path) -> Iterator[None]:
+    """Initialise Hydra with the folder of an experiment, and restore its state afterwards.
 
-    def check_and_load(self: ConfigRepository, config_path: str) -> ConfigResult | None:
-        source = self._find_object_source(config_path=config_path, object_type=ObjectType.CONFIG)
-        if source is not None and source.scheme() == "file":
-            check_file(
-                Path(source.path) / (config_path if config_path.endswith((".yaml", ".yml")) else f"{config_path}.yaml")
+    ROLL's files have no `_self_` in their defaults. Hydra appends it, as they expect, and its warning is silenced.
+    """
+    before = HydraConfig.instance().cfg
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`", category=UserWarning)
+        with initialize_config_dir(str(file.parent), job_name="roll.pipeline", version_base="1.3"):
+            try:
+                yield
+            finally:
+                HydraConfig.instance().cfg = before
+
+
+@dataclass(frozen=True)
+class _Experiment:
+    """The jobs of a command line. Hydra must be initialised."""
+
+    line: CommandLine
+    loader: ConfigLoader
+    _composed: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)
+    """Composed files, by the overrides that choose them."""
+
+    def jobs(self) -> Iterator[DictConfig]:
+        """Yield the composed configuration of each job, with Hydra's node.
+
+        Raises:
+            ConfigError: the files, an override or the sweep is wrong.
+        """
+        with _errors_as_faults(self.line.file):
+            overrides = self.line.overrides
+            files = self._files([_word(override) for override in overrides])
+            is_sweep = files.hydra.mode == RunMode.MULTIRUN
+            if is_sweep:
+                own = [_parsed(f"{key}={value}") for key, value in (files.hydra.sweeper.params or {}).items()]
+                overrides = [*(_adding(one, self.line.folders) for one in own), *overrides]
+                jobs = self._sweep(overrides)
+            else:
+                jobs = [tuple(map(_word, overrides))]
+        for number, words in enumerate(jobs):
+            with _errors_as_faults(self.line.file):
+                job = self._job(files, words)
+                with read_write(job.hydra), open_dict(job.hydra):
+                    job.hydra.runtime.output_dir = "${hydra.run.dir}"
+                    if is_sweep:
+                        job.hydra.job.num, job.hydra.job.id = number, str(number)
+                        job.hydra.runtime.output_dir = "${hydra.sweep.dir}/${hydra.sweep.subdir}"
+            yield job
+
+    def _sweep(self, overrides: Sequence[Override]) -> list[tuple[str, ...]]:
+        """Return the overrides of each job: all combinations of their values. Of several for one key, the last counts.
+
+        Raises:
+            ConfigError: there is no job, or there are more than `MOST_JOBS`, or an override is an interval.
+        """
+        values: dict[str, list[str]] = {}
+        for override in overrides:
+            override.config_loader = self.loader
+            key = override.get_key_element()
+            if override.is_discrete_sweep():
+                some = itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1)
+                values[key] = [f"{key}={value}" for value in some]
+            elif override.is_interval_sweep():
+                raise ConfigError([Fault(key, f"{_word(override)} has no first value", f"list the values: {key}=A,B")])
+            else:
+                values[key] = [_word(override)]
+        number = math.prod(map(len, values.values()))
+        if not 0 < number <= MOST_JOBS:
+            problem = f"the sweep has more than {MOST_JOBS:,} jobs" if number else "the sweep has no jobs"
+            raise ConfigError([Fault("command line", problem, f"list 1 to {MOST_JOBS:,} combinations of values")])
+        return list(itertools.product(*values.values()))
+
+    def _job(self, files: DictConfig, words: Sequence[str]) -> DictConfig:
+        """Compose one job. `files` has the overrides of Hydra's own keys."""
+        overrides = [_parsed(word) for word in words]
+        faults = _value_faults([one for one in overrides if not _chooses(one, self.line.folders)], self._files(words))
+        if faults := list(faults):
+            raise ConfigError(faults)
+        return self.loader.load_sweep_config(files, [_word(one) for one in overrides if not one.is_hydra_override()])
+
+    def _files(self, words: Sequence[str]) -> DictConfig:
+        """Return the composed files that the overrides choose, before any override of a value."""
+        chosen = tuple(word for word in words if _chooses(_parsed(word), self.line.folders))
+        if chosen not in self._composed:
+            name = self.line.file.stem
+            composed = self.loader.load_configuration(
+                name, list(chosen), RunMode.MULTIRUN, validate_sweep_overrides=False
             )
-        return load(self, config_path)
+            if faults := list(plugin_faults(composed.hydra)):
+                raise ConfigError(faults)
+            self._composed[chosen] = composed
+        return self._composed[chosen]
 
-    ConfigRepository.load_config = check_and_load
-    try:
-        yield
-    finally:
-        ConfigRepository.load_config = load
+    def show(self) -> None:
+        """Print what `--cfg`, `--info` or `--help` asks for.
 
-
-@contextlib.contextmanager
-def _overrides_checked() -> Iterator[None]:
-    """Within this context, check overrides after Hydra has composed the files and before it applies the overrides.
-
-    Earlier, the interpolations are not known yet; later, the overrides have replaced some of them. Hydra has no hook
-    for this.
-    """
-    apply = ConfigLoaderImpl._apply_overrides_to_config
-
-    def check_and_apply(overrides: list[Override], cfg: DictConfig) -> None:
-        if foreign := list(plugin_faults(cfg.hydra)):
-            raise ConfigError(foreign)
-        _refuse_partial_blocks([override.key_or_group for override in overrides], cfg)
-        _refuse_deleted_items([override.key_or_group for override in overrides if override.is_delete()], cfg)
-        apply(overrides, cfg)
-
-    ConfigLoaderImpl._apply_overrides_to_config = staticmethod(check_and_apply)
-    try:
-        yield
-    finally:
-        ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply)
+        Raises:
+            ConfigError: the files or an override is wrong, or there is no block of the name of `--package`.
+        """
+        flags, words = self.line.flags, [_word(override) for override in self.line.overrides]
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None, "Hydra must be initialised"
+        with _errors_as_faults(self.line.file):
+            job = self._job(self._files(words), words)
+            if flags.info:
+                hydra.show_info(flags.info, self.line.file.stem, words, RunMode.RUN)
+            elif flags.help:
+                given = argparse.Namespace(overrides=[*words, "hydra/hydra_logging=none"], resolve=flags.resolve)
+                hydra.app_help(self.line.file.stem, flag_parser(), given)
+            else:
+                HydraConfig.instance().set_config(job)
+                OmegaConf.set_readonly(job.hydra, None)
+                _print_block(hydra.get_sanitized_cfg(job, flags.cfg), flags.package, flags.resolve)
 
 
-def _refuse_partial_blocks(keys: Sequence[str], composed: DictConfig) -> None:
-    """Refuse an override of one key of a block that refers to a preset, such as `strategy_config: ${deepspeed_zero3}`.
+def _print_block(composed: DictConfig, package: str | None, resolve: bool) -> None:
+    """Print a configuration, or its block at the path `package`."""
+    whole = package in (None, "_global_")
+    block: Any = composed if whole else OmegaConf.select(composed, str(package))
+    if block is None:
+        raise ConfigError([Fault("--package", f"there is no '{package}' in the configuration", "see --cfg job")])
+    if not OmegaConf.is_config(block):
+        print(block)
+        return
+    if resolve:
+        OmegaConf.resolve(block)
+    print("" if whole else f"# @package {package}\n", OmegaConf.to_yaml(block), sep="", end="")
 
-    The override would replace the whole block with that one key.
+
+def _without_hydra(composed: DictConfig) -> DictConfig:
+    job = copy.deepcopy(composed)
+    with read_write(job), open_dict(job):
+        del job["hydra"]
+    return job
+
+
+def _word(override: Override) -> str:
+    return override.input_line or ""
+
+
+def _value_faults(overrides: Sequence[Override], composed: DictConfig) -> Iterator[Fault]:
+    """Yield a fault for each override that sets one key of a block that refers to a preset, such as `strategy_config:
+    ${deepspeed_zero3}`, because it would replace the whole block; and for each that deletes an item of a list.
 
     Args:
-        keys: The keys of the overrides, in the order in which Hydra will apply them.
+        overrides: Overrides of values, in the order in which Hydra will apply them.
         composed: The composed files, before any override.
-
-    Raises:
-        ConfigError: an override sets such a key.
     """
-    files, faults = OmegaConf.to_container(composed, resolve=False), []
-    for key in keys:
+    files = OmegaConf.to_container(composed, resolve=False)
+    for override in overrides:
         node: object = files
-        steps = key.split(".")
+        steps = override.key_or_group.split(".")
         for depth, step in enumerate(steps[:-1], start=1):
             node = node.get(step) if isinstance(node, dict) else None
-            if isinstance(node, str) and node.startswith("${") and steps[0] != "hydra":
+            where = ".".join(steps[:depth])
+            if isinstance(node, str) and node.startswith("${"):
                 target = ".".join([node.removeprefix("${").removesuffix("}"), *steps[depth:]])
-                problem = f"{'.'.join(steps[:depth])} is {node}; setting one key inside would drop all the others"
-                faults.append(Fault(key, problem, f"set {target} instead"))
-    if faults:
-        raise ConfigError(faults)
+                problem = f"{where} is {node}; setting one key inside would drop all the others"
+                yield Fault(override.key_or_group, problem, f"set {target} instead")
+            elif isinstance(node, list) and override.is_delete() and depth == len(steps) - 1:
+                problem = f"{where} is a list, and items of lists cannot be deleted"
+                yield Fault(f"~{override.key_or_group}", problem, f"set the whole list: {where}=[...]")
 
 
-def _refuse_deleted_items(keys: Sequence[str], composed: DictConfig) -> None:
-    """Refuse to delete items of lists. Hydra only deletes keys of blocks.
-
-    Raises:
-        ConfigError: an override deletes an item of a list.
-    """
-    files, faults = OmegaConf.to_container(composed, resolve=False), []
-    for key in keys:
-        node: object = files
-        *steps, _ = key.split(".")
-        for step in steps:
-            node = node.get(step) if isinstance(node, dict) else None
-        if isinstance(node, list):
-            where = ".".join(steps)
-            faults.append(
-                Fault(
-                    f"~{key}",
-                    f"{where} is a list, and items of lists cannot be deleted",
-                    f"set the whole list: {where}=[...]",
-                )
-            )
-    if faults:
-        raise ConfigError(faults)
+@contextlib.contextmanager
+def _errors_as_faults(file: Path) -> Iterator[None]:
+    """Within this context, raise errors of composition as `ConfigError`."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError, RecursionError, ValueError, OSError) as error:
+        fault = _fault(error, file)
+        if fault is None:
+            raise
+        raise ConfigError([fault]) from None
 
 
-def _translated(cause: Exception) -> RollError | None:
-    """Return an error of composition as a `RollError`, or None for an unrelated error."""
-    if isinstance(cause, RollError):
-        return cause
-    if isinstance(cause, MarkedYAMLError):
-        mark = cause.problem_mark or cause.context_mark
-        place = f"{mark.name}:{mark.line + 1}" if mark else "YAML"
-        return ConfigError(
-            [Fault(place, f"this is not YAML: {cause.problem or cause.context}", "fix this line of the file")]
-        )
-    if isinstance(cause, RecursionError):
-        problem = "blocks, lists or references are nested too deeply, or refer to themselves"
-        return ConfigError([Fault("configuration", problem, FLATTEN)])
-    if isinstance(cause, ValueError) and "integer string conversion" in str(cause):
-        return ConfigError(
-            [Fault("configuration", f"a whole number is too long: {str(cause).split(';')[0]}", "write a shorter one")]
-        )
-    if isinstance(cause, YAMLError):
-        return ConfigError([Fault("YAML", f"the file cannot be read: {cause}", "fix the file")])
-    if isinstance(cause, OmegaConfBaseException):
-        return ConfigError([resolution_fault(cause)])
-    if isinstance(cause, MissingConfigException):
-        problem = " ".join(str(cause).split("Config search path")[0].split("Available options")[0].split())
-        if foreign := missing_plugin(problem):
-            return ConfigError([foreign])
-        remedy = (
-            f"correct the entry of `defaults`; presets are {', '.join(sorted(preset_names()))}, each as "
-            f"../config/NAME@_here_; "
-        )
-        remedy += "shipped experiments are ../FOLDER/NAME@_here_, and files in the same folder are NAME"
-        return ConfigError([Fault("defaults", problem, remedy)])
-    if isinstance(cause, HydraException):
-        inner = f": {cause.__cause__}" if cause.__cause__ else ""
-        problem = " ".join(f"{cause}{inner}".split("\n    full_key")[0].split())
-        return ConfigError(
-            [
-                Fault(
-                    "command line or defaults",
-                    problem,
-                    "correct the override or the entry of `defaults`; see --info defaults",
-                )
-            ]
-        )
+def _fault(error: Exception, file: Path) -> Fault | None:
+    """Return an error of composing `file` as a fault, or None for an unrelated error."""
+    if isinstance(error, MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        place = f"{mark.name}:{mark.line + 1}" if mark else str(file)
+        return Fault(place, f"this is not YAML: {error.problem or error.context}", "fix this line of the file")
+    if isinstance(error, YAMLError):
+        return Fault(str(file), f"it or a file of its defaults cannot be read: {error}", "fix the file")
+    if isinstance(error, RecursionError):
+        return Fault(str(file), "blocks, lists or references are nested too deeply, or contain themselves", FLATTEN)
+    if isinstance(error, UnicodeDecodeError):
+        problem = f"it or a file of its defaults is not UTF-8: byte 0x{error.object[error.start]:02x}"
+        return Fault(str(file), problem, "save the file as UTF-8")
+    if isinstance(error, OmegaConfBaseException):
+        return resolution_fault(error)
+    if isinstance(error, MissingConfigException):
+        problem = " ".join(str(error).split("Config search path")[0].split("Available options")[0].split())
+        presets = f"presets are {', '.join(sorted(preset_names()))}, each as ../config/NAME@_here_"
+        remedy = f"correct the entry of `defaults`; {presets}; shipped experiments are ../FOLDER/NAME@_here_, and files"
+        return missing_plugin(problem) or Fault("defaults", problem, f"{remedy} in the same folder are NAME")
+    if isinstance(error, OSError):
+        problem = f"it cannot be read: {error.strerror}"
+        return Fault(str(error.filename or file), problem, "use another file, or change its permissions")
+    if isinstance(error, HydraException):
+        inner = f": {error.__cause__}" if error.__cause__ else ""
+        problem = " ".join(f"{error}{inner}".split("\n    full_key")[0].split())
+        remedy = "correct the override or the entry of `defaults`; see --info defaults"
+        return Fault("command line or defaults", problem, remedy)
+    if "integer string conversion" in str(error):
+        return Fault(str(file), f"a whole number is too long: {str(error).split(';')[0]}", "write a shorter one")
     return None

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
-from itertools import zip_longest
+from typing import NoReturn
 
 from pydantic import BaseModel
+from rich.console import Console
 
 from roll.config.schema.fields import paths_of_key
 from roll.config.schema.other_names import counterpart_of
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.roles import ExperimentConfig
+from roll.config.shipped import experiments
 from roll.errors import ConfigError, Fault
 
 PROGRAM = "python -m roll.pipeline"
-NAMES = ("--config-name", "--config-path", "--config-dir")
-"""Flags that `roll.config.load.compose` reads itself."""
-FLAGS = (
-    *("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--resolve", "--package", "-p"),
-    *("--run", "-r", "--multirun", "-m", "--info", "-i"),
-)
-"""Hydra's flags that work here."""
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 """Values of `--info`."""
-COMPLETION = "Hydra can only complete the keys of a program's default configuration, and ignores --config-name"
+COMPLETION = (
+    "Hydra can only complete the keys of a program's default configuration, and ignores --config-name",
+    "--help lists the experiments, and `--cfg job` prints the keys of one",
+)
 REFUSED: Mapping[str, tuple[str, str]] = {
-    "--shell-completion": (COMPLETION, "--help lists the experiments, and `--cfg job` prints the keys of one"),
-    "-sc": (COMPLETION, "--help lists the experiments, and `--cfg job` prints the keys of one"),
+    "--shell-completion": COMPLETION,
+    "-sc": COMPLETION,
     "--experimental-rerun": (
         "Hydra writes no files here from which a run could be repeated",
         "start the same command again; with the same output_dir it continues from the last checkpoint",
@@ -55,32 +54,65 @@ PLUGINS = {
 """By kind of Hydra plugin: the only one that works, the reason why others do not, and the remedy."""
 
 
-def checked_flags(flags: Sequence[str]) -> list[str]:
-    """Return the flags for Hydra. `all` is added after a bare `--info`, because Hydra would otherwise read the next
-    word as its value.
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError([Fault("command line", message, "see --help")])
+
+
+def flag_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = _Parser(
+        prog=PROGRAM, add_help=False, allow_abbrev=False, usage=f"{PROGRAM} --config-name NAME [key=value ...]"
+    )
+    add = parser.add_argument
+    add("--config-name", "-cn", metavar="NAME", help="the experiment: a name from the list below, or of a file in DIR")
+    add("--config-path", "-cp", metavar="DIR", help="look NAME up in this folder")
+    add("--config-dir", "-cd", metavar="DIR", help="like --config-path; beside it, a second folder of groups")
+    add("--resolve", action="store_true", help="with --cfg: print values in place of ${...}")
+    add("--package", "-p", metavar="KEY", help="with --cfg: print only this block")
+    add("overrides", nargs="*", metavar="key=value", help="set a key; dry_run=true prints the plan and exits")
+    alone = parser.add_mutually_exclusive_group().add_argument
+    alone("--run", "-r", action="store_true", help="run one job; this is the default")
+    alone("--multirun", "-m", action="store_true", help="run one job for each combination of key=a,b")
+    alone("--cfg", "-c", choices=("job", "hydra", "all"), help="print the composed configuration")
+    alone("--info", "-i", choices=INFO, help="print how Hydra composes the configuration, and from which files")
+    alone("--help", "-h", action="store_true", help="print this text; with a name, its groups and keys")
+    alone("--hydra-help", action="store_true", help="print this text")
+    alone("--version", action="store_true", help="print the versions of roll and of Hydra")
+    return parser
+
+
+def parse_flags(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the flags, and as `overrides` the other words.
 
     Raises:
-        ConfigError: a flag is unknown, or does not work here.
+        ConfigError: a flag is unknown or does not work here, or has no value or a wrong one.
+        SystemExit: 0 after `--version`, `--hydra-help`, and `--help` without a name.
     """
-    if faults := list(_flag_faults(flags)):
+    parser = flag_parser()
+    words = list(argv)
+    for place, word in enumerate(words):
+        if word in ("--info", "-i") and not {*words[place + 1 : place + 2]} & {*INFO}:
+            words[place] = "--info=all"  # the next word is not its value
+    given, unknown = parser.parse_known_intermixed_args(words)
+    if faults := list(_flag_faults(unknown)):
         raise ConfigError(faults)
-    words: list[str] = []
-    for flag, after in zip_longest(flags, flags[1:]):
-        words += [flag, "all"] if flag in ("--info", "-i") and after not in INFO else [flag]
-    return words
-
-
-def version_line() -> str:
-    """Return the line that `--version` prints."""
-    return f"roll {version('roll')}, Hydra {version('hydra-core')}"
+    if given.version:
+        print(f"roll {version('roll')}, Hydra {version('hydra-core')}")
+        raise SystemExit(0)
+    if given.hydra_help or given.help and given.config_name is None:
+        names = "\n".join(f"  {name}" for name in experiments())
+        Console().out(f"{parser.format_help()}\nexperiments:\n{names}", highlight=False)  # quiet under `| head`
+        raise SystemExit(0)
+    return given
 
 
 def launcher_fault(environment: Mapping[str, str], argv: Sequence[str]) -> Fault | None:
     """Return the fault of a driver that a launcher started once for each rank, or None for a single driver."""
     if not all(name in environment for name in LAUNCHED):
         return None
-    said = ", ".join(f"{name}={environment[name]}" for name in (*LAUNCHED, "WORLD_SIZE") if name in environment)
-    problem = f"{said} are set: torchrun, accelerate launch or deepspeed started this process, one for each GPU"
+    variables = ", ".join(f"{name}={environment[name]}" for name in (*LAUNCHED, "WORLD_SIZE") if name in environment)
+    problem = f"{variables} are set: torchrun, accelerate launch or deepspeed started this process, one for each GPU"
     remedy = (
         f"start a single process, which starts the workers of all GPUs itself: {PROGRAM} {shlex.join(argv)}".rstrip()
     )
@@ -108,27 +140,26 @@ def missing_plugin(problem: str) -> Fault | None:
     return None
 
 
-def _flag_faults(flags: Sequence[str]) -> Iterator[Fault]:
-    for word in flags:
-        flag = word.partition("=")[0]
+def _flag_faults(words: Sequence[str]) -> Iterator[Fault]:
+    """Yield a fault for each flag among the words that the parser does not know."""
+    for flag in (word.partition("=")[0] for word in words):
         if flag in REFUSED:
-            why, remedy = REFUSED[flag]
-            yield Fault(flag, why, remedy)
-        elif flag.startswith("--") and flag not in FLAGS:
+            yield Fault(flag, *REFUSED[flag])
+        elif flag.startswith("-"):
             yield _unknown_flag(flag)
 
 
 def _unknown_flag(flag: str) -> Fault:
-    hyphens, name = flag.replace("_", "-"), flag.removeprefix("--").replace("-", "_")
-    if hyphens in (*NAMES, *FLAGS):
+    hyphens, name = flag.replace("_", "-"), flag.lstrip("-").replace("-", "_")
+    if f"{hyphens} " in flag_parser().format_help():
         return Fault(flag, "is written with hyphens", f"write {hyphens}")
     problem = "is not a flag of this command; configuration keys are written without --, as KEY=VALUE"
-    found = counterpart_of(name, ExperimentConfig) or _key_remedy(name)
-    return Fault(flag, problem, found or "see --help for the flags, and docs/configuration.md for the keys")
+    remedy = counterpart_of(name, ExperimentConfig) or _key_remedy(name)
+    return Fault(flag, problem, remedy or "see --help for the flags, and docs/configuration.md for the keys")
 
 
 def _key_remedy(name: str) -> str | None:
     """Return the remedy for a key that was written as a flag, or None if no pipeline has a key of this name."""
     schemas: Sequence[type[BaseModel]] = tuple(PIPELINES.values())
-    found = list(dict.fromkeys(place for schema in schemas for place in paths_of_key(schema, name)))
-    return f"write {' or '.join(f'{place}=VALUE' for place in found[:4])}" if found else None
+    places = list(dict.fromkeys(place for schema in schemas for place in paths_of_key(schema, name)))
+    return f"write {' or '.join(f'{place}=VALUE' for place in places[:4])}" if places else None

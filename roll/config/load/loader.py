@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +18,13 @@ from omegaconf.errors import (
 )
 from pydantic import ValidationError
 
-from roll.config.load.limits import container_faults
 from roll.config.load.user_code import inspect_user_code
 from roll.config.roll_v2.defaults import is_of_roll, settle_defaults
 from roll.config.roll_v2.meanings import settle_meanings
 from roll.config.roll_v2.pictures import picture_faults
 from roll.config.roll_v2.translate import Translation, referenced_text, translate
 from roll.config.schema.faults import printable, schema_faults, without_unknown
+from roll.config.schema.fields import dotted
 from roll.config.schema.other_names import counterpart_of
 from roll.config.schema.pipelines import PIPELINES, Config
 from roll.config.shipped import preset_names
@@ -37,6 +38,14 @@ OWN = {**ROLES, "beta": "dpo", "preference_loss": "dpo"}
 RLVR = ("adv_estimator", "rewards", "num_return_sequences_in_group", "rollout_batch_size", "actor_infer")
 """Root keys that decide for `rlvr` in a file without `pipeline`, even if it also has keys of another pipeline by
 mistake. They do not decide if the file has a role in `ROLES` and no `actor_train`.
+"""
+
+DEEPEST = 50
+"""Largest depth of nested blocks and lists."""
+FLATTEN = "nest blocks and lists less deeply"
+UNUSABLE = re.compile("[\x00\ud800-\udfff]")
+"""Characters that are refused everywhere: NUL, and lone surrogates, by which Python represents bytes that are not
+UTF-8.
 """
 
 
@@ -85,7 +94,7 @@ def read_config(composed: DictConfig, passing: Collection[str] | None = None, im
     Warns:
         ConfigWarning: a key of ROLL has another name or no meaning here, or behaves differently.
     """
-    if unusable := container_faults(OmegaConf.to_container(composed, resolve=False)):
+    if unusable := list(_unusable(OmegaConf.to_container(composed, resolve=False))):
         raise ConfigError(unusable)
     plain = _resolve(composed)
     if pictures := picture_faults(plain):
@@ -101,6 +110,26 @@ def read_config(composed: DictConfig, passing: Collection[str] | None = None, im
     for text in done.warnings:
         warnings.warn(text, ConfigWarning, stacklevel=2)
     return _check(done, imports)
+
+
+def _unusable(node: Any, place: tuple[str | int, ...] = ()) -> Iterator[Fault]:
+    """Yield the faults of an unresolved configuration that would be lost, or would end in a traceback, later."""
+    where = UNUSABLE.sub("?", dotted(place))
+    if len(place) > DEEPEST:
+        yield Fault(where, f"blocks and lists are nested more than {DEEPEST} levels deep", FLATTEN)
+        return
+    if isinstance(node, Mapping):
+        if len(set(map(str, node))) < len(node):
+            yield Fault(where, "two of its keys are the same when read as text", "remove one of them")
+        for key, below in node.items():
+            if isinstance(key, bool) or not isinstance(key, str | int):  # a table of symbols may have whole numbers
+                yield Fault(dotted((*place, str(key))), "the key is not text", "quote the key")
+            yield from _unusable(below, (*place, str(key)))
+    elif isinstance(node, list):
+        for number, below in enumerate(node):
+            yield from _unusable(below, (*place, number))
+    if any(isinstance(text, str) and UNUSABLE.search(text) for text in (node, *place[-1:])):
+        yield Fault(where, "it contains NUL, or bytes that are not UTF-8", "remove them")
 
 
 def _resolve(composed: DictConfig) -> dict[str, Any]:
