@@ -24,9 +24,9 @@ from rich.table import Table
 
 from benchmarks.devtools import Page, chromium
 from benchmarks.pages_runs import write_run
-from roll.tracking.compare.write import write_comparison
-from roll.tracking.report.samples import page_samples
-from roll.tracking.report.write import write_report
+from roll.tracking.compare import compare_runs, comparison_page
+from roll.tracking.report.page import write_page
+from roll.tracking.report.write import page_samples, write_report
 
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
 SCHEMES = ("light", "dark")
@@ -109,7 +109,9 @@ def write_pages(folder: Path, steps: int) -> dict[str, Path]:
     pages = {f"report, {steps} steps": write_report(runs[0])}
     times["report"] = time.perf_counter() - began
     began = time.perf_counter()
-    pages[f"comparison, 3 x {steps} steps"] = write_comparison([folder], folder / "compare.html")
+    pages[f"comparison, 3 x {steps} steps"] = write_page(
+        folder / "compare.html", comparison_page(compare_runs([folder]))
+    )
     times["comparison"] = time.perf_counter() - began
     print(
         f"{steps} steps: " + ", ".join(f"{name} written in {seconds:.2f} s" for name, seconds in times.items()),

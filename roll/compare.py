@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from roll.errors import BAD_INPUT, BadInput
-from roll.tracking.compare.text import comparison_text
-from roll.tracking.compare.write import PAGE, compare_runs, comparison_page
-from roll.tracking.report.write import write_page
+from roll.tracking.compare import PAGE, compare_runs, comparison_page, comparison_text
+from roll.tracking.report.page import write_page
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -55,9 +55,8 @@ def _run(config: Config, plan: Plan) -> None:
 
 def _compare(folders: Sequence[Path]) -> None:
     """Compare the runs of a multirun as `python -m roll.compare` does. If that is impossible, print the reason."""
-    from roll.tracking.compare.text import comparison_text
-    from roll.tracking.compare.write import PAGE, compare_runs, comparison_page
-    from roll.tracking.report.write import write_page
+    from roll.tracking.compare import PAGE, compare_runs, comparison_page, comparison_text
+    from roll.tracking.report.page import write_page
 
     try:
         comparison = compare_runs(folders)

@@ -1,16 +1,39 @@
-"""The charts of the report. Each chart is drawn only if the run has its metrics."""
+"""The charts of the pages: a table of what they show, and the reduction of a long series to few points.
+
+A figure sets no colours for text and grid, because these follow the light or dark theme of the page. A long series
+becomes a smoothed curve in front of its faint range. Pure functions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
-from roll.tracking.report.curves import bucket_means, half_width, short, smoothed, spread_indices
-from roll.tracking.report.figures import PALETTE, VERTICAL, Style, add_curve, blank
 from roll.tracking.report.records import Row, names_like, series
 
+# Mid-tones, legible on white and on near-black.
+PALETTE = ("#4f83e0", "#e8833a", "#2fa37c", "#9467d6", "#d9534f", "#3aa9c4", "#b8901c", "#c2629b")
+DASHES = ("solid", "dash", "dot", "dashdot")
+"""Dash styles of lines. After all colours are used, they repeat with the next dash style."""
+FAINT = 0.38
+"""Opacity of the unsmoothed values behind a smoothed curve."""
+EXACT = ("policy/lr", "critic/lr", "staleness/min", "staleness/max", "epoch")
+"""Metrics without noise. They are not smoothed, because the mean would show values that they never had."""
+SHORTEST_LINE = 3
+"""Smallest number of points that is drawn as a line without markers."""
+BUCKETS = 150
+"""Number of buckets into which a long series is divided. Each is about two pixels of a chart wide."""
+SMOOTHED_POINTS = 200
+"""Largest number of points of a smoothed curve."""
+SMOOTHED_FROM = 40
+"""Smallest number of points for which a series is smoothed."""
+SHARE = 25
+"""The smoothing window extends 1/SHARE of the series to each side of a point."""
 PARTS = (
     "rollout",
     "log_probs",
@@ -32,6 +55,15 @@ BARS = 120
 """Largest number of bars of a figure. In a longer run each bar is the mean of several steps."""
 STEPS_TICKED_EACH = 12
 """Largest number of steps for which every step has a tick. Otherwise short runs would show ticks such as step 1.5."""
+GIB = 2.0**30
+
+Axis = Mapping[str, Any]
+FROM_ZERO: Axis = {"rangemode": "tozero"}
+COUNTS: Axis = {"rangemode": "tozero", "tickformat": ","}
+SHARES: Axis = {"rangemode": "tozero", "tickformat": ".0%"}
+LOGARITHMIC: Axis = {"type": "log", "dtick": 1}
+VERTICAL: Axis = {"automargin": True, "zeroline": False, "nticks": 6, "exponentformat": "e"}
+"""Settings of all vertical axes."""
 
 
 @dataclass(frozen=True)
@@ -53,187 +85,115 @@ class Section:
     charts: Sequence[Chart]
 
 
+@dataclass(frozen=True)
+class Curves:
+    """A chart of one or more metrics. It is drawn only if the run has one of them."""
+
+    title: str
+    note: str
+    lines: str | Mapping[str, str]
+    """Pattern of the metric; or the pattern of each label. A label or a title may refer to the pattern's group."""
+    axis: Axis = field(default_factory=dict)
+    markers: bool = False
+    unit: float = 1.0
+    """The values are divided by it."""
+    is_optional: bool = False
+    """Whether metrics that are always 0 are left out."""
+
+    def charts(self, rows: Sequence[Row], names: Sequence[str]) -> Iterator[Chart]:
+        """Yield the chart; one for each metric if the title refers to the pattern's group. `names` are all metrics."""
+        patterns = {self.title: self.lines} if isinstance(self.lines, str) else self.lines
+        found = [
+            (match.expand(label), name)
+            for label, pattern in patterns.items()
+            for name in names
+            if (match := re.fullmatch(pattern, name))
+        ]
+        drawn = [(label, name, *series(rows, name)) for label, name in found]
+        drawn = [line for line in drawn if line[2] and not (self.is_optional and not any(line[3]))]
+        for lines in [[line] for line in drawn] if r"\1" in self.title else [drawn] if drawn else []:
+            figure = blank()
+            for number, (label, name, steps, values) in enumerate(lines):
+                scaled = [value / self.unit for value in values]
+                add_curve(figure, name, steps, scaled, label, number, self.markers)
+            figure.update_layout(showlegend=len(lines) > 1)
+            figure.update_yaxes(**self.axis)
+            yield Chart(lines[0][0] if r"\1" in self.title else self.title, self.note, figure)
+
+
 def chart_sections(rows: Sequence[Row]) -> list[Section]:
     """Return all charts for the rows of `metrics.jsonl`, without empty sections."""
-    named = [
-        ("Learning", [_reward(rows), _by_domain(rows), *_validation(rows), *_given(rows)]),
-        ("Responses", [_one(rows, "Response length", "mean, tokens", "response/length_mean"), _truncated(rows)]),
-        ("Episodes", _episodes(rows)),
-        ("Policy", _policy(rows)),
-        ("Critic", _critic(rows)),
-        ("Trainer against engine", _mismatch(rows)),
-        ("Speed and memory", [_who_worked(rows), *_throughput(rows), _memory(rows)]),
-        ("Engines", _engines(rows)),
-    ]
-    found = [Section(title, [chart for chart in charts if chart is not None]) for title, charts in named]
+    names = names_like(rows, "", "")
+    found: list[Section] = []
+    for title, makers in SECTIONS.items():
+        charts = [one.charts if isinstance(one, Curves) else one for one in makers]
+        found.append(Section(title, [chart for make in charts for chart in make(rows, names)]))
     if max((row["step"] for row in rows), default=0) <= STEPS_TICKED_EACH:
         for chart in (chart for section in found for chart in section.charts):
             chart.figure.update_xaxes(dtick=1)
     return [section for section in found if section.charts]
 
 
-def _reward(rows: Sequence[Row]) -> Chart | None:
-    chart = _one(rows, "Reward", "mean over the step's responses; the band is one standard deviation", "reward/mean")
-    by_step = {row["step"]: row["reward/std"] for row in rows if row.get("reward/std") is not None}
-    if chart is None or not by_step:
-        return chart
-    band = [row for row in rows if row["step"] in by_step and row.get("reward/mean") is not None]
-    at, half = spread_indices(len(band), BARS), half_width(len(band))
-    steps = [band[index]["step"] for index in at]
-    means = smoothed([row["reward/mean"] for row in band], at, half)
-    widths = smoothed([row["reward/std"] for row in band], at, half)
-    # The lower bound forwards, then the upper bound backwards: one closed, filled outline.
-    outline_x = steps + steps[::-1]
-    low = [short(mean - width) for mean, width in zip(means, widths, strict=True)]
-    high = [short(mean + width) for mean, width in zip(means, widths, strict=True)]
-    outline_y = low + high[::-1]
-    band_style = {"fill": "toself", "fillcolor": "rgba(79,131,224,0.16)", "line": {"width": 0}, "mode": "lines"}
-    chart.figure.add_scatter(x=outline_x, y=outline_y, hoverinfo="skip", showlegend=False, **band_style)
-    return chart
+def _reward(rows: Sequence[Row], names: Sequence[str]) -> Iterator[Chart]:
+    """Yield the chart of the mean reward, with a band of one standard deviation."""
+    note = "mean over the step's responses; the band is one standard deviation"
+    for chart in Curves("Reward", note, "reward/mean").charts(rows, names):
+        band = [row for row in rows if row.get("reward/std") is not None and row.get("reward/mean") is not None]
+        at, half = spread_indices(len(band), BARS), half_width(len(band))
+        means = smoothed([row["reward/mean"] for row in band], at, half)
+        widths = smoothed([row["reward/std"] for row in band], at, half)
+        steps = [band[index]["step"] for index in at]
+        # The lower bound forwards, then the upper bound backwards: one closed, filled outline.
+        low = [short(mean - width) for mean, width in zip(means, widths, strict=True)]
+        high = [short(mean + width) for mean, width in zip(means, widths, strict=True)]
+        style = {"fill": "toself", "fillcolor": "rgba(79,131,224,0.16)", "line": {"width": 0}, "mode": "lines"}
+        if band:
+            outline = {"x": steps + steps[::-1], "y": low + high[::-1]}
+            chart.figure.add_scatter(**outline, hoverinfo="skip", showlegend=False, **style)
+        yield chart
 
 
-def _by_domain(rows: Sequence[Row]) -> Chart | None:
-    lines = {
-        name.split("/", 1)[1].removesuffix("/mean"): name
-        for name in names_like(rows, "reward/", "/mean")
-        if name != "reward/mean"
-    }
-    return _lines(rows, "Reward by domain", "mean", lines)
-
-
-def _validation(rows: Sequence[Row]) -> list[Chart | None]:
-    measured = [name for name in names_like(rows, "val/", "") if series(rows, name)[0]]
-    shares = ("/pass@", "/maj@")
-    passes = {name.removeprefix("val/"): name for name in measured if any(share in name for share in shares)}
-    charts = [_lines(rows, "Validation", "share of held-out prompts solved", passes, markers=True)]
-    rest = [name for name in measured if name.removeprefix("val/") not in passes]
-    charts += [_one(rows, name.removeprefix("val/"), "validation", name, markers=True) for name in rest]
-    return charts
-
-
-def _given(rows: Sequence[Row]) -> list[Chart | None]:
-    return [
-        _one(rows, "Loss", "cross-entropy of the responses' tokens, nats", "sft/loss"),
-        _one(rows, "Loss", "preference loss", "dpo/loss"),
-        _one(rows, "Accuracy", "share of pairs whose chosen response has the higher implicit reward", "dpo/accuracy"),
-        _one(rows, "Reward margin", "chosen minus rejected", "dpo/reward_margin"),
-        _one(rows, "Loss", "loss of the scores", "reward_model/loss"),
-        _one(rows, "Accuracy", "share of pairs whose chosen response scores higher", "reward_model/accuracy"),
-        _one(rows, "Divergence", "of the student from the teacher, nats per token", "distill/divergence"),
-    ]
-
-
-def _truncated(rows: Sequence[Row]) -> Chart | None:
-    chart = _one(rows, "Truncated responses", "share that reached the length limit", "response/truncated_fraction")
-    if chart is not None:
-        chart.figure.update_yaxes(tickformat=".0%", rangemode="tozero")
-    return chart
-
-
-def _episodes(rows: Sequence[Row]) -> list[Chart | None]:
-    stops = {
-        name.removeprefix("episode/").removesuffix("_fraction"): name
-        for name in names_like(rows, "episode/", "_fraction")
-    }
-    seen = {stop: name for stop, name in stops.items() if any(series(rows, name)[1])}
-    counted = {name.removeprefix("environment/"): name for name in names_like(rows, "environment/", "")}
-    return [
-        _one(rows, "Turns", "mean per episode", "episode/turns_mean"),
-        _lines(rows, "Ends of episodes", "share of episodes by stop reason", seen),
-        _lines(rows, "Tools", "mean per episode", {"calls": "episode/tool_calls", "errors": "episode/tool_errors"}),
-        _one(rows, "Environment", "mean seconds per episode", "episode/environment_seconds"),
-        _lines(rows, "Environment metrics", "mean over episodes", counted),
-    ]
-
-
-def _policy(rows: Sequence[Row]) -> list[Chart | None]:
-    return [
-        _one(rows, "Policy loss", "", "policy/loss"),
-        _one(rows, "KL to the reference", "nats per token", "policy/kl_ref"),
-        _one(rows, "Entropy", "nats per token", "policy/entropy"),
-        _one(rows, "Clip fraction", "share of tokens whose ratio was clipped", "policy/clip_fraction"),
-        _one(rows, "Gradient norm", "before clipping", "policy/grad_norm"),
-        _one(rows, "Learning rate", "", "policy/lr"),
-    ]
-
-
-def _critic(rows: Sequence[Row]) -> list[Chart | None]:
-    means = {"value": "critic/value_mean", "return": "critic/return_mean"}
-    return [
-        _one(rows, "Critic loss", "half the squared error", "critic/loss"),
-        _one(
-            rows,
-            "Explained variance",
-            "share of the returns' variance that the values explain",
-            "critic/explained_variance",
-        ),
-        _lines(rows, "Values and returns", "means over the response tokens", means),
-        _one(rows, "Critic's gradient norm", "before clipping", "critic/grad_norm"),
-    ]
-
-
-def _mismatch(rows: Sequence[Row]) -> list[Chart | None]:
-    lines = {
-        "|Δ log-prob|, mean": "mismatch/logprob_abs_diff_mean",
-        "KL": "mismatch/kl",
-        "KL, spanning updates": "mismatch/spanning/kl",
-    }
-    note = "nats, on the same tokens; the axis is logarithmic and shows values above 0"
-    chart = _lines(rows, "Mismatch", note, lines)
-    if chart is not None:
-        chart.figure.update_yaxes(type="log", dtick=1)
-    ages = {"mean": "staleness/mean", "min": "staleness/min", "max": "staleness/max"}
-    staleness = _lines(rows, "Staleness", "policy versions between sampling and training", ages)
-    if staleness is not None:
-        staleness.figure.update_yaxes(rangemode="tozero")
-    return [chart, staleness]
-
-
-def _who_worked(rows: Sequence[Row]) -> Chart | None:
-    """Return a chart of the seconds of each step: the upper lane shows the parts of the loop, the lower lane what the
+def _who_worked(rows: Sequence[Row], names: Sequence[str]) -> Iterator[Chart]:
+    """Yield a chart of the seconds of each step: the upper lane shows the parts of the loop, the lower lane what the
     engines did.
 
     Only sums are measured. The parts of a step are therefore stacked in the order of the loop, not by the time at which
     they began.
     """
     known = [f"time/{part}" for part in PARTS]
-    parts = known + [name for name in names_like(rows, "time/", "") if name not in known and name != "time/step"]
-    parts = [part for part in parts if any(row.get(part) for row in rows)]
+    further = [name for name in names if name.startswith("time/") and name not in (*known, "time/step")]
+    parts = [part for part in [*known, *further] if any(row.get(part) for row in rows)]
     timed = [row for row in rows if any(row.get(part) for part in parts)]
     if not timed:
-        return None
+        return
     figure, colours = blank(), iter(PALETTE[1:] * len(parts))  # the first colour is that of the engines
     for part in parts:
         waits = part == "time/rollout"
         label = WAITING if waits else part.removeprefix("time/").replace("_", " ")
-        _bars(figure, timed, label, [row.get(part) or 0.0 for row in timed], IDLE if waits else next(colours))
-    other = [max(0.0, (row.get("time/step") or 0.0) - sum(row.get(part) or 0.0 for part in parts)) for row in timed]
+        _add_bars(figure, timed, label, [row.get(part) or 0.0 for row in timed], IDLE if waits else next(colours))
+    total = [row.get("time/step") or 0.0 for row in timed]
+    sums = [sum(row.get(part) or 0.0 for part in parts) for row in timed]
+    other = [max(0.0, seconds - known) for seconds, known in zip(total, sums, strict=True)]
     if any(seconds > 0.01 for seconds in other):
-        _bars(figure, timed, "other", other, OTHER)
+        _add_bars(figure, timed, "other", other, OTHER)
     figure.update_layout(barmode="stack", bargap=0, showlegend=True, legend_traceorder="normal")
     measured = any(row.get("engine/idle_fraction") is not None for row in timed)
     if measured:
-        _add_engines(figure, timed)
+        shares = [1.0 if row.get("engine/idle_fraction") is None else row["engine/idle_fraction"] for row in timed]
+        idle = [share * seconds for share, seconds in zip(shares, total, strict=True)]
+        working = [seconds - rest for seconds, rest in zip(total, idle, strict=True)]
+        _add_bars(figure, timed, "engines generate", working, PALETTE[0], "y2")
+        _add_bars(figure, timed, "engines are idle", idle, IDLE, "y2")
+        lane = {**VERTICAL, "domain": [0, 0.48], "matches": "y", "title": {"text": "engines, s"}}
+        upper = {"domain": [0.52, 1], "title": {"text": "loop, s"}}
+        figure.update_layout(height=TALL, xaxis={"anchor": "y2"}, yaxis=upper, yaxis2=lane)
     note = "seconds of a step: the loop by part, and the engines" if measured else "seconds of a step by part"
     if len(timed) > BARS:
         note += f"; means of {round(len(timed) / BARS)} steps"
-    return Chart("Who worked when", note, figure, tall=measured)
+    yield Chart("Who worked when", note, figure, tall=measured)
 
 
-def _add_engines(figure: go.Figure, timed: Sequence[Row]) -> None:
-    """Add a second lane with the seconds in which the engines generated or were idle."""
-    shares = [1.0 if row.get("engine/idle_fraction") is None else row["engine/idle_fraction"] for row in timed]
-    idle = [share * (row.get("time/step") or 0.0) for share, row in zip(shares, timed, strict=True)]
-    working = [(row.get("time/step") or 0.0) - seconds for seconds, row in zip(idle, timed, strict=True)]
-    _bars(figure, timed, "engines generate", working, PALETTE[0], "y2")
-    _bars(figure, timed, "engines are idle", idle, IDLE, "y2")
-    lane = {**VERTICAL, "domain": [0, 0.48], "matches": "y", "title": {"text": "engines, s"}}
-    figure.update_layout(
-        height=TALL, xaxis={"anchor": "y2"}, yaxis={"domain": [0.52, 1], "title": {"text": "loop, s"}}, yaxis2=lane
-    )
-
-
-def _bars(
+def _add_bars(
     figure: go.Figure, rows: Sequence[Row], name: str, seconds: list[float], colour: str, axis: str = "y"
 ) -> None:
     steps, widths, means = bucket_means([row["step"] for row in rows], seconds, BARS)
@@ -241,86 +201,222 @@ def _bars(
     figure.add_bar(x=steps, y=[short(mean) for mean in means], width=widths, **style)
 
 
-def _engines(rows: Sequence[Row]) -> list[Chart | None]:
-    tokens = {
-        "sampled": "engine/generated_tokens",
-        "prefilled": "engine/prefilled_tokens",
-        "discarded": "sampling/dropped_tokens",
-    }
-    cache = _one(rows, "KV cache", "largest share in use, of any engine", "engine/kv_cache_use")
-    if cache is not None:
-        cache.figure.update_yaxes(tickformat=".0%", rangemode="tozero")
-    requests = {"running": "engine/running", "waiting for room": "engine/waiting"}
-    charts = [
-        _lines(rows, "Requests", "mean numbers of running and waiting requests of an engine", requests),
-        _lines(rows, "Tokens of a step", "all engines", tokens),
-        _one(
-            _where_any(rows, "engine/preemptions"),
-            "Preemptions",
-            "requests that lost their KV cache",
-            "engine/preemptions",
+SHARE_OF_PROMPTS = "share of held-out prompts solved"
+SECTIONS: Mapping[str, Sequence[Curves | Callable[[Sequence[Row], Sequence[str]], Iterator[Chart]]]] = {
+    "Learning": [
+        _reward,
+        Curves("Reward by domain", "mean", {r"\1": "reward/(.+)/mean"}),
+        Curves("Validation", SHARE_OF_PROMPTS, {r"\1": "val/(.+/(?:pass|maj)@.+)"}, markers=True),
+        Curves(r"\1", "validation", "val/((?!.*/(?:pass|maj)@).+)", markers=True),
+        Curves("Loss", "cross-entropy of the responses' tokens, nats", "sft/loss"),
+        Curves("Loss", "preference loss", "dpo/loss"),
+        Curves("Accuracy", "share of pairs whose chosen response has the higher implicit reward", "dpo/accuracy"),
+        Curves("Reward margin", "chosen minus rejected", "dpo/reward_margin"),
+        Curves("Loss", "loss of the scores", "reward_model/loss"),
+        Curves("Accuracy", "share of pairs whose chosen response scores higher", "reward_model/accuracy"),
+        Curves("Divergence", "of the student from the teacher, nats per token", "distill/divergence"),
+    ],
+    "Responses": [
+        Curves("Response length", "mean, tokens", "response/length_mean"),
+        Curves("Truncated responses", "share that reached the length limit", "response/truncated_fraction", SHARES),
+    ],
+    "Episodes": [
+        Curves("Turns", "mean per episode", "episode/turns_mean"),
+        Curves(
+            "Ends of episodes", "share of episodes by stop reason", {r"\1": "episode/(.+)_fraction"}, is_optional=True
         ),
-        _one(
-            _where_any(rows, "engine/tokens_in_flight"),
+        Curves("Tools", "mean per episode", {"calls": "episode/tool_calls", "errors": "episode/tool_errors"}),
+        Curves("Environment", "mean seconds per episode", "episode/environment_seconds"),
+        Curves("Environment metrics", "mean over episodes", {r"\1": "environment/(.+)"}),
+    ],
+    "Policy": [
+        Curves("Policy loss", "", "policy/loss"),
+        Curves("KL to the reference", "nats per token", "policy/kl_ref"),
+        Curves("Entropy", "nats per token", "policy/entropy"),
+        Curves("Clip fraction", "share of tokens whose ratio was clipped", "policy/clip_fraction"),
+        Curves("Gradient norm", "before clipping", "policy/grad_norm"),
+        Curves("Learning rate", "", "policy/lr"),
+    ],
+    "Critic": [
+        Curves("Critic loss", "half the squared error", "critic/loss"),
+        Curves(
+            "Explained variance",
+            "share of the returns' variance that the values explain",
+            "critic/explained_variance",
+        ),
+        Curves(
+            "Values and returns",
+            "means over the response tokens",
+            {"value": "critic/value_mean", "return": "critic/return_mean"},
+        ),
+        Curves("Critic's gradient norm", "before clipping", "critic/grad_norm"),
+    ],
+    "Trainer against engine": [
+        Curves(
+            "Mismatch",
+            "nats, on the same tokens; the axis is logarithmic and shows values above 0",
+            {
+                "|Δ log-prob|, mean": "mismatch/logprob_abs_diff_mean",
+                "KL": "mismatch/kl",
+                "KL, spanning updates": "mismatch/spanning/kl",
+            },
+            LOGARITHMIC,
+        ),
+        Curves(
+            "Staleness",
+            "policy versions between sampling and training",
+            {"mean": "staleness/mean", "min": "staleness/min", "max": "staleness/max"},
+            FROM_ZERO,
+        ),
+    ],
+    "Speed and memory": [
+        _who_worked,
+        Curves("Tokens per second", "prompts and responses, all devices", "throughput/tokens_per_second", COUNTS),
+        Curves("Tokens per second and device", "", "throughput/tokens_per_second_per_device", COUNTS),
+        Curves("MFU", "share of the GPUs' dense bf16 peak that updates reach", "throughput/mfu", SHARES),
+        Curves("Peak memory", "GiB by role", {r"\1": "memory/(.+)/peak_bytes"}, FROM_ZERO, unit=GIB),
+    ],
+    "Engines": [
+        Curves("KV cache", "largest share in use, of any engine", "engine/kv_cache_use", SHARES),
+        Curves(
+            "Requests",
+            "mean numbers of running and waiting requests of an engine",
+            {"running": "engine/running", "waiting for room": "engine/waiting"},
+            COUNTS,
+        ),
+        Curves(
+            "Tokens of a step",
+            "all engines",
+            {
+                "sampled": "engine/generated_tokens",
+                "prefilled": "engine/prefilled_tokens",
+                "discarded": "sampling/dropped_tokens",
+            },
+            COUNTS,
+        ),
+        Curves("Preemptions", "requests that lost their KV cache", "engine/preemptions", COUNTS, is_optional=True),
+        Curves(
             "Tokens in flight",
             "at the end of the step, all engines",
             "engine/tokens_in_flight",
+            COUNTS,
+            is_optional=True,
         ),
-    ]
-    for chart in charts:
-        if chart is not None:
-            chart.figure.update_yaxes(rangemode="tozero", tickformat=",")
-    return [cache, *charts]
+    ],
+}
+"""The charts of a report, by the title of their section."""
 
 
-def _where_any(rows: Sequence[Row], name: str) -> Sequence[Row]:
-    """Return the rows if the metric is ever not 0, or else none.
+def blank() -> go.Figure:
+    """Return an empty figure whose horizontal axis is the step."""
+    figure = go.Figure()
+    figure.update_layout(
+        template={},
+        height=240,
+        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+        hovermode="x unified",
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        xaxis={
+            "automargin": True,
+            "showgrid": False,
+            "zeroline": False,
+            "title": {"text": "step", "standoff": 6, "font": {"size": 12}},
+        },
+        yaxis=VERTICAL,
+    )
+    return figure
 
-    Synchronous training has no tokens in flight, and most runs have no preemptions.
+
+def add_curve(
+    figure: go.Figure,
+    name: str,
+    steps: Sequence[int],
+    values: Sequence[float],
+    label: str,
+    number: int,
+    markers: bool = False,
+    buckets: int = BUCKETS,
+) -> None:
+    """Add the curve of the metric `name` to a figure. A long series becomes a smoothed curve in front of its faint
+    unsmoothed values.
+
+    Args:
+        number: index of the line in its figure, from 0; determines colour and dash style.
+        markers: whether points are drawn with markers and are not smoothed, for sparse measurements.
+        buckets: number of buckets of the unsmoothed values.
     """
-    return rows if any(row.get(name) for row in rows) else ()
+    half = 0 if markers or name in EXACT or min(values) == max(values) else half_width(len(values))
+    colour, dash = PALETTE[number % len(PALETTE)], DASHES[number // len(PALETTE) % len(DASHES)]
+    raw = extremes(values, buckets)
+    raw_x, raw_y = [steps[index] for index in raw], [short(values[index]) for index in raw]
+    line = {"color": colour, "width": 2, "dash": dash}
+    if not half:
+        mode = "lines+markers" if markers or len(raw) < SHORTEST_LINE else "lines"
+        figure.add_scatter(x=raw_x, y=raw_y, name=label, mode=mode, line=line, marker={"size": 6})
+        return
+    faint = {"opacity": FAINT, "line": {"color": colour, "width": 1}, "hoverinfo": "skip", "showlegend": False}
+    figure.add_scatter(x=raw_x, y=raw_y, name=f"{label}, raw", mode="lines", legendgroup=label, **faint)
+    at = spread_indices(len(values), min(SMOOTHED_POINTS, 2 * buckets))
+    means = [short(value) for value in smoothed(values, at, half)]
+    x = [steps[index] for index in at]
+    figure.add_scatter(x=x, y=means, name=label, line=line, mode="lines", legendgroup=label)
 
 
-def _throughput(rows: Sequence[Row]) -> list[Chart | None]:
-    charts = [
-        _one(rows, "Tokens per second", "prompts and responses, all devices", "throughput/tokens_per_second"),
-        _one(rows, "Tokens per second and device", "", "throughput/tokens_per_second_per_device"),
-    ]
-    for chart in charts:
-        if chart is not None:
-            chart.figure.update_yaxes(rangemode="tozero", tickformat=",")
-    mfu = _one(rows, "MFU", "share of the GPUs' dense bf16 peak that updates reach", "throughput/mfu")
-    if mfu is not None:
-        mfu.figure.update_yaxes(rangemode="tozero", tickformat=".0%")
-    return [*charts, mfu]
+def extremes(values: Sequence[float], buckets: int = BUCKETS) -> list[int]:
+    """Return the indices of at most 2 * buckets + 2 points that show the range of a series, in order.
 
-
-def _memory(rows: Sequence[Row]) -> Chart | None:
-    lines = {name.split("/")[1]: name for name in names_like(rows, "memory/", "/peak_bytes")}
-    gib = [
-        {"step": row["step"], **{name: row[name] / 2**30 for name in lines.values() if row.get(name) is not None}}
-        for row in rows
-    ]
-    chart = _lines(gib, "Peak memory", "GiB by role", lines)
-    if chart is not None:
-        chart.figure.update_yaxes(rangemode="tozero")
-    return chart
-
-
-def _one(rows: Sequence[Row], title: str, note: str, name: str, markers: bool = False) -> Chart | None:
-    return _lines(rows, title, note, {title: name}, markers)
-
-
-def _lines(rows: Sequence[Row], title: str, note: str, lines: dict[str, str], markers: bool = False) -> Chart | None:
-    """Return a chart with a line for each metric that the run has; None if it has none of them. `lines` maps labels to
-    metrics.
+    They are the first and the last point, and the minimum and the maximum of each bucket of consecutive points. A
+    series of at most that many points is not reduced.
     """
-    drawn = [(label, *series(rows, name)) for label, name in lines.items()]
-    drawn = [(label, steps, values) for label, steps, values in drawn if steps]
-    if not drawn:
-        return None
-    figure = blank()
-    for number, (label, steps, values) in enumerate(drawn):
-        add_curve(figure, lines[label], steps, values, Style(label, number, markers))
-    figure.update_layout(showlegend=len(drawn) > 1)
-    return Chart(title, note, figure)
+    if len(values) <= 2 * buckets + 2:
+        return list(range(len(values)))
+    edges = np.linspace(0, len(values), buckets + 1).astype(int)
+    series = np.asarray(values, dtype=float)
+    found = {0, len(values) - 1}
+    for start, end in zip(edges[:-1], edges[1:], strict=True):
+        bucket = series[start:end]
+        found |= {int(start + bucket.argmin()), int(start + bucket.argmax())}
+    return sorted(found)
+
+
+def spread_indices(count: int, most: int) -> list[int]:
+    """Return the indices of at most `most` of `count` points, evenly spread and in order, including the first and the
+    last.
+    """
+    if count <= most:
+        return list(range(count))
+    return sorted({int(index) for index in np.linspace(0, count - 1, most).round()})
+
+
+def smoothed(values: Sequence[float], at: Sequence[int], half: int) -> list[float]:
+    """Return, for each index in `at`, the mean of the values at most `half` places away. Windows are shorter at the
+    ends.
+    """
+    series = np.asarray(values, dtype=float)
+    return [float(series[max(0, index - half) : index + half + 1].mean()) for index in at]
+
+
+def half_width(count: int) -> int:
+    """Return the half width of the smoothing window for a series of `count` points; 0 if the series is too short to
+    smooth.
+    """
+    return count // SHARE if count >= SMOOTHED_FROM else 0
+
+
+def short(value: float) -> float:
+    """Round to six significant digits, more than a screen shows."""
+    return float(f"{value:.6g}")
+
+
+def bucket_means(
+    steps: Sequence[int], values: Sequence[float], most: int
+) -> tuple[list[float], list[int], list[float]]:
+    """Return at most `most` bars for a series: their centres and widths in steps, and the mean value of each."""
+    if len(values) <= most:
+        return [float(step) for step in steps], [1] * len(steps), list(values)
+    edges = np.linspace(0, len(values), most + 1).astype(int).tolist()
+    pairs = list(zip(edges[:-1], edges[1:], strict=True))
+    series = np.asarray(values, dtype=float)
+    centres = [(steps[start] + steps[end - 1]) / 2 for start, end in pairs]
+    widths = [steps[end - 1] - steps[start] + 1 for start, end in pairs]
+    return centres, widths, [float(series[start:end].mean()) for start, end in pairs]

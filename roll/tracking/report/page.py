@@ -3,100 +3,95 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from roll.tracking.report.charts import Chart
-from roll.tracking.report.records import number_text
+from roll.tracking.report.charts import Section
 
 PARTS = Path(__file__).parent / "parts"
-"""Templates, styles and scripts."""
-NAMED_LINES = 6
-"""Largest number of lines that a chart's description names."""
+"""The template, the style sheet and the script."""
 
 
 @dataclass(frozen=True)
-class PageChart:
-    """A chart, with the id of the HTML element that it is drawn into."""
-
-    id: str
-    chart: Chart
-
-    @property
-    def description(self) -> str:
-        """Return a description for screen readers: the start and the end of the first lines, and the names of the
-        bars.
-        """
-        lines = [
-            trace for trace in self.chart.figure.data if isinstance(trace, go.Scatter) and trace.hoverinfo != "skip"
-        ]
-        spans = [_span(line) for line in lines[:NAMED_LINES]]
-        more = [f"{len(lines) - NAMED_LINES} more lines"] if len(lines) > NAMED_LINES else []
-        bars = [str(trace.name) for trace in self.chart.figure.data if isinstance(trace, go.Bar)]
-        stacks = [f"bars of {', '.join(bars)}"] if bars else []
-        return f"Chart: {self.chart.title}. " + "; ".join([*spans, *more, *stacks])
-
-
-@dataclass(frozen=True)
-class PageSection:
-    """Charts under one heading."""
+class PageTable:
+    """A table with a heading. The first column names the rows."""
 
     title: str
-    charts: Sequence[PageChart]
+    columns: Sequence[str]
+    """Names of the columns; empty for a table without a head."""
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    is_numeric: bool = True
+    """Whether the columns after the first are numbers."""
+    is_folded: bool = False
+    """Whether the page shows the rows only on demand."""
 
-    @property
-    def id(self) -> str:
-        return anchor(self.title)
+
+@dataclass(frozen=True)
+class Page:
+    """The contents of a page, from top to bottom."""
+
+    title: str
+    subtitle: str
+    alerts: Sequence[Sequence[str]] = ()
+    """Paragraphs of each alert."""
+    tiles: Sequence[Mapping[str, str]] = ()
+    """`label`, `value` and `note` of each main result."""
+    tables: Sequence[PageTable] = ()
+    """Tables before the charts."""
+    sections: Sequence[Section] = ()
+    sample_counts: Sequence[str] = ()
+    """Lines with the number of responses; empty for a page without samples."""
+    sample_groups: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    """Records for the script, one for each prompt."""
+    appendix: Sequence[PageTable] = ()
+    """Tables after the charts and the samples."""
+    config: str = ""
+    remarks: Sequence[str] = ()
 
 
-def render(template: str, page: Mapping[str, Any], sections: Sequence[PageSection], scripts: Sequence[str]) -> str:
-    """Return the HTML of a page.
-
-    Args:
-        template: name of a template in `parts/`.
-        page: variables of the template.
-        sections: the charts. Scripts find their figures, and the samples if there are any, as JSON in elements of the
-            page.
-        scripts: names of scripts in `parts/`.
-    """
+def render(page: Page) -> str:
+    """Return the HTML of a page. The script finds the figures and the samples as JSON in elements of the page."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(PARTS), trim_blocks=True
     )
-    environment.filters["anchor"] = anchor
+    environment.filters["anchor"] = lambda title: title.lower().replace(" ", "-")
     figures = {
-        chart.id: json.loads(chart.chart.figure.to_json() or "") for section in sections for chart in section.charts
+        f"chart-{i}-{j}": json.loads(chart.figure.to_json() or "")
+        for i, section in enumerate(page.sections)
+        for j, chart in enumerate(section.charts)
     }
-    return environment.get_template(template).render(
-        **page,
-        sections=sections,
-        style=_part("page.css"),
-        figures=in_script(figures),
-        groups=in_script((page.get("samples") or {}).get("groups", [])),
+    return environment.get_template("page.html.jinja").render(
+        page=page,
+        style=(PARTS / "page.css").read_text(encoding="utf-8"),
+        script=(PARTS / "page.js").read_text(encoding="utf-8"),
         plotly=get_plotlyjs(),
-        scripts=[_part(name) for name in scripts],
+        figures=_in_script(figures),
+        groups=_in_script(page.sample_groups),
     )
 
 
-def in_script(value: object) -> str:
+def write_page(path: Path, page: Page) -> Path:
+    """Write a page atomically and return its path.
+
+    Raises:
+        OSError: the page cannot be written. A previous page stays in place.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(render(page), encoding="utf-8", errors="backslashreplace")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def _in_script(value: object) -> str:
     """Return the JSON text of a value, with `<` escaped so that no text can end the script element."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def anchor(title: str) -> str:
-    """Return the id of the heading with this title."""
-    return title.lower().replace(" ", "-")
-
-
-def _part(name: str) -> str:
-    return (PARTS / name).read_text(encoding="utf-8")
-
-
-def _span(line: go.Scatter) -> str:
-    x, y = list(line.x or ()), list(line.y or ())
-    return f"{line.name}: {number_text(y[0])} at step {x[0]:g}, {number_text(y[-1])} at step {x[-1]:g}"

@@ -1,11 +1,15 @@
-"""Reads the records in a run folder."""
+"""Reads the records in a run folder, and knows the better direction of metrics.
+
+Most metrics have none: a low entropy, for example, is neither good nor bad in itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -17,6 +21,14 @@ from roll.tracking.start import RunStart, read_starts
 
 Row = dict[str, Any]
 """A row of `metrics.jsonl`."""
+Direction = Literal["higher", "lower"]
+HIGHER = re.compile(
+    r"reward/([^/]+/)?mean|reward/scored_fraction|val/.+/((pass|maj|avg)@\w+|accuracy|reward_margin|margin)"
+    r"|(dpo|reward_model)/(accuracy|reward_margin|margin)|critic/explained_variance|throughput/.+"
+)
+LOWER = re.compile(
+    r"(sft|dpo|reward_model|distill)/loss|distill/divergence|val/.+/(loss|perplexity|divergence)|time/step"
+)
 FINISHED_A_STEP = "give the run folder (`output_dir`) of a run that finished at least one step"
 
 
@@ -117,3 +129,21 @@ def number_text(value: float) -> str:
     if value == 0 or 0.001 <= abs(value) < 1000:
         return f"{value:.3f}".rstrip("0").rstrip(".")
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.2e}"
+
+
+def direction(name: str) -> Direction | None:
+    """Return the better direction of a metric; None if it has none.
+
+    The policy loss has none, because it does not measure the quality of the policy.
+    """
+    if HIGHER.fullmatch(name):
+        return "higher"
+    return "lower" if LOWER.fullmatch(name) else None
+
+
+def best_of(name: str) -> Callable[[Iterable[float]], float] | None:
+    """Return the function that picks the best of a metric's values, `max` or `min`; None if the metric has no better
+    direction.
+    """
+    ways: dict[Direction | None, Callable[[Iterable[float]], float] | None] = {"higher": max, "lower": min, None: None}
+    return ways[direction(name)]

@@ -1,23 +1,64 @@
-"""Writes the report of a run: one page with its results, its charts, its samples, and how it was started."""
+"""Writes the report of a run: one page with its results, its charts, its samples, and how it was started.
+
+A page shows those of the recorded responses that fit onto it, spread evenly over the steps.
+"""
 
 from __future__ import annotations
 
-import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from roll.tracking.base import LOSSES
 from roll.tracking.console import duration, headline_metrics
 from roll.tracking.ending import RunEnd
+from roll.tracking.jsonl import SAMPLES_FILE, VALIDATION_SAMPLES_FILE, places, read_places
 from roll.tracking.notices import by_topic
-from roll.tracking.report.charts import Section, chart_sections
-from roll.tracking.report.directions import best_of
-from roll.tracking.report.page import PageChart, PageSection, render
-from roll.tracking.report.records import Row, RunRecord, names_like, number_text, read_records, series
-from roll.tracking.report.samples import PageSamples, page_samples
+from roll.tracking.report.charts import chart_sections
+from roll.tracking.report.page import Page, PageTable, write_page
+from roll.tracking.report.records import Row, RunRecord, best_of, names_like, number_text, read_records, series
 from roll.tracking.start import RunStart
+
+BUDGET = 2_000_000
+"""Largest number of characters of prompts and responses that a page takes from each file."""
+LONGEST = 12_000
+"""Largest number of characters of one text. Only the beginning and the end of a longer text are shown."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Facts about one line of a file, which is one group."""
+
+    begin: int
+    """Byte offset of the line."""
+    step: int
+    characters: int
+    """Number of characters that the group takes on the page."""
+    responses: int
+    """Number of responses of the group."""
+    set: str = ""
+    """Name of the held-out set; empty for training."""
+    responses_of_step: int | None = None
+    """Number of responses in the whole step and set; None in files of earlier versions."""
+
+
+@dataclass(frozen=True)
+class PageSamples:
+    """The part of a file that goes onto a page."""
+
+    groups: Sequence[Mapping[str, Any]]
+    """Records for the page's script, one for each prompt."""
+    shown: int
+    """Number of responses in `groups`."""
+    kept: int
+    """Number of responses in the file."""
+    sampled: int | None
+    """Number of responses that the run sampled in the steps of the file; None if the file does not contain this number.
+    """
+    unreadable: int
+    """Number of unreadable lines of the file."""
 
 
 def write_report(run_dir: Path) -> Path:
@@ -28,58 +69,48 @@ def write_report(run_dir: Path) -> Path:
         OSError: the page cannot be written.
     """
     run = read_records(run_dir)
-    return write_page(run_dir / "report.html", _page(run, *page_samples(run_dir)))
+    return write_page(run_dir / "report.html", report_page(run, *page_samples(run_dir)))
 
 
-def write_page(path: Path, html: str) -> Path:
-    """Write a page atomically and return its path.
-
-    Raises:
-        OSError: the page cannot be written. A previous page stays in place.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(html, encoding="utf-8", errors="backslashreplace")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path
-
-
-def _page(run: RunRecord, training: PageSamples, validation: PageSamples) -> str:
-    rows = run.rows
-    unreadable = run.unreadable + training.unreadable + validation.unreadable
+def report_page(run: RunRecord, training: PageSamples, validation: PageSamples) -> Page:
+    """Return the page of a run."""
+    rows, unreadable = run.rows, run.unreadable + training.unreadable + validation.unreadable
+    model = str(run.keys.get("pretrain") or "")
+    steps = run.end.last_step if run.end and run.end.last_step else run.keys.get("max_steps")
+    names = [name for name in names_like(rows, "", "") if name != "step" and series(rows, name)[0]]
+    metrics = [_metric_row(rows, name) for name in names]
+    held_out = [
+        [name.removeprefix("val/"), row["first"], row["last"], row["best"], row["best_step"]]
+        for name, row in zip(names, metrics, strict=True)
+        if name.startswith("val/")
+    ]
+    all_metrics = [
+        [name, *(row[column] for column in ("first", "last", "least", "most", "best"))]
+        for name, row in zip(names, metrics, strict=True)
+    ]
     remark = (
         f"{unreadable} line(s) of the records could not be read and were left out: a process was killed while it was "
         f"writing."
     )
-    model = str(run.keys.get("pretrain") or "")
-    steps = run.end.last_step if run.end and run.end.last_step else run.keys.get("max_steps")
-    names = [name for name in names_like(rows, "", "") if name != "step" and series(rows, name)[0]]
-    page: dict[str, Any] = {
-        "title": run.name,
-        "subtitle": " · ".join([*([model] if model else []), f"{run.last_step} steps"]),
-        "ending": _ending(run.end, run.last_step),
-        "notices": by_topic(run.notices),
-        "tiles": _tiles(run, steps),
-        "validation": [
-            _metric_row(rows, name) | {"name": name.removeprefix("val/")} for name in names if name.startswith("val/")
+    started = provenance(run.starts)
+    kinds = [(kind, samples) for kind, samples in (("training", training), ("validation", validation)) if samples.kept]
+    columns = ("Metric", "First", "Last", "Minimum", "Maximum", "Best")
+    return Page(
+        title=run.name,
+        subtitle=" · ".join([*([model] if model else []), f"{run.last_step} steps"]),
+        alerts=[lines for lines in (_ending(run.end, run.last_step), by_topic(run.notices)) if lines],
+        tiles=_tiles(run, steps),
+        tables=[PageTable("Validation", ("Measure", "First", "Last", "Best", "at step"), held_out)] if held_out else [],
+        sections=chart_sections(rows),
+        sample_counts=[_count(kind, samples) for kind, samples in kinds],
+        sample_groups=[group for _, samples in kinds for group in samples.groups],
+        appendix=[
+            *([PageTable("How it was run", (), started, is_numeric=False)] if started else []),
+            PageTable("All metrics", columns, all_metrics, is_folded=True),
         ],
-        "provenance": provenance(run.starts),
-        "samples": samples_block(training, validation),
-        "config": run.config,
-        "metrics": [_metric_row(rows, name) for name in names],
-        "remarks": [remark] if unreadable else [],
-    }
-    return render("report.html.jinja", page, page_sections(chart_sections(rows)), ["charts.js", "samples.js"])
-
-
-def page_sections(found: Sequence[Section]) -> list[PageSection]:
-    """Return the sections with an element id for each chart."""
-    return [
-        PageSection(section.title, [PageChart(f"chart-{i}-{j}", chart) for j, chart in enumerate(section.charts)])
-        for i, section in enumerate(found)
-    ]
+        config=run.config,
+        remarks=[remark] if unreadable else [],
+    )
 
 
 def _ending(end: RunEnd | None, step: int) -> list[str]:
@@ -121,9 +152,7 @@ def _metric_row(rows: Sequence[Row], name: str) -> dict[str, str]:
     """
     steps, values = series(rows, name)
     numbers = {"first": values[0], "last": values[-1], "least": min(values), "most": max(values)}
-    row = {"name": name, "best": "", "best_step": ""} | {
-        column: number_text(value) for column, value in numbers.items()
-    }
+    row = {"best": "", "best_step": ""} | {column: number_text(value) for column, value in numbers.items()}
     if best := best_of(name):
         row |= {"best": number_text(best(values)), "best_step": str(steps[values.index(best(values))])}
     return row
@@ -148,21 +177,158 @@ def provenance(starts: Sequence[RunStart]) -> list[tuple[str, str]]:
     ]
 
 
-def samples_block(training: PageSamples, validation: PageSamples) -> dict[str, Any] | None:
-    """Return the groups for the page's script, and lines with the number of responses; None if no samples were
-    recorded.
-    """
-    if not training.kept and not validation.kept:
-        return None
-    counts = [
-        _count(kind, samples) for kind, samples in (("training", training), ("validation", validation)) if samples.kept
-    ]
-    return {"groups": [*training.groups, *validation.groups], "counts": counts}
-
-
 def _count(kind: str, samples: PageSamples) -> str:
     of = f" of {samples.sampled:,} sampled responses" if samples.sampled is not None else " responses"
     shown = "all are on this page"
     if samples.shown < samples.kept:
         shown = f"{samples.shown:,} of them, spread over the steps, are on this page"
     return f"{kind.capitalize()}: {samples.kept:,}{of} were recorded; {shown}."
+
+
+def page_samples(folder: Path) -> tuple[PageSamples, PageSamples]:
+    """Return the samples of training and of validation."""
+    return _read(folder / SAMPLES_FILE), _read(folder / VALIDATION_SAMPLES_FILE)
+
+
+def _read(path: Path, budget: int = BUDGET) -> PageSamples:
+    lines: list[Kept] = []
+    unreadable = 0
+    for begin, record in places(path) if path.is_file() else ():
+        if record is None:
+            unreadable += 1
+        else:
+            lines.append(_kept(begin, record))
+    chosen = choose_samples(lines, budget)
+    records = read_places(path, [line.begin for line in chosen]) if chosen else []
+    return PageSamples(
+        groups=[page_group(record) for record in records],
+        shown=sum(line.responses for line in chosen),
+        kept=sum(line.responses for line in lines),
+        sampled=count_sampled(lines),
+        unreadable=unreadable,
+    )
+
+
+def _kept(begin: int, record: Row) -> Kept:
+    group = page_group(record)
+    texts = [group["prompt"], *(response["text"] for response in group["responses"])]
+    texts += [turn["text"] for response in group["responses"] for turn in response["turns"]]
+    characters = sum(map(len, texts))
+    return Kept(
+        begin,
+        record["step"],
+        characters,
+        len(record["responses"]),
+        record.get("set", ""),
+        record.get("responses_of_step"),
+    )
+
+
+def count_sampled(lines: Iterable[Kept]) -> int | None:
+    """Return the number of responses sampled in all steps and sets of the lines; None if it is unknown for one of
+    them.
+    """
+    of_step = {(line.step, line.set): line.responses_of_step for line in lines}
+    counts = [count for count in of_step.values() if count is not None]
+    return sum(counts) if len(counts) == len(of_step) else None
+
+
+def choose_samples(lines: Sequence[Kept], budget: int) -> list[Kept]:
+    """Return the lines for a page, in the order of the file. All lines of a step are chosen, or none.
+
+    Steps are chosen in the order of `halving` until the next one does not fit: the first and the last step, then steps
+    between them. If even the first step does not fit, only its first line is chosen.
+
+    Args:
+        budget: largest number of characters.
+    """
+    by_step: dict[int, list[Kept]] = {}
+    for line in lines:
+        by_step.setdefault(line.step, []).append(line)
+    steps = sorted(by_step)
+    chosen: list[Kept] = []
+    for place in halving(len(steps)):
+        of_step = by_step[steps[place]]
+        needed = sum(line.characters for line in of_step)
+        if needed > budget:
+            chosen = chosen or of_step[:1]
+            break
+        chosen += of_step
+        budget -= needed
+    return sorted(chosen, key=lambda line: line.begin)
+
+
+def halving(count: int) -> Iterator[int]:
+    """Yield 0 to count - 1: the two ends, then the middle, then the middles of the halves, and so on.
+
+    The values yielded so far are always spread about evenly.
+    """
+    if count:
+        yield 0
+    if count > 1:
+        yield count - 1
+    gaps = [(0, count - 1)]
+    while gaps:
+        halves: list[tuple[int, int]] = []
+        for low, high in gaps:
+            if high - low > 1:
+                middle = (low + high) // 2
+                yield middle
+                halves += [(low, middle), (middle, high)]
+        gaps = halves
+
+
+def page_group(record: Row) -> dict[str, Any]:
+    """Return the record of a group for the page's script."""
+    return {
+        "set": record.get("set", ""),
+        "step": record["step"],
+        "domain": record["domain"],
+        "id": record["prompt_id"],
+        "prompt": shortened(record["prompt"]),
+        "tokens": record["prompt_length"],
+        "answer": record.get("ground_truth"),
+        "responses": [_response(response) for response in record["responses"]],
+    }
+
+
+def _response(response: Mapping[str, Any]) -> dict[str, Any]:
+    turns = _turns(response.get("trajectories", []))
+    parts = [f"{name} {number_text(value)}" for name, value in response["parts"].items() if value is not None]
+    return {
+        "reward": response["reward"],
+        "tokens": response["length"],
+        "flags": _flags(response),
+        "text": "" if turns else shortened(response["text"]),
+        "turns": turns,
+        "note": " · ".join([*parts, *([response["note"]] if response["note"] else [])]),
+    }
+
+
+def _flags(response: Mapping[str, Any]) -> list[str]:
+    flags = [response["outcome"].replace("_", " ")] if response["outcome"] != "scored" else []
+    known = {"stop": [], "length": ["truncated"], "abort": ["aborted"]}
+    return flags + known.get(response["finish_reason"], [response["finish_reason"].replace("_", " ")])
+
+
+def _turns(trajectories: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return the segments of an episode, except the first, which is the prompt."""
+    turns = []
+    for count, trajectory in enumerate(trajectories, 1):
+        for segment in trajectory["segments"]:
+            caption = [f"trajectory {count}"] * (len(trajectories) > 1) + [segment["role"]]
+            caption += [f"{segment['length']} tokens"]
+            caption += [f"calls {', '.join(call['name'] for call in segment['calls'])}"] if segment.get("calls") else []
+            caption += [f"reward {number_text(segment['reward'])}"] if segment.get("reward") is not None else []
+            turns.append({"role": segment["role"], "caption": " · ".join(caption), "text": shortened(segment["text"])})
+    return turns[1:]
+
+
+def shortened(text: str) -> str:
+    """Return the text, or if it is longer than `LONGEST` its beginning and end with the number of omitted
+    characters.
+    """
+    if len(text) <= LONGEST:
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters …]\n{text[-half:]}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.pages import Look, steps_of
 from benchmarks.pages_runs import write_run
-from roll.tracking.report.samples import page_samples
+from roll.tracking.report.write import page_samples
 
 
 def test_minor_axe_faults_are_reported_without_failing() -> None:

@@ -14,11 +14,22 @@ import yaml
 
 from roll.compare import main
 from roll.errors import DataError
-from roll.tracking.compare.comparison import ABSENT, ONLY_HERE, PRESENT, compare, differing, flat_json, same_keys
-from roll.tracking.compare.runs import find_runs, labels
-from roll.tracking.compare.text import comparison_text, wrapped
-from roll.tracking.compare.write import clocks, compare_runs, comparison_page
+from roll.tracking.compare import (
+    ABSENT,
+    ONLY_HERE,
+    PRESENT,
+    compare,
+    compare_runs,
+    comparison_page,
+    comparison_text,
+    differing,
+    find_runs,
+    flat_json,
+    labels,
+    same_keys,
+)
 from roll.tracking.jsonl import JsonlTracker
+from roll.tracking.report.page import render
 from roll.tracking.report.records import read_records
 from tests import limits
 
@@ -146,10 +157,8 @@ def test_different_pipelines_compare_by_common_keys(write: Write) -> None:
     found = compare_runs(folders)
     assert found.keys == {"pipeline": ["sft", "rlvr"], "seed": ["1", "2"]} and found.same_keys == 1, "pretrain"
     assert "2 of 3 common configuration keys differ" in comparison_text(found, 80)
-    assert "Keys that only some of these runs have are left out" in comparison_page(found)
-    assert "are left out" not in comparison_page(
-        compare_runs(folders[:1] + [write("longer", pipeline="sft", max_steps=9)])
-    )
+    same = compare_runs(folders[:1] + [write("longer", pipeline="sft", max_steps=9)])
+    assert "common" not in comparison_text(same, 80)
 
 
 @pytest.mark.parametrize("key", ["pipeline", "preference_loss", "divergence"])
@@ -166,7 +175,7 @@ def test_differently_computed_losses_have_no_best(key: str, tmp_path: Path) -> N
     assert marks["dpo/loss"] == [True, False, True], "the runs with this loss have the same value of the key"
     found = compare_runs([tmp_path])
     assert f"val/x/loss is not comparable because {key} differs" in re.sub(r"\s+", " ", comparison_text(found, 80))
-    assert f"not comparable: {key} differs" in comparison_page(found)
+    assert f"not comparable: {key} differs" in render(comparison_page(found))
 
 
 def test_results_come_before_the_keys_that_differ(write: Write) -> None:
@@ -174,26 +183,13 @@ def test_results_come_before_the_keys_that_differ(write: Write) -> None:
     found = compare_runs(
         [write("a", rewards={"old": {**domain, "reward": None}}), write("b", rewards={"new": domain}, seed=7)]
     )
-    text, page = comparison_text(found, 80), comparison_page(found)
+    text, page = comparison_text(found, 80), render(comparison_page(found))
     assert text.index("reward/mean") < text.index("marks the best") < text.index("rewards.new") < text.index("3 of 4")
     assert page.index('<h2 id="results">') < page.index('<h2 id="what-differs">') < page.index("rewards.new")
     for shown in (text, page):
         assert "default_0" not in shown
     lines = [line.split() for line in text.splitlines()]
     assert ["rewards.new", "-", "llm_judge"] in lines and ["rewards.old", "only", "here", "-"] in lines
-
-
-def test_keys_are_wrapped_after_dots(write: Write) -> None:
-    keys = {"strategy_args": {"strategy_config": {"gradient_accumulation_steps": 1, "kept": "same"}}}
-    other = {"strategy_args": {"strategy_config": {"gradient_accumulation_steps": "a/long/" * 9, "kept": "same"}}}
-    lines = comparison_text(
-        compare_runs([write("a", actor_train=keys), write("b", actor_train=other)]), 80
-    ).splitlines()
-    start = next(place for place, line in enumerate(lines) if line.startswith("actor_train"))
-    assert [line.split()[0] for line in lines[start : start + 2]] == ["actor_train.strategy_args.", "strategy_config."]
-    assert any(line.startswith("gradient_accumulation_steps ") for line in lines)
-    assert wrapped("time/step, median", 10) == "time/step,\nmedian"
-    assert wrapped("a_long_word.b", 7) == "a_long_\nword.b" and wrapped("abcdefgh", 3) == "abc\ndef\ngh"
 
 
 def test_training_is_judged_by_its_smoothed_curve(tmp_path: Path) -> None:
@@ -241,22 +237,15 @@ def test_comparison_text_fits_width_without_omissions(width: int, count: int, wr
 def test_comparison_page_is_one_file_with_all_curves(write: Write) -> None:
     evil = "</script><img src=x>"
     folders = [write("a"), write("b", note=evil), write("c", note="&")]
-    html = comparison_page(compare_runs(folders))
+    html = render(comparison_page(compare_runs(folders)))
     assert evil not in html and "&lt;/script&gt;&lt;img src=x&gt;" in html
+    for number, folder in enumerate(folders, 1):
+        assert f'<th scope="row">{number}  {folder.name}</th>' in html, "the runs have the numbers of the curves"
     figures = json.loads(html.split('id="figures">')[1].split("</script>")[0])
     assert len(figures) == 4, "a chart for each metric"
     for figure in figures.values():
-        assert [trace["meta"] for trace in figure["data"]] == [0, 1, 2]
+        assert [trace["name"] for trace in figure["data"]] == ["1", "2", "3"]
     assert "http-equiv" not in html and not re.search(r"<(link|img|iframe|script src)", html.split("<script>")[0])
-
-
-def test_clock_axis_is_hours_until_step_end(write: Write) -> None:
-    runs = [read_records(write("a")), read_records(write("b", steps=2))]
-    first, second = clocks(runs)
-    assert first["steps"] == [1, 2, 3, 4] and first["hours"] == pytest.approx(
-        [10 / 3600, 30 / 3600, 60 / 3600, 100 / 3600], rel=1e-5
-    )
-    assert second["steps"] == [1, 2]
 
 
 def test_the_command(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

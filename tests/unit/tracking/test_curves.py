@@ -11,17 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.tracking.report.charts import BARS, chart_sections
-from roll.tracking.report.curves import (
+from roll.tracking.report.charts import (
+    BARS,
     BUCKETS,
+    SHORTEST_LINE,
     SMOOTHED_POINTS,
+    add_curve,
+    blank,
     bucket_means,
+    chart_sections,
     extremes,
     half_width,
     smoothed,
     spread_indices,
 )
-from roll.tracking.report.figures import SHORTEST_LINE, Style, add_curve, blank
 
 VALUES = st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=400)
 
@@ -92,9 +95,9 @@ def test_figure_size_does_not_grow_with_run(count: int) -> None:
     values = [rng.random() for _ in range(count)]
     values[count // 3] = 50.0
     figure = blank()
-    add_curve(figure, "policy/grad_norm", range(1, count + 1), values, Style("norm", 2))
+    add_curve(figure, "policy/grad_norm", range(1, count + 1), values, "norm", 2)
     raw, curve = (json.loads(figure.to_json() or "")["data"][place] for place in range(2))
-    assert raw["hoverinfo"] == "skip" and raw["opacity"] < 1 and curve["meta"] == raw["meta"] == 2
+    assert raw["hoverinfo"] == "skip" and raw["opacity"] < 1 and raw["line"]["color"] == curve["line"]["color"]
     assert max(raw["y"]) == 50.0 and min(raw["y"]) == pytest.approx(min(values), rel=1e-5), "no extreme is lost"
     assert len(raw["x"]) <= 2 * BUCKETS + 2 and len(curve["x"]) <= SMOOTHED_POINTS
     half = half_width(count)
@@ -111,11 +114,11 @@ def test_what_has_no_noise_is_not_smoothed() -> None:
         ("val/a/pass@1", [step / 100 for step in steps], True),
     ):
         figure = blank()
-        add_curve(figure, name, steps, values, Style("a", 0, markers))
+        add_curve(figure, name, steps, values, "a", 0, markers)
         [line] = json.loads(figure.to_json() or "")["data"]
         assert line["y"] == values and line["mode"] == ("lines+markers" if markers else "lines")
     figure = blank()
-    add_curve(figure, "sft/loss", range(SHORTEST_LINE - 1), [1.0] * (SHORTEST_LINE - 1), Style("a", 0))
+    add_curve(figure, "sft/loss", range(SHORTEST_LINE - 1), [1.0] * (SHORTEST_LINE - 1), "a", 0)
     assert json.loads(figure.to_json() or "")["data"][0]["mode"] == "lines+markers"
 
 

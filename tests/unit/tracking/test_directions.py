@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roll.tracking.report.directions import best_of, direction
+from roll.tracking.report.records import best_of, direction
 
 
 @pytest.mark.parametrize(

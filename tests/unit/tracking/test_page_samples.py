@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.tracking.jsonl import JsonlTracker
-from roll.tracking.report.samples import LONGEST, Kept, choose_samples, count_sampled, halving, page_samples, shortened
+from roll.tracking.report.write import LONGEST, Kept, choose_samples, count_sampled, halving, page_samples, shortened
 from roll.types import RolloutGroup
 
 

@@ -1,4 +1,37 @@
 "use strict";
+// The figures have no colours for text and grid; these are taken from the page. Each figure is drawn when it is about to become visible.
+const figures = JSON.parse(document.getElementById("figures").textContent);
+const drawn = new Set();
+const axisNames = /^[xy]axis\d*$/;
+
+function themed(layout) {
+  const style = getComputedStyle(document.documentElement), colour = name => style.getPropertyValue(name).trim();
+  const axis = { gridcolor: colour("--line"), linecolor: colour("--line"), tickcolor: colour("--line") };
+  const result = { ...layout, autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: "system-ui, sans-serif", size: 12, color: colour("--soft") },
+    hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--text") } } };
+  // On touch screens, a finger that moves over a chart scrolls the page.
+  if (window.matchMedia("(pointer: coarse)").matches) result.dragmode = false;
+  for (const name of Object.keys(layout).filter(name => axisNames.test(name)))
+    result[name] = { ...layout[name], ...axis, ...(name[0] === "x" && { showline: true }) };
+  return result;
+}
+
+function draw(id) {
+  drawn.add(id);
+  Plotly.react(id, figures[id].data, themed(figures[id].layout), { responsive: true, displayModeBar: false });
+}
+
+const near = new IntersectionObserver(entries => {
+  for (const entry of entries.filter(entry => entry.isIntersecting)) {
+    near.unobserve(entry.target);
+    draw(entry.target.id);
+  }
+}, { rootMargin: "300px" });
+for (const id of Object.keys(figures)) near.observe(document.getElementById(id));
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach(draw));
+window.addEventListener("beforeprint", () => Object.keys(figures).forEach(draw));
+
 // Searches and filters the recorded samples. Text of the run enters the page only as text nodes.
 const GROUPS_AT_A_TIME = 5, RESPONSES_AT_FIRST = 3, LONG_TEXT = 500, LONG_LINES = 12;
 const form = document.getElementById("filters");

@@ -1,1 +1,0 @@
-"""Compares runs: their different settings and their results."""
